@@ -1,9 +1,10 @@
-"""How Alembic reaches the database: through the connection that the caller hands over, else by GPULEDGER_DSN.
+"""How Alembic reaches the database: through the connection that the caller hands over, else by
+GPULEDGER_DSN.
 
-One migration runs at a time, whichever replica starts it: storage/migrate.py holds a lock beside it. Locks on tables
-are waited for briefly (a migration must never queue up every reader and writer behind itself), and no statement runs
-for ever. Each migration is a transaction, with the record of its phase; storage/migrate.py tries again when it gets no
-lock.
+One migration runs at a time, whichever replica starts it: storage/migrate.py holds a lock beside
+it. Locks on tables are waited for briefly (a migration must never queue up every reader and writer
+behind itself), and no statement runs for ever. Each migration is a transaction, with the record of
+its phase; storage/migrate.py tries again when it gets no lock.
 """
 
 import os
@@ -16,7 +17,9 @@ from gpuledger_collector.storage.schema import metadata
 from gpuledger_collector.storage.server.migrate import own_objects
 
 LOCK_TIMEOUT = "500ms"
-"""Shorter than Postgres waits before it looks for deadlocks (1 s): the migration gives way, not the writer."""
+"""Shorter than Postgres waits before it looks for deadlocks (1 s): the migration gives way, not the
+writer.
+"""
 STATEMENT_TIMEOUT = "30min"
 
 
@@ -45,7 +48,9 @@ def run(connection: Connection) -> None:
 
 
 def record(ctx, step, **_):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN003, ANN201 - Alembic's own types
-    """Keep the phase of what ran, in its transaction; what ran before there was a table for it is not kept."""
+    """Keep the phase of what ran, in its transaction; what ran before there was a table for it is
+    not kept.
+    """
     if not ctx.connection.scalar(text("SELECT to_regclass('applied_migration')")):
         return
     if step.is_upgrade:
@@ -62,7 +67,8 @@ def record(ctx, step, **_):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN0
         )
     else:
         ctx.connection.execute(
-            text("DELETE FROM applied_migration WHERE revision = :revision"), {"revision": step.up_revision_id}
+            text("DELETE FROM applied_migration WHERE revision = :revision"),
+            {"revision": step.up_revision_id},
         )
 
 

@@ -1,4 +1,6 @@
-"""Side-by-side benchmarks: each module prints a table of ratios against a floor or a peer measured in the same run."""
+"""Side-by-side benchmarks: each module prints a table of ratios against a floor or a peer measured
+in the same run.
+"""
 
 import sys
 from pathlib import Path

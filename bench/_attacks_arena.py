@@ -1,8 +1,9 @@
-"""A real collector under attack: TLS by a private authority, tokens of every kind, two teams, and a neighbor.
+"""A real collector under attack: TLS by a private authority, tokens of every kind, two teams, and a
+neighbor.
 
-The neighbor is a node of its own that sends a batch a few times a second and asks `/readyz` after each. While an attack
-goes on and after it, every batch must be answered with 200 within two seconds, and `/readyz` must say ready exactly
-when batches are taken.
+The neighbor is a node of its own that sends a batch a few times a second and asks `/readyz` after
+each. While an attack goes on and after it, every batch must be answered with 200 within two
+seconds, and `/readyz` must say ready exactly when batches are taken.
 """
 
 from __future__ import annotations
@@ -50,8 +51,12 @@ HOOKS = {
     "nat64": "https://[64:ff9b::7f00:1]:{port}/",
 }
 """Webhooks that lead inside, with no permission to."""
-STORED = "SELECT b.seq FROM ingest_batch b JOIN node n ON n.id = b.node_id WHERE n.name = 'neighbor'"
-BUDGET = '[[budget]]\nname = "{name}"\nteam = "{team}"\nperiod = "month"\namount = 1\ncurrency = "USD"\n'
+STORED = (
+    "SELECT b.seq FROM ingest_batch b JOIN node n ON n.id = b.node_id WHERE n.name = 'neighbor'"
+)
+BUDGET = (
+    '[[budget]]\nname = "{name}"\nteam = "{team}"\nperiod = "month"\namount = 1\ncurrency = "USD"\n'
+)
 BUDGET += "recipients = [{to}]\n"
 
 
@@ -113,7 +118,9 @@ class Row:
 
 
 class Listener:
-    """An HTTPS server on loopback that redirects to another path of itself and keeps what it was asked."""
+    """An HTTPS server on loopback that redirects to another path of itself and keeps what it was
+    asked.
+    """
 
     def __init__(self, folder: Path) -> None:
         asked: list[str] = []
@@ -135,7 +142,9 @@ class Listener:
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(folder / "server.crt", folder / "server.key")
-        self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
+        self.server.socket = context.wrap_socket(
+            self.server.socket, server_side=True, do_handshake_on_connect=False
+        )
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     @property
@@ -143,7 +152,12 @@ class Listener:
         return int(self.server.server_address[1])
 
 
-RECEIVERS = (hostile_pages.drip_headers, hostile_pages.say_nothing, hostile_pages.drip, hostile_pages.never_end)
+RECEIVERS = (
+    hostile_pages.drip_headers,
+    hostile_pages.say_nothing,
+    hostile_pages.drip,
+    hostile_pages.never_end,
+)
 
 
 class HostileReceiver:
@@ -161,7 +175,10 @@ class HostileReceiver:
         context.load_cert_chain(folder / "server.crt", folder / "server.key")
 
         def answer(plain: socket.socket) -> None:
-            with contextlib.suppress(OSError), context.wrap_socket(plain, server_side=True) as connection:
+            with (
+                contextlib.suppress(OSError),
+                context.wrap_socket(plain, server_side=True) as connection,
+            ):
                 connection.recv(65_536)
                 self.asked += 1
                 self.respond(connection)
@@ -183,11 +200,19 @@ class Arena:
         self.receivers = [HostileReceiver(respond) for respond in RECEIVERS]
         certificates(self.folder)
         self.listener = Listener(self.folder)
-        hooks = "".join(f'{name} = "{address.format(port=self.listener.port)}"\n' for name, address in HOOKS.items())
-        moved = f'[moved]\naddress = "https://127.0.0.1:{self.listener.port}/moved"\nprivate = true\n'
+        hooks = "".join(
+            f'{name} = "{address.format(port=self.listener.port)}"\n'
+            for name, address in HOOKS.items()
+        )
+        moved = (
+            f'[moved]\naddress = "https://127.0.0.1:{self.listener.port}/moved"\nprivate = true\n'
+        )
         for receiver in self.receivers:
             receiver.serve(self.folder)
-            moved += f'[{receiver.name}]\naddress = "https://127.0.0.1:{receiver.port}/x"\nprivate = true\n'
+            moved += (
+                f'[{receiver.name}]\naddress = "https://127.0.0.1:{receiver.port}/x"\nprivate ='
+                " true\n"
+            )
         (self.folder / "hooks.toml").write_text(hooks + moved)
         (self.folder / "link").write_text("a secret that signs the links of mails\n")
         self.collector = TlsCollector(self.folder, **(self._settings() | settings))
@@ -221,14 +246,18 @@ class Arena:
         }
 
     def open(self) -> None:
-        """Start it; two teams with six days of usage, prices, budgets and findings; a token for each identity."""
+        """Start it; two teams with six days of usage, prices, budgets and findings; a token for
+        each identity.
+        """
         (self.folder / "mails").mkdir()
         self.collector.start()
         self.collector.wait_ready()
         self.dsn = self.collector.dsn()
         self.secrets = {"any node": token(self.dsn, "agent", "prometheus")}
         for number, team in enumerate((OWN, FOREIGN), start=1):
-            status, _, text = self.ask("POST", "/v1/batches", "any node", two_teams.six_days(team, number), JSON)
+            status, _, text = self.ask(
+                "POST", "/v1/batches", "any node", two_teams.six_days(team, number), JSON
+            )
             assert status == 200, text
         names = (*HOOKS, "moved", *(receiver.name for receiver in self.receivers))
         hooks = ", ".join(f'"webhook:{name}"' for name in names)
@@ -236,7 +265,11 @@ class Arena:
             name="mails", team=OWN, to='"lead@example.com"'
         )
         self.apply(two_teams.declared() + budgets)
-        reach = {"agent": {"node": f"{OWN}-node"}, "viewer": {"owner": {"team": OWN}}, "neighbor": {"node": "neighbor"}}
+        reach = {
+            "agent": {"node": f"{OWN}-node"},
+            "viewer": {"owner": {"team": OWN}},
+            "neighbor": {"node": "neighbor"},
+        }
         for name in ("agent", "viewer", "finance", "admin", "revoked token", "neighbor"):
             role = name if name in two_teams.ROLES else {"neighbor": "agent"}.get(name, "admin")
             self.secrets[name] = token(self.dsn, role, name, **reach.get(name, {}))
@@ -255,7 +288,12 @@ class Arena:
         """A command of the product on this database; its password stands in no argument."""
         wanted = environment(GPULEDGER_DSN=self.dsn)
         done = subprocess.run(
-            [BIN / "gpuledger", *words], env=wanted, capture_output=True, text=True, timeout=120, check=False
+            [BIN / "gpuledger", *words],
+            env=wanted,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         if done.returncode not in {0, 1}:
             raise SystemExit(f"{' '.join(words)}: {done.returncode}: {done.stderr[-600:]}")
@@ -287,16 +325,27 @@ class Arena:
         return {**(more or {}), **({"Authorization": f"Bearer {secret}"} if secret else {})}
 
     def ask(
-        self, method: str, path: str, identity: str, body: bytes | None = None, more: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        identity: str,
+        body: bytes | None = None,
+        more: dict[str, str] | None = None,
     ) -> tuple[int, http.client.HTTPMessage, str]:
-        """Status, headers and text of one request over a connection of its own; status 0 where it was cut off."""
+        """Status, headers and text of one request over a connection of its own; status 0 where it
+        was cut off.
+        """
         with contextlib.closing(self.collector.connection()) as connection:
             with contextlib.suppress(OSError):  # it may have answered before it read all
                 connection.request(method, path, body, self.headers(identity, more))
             try:
                 answer = connection.getresponse()
                 return answer.status, answer.headers, answer.read().decode("utf-8", "replace")
-            except (OSError, AttributeError, http.client.HTTPException):  # AttributeError: no connection was made
+            except (
+                OSError,
+                AttributeError,
+                http.client.HTTPException,
+            ):  # AttributeError: no connection was made
                 return 0, http.client.HTTPMessage(), ""
 
     def socket(self) -> ssl.SSLSocket:
@@ -315,20 +364,31 @@ class Arena:
         with self.probing:
             self.sequence += 1
             start_ms = two_teams.NOW_MS - 3_600_000 + self.sequence * 1000
-            body, begun = body_of(batch(self.sequence, "neighbor", 1, start_ms, usage_intervals=[])), time.monotonic()
+            body, begun = (
+                body_of(batch(self.sequence, "neighbor", 1, start_ms, usage_intervals=[])),
+                time.monotonic(),
+            )
             status, _, _ = self.ask("POST", "/v1/batches", "neighbor", body, MSGPACK)
             seconds = time.monotonic() - begun
             ready = self.ask("GET", "/readyz", "nobody")[0]
             if status == 200:
                 self.acknowledged.add(self.sequence)
         row.waits.append(seconds)
-        late = f"the neighbor was answered {status} after {seconds:.1f} s, {time.monotonic() - row.begun:.0f} s into it"
+        late = (
+            f"the neighbor was answered {status} after {seconds:.1f} s,"
+            f" {time.monotonic() - row.begun:.0f} s into it"
+        )
         row.expect(status == 200, late)
-        row.expect((ready == 200) == (status == 200), f"/readyz said {ready} while batches were answered {status}")
+        row.expect(
+            (ready == 200) == (status == 200),
+            f"/readyz said {ready} while batches were answered {status}",
+        )
 
     @contextlib.contextmanager
     def attack(self, name: str, identities: str) -> Iterator[Row]:
-        """A row of the table, filled by the block; the neighbor sends all the while and once more after it."""
+        """A row of the table, filled by the block; the neighbor sends all the while and once more
+        after it.
+        """
         row, over = Row(name, identities), threading.Event()
         self.rows.append(row)
 
@@ -344,7 +404,10 @@ class Arena:
             over.set()
             thread.join(120)
             self.probe(row)
-            row.expect(row.p99_s < LIMIT_S, f"the neighbor's p99 was {row.p99_s:.1f} s of {len(row.waits)} answers")
+            row.expect(
+                row.p99_s < LIMIT_S,
+                f"the neighbor's p99 was {row.p99_s:.1f} s of {len(row.waits)} answers",
+            )
             row.lost = self.lost()
             row.expect(not row.lost, f"{row.lost} acknowledged batches are not stored")
 

@@ -1,4 +1,6 @@
-"""Attacks on a collector of three workers whose data lies on a small disk: temporary files, a full disk, WAL."""
+"""Attacks on a collector of three workers whose data lies on a small disk: temporary files, a full
+disk, WAL.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ LEFT_MIB = 6
 """What stays free of a disk that is full."""
 SPILL = """SELECT count(*) FROM (
     SELECT repeat(md5(i::text), 60) FROM generate_series(1, 3000000) i ORDER BY 1 OFFSET 0) x"""
-STORED = "SELECT n.name, b.seq FROM ingest_batch b JOIN node n ON n.id = b.node_id WHERE n.name LIKE 'sender-%%'"
+STORED = (
+    "SELECT n.name, b.seq FROM ingest_batch b JOIN node n ON n.id = b.node_id WHERE n.name LIKE"
+    " 'sender-%%'"
+)
 
 
 @contextlib.contextmanager
@@ -38,7 +43,9 @@ def small_disk() -> Iterator[Path | None]:
     """A folder on a disk of 900 MB; None where none may be mounted."""
     folder = open_folder("gpuledger-attacks-disk-")
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=0755", "tmpfs", str(folder)]
-    is_mounted = not os.geteuid() and subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    is_mounted = (
+        not os.geteuid() and subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    )
     try:
         yield folder if is_mounted else None
     finally:
@@ -95,16 +102,25 @@ def _starting(arena: Disk) -> None:
     with arena.attack(f"requests while {WORKERS} workers start", "nobody") as row:
         row.count(f"slowest /readyz {arena.slowest_start_s:.1f} s")
         row.expect(
-            arena.slowest_start_s < 5, f"a request waited {arena.slowest_start_s:.1f} s for a worker that starts"
+            arena.slowest_start_s < 5,
+            f"a request waited {arena.slowest_start_s:.1f} s for a worker that starts",
         )
 
 
 def _temporary_files(arena: Disk) -> None:
-    """Four sessions of a team's role that sort without end, with all their limits lifted; then the role is revoked."""
+    """Four sessions of a team's role that sort without end, with all their limits lifted; then the
+    role is revoked.
+    """
     role = "spilling_reader"
     (arena.folder / "password").write_text("a password\n")
     arena.command(
-        "db", "grant-reader", role, "--owner", f"team={OWN}", "--password-file", str(arena.folder / "password")
+        "db",
+        "grant-reader",
+        role,
+        "--owner",
+        f"team={OWN}",
+        "--password-file",
+        str(arena.folder / "password"),
     )
     address = make_conninfo(arena.dsn, user=role, password="a password")
     with arena.attack("temporary files of a team's role", "dashboards of a team") as row:
@@ -140,7 +156,9 @@ def _temporary_files(arena: Disk) -> None:
 
 
 def _full(arena: Disk) -> None:
-    """Six nodes send while the disk fills up, is full for a while, and is free again; WAL is kept within its bound."""
+    """Six nodes send while the disk fills up, is full for a while, and is free again; WAL is kept
+    within its bound.
+    """
     row = Row(f"a full disk under {WORKERS} workers, and WAL", "agents of six nodes")
     arena.rows.append(row)
     acknowledged: set[tuple[str, int]] = set()
@@ -163,7 +181,9 @@ def _full(arena: Disk) -> None:
             else:
                 time.sleep(0.2)
 
-    threads = [threading.Thread(target=send, args=(f"sender-{number}",)) for number in range(SENDERS)]
+    threads = [
+        threading.Thread(target=send, args=(f"sender-{number}",)) for number in range(SENDERS)
+    ]
     with ending(threads, over):
         time.sleep(10)
         ballast = arena.folder / "ballast"
@@ -180,7 +200,10 @@ def _full(arena: Disk) -> None:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and len(acknowledged) < before + 20:
             time.sleep(0.2)
-        row.expect(len(acknowledged) >= before + 20, "after the disk was freed no batch was taken for two minutes")
+        row.expect(
+            len(acknowledged) >= before + 20,
+            "after the disk was freed no batch was taken for two minutes",
+        )
     stored = {(str(name), int(str(seq))) for name, seq in arena.query(STORED)}
     row.lost = len(acknowledged - stored)
     row.seen[f"{len(acknowledged):,} acknowledged"] += 1

@@ -1,4 +1,7 @@
-"""Floods: the heaviest batches of one node, and remote write without end. They use up the quotas of their nodes."""
+"""Floods: the heaviest batches of one node, and remote write without end.
+
+They use up the quotas of their nodes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from fakes.prometheus import WRITE, headers, one, scrape, snappy
 
 
 def _flood(row: Row, seconds: float, connections: int, send: Callable[[int, int], int]) -> None:
-    """`send(place, turn)` on every connection until the time is over; anything but a 503 may be answered."""
+    """`send(place, turn)` on every connection until the time is over; anything but a 503 may be
+    answered.
+    """
     end = time.monotonic() + seconds
 
     def work(place: int) -> None:
@@ -75,7 +80,11 @@ def remote_write(arena: Arena) -> None:
             20,
             6,
             lambda place, turn: arena.ask(
-                "POST", WRITE, "any node" if place % 3 else "nobody", bodies[(place * 11 + turn) % 60], headers()
+                "POST",
+                WRITE,
+                "any node" if place % 3 else "nobody",
+                bodies[(place * 11 + turn) % 60],
+                headers(),
             )[0],
         )
         status = arena.ask("GET", f"/v1/scaling/{urllib.parse.quote('x' * 3000)}", "finance")[0]

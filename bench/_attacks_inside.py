@@ -53,7 +53,11 @@ HOSTILE = (
     "${jndi:ldap://x}",
 )
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
-FRAMED = {"X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+FRAMED = {
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 
 
 def acting(text: str) -> list[str]:
@@ -67,15 +71,21 @@ def judge_shown(row: Row, where: str, text: str, *, markup: bool = True) -> None
     row.expect(not acting(text), f"{where} shows {acting(text)}")
     row.expect("\nFORGED" not in text, f"{where} has a forged line")
     if markup:
-        row.expect("<script>alert" not in text and "<img src=x" not in text, f"{where} shows markup")
+        row.expect(
+            "<script>alert" not in text and "<img src=x" not in text, f"{where} shows markup"
+        )
 
 
 def names(arena: Arena) -> None:
     """Teams, jobs, users and pools of hostile names; every page of theirs, every CSV, every mail."""
-    with arena.attack("hostile names on pages, in CSV, commands and mails", "agent of a node, finance") as row:
+    with arena.attack(
+        "hostile names on pages, in CSV, commands and mails", "agent of a node, finance"
+    ) as row:
         for seq, name in enumerate(HOSTILE):
             node, at_ms = f"{OWN}-node", NOW_MS - (seq + 2) * HOUR_MS
-            job = workload(f"{OWN}-h{seq}", user=name, name=name, tags={"team": name, "project": name})
+            job = workload(
+                f"{OWN}-h{seq}", user=name, name=name, tags={"team": name, "project": name}
+            )
             made = batch(
                 5000 + seq,
                 node,
@@ -90,12 +100,16 @@ def names(arena: Arena) -> None:
             row.count(status)
             row.expect(status in {200, 422}, f"{name!r}: {status} {text[:100]}")
         teams = "SELECT count(DISTINCT team) FROM owner"
-        arena.wait(lambda: arena.query(teams)[0][0] >= len(HOSTILE), 60, "hostile teams in the ledger")
+        arena.wait(
+            lambda: arena.query(teams)[0][0] >= len(HOSTILE), 60, "hostile teams in the ledger"
+        )
         arena.apply((arena.folder / "declared.toml").read_text() + "".join(_budgets()))
         _pages(arena, row)
         _commands(arena, row)
         mails = arena.folder / "mails"
-        arena.wait(lambda: len(list(mails.iterdir())) >= len(HOSTILE) // 2, 90, "mails about hostile teams")
+        arena.wait(
+            lambda: len(list(mails.iterdir())) >= len(HOSTILE) // 2, 90, "mails about hostile teams"
+        )
         for path in mails.iterdir():
             _mail(row, path.read_bytes())
 
@@ -103,8 +117,9 @@ def names(arena: Arena) -> None:
 def _budgets() -> Iterator[str]:
     for number, name in enumerate(HOSTILE):
         yield (
-            f"[[budget]]\nname = {json.dumps(f'hostile {number}')}\nteam = {json.dumps(name)}\n"
-            'period = "month"\namount = 1\ncurrency = "USD"\nrecipients = ["lead@example.com"]\n'
+            f"[[budget]]\nname = {json.dumps(f'hostile {number}')}\nteam ="
+            f' {json.dumps(name)}\nperiod = "month"\namount = 1\ncurrency = "USD"\nrecipients ='
+            ' ["lead@example.com"]\n'
         )
 
 
@@ -120,7 +135,9 @@ def _pages(arena: Arena, row: Row) -> None:
         row.expect(status == 200, f"our own link {path} leads to {status}")
         judge_shown(row, f"pages {path}", text)
         if "html" in told.get("Content-Type", ""):
-            row.expect("default-src 'none'" in told["Content-Security-Policy"], f"{path} has no policy")
+            row.expect(
+                "default-src 'none'" in told["Content-Security-Policy"], f"{path} has no policy"
+            )
             waiting += Page(text).links
 
 
@@ -146,10 +163,16 @@ def _commands(arena: Arena, row: Row) -> None:
 
 def _mail(row: Row, content: bytes) -> None:
     made = email.message_from_bytes(content, policy=email.policy.default)
-    row.expect(made["Bcc"] is None and made["To"] == "lead@example.com", f"a mail to {made['To']} and {made['Bcc']}")
+    row.expect(
+        made["Bcc"] is None and made["To"] == "lead@example.com",
+        f"a mail to {made['To']} and {made['Bcc']}",
+    )
     for part in made.walk():
         if part.get_content_maintype() == "text":
-            text, markup = part.get_content().replace("\r\n", "\n"), part.get_content_subtype() == "html"
+            text, markup = (
+                part.get_content().replace("\r\n", "\n"),
+                part.get_content_subtype() == "html",
+            )
             judge_shown(row, f"mails {made['Subject']}", text, markup=markup)
     judge_shown(row, "mails", str(made["Subject"]), markup=False)
 
@@ -158,11 +181,15 @@ def links(arena: Arena) -> None:
     """The link of a mail: opened, pressed once, pressed again, at once, changed and framed."""
     mails = arena.folder / "mails"
     arena.wait(
-        lambda: any("/v1/budgets/ack?" in path.read_text() for path in mails.iterdir()), 60, "a mail with a link"
+        lambda: any("/v1/budgets/ack?" in path.read_text() for path in mails.iterdir()),
+        60,
+        "a mail with a link",
     )
     text = "".join(part for path in mails.iterdir() for part in _texts(path.read_bytes()))
     address = urlsplit(
-        re.findall(r"https://ledger\.example(/v1/budgets/ack\?[^\s\"<>]+)", text)[0].replace("&amp;", "&")
+        re.findall(r"https://ledger\.example(/v1/budgets/ack\?[^\s\"<>]+)", text)[0].replace(
+            "&amp;", "&"
+        )
     )
     link = f"{address.path}?{address.query}"
     states = "SELECT count(*) FROM budget_alert WHERE state = 'acked'"
@@ -173,7 +200,9 @@ def links(arena: Arena) -> None:
         row.expect(arena.query(states) == [before], "opening a link changed something")
         answers: list[int] = []
         threads = [
-            threading.Thread(target=lambda: answers.append(_press(arena, row, "POST", link, {200, 410})))
+            threading.Thread(
+                target=lambda: answers.append(_press(arena, row, "POST", link, {200, 410}))
+            )
             for _ in range(8)
         ]
         for thread in threads:
@@ -198,15 +227,17 @@ def _press(arena: Arena, row: Row, method: str, link: str, allowed: set[int]) ->
     status, told, _ = arena.ask(method, link, "nobody")
     row.count(status)
     row.expect(status in allowed, f"{method} {link[:60]}: {status}")
-    framed = all(told.get(name) == value for name, value in FRAMED.items()) and "frame-ancestors 'none'" in told.get(
-        "Content-Security-Policy", ""
-    )
+    framed = all(
+        told.get(name) == value for name, value in FRAMED.items()
+    ) and "frame-ancestors 'none'" in told.get("Content-Security-Policy", "")
     row.expect(framed, f"{method} of a link can be framed: {told}")
     return status
 
 
 def webhooks(arena: Arena) -> None:
-    """Hooks that lead inside by every way to write an address, redirects, and names that change what they stand for."""
+    """Hooks that lead inside by every way to write an address, redirects, and names that change
+    what they stand for.
+    """
     with arena.attack("webhooks: private addresses, redirects, rebinding", "finance") as row:
         over = "SELECT recipient, state, error FROM outbox WHERE recipient LIKE 'webhook:%'"
         done = lambda: sum(state == "dead" for _, state, _ in arena.query(over)) >= len(HOOKS)  # noqa: E731
@@ -218,23 +249,40 @@ def webhooks(arena: Arena) -> None:
                 continue  # private by the settings: `receivers` judges them
             inside = recipient != "webhook:moved"
             row.expect(
-                not inside or (state == "dead" and "private network" in str(error)), f"{recipient}: {state}, {error}"
+                not inside or (state == "dead" and "private network" in str(error)),
+                f"{recipient}: {state}, {error}",
             )
-        row.expect(set(arena.listener.asked) == {"/moved"}, f"the listener inside was asked for {arena.listener.asked}")
+        row.expect(
+            set(arena.listener.asked) == {"/moved"},
+            f"the listener inside was asked for {arena.listener.asked}",
+        )
         _rebind(row)
 
 
 def receivers(arena: Arena) -> None:
-    """Receivers that drip, say nothing and never end: each was asked, and mails and other hooks went on meanwhile."""
-    runs = "SELECT max(extract(epoch FROM ended_at - started_at)) FROM job_run WHERE job = 'send_outbox'"
+    """Receivers that drip, say nothing and never end: each was asked, and mails and other hooks
+    went on meanwhile.
+    """
+    runs = (
+        "SELECT max(extract(epoch FROM ended_at - started_at)) FROM job_run WHERE job ="
+        " 'send_outbox'"
+    )
     with arena.attack("hooks to hostile receivers", "finance") as row:
-        arena.wait(lambda: all(receiver.asked for receiver in arena.receivers), 120, "hostile receivers to be asked")
+        arena.wait(
+            lambda: all(receiver.asked for receiver in arena.receivers),
+            120,
+            "hostile receivers to be asked",
+        )
         for receiver in arena.receivers:
             row.count(f"{receiver.name} asked", receiver.asked)
         budget = BUDGET.format(name="after", team=OWN, to='"after@example.com"')
         arena.apply((arena.folder / "declared.toml").read_text() + budget)
         mails, begun = arena.folder / "mails", time.monotonic()
-        arena.wait(lambda: any(b"after@example.com" in path.read_bytes() for path in mails.iterdir()), 120, "a mail")
+        arena.wait(
+            lambda: any(b"after@example.com" in path.read_bytes() for path in mails.iterdir()),
+            120,
+            "a mail",
+        )
         row.count(f"a mail after {time.monotonic() - begun:.0f} s")
         longest = float(str(arena.query(runs)[0][0] or 0))
         row.count(f"longest run of the sender {longest:.0f} s")
@@ -244,7 +292,11 @@ def receivers(arena: Arena) -> None:
 def _rebind(row: Row) -> None:
     """The hook's code in this process, with a resolver that answers otherwise the second time."""
     true = http_exchange.socket, http_exchange._Socket
-    for first, second in (("8.8.8.8", "127.0.0.1"), ("10.0.0.1", "8.8.8.8"), ("::ffff:169.254.169.254", "8.8.8.8")):
+    for first, second in (
+        ("8.8.8.8", "127.0.0.1"),
+        ("10.0.0.1", "8.8.8.8"),
+        ("::ffff:169.254.169.254", "8.8.8.8"),
+    ):
         net = Resolver((first, second))
         http_exchange.socket, http_exchange._Socket = net, net.unplugged  # type: ignore[assignment, misc]
         try:
@@ -254,11 +306,16 @@ def _rebind(row: Row) -> None:
         finally:
             http_exchange.socket, http_exchange._Socket = true  # type: ignore[misc]
         row.count("rebinding resolver")
-        row.expect(net.connected == ([("8.8.8.8", 443)] if first == "8.8.8.8" else []), f"connected to {net.connected}")
+        row.expect(
+            net.connected == ([("8.8.8.8", 443)] if first == "8.8.8.8" else []),
+            f"connected to {net.connected}",
+        )
 
 
 class Resolver:
-    """Stands for the module `socket`: a name is another address each time, and nothing is connected to."""
+    """Stands for the module `socket`: a name is another address each time, and nothing is connected
+    to.
+    """
 
     SOCK_STREAM, AI_NUMERICHOST = socket.SOCK_STREAM, socket.AI_NUMERICHOST
     AF_INET, AF_INET6 = socket.AF_INET, socket.AF_INET6
@@ -284,7 +341,9 @@ class Resolver:
 
 
 def whole(arena: Arena) -> None:
-    """After all of it: the other team's bill, the audit chain, the proof of the days, and no secret in a log."""
+    """After all of it: the other team's bill, the audit chain, the proof of the days, and no secret
+    in a log.
+    """
     with arena.attack("the ledger and the logs after all of it", "-") as row:
         for words in (
             ("audit", "verify"),
@@ -294,19 +353,31 @@ def whole(arena: Arena) -> None:
             done = arena.command(*words)
             row.count(f"{words[0]} {done.returncode}")
             named = (f"gives GPU-{FOREIGN}", f"GPU-{FOREIGN} is reported by")
-            contested = words[0] == "reconcile" and any(text in done.stdout for text in named)  # what was forged
+            contested = words[0] == "reconcile" and any(
+                text in done.stdout for text in named
+            )  # what was forged
             row.expect(
-                done.returncode == 0 or contested, f"{' '.join(words)}: {done.stdout[-300:]} {done.stderr[-300:]}"
+                done.returncode == 0 or contested,
+                f"{' '.join(words)}: {done.stdout[-300:]} {done.stderr[-300:]}",
             )
         bill = arena.bill(FOREIGN)
         row.count(f"the other team owes {bill}")
         row.expect(bill == "144.00", f"{FOREIGN} owes {bill}")
         log = (arena.folder / "collector.log").read_text(errors="replace")
-        secrets = {name: secret for name, secret in arena.secrets.items() if name != "wrong token" and secret in log}
+        secrets = {
+            name: secret
+            for name, secret in arena.secrets.items()
+            if name != "wrong token" and secret in log
+        }
         row.seen[f"{log.count(chr(10)):,} lines of log"] += 1
         row.expect(not secrets, f"secrets in the log: {set(secrets)}")
-        faults = re.findall(r"^ *((?:\w+\.)*\w*(?:Error|Exception|Disconnect)\b.{0,200})$", log, re.MULTILINE)
-        row.expect("Traceback" not in log, f"{log.count('Traceback')} tracebacks in the log: {sorted(set(faults))}")
+        faults = re.findall(
+            r"^ *((?:\w+\.)*\w*(?:Error|Exception|Disconnect)\b.{0,200})$", log, re.MULTILINE
+        )
+        row.expect(
+            "Traceback" not in log,
+            f"{log.count('Traceback')} tracebacks in the log: {sorted(set(faults))}",
+        )
         row.expect(not acting(log), f"the log acts: {acting(log)}")
 
 

@@ -1,4 +1,6 @@
-"""Attacks that use what one token may: queues, owners, questions, disputes; and files and pages that never end."""
+"""Attacks that use what one token may: queues, owners, questions, disputes; and files and pages
+that never end.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,24 @@ BOMB_BYTES = 1_000_000_000
 
 
 def queues(arena: Arena) -> None:
-    """Bodies of queues that are held, that are large, that are old, and that are millions of workloads."""
-    told = {"Host": "x", "Content-Type": "application/json", "Content-Length": str(32 * MIB), **arena.headers("agent")}
-    head = "POST /v1/queue HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in told.items()) + "\r\n"
-    size = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relname LIKE 'queue_%%'"
+    """Bodies of queues that are held, that are large, that are old, and that are millions of
+    workloads.
+    """
+    told = {
+        "Host": "x",
+        "Content-Type": "application/json",
+        "Content-Length": str(32 * MIB),
+        **arena.headers("agent"),
+    }
+    head = (
+        "POST /v1/queue HTTP/1.1\r\n"
+        + "".join(f"{name}: {value}\r\n" for name, value in told.items())
+        + "\r\n"
+    )
+    size = (
+        "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relname LIKE"
+        " 'queue_%%'"
+    )
     # Before the clock runs: this process is the neighbor's as well.
     many = b",".join([b'{"workload_id":"0","gpus":1}'] * 1_000_000)
     large = [
@@ -74,9 +90,13 @@ def _reading(arena: Arena, row: Row, waiting: bytes, at_ms: int, allowed: set[in
 
 
 def owners(arena: Arena) -> None:
-    """Thousands of teams by the token of one node, on new connections; then the pages that list them."""
+    """Thousands of teams by the token of one node, on new connections; then the pages that list
+    them.
+    """
     bodies = [_of_crowd(seq) for seq in range(8)]
-    with arena.attack("thousands of owners, and the pages that list them", "agent of a node, viewer, finance") as row:
+    with arena.attack(
+        "thousands of owners, and the pages that list them", "agent of a node, viewer, finance"
+    ) as row:
         for body in bodies:
             status, _, text = arena.ask("POST", "/v1/batches", "agent", body, MSGPACK)
             row.count(status)
@@ -90,18 +110,31 @@ def owners(arena: Arena) -> None:
                 status, _, text = arena.ask("GET", path, identity)
                 row.count(f"page {status}")
                 row.expect(len(text) < PAGE_BYTES, f"{path} as {identity} has {len(text):,} bytes")
-                row.expect(time.monotonic() - begun < 30, f"{path} took {time.monotonic() - begun:.0f} s")
+                row.expect(
+                    time.monotonic() - begun < 30, f"{path} took {time.monotonic() - begun:.0f} s"
+                )
 
 
 def _of_crowd(seq: int) -> bytes:
     """A batch of 4,000 jobs, each of a team of its own."""
     jobs = [workload(f"crowd-{seq}-{n}", tags={"team": f"crowd-{seq}-{n}"}) for n in range(4000)]
-    return body_of(batch(7000 + seq, f"{OWN}-node", 1, NOW_MS - HOUR_MS, samples=samples(1, []), workloads=jobs))
+    return body_of(
+        batch(
+            7000 + seq, f"{OWN}-node", 1, NOW_MS - HOUR_MS, samples=samples(1, []), workloads=jobs
+        )
+    )
 
 
 def questions(arena: Arena) -> None:
-    """Sixty connections of one viewer that ask without end, a third of which go away before the answer."""
-    paths = (f"/v1/chargeback?period={day(0)[:7]}&by=team,user", f"/statements/team/{day(0)[:7]}", "/jobs", "/")
+    """Sixty connections of one viewer that ask without end, a third of which go away before the
+    answer.
+    """
+    paths = (
+        f"/v1/chargeback?period={day(0)[:7]}&by=team,user",
+        f"/statements/team/{day(0)[:7]}",
+        "/jobs",
+        "/",
+    )
     with arena.attack("questions on sixty connections", "viewer") as row:
         end = time.monotonic() + 15
 
@@ -118,9 +151,13 @@ def questions(arena: Arena) -> None:
                         f"{path}: {status} {text[:100]}",
                     )
                 else:
-                    told_of = "".join(f"{name}: {value}\r\n" for name, value in arena.headers("viewer").items())
+                    told_of = "".join(
+                        f"{name}: {value}\r\n" for name, value in arena.headers("viewer").items()
+                    )
                     with contextlib.suppress(OSError), arena.socket() as connection:
-                        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n{told_of}\r\n".encode())
+                        connection.sendall(
+                            f"GET {path} HTTP/1.1\r\nHost: x\r\n{told_of}\r\n".encode()
+                        )
                         time.sleep(0.1)
                     row.count("gone before the answer")
 
@@ -133,10 +170,15 @@ def questions(arena: Arena) -> None:
 
 def disputes(arena: Arena) -> None:
     """The same lines, contested forty times by their viewer, at once."""
-    body = json.dumps({"owner": {"team": OWN}, "from": day(-3), "to": day(-2), "reason": "x" * 2000}).encode()
+    body = json.dumps(
+        {"owner": {"team": OWN}, "from": day(-3), "to": day(-2), "reason": "x" * 2000}
+    ).encode()
     with arena.attack("the same dispute forty times", "viewer") as row:
         with ThreadPoolExecutor(4) as pool:
-            answers = [pool.submit(arena.ask, "POST", "/v1/disputes", "viewer", body, JSON) for _ in range(40)]
+            answers = [
+                pool.submit(arena.ask, "POST", "/v1/disputes", "viewer", body, JSON)
+                for _ in range(40)
+            ]
         statuses = [answer.result()[0] for answer in answers]
         for status in statuses:
             row.count(status)
@@ -145,22 +187,38 @@ def disputes(arena: Arena) -> None:
 
 
 def files(arena: Arena) -> None:
-    """A file of a megabyte that inflates to one gigabyte, as jobs, a bill and shares; a secret for everybody."""
+    """A file of a megabyte that inflates to one gigabyte, as jobs, a bill and shares; a secret for
+    everybody.
+    """
     bomb = arena.folder / "bomb.csv.gz"
     with gzip.open(bomb, "wb") as file:
         for _ in range(BOMB_BYTES // MIB):
             file.write(b"A" * MIB)
     with arena.attack("files that inflate", "whoever runs a command") as row:
-        for words in (("start", str(bomb), "--dry-run"), ("import", "usage", str(bomb), "--dry-run")):
+        for words in (
+            ("start", str(bomb), "--dry-run"),
+            ("import", "usage", str(bomb), "--dry-run"),
+        ):
             with (arena.folder / "command.log").open("wb") as log:
                 process = subprocess.Popen(
-                    [BIN / "gpuledger", *words], env=environment(GPULEDGER_DSN=arena.dsn), stdout=log, stderr=log
+                    [BIN / "gpuledger", *words],
+                    env=environment(GPULEDGER_DSN=arena.dsn),
+                    stdout=log,
+                    stderr=log,
                 )
                 _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
-            row.count(f"exit {process.returncode}, {usage.ru_maxrss / 1024:,.0f} MiB, {usage.ru_utime:.0f} s")
-            row.expect(process.returncode == 2, f"{' '.join(words)}: exit code {process.returncode}")
-            row.expect(usage.ru_maxrss < 1_300_000, f"{' '.join(words)} took {usage.ru_maxrss / 1024:,.0f} MiB")
+            row.count(
+                f"exit {process.returncode}, {usage.ru_maxrss / 1024:,.0f} MiB,"
+                f" {usage.ru_utime:.0f} s"
+            )
+            row.expect(
+                process.returncode == 2, f"{' '.join(words)}: exit code {process.returncode}"
+            )
+            row.expect(
+                usage.ru_maxrss < 1_300_000,
+                f"{' '.join(words)} took {usage.ru_maxrss / 1024:,.0f} MiB",
+            )
 
 
 PAGES = {
@@ -174,7 +232,10 @@ PAGES = {
     "has a line of blanks": pages.send(b"a" + b" " * 1_000_000 + b"\n" + pages.LINE),
     "repeats": pages.send(pages.LINE * 40_000),
     "has 60,000 devices": pages.send(
-        b"".join(b'DCGM_FI_DEV_GPU_UTIL{gpu="%d",UUID="GPU-%d"} 5\n' % (number, number) for number in range(60_000))
+        b"".join(
+            b'DCGM_FI_DEV_GPU_UTIL{gpu="%d",UUID="GPU-%d"} 5\n' % (number, number)
+            for number in range(60_000)
+        )
     ),
 }
 """Pages of an exporter, by what is wrong with them."""
@@ -184,10 +245,14 @@ AGENTS_AT_ONCE = 5
 def agents(arena: Arena) -> None:
     """An agent before each page: it sends heartbeats, and ends at SIGTERM."""
     with (
-        arena.attack(f"an agent before {len(PAGES)} hostile pages", "owner of an exporter's port") as row,
+        arena.attack(
+            f"an agent before {len(PAGES)} hostile pages", "owner of an exporter's port"
+        ) as row,
         ThreadPoolExecutor(AGENTS_AT_ONCE) as threads,
     ):
-        for ended in [threads.submit(_before_page, row, name, respond) for name, respond in PAGES.items()]:
+        for ended in [
+            threads.submit(_before_page, row, name, respond) for name, respond in PAGES.items()
+        ]:
             ended.result()
 
 
@@ -206,7 +271,10 @@ def _before_page(row: Row, name: str, respond: Callable[[socket.socket], None]) 
             running.process.kill()
         seconds = time.monotonic() - begun
         row.count("ended at SIGTERM" if running.process.wait() == 0 else "killed")
-        row.expect(running.process.returncode == 0, f"before a page that {name} SIGTERM took {seconds:.0f} s")
+        row.expect(
+            running.process.returncode == 0,
+            f"before a page that {name} SIGTERM took {seconds:.0f} s",
+        )
 
 
 ATTACKS = (questions, disputes, queues, owners, files, agents)

@@ -44,13 +44,17 @@ SELECT pg_logical_emit_message(false, 'x', 'y')""".splitlines()
 
 
 def reader(arena: Arena) -> None:
-    """A dashboards' role of one team that lifts its limits, takes locks and sessions, and looks at everything."""
+    """A dashboards' role of one team that lifts its limits, takes locks and sessions, and looks at
+    everything.
+    """
     (arena.folder / "password").write_text("a password\n")
     given = ("--owner", f"team={OWN}", "--password-file", str(arena.folder / "password"))
     arena.command("db", "grant-reader", READER, *given)
     address = make_conninfo(arena.dsn, user=READER, password="a password")
     with (
-        arena.attack("a reader's role: rights, locks, sessions, time", "dashboards of a team") as row,
+        arena.attack(
+            "a reader's role: rights, locks, sessions, time", "dashboards of a team"
+        ) as row,
         contextlib.ExitStack() as stack,
     ):
         time.sleep(16)  # the watch knows the role from now on
@@ -105,7 +109,9 @@ def _refused(row: Row, session: psycopg.Connection[tuple[object, ...]], statemen
     try:
         answer = session.execute(statement)  # type: ignore[call-overload]
         ended = answer.fetchall() if answer.description else []
-        harmless = statement.startswith("SELECT pg_terminate") and not any(value for (value,) in ended)
+        harmless = statement.startswith("SELECT pg_terminate") and not any(
+            value for (value,) in ended
+        )
         row.count("statement without effect" if harmless else "statement run")
         row.expect(harmless, f"the reader ran {statement}")
     except psycopg.Error as error:
@@ -130,10 +136,15 @@ def _revoked(arena: Arena, row: Row) -> None:
     """While a reader holds what it can, a token is revoked within seconds."""
     secret = two_teams.token(arena.dsn, "admin", "leaver")
     known = {"Authorization": f"Bearer {secret}"}
-    row.expect(arena.ask("GET", "/v1/nodes", "nobody", None, known)[0] == 200, "a new token is not known")
+    row.expect(
+        arena.ask("GET", "/v1/nodes", "nobody", None, known)[0] == 200, "a new token is not known"
+    )
     begun = time.monotonic()
     arena.command("token", "revoke", "leaver")
-    while arena.ask("GET", "/v1/nodes", "nobody", None, known)[0] != 401 and time.monotonic() - begun < 60:
+    while (
+        arena.ask("GET", "/v1/nodes", "nobody", None, known)[0] != 401
+        and time.monotonic() - begun < 60
+    ):
         time.sleep(0.1)
     row.count("revocation")
     row.expect(time.monotonic() - begun < 20, f"a revocation took {time.monotonic() - begun:.0f} s")

@@ -1,4 +1,6 @@
-"""Attacks by requests: routes, tokens, forged evidence, bombs, slow bodies, old days, smuggling and floods."""
+"""Attacks by requests: routes, tokens, forged evidence, bombs, slow bodies, old days, smuggling and
+floods.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ ASKED = (
     "limit=99999999999999999999",
     "state=%00",
 )
-"""Added to every reading route: other cuts, the other team by name, and values that break statements."""
+"""Added to every reading route: other cuts, the other team by name, and values that break
+statements.
+"""
 
 
 def judge(row: Row, what: str, role: str | None, status: int, told: object, text: str) -> None:
@@ -52,7 +56,9 @@ def judge(row: Row, what: str, role: str | None, status: int, told: object, text
 def routes(arena: Arena) -> None:
     """Every operation of the description as everybody."""
     described = json.loads(arena.ask("GET", "/openapi.json", "nobody")[2])["paths"]
-    operations = sorted(f"{method.upper()} {path}" for path, methods in described.items() for method in methods)
+    operations = sorted(
+        f"{method.upper()} {path}" for path, methods in described.items() for method in methods
+    )
     with arena.attack(f"every route of the OpenAPI ({len(operations)})", "all seven") as row:
         row.expect(set(operations) <= set(RULES), f"no rule for {set(operations) - set(RULES)}")
         for operation in operations:
@@ -64,8 +70,12 @@ def routes(arena: Arena) -> None:
                 row.count(status)
                 judge(row, operation, role, status, told, text)
                 refused = role in REFUSED[RULES[operation]]
-                row.expect((status in {401, 403}) == refused, f"{operation} as {identity}: {status}")
-        for path in sorted(operation[4:] for operation in operations if operation.startswith("GET /v1/")):
+                row.expect(
+                    (status in {401, 403}) == refused, f"{operation} as {identity}: {status}"
+                )
+        for path in sorted(
+            operation[4:] for operation in operations if operation.startswith("GET /v1/")
+        ):
             for asked in ASKED:
                 where = f"{address(path)}&{asked}"
                 status, told, text = arena.ask("GET", where, "viewer")
@@ -74,7 +84,9 @@ def routes(arena: Arena) -> None:
                 if RULES[f"GET {path}"] != OWN:
                     row.expect(status != 200, f"GET {where} as viewer: 200")
                 elif status == 200:
-                    row.expect(f"{FOREIGN}-" not in text, f"GET {where} as viewer: shows the other team")
+                    row.expect(
+                        f"{FOREIGN}-" not in text, f"GET {where} as viewer: shows the other team"
+                    )
 
 
 def tokens(arena: Arena) -> None:
@@ -82,7 +94,15 @@ def tokens(arena: Arena) -> None:
     with arena.attack("guessed tokens, hashes, identity headers", "nobody") as row:
         hashes = [hashlib.sha256(arena.secrets["admin"].encode()).hexdigest()]
         hashes += [str(value) for (value,) in arena.query("SELECT hash FROM token")]
-        guesses = [*hashes, *(f"gpl_{number:043}" for number in range(200)), "", " ", "null", "gpl_", "x" * 60_000]
+        guesses = [
+            *hashes,
+            *(f"gpl_{number:043}" for number in range(200)),
+            "",
+            " ",
+            "null",
+            "gpl_",
+            "x" * 60_000,
+        ]
         named = [
             {HEADER: name, "X-Forwarded-For": address}
             for name in ("admin", "finance", "viewer")
@@ -94,10 +114,16 @@ def tokens(arena: Arena) -> None:
             {"Cookie": f"token={hashes[0]}"},
         ]
         for told in [*({"Authorization": f"Bearer {guess}"} for guess in guesses), *named]:
-            for path in ("/v1/nodes",) if "Authorization" in told else ("/v1/nodes", "/v1/audit", "/v1/chargeback"):
+            for path in (
+                ("/v1/nodes",)
+                if "Authorization" in told
+                else ("/v1/nodes", "/v1/audit", "/v1/chargeback")
+            ):
                 status = arena.ask("GET", path, "nobody", None, told)[0]
                 row.count(status)
-                row.expect(status in {0, 400, 401, 403, 431}, f"{path} with {str(told)[:90]}: {status}")
+                row.expect(
+                    status in {0, 400, 401, 403, 431}, f"{path} with {str(told)[:90]}: {status}"
+                )
 
 
 def of_node(node: str, seq: int, **changes: object) -> bytes:
@@ -139,7 +165,12 @@ def forged(arena: Arena) -> None:
                 row.count(status)
                 row.expect(400 <= status < 500, f"a batch of {name!r}: {status} {text[:100]}")
         stolen = accelerator(
-            0, own, uuid=f"GPU-{FOREIGN}", device_uuid=f"GPU-{FOREIGN}", model="Tesla T4", health="failed"
+            0,
+            own,
+            uuid=f"GPU-{FOREIGN}",
+            device_uuid=f"GPU-{FOREIGN}",
+            model="Tesla T4",
+            health="failed",
         )
         for number in range(20):
             at_ms = NOW_MS - (number * 5 + 3) * HOUR_MS
@@ -154,12 +185,16 @@ def forged(arena: Arena) -> None:
             row.count(status)
             row.expect(status == 409, f"other bytes under a known key: {status}")
         for _ in range(50):
-            status = arena.ask("POST", "/v1/batches", "agent", two_teams.six_days(two_teams.OWN, 1), JSON)[0]
+            status = arena.ask(
+                "POST", "/v1/batches", "agent", two_teams.six_days(two_teams.OWN, 1), JSON
+            )[0]
             row.count(status)
             row.expect(status == 200, f"a batch that was sent again: {status}")
         told = set()
         for name in (f"{FOREIGN}-1", f"{FOREIGN}-job", "nobody-1"):
-            status, _, text = arena.ask("POST", f"/v1/runs/{name}/progress", "agent", b'{"steps": 1}', JSON)
+            status, _, text = arena.ask(
+                "POST", f"/v1/runs/{name}/progress", "agent", b'{"steps": 1}', JSON
+            )
             row.count(status)
             told.add((status, text.replace(name, "")))
         row.expect(len(told) == 1, f"runs are told apart: {told}")
@@ -169,7 +204,9 @@ def forged(arena: Arena) -> None:
             row.expect(status == 403, f"remote write by a node's token: {status}")
         time.sleep(6)  # what was taken is folded and rated
         known = {str(name) for (name,) in arena.query("SELECT name FROM node")}
-        row.expect(known <= {own, f"{FOREIGN}-node", "neighbor"}, f"nodes that nobody may report: {known}")
+        row.expect(
+            known <= {own, f"{FOREIGN}-node", "neighbor"}, f"nodes that nobody may report: {known}"
+        )
         row.expect(arena.query(where) == before, f"devices moved: {before} {arena.query(where)}")
         row.expect(arena.bill(FOREIGN) == bill, f"{FOREIGN} owed {bill}, now {arena.bill(FOREIGN)}")
 
@@ -178,23 +215,42 @@ def _bodies() -> Iterator[tuple[str, str, bytes, dict[str, str]]]:
     packed = {**JSON, "Content-Encoding": "zstd"}
     head = as_head(of_node(f"{two_teams.OWN}-node", 1))
     many = b",".join([b'{"id":"%d","kind":"k"}' % number for number in range(700_000)])
-    yield "700,000 workloads", "/v1/batches", zstd.compress(head + b',"workloads":[' + many + b"]}"), packed
+    yield (
+        "700,000 workloads",
+        "/v1/batches",
+        zstd.compress(head + b',"workloads":[' + many + b"]}"),
+        packed,
+    )
     empty = b",".join([b"{}"] * 2_000_000)
-    yield "2,000,000 accelerators", "/v1/batches", zstd.compress(head + b',"accelerators":[' + empty + b"]}"), packed
+    yield (
+        "2,000,000 accelerators",
+        "/v1/batches",
+        zstd.compress(head + b',"accelerators":[' + empty + b"]}"),
+        packed,
+    )
     for path in ("/v1/batches", "/v1/queue", "/v1/runs/x/progress", "/v1/disputes", WRITE):
         yield "deep lists", path, b"[" * 100_000, JSON
         yield "deep objects", path, b'{"a":' * 40_000, JSON
         yield "a number without end", path, b"9" * 200_000, JSON
     bomb = zstd.compress(zstd.compress(bytes(400 * MIB)))
     yield "a bomb in a bomb", "/v1/batches", bomb, MSGPACK
-    yield "a bomb of gzip", "/v1/batches", gzip.compress(bytes(200 * MIB), 6), {**MSGPACK, "Content-Encoding": "gzip"}
+    yield (
+        "a bomb of gzip",
+        "/v1/batches",
+        gzip.compress(bytes(200 * MIB), 6),
+        {**MSGPACK, "Content-Encoding": "gzip"},
+    )
     yield "a bomb of zstd", "/v1/batches", zstd.compress(bytes(400 * MIB)), MSGPACK
     yield "5 MiB", "/v1/batches", b"x" * 5 * MIB, MSGPACK
     yield (
         "100 tags of 100 kB",
         "/v1/batches",
         body_of(
-            batch(1, f"{two_teams.OWN}-node", workloads=[workload(tags={f"t{n}": "x" * 100_000 for n in range(100)})])
+            batch(
+                1,
+                f"{two_teams.OWN}-node",
+                workloads=[workload(tags={f"t{n}": "x" * 100_000 for n in range(100)})],
+            )
         ),
         MSGPACK,
     )
@@ -203,11 +259,15 @@ def _bodies() -> Iterator[tuple[str, str, bytes, dict[str, str]]]:
 def as_head(plain: bytes) -> bytes:
     """A batch in JSON without its lists and its last brace."""
     made = json.loads(plain)
-    return json.dumps({key: made[key] for key in ("version", "node", "epoch", "seq", "heartbeat")}).encode()[:-1]
+    return json.dumps(
+        {key: made[key] for key in ("version", "node", "epoch", "seq", "heartbeat")}
+    ).encode()[:-1]
 
 
 def bombs(arena: Arena) -> None:
-    """Bodies that are small on the wire, from the agent of a node and from nobody; and poison of any node."""
+    """Bodies that are small on the wire, from the agent of a node and from nobody; and poison of
+    any node.
+    """
     bodies, poisoned = list(_bodies()), [poison for seq in (1, 100) for poison in poisons(seq)]
     with arena.attack("bombs, nesting, poisoned bodies", "nobody, agent, any node") as row:
         before = arena.resident()
@@ -215,9 +275,14 @@ def bombs(arena: Arena) -> None:
             for identity in ("nobody", "agent", "agent", "any node"):
                 status, _, text = arena.ask("POST", path, identity, body, kind)
                 row.count(status)
-                row.expect(status == 0 or 400 <= status < 500, f"{name} to {path} as {identity}: {status} {text[:100]}")
+                row.expect(
+                    status == 0 or 400 <= status < 500,
+                    f"{name} to {path} as {identity}: {status} {text[:100]}",
+                )
         for poison in poisoned:
-            status, _, text = arena.ask("POST", poison.path, "any node", poison.body, poison.headers)
+            status, _, text = arena.ask(
+                "POST", poison.path, "any node", poison.body, poison.headers
+            )
             row.count(status)
             row.expect(200 <= status < 500, f"{poison.name}: {status} {text[:100]}")
         grown = arena.resident() - before
@@ -227,14 +292,24 @@ def bombs(arena: Arena) -> None:
 
 def slow(arena: Arena) -> None:
     """Bodies without end and without haste on many connections, held for half a minute."""
-    post = "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/{kind}\r\n{token}{length}\r\n\r\n"
+    post = (
+        "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type:"
+        " application/{kind}\r\n{token}{length}\r\n\r\n"
+    )
     token = f"Authorization: Bearer {arena.secrets['agent']}\r\n"
     kinds = [
         (post.format(path=path, kind="json", token=known, length=length), again)
         for path in ("/v1/batches", "/v1/disputes", "/v1/queue", WRITE)
         for known in ("", token)
-        for length, again in (("Content-Length: 4000000", b"z"), ("Transfer-Encoding: chunked", b"1\r\nz\r\n"))
-    ] + [("GET /healthz HTTP/1.1\r\nX: ", b"y"), ("", b"\r\n"), ("POST /v1/batches HTTP/1.1\r\nHost: ", b"x")]
+        for length, again in (
+            ("Content-Length: 4000000", b"z"),
+            ("Transfer-Encoding: chunked", b"1\r\nz\r\n"),
+        )
+    ] + [
+        ("GET /healthz HTTP/1.1\r\nX: ", b"y"),
+        ("", b"\r\n"),
+        ("POST /v1/batches HTTP/1.1\r\nHost: ", b"x"),
+    ]
     with (
         arena.attack("slow heads and bodies, chunks without end", "nobody, agent") as row,
         contextlib.ExitStack() as stack,
@@ -289,7 +364,11 @@ def old_days(arena: Arena) -> None:
             row.expect(status == 400, f"a scrape of long ago: {status}")
         ahead = samples(1, [NOW_MS + 400 * day_ms])
         status = arena.ask(
-            "POST", "/v1/batches", "agent", body_of(batch(2500, own, 1, samples=ahead, usage_intervals=[])), MSGPACK
+            "POST",
+            "/v1/batches",
+            "agent",
+            body_of(batch(2500, own, 1, samples=ahead, usage_intervals=[])),
+            MSGPACK,
         )[0]
         row.count(status)
         row.expect(status in {422, 429}, f"a sample of next year: {status}")
@@ -317,12 +396,16 @@ FRAMINGS = {
 
 
 def smuggled(arena: Arena) -> None:
-    """Heads that two readers would understand differently: what follows them must never be a request of its own."""
+    """Heads that two readers would understand differently: what follows them must never be a
+    request of its own.
+    """
     with arena.attack("smuggled requests", "nobody, viewer") as row:
         for name, framing in FRAMINGS.items():
             for identity in ("nobody", "viewer"):
                 for path in (b"/healthz", b"/v1/batches", b"/v1/disputes"):
-                    known = "".join(f"{key}: {value}\r\n" for key, value in arena.headers(identity).items()).encode()
+                    known = "".join(
+                        f"{key}: {value}\r\n" for key, value in arena.headers(identity).items()
+                    ).encode()
                     head = (
                         b"POST "
                         + path
@@ -338,7 +421,9 @@ def smuggled(arena: Arena) -> None:
                             received += part
                     answers = received.count(b"HTTP/1.1 ")
                     row.count(received[9:12].decode() or "closed")
-                    row.expect(answers <= 1, f"{name} to {path.decode()} as {identity}: {answers} answers")
+                    row.expect(
+                        answers <= 1, f"{name} to {path.decode()} as {identity}: {answers} answers"
+                    )
                     row.expect(b"hash" not in received, f"{name}: an answer of the audit log")
 
 

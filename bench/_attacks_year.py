@@ -1,4 +1,6 @@
-"""Questions with the worst filters to a ledger of a year of 200 GPUs in which 48,000 teams were invented."""
+"""Questions with the worst filters to a ledger of a year of 200 GPUs in which 48,000 teams were
+invented.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,19 @@ class Year(Arena):
         seed(self.dsn, GPUS, DAYS, NOW_MS // HOUR_MS * HOUR_MS)
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             for statement in CROWDED.split(";\n"):
-                connection.execute(psycopg.ClientCursor(connection).mogrify(statement, {"day": _today_ms()}))
+                connection.execute(
+                    psycopg.ClientCursor(connection).mogrify(statement, {"day": _today_ms()})
+                )
             connection.execute("VACUUM ANALYZE")
         self.seeded_s = time.monotonic() - begun
         for name in ("finance", "viewer", "neighbor"):
-            reach = {"viewer": {"owner": {"team": "crowd-7"}}, "neighbor": {"node": "neighbor"}}.get(name, {})
-            self.secrets[name] = token(self.dsn, "agent" if name == "neighbor" else name, name, **reach)
+            reach = {
+                "viewer": {"owner": {"team": "crowd-7"}},
+                "neighbor": {"node": "neighbor"},
+            }.get(name, {})
+            self.secrets[name] = token(
+                self.dsn, "agent" if name == "neighbor" else name, name, **reach
+            )
         for number in range(5):
             self.secrets[f"finance {number}"] = token(self.dsn, "finance", f"finance-{number}")
 
@@ -95,11 +104,23 @@ def _alone(arena: Year) -> None:
                 begun = time.monotonic()
                 status, told, text = arena.ask("GET", path, identity)
                 seconds = time.monotonic() - begun
-                print(f"        {identity} {path[:60]}: {status}, {len(text):,} bytes, {seconds:.1f} s", flush=True)
+                print(
+                    f"        {identity} {path[:60]}: {status}, {len(text):,} bytes,"
+                    f" {seconds:.1f} s",
+                    flush=True,
+                )
                 row.count(status)
-                is_told = status == 503 and "Retry-After" in told and "ask for a shorter period" in text
-                row.expect(status in {200, 403, 404, 422} or is_told, f"{path} as {identity}: {status} {text[:100]}")
-                row.expect(path.startswith("/v1/") or len(text) < PAGE_BYTES, f"{path} has {len(text):,} bytes")
+                is_told = (
+                    status == 503 and "Retry-After" in told and "ask for a shorter period" in text
+                )
+                row.expect(
+                    status in {200, 403, 404, 422} or is_told,
+                    f"{path} as {identity}: {status} {text[:100]}",
+                )
+                row.expect(
+                    path.startswith("/v1/") or len(text) < PAGE_BYTES,
+                    f"{path} has {len(text):,} bytes",
+                )
                 row.expect(seconds < 40, f"{path} as {identity} took {seconds:.0f} s")
 
 
@@ -113,7 +134,10 @@ def _at_once(arena: Year) -> None:
             while time.monotonic() < end:
                 status, told, text = arena.ask("GET", next(paths), identity)
                 row.count(status)
-                row.expect(status < 500 or (status == 503 and "Retry-After" in told), f"{status} {text[:100]}")
+                row.expect(
+                    status < 500 or (status == 503 and "Retry-After" in told),
+                    f"{status} {text[:100]}",
+                )
 
         identities = ["viewer", *(f"finance {number}" for number in range(5))]
         threads = [

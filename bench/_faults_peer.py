@@ -1,8 +1,9 @@
-"""The same broken network between Prometheus' agent mode and VictoriaMetrics, beside ours, for the same time each.
+"""The same broken network between Prometheus' agent mode and VictoriaMetrics, beside ours, for the
+same time each.
 
-An exporter shows the number of the scrape as the value of each of its series: so what was scraped is known, what is
-missing later was lost, and what is there twice was stored twice. Prometheus is set to small requests, quick retries and
-to retry on 429, which it does not by default.
+An exporter shows the number of the scrape as the value of each of its series: so what was scraped
+is known, what is missing later was lost, and what is there twice was stored twice. Prometheus is
+set to small requests, quick retries and to retry on 429, which it does not by default.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        self._process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
 
     def wait_ready(self, path: str) -> None:
         deadline = time.monotonic() + 60
@@ -117,15 +120,17 @@ def configuration(exporter: int, proxy: int) -> str:
         for target in range(TARGETS)
     )
     return (
-        f"global: {{scrape_interval: {SCRAPE_MS}ms, scrape_timeout: {SCRAPE_MS}ms}}\n"
-        f"scrape_configs:\n{jobs}"
-        f"remote_write:\n- url: http://127.0.0.1:{proxy}/api/v1/write\n  remote_timeout: 1500ms\n"
-        "  queue_config: {max_samples_per_send: 20, batch_send_deadline: 200ms, capacity: 2000, max_shards: 8,\n"
+        f"global: {{scrape_interval: {SCRAPE_MS}ms, scrape_timeout:"
+        f" {SCRAPE_MS}ms}}\nscrape_configs:\n{jobs}remote_write:\n- url:"
+        f" http://127.0.0.1:{proxy}/api/v1/write\n  remote_timeout: 1500ms\n  queue_config:"
+        " {max_samples_per_send: 20, batch_send_deadline: 200ms, capacity: 2000, max_shards: 8,\n"
         "    min_shards: 4, min_backoff: 5ms, max_backoff: 50ms, retry_on_http_429: true}\n"
     )
 
 
-def theirs(seed: int, rate: float, seconds: float, kills: tuple[str, ...]) -> tuple[int, int, int, int, int]:
+def theirs(
+    seed: int, rate: float, seconds: float, kills: tuple[str, ...]
+) -> tuple[int, int, int, int, int]:
     """Faults, samples scraped, samples lost, samples stored twice, kills."""
     exporter, done = Exporter(), 0
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -186,7 +191,9 @@ def settle(port: int) -> None:
         ask(port, "/internal/force_flush")
         text = ask(port, "/metrics")[1].decode()
         rows = sum(
-            float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith("vm_rows_inserted_total")
+            float(line.rsplit(" ", 1)[1])
+            for line in text.splitlines()
+            if line.startswith("vm_rows_inserted_total")
         )
         if rows != before:
             before, since = rows, time.monotonic()
@@ -203,7 +210,9 @@ def compared(port: int, served: Counter) -> tuple[int, int]:
     for line in text.splitlines():
         series = json.loads(line)
         key = series["metric"]["job"].rsplit("-", 1)[1], series["metric"]["series"]
-        values_by_name.setdefault(key, Counter()).update(int(value) for value in series["values"] if value is not None)
+        values_by_name.setdefault(key, Counter()).update(
+            int(value) for value in series["values"] if value is not None
+        )
     lost = twice = 0
     for target, count in served.items():
         for number in range(SERIES):
@@ -213,7 +222,9 @@ def compared(port: int, served: Counter) -> tuple[int, int]:
     return lost, twice
 
 
-def ours(seed: int, rate: float, seconds: float, kills: tuple[str, ...]) -> tuple[int, int, int, int, int]:
+def ours(
+    seed: int, rate: float, seconds: float, kills: tuple[str, ...]
+) -> tuple[int, int, int, int, int]:
     """The same for ours: samples of every batch that was numbered."""
     done = 0
     with FaultyFleet(seed, TARGETS, rate) as fleet:
@@ -239,12 +250,18 @@ def ours(seed: int, rate: float, seconds: float, kills: tuple[str, ...]) -> tupl
 
 def compare(seed: int, rate: float, seconds: float) -> None:
     """Prints the table."""
-    print("\n| scenario | way | faults | kills | samples | lost | stored twice |\n|---|---|---|---|---|---|---|")
+    print(
+        "\n| scenario | way | faults | kills | samples | lost | stored twice"
+        " |\n|---|---|---|---|---|---|---|"
+    )
     for name, kills in SCENARIOS.items():
         for way, measure in (("GPU Ledger", ours), ("Prometheus agent, VictoriaMetrics", theirs)):
             faults, samples, lost, twice, done = measure(seed, rate, seconds, kills)
             part = f"{lost:,} ({lost / max(samples, 1):.2%})"
-            print(f"| {name} | {way} | {faults:,} | {done} | {samples:,} | {part} | {twice:,} |", flush=True)
+            print(
+                f"| {name} | {way} | {faults:,} | {done} | {samples:,} | {part} | {twice:,} |",
+                flush=True,
+            )
     print(BY_DESIGN)
 
 

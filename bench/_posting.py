@@ -1,6 +1,8 @@
-"""Posts of prepared bodies over HTTP: as fast as answers come, or at a steady rate, at little cost of the sender.
+"""Posts of prepared bodies over HTTP: as fast as answers come, or at a steady rate, at little cost
+of the sender.
 
-A request is bytes that were made before; of an answer the status and the end are looked at, and nothing else.
+A request is bytes that were made before; of an answer the status and the end are looked at, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +33,12 @@ class Sent:
 def request(path: str, body: bytes, headers: dict[str, str]) -> bytes:
     """The bytes of a POST."""
     lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(body)}"]
-    return "\r\n".join([*lines, *(f"{key}: {value}" for key, value in headers.items()), "", ""]).encode() + body
+    return (
+        "\r\n".join(
+            [*lines, *(f"{key}: {value}" for key, value in headers.items()), "", ""]
+        ).encode()
+        + body
+    )
 
 
 class Link(asyncio.Protocol):
@@ -122,7 +129,9 @@ async def _open(port: int, queues: Sequence[Sequence[bytes]], every_s: float, se
             await _put(link, made, sent)
             sent.waits_ms.append((time.perf_counter() - due) * 1000)
 
-    await asyncio.gather(*(work(place, *pair) for place, pair in enumerate(zip(links, queues, strict=True))))
+    await asyncio.gather(
+        *(work(place, *pair) for place, pair in enumerate(zip(links, queues, strict=True)))
+    )
     sent.wall_s = time.perf_counter() - start
     for link in links:
         assert link.transport is not None
@@ -130,7 +139,9 @@ async def _open(port: int, queues: Sequence[Sequence[bytes]], every_s: float, se
 
 
 def steady(port: int, queues: Sequence[Sequence[bytes]], every_s: float) -> Sent:
-    """Every queue a request each `every_s`, spread evenly; a wait counts from when its request was due."""
+    """Every queue a request each `every_s`, spread evenly; a wait counts from when its request was
+    due.
+    """
     sent = Sent()
     asyncio.run(_open(port, queues, every_s, sent))
     return sent

@@ -1,7 +1,9 @@
-"""A month of usage that was imported for many owners: CPU of each command and of its Postgres, beside a floor.
+"""A month of usage that was imported for many owners: CPU of each command and of its Postgres,
+beside a floor.
 
-The usage file is drawn with a fixed seed, so two runs of one size bill the same amounts. What is timed is the product's
-own commands; the floors are COPY of the same file into a bare table, and adding its hours up by team in plain SQL.
+The usage file is drawn with a fixed seed, so two runs of one size bill the same amounts. What is
+timed is the product's own commands; the floors are COPY of the same file into a bare table, and
+adding its hours up by team in plain SQL.
 """
 
 from __future__ import annotations
@@ -45,11 +47,19 @@ FLOOR_TABLE = """CREATE UNLOGGED TABLE floor (workload_id text, start bigint, "e
     gpu_model text, pool text, user_name text, job_name text, team text, project text)"""
 FLOOR_SUM = 'SELECT team, pool, gpu_model, sum(("end" - start) * gpus) FROM floor GROUP BY 1, 2, 3'
 INSTANT_MADE = re.compile(rf"{dt.datetime.now(dt.UTC):%Y-%m}-\d\d[T ]\d\d:\d\d(:\d\d)?Z?".encode())
-GOALS = {"import": 20.0, "first chargeback, with rating": 60.0, "close": 30.0, "FOCUS": 60.0, "statement --all": 600.0}
+GOALS = {
+    "import": 20.0,
+    "first chargeback, with rating": 60.0,
+    "close": 30.0,
+    "FOCUS": 60.0,
+    "statement --all": 600.0,
+}
 
 
 def write_usage(path: Path, owners: int, rows: int) -> None:
-    """Jobs of five minutes to four days, most of them short; owner by turns, so that every owner has one."""
+    """Jobs of five minutes to four days, most of them short; owner by turns, so that every owner
+    has one.
+    """
     draw = random.Random(0)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -138,7 +148,9 @@ def digest(path: Path) -> str:
 
 
 def run(owners: int, rows: int, keep: Path | None) -> int:
-    """Measure, print the table and what was written; `keep` keeps the outputs there, to be compared."""
+    """Measure, print the table and what was written; `keep` keeps the outputs there, to be
+    compared.
+    """
     folder = Path(tempfile.mkdtemp(prefix="gpuledger-bench-"))
     folder.chmod(0o755)
     results = folder / "results"
@@ -153,7 +165,13 @@ def run(owners: int, rows: int, keep: Path | None) -> int:
         def command(*words: str, output: Path = folder / "output.txt") -> None:
             environment = {**os.environ, "GPULEDGER_DSN": dsn}
             with output.open("w") as file:
-                subprocess.run([BIN / "gpuledger", *words], check=True, cwd=folder, stdout=file, env=environment)
+                subprocess.run(
+                    [BIN / "gpuledger", *words],
+                    check=True,
+                    cwd=folder,
+                    stdout=file,
+                    env=environment,
+                )
 
         steps = Steps(server.pid or 0)
         steps.time("floor: COPY of the same rows", lambda: copy_floor(dsn, folder / "usage.csv"))
@@ -161,12 +179,38 @@ def run(owners: int, rows: int, keep: Path | None) -> int:
         floor = sum(step.cpu_s for step in steps.done)
         command("import", "prices", "prices.csv")
         steps.time("import", lambda: command("import", "usage", "usage.csv"))
-        csv_words = ("chargeback", "--period", MONTH, "--format", "csv", "-o", "results/chargeback.csv")
+        csv_words = (
+            "chargeback",
+            "--period",
+            MONTH,
+            "--format",
+            "csv",
+            "-o",
+            "results/chargeback.csv",
+        )
         steps.time("first chargeback, with rating", lambda: command(*csv_words))
         steps.time("chargeback again", lambda: command(*csv_words))
-        close_words = ("close", "--period", MONTH, "--by", "bench", "--format", "json", "-o", "results/receipt.json")
+        close_words = (
+            "close",
+            "--period",
+            MONTH,
+            "--by",
+            "bench",
+            "--format",
+            "json",
+            "-o",
+            "results/receipt.json",
+        )
         steps.time("close", lambda: command(*close_words))
-        focus_words = ("chargeback", "--period", MONTH, "--format", "focus", "-o", "results/focus.csv")
+        focus_words = (
+            "chargeback",
+            "--period",
+            MONTH,
+            "--format",
+            "focus",
+            "-o",
+            "results/focus.csv",
+        )
         steps.time("FOCUS", lambda: command(*focus_words))
         proof = ("reconcile", "--period", MONTH, "--format", "json")
         steps.time("reconcile", lambda: command(*proof, output=results / "proof.json"))
@@ -181,15 +225,29 @@ def run(owners: int, rows: int, keep: Path | None) -> int:
         server.release()
         shutil.rmtree(folder, ignore_errors=True)
     print(f"{rows:,} rows of {owners:,} owners, {charges:,} charges\n")
-    print("| step | CPU s | of the command | of Postgres | wall s | times the floors | goal CPU s |")
+    print(
+        "| step | CPU s | of the command | of Postgres | wall s | times the floors | goal CPU s |"
+    )
     print("|---|---:|---:|---:|---:|---:|---:|")
     whole = owners == 10_000 and rows == 200_000
     for step in steps.done:
         goal = f"{GOALS[step.name]:.0f}" if whole and step.name in GOALS else ""
-        cells = (f"{step.cpu_s:.1f}", f"{step.client_s:.1f}", f"{step.postgres_s:.1f}", f"{step.wall_s:.1f}")
+        cells = (
+            f"{step.cpu_s:.1f}",
+            f"{step.client_s:.1f}",
+            f"{step.postgres_s:.1f}",
+            f"{step.wall_s:.1f}",
+        )
         print(f"| {step.name} | {' | '.join(cells)} | {step.cpu_s / floor:.0f} | {goal} |")
-    print("\nwritten (SHA-256 without instants): " + ", ".join(f"{name} {value}" for name, value in digests.items()))
-    missed = [step.name for step in steps.done if whole and step.cpu_s > GOALS.get(step.name, float("inf"))]
+    print(
+        "\nwritten (SHA-256 without instants): "
+        + ", ".join(f"{name} {value}" for name, value in digests.items())
+    )
+    missed = [
+        step.name
+        for step in steps.done
+        if whole and step.cpu_s > GOALS.get(step.name, float("inf"))
+    ]
     for name in missed:
         print(f"goal missed: {name}")
     return 1 if missed else 0

@@ -13,8 +13,12 @@ DAY = 86_400
 
 
 def folder() -> Path:
-    """Where the traces lie: `--traces=DIR`, or beside the repository; ends with 3 when they are not there."""
-    given = [argument.partition("=")[2] for argument in sys.argv if argument.startswith("--traces=")]
+    """Where the traces lie: `--traces=DIR`, or beside the repository; ends with 3 when they are not
+    there.
+    """
+    given = [
+        argument.partition("=")[2] for argument in sys.argv if argument.startswith("--traces=")
+    ]
     place = Path(given[0]) if given else DEFAULT
     if not (place / "helios_earth_team_gpus_5min.csv.gz").exists():
         print(f"bench: no traces in {place}; name their folder with --traces=DIR", file=sys.stderr)
@@ -49,22 +53,31 @@ def dlrm(place: Path, step_s: int) -> dict[str, np.ndarray]:
     until = 31 * DAY
     jobs["start"], jobs["end"] = jobs.start_s.fillna(0), jobs.end_s.fillna(until)
     services = {
-        str(team): mean_in_use(part.start, part.end, part.gpus, step_s, until) for team, part in jobs.groupby("team")
+        str(team): mean_in_use(part.start, part.end, part.gpus, step_s, until)
+        for team, part in jobs.groupby("team")
     }
     per_day = DAY // step_s
-    moved = {team: np.abs(np.diff(v[per_day:])).sum() for team, v in services.items() if v.mean() >= 5}
+    moved = {
+        team: np.abs(np.diff(v[per_day:])).sum() for team, v in services.items() if v.mean() >= 5
+    }
     chosen = sorted(moved, key=lambda team: moved[team])[-8:]
-    return {team: services[team] for team in chosen} | {"all": np.sum(list(services.values()), axis=0)}
+    return {team: services[team] for team in chosen} | {
+        "all": np.sum(list(services.values()), axis=0)
+    }
 
 
 def openb(place: Path, step_s: int) -> np.ndarray:
     """GPUs of the short pods (under three days), 35 days."""
     short = short_pods(place)
-    return mean_in_use(short.start, short.end, short.gpus, step_s, min(35 * DAY, float(short.end.max())))
+    return mean_in_use(
+        short.start, short.end, short.gpus, step_s, min(35 * DAY, float(short.end.max()))
+    )
 
 
 def short_pods(place: Path) -> pd.DataFrame:
-    """Pods that lived under three days: start and end in seconds, GPUs, and the class of service as the owner."""
+    """Pods that lived under three days: start and end in seconds, GPUs, and the class of service as
+    the owner.
+    """
     pods = pd.read_csv(place / "alibaba_openb_2023_pods.csv.gz")
     short = pods[(pods.deletion_time - pods.creation_time) < 3 * DAY]
     first = short.creation_time.quantile(0.05)
@@ -80,15 +93,21 @@ def short_pods(place: Path) -> pd.DataFrame:
 
 
 def workloads(place: Path) -> dict[str, pd.DataFrame]:
-    """The workloads behind the series of `hourly` that have any: start, end (NaN: goes on), gpus, owner."""
-    jobs = pd.read_csv(place / "alibaba_dlrm_2025_jobs.csv.gz").rename(columns={"end_s": "end", "team": "owner"})
+    """The workloads behind the series of `hourly` that have any: start, end (NaN: goes on), gpus,
+    owner.
+    """
+    jobs = pd.read_csv(place / "alibaba_dlrm_2025_jobs.csv.gz").rename(
+        columns={"end_s": "end", "team": "owner"}
+    )
     jobs["start"] = jobs.start_s.fillna(0)
     services = {f"dlrm/{team}": part for team, part in jobs.groupby("owner")}
     return services | {"dlrm/all": jobs, "openb/short pods": short_pods(place)}
 
 
 def hourly(place: Path) -> dict[str, np.ndarray]:
-    """Hourly series by `family/name`: Helios teams in use and demanded, inference services, short pods."""
+    """Hourly series by `family/name`: Helios teams in use and demanded, inference services, short
+    pods.
+    """
     frame = helios(place)
     frame["hour"] = pd.to_datetime(frame.ts).dt.floor("h")
     out: dict[str, np.ndarray] = {}
@@ -99,18 +118,22 @@ def hourly(place: Path) -> dict[str, np.ndarray]:
             out[f"helios in use/{team}"] = part.gpus_running.to_numpy()
             out[f"helios demand/{team}"] = part.demand.to_numpy()
     whole = frame.groupby("hour")[["gpus_running", "demand"]].sum() / 12
-    out["helios in use/all"], out["helios demand/all"] = whole.gpus_running.to_numpy(), whole.demand.to_numpy()
+    out["helios in use/all"], out["helios demand/all"] = (
+        whole.gpus_running.to_numpy(),
+        whole.demand.to_numpy(),
+    )
     out |= {f"dlrm/{name}": values for name, values in dlrm(place, 3600).items()}
     out["openb/short pods"] = openb(place, 3600)
     return out
 
 
 def five_minutes(place: Path) -> dict[str, np.ndarray]:
-    """Demand in whole GPUs at 5 minutes by `family/name`: pools of three clusters, and shapes of serving demand.
+    """Demand in whole GPUs at 5 minutes by `family/name`: pools of three clusters, and shapes of
+    serving demand.
 
-    helios: the cluster and its six teams of eight GPUs or more; dlrm: all services, and the five that change most;
-    openb: short pods, all and by class of service; seasonal: request counts of companies, summed and alone, and taxi
-    rides, interpolated with noise of 2 % (seed 0).
+    helios: the cluster and its six teams of eight GPUs or more; dlrm: all services, and the five
+    that change most; openb: short pods, all and by class of service; seasonal: request counts of
+    companies, summed and alone, and taxi rides, interpolated with noise of 2 % (seed 0).
     """
     frame = helios(place)
     out = {"helios/cluster": frame.groupby("ts").demand.sum().to_numpy()}
@@ -122,9 +145,13 @@ def five_minutes(place: Path) -> dict[str, np.ndarray]:
     pods = short_pods(place)
     for name in ("LS", "BE"):
         rows = pods[pods.owner == name]
-        out[f"openb/{name}"] = mean_in_use(rows.start, rows.end, rows.gpus, 300, min(35 * DAY, float(pods.end.max())))
+        out[f"openb/{name}"] = mean_in_use(
+            rows.start, rows.end, rows.gpus, 300, min(35 * DAY, float(pods.end.max()))
+        )
     requests = pd.read_csv(place / "nab_requests_5min.csv.gz")
-    ten = {name: rows.value.to_numpy(float) for name, rows in requests.groupby("series", sort=False)}
+    ten = {
+        name: rows.value.to_numpy(float) for name, rows in requests.groupby("series", sort=False)
+    }
     count = min(35 * 288, *(len(counts) for counts in ten.values()))
     total = np.sum([counts[:count] / counts.mean() for counts in ten.values()], axis=0)
     out["seasonal/requests"] = as_gpus(total, 80)
@@ -139,5 +166,10 @@ def five_minutes(place: Path) -> dict[str, np.ndarray]:
 
 def as_gpus(counts: np.ndarray, mean: float) -> np.ndarray:
     """Request counts, 15 min mean without the highest 0.2 %, scaled to a mean number of GPUs."""
-    calm = pd.Series(counts.clip(0, np.quantile(counts, 0.998))).rolling(3, min_periods=1).mean().to_numpy()
+    calm = (
+        pd.Series(counts.clip(0, np.quantile(counts, 0.998)))
+        .rolling(3, min_periods=1)
+        .mean()
+        .to_numpy()
+    )
     return calm / calm.mean() * mean

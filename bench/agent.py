@@ -2,10 +2,11 @@
 
     ./dev bench agent [--seconds=60] [--program=PATH]
 
-A real agent process reads the C stand-in for NVML (tests/fakes/nvml_stub.c) through the real binding, spools, and
-pushes to a collector on this machine; Prometheus' node_exporter (Debian's prometheus-node-exporter) runs at the same
-time for comparison, and both are scraped every 10 s. The stand-in answers at once, where a driver takes 1 µs to some
-milliseconds, so only the agent's own cost is measured. The last rows are ratios.
+A real agent process reads the C stand-in for NVML (tests/fakes/nvml_stub.c) through the real
+binding, spools, and pushes to a collector on this machine; Prometheus' node_exporter (Debian's
+prometheus-node-exporter) runs at the same time for comparison, and both are scraped every 10 s. The
+stand-in answers at once, where a driver takes 1 µs to some milliseconds, so only the agent's own
+cost is measured. The last rows are ratios.
 
 Then one of the GPUs stops answering: the time of a tick and of a scrape beside it.
 """
@@ -89,7 +90,9 @@ class Footprint:
 
 def option(name: str, default: str) -> str:
     """`--NAME=VALUE` of the command line."""
-    return next((text.partition("=")[2] for text in sys.argv[1:] if text.startswith(f"--{name}=")), default)
+    return next(
+        (text.partition("=")[2] for text in sys.argv[1:] if text.startswith(f"--{name}=")), default
+    )
 
 
 def free_port() -> int:
@@ -138,8 +141,12 @@ def scrape(port: int) -> tuple[float, int]:
 
 @contextlib.contextmanager
 def running(command: list[str], environment: dict[str, str], port: int) -> Iterator[int]:
-    """Start a process, wait until it answers on its port, yield its id, and terminate it at the end."""
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """Start a process, wait until it answers on its port, yield its id, and terminate it at the
+    end.
+    """
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         deadline = time.monotonic() + 20
         while True:
@@ -168,7 +175,9 @@ def measure_process(pid: int, port: int, seconds: float) -> Footprint:
     return Footprint(*memory(pid), share, taken, scrapes[-1][1])
 
 
-def measure_all(commands: dict[str, tuple[list[str], dict[str, str], int]], seconds: float) -> dict[str, Footprint]:
+def measure_all(
+    commands: dict[str, tuple[list[str], dict[str, str], int]], seconds: float
+) -> dict[str, Footprint]:
     """Measure all processes at the same time, so that load on the machine affects all of them."""
     footprints: dict[str, Footprint] = {}
     with contextlib.ExitStack() as stack:
@@ -188,7 +197,8 @@ def measure_all(commands: dict[str, tuple[list[str], dict[str, str], int]], seco
 
 
 def scrapes_beside_hang(folder: Path, url: str) -> dict[str, tuple[float, float]]:
-    """Median and 99th percentile of a scrape in milliseconds, of an agent with a GPU that hangs and of one without.
+    """Median and 99th percentile of a scrape in milliseconds, of an agent with a GPU that hangs and
+    of one without.
 
     Both run at the same time and are scraped in turn, so that load on the machine affects both.
     """
@@ -206,11 +216,16 @@ def scrapes_beside_hang(folder: Path, url: str) -> dict[str, tuple[float, float]
             for name, milliseconds in taken.items():
                 milliseconds.append(scrape(ports[name])[0] * 1000)
             time.sleep(0.1)
-    return {name: (statistics.median(part), sorted(part)[int(len(part) * 0.99)]) for name, part in taken.items()}
+    return {
+        name: (statistics.median(part), sorted(part)[int(len(part) * 0.99)])
+        for name, part in taken.items()
+    }
 
 
 def installed(folder: Path) -> dict[str, str]:
-    """The environment of an installed agent that reads the stand-in, or SystemExit without a compiler."""
+    """The environment of an installed agent that reads the stand-in, or SystemExit without a
+    compiler.
+    """
     from fakes.nvml import stand_in
 
     environment = stand_in(folder, scenario())
@@ -226,7 +241,9 @@ def installed(folder: Path) -> dict[str, str]:
 def bare_mib() -> float:
     """RSS of an idle interpreter, the lower bound for any Python program."""
     code = "print([l for l in open('/proc/self/status') if l.startswith('VmRSS')][0].split()[1])"
-    answer = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-IS", "-c", code], capture_output=True, text=True, check=True
+    )
     return int(answer.stdout) / 1024
 
 
@@ -256,16 +273,25 @@ def machine() -> str:
         ),
         platform.machine(),
     )
-    return f"{os.cpu_count()} cores of {model}, Linux {platform.release()}, Python {platform.python_version()}"
+    return (
+        f"{os.cpu_count()} cores of {model}, Linux {platform.release()}, Python"
+        f" {platform.python_version()}"
+    )
 
 
 def report(
-    footprints: dict[str, Footprint], inside: dict, scrapes: dict[str, tuple[float, float]], seconds: float
+    footprints: dict[str, Footprint],
+    inside: dict,
+    scrapes: dict[str, tuple[float, float]],
+    seconds: float,
 ) -> int:
     """Print the tables; returns 1 when a goal is missed."""
     ours, bare = footprints["gpuledger-agent"], bare_mib()
     other = footprints.get("node_exporter")
-    print(f"{time.strftime('%Y-%m-%d')}, {machine()}; {GPUS} GPUs every {INTERVAL_S:g} s, over {seconds:g} s\n")
+    print(
+        f"{time.strftime('%Y-%m-%d')}, {machine()}; {GPUS} GPUs every {INTERVAL_S:g} s, over"
+        f" {seconds:g} s\n"
+    )
     head = (
         "| | RSS MiB | PSS MiB | peak MiB | share of a core | scrape ms | page KiB |",
         "|---|---|---|---|---|---|---|",
@@ -288,20 +314,29 @@ def report(
     print(f"| agent : bare Python | {ours.rss / bare:.2f} | | | | | |\n")
     for name, tier in (("fast and GPM tiers", "fast"), ("with the slow tier", "slow")):
         middle, worst = inside[tier]
-        print(f"- one tick of {GPUS} GPUs, {name}: {middle:.1f} ms (99th percentile {worst:.1f} ms)")
-    print(f"- {inside['readings']} readings in a full tick; one call through the binding: {inside['call_us']:.1f} µs")
+        print(
+            f"- one tick of {GPUS} GPUs, {name}: {middle:.1f} ms (99th percentile {worst:.1f} ms)"
+        )
+    print(
+        f"- {inside['readings']} readings in a full tick; one call through the binding:"
+        f" {inside['call_us']:.1f} µs"
+    )
     (hanging, worst_hanging), (healthy, worst_healthy) = scrapes["hanging"], scrapes["healthy"]
     print(
-        f"- GPU {HANGING} stops answering: the round that notices it takes {inside['hang_s']:.1f} s, "
-        f"{inside['answered']} of {GPUS} GPUs answer in it; the next 200 rounds {inside['beside'][0]:.1f} ms "
-        f"(99th percentile {inside['beside'][1]:.1f} ms)"
+        f"- GPU {HANGING} stops answering: the round that notices it takes {inside['hang_s']:.1f}"
+        f" s, {inside['answered']} of {GPUS} GPUs answer in it; the next 200 rounds"
+        f" {inside['beside'][0]:.1f} ms (99th percentile {inside['beside'][1]:.1f} ms)"
     )
     print(
-        f"- {SCRAPES} scrapes from then on: {hanging:.1f} ms (99th percentile {worst_hanging:.1f} ms); in turn, of an "
-        f"agent whose GPUs all answer: {healthy:.1f} ms ({worst_healthy:.1f} ms)"
+        f"- {SCRAPES} scrapes from then on: {hanging:.1f} ms (99th percentile {worst_hanging:.1f}"
+        f" ms); in turn, of an agent whose GPUs all answer: {healthy:.1f} ms"
+        f" ({worst_healthy:.1f} ms)"
     )
     met = ours.rss <= MAX_MIB and ours.share <= MAX_SHARE
-    print(f"- goals: RSS at most {MAX_MIB:g} MiB, at most {MAX_SHARE:.1%} of a core: {'met' if met else 'MISSED'}")
+    print(
+        f"- goals: RSS at most {MAX_MIB:g} MiB, at most {MAX_SHARE:.1%} of a core:"
+        f" {'met' if met else 'MISSED'}"
+    )
     return 0 if met else 1
 
 
@@ -316,10 +351,18 @@ def main() -> int:
         exporter = shutil.which("prometheus-node-exporter")
         if exporter:
             port = free_port()
-            commands["node_exporter"] = ([exporter, f"--web.listen-address=127.0.0.1:{port}"], dict(os.environ), port)
+            commands["node_exporter"] = (
+                [exporter, f"--web.listen-address=127.0.0.1:{port}"],
+                dict(os.environ),
+                port,
+            )
         footprints = measure_all(commands, seconds)
         inside = subprocess.run(
-            [sys.executable, "-c", INSIDE, str(HANGING)], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", INSIDE, str(HANGING)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         scrapes = scrapes_beside_hang(folder, collector.url)
         return report(footprints, json.loads(inside.stdout), scrapes, seconds)

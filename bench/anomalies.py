@@ -1,16 +1,19 @@
-"""Spending anomalies judged left out: all constants are chosen on some clusters and shown on another one.
+"""Spending anomalies judged left out: all constants are chosen on some clusters and shown on
+another one.
 
-Hourly GPUs over 31 days, 14 of them history, with labeled injections (runaway, retry storm, plateau, leak, price; a
-weekly batch and missing hours that are none) by the loop of `../shared/judges` (or of --judges=DIR). Families are
-clusters: helios (8 teams of a cluster for training and research), dlrm (16 inference services), openb (3 classes of
-pods of a mixed cluster). For each family `--settings=N` settings of the detector, drawn at random, are scored on the
-other families: the mean of recall and precision by family, among those with at most one false alarm a clean
-team-month. The constants are the medians of the best twentieth, the threshold the best one with these constants; for
-other detectors, threshold and persistence are chosen by the same score. Counts of requests (10 companies, a city's
-taxis; the shape of serving, not GPUs) choose nothing. `as shipped` has seen all three clusters; `from the ledger` are
-the episodes that the collector's search keeps of the same hours, with a price book; `at once` is the rule that looks
-every minute, in steps of five minutes, against runaways of its own.
-`--seeds=10,11` draw the injections; `--rivals=composite,ewma` are the detectors of the loop to judge beside ours.
+Hourly GPUs over 31 days, 14 of them history, with labeled injections (runaway, retry storm,
+plateau, leak, price; a weekly batch and missing hours that are none) by the loop of
+`../shared/judges` (or of --judges=DIR). Families are clusters: helios (8 teams of a cluster for
+training and research), dlrm (16 inference services), openb (3 classes of pods of a mixed cluster).
+For each family `--settings=N` settings of the detector, drawn at random, are scored on the other
+families: the mean of recall and precision by family, among those with at most one false alarm a
+clean team-month. The constants are the medians of the best twentieth, the threshold the best one
+with these constants; for other detectors, threshold and persistence are chosen by the same score.
+Counts of requests (10 companies, a city's taxis; the shape of serving, not GPUs) choose nothing.
+`as shipped` has seen all three clusters; `from the ledger` are the episodes that the collector's
+search keeps of the same hours, with a price book; `at once` is the rule that looks every minute, in
+steps of five minutes, against runaways of its own. `--seeds=10,11` draw the injections;
+`--rivals=composite,ewma` are the detectors of the loop to judge beside ours.
 """
 
 from __future__ import annotations
@@ -88,7 +91,9 @@ class Case:
 
 
 def option(name, default):
-    values = [argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"--{name}=")]
+    values = [
+        argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"--{name}=")
+    ]
     return values[0] if values else default
 
 
@@ -105,11 +110,18 @@ def loop():
 
 
 def load(judge_loop, place):
-    """Hourly GPUs of 31 days by `family/name`; counts of requests are scaled to a mean of 20 GPUs, rides to 80."""
+    """Hourly GPUs of 31 days by `family/name`; counts of requests are scaled to a mean of 20 GPUs,
+    rides to 80.
+    """
     base = judge_loop.base(str(place))
-    series = {f"helios/{name[9:]}": values for name, values in base.items() if name.startswith("research:")}
+    series = {
+        f"helios/{name[9:]}": values
+        for name, values in base.items()
+        if name.startswith("research:")
+    }
     jobs = pd.read_csv(place / "alibaba_dlrm_2025_jobs.csv.gz")
-    # As the loop has them: a workload without a begin was there from the start, without an end until the end.
+    # As the loop has them: a workload without a begin was there from the start, without an end
+    # until the end.
     until = 31 * DAY
     services = {
         team: mean_in_use(rows.start_s.fillna(0), rows.end_s.fillna(until), rows.gpus, 3600, until)
@@ -117,16 +129,22 @@ def load(judge_loop, place):
     }
     for team in sorted(services, key=lambda team: -services[team].mean())[:16]:
         series[f"dlrm/{team}"] = services[team]
-    pods = pd.read_csv(place / "alibaba_openb_2023_pods.csv.gz").dropna(subset=["scheduled_time", "deletion_time"])
+    pods = pd.read_csv(place / "alibaba_openb_2023_pods.csv.gz").dropna(
+        subset=["scheduled_time", "deletion_time"]
+    )
     zero = int(pods.creation_time.max()) - until
     gpus = np.where(pods.num_gpu == 1, pods.gpu_milli / 1000, pods.num_gpu)
     for name, rows in pods.assign(gpus=gpus).groupby(["qos", pods.gpu_milli < 1000]):
-        used = mean_in_use(rows.scheduled_time - zero, rows.deletion_time - zero, rows.gpus, 3600, until)
+        used = mean_in_use(
+            rows.scheduled_time - zero, rows.deletion_time - zero, rows.gpus, 3600, until
+        )
         if name[0] in ("LS", "BE") and used.mean() > 0.5:
             series[f"openb/{name[0]} {'shared' if name[1] else 'whole'}"] = used
     requests = pd.read_csv(place / "nab_requests_5min.csv.gz")
     for name, rows in requests.groupby("series"):
-        series[f"requests/{name}"] = as_gpus(rows.value.to_numpy(float)[: 31 * 288], 20).reshape(-1, 12).mean(1)
+        series[f"requests/{name}"] = (
+            as_gpus(rows.value.to_numpy(float)[: 31 * 288], 20).reshape(-1, 12).mean(1)
+        )
     rides = pd.read_csv(place / "nab_taxi_30min.csv.gz").value.to_numpy(float)[: 31 * 48]
     series["requests/taxi"] = (rides / rides.mean() * 80).reshape(-1, 2).mean(1)
     return series
@@ -138,7 +156,9 @@ def labeled_cases(judge_loop, series, seeds):
         values = series[name].astype(float)
         sets = [("clean", (values * judge_loop.PRICE, values, []))]
         for seed, copy in itertools.product(seeds, "ABC"):
-            sets.append((copy, judge_loop.inject(values, copy, np.random.default_rng(1000 * number + seed))))
+            sets.append(
+                (copy, judge_loop.inject(values, copy, np.random.default_rng(1000 * number + seed)))
+            )
         for copy, (cost, gpus, events) in sets:
             rate = np.divide(cost, gpus, out=np.full(len(gpus), np.nan), where=gpus > 0)
             past = rolling_baseline(Series(name, 0, HOUR, gpus))
@@ -148,12 +168,16 @@ def labeled_cases(judge_loop, series, seeds):
 def flags(case, tuning=TUNED):
     """Our flags: usage judged, the rate beside it, as the collector does it with its price book."""
     # No setting changes the baseline: it is computed once a case.
-    with patch("gpuledger_collector.insight.anomalies.detector.rolling_baseline", lambda _: case.past):
+    with patch(
+        "gpuledger_collector.insight.anomalies.detector.rolling_baseline", lambda _: case.past
+    ):
         return detect(Series(case.name, 0, HOUR, case.gpus), case.price, tuning).flag.astype(float)
 
 
 class Book:
-    """The hours of a series as the collector's ledger has them: one workload, a price book, and what was seen."""
+    """The hours of a series as the collector's ledger has them: one workload, a price book, and
+    what was seen.
+    """
 
     standby = False
 
@@ -163,12 +187,27 @@ class Book:
         rate = pd.Series(rate).ffill().bfill().to_numpy()
         starts = np.r_[0, np.flatnonzero(np.abs(np.diff(rate)) > 1e-9) + 1]
         self._prices = [
-            Price(None, "", "gpu", "on_demand", Decimal(str(round(rate[at], 6))), "USD", int(at) * HOUR if at else 0)
+            Price(
+                None,
+                "",
+                "gpu",
+                "on_demand",
+                Decimal(str(round(rate[at], 6))),
+                "USD",
+                int(at) * HOUR if at else 0,
+            )
             for at in starts
         ]
         self._uses = [
             WorkloadUsage(
-                at * HOUR, 1, "pool", "gpu", "", round(value * 3_600_000 * 1_000_000), HOUR, round(value * 1e6)
+                at * HOUR,
+                1,
+                "pool",
+                "gpu",
+                "",
+                round(value * 3_600_000 * 1_000_000),
+                HOUR,
+                round(value * 1e6),
             )
             for at, value in enumerate(gpus)
             if known[at] and value > 0
@@ -181,11 +220,17 @@ class Book:
         yield self
 
     def stores(self):
-        """Stand-ins for the storage modules that the search calls, each function with the connection first."""
+        """Stand-ins for the storage modules that the search calls, each function with the
+        connection first.
+        """
         facts = {1: WorkloadFacts(1, "slurm", None, None, "job", {"team": "team"})}
         return {
-            "minutes": SimpleNamespace(hourly_use=lambda *_: self._uses, coverage=lambda *_: self._seen),
-            "findings": SimpleNamespace(overlapping=lambda *_: [], drop=_ignore, set_progress=_ignore, put=self._put),
+            "minutes": SimpleNamespace(
+                hourly_use=lambda *_: self._uses, coverage=lambda *_: self._seen
+            ),
+            "findings": SimpleNamespace(
+                overlapping=lambda *_: [], drop=_ignore, set_progress=_ignore, put=self._put
+            ),
             "price_book": SimpleNamespace(current=lambda _: PriceBook(self._prices)),
             "rules": SimpleNamespace(current=lambda _: []),
             "workloads": SimpleNamespace(facts=lambda *_: facts),
@@ -220,17 +265,26 @@ def figures(judge_loop, cases, scores, threshold=0.5, hours=1):
 
 
 def merit(by_family, names, left_out):
-    """Mean of recall and precision by family without one; negative with over one false alarm a team-month."""
+    """Mean of recall and precision by family without one; negative with over one false alarm a
+    team-month.
+    """
     seen = [family for family in FAMILIES if family != left_out]
-    false = np.average([by_family[family]["clean_fa"] for family in seen], weights=[names[each] for each in seen])
-    quality = np.mean([by_family[family][key] for family in seen for key in ("recall", "precision")])
+    false = np.average(
+        [by_family[family]["clean_fa"] for family in seen], weights=[names[each] for each in seen]
+    )
+    quality = np.mean(
+        [by_family[family][key] for family in seen for key in ("recall", "precision")]
+    )
     return quality if false <= 1 else -false
 
 
 def draw_settings(count):
     """Settings drawn at random, the same in every run."""
     generator = np.random.default_rng(21)
-    return [{name: values[generator.integers(len(values))] for name, values in CHOICES.items()} for _ in range(count)]
+    return [
+        {name: values[generator.integers(len(values))] for name, values in CHOICES.items()}
+        for _ in range(count)
+    ]
 
 
 class Chooser:
@@ -250,8 +304,12 @@ class Chooser:
         return self._known[tuning]
 
     def choose(self, left_out):
-        """Constants by the median of the best twentieth, then the threshold, on all families but `left_out`."""
-        merits = [merit(self._figures(Tuning(**each)), self._names, left_out) for each in self._settings]
+        """Constants by the median of the best twentieth, then the threshold, on all families but
+        `left_out`.
+        """
+        merits = [
+            merit(self._figures(Tuning(**each)), self._names, left_out) for each in self._settings
+        ]
         best = np.argsort(merits)[::-1][: max(1, len(merits) // 20)]
         constants = {}
         for name, values in CHOICES.items():
@@ -264,7 +322,10 @@ class Chooser:
 def count_series(cases):
     """Number of series by family."""
     names = {(case.family, case.name) for case in cases}
-    return {family: sum(each == family for each, _ in names) for family in sorted({family for family, _ in names})}
+    return {
+        family: sum(each == family for each, _ in names)
+        for family in sorted({family for family, _ in names})
+    }
 
 
 def choose_threshold(judge_loop, cases, scores, left_out):
@@ -274,11 +335,15 @@ def choose_threshold(judge_loop, cases, scores, left_out):
     pool = np.concatenate([score[judge_loop.W :] for score in clean])
     grid = np.unique(np.quantile(pool, 1 - np.logspace(-0.6, -4, 24)))
     choices = itertools.product(grid, (1, 2, 4, 8))
-    return max(choices, key=lambda each: merit(figures(judge_loop, cases, scores, *each), names, left_out))
+    return max(
+        choices, key=lambda each: merit(figures(judge_loop, cases, scores, *each), names, left_out)
+    )
 
 
 def report(judge_loop, label, cases, scores):
-    """Print a row for each family, given 0/1 flags, and one for all clusters; `requests` are in no total."""
+    """Print a row for each family, given 0/1 flags, and one for all clusters; `requests` are in no
+    total.
+    """
     for family, measured in figures(judge_loop, cases, scores).items():
         row(label, family, measured)
     pairs = [pair for pair in zip(cases, scores, strict=True) if pair[0].family in FAMILIES]
@@ -303,9 +368,15 @@ def report_rivals(judge_loop, cases):
     for name in filter(None, option("rivals", "composite,ewma").split(",")):
         scores = [np.nan_to_num(judge_loop.DET[name](case.cost, case.gpus)) for case in cases]
         chosen_on = [pair for pair in zip(cases, scores, strict=True) if pair[0].family in FAMILIES]
-        known = {left: choose_threshold(judge_loop, *zip(*chosen_on, strict=True), left) for left in (*FAMILIES, None)}
+        known = {
+            left: choose_threshold(judge_loop, *zip(*chosen_on, strict=True), left)
+            for left in (*FAMILIES, None)
+        }
         pairs = zip(cases, scores, strict=True)
-        shown = [as_flags(judge_loop, score, *known.get(case.family, known[None])) for case, score in pairs]
+        shown = [
+            as_flags(judge_loop, score, *known.get(case.family, known[None]))
+            for case, score in pairs
+        ]
         report(judge_loop, f"{name}, left out", cases, shown)
 
 
@@ -314,7 +385,10 @@ def main() -> int:
     seeds = [int(seed) for seed in option("seeds", "10,11").split(",")]
     cases = list(labeled_cases(judge_loop, load(judge_loop, place), seeds))
     settings = draw_settings(int(option("settings", "150")))
-    print(f"seeds {seeds}, {count_series(cases)} series, {len(settings)} settings, 1 false alarm a team-month\n")
+    print(
+        f"seeds {seeds}, {count_series(cases)} series, {len(settings)} settings, 1 false alarm a"
+        " team-month\n"
+    )
     print(f"| detector | series | {' | '.join(SHOWN)} |\n|{'---|' * (len(SHOWN) + 2)}")
     chooser = Chooser(judge_loop, cases, settings)
     chosen = {left_out: chooser.choose(left_out) for left_out in (*FAMILIES, None)}
@@ -322,7 +396,12 @@ def main() -> int:
     scores = [flags(case, chosen.get(case.family, chosen[None])) for case in cases]
     report(judge_loop, "gpuledger, left out", cases, scores)
     report(judge_loop, "gpuledger, as shipped", cases, [flags(case) for case in cases])
-    report(judge_loop, "from the ledger, as shipped", cases, [ledger(case.cost, case.gpus) for case in cases])
+    report(
+        judge_loop,
+        "from the ledger, as shipped",
+        cases,
+        [ledger(case.cost, case.gpus) for case in cases],
+    )
     report_rivals(judge_loop, cases)
     for left_out, tuning in chosen.items():
         print(f"without {left_out or 'none'}: {asdict(tuning)}")
@@ -343,7 +422,13 @@ def five_minutes(judge_loop, place):
     for name in sorted(judge_loop.base(str(place))):
         kind, _, team = name.partition(":")
         if kind == "research":
-            whole = table[table.team == team].set_index("ts").gpus_running.resample("5min").mean().to_numpy()
+            whole = (
+                table[table.team == team]
+                .set_index("ts")
+                .gpus_running.resample("5min")
+                .mean()
+                .to_numpy()
+            )
         else:
             part = jobs[jobs.team == team]
             change = np.zeros(end // 300 + 1)
@@ -365,8 +450,13 @@ def standing_out(values):
 
 
 def at_once(judge_loop, place, seeds):
-    """What the rule that looks every minute sees of runaways in their first ten minutes, and of clean weeks."""
-    print("\n| series | runaways | seen within 10 minutes | ever | false alarms a month |\n|---|---|---|---|---|")
+    """What the rule that looks every minute sees of runaways in their first ten minutes, and of
+    clean weeks.
+    """
+    print(
+        "\n| series | runaways | seen within 10 minutes | ever | false alarms a month"
+        " |\n|---|---|---|---|---|"
+    )
     sums = {"serving": [0, 0, 0, 0, 0.0], "research": [0, 0, 0, 0, 0.0]}
     for number, (name, values) in enumerate(five_minutes(judge_loop, place)):
         total = sums[name.partition(":")[0]]
@@ -376,7 +466,9 @@ def at_once(judge_loop, place, seeds):
         level = max(np.median(values[: judge_loop.W * STEPS].reshape(-1, STEPS).mean(1)), 4.0)
         for seed, size in itertools.product(seeds, (0.3, 0.5, 1.0)):
             chance = np.random.default_rng(1000 * number + seed + round(100 * size))
-            start = (judge_loop.W + chance.integers(1, 14) * 24) * STEPS + chance.integers(0, 24 * STEPS)
+            start = (judge_loop.W + chance.integers(1, 14) * 24) * STEPS + chance.integers(
+                0, 24 * STEPS
+            )
             wild = values.copy()
             stop = start + chance.integers(24, 72) * STEPS
             wild[start:stop] += size * level
@@ -385,7 +477,9 @@ def at_once(judge_loop, place, seeds):
             total[1] += bool(seen and seen[0] - start < 2)
             total[2] += bool(seen)
     for kind, (count, soon, ever, false, months) in sums.items():
-        print(f"| {kind} | {count} | {soon / count:.2f} | {ever / count:.2f} | {false / months:.2f} |")
+        print(
+            f"| {kind} | {count} | {soon / count:.2f} | {ever / count:.2f} | {false / months:.2f} |"
+        )
 
 
 if __name__ == "__main__":

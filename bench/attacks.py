@@ -1,12 +1,15 @@
-"""Attacks on real collectors: every identity, every route, forged and hostile evidence, bombs, readers and webhooks.
+"""Attacks on real collectors: every identity, every route, forged and hostile evidence, bombs,
+readers and webhooks.
 
-One collector with its own embedded Postgres, TLS by a private authority and tokens is attacked in turn, on loopback,
-within bounded requests and minutes; then one of three workers on a small disk that fills up, and one with a year of
-data. A hole is a foreign row shown, a request that should have been refused, a fault of ours, a number of another team
-that moved, a neighbor whose batches are not taken or whose p99 is two seconds or longer, a batch that was acknowledged
-and is not stored, or a `/readyz` that does not say what is. It ends with 1 when there is one. Names of attacks after
-the command run those alone; `disk` and `year` are the last two. Each attack has a bounded time (ATTACK_SECONDS), and so
-have all together (ALL_SECONDS): what is broken off or not begun has shown nothing, and is a hole.
+One collector with its own embedded Postgres, TLS by a private authority and tokens is attacked in
+turn, on loopback, within bounded requests and minutes; then one of three workers on a small disk
+that fills up, and one with a year of data. A hole is a foreign row shown, a request that should
+have been refused, a fault of ours, a number of another team that moved, a neighbor whose batches
+are not taken or whose p99 is two seconds or longer, a batch that was acknowledged and is not
+stored, or a `/readyz` that does not say what is. It ends with 1 when there is one. Names of attacks
+after the command run those alone; `disk` and `year` are the last two. Each attack has a bounded
+time (ATTACK_SECONDS), and so have all together (ALL_SECONDS): what is broken off or not begun has
+shown nothing, and is a hole.
 """
 
 from __future__ import annotations
@@ -74,7 +77,9 @@ def table(rows: list[Row]) -> None:
     print("| attack | identities | requests | seen | neighbor p99 | slowest | lost | holes |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows:
-        seen = ", ".join(f"{what} ({count:,})" if count > 1 else what for what, count in row.seen.most_common(6))
+        seen = ", ".join(
+            f"{what} ({count:,})" if count > 1 else what for what, count in row.seen.most_common(6)
+        )
         print(
             f"| {row.attack} | {row.identities} | {row.requests:,} | {seen} | {row.p99_s:.2f} s "
             f"| {row.slowest_s:.2f} s | {row.lost} | {len(row.holes)} |"
@@ -82,11 +87,16 @@ def table(rows: list[Row]) -> None:
     requests, holes = sum(row.requests for row in rows), sum(len(row.holes) for row in rows)
     slowest, p99 = max(row.slowest_s for row in rows), max(row.p99_s for row in rows)
     lost = sum(row.lost for row in rows)
-    print(f"| **all {len(rows)}** | | {requests:,} | | {p99:.2f} s | {slowest:.2f} s | {lost} | {holes} |")
+    print(
+        f"| **all {len(rows)}** | | {requests:,} | | {p99:.2f} s | {slowest:.2f} s | {lost} |"
+        f" {holes} |"
+    )
 
 
 def attempt(rows: list[Row], name: str, attack: Callable[[], None]) -> None:
-    """Make an attack, and print the holes that it found; one that cannot be made has shown nothing, and is one."""
+    """Make an attack, and print the holes that it found; one that cannot be made has shown nothing,
+    and is one.
+    """
     begun, before = time.monotonic(), len(rows)
     print(f"{name} ...", file=sys.stderr, flush=True)
     left = BEGUN + ALL_SECONDS - begun

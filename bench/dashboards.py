@@ -1,10 +1,12 @@
-"""Every panel on 2,000 GPUs and 30 days: milliseconds of its query, as the role that dashboards use.
+"""Every panel on 2,000 GPUs and 30 days: milliseconds of its query, as the role that dashboards
+use.
 
-The fleet is written straight into rollups and ledgers by generate_series, in the sizes that a month leaves there: two
-million usage hours, 170,000 charges, a day of minutes of every GPU, three days of batches. Each board is asked for its
-default range with everything chosen (the node board: one node; the workload board: the one of the last day with the
-most charges): the first time, with nothing of the panel prepared, and the best of six, which counts.
-`--gpus=N` and `--days=N` for other sizes; `--slow` prints the plans of what took longer than 200 ms.
+The fleet is written straight into rollups and ledgers by generate_series, in the sizes that a month
+leaves there: two million usage hours, 170,000 charges, a day of minutes of every GPU, three days of
+batches. Each board is asked for its default range with everything chosen (the node board: one node;
+the workload board: the one of the last day with the most charges): the first time, with nothing of
+the panel prepared, and the best of six, which counts. `--gpus=N` and `--days=N` for other sizes;
+`--slow` prints the plans of what took longer than 200 ms.
 """
 
 from __future__ import annotations
@@ -172,14 +174,17 @@ def main(arguments: list[str]) -> int:
     gpus, days = int(given.get("gpus", 2000)), int(given.get("days", 30))
     folder = Path(tempfile.mkdtemp(prefix="gpuledger-bench-"))
     folder.chmod(0o755)
-    server = EmbeddedServer(folder, options={"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"})
+    server = EmbeddedServer(
+        folder, options={"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+    )
     now = dt.datetime.now(dt.UTC).replace(second=0, microsecond=0)
     try:
         dsn = server.acquire()
         migrate.upgrade(dsn)
         took = seed(dsn, gpus, days, int(now.timestamp() * 1000) // HOUR * HOUR)
         print(f"seeding {gpus} GPUs x {days} days took {took:.0f} s\n", flush=True)
-        # An administrator: the collector's own role may end a reader's sessions, and not become one.
+        # An administrator: the collector's own role may end a reader's sessions, and not become
+        # one.
         admin = make_conninfo(server.admin_dsn, dbname=conninfo_to_dict(dsn)["dbname"])
         with psycopg.connect(admin, autocommit=True) as reader:
             reader.execute("SET ROLE grafana_of_the_bench")
@@ -192,7 +197,10 @@ def main(arguments: list[str]) -> int:
             for best, one in slow if "slow" in given else []:
                 print(
                     f"\n{one} {best:.0f} ms\n"
-                    + "\n".join(row[0] for row in reader.execute(f"EXPLAIN (ANALYZE, BUFFERS) {one.sql}".encode()))
+                    + "\n".join(
+                        row[0]
+                        for row in reader.execute(f"EXPLAIN (ANALYZE, BUFFERS) {one.sql}".encode())
+                    )
                 )
     finally:
         server.release()

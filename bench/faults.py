@@ -1,13 +1,16 @@
-"""Faults: a real collector on a real Postgres behind a faulty network; counts what is lost, doubled or unaccounted for.
+"""Faults: a real collector on a real Postgres behind a faulty network; counts what is lost, doubled
+or unaccounted for.
 
-A *fault* is one injected failure: a request or an answer that the proxy cuts off, loses, repeats, delays or replaces
-(a request may suffer one on its way there and one on its way back), a killed process, a poisoned body, a clock step, a
-write that a full disk refuses, a batch that a full spool drops. A stampede of 2,000 agents is one fault; consequences
-of a fault are not counted. All retries are those of the agent's own spool and push; only their waits are reduced to
-50 ms, and their timeout for an answer to 1.5 s.
+A *fault* is one injected failure: a request or an answer that the proxy cuts off, loses, repeats,
+delays or replaces (a request may suffer one on its way there and one on its way back), a killed
+process, a poisoned body, a clock step, a write that a full disk refuses, a batch that a full spool
+drops. A stampede of 2,000 agents is one fault; consequences of a fault are not counted. All retries
+are those of the agent's own spool and push; only their waits are reduced to 50 ms, and their
+timeout for an answer to 1.5 s.
 
-The same proxy with the same seed then runs between Prometheus' agent mode and VictoriaMetrics, if both are installed.
-Exits with 1 when something acknowledged was lost, something was billed twice, or a loss is not accounted for.
+The same proxy with the same seed then runs between Prometheus' agent mode and VictoriaMetrics, if
+both are installed. Exits with 1 when something acknowledged was lost, something was billed twice,
+or a loss is not accounted for.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ SCHEDULE = (
 
 
 def ours(given: argparse.Namespace) -> tuple[Verdict, Counter, dict[str, str]]:
-    """Run until `--faults` are injected or `--seconds` are over; returns verdict, faults by kind, and figures."""
+    """Run until `--faults` are injected or `--seconds` are over; returns verdict, faults by kind,
+    and figures.
+    """
     rng = random.Random(given.seed)
     spools = tempfile.mkdtemp(prefix="gpuledger-spools-", dir=guardian.memory_folder())
     begun = time.monotonic()
@@ -76,7 +81,9 @@ def ours(given: argparse.Namespace) -> tuple[Verdict, Counter, dict[str, str]]:
         verdict = fleet.settle()
         figures = {
             "seconds of faults": f"{injected:.0f}",
-            "seconds until all was delivered, folded, rated and compared": f"{time.monotonic() - begun - injected:.0f}",
+            "seconds until all was delivered, folded, rated and compared": (
+                f"{time.monotonic() - begun - injected:.0f}"
+            ),
             "requests through the proxy": f"{requests:,}",
             "peak memory of a process of the collector": f"{peak:.0f} MiB",
             "the last stampede": fleet.stampede_said,
@@ -91,8 +98,14 @@ def table(faults: Counter, verdict: Verdict, figures: dict[str, str]) -> None:
     print(f"| **all** | **{faults.total():,}** |\n")
     for name, value in figures.items():
         print(f"{name}: {value}")
-    print("batches of the nodes behind the proxy:", ", ".join(f"{n:,} {name}" for name, n in verdict.batches.items()))
-    print(f"samples in the ledger: {verdict.samples:,}; GPU-seconds held and billed: {verdict.gpu_ms / 1000:,.0f}\n")
+    print(
+        "batches of the nodes behind the proxy:",
+        ", ".join(f"{n:,} {name}" for name, n in verdict.batches.items()),
+    )
+    print(
+        f"samples in the ledger: {verdict.samples:,}; GPU-seconds held and billed:"
+        f" {verdict.gpu_ms / 1000:,.0f}\n"
+    )
     for name, entries in (
         ("acknowledged samples lost", verdict.lost),
         ("GPU-seconds billed twice", verdict.twice),
@@ -103,16 +116,26 @@ def table(faults: Counter, verdict: Verdict, figures: dict[str, str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--faults", type=int, default=2_000, help="how many to inject (default: 2,000)")
+    parser.add_argument(
+        "--faults", type=int, default=2_000, help="how many to inject (default: 2,000)"
+    )
     parser.add_argument("--seconds", type=float, default=1e9, help="inject no longer than this")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--nodes", type=int, default=12)
-    parser.add_argument("--rate", type=float, default=0.8, help="share of requests, and of answers, that are broken")
-    parser.add_argument("--pause", type=float, default=8.0, help="mean seconds between two disasters")
+    parser.add_argument(
+        "--rate", type=float, default=0.8, help="share of requests, and of answers, that are broken"
+    )
+    parser.add_argument(
+        "--pause", type=float, default=8.0, help="mean seconds between two disasters"
+    )
     parser.add_argument("--herd", type=int, default=2000)
-    parser.add_argument("--workers", type=int, default=1, help="workers of the collector (default: 1)")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="workers of the collector (default: 1)"
+    )
     parser.add_argument("--progress", action="store_true", help="show progress on standard error")
-    parser.add_argument("--peer-seconds", type=float, default=45, help="faults of each scenario of the comparison")
+    parser.add_argument(
+        "--peer-seconds", type=float, default=45, help="faults of each scenario of the comparison"
+    )
     parser.add_argument("--only", choices=("ours", "peer"))
     given = parser.parse_args()
     print(f"seed {given.seed}; {platform.processor() or platform.machine()}, {platform.system()}\n")
@@ -125,7 +148,8 @@ def main() -> int:
         missing = [name for name in ("prometheus", "victoria-metrics") if not shutil.which(name)]
         if missing:
             print(
-                f"\nnot compared: {' and '.join(missing)} is missing (on Debian: apt-get install {' '.join(missing)})"
+                f"\nnot compared: {' and '.join(missing)} is missing (on Debian: apt-get install"
+                f" {' '.join(missing)})"
             )
         else:
             _faults_peer.compare(given.seed, given.rate, given.peer_seconds)

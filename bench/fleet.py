@@ -1,16 +1,19 @@
-"""A fleet of 100,000 GPUs on one machine: its posts, an hour of its evidence rated, and the questions about it.
+"""A fleet of 100,000 GPUs on one machine: its posts, an hour of its evidence rated, and the
+questions about it.
 
-1. *Posts*: 12,500 agents of 8 GPUs post a minute (48 GPU-samples of 28 metrics and 8 usage intervals) over a new
-   connection once a minute for ten minutes to `gpuledger serve` with all its jobs. Posts are due at a steady
-   rhythm whether or not earlier ones were answered; a wait counts from when its post was due. The sender is a process
-   of its own, on the same machine, and its CPU is shown.
-2. *An hour*: the posts stop, and a usage interval a minute of every GPU is written straight into the table for one
-   hour, then folded, and its day rated.
-3. *Questions*: the commands and pages that people would ask next, each once, with everything cold that a command has
-   cold.
+1. *Posts*: 12,500 agents of 8 GPUs post a minute (48 GPU-samples of 28 metrics and 8 usage
+   intervals) over a new connection once a minute for ten minutes to `gpuledger serve` with all its
+   jobs. Posts are due at a steady rhythm whether or not earlier ones were answered; a wait counts
+   from when its post was due. The sender is a process of its own, on the same machine, and its CPU
+   is shown.
+2. *An hour*: the posts stop, and a usage interval a minute of every GPU is written straight into
+   the table for one hour, then folded, and its day rated.
+3. *Questions*: the commands and pages that people would ask next, each once, with everything cold
+   that a command has cold.
 
-Nothing is extrapolated, and nothing is compared: what a step costs here is what this machine needed for it.
-It ends with 1 when a post went unanswered for a minute, or an acknowledged one is not stored exactly once.
+Nothing is extrapolated, and nothing is compared: what a step costs here is what this machine needed
+for it. It ends with 1 when a post went unanswered for a minute, or an acknowledged one is not
+stored exactly once.
 """
 
 from __future__ import annotations
@@ -67,7 +70,9 @@ INSERT INTO usage_interval SELECT c.accelerator_id, w.id, 'held', m, m + 60000, 
     JOIN workload w ON w.id = 1 + c.accelerator_id %% (SELECT count(*) FROM workload) ORDER BY m, c.node_id;
 INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT accelerator_id, %(start)s FROM capacity;
 """
-"""A usage interval a minute of every accelerator, in the order in which agents would have sent them."""
+"""A usage interval a minute of every accelerator, in the order in which agents would have sent
+them.
+"""
 
 
 @dataclass(slots=True)
@@ -81,7 +86,9 @@ class Minute:
 async def _exchange(port: int, packed: bytes) -> int | None:
     """Status of one post over a connection of its own; None without an answer."""
     try:
-        transport, link = await asyncio.get_running_loop().create_connection(Link, "127.0.0.1", port)
+        transport, link = await asyncio.get_running_loop().create_connection(
+            Link, "127.0.0.1", port
+        )
     except OSError:
         return None
     try:
@@ -92,17 +99,22 @@ async def _exchange(port: int, packed: bytes) -> int | None:
         transport.close()
 
 
-async def _send(port: int, nodes: int, minutes: int, progress: Callable[[int, Minute], None]) -> None:
+async def _send(
+    port: int, nodes: int, minutes: int, progress: Callable[[int, Minute], None]
+) -> None:
     fleet = [Node(number) for number in range(nodes)]
     readings = [fleet[number % nodes].values() for number in range(VALUE_SETS)]
     start = time.time() + 1.0
     results = [Minute() for _ in range(minutes)]
 
     async def post(minute: int, number: int, due: float) -> None:
-        body = fleet[number].batch(minute + 1, int(due * 1000) - MINUTE_MS, readings[(number + minute) % VALUE_SETS])
+        body = fleet[number].batch(
+            minute + 1, int(due * 1000) - MINUTE_MS, readings[(number + minute) % VALUE_SETS]
+        )
         packed = request("/v1/batches", body, MSGPACK)
         result = results[minute]
-        # As an agent does: what is refused for now, or unanswered, is sent again until the next batch is due.
+        # As an agent does: what is refused for now, or unanswered, is sent again until the next
+        # batch is due.
         while time.time() < due + MINUTE_S:
             status = await _exchange(port, packed)
             if status in {200, 204}:
@@ -131,7 +143,10 @@ async def _send(port: int, nodes: int, minutes: int, progress: Callable[[int, Mi
 
 def _sender(port: int, nodes: int, minutes: int, pipe: Connection) -> None:
     asyncio.run(_send(port, nodes, minutes, lambda minute, result: pipe.send((minute, result))))
-    pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_utime + resource.getrusage(resource.RUSAGE_SELF).ru_stime)
+    pipe.send(
+        resource.getrusage(resource.RUSAGE_SELF).ru_utime
+        + resource.getrusage(resource.RUSAGE_SELF).ru_stime
+    )
 
 
 @dataclass(slots=True)
@@ -156,19 +171,30 @@ def posts(collector: CollectorProcess, nodes: int, minutes: int) -> int:
     )
     sender.start()
     sending.close()
-    print("| minute | answered | lost | turned away | median ms | p99 ms | longest ms | collector, cores |", end="")
+    print(
+        "| minute | answered | lost | turned away | median ms | p99 ms | longest ms | collector,"
+        " cores |",
+        end="",
+    )
     print(" Postgres, cores | hours to fold |\n|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     acknowledged, before, at = 0, Cost.read(collector), time.perf_counter()
     with psycopg.connect(collector.dsn(), autocommit=True) as connection:
         for _ in range(minutes):
             minute, result = receiving.recv()
             now, cost = time.perf_counter(), Cost.read(collector)
-            (waiting,) = connection.execute("SELECT count(*) FROM hour_recompute").fetchone() or (0,)
+            (waiting,) = connection.execute("SELECT count(*) FROM hour_recompute").fetchone() or (
+                0,
+            )
             sent = result.sent
             acknowledged += len(sent.waits_ms)
-            waits = [sent.quantile(share) for share in (0.5, 0.99, 1.0)] if sent.waits_ms else [float("nan")] * 3
+            waits = (
+                [sent.quantile(share) for share in (0.5, 0.99, 1.0)]
+                if sent.waits_ms
+                else [float("nan")] * 3
+            )
             print(
-                f"| {minute + 1} | {len(sent.waits_ms):,} | {result.lost:,} | {sent.turned_away:,} | "
+                f"| {minute + 1} | {len(sent.waits_ms):,} | {result.lost:,} |"
+                f" {sent.turned_away:,} | "
                 + " | ".join(f"{wait:,.0f}" for wait in waits)
                 + f" | {(cost.collector_s - before.collector_s) / (now - at):.2f}"
                 f" | {(cost.postgres_s - before.postgres_s) / (now - at):.2f} | {waiting:,} |",
@@ -177,9 +203,13 @@ def posts(collector: CollectorProcess, nodes: int, minutes: int) -> int:
             before, at = cost, now
         sender_s = receiving.recv()
         sender.join(60)
-        (stored,) = connection.execute("SELECT pg_database_size(current_database())").fetchone() or (0,)
+        (stored,) = connection.execute(
+            "SELECT pg_database_size(current_database())"
+        ).fetchone() or (0,)
     peaks = ", ".join(f"{name} {mib:.0f} MiB" for name, mib in memory(collector))
-    print(f"\nsender {sender_s:.0f} s of CPU; database {stored / 2**30:.1f} GiB; peak memory: {peaks}")
+    print(
+        f"\nsender {sender_s:.0f} s of CPU; database {stored / 2**30:.1f} GiB; peak memory: {peaks}"
+    )
     return acknowledged
 
 
@@ -196,22 +226,29 @@ def stored_once(dsn: str, acknowledged: int) -> bool:
     """Whether the samples of every acknowledged post are in the table, and none is there twice."""
     with psycopg.connect(dsn) as connection:
         batches, rows, distinct = connection.execute(
-            "SELECT (SELECT count(*) FROM ingest_batch), count(*), count(DISTINCT (accelerator_id, at_ms))"
-            " FROM gpu_sample"
+            "SELECT (SELECT count(*) FROM ingest_batch), count(*), count(DISTINCT (accelerator_id,"
+            " at_ms)) FROM gpu_sample"
         ).fetchone() or (0, 0, 0)
-    print(f"{acknowledged:,} posts acknowledged, {batches:,} committed; {rows:,} samples stored, {distinct:,} distinct")
-    # A post whose answer came too late for the sender is committed, too, and would be a duplicate when it comes again.
+    print(
+        f"{acknowledged:,} posts acknowledged, {batches:,} committed; {rows:,} samples stored,"
+        f" {distinct:,} distinct"
+    )
+    # A post whose answer came too late for the sender is committed, too, and would be a duplicate
+    # when it comes again.
     return batches >= acknowledged and rows == distinct == batches * ROWS
 
 
 def an_hour(collector: CollectorProcess) -> None:
-    """Print what folding and rating one more whole hour costs: first what the posts left, then the hour."""
+    """Print what folding and rating one more whole hour costs: first what the posts left, then the
+    hour.
+    """
     now_ms = int(time.time() * 1000)
     hour_ms = now_ms - now_ms % HOUR_MS - 3 * HOUR_MS
     day = Period(hour_ms - hour_ms % DAY_MS, hour_ms - hour_ms % DAY_MS + DAY_MS)
     database = Database(collector.dsn())
     print(
-        "\n| step | seconds | of one core here | Postgres, CPU s | this process, peak MiB |\n|---|---:|---:|---:|---:|"
+        "\n| step | seconds | of one core here | Postgres, CPU s | this process, peak MiB"
+        " |\n|---|---:|---:|---:|---:|"
     )
 
     def step(name: str, call: Callable[[], object]) -> None:
@@ -225,7 +262,10 @@ def an_hour(collector: CollectorProcess) -> None:
     step("fold and rate what the posts left", lambda: refresh(database, day, now_ms))
     with psycopg.connect(collector.admin_dsn(), autocommit=True) as connection:
         partitions.ensure(connection, "usage_interval", [hour_ms - hour_ms % DAY_MS])
-        step("write an hour of evidence", lambda: run(connection, HOUR_OF_EVIDENCE, {"start": hour_ms}))
+        step(
+            "write an hour of evidence",
+            lambda: run(connection, HOUR_OF_EVIDENCE, {"start": hour_ms}),
+        )
     step("fold and rate that hour", lambda: refresh(database, day, now_ms))
 
 
@@ -235,9 +275,22 @@ def questions(collector: CollectorProcess) -> None:
     environment = {**os.environ, "GPULEDGER_DSN": collector.dsn()}
     for words in QUESTIONS:
         begun = time.perf_counter()
-        done = subprocess.run([BIN / "gpuledger", *words], env=environment, capture_output=True, text=True, check=False)
-        ended = "" if done.returncode in FINE else f" (exit {done.returncode}: {done.stderr.strip()[-200:]})"
-        print(f"| `gpuledger {' '.join(words)}` | {time.perf_counter() - begun:.2f}{ended} |", flush=True)
+        done = subprocess.run(
+            [BIN / "gpuledger", *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        ended = (
+            ""
+            if done.returncode in FINE
+            else f" (exit {done.returncode}: {done.stderr.strip()[-200:]})"
+        )
+        print(
+            f"| `gpuledger {' '.join(words)}` | {time.perf_counter() - begun:.2f}{ended} |",
+            flush=True,
+        )
     for path in PAGES:
         begun = time.perf_counter()
         status, _ = collector.get(path)
@@ -245,10 +298,16 @@ def questions(collector: CollectorProcess) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=12_500, help="nodes of 8 GPUs (default: 12,500)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--nodes", type=int, default=12_500, help="nodes of 8 GPUs (default: 12,500)"
+    )
     parser.add_argument("--minutes", type=int, default=10, help="minutes of posts (default: 10)")
-    parser.add_argument("--workers", help="processes that answer (default: as the collector decides)")
+    parser.add_argument(
+        "--workers", help="processes that answer (default: as the collector decides)"
+    )
     given = parser.parse_args()
     print(f"{machine()}\n{given.nodes * GPUS:,} GPUs, {given.nodes / MINUTE_S:.0f} posts/s\n")
     folder = open_folder("gpuledger-bench-")
@@ -258,7 +317,10 @@ def main() -> int:
         collector.start()
         collector.wait_ready()
         acknowledged = posts(collector, given.nodes, given.minutes)
-        complete = stored_once(collector.dsn(), acknowledged) and acknowledged == given.nodes * given.minutes
+        complete = (
+            stored_once(collector.dsn(), acknowledged)
+            and acknowledged == given.nodes * given.minutes
+        )
         collector.stop(300)
         collector.environment["GPULEDGER_JOBS"] = "false"
         collector.start()
@@ -269,7 +331,11 @@ def main() -> int:
         if collector.process is not None and collector.process.poll() is None:
             collector.stop(300)
         shutil.rmtree(folder, ignore_errors=True)
-    verdict = "every post was answered and is stored once" if complete else "missed: see the table of minutes"
+    verdict = (
+        "every post was answered and is stored once"
+        if complete
+        else "missed: see the table of minutes"
+    )
     print(f"\n{machine()}\n{verdict}")
     return 0 if complete else 1
 

@@ -1,18 +1,21 @@
-"""Demand forecasts on the open traces against strong baselines, judged on clusters that no choice has seen.
+"""Demand forecasts on the open traces against strong baselines, judged on clusters that no choice
+has seen.
 
-Hourly series, 24 h ahead, 22 rolling origins 18 h apart, at most 1,008 h of history; every method sees the same past
-and is clipped at zero. WQL is the mean over the quantiles 0.1, 0.5 and 0.9 of 2 x quantile loss / sum of |actual|,
-pooled over a series' origins; shown is the geometric mean over series of its ratio to that of persistence: the last
-value with the quantiles of the changes of the last 21 days.
+Hourly series, 24 h ahead, 22 rolling origins 18 h apart, at most 1,008 h of history; every method
+sees the same past and is clipped at zero. WQL is the mean over the quantiles 0.1, 0.5 and 0.9 of 2
+x quantile loss / sum of |actual|, pooled over a series' origins; shown is the geometric mean over
+series of its ratio to that of persistence: the last value with the quantiles of the changes of the
+last 21 days.
 
-A family is a cluster. The constants of our method are chosen without the family on which they are scored: the same
-random settings are judged on every family, and each family gets, constant by constant, the median of the tenth that is
-best on the *other* families. The constants that ship are chosen so from all families and are shown apart, because no
-family is left to judge them.
+A family is a cluster. The constants of our method are chosen without the family on which they are
+scored: the same random settings are judged on every family, and each family gets, constant by
+constant, the median of the tenth that is best on the *other* families. The constants that ship are
+chosen so from all families and are shown apart, because no family is left to judge them.
 
-`--days=7` asks for 168 h, `--step=5m` for 2 h of five minutes and `--rhythms` for series with a rhythm, all with the
-constants chosen at 24 h on the other families. `--quick` leaves out AutoETS, Theta and MSTL; `--settings=N` draws N
-settings; `--cache=FILE` keeps losses between runs, also those of earlier code: delete it after a change.
+`--days=7` asks for 168 h, `--step=5m` for 2 h of five minutes and `--rhythms` for series with a
+rhythm, all with the constants chosen at 24 h on the other families. `--quick` leaves out AutoETS,
+Theta and MSTL; `--settings=N` draws N settings; `--cache=FILE` keeps losses between runs, also
+those of earlier code: delete it after a change.
 """
 
 from __future__ import annotations
@@ -35,7 +38,12 @@ from gpuledger_collector.insight.series import Series
 
 FAMILIES = ("helios", "dlrm", "openb")
 REFERENCE = "persistence, 21 days"
-WINDOWS = {"persistence, 7 days": 7, "persistence, 14 days": 14, REFERENCE: 21, "persistence, whole past": None}
+WINDOWS = {
+    "persistence, 7 days": 7,
+    "persistence, 14 days": 14,
+    REFERENCE: 21,
+    "persistence, whole past": None,
+}
 Q = np.array([0.1, 0.5, 0.9])
 CAP_HOURS, APART_HOURS, ORIGINS = 1008, 18, 22
 CHOICES = {
@@ -65,7 +73,9 @@ class Case:
 
 
 def load(place, step_s):
-    """Series by `family/kind name`: Helios teams in use and in demand, inference services, pods by class of service."""
+    """Series by `family/kind name`: Helios teams in use and in demand, inference services, pods by
+    class of service.
+    """
     series = {}
     frame = helios(place).assign(at=lambda rows: pd.to_datetime(rows.ts).dt.floor(f"{step_s}s"))
     for team, rows in frame.groupby("team"):
@@ -74,33 +84,49 @@ def load(place, step_s):
             start_ms = int(by_step.index[0].timestamp() * 1000)
             for kind, column in (("in use", "gpus_running"), ("demand", "demand")):
                 name = f"helios/{kind} {team}"
-                series[name] = Series(name, start_ms, step_s * 1000, by_step[column].to_numpy(float))
+                series[name] = Series(
+                    name, start_ms, step_s * 1000, by_step[column].to_numpy(float)
+                )
     jobs = pd.read_csv(place / "alibaba_dlrm_2025_jobs.csv.gz")
     until = 31 * DAY
     for app in jobs.team.value_counts().head(10).index:
         rows = jobs[jobs.team == app]
-        used = mean_in_use(rows.start_s.fillna(0), rows.end_s.fillna(until), rows.gpus, step_s, until)
+        used = mean_in_use(
+            rows.start_s.fillna(0), rows.end_s.fillna(until), rows.gpus, step_s, until
+        )
         if used[DAY // step_s :].std() > 0.5:
             series[f"dlrm/{app}"] = Series(f"dlrm/{app}", 0, step_s * 1000, used)
-    pods = pd.read_csv(place / "alibaba_openb_2023_pods.csv.gz").dropna(subset=["scheduled_time", "deletion_time"])
+    pods = pd.read_csv(place / "alibaba_openb_2023_pods.csv.gz").dropna(
+        subset=["scheduled_time", "deletion_time"]
+    )
     until = 40 * DAY
     zero = int(pods.creation_time.max()) - until
     for kind, rows in pods[pods.deletion_time > zero].groupby("qos"):
         gpus = np.where(rows.num_gpu == 1, rows.gpu_milli / 1000, rows.num_gpu)
-        used = mean_in_use(rows.scheduled_time - zero, rows.deletion_time - zero, gpus, step_s, until)
+        used = mean_in_use(
+            rows.scheduled_time - zero, rows.deletion_time - zero, gpus, step_s, until
+        )
         if used.std() > 0.5:
             series[f"openb/{kind}"] = Series(f"openb/{kind}", 0, step_s * 1000, used)
     return series
 
 
 def load_rhythms(place):
-    """Hourly request counts of ten companies and taxi rides: shapes of serving demand, daily and weekly."""
+    """Hourly request counts of ten companies and taxi rides: shapes of serving demand, daily and
+    weekly.
+    """
     requests = pd.read_csv(place / "nab_requests_5min.csv.gz")
-    values = {f"requests/{name}": (rows.value, 12) for name, rows in requests.groupby("series", sort=False)}
+    values = {
+        f"requests/{name}": (rows.value, 12)
+        for name, rows in requests.groupby("series", sort=False)
+    }
     values["rides/taxi"] = pd.read_csv(place / "nab_taxi_30min.csv.gz").value, 2
     return {
         name: Series(
-            name, 0, 3_600_000, each.to_numpy(float)[: len(each) // per_hour * per_hour].reshape(-1, per_hour).mean(1)
+            name,
+            0,
+            3_600_000,
+            each.to_numpy(float)[: len(each) // per_hour * per_hour].reshape(-1, per_hour).mean(1),
         )
         for name, (each, per_hour) in values.items()
     }
@@ -115,7 +141,12 @@ def cases(series, horizon):
             cut = len(whole.values) - horizon - APART_HOURS * hour * back
             if cut >= max(192 * hour, 2 * horizon):
                 first = max(0, cut - CAP_HOURS * hour)
-                past = Series(name, whole.start_ms + first * whole.step_ms, whole.step_ms, whole.values[first:cut])
+                past = Series(
+                    name,
+                    whole.start_ms + first * whole.step_ms,
+                    whole.step_ms,
+                    whole.values[first:cut],
+                )
                 out.append(Case(name, past, whole.values[cut : cut + horizon]))
     return out
 
@@ -128,7 +159,9 @@ def quantile_loss(actual, levels):
 
 def judge(case, levels):
     """Loss, and the share of what came that lies under the 0.9 quantile."""
-    return quantile_loss(case.actual, levels), float((case.actual <= np.maximum(levels[:, 2], 0) + 1e-9).mean())
+    return quantile_loss(case.actual, levels), float(
+        (case.actual <= np.maximum(levels[:, 2], 0) + 1e-9).mean()
+    )
 
 
 def persistence(values, horizon, steps):
@@ -173,13 +206,16 @@ def draw_settings(count):
     """Settings drawn at random, the same in every run."""
     generator = np.random.default_rng(21)
     return [
-        Similarity(**{name: values[generator.integers(len(values))] for name, values in CHOICES.items()})
+        Similarity(
+            **{name: values[generator.integers(len(values))] for name, values in CHOICES.items()}
+        )
         for _ in range(count)
     ]
 
 
 def log_ratios(cases, losses, reference):
-    """By family the logarithm of loss / loss of the reference, arrays (methods, series); `losses` are (methods, cases).
+    """By family the logarithm of loss / loss of the reference, arrays (methods, series); `losses`
+    are (methods, cases).
 
     One case never decides: losses are summed over the origins of a series first.
     """
@@ -194,7 +230,9 @@ def log_ratios(cases, losses, reference):
 
 
 def choose(settings, ratios, left_out):
-    """Constant by constant the median of the tenth of `settings` that is best on every family but `left_out`."""
+    """Constant by constant the median of the tenth of `settings` that is best on every family but
+    `left_out`.
+    """
     seen = [rows.mean(axis=1) for family, rows in ratios.items() if family != left_out]
     best = np.argsort(np.mean(seen, axis=0), kind="stable")[: max(1, len(settings) // 10)]
     constants = {}
@@ -236,13 +274,18 @@ class Judge:
             print(f"... {name}", file=sys.stderr, flush=True)
             started = time.process_time()
             rows = np.array([judge(case, predict(case.past.values)) for case in self.cases])
-            self.known[self.key, name] = rows, 1000 * (time.process_time() - started) / len(self.cases)
+            self.known[self.key, name] = (
+                rows,
+                1000 * (time.process_time() - started) / len(self.cases),
+            )
             self.save()
         return self.known[self.key, name]
 
 
 def left_out(judge, settings, chosen_on):
-    """Loss and coverage (cases, 2) by constants chosen on the other families, and these constants by family."""
+    """Loss and coverage (cases, 2) by constants chosen on the other families, and these constants
+    by family.
+    """
     families = dict.fromkeys(case.family for case in judge.cases)
     chosen = {family: choose(settings, chosen_on, family) for family in families}
     rows = judge.of_settings(list(chosen.values()))
@@ -253,11 +296,17 @@ def left_out(judge, settings, chosen_on):
 def report(judge, results, reference, milliseconds):
     """Print the table: the ratio to the reference by family and over all series, and the coverage."""
     ratios = {
-        name: {family: rows[0] for family, rows in log_ratios(judge.cases, loss[None, :, 0], reference).items()}
+        name: {
+            family: rows[0]
+            for family, rows in log_ratios(judge.cases, loss[None, :, 0], reference).items()
+        }
         for name, loss in results.items()
     }
     families = list(next(iter(ratios.values())))
-    print(f"| method | all | {' | '.join(families)} | cov90 | ms |\n|---|{'---|' * (len(families) + 3)}")
+    print(
+        f"| method | all | {' | '.join(families)} | cov90 | ms"
+        f" |\n|---|{'---|' * (len(families) + 3)}"
+    )
     for name, by_family in ratios.items():
         every = np.exp(np.concatenate(list(by_family.values())).mean())
         each = " | ".join(f"{np.exp(rows.mean()):.3f}" for rows in by_family.values())
@@ -273,7 +322,9 @@ LEFT_OUT, SHIPPED = "gpuledger, left out", "gpuledger, as shipped (has seen all)
 
 
 def option(name, default):
-    given = [argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"--{name}=")]
+    given = [
+        argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"--{name}=")
+    ]
     return given[0] if given else default
 
 
@@ -281,7 +332,11 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     cache = Path(option("cache", "")) if option("cache", "") else None
     place, settings = folder(), draw_settings(int(option("settings", "300")))
-    days, fine, rhythms = int(option("days", "1")), option("step", "1h") == "5m", "--rhythms" in sys.argv
+    days, fine, rhythms = (
+        int(option("days", "1")),
+        option("step", "1h") == "5m",
+        "--rhythms" in sys.argv,
+    )
     at_24h = Judge(cases(load(place, 3600), 24), cache)
     reference, _ = at_24h.of_method(REFERENCE, baselines(24, 24, True)[REFERENCE])
     chosen_on = log_ratios(at_24h.cases, at_24h.of_settings(settings)[:, :, 0], reference[:, 0])
@@ -292,7 +347,9 @@ def main() -> int:
     elif fine or days > 1:
         judged = Judge(cases(load(place, 300 if fine else 3600), horizon), cache)
     results, milliseconds = {}, {}
-    results[REFERENCE], _ = judged.of_method(REFERENCE, baselines(horizon, per_day, True)[REFERENCE])
+    results[REFERENCE], _ = judged.of_method(
+        REFERENCE, baselines(horizon, per_day, True)[REFERENCE]
+    )
     results[LEFT_OUT], chosen = left_out(judged, settings, chosen_on)
     results[SHIPPED] = judged.of_settings([Similarity()])[0]
     started = time.process_time()
@@ -303,13 +360,24 @@ def main() -> int:
         rows, milliseconds[name] = judged.of_method(name, predict)
         # MSTL has no finite forecast of some pasts.
         silent = np.isnan(rows[:, 0])
-        results[name] = np.where(silent[:, None], results[REFERENCE], rows) if silent.any() else rows
+        results[name] = (
+            np.where(silent[:, None], results[REFERENCE], rows) if silent.any() else rows
+        )
         if silent.any():
-            print(f"{name}: no forecast at {silent.sum()} origins; it gets that of {REFERENCE} there")
-    print(f"{len({case.series for case in judged.cases})} series, {len(judged.cases)} origins, {horizon} steps ahead;")
+            print(
+                f"{name}: no forecast at {silent.sum()} origins; it gets that of {REFERENCE} there"
+            )
+    print(
+        f"{len({case.series for case in judged.cases})} series, {len(judged.cases)} origins,"
+        f" {horizon} steps ahead;"
+    )
     print(f"ratio of the weighted quantile loss to {REFERENCE}: smaller is better\n")
     report(judged, results, results[REFERENCE][:, 0], milliseconds)
-    for family, similarity in [*chosen.items(), ("none", choose(settings, chosen_on, None)), ("ships", Similarity())]:
+    for family, similarity in [
+        *chosen.items(),
+        ("none", choose(settings, chosen_on, None)),
+        ("ships", Similarity()),
+    ]:
         print(f"without {family}: " if family != "ships" else "ships: ", asdict(similarity))
     return 0
 

@@ -1,10 +1,11 @@
 """Fuzzed bodies: whatever comes, the collector has a verdict; no fault of ours, no 5xx, no growth.
 
-Valid batches (msgpack, JSON) and requests of remote write (1.0, 2.0) are changed by structure and by bytes: values of
-other types and extremes anywhere in the document, tokens that lie about what follows, cuts, splices of two bodies,
-repetitions, flipped bits, before or after compression. Most are decoded and judged in this process, as the collector's
-route does it; every `--every`-th goes over HTTP to a real collector with its Postgres as well.
-It ends with 1 at the first body that raises anything but a refusal, and prints it.
+Valid batches (msgpack, JSON) and requests of remote write (1.0, 2.0) are changed by structure and
+by bytes: values of other types and extremes anywhere in the document, tokens that lie about what
+follows, cuts, splices of two bodies, repetitions, flipped bits, before or after compression. Most
+are decoded and judged in this process, as the collector's route does it; every `--every`-th goes
+over HTTP to a real collector with its Postgres as well. It ends with 1 at the first body that
+raises anything but a refusal, and prints it.
 """
 
 from __future__ import annotations
@@ -124,7 +125,9 @@ def documents() -> list[Document]:
     """Batches as plain values, so that any value can stand anywhere."""
     made = [
         batch(),
-        batch(2, "node-2", accelerators=4, workloads=[workload(), workload("b", user=None, tags={})]),
+        batch(
+            2, "node-2", accelerators=4, workloads=[workload(), workload("b", user=None, tags={})]
+        ),
         batch(
             3,
             usage_intervals=[
@@ -132,14 +135,25 @@ def documents() -> list[Document]:
                 held(0, NOON_MS, NOON_MS + 9, 0, held_ms=5, busy_ms=5),
             ],
         ),
-        batch(4, samples=samples(2, [NOON_MS], gpu_utilization_ratio=[0.5, None], gpu_power_watts=[1.0, 2.0])),
+        batch(
+            4,
+            samples=samples(
+                2, [NOON_MS], gpu_utilization_ratio=[0.5, None], gpu_power_watts=[1.0, 2.0]
+            ),
+        ),
     ]
     return [msgspec.msgpack.decode(encode(each)) for each in made]
 
 
 def places(value: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
     found = [path] if path else []
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    children = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, child in children:
         found += places(child, (*path, key))
     return found
@@ -159,7 +173,10 @@ class Fuzzer:
         ]
         self.plain = {
             "msgpack": [msgspec.msgpack.encode(document) for document, _ in self.documents],
-            "json": [as_json(batch()), json.dumps({"version": 1, "node": "n", "epoch": "x", "seq": 1}).encode()],
+            "json": [
+                as_json(batch()),
+                json.dumps({"version": 1, "node": "n", "epoch": "x", "seq": 1}).encode(),
+            ],
             "one": [one(points), one(scrape(now)), one([])],
             "two": [two(points), two(scrape(now))],
         }
@@ -243,7 +260,9 @@ class Judge:
                 self.verdicts["partly taken" if accepted.rejected else "taken"] += 1
                 return
             self.uses += 1
-            if self.uses % 20_000 == 0:  # the book of a collector is bounded as well, but far above a benchmark's aim
+            if (
+                self.uses % 20_000 == 0
+            ):  # the book of a collector is bounded as well, but far above a benchmark's aim
                 self.book = SeriesCache()
             remote.inflated_size(body[:5])
             writing = remote.decode(body, 1 if kind == "one" else 2, self.book, NOW_MS)
@@ -268,7 +287,10 @@ class OverHttp:
 
     def __call__(self, kind: str, body: bytes, encoding: str) -> int:
         if kind in {"msgpack", "json"}:
-            path, sent = "/v1/batches", {"Content-Type": f"application/{kind}", "Content-Encoding": encoding}
+            path, sent = (
+                "/v1/batches",
+                {"Content-Type": f"application/{kind}", "Content-Encoding": encoding},
+            )
         else:
             path, sent = WRITE, headers(1 if kind == "one" else 2)
         self.connection.request("POST", path, body, sent)
@@ -294,11 +316,19 @@ def show(body: Body, why: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bodies", type=int, default=20_000, help="how many to judge (default: 20,000)")
-    parser.add_argument("--every", type=int, default=100, help="every so many goes over HTTP as well; 0: none")
+    parser.add_argument(
+        "--bodies", type=int, default=20_000, help="how many to judge (default: 20,000)"
+    )
+    parser.add_argument(
+        "--every", type=int, default=100, help="every so many goes over HTTP as well; 0: none"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--growth", type=float, default=50, help="MiB that a process may grow after its start")
-    parser.add_argument("--seconds", type=float, default=1e9, help="end after this long, however many were judged")
+    parser.add_argument(
+        "--growth", type=float, default=50, help="MiB that a process may grow after its start"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="end after this long, however many were judged"
+    )
     given = parser.parse_args()
     fuzzer, judge = Fuzzer(given.seed), Judge()
     over: Callable[..., int] | None = OverHttp() if given.every else None
@@ -309,11 +339,19 @@ def main() -> int:
             largest = max(largest, len(body[1]))
             try:
                 judge(*body)
-                if over is not None and number % given.every == 0 and (status := over(*body)) >= 500:
+                if (
+                    over is not None
+                    and number % given.every == 0
+                    and (status := over(*body)) >= 500
+                ):
                     show(body, f"body {number} of seed {given.seed} was answered {status}")
                     return 1
             except Exception:
-                show(body, f"body {number} of seed {given.seed} is a fault of ours: {traceback.format_exc()}")
+                show(
+                    body,
+                    f"body {number} of seed {given.seed} is a fault of ours:"
+                    f" {traceback.format_exc()}",
+                )
                 return 1
             if time.monotonic() - begun > given.seconds:
                 break
@@ -322,13 +360,21 @@ def main() -> int:
         seconds = time.monotonic() - begun
         grown = resident_mib(os.getpid(), "VmRSS") - early
         total = judge.verdicts.total()
-        print(f"{total:,} bodies of seed {given.seed}, up to {largest:,} bytes, in {seconds:.0f} s: no fault")
+        print(
+            f"{total:,} bodies of seed {given.seed}, up to {largest:,} bytes, in {seconds:.0f} s:"
+            " no fault"
+        )
         print("| verdict | bodies |\n|---|---|")
         for verdict, count in judge.verdicts.most_common():
             print(f"| {verdict} | {count:,} |")
-        print(f"\nmemory of this process since its {min(20_000, given.bodies // 4):,}th body: {grown:+.1f} MiB")
+        print(
+            f"\nmemory of this process since its {min(20_000, given.bodies // 4):,}th body:"
+            f" {grown:+.1f} MiB"
+        )
         if isinstance(over, OverHttp):
-            statuses = ", ".join(f"{count:,} x {status}" for status, count in sorted(over.statuses.items()))
+            statuses = ", ".join(
+                f"{count:,} x {status}" for status, count in sorted(over.statuses.items())
+            )
             more = over.resident() - over.early
             print(f"over HTTP, with Postgres: {over.statuses.total():,} ({statuses})")
             print(f"memory of the collector since the 500th: {more:+.1f} MiB")

@@ -1,12 +1,15 @@
-"""Idle accelerators on labeled minutes and on a real serving day: precision, recall, wrong flags, time to the flag.
+"""Idle accelerators on labeled minutes and on a real serving day: precision, recall, wrong flags,
+time to the flag.
 
-The generator makes 300 GPU-days of 15 s samples (1 % lost, two agent restarts a day and accelerator), rolled into
-minutes as the collector rolls them: segments of ten states and nine guard cases in random order, each with its true
-label. Precision and recall are in GPU-hours of episodes, counted from their beginning. Calibration: on the real day
-(alibaba_genai_2026, 68 pods) the curve of every second pod foretells the others, without the open curve, which has seen
-all pods. Left out: thresholds of `gone_idle` chosen on three quarters of the pods are shown on the fourth, and those
-chosen on all pods on the labeled minutes. Each is the median of the tenth of the settings that finds the most GPU-hours
-among those of whose episodes at most 15 % end within 30 minutes of the flag. `--seed=N`.
+The generator makes 300 GPU-days of 15 s samples (1 % lost, two agent restarts a day and
+accelerator), rolled into minutes as the collector rolls them: segments of ten states and nine guard
+cases in random order, each with its true label. Precision and recall are in GPU-hours of episodes,
+counted from their beginning. Calibration: on the real day (alibaba_genai_2026, 68 pods) the curve
+of every second pod foretells the others, without the open curve, which has seen all pods. Left out:
+thresholds of `gone_idle` chosen on three quarters of the pods are shown on the fourth, and those
+chosen on all pods on the labeled minutes. Each is the median of the tenth of the settings that
+finds the most GPU-hours among those of whose episodes at most 15 % end within 30 minutes of the
+flag. `--seed=N`.
 """
 
 from __future__ import annotations
@@ -54,8 +57,20 @@ SEGMENTS = {
 }
 WEIGHTS = {"underused": 3.0, "notebook": 4.0, "long pauses": 3.0, "straggler": 12.0, "active": 3.0}
 LEARNT = 240
-"""Minutes of long pauses (two hours apart, 105 minutes long) in which their rhythm cannot be known; not judged."""
-GUARDS = ("checkpoints", "periodic", "long pauses", "notebook", "replica", "straggler", "mig", "start-up", "transfer")
+"""Minutes of long pauses (two hours apart, 105 minutes long) in which their rhythm cannot be known;
+not judged.
+"""
+GUARDS = (
+    "checkpoints",
+    "periodic",
+    "long pauses",
+    "notebook",
+    "replica",
+    "straggler",
+    "mig",
+    "start-up",
+    "transfer",
+)
 STRICT = {"unallocated", "zombie", "never_used", "gone_idle"}
 READINGS = (
     "utilization",
@@ -90,7 +105,9 @@ class Day:
         minute = (ROWS, DAY)
         self.truth = np.full(minute, "", dtype=object)
         self.holder = np.full(minute, -1, dtype=np.int64)
-        self.faulty, self.serving, self.interactive = (np.zeros(minute, dtype=bool) for _ in range(3))
+        self.faulty, self.serving, self.interactive = (
+            np.zeros(minute, dtype=bool) for _ in range(3)
+        )
         self.lost = self.rng.random(shape) < 0.01
         self.next_holder = 0
         self.counts = dict.fromkeys(SEGMENTS, 0)
@@ -184,7 +201,16 @@ class Day:
     def busy(self, name, count):
         """Which samples of a segment show work."""
         minute = np.arange(count) // PER_MINUTE
-        if name in {"unallocated", "zombie", "never_used", "replica", "straggler", "notebook", "transfer", "faulty"}:
+        if name in {
+            "unallocated",
+            "zombie",
+            "never_used",
+            "replica",
+            "straggler",
+            "notebook",
+            "transfer",
+            "faulty",
+        }:
             return np.zeros(count, dtype=bool)
         if name == "gone_idle":
             probes = np.zeros(count, dtype=bool)
@@ -211,11 +237,20 @@ class Day:
         def mean(values):
             known = came & np.isfinite(values.reshape(shape))
             total = np.where(known, values.reshape(shape), 0.0).sum(axis=2)
-            return np.divide(total, known.sum(axis=2), out=np.full((ROWS, DAY), NAN), where=known.any(axis=2))
+            return np.divide(
+                total, known.sum(axis=2), out=np.full((ROWS, DAY), NAN), where=known.any(axis=2)
+            )
 
         rolled = {name: mean(values) for name, values in self.samples.items() if name != "slowed"}
-        zero = np.where(np.isfinite(self.samples["utilization"]), self.samples["utilization"] <= 0, NAN)
-        facts = {"memory_total": 80 * GIB, "memory_floor": 0.6 * GIB, "idle_watts": 70.0, "limit_watts": 700.0}
+        zero = np.where(
+            np.isfinite(self.samples["utilization"]), self.samples["utilization"] <= 0, NAN
+        )
+        facts = {
+            "memory_total": 80 * GIB,
+            "memory_floor": 0.6 * GIB,
+            "idle_watts": 70.0,
+            "limit_watts": 700.0,
+        }
         card = {name: np.full(ROWS, value) for name, value in facts.items()}
         return Minutes(
             start_ms=MONDAY,
@@ -233,7 +268,9 @@ class Day:
 
 
 def judged_minutes(day, minutes):
-    """The minutes that count: seen, and not before a rhythm has come back, when nobody can know of it."""
+    """The minutes that count: seen, and not before a rhythm has come back, when nobody can know of
+    it.
+    """
     known = minutes.seen.copy()
     for row, name, begin, _ in day.begins:
         if name == "long pauses":
@@ -254,8 +291,14 @@ def labeled(seed):
         flagged_state[episode.row, episode.since : episode.end] = episode.state.name.lower()
         flagged.append((episode.row, episode.flagged, episode.state.name.lower()))
     known = judged_minutes(day, minutes)
-    print(f"seed {seed}: {ROWS} GPU-days, {len(episodes)} episodes, {len(episodes) / ROWS:.1f} flags a GPU-day\n")
-    print("| state | segments | precision | recall | median minutes to the flag | goal |\n|---|---|---|---|---|---|")
+    print(
+        f"seed {seed}: {ROWS} GPU-days, {len(episodes)} episodes, {len(episodes) / ROWS:.1f} flags"
+        " a GPU-day\n"
+    )
+    print(
+        "| state | segments | precision | recall | median minutes to the flag | goal"
+        " |\n|---|---|---|---|---|---|"
+    )
     for state in (*sorted(STRICT), "throttled", "data_starved", "hollow", "underused", "faulty"):
         truth, ours = (day.truth == state) & known, (flagged_state == state) & known
         both = (truth & ours).sum()
@@ -266,15 +309,25 @@ def labeled(seed):
             for r, at, s in flagged
             if r == row and s == state and begin <= at < end
         ]
-        goal = "0.95 / 0.90" if state in STRICT else "0.80" if state in {"throttled", "data_starved", "hollow"} else ""
+        goal = (
+            "0.95 / 0.90"
+            if state in STRICT
+            else "0.80"
+            if state in {"throttled", "data_starved", "hollow"}
+            else ""
+        )
         print(
-            f"| {state} | {day.counts[state]} | {both / max(1, ours.sum()):.3f} | {both / max(1, truth.sum()):.3f} "
-            f"| {np.median(waits) if waits else NAN:.0f} | {goal} |"
+            f"| {state} | {day.counts[state]} | {both / max(1, ours.sum()):.3f} |"
+            f" {both / max(1, truth.sum()):.3f} | {np.median(waits) if waits else NAN:.0f} |"
+            f" {goal} |"
         )
     print("\n| left alone | segments | flagged segments |\n|---|---|---|")
     for guard in (*GUARDS, "no_data", "active"):
         hit = sum(
-            any(r == row and begin + (LEARNT if guard == "long pauses" else 0) <= at < end for r, at, _ in flagged)
+            any(
+                r == row and begin + (LEARNT if guard == "long pauses" else 0) <= at < end
+                for r, at, _ in flagged
+            )
             for row, name, begin, end in day.begins
             if name == guard
         )
@@ -308,7 +361,9 @@ def serving_day(place):
         "bytes_per_second",
     )
     absent = dict.fromkeys(readings, nothing)
-    card = dict.fromkeys(("memory_total", "memory_floor", "idle_watts", "limit_watts"), np.full(rows, NAN))
+    card = dict.fromkeys(
+        ("memory_total", "memory_floor", "idle_watts", "limit_watts"), np.full(rows, NAN)
+    )
     return Minutes(
         start_ms=MONDAY,
         seen=np.isfinite(util),
@@ -326,11 +381,17 @@ def serving_day(place):
 def gone_idle(minutes, rules=IDLE_RULES):
     """The episodes of `gone_idle` under these rules."""
     with patch("gpuledger_collector.insight.idle.states.IDLE_RULES", rules):
-        return [each for each in idle_episodes(minutes, classify(minutes)) if each.state is State.GONE_IDLE]
+        return [
+            each
+            for each in idle_episodes(minutes, classify(minutes))
+            if each.state is State.GONE_IDLE
+        ]
 
 
 def tally(episodes):
-    """By fold of the accelerators: episodes, those that end within 30 minutes of the flag, and GPU-hours."""
+    """By fold of the accelerators: episodes, those that end within 30 minutes of the flag, and
+    GPU-hours.
+    """
     counts = np.zeros((FOLDS, 3))
     for each in episodes:
         soon = not each.ongoing and each.end - each.flagged <= 30
@@ -339,17 +400,30 @@ def tally(episodes):
 
 
 def left_out(minutes, seed):
-    """Thresholds chosen on some pods and shown on others, and those of all pods shown on the labeled minutes."""
-    settings = [IdleRules(**dict(zip(CHOICES, values, strict=True))) for values in itertools.product(*CHOICES.values())]
+    """Thresholds chosen on some pods and shown on others, and those of all pods shown on the
+    labeled minutes.
+    """
+    settings = [
+        IdleRules(**dict(zip(CHOICES, values, strict=True)))
+        for values in itertools.product(*CHOICES.values())
+    ]
     counts = np.stack([tally(gone_idle(minutes, rules)) for rules in settings])
 
     def choose(folds):
         episodes, soon, hours = counts[:, folds].sum(axis=1).T
-        best = np.argsort(np.where(soon <= SOON * episodes, -hours, 0), kind="stable")[: len(settings) // 10]
-        medians = {name: sorted(getattr(settings[place], name) for place in best)[len(best) // 2] for name in CHOICES}
+        best = np.argsort(np.where(soon <= SOON * episodes, -hours, 0), kind="stable")[
+            : len(settings) // 10
+        ]
+        medians = {
+            name: sorted(getattr(settings[place], name) for place in best)[len(best) // 2]
+            for name in CHOICES
+        }
         return settings.index(IdleRules(**medians))
 
-    print("\n| thresholds | shown on | episodes | GPU-hours | end within 30 min |\n|---|---|---|---|---|")
+    print(
+        "\n| thresholds | shown on | episodes | GPU-hours | end within 30 min"
+        " |\n|---|---|---|---|---|"
+    )
     shown = []
     for fold in range(FOLDS):
         place = choose([each for each in range(FOLDS) if each != fold])
@@ -380,16 +454,26 @@ def print_tally(rules, where, counts):
 
 
 def real(minutes):
-    """One day of serving pods: who goes idle, how soon it ends, and how well the curve foretells it."""
+    """One day of serving pods: who goes idle, how soon it ends, and how well the curve foretells
+    it.
+    """
     util = minutes.utilization
     rows = len(util)
     episodes, soon, hours = tally(gone_idle(minutes)).sum(axis=0)
     pod_hours = np.isfinite(util).sum() / 60
-    print(f"\nreal day, {rows} pods, {pod_hours:.0f} pod-hours, warm replicas judged as if they were jobs:")
+    print(
+        f"\nreal day, {rows} pods, {pod_hours:.0f} pod-hours, warm replicas judged as if they were"
+        " jobs:"
+    )
     share = 100 * soon / max(1, episodes)
-    print(f"{episodes:.0f} episodes, {hours:.0f} GPU-hours, {share:.0f} % end within 30 minutes of the flag")
+    print(
+        f"{episodes:.0f} episodes, {hours:.0f} GPU-hours, {share:.0f} % end within 30 minutes of"
+        " the flag"
+    )
     low, known = util <= 0.01, np.isfinite(util)
-    print("\n| idle so far (minutes) | foretold | observed | gaps | off by |\n|---|---|---|---|---|")
+    print(
+        "\n| idle so far (minutes) | foretold | observed | gaps | off by |\n|---|---|---|---|---|"
+    )
     halves = [np.arange(rows) % 2 == side for side in (0, 1)]
     for least, most in ((5, 15), (15, 45), (45, 75), (75, 180)):
         foretold, observed = [], []
@@ -403,8 +487,8 @@ def real(minutes):
                 observed += placements[there].tolist()
                 foretold += [curve.at(moment)] * int(there.sum())
         print(
-            f"| {least} to {most} | {np.mean(foretold):.2f} | {np.mean(observed):.2f} | {len(observed)} "
-            f"| {abs(np.mean(foretold) - np.mean(observed)):.2f} |"
+            f"| {least} to {most} | {np.mean(foretold):.2f} | {np.mean(observed):.2f} |"
+            f" {len(observed)} | {abs(np.mean(foretold) - np.mean(observed)):.2f} |"
         )
 
 

@@ -1,23 +1,27 @@
-"""Ingest: GPU-samples a second and core with a durable answer, against COPY on the same server and against peers.
+"""Ingest: GPU-samples a second and core with a durable answer, against COPY on the same server and
+against peers.
 
-A post is a minute of a node: 8 GPUs x 6 instants = 48 GPU-samples of 28 fast metrics, and its 8 usage_intervals of
-holding. There are two workloads:
+A post is a minute of a node: 8 GPUs x 6 instants = 48 GPU-samples of 28 fast metrics, and its 8
+usage_intervals of holding. There are two workloads:
 
 - *fast*: the 28 fast metrics on both sides.
-- *same*: the same information. Ours has, once a minute, the 32 slow metrics of each GPU besides, as our agent sends
-  them; a Prometheus has to send all 60 series of a GPU with each of its six scrapes.
+- *same*: the same information. Ours has, once a minute, the 32 slow metrics of each GPU besides, as
+  our agent sends them; a Prometheus has to send all 60 series of a GPU with each of its six
+  scrapes.
 
-- *floor*: the same rows, ready-made as binary COPY, by one connection into a day partition with BRIN like ours, 8,000
-  rows a commit, synchronous_commit on, on the same Postgres; nothing is decoded, checked or numbered.
+- *floor*: the same rows, ready-made as binary COPY, by one connection into a day partition with
+  BRIN like ours, 8,000 rows a commit, synchronous_commit on, on the same Postgres; nothing is
+  decoded, checked or numbered.
 - *gpuledger*: `gpuledger serve` over HTTP; every answer comes after COMMIT.
-- *peers*: the same values as Prometheus remote write (a series a GPU and metric, six samples of each in a request),
-  answered when they are in memory (VictoriaMetrics) or in the WAL that nobody has flushed yet (Prometheus).
+- *peers*: the same values as Prometheus remote write (a series a GPU and metric, six samples of
+  each in a request), answered when they are in memory (VictoriaMetrics) or in the WAL that nobody
+  has flushed yet (Prometheus).
 
-All take turns in each run. CPU is what the kernel counted for the processes of each (for ours: collector and Postgres);
-the sender's own is in nobody's figure and takes its part of the machine from all. A second part measures how many posts
-a second the collector takes, then posts at half and at 0.8 of that rate over one connection an agent: the wait for the
-answer counts from when the post was due.
-It ends with 1 when a goal is missed.
+All take turns in each run. CPU is what the kernel counted for the processes of each (for ours:
+collector and Postgres); the sender's own is in nobody's figure and takes its part of the machine
+from all. A second part measures how many posts a second the collector takes, then posts at half and
+at 0.8 of that rate over one connection an agent: the wait for the answer counts from when the post
+was due. It ends with 1 when a goal is missed.
 """
 
 from __future__ import annotations
@@ -128,12 +132,21 @@ class Node:
 
     def slow(self) -> dict[str, np.ndarray]:
         """Limits, modes and counters of errors of each GPU: they stay as they are."""
-        return {name: (np.arange(GPUS) + place).astype(f"<{METRIC_KINDS[name]}") for place, name in enumerate(SLOW)}
+        return {
+            name: (np.arange(GPUS) + place).astype(f"<{METRIC_KINDS[name]}")
+            for place, name in enumerate(SLOW)
+        }
 
     def batch(
-        self, seq: int, start_ms: int, values: dict[str, np.ndarray], slow: Mapping[str, np.ndarray] = NOTHING
+        self,
+        seq: int,
+        start_ms: int,
+        values: dict[str, np.ndarray],
+        slow: Mapping[str, np.ndarray] = NOTHING,
     ) -> bytes:
-        """The body that an agent would send of a minute; it reads slow metrics with the first sample."""
+        """The body that an agent would send of a minute; it reads slow metrics with the first
+        sample.
+        """
         end_ms = start_ms + INSTANTS * STEP_MS
         usage_intervals = [
             WireUsageInterval(
@@ -155,7 +168,8 @@ class Node:
             {name: Column(HOT_KINDS[name], made.tobytes()) for name, made in values.items()}
             | {
                 name: Column(
-                    METRIC_KINDS[name], made.tobytes() + columns.blank(ROWS - GPUS, METRIC_KINDS[name]).tobytes()
+                    METRIC_KINDS[name],
+                    made.tobytes() + columns.blank(ROWS - GPUS, METRIC_KINDS[name]).tobytes(),
                 )
                 for name, made in slow.items()
             },
@@ -204,7 +218,9 @@ class Node:
 
 
 def tree_seconds(pid: int) -> float:
-    """CPU of a process and its children; one that ends meanwhile is counted with its parent the next time."""
+    """CPU of a process and its children; one that ends meanwhile is counted with its parent the
+    next time.
+    """
     whole = cpu_seconds(pid)
     for child in children(pid):
         with contextlib.suppress(FileNotFoundError):
@@ -271,7 +287,9 @@ def floor(dsn: str, postmaster: int, blocks: Sequence[bytes]) -> tuple[float, fl
         connection.execute("CHECKPOINT")
         before, begun = tree_seconds(postmaster), time.perf_counter()
         for block in blocks:
-            with connection.cursor().copy(f"COPY floor ({FLOOR_COLUMNS}) FROM STDIN (FORMAT binary)") as copy:
+            with connection.cursor().copy(
+                f"COPY floor ({FLOOR_COLUMNS}) FROM STDIN (FORMAT binary)"
+            ) as copy:
                 copy.write(block)
         wall = time.perf_counter() - begun
         busy = tree_seconds(postmaster) - before
@@ -279,7 +297,9 @@ def floor(dsn: str, postmaster: int, blocks: Sequence[bytes]) -> tuple[float, fl
         backend = connection.info.backend_pid
     deadline = time.monotonic() + 10
     while Path(f"/proc/{backend}").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)  # until its parent has taken over what it used, or whoever is measured next is charged with it
+        time.sleep(
+            0.01
+        )  # until its parent has taken over what it used, or whoever is measured next is charged with it
     return wall, busy
 
 
@@ -295,7 +315,9 @@ def floor_blocks(parts: Sequence[list[np.ndarray]]) -> list[bytes]:
 class Data:
     """Everything that is sent, made ahead: `runs` parts of `rounds` minutes of each node."""
 
-    def __init__(self, nodes: int, rounds: int, runs: int, links: int, peers: bool, has_slow: bool = False) -> None:
+    def __init__(
+        self, nodes: int, rounds: int, runs: int, links: int, peers: bool, has_slow: bool = False
+    ) -> None:
         fleet = [Node(number) for number in range(nodes)]
         starts = minutes(rounds * (runs + 1))
         self.ours: list[list[list[bytes]]] = []
@@ -315,7 +337,10 @@ class Data:
                 )
                 if peers:
                     remote.append(
-                        [request(WRITE, node.remote_write(at, values, slow), headers()) for _, at, values in made]
+                        [
+                            request(WRITE, node.remote_write(at, values, slow), headers())
+                            for _, at, values in made
+                        ]
                     )
                 rows += [node.rows(1 + number * GPUS, at, values) for _, at, values in made]
             self.ours.append(spread(mine, links))
@@ -325,8 +350,13 @@ class Data:
         self.bytes = statistics.fmean(len(one) for queue in self.ours[1] for one in queue)
 
 
-def turns(given: argparse.Namespace, data: Data, found: dict[str, list[tuple[float, float]]]) -> None:
-    """Every receiver in turn, run after run; wall and CPU seconds by name. Run 0 warms and is not kept."""
+def turns(
+    given: argparse.Namespace, data: Data, found: dict[str, list[tuple[float, float]]]
+) -> None:
+    """Every receiver in turn, run after run; wall and CPU seconds by name.
+
+    Run 0 warms and is not kept.
+    """
     with contextlib.ExitStack() as stack:
         peers = {}
         if shutil.which("victoria-metrics"):
@@ -337,13 +367,20 @@ def turns(given: argparse.Namespace, data: Data, found: dict[str, list[tuple[flo
         assert collector.process is not None
         postmaster = collector.postmaster()
         for run in range(given.runs + 1):
-            found.setdefault("floor", []).append(floor(collector.admin_dsn(), postmaster, data.blocks[run]))
+            found.setdefault("floor", []).append(
+                floor(collector.admin_dsn(), postmaster, data.blocks[run])
+            )
             before = cpu_seconds(collector.process.pid), tree_seconds(postmaster)
             sent = closed(collector.port, data.ours[run])
             found.setdefault("collector alone", []).append(
                 (sent.wall_s, cpu_seconds(collector.process.pid) - before[0])
             )
-            whole = cpu_seconds(collector.process.pid) - before[0] + tree_seconds(postmaster) - before[1]
+            whole = (
+                cpu_seconds(collector.process.pid)
+                - before[0]
+                + tree_seconds(postmaster)
+                - before[1]
+            )
             found.setdefault("gpuledger", []).append((sent.wall_s, whole))
             for name, (port, pid) in peers.items():
                 begun = cpu_seconds(pid)
@@ -361,7 +398,10 @@ def collecting(workers: int = 1) -> Iterator[CollectorProcess]:
     """A collector of this run's own, without its jobs."""
     folder = open_folder("gpuledger-bench-")
     made = CollectorProcess(
-        folder, GPULEDGER_JOBS="false", GPULEDGER_NODE_NAMES_PER_SECOND="0", GPULEDGER_WORKERS=str(workers)
+        folder,
+        GPULEDGER_JOBS="false",
+        GPULEDGER_NODE_NAMES_PER_SECOND="0",
+        GPULEDGER_WORKERS=str(workers),
     )
     try:
         made.start()
@@ -390,8 +430,8 @@ def own_pids(collector: CollectorProcess) -> list[int]:
 
 
 def at_a_rate(agents: int, seconds: int, workers: int = 1) -> tuple[Sent, float, float]:
-    """A post a second from each agent over a connection of its own: waits, RSS and peak in MiB of the largest process
-    that takes them.
+    """A post a second from each agent over a connection of its own: waits, RSS and peak in MiB of
+    the largest process that takes them.
     """
     starts = minutes(seconds + 2)
     made = []
@@ -407,13 +447,17 @@ def at_a_rate(agents: int, seconds: int, workers: int = 1) -> tuple[Sent, float,
     with collecting(workers) as collector:
         steady(collector.port, [queue[:2] for queue in made], 2.0)
         sent = steady(collector.port, [queue[2:] for queue in made], 1.0)
-        rss, peak = (max(resident_mib(pid, key) for pid in own_pids(collector)) for key in ("VmRSS", "VmHWM"))
+        rss, peak = (
+            max(resident_mib(pid, key) for pid in own_pids(collector)) for key in ("VmRSS", "VmHWM")
+        )
         check(collector.dsn(), agents * len(starts) * ROWS)
     return sent, rss, peak
 
 
 def workers_in_turn(given: argparse.Namespace, counts: Sequence[int]) -> None:
-    """Prints throughput, CPU a post, p99 and memory with these numbers of workers, as ratios to the first."""
+    """Prints throughput, CPU a post, p99 and memory with these numbers of workers, as ratios to the
+    first.
+    """
     data = Data(given.nodes, given.rounds, given.runs, given.links, False)
     found: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
     supervisors: dict[int, float] = {}
@@ -435,10 +479,17 @@ def workers_in_turn(given: argparse.Namespace, counts: Sequence[int]) -> None:
             check(collector.dsn(), sum(sum(map(len, queues)) for queues in data.ours) * ROWS)
     posts = given.nodes * given.rounds
     print(
-        f"{posts:,} posts of {ROWS} GPU-samples a run over {given.links} connections, medians of {given.runs} runs in"
+        f"{posts:,} posts of {ROWS} GPU-samples a run over {given.links} connections, medians of"
+        f" {given.runs} runs in"
     )
-    print(f"turn; p99 of {given.agents:,} posts a second for {given.seconds} s, each agent on its own connection\n")
-    print("| workers | posts/s | | CPU ms a post | | p99 ms | | RSS of a worker, MiB | of the supervisor |")
+    print(
+        f"turn; p99 of {given.agents:,} posts a second for {given.seconds} s, each agent on its own"
+        " connection\n"
+    )
+    print(
+        "| workers | posts/s | | CPU ms a post | | p99 ms | | RSS of a worker, MiB | of the"
+        " supervisor |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     first: tuple[float, float, float] | None = None
     for count in counts:
@@ -449,14 +500,21 @@ def workers_in_turn(given: argparse.Namespace, counts: Sequence[int]) -> None:
             sent.quantile(0.99),
         )
         first = first or values
-        rate, cpu, p99 = (f"{value:,.{digits}f}" for value, digits in zip(values, (0, 2, 1), strict=True))
+        rate, cpu, p99 = (
+            f"{value:,.{digits}f}" for value, digits in zip(values, (0, 2, 1), strict=True)
+        )
         ratios = [f"{value / base:.2f}" for value, base in zip(values, first, strict=True)]
         own = f"{supervisors[count]:.0f}" if count > 1 else "none"
-        print(f"| {count} | {rate} | {ratios[0]} | {cpu} | {ratios[1]} | {p99} | {ratios[2]} | {rss:.0f} | {own} |")
+        print(
+            f"| {count} | {rate} | {ratios[0]} | {cpu} | {ratios[1]} | {p99} | {ratios[2]} |"
+            f" {rss:.0f} | {own} |"
+        )
 
 
 def tail(agents: int, seconds: int) -> tuple[float, dict[float, Sent], float]:
-    """Posts a second that are taken, the waits at shares of that rate, and the collector's peak of memory in MiB."""
+    """Posts a second that are taken, the waits at shares of that rate, and the collector's peak of
+    memory in MiB.
+    """
     nodes = [Node(100_000 + number) for number in range(agents)]
     values = [node.values() for node in nodes]
     starts = minutes(100 + seconds * len(TAIL_GOALS_MS))
@@ -467,7 +525,10 @@ def tail(agents: int, seconds: int) -> tuple[float, dict[float, Sent], float]:
         turn += rounds
         part = range(turn - rounds, turn)
         return [
-            [request("/v1/batches", node.batch(number + 1, starts[number], made), MSGPACK) for number in part]
+            [
+                request("/v1/batches", node.batch(number + 1, starts[number], made), MSGPACK)
+                for number in part
+            ]
             for node, made in zip(nodes, values, strict=True)
         ]
 
@@ -485,7 +546,9 @@ def tail(agents: int, seconds: int) -> tuple[float, dict[float, Sent], float]:
     return rate, found, peak
 
 
-def table(found: dict[str, list[tuple[float, float]]], count: int) -> dict[str, tuple[float, float]]:
+def table(
+    found: dict[str, list[tuple[float, float]]], count: int
+) -> dict[str, tuple[float, float]]:
     """Prints medians; GPU-samples a second, and a second and core, by name."""
     rates = {
         name: (
@@ -494,7 +557,10 @@ def table(found: dict[str, list[tuple[float, float]]], count: int) -> dict[str, 
         )
         for name, kept in found.items()
     }
-    print("| receiver | GPU-samples/s | per core | of the floor: wall | per core | per core: gpuledger is |")
+    print(
+        "| receiver | GPU-samples/s | per core | of the floor: wall | per core | per core:"
+        " gpuledger is |"
+    )
     print("|---|---|---|---|---|---|")
     for name, (wall, core) in rates.items():
         print(
@@ -507,19 +573,34 @@ def table(found: dict[str, list[tuple[float, float]]], count: int) -> dict[str, 
 def machine() -> str:
     """Date, processors and load, for the record."""
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
-    return f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, {platform.release()}, load {load}"
+    return (
+        f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores,"
+        f" {platform.release()}, load {load}"
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, default=250, help="nodes of 8 GPUs (default: 250, that is 2,000 GPUs)")
-    parser.add_argument("--rounds", type=int, default=8, help="minutes of each node in a run (default: 8)")
+    parser.add_argument(
+        "--nodes", type=int, default=250, help="nodes of 8 GPUs (default: 250, that is 2,000 GPUs)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=8, help="minutes of each node in a run (default: 8)"
+    )
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--links", type=int, default=64, help="connections of the sender (default: 64)")
-    parser.add_argument("--agents", type=int, default=1000, help="agents with a connection each (default: 1,000)")
-    parser.add_argument("--seconds", type=int, default=15, help="how long they post at each rate (default: 15)")
+    parser.add_argument(
+        "--links", type=int, default=64, help="connections of the sender (default: 64)"
+    )
+    parser.add_argument(
+        "--agents", type=int, default=1000, help="agents with a connection each (default: 1,000)"
+    )
+    parser.add_argument(
+        "--seconds", type=int, default=15, help="how long they post at each rate (default: 15)"
+    )
     parser.add_argument("--only", choices=("fast", "same", "tail"))
-    parser.add_argument("--workers", metavar="N,N,...", help="only compare these numbers of workers, as 1,2,4")
+    parser.add_argument(
+        "--workers", metavar="N,N,...", help="only compare these numbers of workers, as 1,2,4"
+    )
     given = parser.parse_args()
     if given.workers:
         print(f"{machine()}\n")
@@ -528,7 +609,10 @@ def main() -> int:
         return 0
     missing = [name for name in ("prometheus", "victoria-metrics") if not shutil.which(name)]
     if missing:
-        print(f"not compared: {' and '.join(missing)} is missing (on Debian: apt-get install {' '.join(missing)})\n")
+        print(
+            f"not compared: {' and '.join(missing)} is missing (on Debian: apt-get install"
+            f" {' '.join(missing)})\n"
+        )
     missed: list[str] = []
     print(f"{machine()}\n")
     for workload in GOALS:
@@ -536,13 +620,18 @@ def main() -> int:
             missed += compare(given, workload, len(missing) < 2)
     if given.only in (None, "tail"):
         rate, waits, peak = tail(given.agents, given.seconds)
-        print(f"\n{given.agents:,} agents; {rate:,.0f} posts/s of {ROWS} GPU-samples are taken. Answered after ms,")
+        print(
+            f"\n{given.agents:,} agents; {rate:,.0f} posts/s of {ROWS} GPU-samples are taken."
+            " Answered after ms,"
+        )
         print(f"over {given.seconds} s at shares of that rate:\n")
         print("| share | posts/s | median | p99 | goal |\n|---|---|---|---|---|")
         for share, sent in waits.items():
             p99, goal = sent.quantile(0.99), TAIL_GOALS_MS[share]
             reached = len(sent.waits_ms) / sent.wall_s
-            print(f"| {share} | {reached:,.0f} | {sent.quantile(0.5):.1f} | {p99:.1f} | {goal:.0f} |")
+            print(
+                f"| {share} | {reached:,.0f} | {sent.quantile(0.5):.1f} | {p99:.1f} | {goal:.0f} |"
+            )
             missed += [f"p99 at {share}: {p99:.0f} ms (goal {goal:.0f})"] * (p99 > goal)
         print(f"\ncollector at most {peak:.0f} MiB")
         missed += [f"memory {peak:.0f} MiB (goal {RSS_GOAL_MIB:.0f})"] * (peak > RSS_GOAL_MIB)
@@ -551,14 +640,20 @@ def main() -> int:
 
 
 def compare(given: argparse.Namespace, workload: str, peers: bool) -> list[str]:
-    """Run a workload on all receivers in turn and print the table; returns the goals that were missed."""
-    data = Data(given.nodes, given.rounds, given.runs, given.links, peers, has_slow=workload == "same")
+    """Run a workload on all receivers in turn and print the table; returns the goals that were
+    missed.
+    """
+    data = Data(
+        given.nodes, given.rounds, given.runs, given.links, peers, has_slow=workload == "same"
+    )
     slow = f" and, once a minute, {len(SLOW)} slow ones" if workload == "same" else ""
     print(
-        f"*{workload}*: {given.nodes * GPUS:,} GPUs, {data.count:,} GPU-samples a run, {len(HOT_KINDS)} metrics{slow};"
+        f"*{workload}*: {given.nodes * GPUS:,} GPUs, {data.count:,} GPU-samples a run,"
+        f" {len(HOT_KINDS)} metrics{slow};"
     )
     print(
-        f"posts of {ROWS} ({data.bytes:,.0f} bytes), {given.links} connections; medians of {given.runs} runs in turn\n"
+        f"posts of {ROWS} ({data.bytes:,.0f} bytes), {given.links} connections; medians of"
+        f" {given.runs} runs in turn\n"
     )
     found: dict[str, list[tuple[float, float]]] = {}
     turns(given, data, found)
@@ -566,10 +661,14 @@ def compare(given: argparse.Namespace, workload: str, peers: bool) -> list[str]:
     print()
     own = rates["gpuledger"][1]
     results = {"core": own / rates["floor"][1]}
-    results |= {name: own / rates[name][1] for name in ("victoria-metrics", "prometheus") if name in rates}
+    results |= {
+        name: own / rates[name][1] for name in ("victoria-metrics", "prometheus") if name in rates
+    }
     goals = GOALS[workload]
     return [
-        f"{workload}: {name} {value:.2f} (goal {goals[name]})" for name, value in results.items() if value < goals[name]
+        f"{workload}: {name} {value:.2f} (goal {goals[name]})"
+        for name, value in results.items()
+        if value < goals[name]
     ]
 
 

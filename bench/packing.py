@@ -1,9 +1,11 @@
-"""Packing a day: how long it takes, and how much of that writers of the day and other jobs are held off.
+"""Packing a day: how long it takes, and how much of that writers of the day and other jobs are held
+off.
 
-A day of samples at 10 s of 28 fast metrics, noise in each and rounded as drivers tell them, is copied into its
-partition and packed by slices of accelerators. Other jobs wait for none of it, writers only for the last transaction,
-which counts the rows again and drops the partition. Another thread inserts a row into another day meanwhile, over and
-over: the longest such insert is told too. (Bytes are what bench storage measures: noise says nothing of them.)
+A day of samples at 10 s of 28 fast metrics, noise in each and rounded as drivers tell them, is
+copied into its partition and packed by slices of accelerators. Other jobs wait for none of it,
+writers only for the last transaction, which counts the rows again and drops the partition. Another
+thread inserts a row into another day meanwhile, over and over: the longest such insert is told too.
+(Bytes are what bench storage measures: noise says nothing of them.)
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def write_beside(dsn: str, stop: threading.Event, waits: list[float]) -> None:
     with Database(dsn).connect() as connection:
         while not stop.is_set():
             begun = time.perf_counter()
-            connection.execute("INSERT INTO gpu_sample (accelerator_id, at_ms) VALUES (1, %s)", (DAY + DAY_MS,))
+            connection.execute(
+                "INSERT INTO gpu_sample (accelerator_id, at_ms) VALUES (1, %s)", (DAY + DAY_MS,)
+            )
             waits.append((time.perf_counter() - begun) * 1000)
             time.sleep(0.02)
 
@@ -97,9 +101,12 @@ def main() -> int:
     each, own = wall / rows * 1e6, cpu / rows * 1e6
     print(f"{rows:,} samples of {given.gpus} GPUs packed in {wall:.1f} s,")
     print(f"{each:.1f} µs a sample ({own:.1f} of them CPU of our process)")
-    print(f"writers of that day were held off for {held[0]:.2f} s at its end, other jobs not at all")
     print(
-        f"inserts into another day: {statistics.median(waits):.1f} ms, the longest of {len(waits)} {max(waits):.0f} ms"
+        f"writers of that day were held off for {held[0]:.2f} s at its end, other jobs not at all"
+    )
+    print(
+        f"inserts into another day: {statistics.median(waits):.1f} ms, the longest of {len(waits)}"
+        f" {max(waits):.0f} ms"
     )
     return 0
 

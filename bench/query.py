@@ -1,19 +1,23 @@
-"""Questions of a bill and of a dashboard: our ledgers and rollups against the peers' series, over the same fleet.
+"""Questions of a bill and of a dashboard: our ledgers and rollups against the peers' series, over
+the same fleet.
 
-2,000 GPUs of 250 nodes and 20 teams, up to the end of the latest month of 30 days that is over. Ours, in two databases
-of one server: a month and a year of the daily ledger, the five-minute series and the heat of nodes, a day of minutes
-and the newest values, written straight into the tables in the sizes that they have there; the heat of the day is made
-from its minutes, and the ledger of months from that of days, by the jobs that do so. Peers: held GPUs every five
-minutes of those 30 days (17.3 million points) and utilization every minute of the last day (2.9 million), with the team
-and the node as labels; the same numbers. VictoriaMetrics gets all of it by its import; Prometheus, whose only way in is
-remote write, gets every tenth GPU, and its times are therefore of a tenth of the data.
+2,000 GPUs of 250 nodes and 20 teams, up to the end of the latest month of 30 days that is over.
+Ours, in two databases of one server: a month and a year of the daily ledger, the five-minute series
+and the heat of nodes, a day of minutes and the newest values, written straight into the tables in
+the sizes that they have there; the heat of the day is made from its minutes, and the ledger of
+months from that of days, by the jobs that do so. Peers: held GPUs every five minutes of those 30
+days (17.3 million points) and utilization every minute of the last day (2.9 million), with the team
+and the node as labels; the same numbers. VictoriaMetrics gets all of it by its import; Prometheus,
+whose only way in is remote write, gets every tenth GPU, and its times are therefore of a tenth of
+the data.
 
-Each question is what a person asks, in the form in which each side can answer it best: ours read what was added up
-when evidence came, which is what they are for; the heat map is the query of its panel. All sides are up at once and
-are asked in turn, question by question, so that a load that comes and goes falls on all of them; each is asked twice
-at its turn, the second counts, and of those the best of nine to a hundred. Answers are read whole; VictoriaMetrics
-works without its cache of them. Before the clock runs, the heat map's 24,000 cells are held against VictoriaMetrics'.
-It ends with 1 when a goal is missed.
+Each question is what a person asks, in the form in which each side can answer it best: ours read
+what was added up when evidence came, which is what they are for; the heat map is the query of its
+panel. All sides are up at once and are asked in turn, question by question, so that a load that
+comes and goes falls on all of them; each is asked twice at its turn, the second counts, and of
+those the best of nine to a hundred. Answers are read whole; VictoriaMetrics works without its cache
+of them. Before the clock runs, the heat map's 24,000 cells are held against VictoriaMetrics'. It
+ends with 1 when a goal is missed.
 """
 
 from __future__ import annotations
@@ -60,7 +64,9 @@ TEAMS, PROJECTS, PER_NODE = 20, 2, 8
 STEP_MS = 300_000
 MONTH = 30
 RUNS, MOST_RUNS, ENOUGH_S = 9, 100, 20
-"""Every question is asked RUNS times at least, and up to MOST_RUNS times while that takes less than ENOUGH_S."""
+"""Every question is asked RUNS times at least, and up to MOST_RUNS times while that takes less than
+ENOUGH_S.
+"""
 EVERY = 10
 """Of how many GPUs Prometheus gets one."""
 GOALS = {"month chargeback by team": 100.0}
@@ -119,11 +125,18 @@ class Fleet:
     def busy(self, gpu: int, at_ms: np.ndarray) -> np.ndarray:
         """Whole percent every minute, one in ten idle; the database counts accelerators from 1."""
         number = gpu + 1
-        return (number % 97 * (at_ms // 60_000 % 1009) * 31 + number * 17) % (4 if number % 10 == 0 else 100)
+        return (number % 97 * (at_ms // 60_000 % 1009) * 31 + number * 17) % (
+            4 if number % 10 == 0 else 100
+        )
 
     def labels(self, name: str, gpu: int) -> dict[str, str]:
         """Name and labels of a series."""
-        return {"__name__": name, "gpu": str(gpu), "node": f"node-{gpu // PER_NODE}", "team": f"team-{gpu % TEAMS}"}
+        return {
+            "__name__": name,
+            "gpu": str(gpu),
+            "node": f"node-{gpu // PER_NODE}",
+            "team": f"team-{gpu % TEAMS}",
+        }
 
     @property
     def month(self) -> np.ndarray:
@@ -146,7 +159,10 @@ def execute(dsn: str, script: str, values: dict[str, int]) -> float:
     return time.perf_counter() - begun
 
 
-IDLE_NOW = "SELECT count(*) FROM gpu_latest WHERE state = 'held' AND gpu_utilization_ratio < 0.05 AND at_ms >= %s"
+IDLE_NOW = (
+    "SELECT count(*) FROM gpu_latest WHERE state = 'held' AND gpu_utilization_ratio < 0.05 AND"
+    " at_ms >= %s"
+)
 IDLE_MINUTES = """SELECT count(*) FROM (SELECT a.id, (SELECT avg(m.utilization_ratio) FROM gpu_minute m
     WHERE m.accelerator_id = a.id AND m.minute_ms >= %s) AS mean FROM accelerator a) found WHERE mean < 0.05"""
 
@@ -155,7 +171,11 @@ def heat_map(end_ms: int) -> str:
     """The query of the board's panel for the day before an instant, every node chosen."""
     until = dt.datetime.fromtimestamp(end_ms / 1000, dt.UTC)
     span = Range(until - dt.timedelta(days=1), until)
-    (found,) = (one.sql for one in asked("fleet", chosen(BOARDS["fleet"], {}, "all"), span) if one.title == PANEL)
+    (found,) = (
+        one.sql
+        for one in asked("fleet", chosen(BOARDS["fleet"], {}, "all"), span)
+        if one.title == PANEL
+    )
     return found
 
 
@@ -177,26 +197,38 @@ def ours(connection: psycopg.Connection, end_ms: int) -> dict[str, Ask]:
 
     return {
         "month chargeback by team": partial(chargeback, connection, month),
-        "the same from days, as of a period that is no month": partial(chargeback, connection, days),
+        "the same from days, as of a period that is no month": partial(
+            chargeback, connection, days
+        ),
         "idle now": lambda: connection.execute(IDLE_NOW, (end_ms - 600_000,)).fetchall(),
         "heat map 24 h, node x 15 min, means": node_utilization,
         "heat map 24 h, node x 15 min; peers at instants": node_utilization,
-        "team series 30 d at 5 min": lambda: series.read(connection, month, STEP_MS, ("team",), measures=("gpu_ns",)),
-        "the same with all six measures": lambda: series.read(connection, month, STEP_MS, ("team",)),
-        "idle over 30 minutes, from minutes": lambda: connection.execute(
-            IDLE_MINUTES, (end_ms - 1_800_000,)
-        ).fetchall(),
+        "team series 30 d at 5 min": lambda: series.read(
+            connection, month, STEP_MS, ("team",), measures=("gpu_ns",)
+        ),
+        "the same with all six measures": lambda: series.read(
+            connection, month, STEP_MS, ("team",)
+        ),
+        "idle over 30 minutes, from minutes": (
+            lambda: connection.execute(IDLE_MINUTES, (end_ms - 1_800_000,)).fetchall()
+        ),
     }
 
 
 def questions(end_ms: int) -> dict[str, tuple[str, dict[str, object]]]:
-    """PromQL of the same questions: path and parameters. The window of a quarter ends at its last minute, included."""
+    """PromQL of the same questions: path and parameters.
+
+    The window of a quarter ends at its last minute, included.
+    """
     end = end_ms / 1000 - 60
     at = {"time": end}
     day = {"start": (end_ms - DAY_MS + QUARTER_MS) / 1000 - 60, "end": end, "step": "15m"}
     month = {"start": end_ms / 1000 - MONTH * 86_400, "end": end, "step": "5m"}
     return {
-        "month chargeback by team": ("query", {"query": "sum by (team) (sum_over_time(gpu_held[30d]))", **at}),
+        "month chargeback by team": (
+            "query",
+            {"query": "sum by (team) (sum_over_time(gpu_held[30d]))", **at},
+        ),
         "idle now": ("query", {"query": "count(gpu_busy < 5)", **at}),
         "heat map 24 h, node x 15 min, means": (
             "query_range",
@@ -206,13 +238,21 @@ def questions(end_ms: int) -> dict[str, tuple[str, dict[str, object]]]:
             "query_range",
             {"query": "avg by (node) (gpu_busy)", **day},
         ),
-        "team series 30 d at 5 min": ("query_range", {"query": "sum by (team) (gpu_held)", **month}),
-        "idle over 30 minutes, from minutes": ("query", {"query": "count(avg_over_time(gpu_busy[30m]) < 5)", **at}),
+        "team series 30 d at 5 min": (
+            "query_range",
+            {"query": "sum by (team) (gpu_held)", **month},
+        ),
+        "idle over 30 minutes, from minutes": (
+            "query",
+            {"query": "count(avg_over_time(gpu_busy[30m]) < 5)", **at},
+        ),
     }
 
 
 def peer(port: int, end_ms: int, **more: object) -> dict[str, Ask]:
-    """Each question as it is asked over HTTP, the answer read whole but not parsed; one connection for all."""
+    """Each question as it is asked over HTTP, the answer read whole but not parsed; one connection
+    for all.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
 
     def ask(path: str, text: str) -> bytes:
@@ -230,10 +270,11 @@ def peer(port: int, end_ms: int, **more: object) -> dict[str, Ask]:
 
 
 def in_turn(sides: dict[str, dict[str, Ask]]) -> dict[str, dict[str, float]]:
-    """Best milliseconds of each question by side; the sides take turns, another one first each time.
+    """Best milliseconds of each question by side; the sides take turns, another one first each
+    time.
 
-    Each is asked twice at its turn and the second counts: the first finds the processor's caches as another side has
-    left them, which is most of what an answer of less than a millisecond takes.
+    Each is asked twice at its turn and the second counts: the first finds the processor's caches as
+    another side has left them, which is most of what an answer of less than a millisecond takes.
     """
     found: dict[str, dict[str, float]] = {name: {} for name in sides}
     for question in next(iter(sides.values())):
@@ -253,18 +294,29 @@ def in_turn(sides: dict[str, dict[str, Ask]]) -> dict[str, dict[str, float]]:
 
 
 def same_node_utilization(connection: psycopg.Connection, asks: dict[str, Ask], end_ms: int) -> int:
-    """How many cells of the heat map are the same on both sides. Raises SystemExit when one is not."""
-    mine = {(int(at) * 1000, node): ratio for at, node, ratio in connection.execute(heat_map(end_ms).encode())}
+    """How many cells of the heat map are the same on both sides.
+
+    Raises SystemExit when one is not.
+    """
+    mine = {
+        (int(at) * 1000, node): ratio
+        for at, node, ratio in connection.execute(heat_map(end_ms).encode())
+    }
     body = asks["heat map 24 h, node x 15 min, means"]()
     theirs = {
         (int(at) * 1000 - QUARTER_MS + 60_000, one["metric"]["node"]): float(value) / 100
         for one in json.loads(body)["data"]["result"]  # type: ignore[arg-type]
         for at, value in one["values"]
     }
-    odd = [key for key in mine.keys() | theirs.keys() if abs(mine.get(key, -1) - theirs.get(key, -1)) > 1e-6]
+    odd = [
+        key
+        for key in mine.keys() | theirs.keys()
+        if abs(mine.get(key, -1) - theirs.get(key, -1)) > 1e-6
+    ]
     if odd:
         raise SystemExit(
-            f"{len(odd)} of {len(mine)} cells differ, such as {odd[0]}: {mine.get(odd[0])} and {theirs.get(odd[0])}"
+            f"{len(odd)} of {len(mine)} cells differ, such as {odd[0]}: {mine.get(odd[0])} and"
+            f" {theirs.get(odd[0])}"
         )
     return len(mine)
 
@@ -296,11 +348,16 @@ def fill_victoria(port: int, fleet: Fleet) -> float:
 
 
 def fill_prometheus(port: int, fleet: Fleet) -> float:
-    """Seconds to write every tenth GPU, an hour of all series a request: its head takes nothing older than that."""
+    """Seconds to write every tenth GPU, an hour of all series a request: its head takes nothing
+    older than that.
+    """
     begun = time.perf_counter()
     gpus = [gpu for gpu in range(fleet.gpus) if (gpu + gpu // EVERY) % EVERY == 0]
     parts = []
-    for name, at, values in (("gpu_held", fleet.month, fleet.held), ("gpu_busy", fleet.day, fleet.busy)):
+    for name, at, values in (
+        ("gpu_held", fleet.month, fleet.held),
+        ("gpu_busy", fleet.day, fleet.busy),
+    ):
         for gpu in gpus:
             made = RAW["TimeSeries"]()
             for key, value in sorted(fleet.labels(name, gpu).items()):
@@ -351,7 +408,9 @@ def table(found: dict[str, dict[str, float]]) -> list[str]:
         for name in peers:
             goal = GOALS.get(question, 1.0) if name == VICTORIA else 1.0
             if ratios.get(name, goal) < goal:
-                missed.append(f"{question}: {name} takes {ratios[name]:.2f} x our time (goal {goal:.0f})")
+                missed.append(
+                    f"{question}: {name} takes {ratios[name]:.2f} x our time (goal {goal:.0f})"
+                )
     return missed
 
 
@@ -385,15 +444,21 @@ def filled(dsn: str, admin: str, gpus: int, days: int, end_ms: int) -> dict[str,
     begun = time.perf_counter()
     with Database(dsn).connect() as connection:
         node_utilization.recompute_day(connection, end_ms - DAY_MS, end_ms)
-    print(f"ours: {gpus} GPUs, written in {took:.0f} s; the day's heat made in {time.perf_counter() - begun:.1f} s")
+    print(
+        f"ours: {gpus} GPUs, written in {took:.0f} s; the day's heat made in"
+        f" {time.perf_counter() - begun:.1f} s"
+    )
     took = execute(dsn, HISTORY, values)
     names = conninfo_to_dict(dsn)
     with psycopg.connect(make_conninfo(admin, dbname="postgres"), autocommit=True) as connection:
         connection.execute(
-            f'CREATE DATABASE year TEMPLATE "{names["dbname"]}" STRATEGY FILE_COPY OWNER "{names["user"]}"'
+            f'CREATE DATABASE year TEMPLATE "{names["dbname"]}" STRATEGY FILE_COPY OWNER'
+            f' "{names["user"]}"'
         )
     year = make_conninfo(dsn, dbname="year")
-    more = execute(year, HISTORY, {**values, "start": end_ms - days * DAY_MS, "until": end_ms - MONTH * DAY_MS})
+    more = execute(
+        year, HISTORY, {**values, "start": end_ms - days * DAY_MS, "until": end_ms - MONTH * DAY_MS}
+    )
     for one in (dsn, year):
         added = add_up(one, end_ms)
         print(f"ours: months added up: {added[0]} in {added[1]:.2f} s", flush=True)
@@ -404,13 +469,17 @@ def filled(dsn: str, admin: str, gpus: int, days: int, end_ms: int) -> dict[str,
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpus", type=int, default=2000)
-    parser.add_argument("--days", type=int, default=365, help="days of history in the second database")
+    parser.add_argument(
+        "--days", type=int, default=365, help="days of history in the second database"
+    )
     given = parser.parse_args()
     end = latest_month(int(time.time() * 1000)).end_ms
     fleet = Fleet(given.gpus, end)
     print(f"{machine()}\n", flush=True)
     folder = open_folder("gpuledger-bench-")
-    server = EmbeddedServer(folder, options={"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"})
+    server = EmbeddedServer(
+        folder, options={"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+    )
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         dsn = server.acquire()
@@ -421,17 +490,24 @@ def main() -> int:
             sides[name] = ours(connection, end)
         if shutil.which("victoria-metrics"):
             port, _ = stack.enter_context(victoria())
-            print(f"VictoriaMetrics: all of it, imported in {fill_victoria(port, fleet):.0f} s", flush=True)
+            print(
+                f"VictoriaMetrics: all of it, imported in {fill_victoria(port, fleet):.0f} s",
+                flush=True,
+            )
             sides[VICTORIA] = peer(port, end, nocache=1)
             print(
-                f"cells of the heat map that are the same: {same_node_utilization(connection, sides[VICTORIA], end)}",
+                "cells of the heat map that are the same:"
+                f" {same_node_utilization(connection, sides[VICTORIA], end)}",
                 flush=True,
             )
         else:
             print("VictoriaMetrics is missing (on Debian: apt-get install victoria-metrics)")
         if shutil.which("prometheus"):
             port, _ = stack.enter_context(prometheus())
-            print(f"Prometheus: every tenth GPU, written in {fill_prometheus(port, fleet):.0f} s", flush=True)
+            print(
+                f"Prometheus: every tenth GPU, written in {fill_prometheus(port, fleet):.0f} s",
+                flush=True,
+            )
             sides[PROMETHEUS] = peer(port, end)
         else:
             print("Prometheus is missing (on Debian: apt-get install prometheus)")

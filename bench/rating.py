@@ -1,12 +1,13 @@
-"""A month of 2,000 GPUs from usage to a sealed bill: seconds of each step, beside a floor in the same run.
+"""A month of 2,000 GPUs from usage to a sealed bill: seconds of each step, beside a floor in the
+same run.
 
-Usage is written straight into the hourly ledger by generate_series (1.7 million rows of 20 teams); what is timed is the
-product's own commands and jobs. The floor is what any rating must do: read the month's usage once and add it up by team
-in Postgres. One more hour is real evidence: a usage interval a minute of every GPU, folded, and its day rated again.
-`--gpus=N` for another size.
+Usage is written straight into the hourly ledger by generate_series (1.7 million rows of 20 teams);
+what is timed is the product's own commands and jobs. The floor is what any rating must do: read the
+month's usage once and add it up by team in Postgres. One more hour is real evidence: a usage
+interval a minute of every GPU, folded, and its day rated again. `--gpus=N` for another size.
 
-`--owners=10000 --rows=200000` measures usage that was imported for many owners instead (bench/_rating_owners.py);
-`--keep=DIR` keeps what its commands wrote.
+`--owners=10000 --rows=200000` measures usage that was imported for many owners instead
+(bench/_rating_owners.py); `--keep=DIR` keeps what its commands wrote.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ def timed(call) -> tuple[float, float]:
 
 @dataclass
 class Bench:
-    """A month in a database of its own, and the steps that were measured: name, seconds, own core, goal."""
+    """A month in a database of its own, and the steps that were measured: name, seconds, own core,
+    goal.
+    """
 
     dsn: str
     folder: Path
@@ -123,7 +126,9 @@ class Bench:
         """Measure a command."""
         self.rows.append((step, timed(lambda: self.command(*words))[0], None, goal))
 
-    def refresh(self, step: str, goal: str, period: Period, before: Callable[[], None] = lambda: None) -> None:
+    def refresh(
+        self, step: str, goal: str, period: Period, before: Callable[[], None] = lambda: None
+    ) -> None:
         """Measure what a report does first, after something else; with our own processor time."""
         earlier, _ = timed(before)
         wall, own = timed(lambda: refresh(Database(self.dsn), period, int(time.time() * 1000)))
@@ -135,7 +140,10 @@ class Bench:
         took, _ = timed(lambda: run(connection, SEED, values))
         connection.execute("VACUUM ANALYZE")
         used = connection.execute("SELECT count(*) FROM usage_hour").fetchone()[0]
-        print(f"{used:,} usage hours of {self.gpus} GPUs in {self.month_name}, written in {took:.0f} s\n")
+        print(
+            f"{used:,} usage hours of {self.gpus} GPUs in {self.month_name}, written in"
+            f" {took:.0f} s\n"
+        )
         bounds = self.period.start_ms, self.period.end_ms
         self.floor, _ = timed(lambda: connection.execute(FLOOR, bounds).fetchall())
 
@@ -149,33 +157,57 @@ class Bench:
         self.measure("chargeback by team", "", "chargeback", "--period", name)
         page = ("statement", "--owner", "team-7", "--period", name, "-o", "team.html")
         self.measure("statement of one team", "2 s", *page)
-        self.measure("FOCUS export", "", "chargeback", "--period", name, "--format", "focus", "-o", "focus.csv")
+        self.measure(
+            "FOCUS export",
+            "",
+            "chargeback",
+            "--period",
+            name,
+            "--format",
+            "focus",
+            "-o",
+            "focus.csv",
+        )
         last = period.end_ms - HOUR_MS
         partitions.ensure(connection, "usage_interval", [last - last % DAY_MS])
         run(connection, HOUR_OF_EVIDENCE, {"gpus": self.gpus, "start": last})
-        self.refresh("fold one more hour, rate its day again", "", Period(last - last % DAY_MS, period.end_ms))
+        self.refresh(
+            "fold one more hour, rate its day again",
+            "",
+            Period(last - last % DAY_MS, period.end_ms),
+        )
         self.measure("close the month: receipt and seal", "", "close", "--period", name)
 
     def table(self, lines: int) -> None:
         """Print what was measured."""
-        print("| step | seconds | of our processes | times the floor | goal |\n|---|---:|---:|---:|---|")
+        print(
+            "| step | seconds | of our processes | times the floor | goal"
+            " |\n|---|---:|---:|---:|---|"
+        )
         print(f"| floor: read the usage once, add it up by team | {self.floor:.2f} | | 1 | |")
         for step, wall, own, goal in self.rows:
             core = "" if own is None else f"{own:.2f}"
             print(f"| {step} | {wall:.2f} | {core} | {wall / self.floor:.0f} | {goal} |")
-        hourly = next(wall for step, wall, _, _ in self.rows if step.startswith("fold one more hour"))
+        hourly = next(
+            wall for step, wall, _, _ in self.rows if step.startswith("fold one more hour")
+        )
         print(
-            f"\n{lines:,} charges; at 10,000 GPUs one more hour costs {hourly * 10_000 / self.gpus:.0f} s of each "
-            f"hour, {hourly * 10_000 / self.gpus / 36:.1f} % of a core and its Postgres"
+            f"\n{lines:,} charges; at 10,000 GPUs one more hour costs"
+            f" {hourly * 10_000 / self.gpus:.0f} s of each hour,"
+            f" {hourly * 10_000 / self.gpus / 36:.1f} % of a core and its Postgres"
         )
 
 
 def main(arguments: list[str]) -> int:
     """Seeds, measures, prints the table."""
-    options = {name: value for name, _, value in (argument.partition("=") for argument in arguments)}
+    options = {
+        name: value for name, _, value in (argument.partition("=") for argument in arguments)
+    }
     if "--owners" in options:
         keep = Path(options["--keep"]) if "--keep" in options else None
-        return _rating_owners.run(int(options["--owners"]), int(options.get("--rows", 200_000)), keep)
+        return _rating_owners.run(
+            int(options["--owners"]), int(options.get("--rows", 200_000)), keep
+        )
     folder = Path(tempfile.mkdtemp(prefix="gpuledger-bench-"))
     folder.chmod(0o755)
     server = EmbeddedServer(folder / "data")

@@ -1,8 +1,10 @@
-"""Remote write: samples per second and core, against VictoriaMetrics' own receiver and the bare decoding of the bodies.
+"""Remote write: samples per second and core, against VictoriaMetrics' own receiver and the bare
+decoding of the bodies.
 
-The same bodies, as Prometheus makes them (1.0, 2,000 samples each, a series a sample, real dcgm-exporter labels), go
-over HTTP to each receiver in turn. CPU is what the kernel counted for its processes. Ours answers after COMMIT with
-synchronous_commit on; VictoriaMetrics answers when the samples are in memory.
+The same bodies, as Prometheus makes them (1.0, 2,000 samples each, a series a sample, real
+dcgm-exporter labels), go over HTTP to each receiver in turn. CPU is what the kernel counted for its
+processes. Ours answers after COMMIT with synchronous_commit on; VictoriaMetrics answers when the
+samples are in memory.
 """
 
 from __future__ import annotations
@@ -44,9 +46,11 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def bodies(nodes: int, metrics: int, rounds: int) -> list[bytes]:
-    """Compressed requests: `rounds` scrapes of nodes with 8 GPUs each, every other one held by a pod.
+    """Compressed requests: `rounds` scrapes of nodes with 8 GPUs each, every other one held by a
+    pod.
 
-    What a GPU changes all the time changes at each scrape; limits, modes and error counters stay as they are.
+    What a GPU changes all the time changes at each scrape; limits, modes and error counters stay as
+    they are.
     """
     chosen = EXPORTED[:metrics]
     names = [metric.dcgm_field for metric in chosen]
@@ -68,7 +72,9 @@ def bodies(nodes: int, metrics: int, rounds: int) -> list[bytes]:
             value = float((number * 31 + place * 7 + changes) % 97)
             if chosen[number].name.endswith("_ratio") and chosen[number].dcgm_scale == 1:
                 value = round(value / 97, 6)
-            made.samples.add(value=value, timestamp=start + scrape * INTERVAL_MS + place // (8 * len(names)))
+            made.samples.add(
+                value=value, timestamp=start + scrape * INTERVAL_MS + place // (8 * len(names))
+            )
             parts.append(made.SerializeToString())
             if len(parts) == SAMPLES:
                 made_bodies.append(body_of(parts))
@@ -77,7 +83,9 @@ def bodies(nodes: int, metrics: int, rounds: int) -> list[bytes]:
 
 
 def body_of(parts: Sequence[bytes]) -> bytes:
-    return bytes(cramjam.snappy.compress_raw(b"".join(b"\n" + varint(len(part)) + part for part in parts)))
+    return bytes(
+        cramjam.snappy.compress_raw(b"".join(b"\n" + varint(len(part)) + part for part in parts))
+    )
 
 
 def varint(number: int) -> bytes:
@@ -104,7 +112,9 @@ def children(pid: int) -> list[int]:
 
 
 def tree_seconds(pid: int) -> float:
-    """CPU of a process and of its children, of which some may end meanwhile: then it is its parent's."""
+    """CPU of a process and of its children, of which some may end meanwhile: then it is its
+    parent's.
+    """
     seconds = 0.0
     for child in children(pid):
         with contextlib.suppress(FileNotFoundError):
@@ -150,7 +160,9 @@ def floor(made: Sequence[bytes]) -> float:
     return time.process_time() - begun
 
 
-def ours(made: Sequence[bytes], warm: int, senders: int) -> tuple[float, float, float, float, int, float]:
+def ours(
+    made: Sequence[bytes], warm: int, senders: int
+) -> tuple[float, float, float, float, int, float]:
     """Wall, CPU of the collector, of Postgres and of the meter, rows of samples, peak MiB.
 
     The first `warm` bodies are not timed.
@@ -161,7 +173,8 @@ def ours(made: Sequence[bytes], warm: int, senders: int) -> tuple[float, float, 
         collector.start()
         collector.wait_ready()
         send(collector.port, made[:warm], senders)
-        # With the first scrapes every GPU enters the inventory; from then on the meter only confirms it.
+        # With the first scrapes every GPU enters the inventory; from then on the meter only
+        # confirms it.
         metering, database = wiring.metering(Settings()), Database(collector.dsn())
         metering.run(database)
         assert collector.process is not None
@@ -174,7 +187,9 @@ def ours(made: Sequence[bytes], warm: int, senders: int) -> tuple[float, float, 
         metering.run(database)
         meter = time.process_time() - begun
         with psycopg.connect(collector.dsn()) as connection:
-            row = connection.execute("SELECT count(DISTINCT (accelerator_id, at_ms)) FROM gpu_sample").fetchone()
+            row = connection.execute(
+                "SELECT count(DISTINCT (accelerator_id, at_ms)) FROM gpu_sample"
+            ).fetchone()
             assert row is not None
         return wall, cpu, postgres, meter, row[0], peak
     finally:
@@ -225,7 +240,9 @@ def theirs(made: Sequence[bytes], warm: int, senders: int) -> tuple[float, float
 
 
 def median_of(runs: int, measure: Callable[[], tuple[float, ...]]) -> list[float]:
-    return [statistics.median(column) for column in zip(*(measure() for _ in range(runs)), strict=True)]
+    return [
+        statistics.median(column) for column in zip(*(measure() for _ in range(runs)), strict=True)
+    ]
 
 
 def main() -> None:
@@ -234,20 +251,24 @@ def main() -> None:
     parser.add_argument("--metrics", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--senders", type=int, default=2, help="connections, like the shards of Prometheus' queue")
+    parser.add_argument(
+        "--senders", type=int, default=2, help="connections, like the shards of Prometheus' queue"
+    )
     given = parser.parse_args()
     made = bodies(given.nodes, given.metrics, given.rounds)
     scrape = given.nodes * 8 * given.metrics
     warm = -(-scrape * 2 // SAMPLES)
     count = scrape * given.rounds - warm * SAMPLES
     print(
-        f"{given.nodes * 8} GPUs x {given.metrics} metrics x {given.rounds} scrapes; {count:,} samples timed in "
-        f"{len(made) - warm} requests of {sum(map(len, made)) // len(made):,} bytes over {given.senders} "
-        f"connections; median of {given.runs} runs\n"
+        f"{given.nodes * 8} GPUs x {given.metrics} metrics x {given.rounds} scrapes; {count:,}"
+        f" samples timed in {len(made) - warm} requests of {sum(map(len, made)) // len(made):,}"
+        f" bytes over {given.senders} connections; median of {given.runs} runs\n"
     )
     lines: list[tuple[str, float, float]] = []
     [bare] = median_of(given.runs, lambda: (floor(made[warm:]),))
-    wall, cpu, database, meter, rows, peak = median_of(given.runs, lambda: ours(made, warm, given.senders))
+    wall, cpu, database, meter, rows, peak = median_of(
+        given.runs, lambda: ours(made, warm, given.senders)
+    )
     expected = given.nodes * 8 * given.rounds
     if rows != expected:
         raise SystemExit(f"{rows} rows of samples are stored, {expected} were sent")
@@ -262,7 +283,9 @@ def main() -> None:
         lines.append(("victoria-metrics", peer_wall, peer_cpu))
     print("| receiver | samples/s | samples/s per core | of the last line |\n|---|---|---|---|")
     for name, seconds, busy in lines:
-        print(f"| {name} | {count / seconds:,.0f} | {count / busy:,.0f} | {lines[-1][2] / busy:.2f} |")
+        print(
+            f"| {name} | {count / seconds:,.0f} | {count / busy:,.0f} | {lines[-1][2] / busy:.2f} |"
+        )
     print(f"\npeak memory of the collector: {peak:.0f} MiB with {scrape:,} series")
 
 

@@ -1,15 +1,18 @@
-"""Capacity policies judged left out: all constants are chosen on some clusters and shown on another one.
+"""Capacity policies judged left out: all constants are chosen on some clusters and shown on another
+one.
 
-The same backtest as `gpuledger scale backtest`, on pools of the open traces at 5 minutes: ten days of history, the rest
-judged, GPUs fractional, two delays and two budgets. Cut is how much less demand waited than under `tuned`, the best of
-144 reactive settings on the history within the budget. A family is a cluster (helios, dlrm, openb) or the shapes of
-serving demand (seasonal). Every setting of CHOICES is judged on every pool; a family gets, constant by constant, the
-median of the tenth that cut most on the *other* families, of those that harmed no pool there. The constants that ship
-are chosen so from all families and are shown apart. `daily` is the reactive setting selected anew each day by the same
-rules: what is left beyond it is the forecast's.
+The same backtest as `gpuledger scale backtest`, on pools of the open traces at 5 minutes: ten days
+of history, the rest judged, GPUs fractional, two delays and two budgets. Cut is how much less
+demand waited than under `tuned`, the best of 144 reactive settings on the history within the
+budget. A family is a cluster (helios, dlrm, openb) or the shapes of serving demand (seasonal).
+Every setting of CHOICES is judged on every pool; a family gets, constant by constant, the median of
+the tenth that cut most on the *other* families, of those that harmed no pool there. The constants
+that ship are chosen so from all families and are shown apart. `daily` is the reactive setting
+selected anew each day by the same rules: what is left beyond it is the forecast's.
 
-Nothing is drawn at random, but for the noise on the taxi rides (seed 0). `--pools=helios/` judges only pools whose name
-holds this; `--pictures=DIR` draws wait against cost, one picture per pool of DRAWN with a panel for each delay.
+Nothing is drawn at random, but for the noise on the taxi rides (seed 0). `--pools=helios/` judges
+only pools whose name holds this; `--pictures=DIR` draws wait against cost, one picture per pool of
+DRAWN with a panel for each delay.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ CHOICES = {
 """What each constant may be, in order. A loan must be repaid before the judged three weeks end."""
 SHIPPED = {"window_days": 10, "lent_days": 14.0, "least_lot": 0.5}
 MOST_WAIT_RATIO, MOST_COST_RATIO, NO_WAIT = 1.0, 1.02, 0.1
-"""A policy harms that waits or costs more than these times the tuned one's; less GPU-hours of wait are none."""
+"""A policy harms that waits or costs more than these times the tuned one's; less GPU-hours of wait
+are none.
+"""
 DRAWN = {
     "helios/cluster": ("Training cluster", "scaling-cluster.svg"),
     "seasonal/taxi": ("Seasonal pool", "scaling-seasonal.svg"),
@@ -69,7 +74,9 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Score:
-    """Ours on one pool next to the tuned reactive setting: GPU-hours of wait, capacity and capacity changes."""
+    """Ours on one pool next to the tuned reactive setting: GPU-hours of wait, capacity and capacity
+    changes.
+    """
 
     wait: float
     tuned_wait: float
@@ -109,14 +116,19 @@ class Case:
 
 def every_setting():
     """All settings of CHOICES, by name of the constant."""
-    return [dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())]
+    return [
+        dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())
+    ]
 
 
 def allowed_candidates(replay, setting):
     """The forecasts that a setting lets compete."""
     unit = headroom_unit(replay.demand[: replay.first], replay.node)
     return np.array(
-        [each.predictive and each.lot_gpus >= setting["least_lot"] * unit for each in replay.candidates.settings]
+        [
+            each.predictive and each.lot_gpus >= setting["least_lot"] * unit
+            for each in replay.candidates.settings
+        ]
     )
 
 
@@ -133,7 +145,8 @@ def scores(demand, delay, cap, settings):
     for lent in dict.fromkeys(setting["lent_days"] for setting in settings):
         places = [place for place, setting in enumerate(settings) if setting["lent_days"] == lent]
         chosen = [
-            replay.schedule(allowed_candidates(replay, settings[place]), rules_of(settings[place])) for place in places
+            replay.schedule(allowed_candidates(replay, settings[place]), rules_of(settings[place]))
+            for place in places
         ]
         # Settings with the same choices have the same capacity: it is replayed once.
         kinds = {days.tobytes(): days for days in chosen}
@@ -148,7 +161,9 @@ def score(replay, ours, daily, chosen):
     judged = slice(replay.first, None)
     tuned, demand = replay.capacity[judged, replay.anchor], replay.demand[judged]
     hours = STEP / 3_600_000
-    waits = [float(unmet(demand, each).sum() * hours) for each in (ours[judged], tuned, daily[judged])]
+    waits = [
+        float(unmet(demand, each).sum() * hours) for each in (ours[judged], tuned, daily[judged])
+    ]
     spent = [float(each.sum() * hours) for each in (ours[judged], tuned, demand)]
     actions = [float((np.abs(np.diff(each)) > 1e-9).sum()) for each in (ours[judged], tuned)]
     days = chosen[replay.first // replay.per_day :]
@@ -156,7 +171,8 @@ def score(replay, ours, daily, chosen):
 
 
 def choose(settings, table, left_out):
-    """Constant by constant the median of the tenth of `settings` that is best on every family but `left_out`.
+    """Constant by constant the median of the tenth of `settings` that is best on every family but
+    `left_out`.
 
     `table` maps each case to the scores of the settings.
     """
@@ -178,7 +194,9 @@ def choose(settings, table, left_out):
 
 
 def judge_left_out(settings, table):
-    """The score of each case by constants chosen on the other families, and these constants by family."""
+    """The score of each case by constants chosen on the other families, and these constants by
+    family.
+    """
     families = dict.fromkeys(case.family for case in table)
     chosen = {family: choose(settings, table, family) for family in families}
     return {case: table[case][settings.index(chosen[case.family])] for case in table}, chosen
@@ -186,7 +204,8 @@ def judge_left_out(settings, table):
 
 def judged(demand, delay_minutes, cap):
     done = backtest_scaling(
-        Series("demand", 0, STEP, demand.astype(float)), ScalingScenario(delay_minutes * MINUTE, cap)
+        Series("demand", 0, STEP, demand.astype(float)),
+        ScalingScenario(delay_minutes * MINUTE, cap),
     )
     return {result.policy: result.outcome for result in done.results}, done
 
@@ -200,7 +219,9 @@ def cut(ours, rival):
 
 def report(results):
     """Print a row for each pool and delay, and the means that the goals speak of."""
-    titles = [f"{cap}: ours, wait @ cost | tuned | cut | daily | changes | days ahead" for cap in CAPS]
+    titles = [
+        f"{cap}: ours, wait @ cost | tuned | cut | daily | changes | days ahead" for cap in CAPS
+    ]
     print(f"| pool | delay | {' | '.join(titles)} |\n|---|---|{'---|' * 6 * len(CAPS)}")
     for pool, delay in dict.fromkeys((case.pool, case.delay) for case in results):
         cells = []
@@ -235,28 +256,42 @@ GROUPS = {
 
 def summary(label, results):
     """Print mean cuts by group, and how many cases were harmed."""
-    print(f"\n| {label}: mean cut | {' | '.join(f'{cap}, {d} min' for cap in CAPS for d in DELAYS)} |")
+    print(
+        f"\n| {label}: mean cut | {' | '.join(f'{cap}, {d} min' for cap in CAPS for d in DELAYS)} |"
+    )
     print(f"|---|{'---|' * len(CAPS) * len(DELAYS)}")
     for name, belongs in GROUPS.items():
         cells = []
         for cap, delay in itertools.product(CAPS, DELAYS):
             cuts = [
-                each.cut for case, each in results.items() if belongs(case) and (case.cap, case.delay) == (cap, delay)
+                each.cut
+                for case, each in results.items()
+                if belongs(case) and (case.cap, case.delay) == (cap, delay)
             ]
             cells.append(f"{np.mean(cuts):.0f} %" if cuts else "")
         print(f"| {name} | {' | '.join(cells)} |")
     waits = [each.wait / each.tuned_wait for each in results.values() if each.tuned_wait >= NO_WAIT]
     costs = [each.capacity / each.tuned_capacity for each in results.values()]
-    harmed = [f"{case.pool} {case.delay} min {case.cap}" for case, each in results.items() if each.harmful]
-    busy = [each for each in results.values() if each.actions > 1.25 * each.tuned_actions + each.days]
-    print(f"\nharmed: {len(harmed)} of {len(results)} ({', '.join(harmed) or 'none'}); most wait", end=" ")
-    print(f"{max(waits, default=0):.3f} x, most cost {max(costs):.4f} x tuned; over 1.25 x its changes: {len(busy)}")
+    harmed = [
+        f"{case.pool} {case.delay} min {case.cap}" for case, each in results.items() if each.harmful
+    ]
+    busy = [
+        each for each in results.values() if each.actions > 1.25 * each.tuned_actions + each.days
+    ]
+    print(
+        f"\nharmed: {len(harmed)} of {len(results)} ({', '.join(harmed) or 'none'}); most wait",
+        end=" ",
+    )
+    print(
+        f"{max(waits, default=0):.3f} x, most cost {max(costs):.4f} x tuned; over 1.25 x its"
+        f" changes: {len(busy)}"
+    )
 
 
 def against_defaults(traces):
     print(
-        "\n| trace | delay | HPA 65 %, 300 s: wait @ cost | ours at no more cost: wait @ cost | cut |"
-        "\n|---|---|---|---|---|"
+        "\n| trace | delay | HPA 65 %, 300 s: wait @ cost | ours at no more cost: wait @ cost | cut"
+        " |\n|---|---|---|---|---|"
     )
     cuts = []
     for name, demand in traces.items():
@@ -276,12 +311,20 @@ def against_defaults(traces):
 
 
 def picture(demand, title, path):
-    """Wait (log, GPU-hours per 1,000 of demand) against cost (x demand) of every policy, a panel per delay."""
+    """Wait (log, GPU-hours per 1,000 of demand) against cost (x demand) of every policy, a panel
+    per delay.
+    """
     words = ", ".join(WORDS.values())
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 450" width="960" height="450" role="img" '
-        f'aria-label="{title}: wait against cost" font-family="sans-serif" font-size="12">',
-        f"<title>{title}: wait against cost</title><desc>Each policy by what it cost and what waited: {words}.</desc>",
+        (
+            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 450" width="960"'
+            f' height="450" role="img" aria-label="{title}: wait against cost"'
+            ' font-family="sans-serif" font-size="12">'
+        ),
+        (
+            f"<title>{title}: wait against cost</title><desc>Each policy by what it cost and what"
+            f" waited: {words}.</desc>"
+        ),
         '<rect width="960" height="450" fill="#ffffff"/>',
     ]
     for number, delay in enumerate(DELAYS):
@@ -316,16 +359,27 @@ def panel(left, title, points):
     out = [
         f'<text x="{left}" y="24" font-size="15" fill="#222">{title}</text>',
         f'<rect x="{left}" y="50" width="390" height="320" fill="none" stroke="#999"/>',
-        f'<text x="{left + 195}" y="408" text-anchor="middle" fill="#444">cost: capacity / demand</text>',
+        (
+            f'<text x="{left + 195}" y="408" text-anchor="middle" fill="#444">cost: capacity /'
+            " demand</text>"
+        ),
         f'<text x="{left}" y="44" fill="#444">wait, GPU-hours per 1,000 of demand</text>',
     ]
     for cost in (1.0, 1.2, 1.4, 1.6, 1.8, 2.0):
         out.append(f'<line x1="{x(cost):.0f}" x2="{x(cost):.0f}" y1="50" y2="370" stroke="#eee"/>')
-        out.append(f'<text x="{x(cost):.0f}" y="386" text-anchor="middle" fill="#444">{cost}</text>')
+        out.append(
+            f'<text x="{x(cost):.0f}" y="386" text-anchor="middle" fill="#444">{cost}</text>'
+        )
     for wait in (LEAST_WAIT, 0.1, 1.0, 10.0, 100.0):
         word = "none" if wait == LEAST_WAIT else f"{wait:g}"
-        out.append(f'<line x1="{left}" x2="{left + 390}" y1="{y(wait):.0f}" y2="{y(wait):.0f}" stroke="#eee"/>')
-        out.append(f'<text x="{left - 6}" y="{y(wait) + 4:.0f}" text-anchor="end" fill="#444">{word}</text>')
+        out.append(
+            f'<line x1="{left}" x2="{left + 390}" y1="{y(wait):.0f}" y2="{y(wait):.0f}"'
+            ' stroke="#eee"/>'
+        )
+        out.append(
+            f'<text x="{left - 6}" y="{y(wait) + 4:.0f}" text-anchor="end"'
+            f' fill="#444">{word}</text>'
+        )
     for policy, kept in points.items():
         color, ordered = COLORS[policy], sorted(kept)
         if len(ordered) > 1:
@@ -334,7 +388,8 @@ def panel(left, title, points):
         for cost, wait in ordered:
             tooltip = f"{WORDS[policy]}: {cost:.3f} x demand, {wait:.3g} per 1,000 wait"
             out.append(
-                f'<circle cx="{x(cost):.1f}" cy="{y(wait):.1f}" r="4" fill="{color}"><title>{tooltip}</title></circle>'
+                f'<circle cx="{x(cost):.1f}" cy="{y(wait):.1f}" r="4"'
+                f' fill="{color}"><title>{tooltip}</title></circle>'
             )
             if cost > DEAREST:
                 out.append(
@@ -345,12 +400,18 @@ def panel(left, title, points):
 
 
 def option(name, default):
-    given = [argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"--{name}=")]
+    given = [
+        argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"--{name}=")
+    ]
     return given[0] if given else default
 
 
 def main() -> int:
-    traces = {name: values for name, values in five_minutes(folder()).items() if option("pools", "") in name}
+    traces = {
+        name: values
+        for name, values in five_minutes(folder()).items()
+        if option("pools", "") in name
+    }
     if option("pictures", ""):
         for name, (title, file) in DRAWN.items():
             picture(traces[name], title, Path(option("pictures", "")) / file)
@@ -360,11 +421,20 @@ def main() -> int:
         print(f"... {name}, {delay} min, {cap}", file=sys.stderr, flush=True)
         table[Case(name, delay, cap)] = scores(traces[name].astype(float), delay, cap, settings)
     results, chosen = judge_left_out(settings, table)
-    print(f"{len(traces)} pools, {len(settings)} settings, {time.process_time() - started:.0f} s of CPU\n")
+    print(
+        f"{len(traces)} pools, {len(settings)} settings, {time.process_time() - started:.0f} s of"
+        " CPU\n"
+    )
     report(results)
     summary("left out", results)
-    summary("as shipped (has seen all)", {case: table[case][settings.index(SHIPPED)] for case in table})
-    for family, constants in [*chosen.items(), ("none", choose(settings, table, None)), ("ships", SHIPPED)]:
+    summary(
+        "as shipped (has seen all)", {case: table[case][settings.index(SHIPPED)] for case in table}
+    )
+    for family, constants in [
+        *chosen.items(),
+        ("none", choose(settings, table, None)),
+        ("ships", SHIPPED),
+    ]:
         print(f"without {family}: " if family != "ships" else "ships: ", constants)
     against_defaults(traces)
     return 0

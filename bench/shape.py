@@ -1,4 +1,6 @@
-"""Measures of the code's shape: what a change must touch, and what a reader must look up. Run it at two commits.
+"""Measures of the code's shape: what a change must touch, and what a reader must look up.
+
+Run it at two commits.
 
     python -m bench.shape [FOLDER]          a table of this checkout, or of another one
 
@@ -18,7 +20,14 @@ SURFACES = ("cli", "api", "mcp", "jobs")
 EVERYWHERE = ("agent", "alembic", "bench", "collector", "common", "dashboards", "docs", "tests")
 LONGEST_LINE = 100
 FORMATTERS = {
-    *("format_minor", "format_exact", "to_minor_units", "money_text", "minor_amount", "minor_digits"),
+    *(
+        "format_minor",
+        "format_exact",
+        "to_minor_units",
+        "money_text",
+        "minor_amount",
+        "minor_digits",
+    ),
     *("decimal_text", "group_digits", "round_amounts"),
 }
 """What writes an amount as text; who calls one of these is a formatter of its own."""
@@ -34,7 +43,10 @@ Tree = dict[str, ast.Module]
 
 def parse(folder: Path) -> Tree:
     """The modules below a folder, by path."""
-    return {str(path.relative_to(folder)): ast.parse(path.read_text()) for path in sorted(folder.rglob("*.py"))}
+    return {
+        str(path.relative_to(folder)): ast.parse(path.read_text())
+        for path in sorted(folder.rglob("*.py"))
+    }
 
 
 def imports_of(module: ast.Module) -> Iterator[str]:
@@ -61,12 +73,16 @@ def storage_imports(tree: Tree) -> str:
     for path, module in tree.items():
         part = path.partition("/")[0]
         if part in counts:
-            counts[part] += sum(name.startswith("gpuledger_collector.storage") for name in imports_of(module))
+            counts[part] += sum(
+                name.startswith("gpuledger_collector.storage") for name in imports_of(module)
+            )
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def column_lists(tree: Tree) -> int:
-    """Names of columns that are assigned as a list: constants called COLUMNS, and texts that are split to names."""
+    """Names of columns that are assigned as a list: constants called COLUMNS, and texts that are
+    split to names.
+    """
     found = 0
     for path, module in tree.items():
         if path.startswith("storage/schema"):
@@ -80,7 +96,8 @@ def column_lists(tree: Tree) -> int:
                 else []
             )
             found += any(
-                isinstance(target, ast.Name) and re.search(r"COLUMNS?$|FIELDS$", target.id) for target in targets
+                isinstance(target, ast.Name) and re.search(r"COLUMNS?$|FIELDS$", target.id)
+                for target in targets
             )
     return found
 
@@ -121,7 +138,9 @@ def spread_rows(tree: Tree) -> int:
         isinstance(call.func, ast.Name)
         and call.func.id[:1].isupper()
         and any(
-            isinstance(given, ast.Starred) and isinstance(given.value, ast.Name) and given.value.id == "row"
+            isinstance(given, ast.Starred)
+            and isinstance(given.value, ast.Name)
+            and given.value.id == "row"
             for given in call.args
         )
         for _, call in calls_of(tree)
@@ -129,7 +148,9 @@ def spread_rows(tree: Tree) -> int:
 
 
 def storage_cycles(tree: Tree) -> str:
-    """Imports among the parts of storage that close a circle: the fewer ones of each pair that import each other."""
+    """Imports among the parts of storage that close a circle: the fewer ones of each pair that
+    import each other.
+    """
     edges: dict[tuple[str, str], int] = defaultdict(int)
     for path, module in tree.items():
         match = re.match(r"storage/(\w+)", path)
@@ -141,13 +162,18 @@ def storage_cycles(tree: Tree) -> str:
                 edges[match[1], other[1]] += 1
     pairs = {tuple(sorted(pair)) for pair in edges if pair[::-1] in edges}
     total = sum(min(edges[a, b], edges[b, a]) for a, b in pairs)
-    return f"{total} in {len(pairs)} pairs ({', '.join(f'{a}-{b}' for a, b in sorted(pairs))})" if pairs else "0"
+    return (
+        f"{total} in {len(pairs)} pairs ({', '.join(f'{a}-{b}' for a, b in sorted(pairs))})"
+        if pairs
+        else "0"
+    )
 
 
 def statements(tree: Tree) -> int:
     """Statements, docstrings aside."""
     return sum(
-        isinstance(node, ast.stmt) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        isinstance(node, ast.stmt)
+        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         for module in tree.values()
         for node in ast.walk(module)
     )
@@ -165,7 +191,10 @@ def bare_names(tree: Tree) -> int:
 def long_lines(folder: Path) -> str:
     """Lines of the repository's Python above the longest that there should be."""
     lines = [
-        line for part in EVERYWHERE for path in (folder / part).rglob("*.py") for line in path.read_text().splitlines()
+        line
+        for part in EVERYWHERE
+        for path in (folder / part).rglob("*.py")
+        for line in path.read_text().splitlines()
     ]
     long = sum(len(line) > LONGEST_LINE for line in lines)
     return f"{long:,} of {len(lines):,} ({long / len(lines):.1%})"

@@ -1,9 +1,10 @@
 """How fast a command answers, what it costs on the demo's ledger, and how little an agent weighs.
 
-Each command is run in turn (A B C A B C ...), so that a machine that slows down slows all of them; medians are printed,
-and a bare interpreter takes its turn among them. CPU is that of the client (user and system, by the kernel): Postgres
-runs all the while and is not counted. The ledger is the one that `./dev demo --once` leaves in demo-output; without it
-that table is left out. It ends with 1 when a goal is missed.
+Each command is run in turn (A B C A B C ...), so that a machine that slows down slows all of them;
+medians are printed, and a bare interpreter takes its turn among them. CPU is that of the client
+(user and system, by the kernel): Postgres runs all the while and is not counted. The ledger is the
+one that `./dev demo --once` leaves in demo-output; without it that table is left out. It ends with
+1 when a goal is missed.
 """
 
 from __future__ import annotations
@@ -56,9 +57,13 @@ def seconds(command: list[str]) -> float:
     return time.perf_counter() - started
 
 
-def child_cpu_seconds(command: Sequence[str], environment: Mapping[str, str] | None = None) -> float:
+def child_cpu_seconds(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> float:
     """User and system time of a command and of what it waited for."""
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     errors = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
@@ -72,12 +77,17 @@ def cpu_table(folder: Path, rounds: int) -> bool:
     """Print the CPU of common commands on the demo's ledger; whether every goal is met."""
     config = folder / "collector.toml"
     if not config.is_file():
-        print(f"\nno demo in {folder} (`./dev demo --once` makes one): CPU of common commands is left out")
+        print(
+            f"\nno demo in {folder} (`./dev demo --once` makes one): CPU of common commands is"
+            " left out"
+        )
         return True
     environment = {**os.environ, "GPULEDGER_CONFIG": str(config)}
     # As installed: modules are compiled once, not by every command.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    commands = {BARE: COMMANDS[BARE]} | {name: [str(BIN / "gpuledger"), *name.split()] for name in CPU_GOALS}
+    commands = {BARE: COMMANDS[BARE]} | {
+        name: [str(BIN / "gpuledger"), *name.split()] for name in CPU_GOALS
+    }
     taken: dict[str, list[float]] = {name: [] for name in commands}
     # Held open, so that no command starts the server: each finds it running, as beside a collector.
     with wiring.database(load(config, {}, Path.home())):
@@ -85,12 +95,16 @@ def cpu_table(folder: Path, rounds: int) -> bool:
             for name, command in commands.items():
                 taken[name].append(child_cpu_seconds(command, environment))
     medians = {name: statistics.median(values) for name, values in taken.items()}
-    print(f"\n{'command on the demo':32} {'CPU s':>9} {'goal':>7} {'x bare':>7}   ({rounds} rounds, in turn)")
+    print(
+        f"\n{'command on the demo':32} {'CPU s':>9} {'goal':>7} {'x bare':>7}   ({rounds} rounds,"
+        " in turn)"
+    )
     for name, cpu in medians.items():
         goal = CPU_GOALS.get(name)
         verdict = "" if goal is None or cpu <= goal else "   missed"
         print(
-            f"{name:32} {cpu:9.2f} {'' if goal is None else format(goal, '.2f'):>7} {cpu / medians[BARE]:7.1f}{verdict}"
+            f"{name:32} {cpu:9.2f} {'' if goal is None else format(goal, '.2f'):>7}"
+            f" {cpu / medians[BARE]:7.1f}{verdict}"
         )
     return all(goal is None or medians[name] <= goal for name, goal in CPU_GOALS.items())
 
@@ -108,7 +122,9 @@ def cpu_seconds(pid: int) -> float:
 
 
 def agent_weight(run_s: float = 30.0) -> tuple[float, float, float]:
-    """RSS and peak RSS in MiB and share of a core of a running agent: 8 simulated GPUs, sampled every second."""
+    """RSS and peak RSS in MiB and share of a core of a running agent: 8 simulated GPUs, sampled
+    every second.
+    """
     with tempfile.TemporaryDirectory() as folder:
         environment = {
             **os.environ,
@@ -118,7 +134,9 @@ def agent_weight(run_s: float = 30.0) -> tuple[float, float, float]:
             "GPULEDGER_AGENT_COLLECTOR_URL": "http://127.0.0.1:9",
         }
         agent = subprocess.Popen(
-            [str(BIN / "gpuledger-agent"), "run", "--source", "simulated"], env=environment, stderr=subprocess.DEVNULL
+            [str(BIN / "gpuledger-agent"), "run", "--source", "simulated"],
+            env=environment,
+            stderr=subprocess.DEVNULL,
         )
         try:
             time.sleep(5)
@@ -145,10 +163,16 @@ def wall_table(rounds: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each command is run")
-    parser.add_argument("--demo", type=Path, default=Path("demo-output"), help="the folder of the demo")
-    parser.add_argument("--no-agent", action="store_true", help="leave out the agent, which takes 35 s")
+    parser.add_argument(
+        "--demo", type=Path, default=Path("demo-output"), help="the folder of the demo"
+    )
+    parser.add_argument(
+        "--no-agent", action="store_true", help="leave out the agent, which takes 35 s"
+    )
     arguments = parser.parse_args()
     wall_table(arguments.rounds)
     met = cpu_table(arguments.demo, arguments.rounds)

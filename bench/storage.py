@@ -1,9 +1,11 @@
-"""Bytes of samples: hot rows, packed archive and VictoriaMetrics, for the same day of the simulated fleet.
+"""Bytes of samples: hot rows, packed archive and VictoriaMetrics, for the same day of the simulated
+fleet.
 
-A GPU-sample is one accelerator at one instant with all of its readings. Two runs over the same workloads: values as the
-simulation makes them, with a full mantissa each, and rounded as the driver and dcgm-exporter tell them (utilization
-and temperature whole, power in milliwatts, memory in MiB, profiling ratios with six decimals). The peer
-gets each value as the shortest text that is the same float. It ends with 1 when an aim is missed.
+A GPU-sample is one accelerator at one instant with all of its readings. Two runs over the same
+workloads: values as the simulation makes them, with a full mantissa each, and rounded as the driver
+and dcgm-exporter tell them (utilization and temperature whole, power in milliwatts, memory in MiB,
+profiling ratios with six decimals). The peer gets each value as the shortest text that is the same
+float. It ends with 1 when an aim is missed.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ DECIMALS = {
 
 
 def simulated(nodes: int) -> list[tuple[int, int, Mapping[str, float | int]]]:
-    """A day of samples by time: accelerator, instant, readings; nodes are spread over the fleet's kinds."""
+    """A day of samples by time: accelerator, instant, readings; nodes are spread over the fleet's
+    kinds.
+    """
     fleet = Fleet()
     chosen = fleet.nodes[:: max(1, len(fleet.nodes) // nodes)][:nodes]
     clock = [DAY]
@@ -66,7 +70,9 @@ def simulated(nodes: int) -> list[tuple[int, int, Mapping[str, float | int]]]:
     return rows
 
 
-def as_arrays(rows: list[tuple[int, int, Mapping[str, float | int]]], *, rounded: bool) -> SampleRows:
+def as_arrays(
+    rows: list[tuple[int, int, Mapping[str, float | int]]], *, rounded: bool
+) -> SampleRows:
     """Columns of the sample table; NaN and the smallest integer are absent."""
     columns = {}
     for metric in HOT:
@@ -76,11 +82,15 @@ def as_arrays(rows: list[tuple[int, int, Mapping[str, float | int]]], *, rounded
         if rounded and metric.name.startswith("gpu_memory_") and metric.name.endswith("_bytes"):
             given = np.round(given / 2**20) * 2**20
         if metric.column_kind == "i8":
-            values = np.where(np.isnan(given), np.iinfo("<i8").min, np.nan_to_num(given).astype("<i8"))
+            values = np.where(
+                np.isnan(given), np.iinfo("<i8").min, np.nan_to_num(given).astype("<i8")
+            )
         else:
             values = given.astype(f"<{metric.column_kind}")
         columns[metric.name] = values
-    return SampleRows(np.array([row[0] for row in rows]), np.array([row[1] for row in rows]), columns)
+    return SampleRows(
+        np.array([row[0] for row in rows]), np.array([row[1] for row in rows]), columns
+    )
 
 
 def ours(dsn: str, samples: SampleRows) -> tuple[float, float, float, float]:
@@ -91,7 +101,9 @@ def ours(dsn: str, samples: SampleRows) -> tuple[float, float, float, float]:
         for begin in range(0, count, 5000):
             part = slice(begin, begin + 5000)
             columns = {name: values[part] for name, values in samples.columns.items()}
-            copy_samples(connection, SampleRows(samples.accelerator[part], samples.at_ms[part], columns))
+            copy_samples(
+                connection, SampleRows(samples.accelerator[part], samples.at_ms[part], columns)
+            )
     begun = time.perf_counter()
     done = archive.pack_day(Database(dsn), DAY)
     pack = time.perf_counter() - begun
@@ -100,7 +112,9 @@ def ours(dsn: str, samples: SampleRows) -> tuple[float, float, float, float]:
     with Database(dsn).transaction() as connection:
         row = connection.execute("SELECT pg_total_relation_size('sample_archive')").fetchone()
         begun = time.perf_counter()
-        back = archive.samples(connection, np.unique(samples.accelerator).tolist(), Period(DAY, DAY + DAY_MS))
+        back = archive.samples(
+            connection, np.unique(samples.accelerator).tolist(), Period(DAY, DAY + DAY_MS)
+        )
         read = time.perf_counter() - begun
         connection.execute("TRUNCATE sample_archive")
     if len(back.at_ms) != count or row is None:
@@ -125,7 +139,9 @@ def theirs(samples: SampleRows) -> tuple[float, float]:
                     }
                     times = ",".join(map(str, samples.at_ms[mine][known].tolist()))
                     texts = ",".join(values[known].astype(str).tolist())
-                    lines.append(f'{{"metric":{json.dumps(labels)},"values":[{texts}],"timestamps":[{times}]}}')
+                    lines.append(
+                        f'{{"metric":{json.dumps(labels)},"values":[{texts}],"timestamps":[{times}]}}'
+                    )
             ask(port, "POST", "/api/v1/import", "\n".join(lines).encode())
         ask(port, "GET", "/internal/force_flush")
         ask(port, "GET", "/internal/force_merge")
@@ -151,16 +167,24 @@ def ask(port: int, method: str, path: str, body: bytes | None = None) -> bytes:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, default=4, help="nodes of the simulated fleet (default: 4)")
+    parser.add_argument(
+        "--nodes", type=int, default=4, help="nodes of the simulated fleet (default: 4)"
+    )
     given = parser.parse_args()
     rows = simulated(given.nodes)
     count = len(rows)
     readings = sum(len(row[2]) for row in rows) / count
-    print(f"{count:,} GPU-samples of {len({row[0] for row in rows})} accelerators, {readings:.1f} readings each\n")
+    print(
+        f"{count:,} GPU-samples of {len({row[0] for row in rows})} accelerators, {readings:.1f}"
+        " readings each\n"
+    )
     folder = open_folder("gpuledger-bench-")
     server = EmbeddedServer(folder)
     missed = []
-    print("| values | hot B | archive B | VictoriaMetrics B | with index | ratio | pack µs | read µs |")
+    print(
+        "| values | hot B | archive B | VictoriaMetrics B | with index | ratio | pack µs | read"
+        " µs |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     try:
         dsn = server.acquire()
@@ -172,9 +196,15 @@ def main() -> int:
             if shutil.which("victoria-metrics"):
                 data, whole = theirs(samples)
                 peer, ratio = f"{data:.1f} | {whole:.1f}", f"{packed / data:.2f}"
-                missed += [f"{name}: {ratio} of VictoriaMetrics"] if packed / data > PEER_AIM else []
+                missed += (
+                    [f"{name}: {ratio} of VictoriaMetrics"] if packed / data > PEER_AIM else []
+                )
             missed += [f"{name}: {hot:.0f} hot bytes"] if hot > HOT_AIM else []
-            print(f"| {name} | {hot:.0f} | {packed:.1f} | {peer} | {ratio} | {pack:.1f} | {read:.1f} |", flush=True)
+            print(
+                f"| {name} | {hot:.0f} | {packed:.1f} | {peer} | {ratio} | {pack:.1f} |"
+                f" {read:.1f} |",
+                flush=True,
+            )
     finally:
         server.release()
         shutil.rmtree(folder, ignore_errors=True)

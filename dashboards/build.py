@@ -1,4 +1,5 @@
-"""Makes the boards' JSON, Grafana's alert rules, and the copies of Prometheus' alert rules for Kubernetes.
+"""Makes the boards' JSON, Grafana's alert rules, and the copies of Prometheus' alert rules for
+Kubernetes.
 
 `python -m dashboards.build [--check]`.
 """
@@ -41,7 +42,9 @@ def boards() -> dict[str, Board]:
 
 
 def rules() -> dict[Path, str]:
-    """Prometheus' alert rules for the chart, which reads no file outside its folder, and as a manifest."""
+    """Prometheus' alert rules for the chart, which reads no file outside its folder, and as a
+    manifest.
+    """
     groups = RULES.read_text().partition("groups:\n")[2]
     lines = ("groups:\n" + groups).splitlines()
     manifest = RULES_HEADER + "".join(f"  {line}\n" if line else "\n" for line in lines)
@@ -63,7 +66,9 @@ def texts() -> dict[Path, str]:
 def stale() -> list[Path]:
     """Files that differ from what the boards make, and files that no board makes."""
     wanted = texts()
-    differing = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
+    differing = [
+        path for path, text in wanted.items() if not path.is_file() or path.read_text() != text
+    ]
     return differing + [path for path in sorted(JSON.glob("*.json")) if path not in wanted]
 
 
@@ -71,7 +76,9 @@ def main(arguments: list[str]) -> int:
     """Writes the files, or says which are stale and ends with 1."""
     if "--check" in arguments:
         for path in stale():
-            sys.stderr.write(f"{path} is not what the boards make; run python -m dashboards.build\n")
+            sys.stderr.write(
+                f"{path} is not what the boards make; run python -m dashboards.build\n"
+            )
         return 1 if stale() else 0
     for path in stale():
         wanted = texts().get(path)

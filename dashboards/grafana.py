@@ -1,9 +1,10 @@
-"""Builders of Grafana's classic dashboard JSON, the form that 9.3 to 13 load (schemaVersion 37; newer ones migrate it).
+"""Builders of Grafana's classic dashboard JSON, the form that 9.3 to 13 load (schemaVersion 37;
+newer ones migrate it).
 
-A board is rows of panels; the builder numbers and places them. Every panel names its unit and says what it shows.
-States have the colors of Okabe and Ito, which people with any common color blindness can tell apart (Color Universal
-Design, 2008); models, teams and projects have those of Paul Tol's muted scheme, made for the same people. Where a
-color has a meaning, a word stands beside it.
+A board is rows of panels; the builder numbers and places them. Every panel names its unit and says
+what it shows. States have the colors of Okabe and Ito, which people with any common color blindness
+can tell apart (Color Universal Design, 2008); models, teams and projects have those of Paul Tol's
+muted scheme, made for the same people. Where a color has a meaning, a word stands beside it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, YELLOW, GRAY = "#56B4E9", "#CC79A7", "#F0E442", "#999999"
 MAGENTA, SLATE = "#EE3377", "#666666"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GRAY, MAGENTA, SLATE)
-NAME_PALETTE = ("#44AA99", "#CC6677", "#88CCEE", "#999933", "#AA4499", "#DDCC77", "#117733", "#882255")
+NAME_PALETTE = (
+    "#44AA99",
+    "#CC6677",
+    "#88CCEE",
+    "#999933",
+    "#AA4499",
+    "#DDCC77",
+    "#117733",
+    "#882255",
+)
 """Colors of models, teams and projects, none of which is a state's; see `named_series`."""
 OTHERS = "#BBBBBB"
 MEANING = {
@@ -41,22 +51,27 @@ MEANING = {
     "unknown": GRAY,
     "all others": OTHERS,
 }
-"""Series and cells with these names have the same color on every board; `text` is black on light and white on dark."""
+"""Series and cells with these names have the same color on every board; `text` is black on light
+and white on dark.
+"""
 MARK = " "
-"""Ends the name of a series once more than the number of its color in NAME_PALETTE; nobody sees it."""
+"""Ends the name of a series once more than the number of its color in NAME_PALETTE; nobody sees it.
+"""
 POSTGRES = {"type": "postgres", "uid": "${datasource}"}
 PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 Steps = tuple[tuple[float | None, str], ...]
 PLAIN: Steps = ((None, BLUE),)
 MONEY, HOURS, COUNT, RATIO = "locale", "locale", "locale", "percentunit"
-"""`locale` writes numbers in full, with the reader's separators; the currency stands in the title."""
+"""`locale` writes numbers in full, with the reader's separators; the currency stands in the title.
+"""
 MODEL_WIDTH = 180
 """Pixels of a column that has the longest name of a model in one piece."""
 DURATION = "dtdhms"
 """Seconds as days and hours:minutes:seconds; `s` would say 4.66 weeks."""
 GAP_MS = 900_000
 EXACT = "none"
-"""Writes as many decimals as asked for, zeros included, which `locale` leaves out; it has no separators.
+"""Writes as many decimals as asked for, zeros included, which `locale` leaves out; it has no
+separators.
 
 No unit of Grafana 9.3 has both, and a bill keeps its zeros.
 """
@@ -88,7 +103,10 @@ class Panel:
     time_from: str = ""
     """A range of its own, such as `4d`, for what never fits into the board's."""
     time_shift: str = ""
-    """How far that range lies before now; `/d` makes it whole days. The description says what range it is."""
+    """How far that range lies before now; `/d` makes it whole days.
+
+    The description says what range it is.
+    """
 
     def as_json(self, number: int, x: int, y: int) -> Json:
         """The panel with its id and place."""
@@ -103,7 +121,9 @@ class Panel:
             "unit": self.unit,
         }
         low, high = self.limits
-        defaults |= {name: value for name, value in (("min", low), ("max", high)) if value is not None}
+        defaults |= {
+            name: value for name, value in (("min", low), ("max", high)) if value is not None
+        }
         if self.decimals is not None:
             defaults["decimals"] = self.decimals
         panel: Json = {
@@ -115,7 +135,9 @@ class Panel:
             "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
             "fieldConfig": {"defaults": defaults, "overrides": list(self.overrides)},
             "options": self.options,
-            "targets": [{**target, "refId": "ABCDEFGH"[at]} for at, target in enumerate(self.targets)],
+            "targets": [
+                {**target, "refId": "ABCDEFGH"[at]} for at, target in enumerate(self.targets)
+            ],
         }
         if self.interval:
             panel["interval"] = self.interval
@@ -132,7 +154,9 @@ class Panel:
 
 @dataclass(frozen=True)
 class Board:
-    """A dashboard: rows of (title, panels); panels of a row flow from left to right over 24 columns."""
+    """A dashboard: rows of (title, panels); panels of a row flow from left to right over 24
+    columns.
+    """
 
     uid: str
     title: str
@@ -210,8 +234,17 @@ class Board:
 
 
 def sql(text: str, *, form: str = "table") -> Json:
-    """A query of the ledger. `form`: `table`, or `time_series` (columns time, metric, then values)."""
-    return {"datasource": POSTGRES, "editorMode": "code", "format": form, "rawQuery": True, "rawSql": _trimmed(text)}
+    """A query of the ledger.
+
+    `form`: `table`, or `time_series` (columns time, metric, then values).
+    """
+    return {
+        "datasource": POSTGRES,
+        "editorMode": "code",
+        "format": form,
+        "rawQuery": True,
+        "rawSql": _trimmed(text),
+    }
 
 
 def promql(text: str, legend: str, *, instant: bool = False) -> Json:
@@ -241,12 +274,17 @@ def color(name: str, hue: str) -> Json:
 
 
 def column(name: str, **properties: Any) -> Json:
-    """Properties of one column: unit, decimals, width, links, `cell` (display mode), `steps` (thresholds)."""
+    """Properties of one column: unit, decimals, width, links, `cell` (display mode), `steps`
+    (thresholds).
+    """
     known = {"width": "custom.width", "cell": "custom.displayMode"}
     settings = []
     for key, value in properties.items():
         if key == "steps":
-            value = {"mode": "absolute", "steps": [{"color": hue, "value": at} for at, hue in value]}
+            value = {
+                "mode": "absolute",
+                "steps": [{"color": hue, "value": at} for at, hue in value],
+            }
             key = "thresholds"
         settings.append({"id": known.get(key, key), "value": value})
     return {"matcher": {"id": "byName", "options": name}, "properties": settings}
@@ -255,7 +293,8 @@ def column(name: str, **properties: Any) -> Json:
 def name_colors() -> tuple[Json, ...]:
     """The colors of series whose names end in marks.
 
-    Grafana 9.3 colors other series by their order, in which a name's place changes with every filter.
+    Grafana 9.3 colors other series by their order, in which a name's place changes with every
+    filter.
     """
     return tuple(
         {
@@ -267,12 +306,17 @@ def name_colors() -> tuple[Json, ...]:
 
 
 def link(title: str, uid: str, query: str, *, keep: tuple[str, ...] = ()) -> Json:
-    """A link to another board that keeps the time range, and the reader's choice of the variables `keep`.
+    """A link to another board that keeps the time range, and the reader's choice of the variables
+    `keep`.
 
     Values in `query` need `:percentencode`, or a team named R&D would open another one.
     """
     chosen = "".join(f"&${{{name}:queryparam}}" for name in keep)
-    return {"title": title, "url": f"/d/{uid}?${{__url_time_range}}&{query}{chosen}", "targetBlank": False}
+    return {
+        "title": title,
+        "url": f"/d/{uid}?${{__url_time_range}}&{query}{chosen}",
+        "targetBlank": False,
+    }
 
 
 def line(name: str, hue: str) -> Json:
@@ -327,12 +371,29 @@ def stat(
         "graphMode": "none",
         "justifyMode": "auto",
         "orientation": "auto",
-        "reduceOptions": {"calcs": [] if each_row else ["lastNotNull"], "fields": "", "values": each_row},
+        "reduceOptions": {
+            "calcs": [] if each_row else ["lastNotNull"],
+            "fields": "",
+            "values": each_row,
+        },
         # Of a single row Grafana would leave out the name, which says what it is the number of.
         "textMode": "value_and_name" if each_row else "auto",
     }
     target = query if isinstance(query, dict) else sql(query)
-    return Panel("stat", title, description, unit, (target,), width, height, options, {}, decimals, steps, **more)
+    return Panel(
+        "stat",
+        title,
+        description,
+        unit,
+        (target,),
+        width,
+        height,
+        options,
+        {},
+        decimals,
+        steps,
+        **more,
+    )
 
 
 def series(
@@ -349,7 +410,9 @@ def series(
 ) -> Panel:
     """Values over time: lines, or bars for amounts of a day or an hour."""
     queries = query if isinstance(query, tuple) else (query,)
-    targets = tuple(query if isinstance(query, dict) else sql(query, form="time_series") for query in queries)
+    targets = tuple(
+        query if isinstance(query, dict) else sql(query, form="time_series") for query in queries
+    )
     custom = {
         "drawStyle": "bars" if bars else "line",
         # Areas of ten lines on top of each other would be one brown area.
@@ -358,7 +421,8 @@ def series(
         # A day is drawn at its midnight: its bar begins there.
         "barAlignment": 1 if bars else 0,
         "showPoints": "never" if bars or stacked else "auto",
-        # Lines read at different instants leave nulls in each other; a pause of 15 minutes is a gap, as for a node.
+        # Lines read at different instants leave nulls in each other; a pause of 15 minutes is a
+        # gap, as for a node.
         "spanNulls": False if bars or stacked else GAP_MS,
         "stacking": {"group": "A", "mode": "normal" if stacked else "none"},
         "axisSoftMin": 0,
@@ -370,7 +434,17 @@ def series(
     more.setdefault("color_mode", "palette-classic")
     overrides = (*(color(name, hue) for name, hue in MEANING.items()), *more.pop("overrides", ()))
     return Panel(
-        "timeseries", title, description, unit, targets, width, height, options, custom, overrides=overrides, **more
+        "timeseries",
+        title,
+        description,
+        unit,
+        targets,
+        width,
+        height,
+        options,
+        custom,
+        overrides=overrides,
+        **more,
     )
 
 
@@ -386,15 +460,28 @@ def table(
     cell: str = "auto",
     **more: Any,
 ) -> Panel:
-    """Rows as the query gives them; `cell` is the display mode of every column without one of its own."""
-    options: Json = {"showHeader": True, "footer": {"show": False, "reducer": ["sum"], "fields": ""}}
+    """Rows as the query gives them; `cell` is the display mode of every column without one of its
+    own.
+    """
+    options: Json = {
+        "showHeader": True,
+        "footer": {"show": False, "reducer": ["sum"], "fields": ""},
+    }
     if sort:
         options["sortBy"] = [{"displayName": sort, "desc": True}]
     target = query if isinstance(query, dict) else sql(query)
     # Grafana's own least width, 150 pixels, pushes the last columns out of a half-width table.
-    custom = {"align": "auto", "displayMode": cell, "filterable": False, "inspect": True, "minWidth": 50}
+    custom = {
+        "align": "auto",
+        "displayMode": cell,
+        "filterable": False,
+        "inspect": True,
+        "minWidth": 50,
+    }
     more.setdefault("no_value", "–")
-    return Panel("table", title, description, unit, (target,), width, height, options, custom, **more)
+    return Panel(
+        "table", title, description, unit, (target,), width, height, options, custom, **more
+    )
 
 
 def bars(
@@ -410,7 +497,8 @@ def bars(
 ) -> Panel:
     """A horizontal bar a row of the query (name, value).
 
-    `whole`: a query of one number, `max`, that a full bar stands for; without it the longest bar is full.
+    `whole`: a query of one number, `max`, that a full bar stands for; without it the longest bar is
+    full.
     """
     options = {
         "displayMode": "basic",
@@ -425,7 +513,9 @@ def bars(
     if whole:
         targets.append(sql(whole))
         mapping = [{"fieldName": "max", "handlerKey": "max"}]
-        more["transformations"] = ({"id": "configFromData", "options": {"configRefId": "B", "mappings": mapping}},)
+        more["transformations"] = (
+            {"id": "configFromData", "options": {"configRefId": "B", "mappings": mapping}},
+        )
     return Panel(
         "bargauge",
         title,
@@ -451,9 +541,11 @@ def heatmap(
     interval: str = "",
     parts: bool = False,
 ) -> Panel:
-    """Counts per bucket over time; the query gives time, the bucket's name as metric, and the count.
+    """Counts per bucket over time; the query gives time, the bucket's name as metric, and the
+    count.
 
-    `parts`: values are parts of a whole, of which 0 is one like others and is drawn; a count of 0 is not.
+    `parts`: values are parts of a whole, of which 0 is one like others and is drawn; a count of 0
+    is not.
     """
     color: Json = {"exponent": 0.5, "scale": "exponential"}
     if parts:
@@ -461,7 +553,14 @@ def heatmap(
     options = {
         "calculate": False,
         "cellGap": 1,
-        "color": {"mode": "scheme", "scheme": "Cividis", "steps": 64, "fill": "dark-orange", "reverse": False, **color},
+        "color": {
+            "mode": "scheme",
+            "scheme": "Cividis",
+            "steps": 64,
+            "fill": "dark-orange",
+            "reverse": False,
+            **color,
+        },
         "exemplars": {"color": BLUE},
         "filterValues": {"le": -1 if parts else 1e-9},
         "legend": {"show": True},
@@ -496,7 +595,9 @@ STATES = (
     "degraded",
     "failed",
 )
-"""States by their number, from 1: Grafana makes lanes of numbers, and shows the words by their mappings."""
+"""States by their number, from 1: Grafana makes lanes of numbers, and shows the words by their
+mappings.
+"""
 
 
 def number_of(state: str) -> str:
@@ -510,13 +611,18 @@ def numbered_states() -> Json:
     return {
         "type": "value",
         "options": {
-            str(at): {"color": MEANING[name], "index": at, "text": name} for at, name in enumerate(STATES, start=1)
+            str(at): {"color": MEANING[name], "index": at, "text": name}
+            for at, name in enumerate(STATES, start=1)
         },
     }
 
 
-def timeline(title: str, description: str, query: str, *, width: int = 24, height: int = 8, **more: Any) -> Panel:
-    """States over time, a lane a name; the query gives time, the lane as metric, and the state's number."""
+def timeline(
+    title: str, description: str, query: str, *, width: int = 24, height: int = 8, **more: Any
+) -> Panel:
+    """States over time, a lane a name; the query gives time, the lane as metric, and the state's
+    number.
+    """
     options = {
         "alignValue": "left",
         "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
@@ -564,7 +670,8 @@ def shares(
     grouped: bool = False,
     **more: Any,
 ) -> Panel:
-    """A stacked bar a row of the query: its first column names the bar, each further one is a part of the whole.
+    """A stacked bar a row of the query: its first column names the bar, each further one is a part
+    of the whole.
 
     `grouped`: the further columns are amounts and stand beside each other.
     """
@@ -586,20 +693,35 @@ def shares(
     overrides = (*(color(name, hue) for name, hue in MEANING.items()), *more.pop("overrides", ()))
     target = sql(query)
     return Panel(
-        "barchart", title, description, unit, (target,), width, height, options, custom, overrides=overrides, **more
+        "barchart",
+        title,
+        description,
+        unit,
+        (target,),
+        width,
+        height,
+        options,
+        custom,
+        overrides=overrides,
+        **more,
     )
 
 
 def text(title: str, content: str, *, width: int = 12, height: int = 10) -> Panel:
     """A page in Markdown."""
-    return Panel("text", title, "", "none", (), width, height, {"mode": "markdown", "content": content})
+    return Panel(
+        "text", title, "", "none", (), width, height, {"mode": "markdown", "content": content}
+    )
 
 
 def words() -> Json:
     """The color of every word that has a meaning."""
     return {
         "type": "value",
-        "options": {name: {"color": hue, "index": at, "text": name} for at, (name, hue) in enumerate(MEANING.items())},
+        "options": {
+            name: {"color": hue, "index": at, "text": name}
+            for at, (name, hue) in enumerate(MEANING.items())
+        },
     }
 
 
@@ -607,7 +729,9 @@ def codes(texts: dict[str, str]) -> Json:
     """Words in place of codes."""
     return {
         "type": "value",
-        "options": {code: {"index": at, "text": text} for at, (code, text) in enumerate(texts.items())},
+        "options": {
+            code: {"index": at, "text": text} for at, (code, text) in enumerate(texts.items())
+        },
     }
 
 
@@ -639,11 +763,14 @@ def chosen(
     on_range: bool = True,
     hidden: bool = False,
 ) -> Json:
-    """A variable with the values that a query gives. `many`: several or all; all is the text '*' in SQL.
+    """A variable with the values that a query gives.
 
-    `on_range`: asks again whenever the range changes, and then takes the first value if the chosen one is not offered.
-    Without it the query runs when the board is opened, and a value in the address stays, offered or not.
-    `hidden`: follows from other variables, so neither the reader nor an address chooses it.
+    `many`: several or all; all is the text '*' in SQL.
+
+    `on_range`: asks again whenever the range changes, and then takes the first value if the chosen
+    one is not offered. Without it the query runs when the board is opened, and a value in the
+    address stays, offered or not. `hidden`: follows from other variables, so neither the reader nor
+    an address chooses it.
     """
     variable: Json = {
         "name": name,

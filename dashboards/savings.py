@@ -1,11 +1,23 @@
-"""What could be saved, what was, and what idle GPUs cost a day: panels of the boards on money and on idle GPUs.
+"""What could be saved, what was, and what idle GPUs cost a day: panels of the boards on money and
+on idle GPUs.
 
 Estimates, as `gpuledger recommend` gives them; no part of a bill.
 """
 
 from __future__ import annotations
 
-from dashboards.grafana import BLUE, GREEN, MONEY, ORANGE, VERMILION, Panel, column, link, stat, table
+from dashboards.grafana import (
+    BLUE,
+    GREEN,
+    MONEY,
+    ORANGE,
+    VERMILION,
+    Panel,
+    column,
+    link,
+    stat,
+    table,
+)
 from dashboards.sql import MICRO
 from gpuledger_collector.insight.findings import AT_LISTED_RATES
 
@@ -14,8 +26,15 @@ WINDOW = "of the window that the last search looked at"
 KEEP = ("datasource", "currency")
 CHOICES = ("currency", "pool", "model")
 TO_IDLE = link("Idle and right-sizing", "gpuledger-idle", "${datasource:queryparam}", keep=CHOICES)
-TO_IDLE_OF_TEAM = link("Idle and right-sizing", "gpuledger-idle", "${datasource:queryparam}", keep=(*CHOICES, "team"))
-TO_TEAM = link("Showback of this team", "gpuledger-team", "var-team=${__data.fields.team:percentencode}", keep=KEEP)
+TO_IDLE_OF_TEAM = link(
+    "Idle and right-sizing", "gpuledger-idle", "${datasource:queryparam}", keep=(*CHOICES, "team")
+)
+TO_TEAM = link(
+    "Showback of this team",
+    "gpuledger-team",
+    "var-team=${__data.fields.team:percentencode}",
+    keep=KEEP,
+)
 
 
 def joint(name: str, place: int) -> str:
@@ -28,18 +47,19 @@ def numbers() -> tuple[Panel, ...]:
     return (
         stat(
             "To save ($currency)",
-            f"If all open advice were followed, counted once: money that is no longer paid, expected, and in the worst "
-            f"and best case, {WINDOW} (often 30 days). Of the whole fleet; may be empty until a search has run.",
-            f'SELECT {joint("cash", 1)} AS "expected", {joint("cash", 0)} AS "low", {joint("cash", 2)} AS "high" '
-            "FROM recommendation_run r",
+            "If all open advice were followed, counted once: money that is no longer paid,"
+            f" expected, and in the worst and best case, {WINDOW} (often 30 days). Of the whole"
+            " fleet; may be empty until a search has run.",
+            f'SELECT {joint("cash", 1)} AS "expected", {joint("cash", 0)} AS "low",'
+            f' {joint("cash", 2)} AS "high" FROM recommendation_run r',
             MONEY,
             width=9,
             decimals=0,
         ),
         stat(
             "Capacity to free ($currency)",
-            f"What the GPUs cost that all open advice would leave free for others, {WINDOW}: paid all the same. May be "
-            "empty.",
+            f"What the GPUs cost that all open advice would leave free for others, {WINDOW}: paid"
+            " all the same. May be empty.",
             f'SELECT {joint("capacity", 1)} AS "worth" FROM recommendation_run r',
             MONEY,
             width=5,
@@ -47,8 +67,9 @@ def numbers() -> tuple[Panel, ...]:
         ),
         stat(
             "Saved by advice ($currency)",
-            "Accepted advice, by the ledger, since each was accepted: what was charged before against what was charged "
-            "since. Below 0, it cost more. May be empty until advice is accepted and measured.",
+            "Accepted advice, by the ledger, since each was accepted: what was charged before"
+            " against what was charged since. Below 0, it cost more. May be empty until advice is"
+            " accepted and measured.",
             f"SELECT sum(r.realized_micro) / {MICRO} AS saved FROM recommendation r "
             f"WHERE {CHOSEN} AND r.state IN ('accepted', 'done')",
             MONEY,
@@ -59,7 +80,8 @@ def numbers() -> tuple[Panel, ...]:
         ),
         stat(
             "Idle GPUs, a day ($currency)",
-            "What the GPUs of all open idle findings cost a day, held or free, whatever else is chosen. May be empty.",
+            "What the GPUs of all open idle findings cost a day, held or free, whatever else is"
+            " chosen. May be empty.",
             f"SELECT sum(r.per_day_micro) / {MICRO} AS cost FROM finding r "
             f"WHERE r.kind = 'idle' AND r.resolved_ms IS NULL AND {CHOSEN}",
             MONEY,
@@ -75,8 +97,9 @@ def advice() -> Panel:
     """The advice itself, the dearest first."""
     return table(
         "Recommendations ($currency)",
-        f"Open and accepted advice, by what it saves, {WINDOW}, {AT_LISTED_RATES}; rows overlap and must not be added "
-        "up. Decide with `gpuledger recommend accept ID`. May be empty, and then nothing is to be saved.",
+        f"Open and accepted advice, by what it saves, {WINDOW}, {AT_LISTED_RATES}; rows overlap and"
+        " must not be added up. Decide with `gpuledger recommend accept ID`. May be empty, and"
+        " then nothing is to be saved.",
         f"""
         SELECT r.advice, r.team, r.state, r.cash_expected_micro / {MICRO} AS saves,
             r.capacity_expected_micro / {MICRO} AS frees, r.realized_micro / {MICRO} AS "saved so far",

@@ -1,11 +1,12 @@
 """Fragments of SQL that the boards share.
 
-Instants are stored as integer milliseconds, so a range is two comparisons with integers, which the indexes answer.
-Arguments of Grafana's macros may hold no `)`: its expander is one regular expression.
-A sum over nothing known stays null ("no data"), never 0.
+Instants are stored as integer milliseconds, so a range is two comparisons with integers, which the
+indexes answer. Arguments of Grafana's macros may hold no `)`: its expander is one regular
+expression. A sum over nothing known stays null ("no data"), never 0.
 
-Days are those of the billing zone, and have 23 to 25 hours. A board's clock is UTC; a day is drawn at its date's
-midnight there, and the range chooses dates: 1 October to 1 November is October in every zone.
+Days are those of the billing zone, and have 23 to 25 hours. A board's clock is UTC; a day is drawn
+at its date's midnight there, and the range chooses dates: 1 October to 1 November is October in
+every zone.
 """
 
 from __future__ import annotations
@@ -40,16 +41,20 @@ PROJECT = "coalesce(nullif(o.project, ''), '(unattributed)')"
 
 ZONE = """coalesce((SELECT z.zone FROM billing_zone z WHERE z.superseded_at IS NULL
     ORDER BY z.from_ms DESC LIMIT 1), 'UTC')"""
-"""The billing zone in force; days of the ledger before a change of it are told to the day, not to the hour."""
+"""The billing zone in force; days of the ledger before a change of it are told to the day, not to
+the hour.
+"""
 
 
 def local(wall: str) -> str:
     """The instant (ms) of a wall clock's time (a timestamp) in the billing zone.
 
-    The millisecond before it decides, as in accounting.period: where the clocks jump over a midnight it is the jump,
-    and of a midnight that comes twice it is the first.
+    The millisecond before it decides, as in accounting.period: where the clocks jump over a
+    midnight it is the jump, and of a midnight that comes twice it is the first.
     """
-    return f"(extract(epoch FROM ({wall} - interval '1 ms') AT TIME ZONE {ZONE}) * 1000)::bigint + 1"
+    return (
+        f"(extract(epoch FROM ({wall} - interval '1 ms') AT TIME ZONE {ZONE}) * 1000)::bigint + 1"
+    )
 
 
 def date(day_ms: str) -> str:
@@ -63,7 +68,9 @@ def drawn(day: str) -> str:
 
 
 def whole(proof: str) -> str:
-    """Whether the proof of a day reaches the next one: a day that is not over yet is no day to compare with."""
+    """Whether the proof of a day reaches the next one: a day that is not over yet is no day to
+    compare with.
+    """
     return f"{proof}.until_ms >= {local('(' + date(proof + '.day_ms') + ' + 1)::timestamp')}"
 
 
@@ -77,7 +84,9 @@ def between(column: str) -> str:
 
 def dated(column: str) -> str:
     """Rows whose day begins at a date of the board's range."""
-    first, last = (local(f"to_timestamp({at} / 1000.0) AT TIME ZONE 'UTC'") for at in (FROM_MS, TO_MS))
+    first, last = (
+        local(f"to_timestamp({at} / 1000.0) AT TIME ZONE 'UTC'") for at in (FROM_MS, TO_MS)
+    )
     return f"{column} >= {first} AND {column} < {last}"
 
 
@@ -88,12 +97,19 @@ def picked(expression: str, variable: str) -> str:
 
 CURRENCY = "l.currency = ${currency:sqlstring}"
 OR_UNPRICED = f"({CURRENCY} OR l.currency IS NULL)"
-"""Lines of one currency and those without a price: their hours belong beside that currency's cost."""
-CHOSEN_FIRST = "coalesce(f.currency <> ${currency:sqlstring}, true), f.per_day_micro DESC NULLS LAST, f.since_ms"
-"""Order of findings (`f`) of several currencies: those of the chosen one by cost, then the others."""
+"""Lines of one currency and those without a price: their hours belong beside that currency's cost.
+"""
+CHOSEN_FIRST = (
+    "coalesce(f.currency <> ${currency:sqlstring}, true), f.per_day_micro DESC NULLS LAST,"
+    " f.since_ms"
+)
+"""Order of findings (`f`) of several currencies: those of the chosen one by cost, then the others.
+"""
 PAID = ", ".join(f"'{state}'" for state in sorted(PAID_BY_OWNERS))
 BILLED = f"l.state IN ({PAID})"
-"""Lines that an owner pays, as in the chargeback: GPU-time, and node costs and adjustments, which have no GPU-time."""
+"""Lines that an owner pays, as in the chargeback: GPU-time, and node costs and adjustments, which
+have no GPU-time.
+"""
 POOLS = picked("l.pool", "pool")
 MODELS = picked("l.gpu_model", "model")
 TEAMS = picked(TEAM, "team")
@@ -108,9 +124,11 @@ LEDGER = f"""(
     SELECT day_ms, {_COLUMNS}, gpu_ns, busy_ns, idle_ns, unknown_ns, '' AS correction_of FROM ledger_day
     UNION ALL SELECT booked_day_ms, {_COLUMNS}, gpu_ns::numeric, busy_ns::numeric, idle_ns::numeric,
         unknown_ns::numeric, {_AMENDS} FROM correction)"""
-"""What is billed: the daily ledger, and corrections of closed days on the open day in which they are booked.
+"""What is billed: the daily ledger, and corrections of closed days on the open day in which they
+are booked.
 
-`correction_of` is the closed month of a correction: it may take time back, so it is no part of a team's own hours.
+`correction_of` is the closed month of a correction: it may take time back, so it is no part of a
+team's own hours.
 """
 OWN = "l.correction_of = ''"
 """Time of the range's own days, corrections of closed months left out."""
@@ -126,7 +144,9 @@ AMOUNT_WIDTHS = tuple(
         ("correction of", 110),
     )
 )
-"""Of the columns of a table half a board wide, so that their heads are whole; its first column takes the rest."""
+"""Of the columns of a table half a board wide, so that their heads are whole; its first column
+takes the rest.
+"""
 _LINE = f"""{_COLUMNS}, gpu_ns, busy_ns, idle_ns, unknown_ns, accelerator_id, workload_id, start_ms, end_ms, node,
     energy_mj"""
 CHARGES = f"""(
@@ -146,7 +166,9 @@ UNWATCHED = f"{GONE}, 'inventory'"
 """And of those that the inventory names and no agent has reported."""
 FRESH = "l.at_ms > extract(epoch FROM now()) * 1000 - 900000"
 """What a node said in the last 15 minutes is taken for now."""
-ACTIVITY_NOW = "coalesce(l.gpu_sm_active_ratio, l.gpu_graphics_engine_active_ratio, l.gpu_utilization_ratio)"
+ACTIVITY_NOW = (
+    "coalesce(l.gpu_sm_active_ratio, l.gpu_graphics_engine_active_ratio, l.gpu_utilization_ratio)"
+)
 NOW_IDLE = f"{ACTIVITY_NOW} < 0.01"
 """Whether the latest reading shows no activity; null where the card does not tell."""
 ACTIVITY_COSTS = """LATERAL (
@@ -156,26 +178,36 @@ ACTIVITY_COSTS = """LATERAL (
         ('busy', part.rest * (1 - coalesce(part.unknown, 0))),
         ('idle', l.idle_cost_micro),
         ('activity unknown', part.rest * coalesce(part.unknown, 0))) s (name, cost)"""
-"""A held line's cost by activity. What is no idle cost is divided by time: what nobody knows is not busy."""
+"""A held line's cost by activity.
+
+What is no idle cost is divided by time: what nobody knows is not busy.
+"""
 
 
 def leading(name: str, measured: str, where: str, by: str) -> str:
-    """The name of a series: the nine with the largest sum have their own, the others are one; ten lines a chart."""
-    first = f"SELECT {name} FROM {measured} WHERE {where} GROUP BY 1 ORDER BY sum({by}) DESC NULLS LAST, 1 LIMIT 9"
+    """The name of a series: the nine with the largest sum have their own, the others are one; ten
+    lines a chart.
+    """
+    first = (
+        f"SELECT {name} FROM {measured} WHERE {where} GROUP BY 1 ORDER BY sum({by}) DESC NULLS"
+        " LAST, 1 LIMIT 9"
+    )
     return f"CASE WHEN {name} IN ({first}) THEN {name} ELSE 'all others' END"
 
 
 TEAM_NAMES = f"SELECT {TEAM} AS name, min(o.id) AS first FROM owner o GROUP BY 1"
-PROJECT_NAMES = f"SELECT {TEAM} || ' / ' || {PROJECT} AS name, min(o.id) AS first FROM owner o GROUP BY 1"
+PROJECT_NAMES = (
+    f"SELECT {TEAM} || ' / ' || {PROJECT} AS name, min(o.id) AS first FROM owner o GROUP BY 1"
+)
 MODEL_NAMES = "SELECT c.gpu_model AS name, min(c.id) AS first FROM capacity c GROUP BY 1"
 
 
 def marked(query: str, names: str, value: str) -> str:
     """A query of time series (time, metric, value) whose metrics end in the marks of their colors.
 
-    `names` gives every name that there is, whatever the reader chose, with what it is ordered by: the first names have
-    colors of their own, and keep them when others come. More names than colors share them, by their order; one that is
-    not among them has a color by its letters.
+    `names` gives every name that there is, whatever the reader chose, with what it is ordered by:
+    the first names have colors of their own, and keep them when others come. More names than colors
+    share them, by their order; one that is not among them has a color by its letters.
     """
     colors = len(NAME_PALETTE)
     unknown = f"('x' || left(md5(s.metric), 7))::bit(28)::int % {colors} + 1"
@@ -190,10 +222,11 @@ def marked(query: str, names: str, value: str) -> str:
 
 
 def states_of_cost(by: str, where: str) -> str:
-    """What lines of the ledger cost by a column and by what the GPUs did: rows `l` (by) and `s` (name, cost).
+    """What lines of the ledger cost by a column and by what the GPUs did: rows `l` (by) and `s`
+    (name, cost).
 
-    Time whose activity is unknown has its part of a line's cost by time; the parts of a line add up to it. Lines are
-    added up before they are taken apart, which is a third of the work.
+    Time whose activity is unknown has its part of a line's cost by time; the parts of a line add up
+    to it. Lines are added up before they are taken apart, which is a third of the work.
     """
     return f"""(
         SELECT {by}, l.state, sum(l.cost_micro) AS cost_micro, sum(l.idle_cost_micro) AS idle_micro,
@@ -219,14 +252,17 @@ GRID = f"""LEFT JOIN LATERAL (
     WHERE c.superseded_at IS NULL AND c.pool IN ('', l.pool) AND coalesce(c.from_on, '-infinity') <= {date("l.day_ms")}
         AND coalesce(c.to_on, 'infinity') > {date("l.day_ms")}
     ORDER BY c.pool <> '' DESC, c.from_on DESC NULLS LAST LIMIT 1) grid ON true"""
-"""The carbon intensity of a line's pool and day, chosen as accounting.carbon does; null: none is declared."""
+"""The carbon intensity of a line's pool and day, chosen as accounting.carbon does; null: none is
+declared.
+"""
 
 
 def month_end(joined: str, where: str) -> str:
-    """This month's charges and its end by the pace of the last 28 full days: a row (so far, at run rate, low, high).
+    """This month's charges and its end by the pace of the last 28 full days: a row (so far, at run
+    rate, low, high).
 
-    Days without charges under `where` but with a conservation check are days on which nothing was charged; days
-    without a check are unknown and not part of the pace.
+    Days without charges under `where` but with a conservation check are days on which nothing was
+    charged; days without a check are unknown and not part of the pace.
     """
     start = f"date_trunc('month', {TODAY}::timestamp)"
     return f"""
@@ -262,22 +298,28 @@ ACCELERATORS = """
 """Accelerators that are there now, each with its node and pool."""
 INDEX = """coalesce(a.gpu_index::text, '?')
     || CASE WHEN a.gpu_micro < 1000000 THEN ' MIG ' || right(a.uuid, 4) ELSE '' END"""
-"""How people call a GPU of a node; MIG instances bear their board's index, and a part of their own id."""
+"""How people call a GPU of a node; MIG instances bear their board's index, and a part of their own
+id.
+"""
 LANE = f"coalesce(a.node, '?') || ' / ' || {INDEX}"
 """How people call a GPU of the fleet."""
 
 
 STEPS = f"""generate_series({FROM_MS} / $__interval_ms * $__interval_ms, {TO_MS} - 1, $__interval_ms::bigint)
     AS step (at_ms)"""
-"""The steps of a chart: where a line has no row for a step, a null breaks it, and without one it goes straight on."""
+"""The steps of a chart: where a line has no row for a step, a null breaks it, and without one it
+goes straight on.
+"""
 TOUCHED = f"u.hour_ms > {FROM_MS} - 3600000 AND u.hour_ms < {TO_MS}"
 """Hours of usage (`u`) that the range touches, also those in which it begins and ends."""
 NOW_MS = "(extract(epoch FROM now()) * 1000)::bigint"
 IN_RANGE = f"""(greatest(0, least(u.hour_ms + 3600000, {TO_MS}, {NOW_MS}) - greatest(u.hour_ms, {FROM_MS}))::numeric
     / greatest(1, least(u.hour_ms + 3600000, {NOW_MS}) - u.hour_ms))"""
-"""The part of an hour of usage (`u`) that lies in the range: of an hour that goes on, of its time until now.
+"""The part of an hour of usage (`u`) that lies in the range: of an hour that goes on, of its time
+until now.
 
-An hour is the finest that is kept of holders for dashboards, so amounts of an hour are divided in this proportion.
+An hour is the finest that is kept of holders for dashboards, so amounts of an hour are divided in
+this proportion.
 """
 
 
@@ -337,7 +379,8 @@ HIDDEN_SPAN = tuple(column(name, **{"custom.hidden": True}) for name in ("first_
 
 
 def to_workload(*keep: str) -> list[Json]:
-    """Links from a table with SPAN_COLUMNS: the workload in its own range, which the reader's may miss.
+    """Links from a table with SPAN_COLUMNS: the workload in its own range, which the reader's may
+    miss.
 
     `keep`: variables of the board whose choice the link keeps.
     """
@@ -356,7 +399,8 @@ def datasource() -> Json:
 
 
 def currency() -> Json:
-    """Amounts of two currencies are never added: one is shown at a time, first the one with the most GPU-time.
+    """Amounts of two currencies are never added: one is shown at a time, first the one with the
+    most GPU-time.
 
     GPU-time, because amounts of two currencies cannot be compared.
     """
@@ -370,10 +414,13 @@ def currency() -> Json:
 
 
 def other_currencies(where: str, width: int = 4) -> Panel:
-    """What is billed in currencies that the board does not show now; `where` has all of its choices but this one."""
+    """What is billed in currencies that the board does not show now; `where` has all of its choices
+    but this one.
+    """
     return stat(
         "In other currencies",
-        "Cost of the same choice in the currencies that are not shown; choose one above. May be empty.",
+        "Cost of the same choice in the currencies that are not shown; choose one above. May be"
+        " empty.",
         f"""
         SELECT l.currency, sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER}
         WHERE {where} AND l.currency <> ${{currency:sqlstring}} GROUP BY 1 HAVING sum(l.cost_micro) <> 0 ORDER BY 1
@@ -391,14 +438,17 @@ def team() -> Json:
     return chosen(
         "team",
         "Team",
-        "SELECT DISTINCT coalesce(nullif(team, ''), '(unattributed)') FROM owner UNION SELECT '(unattributed)' "
-        "ORDER BY 1",
+        "SELECT DISTINCT coalesce(nullif(team, ''), '(unattributed)') FROM owner UNION SELECT"
+        " '(unattributed)' ORDER BY 1",
     )
 
 
 def named(column_name: str) -> str:
     """A list of values for a variable, in which the empty one has a name too."""
-    return f"SELECT DISTINCT {column_name} AS __value, coalesce(nullif({column_name}, ''), '(none)') AS __text"
+    return (
+        f"SELECT DISTINCT {column_name} AS __value, coalesce(nullif({column_name}, ''), '(none)')"
+        " AS __text"
+    )
 
 
 def pool() -> Json:
@@ -408,7 +458,9 @@ def pool() -> Json:
 
 def model() -> Json:
     """Models of GPU in the ledger of the range."""
-    return chosen("model", "Model", f"{named('l.gpu_model')} FROM ledger_day l WHERE {DAYS} ORDER BY 1")
+    return chosen(
+        "model", "Model", f"{named('l.gpu_model')} FROM ledger_day l WHERE {DAYS} ORDER BY 1"
+    )
 
 
 def node() -> Json:

@@ -1,7 +1,9 @@
-"""The content of both packages: the agent and its pinned, hashed requirements in one tree for several Pythons.
+"""The content of both packages: the agent and its pinned, hashed requirements in one tree for
+several Pythons.
 
-Compiled modules have their ABI in the file name (`_core.cpython-311-x86_64-linux-gnu.so`), so those for every supported
-Python are installed together; every other file is the same for all of them, which is checked. Needs python3 and pip.
+Compiled modules have their ABI in the file name (`_core.cpython-311-x86_64-linux-gnu.so`), so those
+for every supported Python are installed together; every other file is the same for all of them,
+which is checked. Needs python3 and pip.
 """
 
 from __future__ import annotations
@@ -43,11 +45,15 @@ class License:
 
 def version() -> str:
     """The version in pyproject.toml."""
-    return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+    return str(
+        tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    )
 
 
 def epoch() -> int:
-    """The modification time of every packed file, in Unix seconds: SOURCE_DATE_EPOCH, or that of the last commit."""
+    """The modification time of every packed file, in Unix seconds: SOURCE_DATE_EPOCH, or that of
+    the last commit.
+    """
     given = os.environ.get("SOURCE_DATE_EPOCH")
     if given:
         return int(given)
@@ -62,14 +68,18 @@ def machine() -> str:
     """The machine that the compiled modules are for, as wheels name it."""
     name = platform.machine()
     if name not in DEBIAN_MACHINES:
-        raise BuildError(f"compiled requirements are published for {', '.join(DEBIAN_MACHINES)}, this is {name}")
+        raise BuildError(
+            f"compiled requirements are published for {', '.join(DEBIAN_MACHINES)}, this is {name}"
+        )
     return name
 
 
 def gather(tree: Path, pythons: tuple[str, ...] = PYTHONS) -> list[License]:
-    """Fills `tree` with the agent and its requirements for all `pythons`; returns the bundled packages' licenses.
+    """Fills `tree` with the agent and its requirements for all `pythons`; returns the bundled
+    packages' licenses.
 
-    Raises BuildError when a requirement has no wheel, or two Pythons would need different files of one name.
+    Raises BuildError when a requirement has no wheel, or two Pythons would need different files of
+    one name.
     """
     licenses: dict[str, License] = {}
     tree.mkdir(parents=True)
@@ -110,13 +120,16 @@ def install(target: Path, python: str) -> None:
     ]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode:
-        raise BuildError(f"pip could not get the requirements for Python {python}: {answer.stderr.strip()}")
+        raise BuildError(
+            f"pip could not get the requirements for Python {python}: {answer.stderr.strip()}"
+        )
 
 
 def requirements_for(python: str) -> str:
     """The pinned requirements that apply to one Python.
 
-    pip asks a marker about the Python that runs it, not about the one that it installs for; so they are decided here.
+    pip asks a marker about the Python that runs it, not about the one that it installs for; so they
+    are decided here.
     """
     from pip._vendor.packaging.requirements import Requirement
 
@@ -130,24 +143,41 @@ def requirements_for(python: str) -> str:
         if requirement.marker is None or requirement.marker.evaluate(
             {"python_version": python, "python_full_version": f"{python}.0"}
         ):
-            kept.append(" --hash=".join([pin.partition(";")[0].strip(), *(entry.strip() for entry in hashes)]))
+            kept.append(
+                " --hash=".join(
+                    [pin.partition(";")[0].strip(), *(entry.strip() for entry in hashes)]
+                )
+            )
     return "\n".join(kept) + "\n"
 
 
 def take_licenses(wheels: Path) -> list[License]:
-    """Name, version, license and its text of every unpacked wheel; their metadata folders are removed."""
+    """Name, version, license and its text of every unpacked wheel; their metadata folders are
+    removed.
+    """
     taken = []
     for folder in sorted(wheels.glob("*.dist-info")):
         fields: dict[str, Any] = {}
-        for line in (folder / "METADATA").read_text(encoding="utf-8").split("\n\n", 1)[0].splitlines():
+        for line in (
+            (folder / "METADATA").read_text(encoding="utf-8").split("\n\n", 1)[0].splitlines()
+        ):
             key, _, value = line.partition(": ")
             fields.setdefault(key, value)
         texts = sorted(
-            path for path in folder.rglob("*") if path.is_file() and path.name.upper().startswith(LICENSE_FILES)
+            path
+            for path in folder.rglob("*")
+            if path.is_file() and path.name.upper().startswith(LICENSE_FILES)
         )
         text = "\n\n".join(path.read_text(encoding="utf-8").strip() for path in texts)
         name = fields.get("License-Expression") or fields.get("License") or ""
-        taken.append(License(fields["Name"], fields["Version"], name.splitlines()[0] if name else "see below", text))
+        taken.append(
+            License(
+                fields["Name"],
+                fields["Version"],
+                name.splitlines()[0] if name else "see below",
+                text,
+            )
+        )
         shutil.rmtree(folder)
     return taken
 
@@ -164,10 +194,15 @@ def merge(wheels: Path, tree: Path) -> None:
 
 
 def copy_same(source: str, target: str) -> None:
-    """Copies a file, or finds the same one there; modules lose their #! line. Raises BuildError when it is another."""
+    """Copies a file, or finds the same one there; modules lose their #! line.
+
+    Raises BuildError when it is another.
+    """
     there, content = Path(target), Path(source).read_bytes()
     if there.suffix == ".py" and content.startswith(b"#!"):
         content = b"#" + content[2:]
     if there.exists() and there.read_bytes() != content:
-        raise BuildError(f"{there.name} differs from one Python to the next; one tree cannot serve both")
+        raise BuildError(
+            f"{there.name} differs from one Python to the next; one tree cannot serve both"
+        )
     there.write_bytes(content)

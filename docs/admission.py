@@ -10,7 +10,10 @@ from gpuledger_common.admission import BOUNDS, Admission
 
 Table = Callable[[list[str], list[list[str]]], str]
 SECTIONS = {
-    "Routes of the collector": ("gpuledger_collector.api.admission", "gpuledger_collector.mcp.admission"),
+    "Routes of the collector": (
+        "gpuledger_collector.api.admission",
+        "gpuledger_collector.mcp.admission",
+    ),
     "Files and database roles": ("gpuledger_collector.config.admission",),
     "Answers that the collector asks for": ("gpuledger_collector.services.admission",),
     "Pages that the agent fetches": ("gpuledger_agent.admission",),
@@ -34,7 +37,9 @@ def page(table: Table) -> str:
     parts = [f"# What each way in admits\n\n{INTRODUCTION}"]
     for title, modules in SECTIONS.items():
         if rows := [row for name in modules for row in rows_of(name)]:
-            parts.append(f"## {title}\n\n{table(['way in', 'payer', *map(heading, BOUNDS)], list(map(cells, rows)))}")
+            parts.append(
+                f"## {title}\n\n{table(['way in', 'payer', *map(heading, BOUNDS)], list(map(cells, rows)))}"
+            )
     return "\n".join(parts)
 
 

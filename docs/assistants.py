@@ -1,4 +1,6 @@
-"""The reference page of the tools for assistants, made from their signatures and the models of their answers."""
+"""The reference page of the tools for assistants, made from their signatures and the models of
+their answers.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,29 @@ def page(notice: str, table: Table) -> str:
         f"parameters are texts, whole numbers and booleans. An answer has {answers.DEFAULT_ROWS} rows unless asked for more, at most "
         f"{answers.MAX_ROWS}, and at most {answers.MAX_CHARACTERS:,} characters; totals are of all rows. Names are cut to "
         f"{answers.NAME_LENGTH} characters.\n",
-        table(["tool", "answers"], [[f"[`{tool.__name__}`](#{tool.__name__})", first_line(tool)] for tool in TOOLS]),
+        table(
+            ["tool", "answers"],
+            [[f"[`{tool.__name__}`](#{tool.__name__})", first_line(tool)] for tool in TOOLS],
+        ),
         "## Questions\n\nTen questions with the call that answers each; tests ask them of a ledger whose bill is known.\n",
         table(
-            ["question", "call"], [[question.text, call(question.tool, question.arguments)] for question in QUESTIONS]
+            ["question", "call"],
+            [[question.text, call(question.tool, question.arguments)] for question in QUESTIONS],
         ),
         "## Every answer\n\nAmounts are `Money` (decimal text with its currency), quantities `Quantity` (decimal text with its unit); "
         "null is unknown, never zero.\n",
         table(["field", "meaning"], fields(answers.Answer)),
     ]
     parts += [
-        f"### {model.__name__}\n\n{model.__doc__}\n\n{table(['field', 'meaning'], fields(model))}"
-        for model in (answers.Money, answers.Quantity, answers.Span, answers.Coverage, answers.Proof, answers.Seal)
+        f"### {model.__name__}\n\n{inspect.getdoc(model)}\n\n{table(['field', 'meaning'], fields(model))}"
+        for model in (
+            answers.Money,
+            answers.Quantity,
+            answers.Span,
+            answers.Coverage,
+            answers.Proof,
+            answers.Seal,
+        )
     ]
     parts += [section(tool, table) for tool in TOOLS]
     return "\n".join(parts)
@@ -45,7 +58,7 @@ def page(notice: str, table: Table) -> str:
 
 def first_line(tool: Callable[..., Any]) -> str:
     """What a tool answers."""
-    return (inspect.getdoc(tool) or "").partition("\n")[0]
+    return " ".join((inspect.getdoc(tool) or "").partition("\n\n")[0].split())
 
 
 def call(tool: str, arguments: Any) -> str:
@@ -58,10 +71,16 @@ def section(tool: Callable[..., Any], table: Table) -> str:
     parts = [f"## {tool.__name__}\n\n{inspect.getdoc(tool)}\n"]
     signature = inspect.signature(tool, eval_str=True)
     rows = [parameter_row(parameter) for parameter in list(signature.parameters.values())[1:]]
-    parts.append(table(["parameter", "type", "default", "meaning"], rows) if rows else "It takes no parameter.\n")
+    parts.append(
+        table(["parameter", "type", "default", "meaning"], rows)
+        if rows
+        else "It takes no parameter.\n"
+    )
     row, total = signature.return_annotation.__pydantic_generic_metadata__["args"]
     for title, model in (("Rows", row), ("Totals", total)):
-        parts.append(f"{title}: {(model.__doc__ or '').strip()}\n\n{table(['field', 'meaning'], fields(model))}")
+        parts.append(
+            f"{title}: {inspect.getdoc(model)}\n\n{table(['field', 'meaning'], fields(model))}"
+        )
     return "\n".join(parts)
 
 
@@ -74,13 +93,19 @@ def parameter_row(parameter: inspect.Parameter) -> list[str]:
         about = field.description or ""
         bounds = [f"{name} {value}" for note in field.metadata for name, value in bound(note)]
         about += f" ({', '.join(bounds)})" if bounds else ""
-    default = "required" if parameter.default is inspect.Parameter.empty else f"`{parameter.default!r}`"
+    default = (
+        "required" if parameter.default is inspect.Parameter.empty else f"`{parameter.default!r}`"
+    )
     return [f"`{parameter.name}`", shown(kind), default, about]
 
 
 def bound(note: object) -> Iterator[tuple[str, object]]:
     """A bound in words."""
-    for attribute, words in (("ge", "at least"), ("le", "at most"), ("max_length", "characters: at most")):
+    for attribute, words in (
+        ("ge", "at least"),
+        ("le", "at most"),
+        ("max_length", "characters: at most"),
+    ):
         if (value := getattr(note, attribute, None)) is not None:
             yield words, value
 
@@ -88,7 +113,10 @@ def bound(note: object) -> Iterator[tuple[str, object]]:
 def fields(model: Any) -> list[list[str]]:
     """The fields of a model, with their types and meaning."""
     return [
-        [f"`{name}`", " ".join(filter(None, [f"{shown(field.annotation)}.", field.description or ""]))]
+        [
+            f"`{name}`",
+            " ".join(filter(None, [f"{shown(field.annotation)}.", field.description or ""])),
+        ]
         for name, field in model.model_fields.items()
     ]
 

@@ -1,6 +1,8 @@
-"""Makes the pages of docs/reference, the manual pages and the chart's page from the code, so that they cannot differ.
+"""Makes the pages of docs/reference, the manual pages and the chart's page from the code, so that
+they cannot differ.
 
-`python -m docs.generate` writes them; `--check` writes nothing and ends with 1 when a page is out of date.
+`python -m docs.generate` writes them; `--check` writes nothing and ends with 1 when a page is out
+of date.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ NOTICE = "<!-- Made from the code by `./dev docs`; edits here are lost. -->\n"
 def table(header: list[str], rows: list[list[str]]) -> str:
     """A Markdown table; pipes in cells are escaped."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+    return (
+        "\n".join(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+        )
+        + "\n"
+    )
 
 
 def metric_row(metric: Metric, cards: list[str]) -> list[str]:
@@ -54,7 +61,17 @@ def metric_row(metric: Metric, cards: list[str]) -> list[str]:
 def metrics_page() -> str:
     """Every metric of the catalog, by tier."""
     tiers = list(dict.fromkeys(metric.tier for metric in METRICS))
-    header = ["metric", "unit", "kind", "scope", "tier", "NVML source", "DCGM field", "seen on", "said to be on"]
+    header = [
+        "metric",
+        "unit",
+        "kind",
+        "scope",
+        "tier",
+        "NVML source",
+        "DCGM field",
+        "seen on",
+        "said to be on",
+    ]
     seen = seen_on.load()
     cards = sorted({card for several in seen.values() for card in several})
     parts = [
@@ -69,7 +86,11 @@ def metrics_page() -> str:
         "no output at hand shows it, not that a card lacks it. *Said to be on* is NVIDIA's documentation.\n",
     ]
     for tier in tiers:
-        rows = [metric_row(metric, seen.get(metric.name, [])) for metric in METRICS if metric.tier == tier]
+        rows = [
+            metric_row(metric, seen.get(metric.name, []))
+            for metric in METRICS
+            if metric.tier == tier
+        ]
         parts.append(f"## Tier `{tier}` ({len(rows)})\n\n{table(header, rows)}")
     return "\n".join(parts)
 
@@ -83,7 +104,11 @@ def schema_page() -> str:
     """Every table of the database with its columns and what it is for."""
     from gpuledger_collector.storage.schema import metadata
 
-    parts = ["# Tables\n", NOTICE, (sys.modules["gpuledger_collector.storage.schema"].__doc__ or "").strip() + "\n"]
+    parts = [
+        "# Tables\n",
+        NOTICE,
+        (sys.modules["gpuledger_collector.storage.schema"].__doc__ or "").strip() + "\n",
+    ]
     for declared in metadata.sorted_tables:
         if declared.dialect_options["postgresql"]["inherits"] is not None:
             continue  # a part of the table that it inherits from
@@ -96,7 +121,9 @@ def schema_page() -> str:
             ]
             for column in declared.columns
         ]
-        parts.append(f"## {declared.name}\n\n{declared.comment}\n\n{table(['column', 'type', '', 'meaning'], rows)}")
+        parts.append(
+            f"## {declared.name}\n\n{declared.comment}\n\n{table(['column', 'type', '', 'meaning'], rows)}"
+        )
     return "\n".join(parts)
 
 
@@ -115,7 +142,12 @@ def settings_page() -> str:
     ]
     for title, module in (("Collector", collector), ("Agent", agent)):
         rows = [
-            [f"`{field.name}`", str(field.type).replace(" | None", ""), shown(field), meaning(field)]
+            [
+                f"`{field.name}`",
+                str(field.type).replace(" | None", ""),
+                shown(field),
+                meaning(field),
+            ]
             for field in dataclasses.fields(module.Settings)
         ]
         head = f"## {title} (`{module.PREFIX}...`)\n"
@@ -127,7 +159,11 @@ def meaning(field: dataclasses.Field[Any]) -> str:
     """What a setting is for, and its bounds."""
     least, most = field.metadata.get("least"), field.metadata.get("most")
     text: str = field.metadata["help"]
-    least_text = f"; {'otherwise ' if field.metadata.get('or_zero') else ''}at least {least}" if least else ""
+    least_text = (
+        f"; {'otherwise ' if field.metadata.get('or_zero') else ''}at least {least}"
+        if least
+        else ""
+    )
     return text + least_text + (f"; at most {most}" if most else "")
 
 
@@ -155,13 +191,17 @@ def commands_page() -> str:
         "something, with the remedy.\n",
     ]
     parts += list(click_pages("gpuledger", typer.main.get_command(build())))
-    commands = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    commands = next(
+        action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)
+    )
     for name, command in commands.choices.items():
         rows = [
             [f"`{' '.join(action.option_strings) or action.dest.upper()}`", action.help or ""]
             for action in command._actions
         ]
-        parts.append(f"## gpuledger-agent {name}\n\n{command.description}\n\n{table(['option', 'meaning'], rows)}")
+        parts.append(
+            f"## gpuledger-agent {name}\n\n{command.description}\n\n{table(['option', 'meaning'], rows)}"
+        )
         parts.append(f"{command.epilog}\n")
     return "\n".join(parts)
 
@@ -201,7 +241,10 @@ def chart_page() -> str:
 
 
 def chart_values(text: str) -> Iterator[tuple[list[str], Any, str]]:
-    """(path, default, comment) of every value. A value without a comment shares that of the value before it."""
+    """(path, default, comment) of every value.
+
+    A value without a comment shares that of the value before it.
+    """
     values = yaml.safe_load(text)
     path: list[str] = []
     comment: list[str] = []

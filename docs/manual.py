@@ -1,6 +1,7 @@
 """Manual pages of `gpuledger` and `gpuledger-agent`, made from their own command lines.
 
-The same definitions make docs/reference/commands.md, the completions and `--help`, so the four cannot disagree.
+The same definitions make docs/reference/commands.md, the completions and `--help`, so the four
+cannot disagree.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 MAN = Path(__file__).resolve().parent / "man"
-VERSION = str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+VERSION = str(
+    tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+)
 EXIT_STATUS = {
     "0": "Success, also when something was found.",
     "1": "A check failed, or something was found and --exit-code was given.",
@@ -90,25 +93,36 @@ def option_lines(option: Option) -> list[str]:
     value = f" \\fI{escape(option.value)}\\fR" if option.value else ""
     if not option.names:
         return [".TP", value.strip(), *paragraph(option.meaning)]
-    return [".TP", ", ".join(f"\\fB{escape(name)}\\fR" for name in option.names) + value, *paragraph(option.meaning)]
+    return [
+        ".TP",
+        ", ".join(f"\\fB{escape(name)}\\fR" for name in option.names) + value,
+        *paragraph(option.meaning),
+    ]
 
 
 def command_lines(command: Command) -> list[str]:
     """One command: its line, what it does, its options and its example."""
     lines = [".TP", f".B {escape(command.path)}", *paragraph(command.meaning)]
     if command.options:
-        lines += [".RS", *(line for option in command.options for line in option_lines(option)), ".RE"]
+        lines += [
+            ".RS",
+            *(line for option in command.options for line in option_lines(option)),
+            ".RE",
+        ]
     if command.example:
         lines += [".IP", ".EX", escape(command.example), ".EE"]
     return lines
 
 
-def page(name: str, summary: str, sections: dict[str, list[Command]], extra: str, see_also: str) -> str:
+def page(
+    name: str, summary: str, sections: dict[str, list[Command]], extra: str, see_also: str
+) -> str:
     """A manual page of section 1."""
     lines = [
         '.\\" Made from the code by `./dev docs`; edits here are lost.',
         f'.TH {escape(name.upper())} 1 "" "{escape(name)} {VERSION}" "User Commands"',
-        # Flush left, without hyphens: words of options and paths are searched for as they are typed.
+        # Flush left, without hyphens: words of options and paths are searched for as they are
+        # typed.
         ".ad l",
         ".nh",
         ".SH NAME",
@@ -121,7 +135,10 @@ def page(name: str, summary: str, sections: dict[str, list[Command]], extra: str
         *paragraph(extra),
     ]
     for title, commands in sections.items():
-        lines += [f".SH {escape(title.upper())}", *(line for command in commands for line in command_lines(command))]
+        lines += [
+            f".SH {escape(title.upper())}",
+            *(line for command in commands for line in command_lines(command)),
+        ]
     lines += [".SH EXIT STATUS", *items(EXIT_STATUS), ".SH ENVIRONMENT", *items(ENVIRONMENT[name])]
     lines += [".SH FILES", *items(FILES[name], "I"), ".SH SEE ALSO", f".BR {escape(see_also)} (1)"]
     return "\n".join(lines) + "\n"
@@ -136,7 +153,9 @@ def collector_page() -> str:
     root: Any = typer.main.get_command(build())
     sections = {
         panel: [
-            below for entry in entries for below in typer_commands(f"gpuledger {entry.name}", root.commands[entry.name])
+            below
+            for entry in entries
+            for below in typer_commands(f"gpuledger {entry.name}", root.commands[entry.name])
         ]
         for panel, entries in PANELS.items()
     }
@@ -170,7 +189,9 @@ def agent_page() -> str:
     from gpuledger_agent.cli import parser
 
     root = parser()
-    (group,) = [action for action in root._actions if isinstance(action, argparse._SubParsersAction)]
+    (group,) = [
+        action for action in root._actions if isinstance(action, argparse._SubParsersAction)
+    ]
     commands = [
         Command(
             f"gpuledger-agent {name}",

@@ -1,10 +1,12 @@
-"""Makes the pictures of README and docs from a real run: what the demo's ledger prints, and the page that it serves.
+"""Makes the pictures of README and docs from a real run: what the demo's ledger prints, and the
+page that it serves.
 
-    ./dev demo --once && python -m docs.pictures demo-output
-    python -m docs.pictures demo-output http://127.0.0.1:8440    # while `./dev demo` runs: its nodes report
+    ./dev demo --once && python -m docs.pictures demo-output python -m docs.pictures demo-output
+    http://127.0.0.1:8440 # while `./dev demo` runs: its nodes report
 
-The terminal's text is the commands' own output (demo.svg), and the page is what a browser shows of the collector's `/`
-over the same database (overview.png, where a Chromium is installed), and other PAGES). Nothing in them is typed by hand.
+The terminal's text is the commands' own output (demo.svg), and the page is what a browser shows of
+the collector's `/` over the same database (overview.png, where a Chromium is installed), and other
+PAGES). Nothing in them is typed by hand.
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ from rich.text import Text
 PICTURES = Path(__file__).resolve().parent / "pictures"
 PICTURE = PICTURES / "demo.svg"
 OVERVIEW = PICTURES / "overview.png"
-PAGES = {"overview.png": "/", "idle.png": "/idle", "statement.png": "/statements/team/vision/{month}"}
+PAGES = {
+    "overview.png": "/",
+    "idle.png": "/idle",
+    "statement.png": "/statements/team/vision/{month}",
+}
 """Pictures of pages, by their address."""
 WIDTH = 92
 PAGE = (1280, 1200)
@@ -61,17 +67,32 @@ def program() -> str:
 
 def printed(folder: Path, *arguments: str) -> str:
     """What a command prints over the demo's database, with its colors."""
-    colored = {**surroundings(folder), "FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "TERM": "xterm-256color"}
-    done = subprocess.run([program(), *arguments], env=colored, capture_output=True, text=True, check=True)
+    colored = {
+        **surroundings(folder),
+        "FORCE_COLOR": "1",
+        "COLUMNS": str(WIDTH),
+        "TERM": "xterm-256color",
+    }
+    done = subprocess.run(
+        [program(), *arguments], env=colored, capture_output=True, text=True, check=True
+    )
     return done.stdout.rstrip() + "\n"
 
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of a collector over the demo's database, which runs no jobs: the picture changes nothing."""
-    environment = {**surroundings(folder), "GPULEDGER_LISTEN": "127.0.0.1:0", "GPULEDGER_JOBS": "false"}
+    """The address of a collector over the demo's database, which runs no jobs: the picture changes
+    nothing.
+    """
+    environment = {
+        **surroundings(folder),
+        "GPULEDGER_LISTEN": "127.0.0.1:0",
+        "GPULEDGER_JOBS": "false",
+    }
     with tempfile.TemporaryFile("w+") as log:
-        server = subprocess.Popen([program(), "serve"], env=environment, stdout=log, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(
+            [program(), "serve"], env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
         try:
             yield answering(server, log)
         finally:
@@ -80,7 +101,10 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def answering(server: subprocess.Popen[bytes], log: IO[str]) -> str:
-    """The address that the collector names in its log, once it is ready. Raises SystemExit when it never is."""
+    """The address that the collector names in its log, once it is ready.
+
+    Raises SystemExit when it never is.
+    """
     ends = time.monotonic() + PATIENCE_S
     while time.monotonic() < ends and server.poll() is None:
         log.seek(0)
@@ -121,9 +145,11 @@ def photograph(browser: str, address: str, target: Path) -> None:
 
 
 def overview(folder: Path, running: str = "", target: Path = OVERVIEW) -> bool:
-    """The overview and the other pages of the demo's ledger as pictures; False where there is no browser.
+    """The overview and the other pages of the demo's ledger as pictures; False where there is no
+    browser.
 
-    `running`: the address of a collector that serves it already; else one is started and stopped again.
+    `running`: the address of a collector that serves it already; else one is started and stopped
+    again.
     """
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
@@ -134,9 +160,14 @@ def overview(folder: Path, running: str = "", target: Path = OVERVIEW) -> bool:
                 page.read()
             time.sleep(5)
         photograph(browser, f"{address}/", target)
-        others = {name: path for name, path in PAGES.items() if path != "/"} if target == OVERVIEW else {}
+        others = (
+            {name: path for name, path in PAGES.items() if path != "/"}
+            if target == OVERVIEW
+            else {}
+        )
         for name, path in others.items():
-            photograph(browser, address + path.format(month=f"{date.today():%Y-%m}"), PICTURES / name)  # noqa: DTZ011
+            month = f"{date.today():%Y-%m}"  # noqa: DTZ011
+            photograph(browser, address + path.format(month=month), PICTURES / name)
     return True
 
 
@@ -152,7 +183,9 @@ def main(arguments: list[str]) -> int:
     svg = console.export_svg(title="GPU Ledger")
     # rich names web fonts by address; a picture in a repository loads nothing from elsewhere.
     svg = re.sub(r"@font-face\s*\{.*?\}\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL).replace("Fira Code", "DejaVu Sans Mono, Menlo, Consolas")
+    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL).replace(
+        "Fira Code", "DejaVu Sans Mono, Menlo, Consolas"
+    )
     PICTURES.mkdir(exist_ok=True)
     PICTURE.write_text(svg)
     if not overview(folder, arguments[1] if len(arguments) > 1 else ""):

@@ -46,13 +46,20 @@ def section(profile: Profile, table: Table) -> str:
     families.sort(key=lambda family: (ORDER[family.metric.name], family.rank))
     text += table(["metric", "family", "series", "factor"], [row(family) for family in families])
     if profile.ignored:
-        text += "\nNot mapped:\n\n" + "".join(f"- `{entry.pattern}`: {entry.reason}\n" for entry in profile.ignored)
+        text += "\nNot mapped:\n\n" + "".join(
+            f"- `{entry.pattern}`: {entry.reason}\n" for entry in profile.ignored
+        )
     return text
 
 
 def row(family: Family) -> list[str]:
     """A family of a metric."""
-    return [f"`{family.metric.name}`", f"`{family.name}`", series(family.condition), f"{family.rule.scale:g}"]
+    return [
+        f"`{family.metric.name}`",
+        f"`{family.name}`",
+        series(family.condition),
+        f"{family.rule.scale:g}",
+    ]
 
 
 def series(condition: Condition) -> str:

@@ -1,9 +1,10 @@
 """Which card was seen to give which metric: docs/seen_on.csv, made from outputs of real cards.
 
-`python -m docs.seen_on [FOLDER]` reads `nvidia-smi -q` (text and XML), `nvidia-smi --query-gpu` and dcgm-exporter pages
-and keeps one fact a line: metric, card, kind of evidence with its field, file. Only a field that is the metric itself
-counts, and only when it holds a value. Not counted therefore: DCGM's profiling fields on cards older than Hopper (another
-mechanism than NVML's GPM), clocks-event counters for policy violations, and what Windows drivers say.
+`python -m docs.seen_on [FOLDER]` reads `nvidia-smi -q` (text and XML), `nvidia-smi --query-gpu` and
+dcgm-exporter pages and keeps one fact a line: metric, card, kind of evidence with its field, file.
+Only a field that is the metric itself counts, and only when it holds a value. Not counted
+therefore: DCGM's profiling fields on cards older than Hopper (another mechanism than NVML's GPM),
+clocks-event counters for policy violations, and what Windows drivers say.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ QUERY = {
     "gpu_clocks_event_active": ("Clocks Event Reasons/Idle",),
     "gpu_throttle_sw_thermal_seconds_total": ("Clocks Event Reasons Counters/SW Thermal Slowdown",),
     "gpu_throttle_hw_thermal_seconds_total": ("Clocks Event Reasons Counters/HW Thermal Slowdown",),
-    "gpu_throttle_hw_power_brake_seconds_total": ("Clocks Event Reasons Counters/HW Power Braking",),
+    "gpu_throttle_hw_power_brake_seconds_total": (
+        "Clocks Event Reasons Counters/HW Power Braking",
+    ),
     "gpu_performance_state": ("Performance State",),
     "gpu_fan_speed_ratio": ("Fan Speed",),
     "gpu_persistence_mode": ("Persistence Mode",),
@@ -141,7 +144,10 @@ XML = {
     "gpu_power_watts": ("power_readings/power_draw", "gpu_power_readings/power_draw"),
     "gpu_power_instant_watts": ("gpu_power_readings/instant_power_draw",),
     "gpu_power_average_watts": ("gpu_power_readings/average_power_draw",),
-    "gpu_power_limit_watts": ("power_readings/power_limit", "gpu_power_readings/requested_power_limit"),
+    "gpu_power_limit_watts": (
+        "power_readings/power_limit",
+        "gpu_power_readings/requested_power_limit",
+    ),
     "gpu_power_limit_enforced_watts": (
         "power_readings/enforced_power_limit",
         "gpu_power_readings/current_power_limit",
@@ -150,8 +156,14 @@ XML = {
         "power_readings/default_power_limit",
         "gpu_power_readings/default_power_limit",
     ),
-    "gpu_power_limit_min_watts": ("power_readings/min_power_limit", "gpu_power_readings/min_power_limit"),
-    "gpu_power_limit_max_watts": ("power_readings/max_power_limit", "gpu_power_readings/max_power_limit"),
+    "gpu_power_limit_min_watts": (
+        "power_readings/min_power_limit",
+        "gpu_power_readings/min_power_limit",
+    ),
+    "gpu_power_limit_max_watts": (
+        "power_readings/max_power_limit",
+        "gpu_power_readings/max_power_limit",
+    ),
     "gpu_clocks_event_active": (
         "clocks_throttle_reasons/clocks_throttle_reason_gpu_idle",
         "clocks_event_reasons/clocks_event_reason_gpu_idle",
@@ -260,7 +272,9 @@ def facts_of_text(path: Path) -> Iterator[Fact]:
         values = dict(zip(names, row.split(", "), strict=False))
         for metric, field in SELECTED.items():
             if len(names) == len(row.split(", ")) and told(metric, values.get(field)):
-                yield Fact(metric, short(values["name"]), f"nvidia-smi --query-gpu: {field}", path.name)
+                yield Fact(
+                    metric, short(values["name"]), f"nvidia-smi --query-gpu: {field}", path.name
+                )
 
 
 def facts_of_xml(path: Path) -> Iterator[Fact]:
@@ -281,13 +295,22 @@ def facts_of_page(path: Path) -> Iterator[Fact]:
     for one in page.accelerators.values():
         for metric, value in one.values.items():
             entry = BY_NAME[metric]
-            if entry.tier.startswith("gpm") or (metric == "gpu_memory_temperature_celsius" and value == 0):
+            if entry.tier.startswith("gpm") or (
+                metric == "gpu_memory_temperature_celsius" and value == 0
+            ):
                 continue
-            yield Fact(metric, short(one.accelerator.model), f"dcgm-exporter: {entry.dcgm_field}", path.name)
+            yield Fact(
+                metric,
+                short(one.accelerator.model),
+                f"dcgm-exporter: {entry.dcgm_field}",
+                path.name,
+            )
 
 
 def collect(folder: Path) -> list[Fact]:
-    """One fact for each metric and card: that of the first file, nvidia-smi's own words before DCGM's."""
+    """One fact for each metric and card: that of the first file, nvidia-smi's own words before
+    DCGM's.
+    """
     readers = ((".txt", facts_of_text), (".xml", facts_of_xml), (".prom", facts_of_page))
     kept: dict[tuple[str, str], Fact] = {}
     for ending, read in readers:
@@ -323,7 +346,9 @@ def main(arguments: list[str]) -> int:
     """Writes the facts."""
     folder = Path(arguments[0]) if arguments else CAPTURES
     if not folder.is_dir():
-        sys.stderr.write(f"docs.seen_on: {folder} is not there; name the folder with outputs of real cards\n")
+        sys.stderr.write(
+            f"docs.seen_on: {folder} is not there; name the folder with outputs of real cards\n"
+        )
         return 3
     facts = collect(folder)
     write(facts, FACTS)

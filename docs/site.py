@@ -1,11 +1,13 @@
-"""Builds the documentation site from the Markdown pages as they are: docs/, README, ARCHITECTURE and their neighbors.
+"""Builds the documentation site from the Markdown pages as they are: docs/, README, ARCHITECTURE
+and their neighbors.
 
     python -m docs.site [FOLDER]     (build/site)
 
-The pages are written for a repository, where a link may lead to any file. So they are copied first: links between pages
-follow them, a linked source file becomes a text file of the site, and a link to a folder leads to its index, or is plain
-text. Zensical then renders them, and every link, anchor and picture of the result is checked. The site loads nothing
-from elsewhere and can be read from a disk without a server. Needs the standard library and Zensical.
+The pages are written for a repository, where a link may lead to any file. So they are copied first:
+links between pages follow them, a linked source file becomes a text file of the site, and a link to
+a folder leads to its index, or is plain text. Zensical then renders them, and every link, anchor
+and picture of the result is checked. The site loads nothing from elsewhere and can be read from a
+disk without a server. Needs the standard library and Zensical.
 """
 
 from __future__ import annotations
@@ -50,27 +52,55 @@ SECTIONS = {
     ],
     "Answer for the bill": [
         f"docs/guides/{name}.md"
-        for name in ("analyst", "import", "what-a-gpu-hour-costs", "unit-cost", "disputes", "assistants")
+        for name in (
+            "analyst",
+            "import",
+            "what-a-gpu-hour-costs",
+            "unit-cost",
+            "disputes",
+            "assistants",
+        )
     ],
-    "Lead a team": [f"docs/guides/{name}.md" for name in ("team-lead", "which-gpus-can-i-give-back", "mails")],
+    "Lead a team": [
+        f"docs/guides/{name}.md" for name in ("team-lead", "which-gpus-can-i-give-back", "mails")
+    ],
     "Plan capacity": [
         "docs/forecasting.md",
         *(f"docs/guides/{name}.md" for name in ("autoscaling", "plan", "over-time")),
     ],
     "Reference": [
         f"docs/reference/{name}.md"
-        for name in ("commands", "settings", "admission", "metrics", "profiles", "tables", "assistants")
+        for name in (
+            "commands",
+            "settings",
+            "admission",
+            "metrics",
+            "profiles",
+            "tables",
+            "assistants",
+        )
     ],
     "Runbooks": ["docs/runbooks/"],
     "Trust": [
-        *(f"docs/{name}.md" for name in ("reliability", "security", "performance", "scale", "insight")),
+        *(
+            f"docs/{name}.md"
+            for name in ("reliability", "security", "performance", "scale", "insight")
+        ),
         "SECURITY.md",
     ],
-    "Develop": ["ARCHITECTURE.md", "CONTRIBUTING.md", "tests/README.md", "tests/scenarios/README.md"],
+    "Develop": [
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "tests/README.md",
+        "tests/scenarios/README.md",
+    ],
     "Decisions": ["docs/decisions/"],
     "Changelog": ["CHANGELOG.md"],
 }
-"""The navigation; a folder stands for all of its pages behind a generated index. Further guides go below Start."""
+"""The navigation; a folder stands for all of its pages behind a generated index.
+
+Further guides go below Start.
+"""
 LOOSE = ("deploy/slurm/README.md", "deploy/helm/gpuledger/README.md")
 """Pages that are linked and not in the navigation."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\](?:\([^()]*\))?)*)\]\(([^()\s]+)\)")
@@ -195,7 +225,11 @@ class Staging:
         """The text with every link outside of code leading to a place of the site."""
         parts = re.split(r"(^ *```.*?^ *```$)", text, flags=re.MULTILINE | re.DOTALL)
         return "".join(
-            part if at % 2 else LINK_OR_CODE.sub(lambda found: self.link(found, source) if found[3] else found[0], part)
+            part
+            if at % 2
+            else LINK_OR_CODE.sub(
+                lambda found: self.link(found, source) if found[3] else found[0], part
+            )
             for at, part in enumerate(parts)
         )
 
@@ -232,7 +266,9 @@ class Staging:
 
 
 def as_python_markdown(text: str) -> str:
-    """Markdown of a repository as Python-Markdown reads it: blank lines before blocks, four spaces below an item."""
+    """Markdown of a repository as Python-Markdown reads it: blank lines before blocks, four spaces
+    below an item.
+    """
     lines: list[str] = []
     fence, extra = "", 0
     for line in text.splitlines():
@@ -279,24 +315,36 @@ def index_of(folder: str, title: str) -> str:
     """A page that lists the pages of a folder with the first sentence of each."""
     lines = [f"# {title}", "", "| page | in one sentence |", "|---|---|"]
     for source in pages_of(folder):
-        text = re.sub(r"^#.*\n", "\n", (ROOT / source).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        text = re.sub(
+            r"^#.*\n", "\n", (ROOT / source).read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
         paragraphs = [
-            part for part in text.split("\n\n") if part.strip() and not part.strip().startswith(("<", "|", "```"))
+            part
+            for part in text.split("\n\n")
+            if part.strip() and not part.strip().startswith(("<", "|", "```"))
         ]
-        body = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraphs[0].split()) if paragraphs else "")
-        sentence = re.split(r"(?<=[.?:]) ", body.removeprefix("**Question.** "))[0].replace("|", "\\|")
+        body = re.sub(
+            r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraphs[0].split()) if paragraphs else ""
+        )
+        sentence = re.split(r"(?<=[.?:]) ", body.removeprefix("**Question.** "))[0].replace(
+            "|", "\\|"
+        )
         sentence = re.sub(r":$", ".", sentence)
         lines.append(f"| [{title_of(source)}]({PurePosixPath(source).name}) | {sentence} |")
     return "\n".join(lines) + "\n"
 
 
 def places() -> dict[str, str]:
-    """Every page of the repository that the site has, and its place; folders are named with a slash."""
+    """Every page of the repository that the site has, and its place; folders are named with a
+    slash.
+    """
     sources = [HOME, *LOOSE, *pages_of("docs"), *pages_of("docs/guides")]
     for entries in SECTIONS.values():
         for entry in entries:
             sources += pages_of(entry) if entry.endswith("/") else [entry]
-    found = {source: source.removeprefix("docs/").replace("README.md", "index.md") for source in sources}
+    found = {
+        source: source.removeprefix("docs/").replace("README.md", "index.md") for source in sources
+    }
     # An index would stand for its whole section in the navigation, and some disks know no case.
     found |= {
         "tests/README.md": "tests/folders.md",
@@ -319,11 +367,18 @@ def navigation(places: dict[str, str]) -> str:
         pages: list[tuple[str, str]] = []
         for entry in entries:
             if entry.endswith("/"):
-                pages += [(title, places[entry]), *((title_of(source), places[source]) for source in pages_of(entry))]
+                pages += [
+                    (title, places[entry]),
+                    *((title_of(source), places[source]) for source in pages_of(entry)),
+                ]
             else:
                 pages.append((title_of(entry), places[entry]))
         if title == "Start":
-            pages += [(title_of(source), places[source]) for source in pages_of("docs/guides") if source not in named]
+            pages += [
+                (title_of(source), places[source])
+                for source in pages_of("docs/guides")
+                if source not in named
+            ]
         sections.append((title, pages))
     parts = [f'{{"Home" = {json.dumps(places[HOME])}}}']
     for title, pages in sections:
@@ -351,7 +406,13 @@ class References(html.parser.HTMLParser):
             self.links.append(given["href"])
         if tag in {"img", "script", "iframe", "source", "video"} and "src" in given:
             self.loads.append(given["src"])
-        if tag == "link" and given.get("rel") in {"stylesheet", "icon", "preload", "preconnect", "prefetch"}:
+        if tag == "link" and given.get("rel") in {
+            "stylesheet",
+            "icon",
+            "preload",
+            "preconnect",
+            "prefetch",
+        }:
             self.loads.append(given.get("href", ""))
 
 
@@ -366,7 +427,9 @@ def faults_of(site: Path) -> Iterator[str]:
         if path.name == "404.html":
             continue
         name = path.relative_to(site)
-        yield from (f"{name} loads {address}" for address in references.loads if ELSEWHERE.match(address))
+        yield from (
+            f"{name} loads {address}" for address in references.loads if ELSEWHERE.match(address)
+        )
         for address in {*references.loads, *references.links}:
             fault = fault_of(address, path, pages)
             if fault:
@@ -377,18 +440,26 @@ def faults_of(site: Path) -> Iterator[str]:
 
 
 def fault_of(address: str, path: Path, pages: Mapping[Path, References]) -> str:
-    """Why an address on a page leads nowhere; empty when it leads somewhere in the site, or out of it."""
+    """Why an address on a page leads nowhere; empty when it leads somewhere in the site, or out of
+    it.
+    """
     if SCHEME.match(address) or address in {"", "."}:
         return ""
     file, _, anchor = urllib.parse.unquote(address).partition("#")
     target = Path(os.path.normpath(path.parent / file.partition("?")[0])) if file else path
     if not target.is_file():
         return "leads nowhere"
-    return "has no such heading" if anchor and target in pages and anchor not in pages[target].anchors else ""
+    return (
+        "has no such heading"
+        if anchor and target in pages and anchor not in pages[target].anchors
+        else ""
+    )
 
 
 def serve_itself(site: Path) -> None:
-    """Replace the one script that Zensical's offline pages would load from elsewhere by a file of the site."""
+    """Replace the one script that Zensical's offline pages would load from elsewhere by a file of
+    the site.
+    """
     (site / "assets/javascripts/worker.js").write_text(WORKER, encoding="utf-8")
     for path in site.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
@@ -397,7 +468,10 @@ def serve_itself(site: Path) -> None:
 
 
 def build(target: Path) -> int:
-    """Build the site into a folder that it replaces; returns the number of pages. Raises SiteError."""
+    """Build the site into a folder that it replaces; returns the number of pages.
+
+    Raises SiteError.
+    """
     if target.exists() and any(target.iterdir()) and not (target / "search.json").exists():
         raise SiteError(f"{target} holds something else than a site: name another folder")
     with tempfile.TemporaryDirectory() as work:
@@ -414,7 +488,9 @@ def build(target: Path) -> int:
             raise SiteError("\n".join(staging.problems))
         staging.write("extra.css", STYLE)
         configuration = Path(work) / "zensical.toml"
-        configuration.write_text(CONFIGURATION.format(nav=navigation(staging.places)), encoding="utf-8")
+        configuration.write_text(
+            CONFIGURATION.format(nav=navigation(staging.places)), encoding="utf-8"
+        )
         command = [
             sys.executable,
             "-m",
@@ -425,7 +501,13 @@ def build(target: Path) -> int:
             "--config-file",
             str(configuration),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "NO_COLOR": "1"})
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "NO_COLOR": "1"},
+        )
         site = Path(work) / "site"
         if done.returncode:
             raise SiteError(f"zensical: {done.stdout}{done.stderr}".strip())

@@ -1,5 +1,5 @@
-"""For every test: a guardian that ends what a run leaves, hypothesis' profile, and the command line of gpuledger, which
-is built once a process, since that is costly.
+"""For every test: a guardian that ends what a run leaves, hypothesis' profile, and the command line
+of gpuledger, which is built once a process, since that is costly.
 """
 
 import functools
@@ -16,11 +16,15 @@ import guardian
 from fakes import profiles
 
 MEMORY_BYTES = 6 * 1024**3
-"""Free memory from which on the files of a run are put there: databases and spools need a tenth of it."""
+"""Free memory from which on the files of a run are put there: databases and spools need a tenth of
+it.
+"""
 
 
 def use_memory() -> None:
-    """Put temporary files into memory where it has room and lets programs run: copying a database costs a fourth."""
+    """Put temporary files into memory where it has room and lets programs run: copying a database
+    costs a fourth.
+    """
     folder = guardian.memory_folder() if guardian.FOLDER in os.environ else None
     if folder is None or os.environ.get("TEST_FILES") == "disk":
         return
@@ -33,7 +37,8 @@ def use_memory() -> None:
 guardian.enter()
 use_memory()
 profiles.load()
-# Threads of OpenMP wait for each other by spinning: beside other tests two of them take five times as long as one.
+# Threads of OpenMP wait for each other by spinning: beside other tests two of them take five times
+# as long as one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -58,15 +63,26 @@ WORLDS = ("tests/dashboards/", "tests/pages/test_site", "tests/postgres/mcp/")
 """Where tests share a ledger of the session: one process furnishes it."""
 WAITING = ("tests/faults/", "tests/replicas/", "tests/engines/", "tests/architecture/")
 """Mostly slow tests that wait for processes which are killed and started again."""
-LONGEST = (*WAITING, "tests/journeys/", "tests/scenarios/", *WORLDS, "tests/oracle/", "tests/pages/", "tests/postgres/")
-"""In the order in which they begin, so that no process is left alone with one of them at the end."""
+LONGEST = (
+    *WAITING,
+    "tests/journeys/",
+    "tests/scenarios/",
+    *WORLDS,
+    "tests/oracle/",
+    "tests/pages/",
+    "tests/postgres/",
+)
+"""In the order in which they begin, so that no process is left alone with one of them at the end.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest."""
 
     def rank(item: pytest.Item) -> int:
-        return next((at for at, start in enumerate(LONGEST) if item.nodeid.startswith(start)), len(LONGEST))
+        return next(
+            (at for at, start in enumerate(LONGEST) if item.nodeid.startswith(start)), len(LONGEST)
+        )
 
     items.sort(key=rank)
 
@@ -81,9 +97,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return next(filter(nodeid.startswith, WORLDS), nodeid.partition("::")[0])
 
         def remove_node(self, node: Any) -> Any:
-            """Give what a killed process leaves to another, but for the test that it was in: that one has failed."""
+            """Give what a killed process leaves to another, but for the test that it was in: that
+            one has failed.
+            """
             units = list(self.assigned_work[node].values())
-            crashed = next((test for unit in units for test, is_done in unit.items() if not is_done), None)
+            crashed = next(
+                (test for unit in units for test, is_done in unit.items() if not is_done), None
+            )
             for unit in units:
                 if crashed in unit:
                     unit[crashed] = True
@@ -94,13 +114,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByLedger(config, log)
 
 
-NOT_TO_BE_HAD = ("../shared", "capture", "GPULEDGER_TEST_", "root", "/dev/kmsg", "NVIDIA driver", "mirror of Debian")
+NOT_TO_BE_HAD = (
+    "../shared",
+    "capture",
+    "GPULEDGER_TEST_",
+    "root",
+    "/dev/kmsg",
+    "NVIDIA driver",
+    "mirror of Debian",
+)
 """What a reason of skipping names where no package brings what the test needs."""
 
 
 def is_missing(reason: str) -> bool:
-    """Whether a test was skipped for want of what CI can have, where GPULEDGER_TEST_ENGINES requires it."""
-    return os.environ.get("GPULEDGER_TEST_ENGINES") == "required" and not any(word in reason for word in NOT_TO_BE_HAD)
+    """Whether a test was skipped for want of what CI can have, where GPULEDGER_TEST_ENGINES
+    requires it.
+    """
+    return os.environ.get("GPULEDGER_TEST_ENGINES") == "required" and not any(
+        word in reason for word in NOT_TO_BE_HAD
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -111,14 +143,19 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         reason = str(report.longrepr[2])
         if is_missing(reason):
             report.outcome = "failed"
-            report.longrepr = f"{reason}; GPULEDGER_TEST_ENGINES=required lets nothing be skipped that CI can have"
+            report.longrepr = (
+                f"{reason}; GPULEDGER_TEST_ENGINES=required lets nothing be skipped that CI can"
+                " have"
+            )
     return report
 
 
 def pytest_collection_finish() -> None:
-    """Build commands once, where a collected test runs any: tests of pure arithmetic start without typer.
+    """Build commands once, where a collected test runs any: tests of pure arithmetic start without
+    typer.
 
-    What was collected stays, so the collector of cyclic garbage need not look at its half a million objects again.
+    What was collected stays, so the collector of cyclic garbage need not look at its half a million
+    objects again.
     """
     gc.freeze()
     if testing := sys.modules.get("typer.testing"):
@@ -126,5 +163,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Let the end of the process collect it: nanobind, of an extension module, complains of what it leaves."""
+    """Let the end of the process collect it: nanobind, of an extension module, complains of what it
+    leaves.
+    """
     gc.unfreeze()

@@ -1,11 +1,14 @@
-"""Ends everything that a run of tests, of a benchmark or of `./dev` started, however the run itself ends.
+"""Ends everything that a run of tests, of a benchmark or of `./dev` started, however the run itself
+ends.
 
 `enter()` splits the calling process in three:
 
-    front       the process that was called: waits, passes signals on, and ends as the run ends
-    guardian    adopts every orphan of the run, outside the terminal's session; ends all of them and removes TMPDIR
+    front the process that was called: waits, passes signals on, and ends as the run ends guardian
+    adopts every orphan of the run, outside the terminal's session; ends all of them and removes
+    TMPDIR
                 when the run ends, or when the front does, be it by SIGKILL
-    run         goes on after `enter()`, in the front's process group: Ctrl-C, Ctrl-Z and standard input reach it
+    run goes on after `enter()`, in the front's process group: Ctrl-C, Ctrl-Z and standard input
+    reach it
 
 Needs Linux; elsewhere `enter()` changes nothing. Standard library only: `./dev` has nothing else.
 docs/decisions/0034-guardian.md says why it is made like this.
@@ -36,7 +39,9 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SENT_BY_KERNEL = 0x80
 """si_code of a signal that comes from a terminal's key."""
 GROUP_SECONDS = 2.0
-"""How long an interrupt waits to be passed on: one that was sent to the whole group ends the run by itself."""
+"""How long an interrupt waits to be passed on: one that was sent to the whole group ends the run by
+itself.
+"""
 SETTLE_SECONDS = 1.0
 """How long what a run leaves may take to end by itself."""
 GRACE_SECONDS = 20.0
@@ -45,13 +50,18 @@ GIVE_UP_SECONDS = 10.0
 """How long after SIGKILL: a process of another user cannot be killed."""
 MEMORY = Path("/dev/shm")
 CONTROL_SEGMENT, CONTROL_MAGIC = struct.Struct("=4I"), 0x9A503D32
-"""Head of the segment in which a Postgres lists its others: magic, how many of its items are used, items, padding."""
+"""Head of the segment in which a Postgres lists its others: magic, how many of its items are used,
+items, padding.
+"""
 OPEN = 0o755
 """Mode of the run's folders: the user of an embedded Postgres walks through them."""
 
 
 def enter(*, nested: bool = False) -> None:
-    """Go on as a run below a guardian. Does nothing below another one, unless `nested`, and where it cannot work."""
+    """Go on as a run below a guardian.
+
+    Does nothing below another one, unless `nested`, and where it cannot work.
+    """
     is_guarded = FOLDER in os.environ and not nested
     # The thread that forks is the only one that goes on.
     if is_guarded or not can_guard() or threading.active_count() > 1:
@@ -73,7 +83,9 @@ def can_guard() -> bool:
 
 
 def memory_folder() -> Path | None:
-    """Return a folder in memory for the run's files, where the system has such a file system; removed with the run."""
+    """Return a folder in memory for the run's files, where the system has such a file system;
+    removed with the run.
+    """
     if not MEMORY.is_dir() or FOLDER not in os.environ:
         return MEMORY if MEMORY.is_dir() else None
     folder = MEMORY / Path(os.environ[FOLDER]).name
@@ -92,7 +104,9 @@ def stand_in_front(guardian: int) -> NoReturn:
             received = signal.sigwaitinfo(PASSED_ON | {signal.SIGCHLD})
             if received.si_signo == signal.SIGCHLD or received.si_code == SENT_BY_KERNEL:
                 continue  # the terminal has sent it to the run as well
-            if received.si_signo == signal.SIGINT and signal.sigtimedwait({signal.SIGCHLD}, GROUP_SECONDS):
+            if received.si_signo == signal.SIGINT and signal.sigtimedwait(
+                {signal.SIGCHLD}, GROUP_SECONDS
+            ):
                 continue
             os.kill(guardian, received.si_signo)
     finally:
@@ -100,24 +114,30 @@ def stand_in_front(guardian: int) -> NoReturn:
 
 
 def begin_run(front: int) -> Path:
-    """Fork the run from its guardian, which this process is; return in the run, with its temporary folder."""
+    """Fork the run from its guardian, which this process is; return in the run, with its temporary
+    folder.
+    """
     try:
         # Before the fork: from its first instant on the run is watched.
         signal.pthread_sigmask(signal.SIG_BLOCK, {FRONT_ENDED})
         prctl = ctypes.CDLL(None).prctl
         prctl(PR_SET_PDEATHSIG, FRONT_ENDED)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        folder = Path(tempfile.mkdtemp(prefix="gl-"))  # short: sockets below it have at most 107 characters
+        folder = Path(
+            tempfile.mkdtemp(prefix="gl-")
+        )  # short: sockets below it have at most 107 characters
         folder.chmod(OPEN)
         standing, stands = os.pipe()
         run = os.fork()
         if run:
             os.close(standing)
-            # Not before the fork: the run stays in the terminal's session, and a killed group spares the guardian.
+            # Not before the fork: the run stays in the terminal's session, and a killed group
+            # spares the guardian.
             os.setsid()
             os.close(stands)
             end_as(guard(run, front, folder))
-        # Until then an interrupt of the group would reach the guardian as well, which would pass it on.
+        # Until then an interrupt of the group would reach the guardian as well, which would pass it
+        # on.
         os.close(stands)
         os.read(standing, 1)
         os.close(standing)
@@ -128,7 +148,9 @@ def begin_run(front: int) -> Path:
 
 
 def guard(run: int, front: int, folder: Path) -> int:
-    """Wait until the run or the front ends, end what is left and remove the folder; return the run's status."""
+    """Wait until the run or the front ends, end what is left and remove the folder; return the
+    run's status.
+    """
     begun = time.time()
     try:
         status = wait_for_end(run, front)
@@ -157,11 +179,15 @@ def wait_for_end(run: int, front: int) -> int:
 def end_children(settle_seconds: float) -> list[str]:
     """End all children, which orphans become: SIGTERM, then SIGKILL. Return what had to be ended.
 
-    Only children get signals: nothing else can have their numbers. Theirs are children as soon as they have ended.
+    Only children get signals: nothing else can have their numbers. Theirs are children as soon as
+    they have ended.
     """
     begun = time.monotonic()
     asked: dict[int, str] = {}
-    while collect() is not None and (passed := time.monotonic() - begun) < GRACE_SECONDS + GIVE_UP_SECONDS:
+    while (
+        collect() is not None
+        and (passed := time.monotonic() - begun) < GRACE_SECONDS + GIVE_UP_SECONDS
+    ):
         for child in children() if passed >= settle_seconds else ():
             if child not in asked:
                 asked[child] = f"{name_of(child)} ({child})"
@@ -174,11 +200,15 @@ def end_children(settle_seconds: float) -> list[str]:
 
 def children() -> list[int]:
     """Return the ids of this process' children."""
-    return [int(child) for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    return [
+        int(child) for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    ]
 
 
 def collect() -> dict[int, int] | None:
-    """Return the statuses of children that have ended, by their ids; None when there are no children at all."""
+    """Return the statuses of children that have ended, by their ids; None when there are no
+    children at all.
+    """
     ended: dict[int, int] = {}
     while True:
         try:
@@ -201,7 +231,8 @@ def remove(folder: Path) -> None:
 
 
 def remove_shared_memory(begun: float) -> None:
-    """Remove the segments of Postgres servers that were killed since then; only their next start would do so.
+    """Remove the segments of Postgres servers that were killed since then; only their next start
+    would do so.
 
     A server that lives has its control segment mapped, before the magic is in it.
     """
@@ -227,7 +258,9 @@ def has_changed(path: Path, since: float) -> bool:
 
 
 def handles_in(segment: Path) -> list[int]:
-    """Return the numbers of the segments that a control segment lists, its own too; none for any other segment."""
+    """Return the numbers of the segments that a control segment lists, its own too; none for any
+    other segment.
+    """
     try:
         content = segment.read_bytes()
         magic, used, items, _ = CONTROL_SEGMENT.unpack_from(content)
@@ -235,7 +268,8 @@ def handles_in(segment: Path) -> list[int]:
             return []
         size = (len(content) - CONTROL_SEGMENT.size) // items
         listed = [
-            struct.unpack_from("=2I", content, CONTROL_SEGMENT.size + at * size) for at in range(min(used, items))
+            struct.unpack_from("=2I", content, CONTROL_SEGMENT.size + at * size)
+            for at in range(min(used, items))
         ]
     except (OSError, struct.error, ZeroDivisionError):
         return []

@@ -1,4 +1,6 @@
-"""What the agent admits of each page and answer that it fetches, and of files that others write on the node."""
+"""What the agent admits of each page and answer that it fetches, and of files that others write on
+the node.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ _COLLECTOR_ADDS = "nothing"
 _EXPORTER = _fetched(
     "page of an exporter, from its address or a file",
     fetch.MAX_PAGE_BYTES,
-    f"{lines.MAX_LINES} samples, {page.MAX_DEVICES} accelerators, {page.MAX_HOLDERS} holders of each",
+    f"{lines.MAX_LINES} samples, {page.MAX_DEVICES} accelerators, {page.MAX_HOLDERS} holders of"
+    " each",
     f"{fetch.TIMEOUT_S:g} s",
     "one; sampling waits for it",
     "once in sample_interval_s",

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 SUCCESS, FINDINGS, BAD_INPUT, UNAVAILABLE = 0, 1, 2, 3
 Command = Callable[[argparse.Namespace], int]
 CONFIRM_TRIES = 300
-"""Tenths of a second in which a running agent confirms a release: three of its sampling intervals by default."""
+"""Tenths of a second in which a running agent confirms a release: three of its sampling intervals
+by default.
+"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,34 +42,53 @@ def parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings")
     common.add_argument("--source", choices=SOURCES, help="source of samples (default: nvml)")
-    common.add_argument("--target", metavar="URL|FILE", help="address or page of an exporter; a recording")
+    common.add_argument(
+        "--target", metavar="URL|FILE", help="address or page of an exporter; a recording"
+    )
     text = "profile of an exporter: a file, or an id of `gpuledger profiles list`"
-    common.add_argument("--profile", metavar="FILE|ID", help=f"{text} (default: the one that fits its page)")
+    common.add_argument(
+        "--profile", metavar="FILE|ID", help=f"{text} (default: the one that fits its page)"
+    )
     common.add_argument("--node", metavar="NAME", help="name of this node (default: its host name)")
 
     def add(execute: Command, text: str, example: str) -> argparse.ArgumentParser:
         name = execute.__name__.removesuffix("_command")
         epilog = f"Example: gpuledger-agent {name}{example}"
-        command = commands.add_parser(name, help=text, description=text, epilog=epilog, parents=[common])
+        command = commands.add_parser(
+            name, help=text, description=text, epilog=epilog, parents=[common]
+        )
         command.set_defaults(execute=execute)
         return command
 
-    run = add(run_command, "Sample, spool and push until stopped.", " --config /etc/gpuledger/agent.toml")
+    run = add(
+        run_command, "Sample, spool and push until stopped.", " --config /etc/gpuledger/agent.toml"
+    )
     run.add_argument("--check-config", action="store_true", help="check the settings and exit")
     once = add(once_command, "Sample once and print the result.", " --json")
     once.add_argument("--json", action="store_true", help="print one JSON object")
     add(check_command, "Show which metrics these cards give and which not, and why.", "")
     record = add(record_command, "Write what the source gives into a recording.", " out.jsonl.gz")
     record.add_argument("file", metavar="FILE", help="the recording to write (.jsonl or .jsonl.gz)")
-    record.add_argument("--seconds", type=float, default=60.0, help="how long to record (default: 60)")
-    record.add_argument("--interval", type=float, default=1.0, help="seconds between samples (default: 1)")
+    record.add_argument(
+        "--seconds", type=float, default=60.0, help="how long to record (default: 60)"
+    )
+    record.add_argument(
+        "--interval", type=float, default=1.0, help="seconds between samples (default: 1)"
+    )
     text = "Release every GPU for a reset or a MIG change; sampling resumes by itself."
     release = add(release_command, text, " --for 10m")
-    release.add_argument("--for", dest="duration", default="10m", metavar="DURATION", help="how long (default: 10m)")
+    release.add_argument(
+        "--for", dest="duration", default="10m", metavar="DURATION", help="how long (default: 10m)"
+    )
     add(resume_command, "Resume sampling before the time of a release is over.", "")
-    text = "Let the agent say, when it stops next, that it is being uninstalled: nobody calls its node silent then."
+    text = (
+        "Let the agent say, when it stops next, that it is being uninstalled: nobody calls its node"
+        " silent then."
+    )
     add(goodbye_command, text, "")
-    text = "Read which workloads wait for GPUs in a scheduler's queue, and send them to the collector."
+    text = (
+        "Read which workloads wait for GPUs in a scheduler's queue, and send them to the collector."
+    )
     add_queue_options(add(queue_command, text, " --slurm --every 60"))
     text = "Send the past of a simulated fleet through the real meter, spool and push."
     example = " --from 2026-10-01T00:00:00Z --to 2026-11-01T00:00:00Z --step 5m"
@@ -79,30 +100,51 @@ def add_queue_options(queue: argparse.ArgumentParser) -> None:
     """Options of `queue`."""
     scheduler = queue.add_mutually_exclusive_group(required=True)
     scheduler.add_argument("--slurm", action="store_true", help="pending jobs, by squeue")
-    scheduler.add_argument("--kubernetes", action="store_true", help="pending pods, by the API server")
-    queue.add_argument("--pool", default="", metavar="NAME", help="pool of all of them (Slurm: else the partition)")
-    queue.add_argument("--name", default="", metavar="NAME", help="name of the cluster, when there are several")
-    queue.add_argument("--every", type=float, metavar="SECONDS", help="repeat until stopped; else once")
-    queue.add_argument("--print", dest="show", action="store_true", help="print the queue and send nothing")
+    scheduler.add_argument(
+        "--kubernetes", action="store_true", help="pending pods, by the API server"
+    )
+    queue.add_argument(
+        "--pool", default="", metavar="NAME", help="pool of all of them (Slurm: else the partition)"
+    )
+    queue.add_argument(
+        "--name", default="", metavar="NAME", help="name of the cluster, when there are several"
+    )
+    queue.add_argument(
+        "--every", type=float, metavar="SECONDS", help="repeat until stopped; else once"
+    )
+    queue.add_argument(
+        "--print", dest="show", action="store_true", help="print the queue and send nothing"
+    )
 
 
 def add_simulate_options(simulate: argparse.ArgumentParser) -> None:
     """Options of `simulate`."""
     simulate.add_argument("--from", dest="start", metavar="INSTANT", help="RFC 3339 with zone")
     simulate.add_argument("--to", dest="end", metavar="INSTANT", help="RFC 3339 with zone")
-    simulate.add_argument("--step", default="5m", help="time between samples, such as 30s or 5m (default: 5m)")
+    simulate.add_argument(
+        "--step", default="5m", help="time between samples, such as 30s or 5m (default: 5m)"
+    )
     simulate.add_argument("--collector", metavar="URL", help="address of the collector")
-    simulate.add_argument("--only", metavar="NODES", default="", help="only these nodes, comma-separated")
+    simulate.add_argument(
+        "--only", metavar="NODES", default="", help="only these nodes, comma-separated"
+    )
     simulate.add_argument("--without", metavar="NODES", default="", help="all nodes except these")
     simulate.add_argument(
         "--story",
         action="store_true",
-        help="print the incidents in that time and exit. Not listed: all jobs of the simulated fleet end at every "
-        "fourth midnight (UTC), so demand falls then",
+        help=(
+            "print the incidents in that time and exit. Not listed: all jobs of the simulated fleet"
+            " end at every fourth midnight (UTC), so demand falls then"
+        ),
     )
-    text = "replay saved pages of exporters instead: folders NODE/*.prom, each page for an hour, in a loop"
+    text = (
+        "replay saved pages of exporters instead: folders NODE/*.prom, each page for an hour, in a"
+        " loop"
+    )
     simulate.add_argument("--pages", metavar="FOLDER", default="", help=text)
-    simulate.add_argument("--list-nodes", action="store_true", help="print the names of the nodes and exit")
+    simulate.add_argument(
+        "--list-nodes", action="store_true", help="print the names of the nodes and exit"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -130,7 +172,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def settings_of(given: argparse.Namespace) -> Settings:
     """Settings from file, environment and command line. Raises SettingsError."""
     return load(
-        given.config, os.environ, source=given.source, target=given.target, node=given.node, profile=given.profile
+        given.config,
+        os.environ,
+        source=given.source,
+        target=given.target,
+        node=given.node,
+        profile=given.profile,
     )
 
 
@@ -147,7 +194,9 @@ def run_command(given: argparse.Namespace) -> int:
         from gpuledger_agent.exposition import AgentCollector, serve
 
         vintage: Any = settings.dcgm_names
-        collector = AgentCollector(agent.sampler, agent.spool, vintage, hardware=settings.hw_names == "on")
+        collector = AgentCollector(
+            agent.sampler, agent.spool, vintage, hardware=settings.hw_names == "on"
+        )
         try:
             serve(settings.metrics_listen, collector)
         except OSError as error:
@@ -185,20 +234,31 @@ def record_command(given: argparse.Namespace) -> int:
 
 
 def release_command(given: argparse.Namespace) -> int:
-    """`release`: returns when the daemon has confirmed it, or after a while without confirmation (exit 1)."""
+    """`release`: returns when the daemon has confirmed it, or after a while without confirmation
+    (exit 1).
+    """
     from gpuledger_agent import release
     from gpuledger_agent.clock import wall_ms
     from gpuledger_agent.simulate import duration_ms
 
     folder = settings_of(given).agent_folder
-    release.write(folder, release.Release(wall_ms() + duration_ms(given.duration, "--for", release.MAX_RELEASE_MS)))
+    release.write(
+        folder,
+        release.Release(wall_ms() + duration_ms(given.duration, "--for", release.MAX_RELEASE_MS)),
+    )
     for _ in range(CONFIRM_TRIES):
         note = release.read(folder, wall_ms())
         if note is not None and note.confirmed:
-            print(f"every GPU is released for {given.duration}; `gpuledger-agent resume` ends it earlier")
+            print(
+                f"every GPU is released for {given.duration}; `gpuledger-agent resume` ends it"
+                " earlier"
+            )
             return SUCCESS
         time.sleep(0.1)
-    print(f"no agent with the state folder {folder} has confirmed; it will when it runs", file=sys.stderr)
+    print(
+        f"no agent with the state folder {folder} has confirmed; it will when it runs",
+        file=sys.stderr,
+    )
     return FINDINGS
 
 
@@ -216,7 +276,10 @@ def goodbye_command(given: argparse.Namespace) -> int:
     from gpuledger_agent import goodbye
 
     goodbye.write(settings_of(given).agent_folder)
-    print("the agent says goodbye when it stops; its GPUs stay capacity until `gpuledger nodes retire NODE`")
+    print(
+        "the agent says goodbye when it stops; its GPUs stay capacity until `gpuledger nodes retire"
+        " NODE`"
+    )
     return SUCCESS
 
 
@@ -234,12 +297,22 @@ def simulate_command(given: argparse.Namespace) -> int:
         replay_pages(settings, given.start, given.end, given.step, address, given.pages)
     else:
         address = given.collector or settings.collector_url
-        simulate(settings, given.start, given.end, given.step, address, only=given.only, without=given.without)
+        simulate(
+            settings,
+            given.start,
+            given.end,
+            given.step,
+            address,
+            only=given.only,
+            without=given.without,
+        )
     return SUCCESS
 
 
 def queue_command(given: argparse.Namespace) -> int:
-    """`queue`: with --every a failed attempt is reported and repeated; without it, it is the command's failure."""
+    """`queue`: with --every a failed attempt is reported and repeated; without it, it is the
+    command's failure.
+    """
     from gpuledger_agent.queue import report, send
 
     settings = settings_of(given)
@@ -264,8 +337,13 @@ def queue_command(given: argparse.Namespace) -> int:
         time.sleep(max(1.0, given.every - (time.monotonic() - begun)))
 
 
-def queued_workloads(given: argparse.Namespace, settings: Settings) -> tuple[str, Sequence[QueuedWorkload]]:
-    """The source's name and the workloads that wait in its queue. Raises AgentError or SettingsError."""
+def queued_workloads(
+    given: argparse.Namespace, settings: Settings
+) -> tuple[str, Sequence[QueuedWorkload]]:
+    """The source's name and the workloads that wait in its queue.
+
+    Raises AgentError or SettingsError.
+    """
     if given.slurm:
         from gpuledger_agent.queue import slurm
 
@@ -275,8 +353,12 @@ def queued_workloads(given: argparse.Namespace, settings: Settings) -> tuple[str
 
     url, account = settings.kubernetes_api_url or in_cluster_url(), settings.kubernetes_account_dir
     if not url or url == "off" or account is None:
-        raise SettingsError("kubernetes_api_url: there is no API server here; run this in the cluster or name one")
-    pods = kubernetes.pending(ApiServer(url, account, 10.0), given.pool or settings.pool or "default")
+        raise SettingsError(
+            "kubernetes_api_url: there is no API server here; run this in the cluster or name one"
+        )
+    pods = kubernetes.pending(
+        ApiServer(url, account, 10.0), given.pool or settings.pool or "default"
+    )
     return ":".join(filter(None, ["kubernetes", given.name])), pods
 
 

@@ -1,10 +1,12 @@
-"""The daemon: samples in the main thread and pushes in another, so that a hanging driver or collector stops only one.
+"""The daemon: samples in the main thread and pushes in another, so that a hanging driver or
+collector stops only one.
 
-Signals: TERM and INT stop sampling, spool the open batch, send waiting batches, the newest first, for at most
-LAST_SEND_S (even when the push loop hangs in a slow request), and exit with 0; HUP reloads the settings (bad ones are
-reported and the old ones stay). A handler only puts its number into a queue, because setting an Event that the
-interrupted thread waits on is not safe. systemd's watchdog is fed only while both loops make progress. Any other
-exception is logged once, counted (gpuledger_agent_faults_total), and aborts only the current round.
+Signals: TERM and INT stop sampling, spool the open batch, send waiting batches, the newest first,
+for at most LAST_SEND_S (even when the push loop hangs in a slow request), and exit with 0; HUP
+reloads the settings (bad ones are reported and the old ones stay). A handler only puts its number
+into a queue, because setting an Event that the interrupted thread waits on is not safe. systemd's
+watchdog is fed only while both loops make progress. Any other exception is logged once, counted
+(gpuledger_agent_faults_total), and aborts only the current round.
 """
 
 from __future__ import annotations
@@ -49,11 +51,15 @@ STALE_S = 120.0
 OFTEN, EVERY_TIER = ("fast", "gpm"), ("fast", "gpm", "slow", "static")
 LAST_SEND_S = 10.0
 HANDOVER_S = 2.0
-"""How long a request that is in flight at the end may still take before the last send begins without it."""
+"""How long a request that is in flight at the end may still take before the last send begins
+without it.
+"""
 
 
 class LineFormatter(logging.Formatter):
-    """One line per record, with invisible characters as escapes; the lines of a traceback are indented below it."""
+    """One line per record, with invisible characters as escapes; the lines of a traceback are
+    indented below it.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Level and message."""
@@ -68,7 +74,9 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record as JSON."""
         at = self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z")
-        return json.dumps({"at": at, "level": record.levelname.lower(), "message": record.getMessage()})
+        return json.dumps(
+            {"at": at, "level": record.levelname.lower(), "message": record.getMessage()}
+        )
 
 
 def start_log(settings: Settings) -> None:
@@ -109,7 +117,9 @@ class Daemon:
         self.pusher = self._new_pusher(TIMEOUT_S)
 
     def _new_pusher(self, timeout_s: float) -> Pusher:
-        http = Http(self.settings.collector_url, self.settings.token_path, self.settings.ca_file, timeout_s)
+        http = Http(
+            self.settings.collector_url, self.settings.token_path, self.settings.ca_file, timeout_s
+        )
         return Pusher(self.spool, http.post, wall_ms)
 
     def run(self) -> int:
@@ -117,13 +127,21 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         self._is_uninstalled()  # of an uninstallation that never stopped an agent: this one is installed
-        # Sampling stays in the main thread: Python delivers signals there, and the handler's queue wakes it.
+        # Sampling stays in the main thread: Python delivers signals there, and the handler's queue
+        # wakes it.
         pushing = threading.Thread(target=self._push, name="push", daemon=True)
         pushing.start()
-        # Ready before the first sample: a driver may take a minute to start, and systemd would restart the unit.
+        # Ready before the first sample: a driver may take a minute to start, and systemd would
+        # restart the unit.
         notify("READY=1")
         source, collector = self.settings.source, self.settings.collector_url
-        log.info("node %s, source %s, collector %s, spool %s", self.sampler.node, source, collector, self.spool.path)
+        log.info(
+            "node %s, source %s, collector %s, spool %s",
+            self.sampler.node,
+            source,
+            collector,
+            self.spool.path,
+        )
         try:
             self._sample()
         finally:
@@ -138,7 +156,9 @@ class Daemon:
         self.moved_push = time.monotonic()
 
     def _sample(self) -> None:
-        """The sampling loop, on a fixed grid of the monotonic clock, so that a slow tick does not shift the next."""
+        """The sampling loop, on a fixed grid of the monotonic clock, so that a slow tick does not
+        shift the next.
+        """
         next_tick = next_slow = time.monotonic()
         # The first batch is sent soon, so that a new node appears within seconds.
         next_flush = next_tick + min(self.settings.push_interval_s, 5.0)
@@ -148,7 +168,8 @@ class Daemon:
             slow = now >= next_slow
             if slow:
                 next_slow = now + self.settings.slow_interval_s
-            # A GPM value is the mean since the round before, so the optional ones are read in every round as well.
+            # A GPM value is the mean since the round before, so the optional ones are read in every
+            # round as well.
             extra = (tier for tier in self.settings.extra if slow or tier == "gpm-opt")
             self._tick((*(EVERY_TIER if slow else OFTEN), *extra))
             if now >= next_flush:
@@ -175,10 +196,16 @@ class Daemon:
                 self.stop.set()
 
     def _tick(self, tiers: tuple[str, ...]) -> None:
-        """A round. An unexpected exception aborts only this one; after several, the source is closed and reopened."""
+        """A round.
+
+        An unexpected exception aborts only this one; after several, the source is closed and
+        reopened.
+        """
         try:
             self._round(tiers)
-        except Exception as error:  # a bug in the source, the clock or the meter must not end sampling
+        except (
+            Exception
+        ) as error:  # a bug in the source, the clock or the meter must not end sampling
             self.sampler.exceptions.record("source", error)
             self._broken_rounds += 1
             # A single failure may pass by itself, and reopening attaches every GPU again.
@@ -192,7 +219,10 @@ class Daemon:
     def _round(self, tiers: tuple[str, ...]) -> None:
         # First, so that no sample of this round is placed on the wrong side of the step.
         if self.clock.check(wall_ms(), time.monotonic_ns()):
-            log.warning("the wall clock was set: a gap begins; no time is invented, and none is counted twice")
+            log.warning(
+                "the wall clock was set: a gap begins; no time is invented, and none is counted"
+                " twice"
+            )
             self.sampler.meter.clock_set()
         if self._is_released() or (not self._open and not self._try_open()):
             return
@@ -202,7 +232,9 @@ class Daemon:
             self._source_lost(str(error))
 
     def _is_released(self) -> bool:
-        """Whether a release is in force; its first round closes every handle and confirms that in the note."""
+        """Whether a release is in force; its first round closes every handle and confirms that in
+        the note.
+        """
         folder = self.settings.spool_folder
         note = release.read(folder, wall_ms())
         if note is None:
@@ -213,8 +245,12 @@ class Daemon:
         if not self._released:
             self._close_source()  # also a lost one, which may still hold the driver's library or some GPUs
             self._released = True
-            self.sampler.detached("released on request, for a GPU reset or a MIG change", "degraded")
-            log.info("every GPU is released until the time is over or `gpuledger-agent resume` is run")
+            self.sampler.detached(
+                "released on request, for a GPU reset or a MIG change", "degraded"
+            )
+            log.info(
+                "every GPU is released until the time is over or `gpuledger-agent resume` is run"
+            )
         # `release` waits for this confirmation before it says that the GPUs are free.
         if not note.confirmed:
             with contextlib.suppress(OSError):
@@ -251,7 +287,12 @@ class Daemon:
             return False
         self._open, self._reopen_s = True, REOPEN_MIN_S
         detail = f"; {self.sampler.detail}" if self.sampler.detail else ""
-        log.info("%d accelerators, driver %s%s", len(self.sampler.latest.accelerators), self.sampler.driver, detail)
+        log.info(
+            "%d accelerators, driver %s%s",
+            len(self.sampler.latest.accelerators),
+            self.sampler.driver,
+            detail,
+        )
         return True
 
     def _source_lost(self, reason: str) -> None:
@@ -266,10 +307,15 @@ class Daemon:
     def _flush(self) -> None:
         try:
             self.sampler.flush(self.spool, wall_ms())
-        except Exception as error:  # disk full, I/O error: sampling continues, the intervals stay in memory
+        except (
+            Exception
+        ) as error:  # disk full, I/O error: sampling continues, the intervals stay in memory
             log.error("a batch could not be spooled (%s); it is kept in memory", error)  # noqa: TRY400
-            # OperationalError is a full disk or a lock, which passes; other database errors mean a damaged file.
-            if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+            # OperationalError is a full disk or a lock, which passes; other database errors mean a
+            # damaged file.
+            if isinstance(error, sqlite3.DatabaseError) and not isinstance(
+                error, sqlite3.OperationalError
+            ):
                 self._renew_spool()
             return
         self.wake_push.set()
@@ -281,7 +327,9 @@ class Daemon:
         except Exception as error:
             self.sampler.exceptions.record("spool", error)
         else:
-            log.error("the spool was reopened; quarantined file: %s", self.spool.quarantined or "none")
+            log.error(
+                "the spool was reopened; quarantined file: %s", self.spool.quarantined or "none"
+            )
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.signals.put(number)
@@ -297,32 +345,43 @@ class Daemon:
             pending = [
                 name
                 for name, setting in FIELDS.items()
-                if not setting.metadata["reloads"] and getattr(fresh, name) != getattr(self.settings, name)
+                if not setting.metadata["reloads"]
+                and getattr(fresh, name) != getattr(self.settings, name)
             ]
-            log.info("settings reloaded%s", f"; a restart is needed for {', '.join(pending)}" if pending else "")
+            log.info(
+                "settings reloaded%s",
+                f"; a restart is needed for {', '.join(pending)}" if pending else "",
+            )
             self.settings = fresh
             self.sampler.meter.busy_threshold = fresh.busy_threshold
             self.sampler.meter.gap_ms = gap_ms(fresh)
             start_log(fresh)
-            # A request may be in flight with the old address: that pusher ends after it, the new one takes over.
+            # A request may be in flight with the old address: that pusher ends after it, the new
+            # one takes over.
             retired, self.pusher = self.pusher, self._new_pusher(TIMEOUT_S)
             retired.retired = True
-            # The pushing thread may be waiting for a batch: wake it, so that it sees that its pusher was retired.
+            # The pushing thread may be waiting for a batch: wake it, so that it sees that its
+            # pusher was retired.
             self.wake_push.set()
         notify("READY=1")
 
     def _end(self, pushing: threading.Thread) -> None:
-        """Spool what is open and deliver what is possible; a hanging request is abandoned, so it may arrive twice."""
+        """Spool what is open and deliver what is possible; a hanging request is abandoned, so it
+        may arrive twice.
+        """
         notify("STOPPING=1")
         deadline = time.monotonic() + LAST_SEND_S
         self.stop.set()
         self.wake_push.set()
         self.sampler.uninstalled = self._is_uninstalled()
         self._flush()  # before the source is closed, which may hang in the driver
-        # A request in flight usually ends soon; the last send would begin with the same batch and send it twice.
+        # A request in flight usually ends soon; the last send would begin with the same batch and
+        # send it twice.
         pushing.join(HANDOVER_S)
         # A daemon thread: a request that hangs beyond the deadline must not keep the process alive.
-        last = threading.Thread(target=self._last_send, args=(deadline,), name="last send", daemon=True)
+        last = threading.Thread(
+            target=self._last_send, args=(deadline,), name="last send", daemon=True
+        )
         last.start()
         if self._open:
             self._close_source()
@@ -338,20 +397,26 @@ class Daemon:
 def gap_ms(settings: Settings) -> int:
     """The longest interval between samples that still counts as observed.
 
-    A round that waits for one GPU until its deadline must not make the time of its neighbors unobserved.
+    A round that waits for one GPU until its deadline must not make the time of its neighbors
+    unobserved.
     """
     interval_s = settings.sample_interval_s
     return round(max(GAP_INTERVALS * interval_s, MAX_ROUND_S + 2 * interval_s) * 1000)
 
 
 def build(settings: Settings, reload: Callable[[], Settings]) -> Daemon:
-    """A daemon from its settings. Raises SettingsError for a bad rules file, AgentError for an unusable spool."""
+    """A daemon from its settings.
+
+    Raises SettingsError for a bad rules file, AgentError for an unusable spool.
+    """
     start_log(settings)
     source = open_source(settings, patient=False)
     owners = open_owners(settings, source)
     spool = Spool(settings.spool_folder, settings.spool_bytes, wall_ms())
     if spool.quarantined is not None:
-        log.error("the spool was damaged; it was moved to %s, and a new one has begun", spool.quarantined)
+        log.error(
+            "the spool was damaged; it was moved to %s, and a new one has begun", spool.quarantined
+        )
     meter = Meter(gap_ms(settings), settings.busy_threshold)
     sampler = Sampler(settings.node_name, settings.pool, source, owners, meter, boot_id=boot_id())
     clock = Clock(wall_ms(), time.monotonic_ns())
@@ -361,7 +426,9 @@ def build(settings: Settings, reload: Callable[[], Settings]) -> Daemon:
 
 
 def start_counter_reader(settings: Settings, sampler: Sampler, clock: Clock) -> None:
-    """Start reading what workloads produce; its code is imported only where it is configured, to save memory."""
+    """Start reading what workloads produce; its code is imported only where it is configured, to
+    save memory.
+    """
     from gpuledger_agent.serving import CounterReader, endpoints
 
     sampler.counter_reader = CounterReader(

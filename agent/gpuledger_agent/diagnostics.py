@@ -1,7 +1,7 @@
 """Commands that look at a node without running the agent: `once`, `check`, `record`.
 
-They need nvidia-ml-py alone (`python3 -m gpuledger_agent.diagnostics once|check|record FILE`), so that a card can be
-examined where nothing else is installed.
+They need nvidia-ml-py alone (`python3 -m gpuledger_agent.diagnostics once|check|record FILE`), so
+that a card can be examined where nothing else is installed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,26 @@ from gpuledger_agent.sources.recording import header_line, open_text, tick_line
 from gpuledger_common.catalog import BY_NAME, METRICS
 from gpuledger_common.escapes import escape_text
 from gpuledger_common.plurals import plural
-from gpuledger_common.readings import AgentError, Holder, Inventory, OwnerSource, Sample, SourceUnavailable
+from gpuledger_common.readings import (
+    AgentError,
+    Holder,
+    Inventory,
+    OwnerSource,
+    Sample,
+    SourceUnavailable,
+)
 
 ALL_TIERS = ("fast", "gpm", "slow", "static")
 GPM_PAUSE_S = 0.25
 """GPM needs two samples at least 100 ms apart (nvml.h)."""
 MIN_PAUSE_S, MAX_INTERVAL_S = 0.05, 3600
 PERSISTENCE_HINT = (
-    "persistence mode is off, so that a cold card waits seconds and forgets counters; run nvidia-persistenced"
+    "persistence mode is off, so that a cold card waits seconds and forgets counters; run"
+    " nvidia-persistenced"
 )
 EXPORTER_HINT = (
-    "the other metrics have no line on the page that the profile maps; `gpuledger profiles check` shows each family"
+    "the other metrics have no line on the page that the profile maps; `gpuledger profiles check`"
+    " shows each family"
 )
 PERMISSION_HINT = "some readings need root, or the capability CAP_SYS_ADMIN, on this driver"
 SUCCESS, FINDINGS, BAD_INPUT, UNAVAILABLE = 0, 1, 2, 3
@@ -46,7 +55,9 @@ class BadDuration(AgentError):
 
 
 def look(settings: Settings) -> tuple[Inventory, Sequence[Sample], HolderObservations]:
-    """The inventory, a sample of every tier (GPM included), and the holders and users of each accelerator."""
+    """The inventory, a sample of every tier (GPM included), and the holders and users of each
+    accelerator.
+    """
     source = open_source(settings)
     inventory = source.open()
     try:
@@ -58,7 +69,11 @@ def look(settings: Settings) -> tuple[Inventory, Sequence[Sample], HolderObserva
         observations, problems = observe(open_owners(settings, source), inventory, samples)
     finally:
         source.close()
-    return dataclasses.replace(inventory, problems=(*inventory.problems, *problems)), samples, observations
+    return (
+        dataclasses.replace(inventory, problems=(*inventory.problems, *problems)),
+        samples,
+        observations,
+    )
 
 
 def observe(
@@ -93,7 +108,9 @@ def once(settings: Settings) -> dict[str, Any]:
                 "index": entry.index,
                 "mig_instance": entry.mig_instance,
                 "gpu_micro": entry.gpu_micro,
-                "owner": [_holder_row(holder) for holder in observations.holders.get(entry.uuid, ())],
+                "owner": [
+                    _holder_row(holder) for holder in observations.holders.get(entry.uuid, ())
+                ],
                 "users": [_holder_row(holder) for holder in observations.users.get(entry.uuid, ())],
                 "disagreement": observations.disagreement(entry.uuid, _processes(sample)),
                 "health": None if sample is None else dataclasses.asdict(sample.health),
@@ -134,10 +151,16 @@ def once_text(report: Mapping[str, Any]) -> str:
         mig = f" MIG {entry['mig_instance']}" if entry["mig_instance"] else ""
         health = entry["health"] or {"status": "unknown", "cause": ""}
         cause = f" ({health['cause']})" if health["cause"] else ""
-        owner = ", ".join(f"{holder['kind']} {holder['id']}" for holder in entry["owner"]) or "nobody"
+        owner = (
+            ", ".join(f"{holder['kind']} {holder['id']}" for holder in entry["owner"]) or "nobody"
+        )
         lines += ["", f"{entry['index']}: {entry['model']}{mig} {entry['uuid']}"]
-        lines.append(f"   health {health['status']}{cause}; held by {owner}; {len(entry['metrics'])} metrics")
-        lines += [f"   {name:48} {_with_unit(name, value)}" for name, value in entry["metrics"].items()]
+        lines.append(
+            f"   health {health['status']}{cause}; held by {owner}; {len(entry['metrics'])} metrics"
+        )
+        lines += [
+            f"   {name:48} {_with_unit(name, value)}" for name, value in entry["metrics"].items()
+        ]
         lines += [
             f"   {name + label_text(row['labels']):48} {_with_unit(name, row['value'])}"
             for name, series in entry["series"].items()
@@ -157,7 +180,9 @@ def _with_unit(name: str, value: float) -> str:
 
 
 def check(settings: Settings) -> tuple[str, int]:
-    """Which metrics these cards give and which not, and why; with the exit code (3: no source, 1: a problem)."""
+    """Which metrics these cards give and which not, and why; with the exit code (3: no source, 1: a
+    problem).
+    """
     try:
         inventory, samples, observations = look(settings)
     except SourceUnavailable as error:
@@ -205,7 +230,9 @@ def record(settings: Settings, path: Path, seconds: float, interval: float) -> i
     The file appears when it is complete, or not at all if the source or the disk fails.
     """
     if not (seconds >= 0 and 0 < interval <= MAX_INTERVAL_S):
-        raise BadDuration(f"--seconds must be 0 or more, --interval above 0 and at most {MAX_INTERVAL_S}")
+        raise BadDuration(
+            f"--seconds must be 0 or more, --interval above 0 and at most {MAX_INTERVAL_S}"
+        )
     source = open_source(settings)
     owners = open_owners(settings, source)
     inventory = source.open()
@@ -218,7 +245,9 @@ def record(settings: Settings, path: Path, seconds: float, interval: float) -> i
             while (now := time.monotonic()) - start < seconds or ticks == 0:
                 samples = source.read(ALL_TIERS)
                 observations, _ = observe(owners, inventory, samples)
-                file.write(tick_line(round((now - start) * 1000), samples, observations.holders) + "\n")
+                file.write(
+                    tick_line(round((now - start) * 1000), samples, observations.holders) + "\n"
+                )
                 ticks += 1
                 time.sleep(max(MIN_PAUSE_S, start + ticks * interval - time.monotonic()))
         unfinished.replace(path)

@@ -1,14 +1,17 @@
 """Downsampling: which readings go into batches while undelivered batches pile up.
 
-Usage intervals are kept longest, because they are billed; readings lose resolution before any time is lost. The bytes
-of a batch never change once it is spooled, so the choice is made before that, by how full the spool is:
+Usage intervals are kept longest, because they are billed; readings lose resolution before any time
+is lost. The bytes of a batch never change once it is spooled, so the choice is made before that, by
+how full the spool is:
 
 - below an eighth: *together*, one batch with usage intervals and readings;
-- from an eighth: *apart*, one batch with the usage intervals and one with the readings, which is dropped first;
+- from an eighth: *apart*, one batch with the usage intervals and one with the readings, which is
+  dropped first;
 - from a half: *thin*, apart, and with only one reading per accelerator and minute.
 
-The usage intervals of 8 GPUs are about a kilobyte a minute. Waiting batches are not thinned: the collector may have
-committed one whose answer was lost, and the same time under another number would then be counted twice.
+The usage intervals of 8 GPUs are about a kilobyte a minute. Waiting batches are not thinned: the
+collector may have committed one whose answer was lost, and the same time under another number would
+then be counted twice.
 """
 
 from __future__ import annotations

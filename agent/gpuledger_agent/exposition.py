@@ -43,7 +43,9 @@ def _read(latest: Latest) -> list[tuple[Accelerator, Sample, Sequence[Holder]]]:
 class AgentCollector(Collector):
     """Reads the latest samples and the spool's counters at each scrape; never a GPU."""
 
-    def __init__(self, sampler: Sampler, spool: Spool, dcgm: Vintage = "old", *, hardware: bool = False) -> None:
+    def __init__(
+        self, sampler: Sampler, spool: Spool, dcgm: Vintage = "old", *, hardware: bool = False
+    ) -> None:
         self._node, self._sampler, self._spool = sampler.node, sampler, spool
         self._dcgm, self._hardware = dcgm, hardware
 
@@ -70,11 +72,21 @@ class AgentCollector(Collector):
         return render(families(self._node, latest.driver, _read(latest), self._dcgm))
 
     def _labels(self, accelerator: Accelerator) -> list[str]:
-        return [accelerator.uuid, str(accelerator.index), accelerator.model, self._node, accelerator.mig_instance or ""]
+        return [
+            accelerator.uuid,
+            str(accelerator.index),
+            accelerator.model,
+            self._node,
+            accelerator.mig_instance or "",
+        ]
 
     def _gpu(self, latest: Latest) -> Iterable[Metric]:
-        health = GaugeMetricFamily("gpu_health_status", "0 ok, 1 degraded, 2 failed, 3 unknown", labels=LABELS)
-        cause = GaugeMetricFamily("gpu_health_cause", "1 for the cause of a fault", labels=(*LABELS, "status", "cause"))
+        health = GaugeMetricFamily(
+            "gpu_health_status", "0 ok, 1 degraded, 2 failed, 3 unknown", labels=LABELS
+        )
+        cause = GaugeMetricFamily(
+            "gpu_health_cause", "1 for the cause of a fault", labels=(*LABELS, "status", "cause")
+        )
         families: dict[str, Any] = {}
         for accelerator in latest.accelerators:
             sample = latest.samples.get(accelerator.uuid)
@@ -101,17 +113,31 @@ class AgentCollector(Collector):
 
     def _owners(self, latest: Latest) -> Iterable[Metric]:
         held = GaugeMetricFamily(
-            "gpu_held_ratio", "Part of the accelerator that a workload holds; absent: no holder", labels=OWNER_LABELS
+            "gpu_held_ratio",
+            "Part of the accelerator that a workload holds; absent: no holder",
+            labels=OWNER_LABELS,
         )
         for uuid, holders in latest.holders.items():
             total_weight = sum(holder.weight for holder in holders) or 1
             for holder in holders:
                 workload, tags = holder.workload, holder.workload.tags
-                owner = [workload.user or "", workload.account or "", tags.get("team", ""), tags.get("project", "")]
-                held.add_metric([uuid, self._node, workload.id, workload.kind, *owner], holder.weight / total_weight)
+                owner = [
+                    workload.user or "",
+                    workload.account or "",
+                    tags.get("team", ""),
+                    tags.get("project", ""),
+                ]
+                held.add_metric(
+                    [uuid, self._node, workload.id, workload.kind, *owner],
+                    holder.weight / total_weight,
+                )
         yield held
         for name, text, disagreement in (
-            ("gpu_allocated_without_process", "1: allocated, without a process on it", "allocated without a process"),
+            (
+                "gpu_allocated_without_process",
+                "1: allocated, without a process on it",
+                "allocated without a process",
+            ),
             (
                 "gpu_used_without_allocation",
                 "1: used by a workload that does not hold it",
@@ -126,9 +152,16 @@ class AgentCollector(Collector):
 
     def _agent(self) -> Iterable[Metric]:
         counts = self._spool.counts()
-        yield _gauge("gpuledger_agent_info", "The running agent", 1, {"version": __version__, "node": self._node})
+        yield _gauge(
+            "gpuledger_agent_info",
+            "The running agent",
+            1,
+            {"version": __version__, "node": self._node},
+        )
         yield _counter("gpuledger_agent_ticks_total", "Rounds of sampling", self._sampler.ticks)
-        faults = CounterMetricFamily("gpuledger_agent_faults_total", "Exceptions survived, by place", labels=("place",))
+        faults = CounterMetricFamily(
+            "gpuledger_agent_faults_total", "Exceptions survived, by place", labels=("place",)
+        )
         for place, count in self._sampler.exceptions.counts.items():
             faults.add_metric((place,), count)
         yield faults
@@ -140,13 +173,19 @@ class AgentCollector(Collector):
         for name in ("produced", "acked", "dropped", "dead"):
             text = f"Batches {name} in this spool's epoch"
             yield _counter(f"gpuledger_agent_batches_{name}_total", text, getattr(counts, name))
-        yield _gauge("gpuledger_agent_batches_pending", "Batches that wait in the spool", counts.pending)
         yield _gauge(
-            "gpuledger_agent_conservation_violation", "1 when a batch is unaccounted for", int(not counts.conserved)
+            "gpuledger_agent_batches_pending", "Batches that wait in the spool", counts.pending
+        )
+        yield _gauge(
+            "gpuledger_agent_conservation_violation",
+            "1 when a batch is unaccounted for",
+            int(not counts.conserved),
         )
         lost = self._spool.lost()
         records = CounterMetricFamily(
-            "gpuledger_agent_records_lost_total", "Records lost for lack of space, and how", labels=("record", "how")
+            "gpuledger_agent_records_lost_total",
+            "Records lost for lack of space, and how",
+            labels=("record", "how"),
         )
         for record, how, value in (
             ("usage_interval", "dropped", lost.usage_intervals_dropped),
@@ -156,13 +195,25 @@ class AgentCollector(Collector):
         ):
             records.add_metric((record, how), value)
         yield records
-        yield _gauge("gpuledger_agent_spool_fill_ratio", "How full the spool is", self._spool.fill())
+        yield _gauge(
+            "gpuledger_agent_spool_fill_ratio", "How full the spool is", self._spool.fill()
+        )
         oldest = self._spool.oldest_ms()
         age = 0.0 if oldest is None else max(0.0, time.time() - oldest / 1000)
-        yield _gauge("gpuledger_agent_oldest_undelivered_seconds", "Age of the oldest waiting batch", age)
+        yield _gauge(
+            "gpuledger_agent_oldest_undelivered_seconds", "Age of the oldest waiting batch", age
+        )
         used = resource.getrusage(resource.RUSAGE_SELF)
-        yield _counter("gpuledger_agent_cpu_seconds_total", "CPU time of the agent", used.ru_utime + used.ru_stime)
-        yield _gauge("gpuledger_agent_resident_memory_bytes", "Resident memory of the agent", resident_bytes())
+        yield _counter(
+            "gpuledger_agent_cpu_seconds_total",
+            "CPU time of the agent",
+            used.ru_utime + used.ru_stime,
+        )
+        yield _gauge(
+            "gpuledger_agent_resident_memory_bytes",
+            "Resident memory of the agent",
+            resident_bytes(),
+        )
 
 
 def _catalog_family(name: str, labels: Sequence[str] | None = None) -> Any:
@@ -171,7 +222,9 @@ def _catalog_family(name: str, labels: Sequence[str] | None = None) -> Any:
     return kind(name, f"{metric.nvml} ({metric.unit})", labels=labels)
 
 
-def _gauge(name: str, text: str, value: float, labels: dict[str, str] | None = None) -> GaugeMetricFamily:
+def _gauge(
+    name: str, text: str, value: float, labels: dict[str, str] | None = None
+) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, text, labels=tuple(labels or ()))
     family.add_metric(tuple((labels or {}).values()), value)
     return family
@@ -215,7 +268,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def serve(listen: str, collector: AgentCollector) -> Callable[[], None]:
-    """Serve /metrics on ADDRESS:PORT in a thread; the returned call stops it. Raises OSError for a port in use."""
+    """Serve /metrics on ADDRESS:PORT in a thread; the returned call stops it.
+
+    Raises OSError for a port in use.
+    """
     registry = CollectorRegistry()
     registry.register(collector)
     address, _, port = listen.rpartition(":")
@@ -226,7 +282,9 @@ def serve(listen: str, collector: AgentCollector) -> Callable[[], None]:
 
         def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
             error = sys.exception()
-            if isinstance(error, Exception) and not isinstance(error, OSError):  # OSError: the client went away
+            if isinstance(error, Exception) and not isinstance(
+                error, OSError
+            ):  # OSError: the client went away
                 collector.failed(error)
 
     class Handler(_Handler):

@@ -1,8 +1,10 @@
-"""OpenTelemetry's `hw.*` names on /metrics, spelled as an OpenTelemetry Collector writes them for Prometheus.
+"""OpenTelemetry's `hw.*` names on /metrics, spelled as an OpenTelemetry Collector writes them for
+Prometheus.
 
-Semantic conventions 1.44.0, docs/hardware/gpu.md and common.md. Their status is Development: names may still change, so
-the setting `hw_names` is off by default. Only what the conventions define is written; they know no clocks, no
-throttling and no tensor activity. `hw_gpu_memory_utilization_ratio` is the used part, as the conventions say.
+Semantic conventions 1.44.0, docs/hardware/gpu.md and common.md. Their status is Development: names
+may still change, so the setting `hw_names` is off by default. Only what the conventions define is
+written; they know no clocks, no throttling and no tensor activity.
+`hw_gpu_memory_utilization_ratio` is the used part, as the conventions say.
 """
 
 from __future__ import annotations
@@ -17,13 +19,19 @@ from gpuledger_common.readings import Accelerator, Holder, Sample
 
 STATES = ("ok", "degraded", "failed")
 """Values of hw.state; of a device whose health is unknown there is no line."""
-KUBERNETES = {"namespace": "k8s_namespace_name", "pod": "k8s_pod_name", "container": "k8s_container_name"}
+KUBERNETES = {
+    "namespace": "k8s_namespace_name",
+    "pod": "k8s_pod_name",
+    "container": "k8s_container_name",
+}
 """The conventions' names of dcgm-exporter's labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family of the conventions, and the catalog's metrics that it shows, each with further labels."""
+    """A family of the conventions, and the catalog's metrics that it shows, each with further
+    labels.
+    """
 
     name: str
     convention: str
@@ -43,7 +51,11 @@ FAMILIES = (
     ),
     Family("hw_gpu_memory_usage_bytes", "hw.gpu.memory.usage", {"gpu_memory_used_bytes": {}}),
     Family("hw_gpu_memory_limit_bytes", "hw.gpu.memory.limit", {"gpu_memory_total_bytes": {}}),
-    Family("hw_gpu_memory_utilization_ratio", "hw.gpu.memory.utilization", {"gpu_memory_used_ratio": {}}),
+    Family(
+        "hw_gpu_memory_utilization_ratio",
+        "hw.gpu.memory.utilization",
+        {"gpu_memory_used_ratio": {}},
+    ),
     Family(
         "hw_gpu_io_bytes",
         "hw.gpu.io",
@@ -68,11 +80,19 @@ FAMILIES = (
 )
 
 
-def hardware_families(node: str, latest: Iterable[tuple[Accelerator, Sample, Sequence[Holder]]]) -> Iterable[Metric]:
-    """The families of all accelerators that have a reading, each once; unknown readings have no line."""
-    entries = [(sample, labels_of(node, accelerator, holders)) for accelerator, sample, holders in latest]
+def hardware_families(
+    node: str, latest: Iterable[tuple[Accelerator, Sample, Sequence[Holder]]]
+) -> Iterable[Metric]:
+    """The families of all accelerators that have a reading, each once; unknown readings have no
+    line.
+    """
+    entries = [
+        (sample, labels_of(node, accelerator, holders)) for accelerator, sample, holders in latest
+    ]
     for shown in FAMILIES:
-        family = Metric(shown.name, f"{shown.convention} (OpenTelemetry, in development).", shown.kind)
+        family = Metric(
+            shown.name, f"{shown.convention} (OpenTelemetry, in development).", shown.kind
+        )
         name = f"{shown.name}_total" if shown.kind == "counter" else shown.name
         for sample, labels in entries:
             for metric, further in shown.shows.items():
@@ -84,7 +104,9 @@ def hardware_families(node: str, latest: Iterable[tuple[Accelerator, Sample, Seq
     for sample, labels in entries:
         if sample.health.status in STATES:
             for state in STATES:
-                status.add_sample(status.name, {**labels, "hw_state": state}, float(state == sample.health.status))
+                status.add_sample(
+                    status.name, {**labels, "hw_state": state}, float(state == sample.health.status)
+                )
     if status.samples:
         yield status
 

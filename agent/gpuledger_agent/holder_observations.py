@@ -1,8 +1,9 @@
-"""Allocation and use of the accelerators, as the owner sources report them; neither is inferred from the other.
+"""Allocation and use of the accelerators, as the owner sources report them; neither is inferred
+from the other.
 
-A scheduler (or a rule) says who was *allocated* an accelerator; the processes say who *uses* it. Where both are known,
-the allocation is billed, and a difference is reported: the worst waste has no process, and use without an allocation is
-in no plan.
+A scheduler (or a rule) says who was *allocated* an accelerator; the processes say who *uses* it.
+Where both are known, the allocation is billed, and a difference is reported: the worst waste has no
+process, and use without an allocation is in no plan.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class HolderObservations:
     def disagreement(self, uuid: str, processes: float | None) -> Disagreement:
         """How allocation and use of an accelerator differ, empty if they do not.
 
-        `processes` is the number that the driver lists (None: unknown, so no process is missed). Without any source of
-        allocations (a plain machine) use is not a disagreement.
+        `processes` is the number that the driver lists (None: unknown, so no process is missed).
+        Without any source of allocations (a plain machine) use is not a disagreement.
         """
         allocated = self.holders.get(uuid, ()) if uuid in self.allocated else ()
         if self.has_allocations and any(
@@ -56,7 +57,8 @@ def observe_holders(
     samples: Sequence[Sample],
     failed: Callable[[OwnerSource, Exception], None],
 ) -> HolderObservations:
-    """Ask every owner source; the first allocation source that knows an accelerator's holders decides.
+    """Ask every owner source; the first allocation source that knows an accelerator's holders
+    decides.
 
     `failed` is called for a source that raises; the other sources are asked all the same.
     """
@@ -74,7 +76,8 @@ def observe_holders(
         for uuid, entries in known.items():
             if entries and owner.name == PROCESSES:
                 users[uuid] = tuple(entries)
-            # Sources are in the order of the settings: the first that knows the holders of an accelerator decides.
+            # Sources are in the order of the settings: the first that knows the holders of an
+            # accelerator decides.
             elif entries and uuid not in holders:
                 allocated.add(uuid)
                 holders[uuid] = tuple(entries)
@@ -91,4 +94,6 @@ def is_same_workload(user: Workload, holder: Workload) -> bool:
         return True
     if user.kind != holder.kind:
         return False
-    return user.id == holder.id or user.tags.get("pod_uid", user.id) == holder.tags.get("pod_uid", "")
+    return user.id == holder.id or user.tags.get("pod_uid", user.id) == holder.tags.get(
+        "pod_uid", ""
+    )

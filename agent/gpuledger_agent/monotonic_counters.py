@@ -1,7 +1,7 @@
 """Counters that never fall: when a driver reload resets one to 0, its earlier count is added to it.
 
-Prometheus takes a fall for a reset by itself; a stored column, a difference of two samples and a bill do not. The
-correction lasts as long as the agent runs.
+Prometheus takes a fall for a reset by itself; a stored column, a difference of two samples and a
+bill do not. The correction lasts as long as the agent runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ COUNTERS = frozenset(name for name, metric in BY_NAME.items() if metric.kind == 
 
 @dataclass(slots=True)
 class MonotonicCounters:
-    """The last raw value of each counter of each accelerator, and its count before its latest reset."""
+    """The last raw value of each counter of each accelerator, and its count before its latest
+    reset.
+    """
 
     _last: dict[tuple[str, str], float | int] = field(default_factory=dict)
     _before_reset: dict[tuple[str, str], float | int] = field(default_factory=dict)

@@ -1,4 +1,6 @@
-"""Notes to a running agent: small files in its state folder, which need no socket and survive a restart."""
+"""Notes to a running agent: small files in its state folder, which need no socket and survive a
+restart.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,13 @@ def write_note(folder: Path, name: str, text: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f".{name}.{os.getpid()}"
     fresh.unlink(missing_ok=True)
-    # Root writes into a folder of another user, so never through a link that this user made (O_EXCL).
+    # Root writes into a folder of another user, so never through a link that this user made
+    # (O_EXCL).
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     with os.fdopen(descriptor, "w") as file:
-        os.fchmod(descriptor, 0o644)  # an administrator's umask must not hide the note from the agent's user
+        os.fchmod(
+            descriptor, 0o644
+        )  # an administrator's umask must not hide the note from the agent's user
         file.write(text)
     fresh.replace(folder / name)
 

@@ -1,10 +1,11 @@
 """Push: sends spooled batches until the collector has committed them.
 
-`reaction` maps every answer to a step, without I/O: success acknowledges; a refusal of records acknowledges the rest;
-what may pass later is retried forever with full jitter; what can never pass becomes a dead letter with its reason. Only
-a collector's own answer ends a batch: a misconfigured proxy may answer 404 or 301 to sound batches for hours. Nothing
-is deleted from the spool before the collector has committed it. After an outage the newest and the oldest batches are
-sent in turn, so that dashboards recover at once while the backlog drains.
+`reaction` maps every answer to a step, without I/O: success acknowledges; a refusal of records
+acknowledges the rest; what may pass later is retried forever with full jitter; what can never pass
+becomes a dead letter with its reason. Only a collector's own answer ends a batch: a misconfigured
+proxy may answer 404 or 301 to sound batches for hours. Nothing is deleted from the spool before the
+collector has committed it. After an outage the newest and the oldest batches are sent in turn, so
+that dashboards recover at once while the backlog drains.
 """
 
 from __future__ import annotations
@@ -65,14 +66,18 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """What to do with the batch, and how long to wait before the next request (None: exponential backoff)."""
+    """What to do with the batch, and how long to wait before the next request (None: exponential
+    backoff).
+    """
 
     step: Step
     reason: str = ""
     wait_s: float | None = 0.0
     rejected: tuple[tuple[str, str], ...] = ()
     final: bool = False
-    """Whether a collector itself refused, so that a batch that cannot be split becomes a dead letter."""
+    """Whether a collector itself refused, so that a batch that cannot be split becomes a dead
+    letter.
+    """
 
 
 def reaction(reply: Reply, now_s: float) -> Reaction:
@@ -83,20 +88,28 @@ def reaction(reply: Reply, now_s: float) -> Reaction:
     # 422: some records were refused, the others are committed.
     if status in {200, 422}:
         return _accepted(status, reply.body)
-    # A token may be replaced on the disk at any time, so the same batch is tried again at a steady pace.
+    # A token may be replaced on the disk at any time, so the same batch is tried again at a steady
+    # pace.
     if status in {401, 403}:
-        return Reaction("probe", f"the collector refuses this node's token ({status})", AUTH_PROBE_S)
+        return Reaction(
+            "probe", f"the collector refuses this node's token ({status})", AUTH_PROBE_S
+        )
     if status == 429 or status >= 500 or status in {408, 425}:
-        return Reaction("retry", f"status {status}", retry_after(reply.headers.get("retry-after"), now_s))
+        return Reaction(
+            "retry", f"status {status}", retry_after(reply.headers.get("retry-after"), now_s)
+        )
     return _refused(status, reply.body)
 
 
 def _refused(status: int, body: bytes) -> Reaction:
-    """A refusal is final only from a collector; from a proxy it may pass, and halves may be small enough for it."""
+    """A refusal is final only from a collector; from a proxy it may pass, and halves may be small
+    enough for it.
+    """
     answer = _collector_answer(body)
     refused = answer is not None and answer.status == "refused"
     if status == 413:
-        # Also from a proxy with a smaller limit: halves may pass, and if a single record does not, it is retried.
+        # Also from a proxy with a smaller limit: halves may pass, and if a single record does not,
+        # it is retried.
         return Reaction("split", "batch too large", None, final=refused)
     if answer is None or not refused:
         return _foreign_answer(status)
@@ -107,10 +120,15 @@ def _refused(status: int, body: bytes) -> Reaction:
 
 
 def _collector_answer(body: bytes) -> wire.Answer | None:
-    """A collector's complete answer; None for the page of a portal or a proxy, an empty or a truncated body."""
+    """A collector's complete answer; None for the page of a portal or a proxy, an empty or a
+    truncated body.
+    """
     try:
         return msgspec.json.decode(body, type=wire.Answer)
-    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors, except for too deeply nested brackets
+    except (
+        ValueError,
+        RecursionError,
+    ):  # msgspec's errors are ValueErrors, except for too deeply nested brackets
         return None
 
 
@@ -119,7 +137,9 @@ def _foreign_answer(status: int) -> Reaction:
 
 
 def _accepted(status: int, body: bytes) -> Reaction:
-    """Only a collector's complete answer ends a batch: a portal or proxy that answers 200 has committed nothing."""
+    """Only a collector's complete answer ends a batch: a portal or proxy that answers 200 has
+    committed nothing.
+    """
     answer = _collector_answer(body)
     if answer is None:
         return _foreign_answer(status)
@@ -132,7 +152,9 @@ def _accepted(status: int, body: bytes) -> Reaction:
 
 
 def retry_after(text: str | None, now_s: float) -> float | None:
-    """Seconds to wait by a Retry-After header (seconds or HTTP date), capped; None without a usable one."""
+    """Seconds to wait by a Retry-After header (seconds or HTTP date), capped; None without a usable
+    one.
+    """
     if text is None:
         return None
     if text.strip().isdecimal():
@@ -155,10 +177,16 @@ class Http:
     """A kept-alive connection to the collector. Raises SettingsError for a bad address."""
 
     def __init__(
-        self, url: str, token_file: Path | None = None, ca_file: Path | None = None, timeout_s: float = TIMEOUT_S
+        self,
+        url: str,
+        token_file: Path | None = None,
+        ca_file: Path | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         if not is_web_address(url):
-            raise SettingsError(f"collector_url: {url!r} is not http://HOST[:PORT] or https://HOST[:PORT]")
+            raise SettingsError(
+                f"collector_url: {url!r} is not http://HOST[:PORT] or https://HOST[:PORT]"
+            )
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._path = parts.path.rstrip("/") + PATH
@@ -183,9 +211,15 @@ class Http:
                 token = read_secret_file(self._token_file, log.warning)
                 if not token:
                     return Reply(
-                        None, error=f"token_file: {self._token_file} is empty; write this node's token into it"
+                        None,
+                        error=(
+                            f"token_file: {self._token_file} is empty; write this node's token"
+                            " into it"
+                        ),
                     )
-                if not (token.isascii() and token.isprintable()):  # http.client would quote it in its error
+                if not (
+                    token.isascii() and token.isprintable()
+                ):  # http.client would quote it in its error
                     return Reply(None, error=f"{self._token_file} holds more than a token")
                 headers["Authorization"] = f"Bearer {token}"
             answer = self._connection.exchange("POST", self._path, body, headers)
@@ -211,7 +245,9 @@ class Http:
 
 
 class Pusher:
-    """Delivers the batches of a spool through `post(body, sent_ms)`, at a pace that the answers set."""
+    """Delivers the batches of a spool through `post(body, sent_ms)`, at a pace that the answers
+    set.
+    """
 
     def __init__(
         self,
@@ -230,7 +266,9 @@ class Pusher:
         """Set when another pusher has taken its place: `drain` returns soon after."""
 
     def step(self) -> float | None:
-        """Send one batch, the oldest and the newest in turn; seconds to wait for the next, None if none waits."""
+        """Send one batch, the oldest and the newest in turn; seconds to wait for the next, None if
+        none waits.
+        """
         # In turn, so that dashboards are current while a backlog drains.
         self._newest_next = not self._newest_next
         return self._send("oldest" if self._newest_next else "newest")
@@ -254,7 +292,10 @@ class Pusher:
         if (
             answer.step == "dead_letter"
             or (answer.step == "split" and answer.final)
-            or (answer.step == "undecodable" and self._spool.undecodable(batch.seq) >= UNDECODABLE_TRIES)
+            or (
+                answer.step == "undecodable"
+                and self._spool.undecodable(batch.seq) >= UNDECODABLE_TRIES
+            )
         ):
             self._spool.dead_letter(batch.seq, answer.reason)
             return 0.0
@@ -271,7 +312,9 @@ class Pusher:
         return True
 
     def last(self, deadline: float) -> None:
-        """Before the agent ends, send the newest first until none waits, one is not accepted, or the time is over."""
+        """Before the agent ends, send the newest first until none waits, one is not accepted, or
+        the time is over.
+        """
         while time.monotonic() < deadline and self._send("newest") == 0.0:
             pass
 
@@ -284,10 +327,16 @@ class Pusher:
         elif self.problem not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(self.problem)
             waiting = self._spool.counts().pending
-            log.warning("delivery: %s; %d batches wait in the spool", escape_text(self.problem), waiting)
+            log.warning(
+                "delivery: %s; %d batches wait in the spool", escape_text(self.problem), waiting
+            )
 
-    def drain(self, stop: threading.Event, wake: threading.Event, moved: Callable[[], None]) -> None:
-        """The push loop: send whenever a batch waits, until `stop`; `moved` is called in each round (watchdog)."""
+    def drain(
+        self, stop: threading.Event, wake: threading.Event, moved: Callable[[], None]
+    ) -> None:
+        """The push loop: send whenever a batch waits, until `stop`; `moved` is called in each round
+        (watchdog).
+        """
         while not stop.is_set() and not self.retired:
             moved()
             try:
@@ -295,14 +344,19 @@ class Pusher:
             except Exception as error:  # a full disk or a locked file must not end delivery forever
                 self.problem, wait_s = f"{type(error).__name__}: {error}", 5.0
             if wait_s is None:
-                # Woken by each flush; the timeout only bounds how long a missed wake-up delays a batch.
+                # Woken by each flush; the timeout only bounds how long a missed wake-up delays a
+                # batch.
                 wake.wait(1.0)
                 wake.clear()
                 continue
             self._log_problem()
-            # Wait in short pieces, so that the watchdog sees progress and a stop or a reload takes effect soon.
+            # Wait in short pieces, so that the watchdog sees progress and a stop or a reload takes
+            # effect soon.
             deadline = time.monotonic() + wait_s
-            while not (stop.is_set() or self.retired) and (remaining_s := deadline - time.monotonic()) > 0:
+            while (
+                not (stop.is_set() or self.retired)
+                and (remaining_s := deadline - time.monotonic()) > 0
+            ):
                 moved()
                 stop.wait(min(remaining_s, 5.0))
 
@@ -322,16 +376,25 @@ def split_batch(batch: wire.Batch) -> list[wire.Batch] | None:
     # A single record, or holders that must stay together and nothing else: no smaller batch exists.
     if len(intervals) + rows < 2 or (cut == len(intervals) and rows == 0):
         return None
-    first = msgspec.structs.replace(batch, usage_intervals=intervals[:cut], samples=_rows(batch.samples, 0, row_cut))
+    first = msgspec.structs.replace(
+        batch, usage_intervals=intervals[:cut], samples=_rows(batch.samples, 0, row_cut)
+    )
     rest = _rows(batch.samples, row_cut, rows)
     # Counters are cumulative, so they are sent once, with the first half.
-    return [first, msgspec.structs.replace(batch, usage_intervals=intervals[cut:], samples=rest, counts=[])]
+    return [
+        first,
+        msgspec.structs.replace(batch, usage_intervals=intervals[cut:], samples=rest, counts=[]),
+    ]
 
 
 def _cut_between_holders(intervals: list[wire.WireUsageInterval]) -> int:
-    """A position near the middle where the holders of one time stay together: the collector reads them together."""
+    """A position near the middle where the holders of one time stay together: the collector reads
+    them together.
+    """
     cut = len(intervals) // 2
-    while 0 < cut < len(intervals) and _time_range(intervals[cut]) == _time_range(intervals[cut - 1]):
+    while 0 < cut < len(intervals) and _time_range(intervals[cut]) == _time_range(
+        intervals[cut - 1]
+    ):
         cut += 1
     return cut
 
@@ -346,6 +409,10 @@ def _rows(samples: wire.Samples, start: int, stop: int) -> wire.Samples:
         # Bytes are cut at a multiple of the width of a value, lists by element.
         width = 4 if column.kind == "f4" else 8
         values = column.values
-        cut = values[start * width : stop * width] if isinstance(values, bytes) else values[start:stop]
+        cut = (
+            values[start * width : stop * width]
+            if isinstance(values, bytes)
+            else values[start:stop]
+        )
         columns[name] = wire.Column(column.kind, cut)
     return wire.Samples(samples.accelerator[start:stop], samples.at_ms[start:stop], columns)

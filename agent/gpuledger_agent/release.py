@@ -1,8 +1,9 @@
-"""Release the GPUs for a while: any NVML client blocks a GPU reset, a MIG change and unloading the driver.
+"""Release the GPUs for a while: any NVML client blocks a GPU reset, a MIG change and unloading the
+driver.
 
-`gpuledger-agent release --for 10m` writes a note into the agent's state folder; the daemon closes every handle,
-confirms it in the note, and resumes by itself when the time is over or `gpuledger-agent resume` removes the note.
-Whoever may write the folder may write it.
+`gpuledger-agent release --for 10m` writes a note into the agent's state folder; the daemon closes
+every handle, confirms it in the note, and resumes by itself when the time is over or
+`gpuledger-agent resume` removes the note. Whoever may write the folder may write it.
 """
 
 from __future__ import annotations

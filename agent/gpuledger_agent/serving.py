@@ -1,11 +1,14 @@
-"""Read counters of what workloads produce: inference servers' /metrics, and files that training runs write.
+"""Read counters of what workloads produce: inference servers' /metrics, and files that training
+runs write.
 
-Imported only where it is configured. A thread of its own asks each endpoint once per slow interval, within a deadline
-and a size limit, so that a hanging server delays nothing else. A counter belongs to the workload that the setting
-names, or to the only one that holds an accelerator of this node; otherwise it is not read, and the log says so.
+Imported only where it is configured. A thread of its own asks each endpoint once per slow interval,
+within a deadline and a size limit, so that a hanging server delays nothing else. A counter belongs
+to the workload that the setting names, or to the only one that holds an accelerator of this node;
+otherwise it is not read, and the log says so.
 
 A file of `progress_dir` is named after its workload, as `4711.prom`, and has lines such as
-`gpuledger_run_steps_total 1200`; a run that cannot reach the collector writes it (to a temporary name, then renames).
+`gpuledger_run_steps_total 1200`; a run that cannot reach the collector writes it (to a temporary
+name, then renames).
 """
 
 from __future__ import annotations
@@ -34,7 +37,10 @@ MAX_PAGE_BYTES = 4 * 1024 * 1024
 MAX_SERIES = 500
 """Counters read from one page: an endpoint has several for each of its models."""
 MAX_PART_CHARACTERS = 500
-"""Labels of a series; longer ones are left out. With MAX_READINGS this keeps a batch within the collector's limits."""
+"""Labels of a series; longer ones are left out.
+
+With MAX_READINGS this keeps a batch within the collector's limits.
+"""
 MAX_READINGS = 20_000
 """Readings kept in memory while the spool cannot be written; beyond that the oldest are dropped."""
 MAX_ENDPOINTS, MAX_FILES = 64, 256
@@ -63,14 +69,18 @@ def endpoints(text: str) -> list[Endpoint]:
         if not entry:
             continue
         before, mark, after = entry.partition("=")
-        workload, url = (before.strip(), after.strip()) if mark and "://" not in before else ("", entry)
+        workload, url = (
+            (before.strip(), after.strip()) if mark and "://" not in before else ("", entry)
+        )
         shown = entry.rpartition("@")[2]  # without a password
         if not is_web_address(url):
             raise ValueError(f"{shown!r} is not [WORKLOAD=]http://HOST[:PORT][/PATH]")
         parts = urlsplit(url)
         if parts.username or parts.password:
             raise ValueError(f"{shown!r} must not hold a user name or a password")
-        result.append(Endpoint(url if parts.path not in {"", "/"} else f"{url.rstrip('/')}/metrics", workload))
+        result.append(
+            Endpoint(url if parts.path not in {"", "/"} else f"{url.rstrip('/')}/metrics", workload)
+        )
     if len(result) > MAX_ENDPOINTS:
         raise ValueError(f"has {len(result)} endpoints, {MAX_ENDPOINTS} are allowed")
     return result
@@ -79,13 +89,20 @@ def endpoints(text: str) -> list[Endpoint]:
 def find_workload(name: str, holders: Iterable[Holder]) -> Workload | str:
     """The workload of an endpoint, or a message that says why there is none."""
     workloads = {(holder.workload.kind, holder.workload.id): holder.workload for holder in holders}
-    matching = [workload for workload in workloads.values() if not name or name in {workload.id, workload.name}]
+    matching = [
+        workload
+        for workload in workloads.values()
+        if not name or name in {workload.id, workload.name}
+    ]
     if len(matching) == 1:
         return matching[0]
     named = f"named {name!r} " if name else ""
     if not matching:
         return f"no workload {named}holds an accelerator of this node now"
-    return f"{len(matching)} workloads {named}hold accelerators of this node: name one, as WORKLOAD=URL"
+    return (
+        f"{len(matching)} workloads {named}hold accelerators of this node: name one, as"
+        " WORKLOAD=URL"
+    )
 
 
 def fetch_page(url: str, clock: Callable[[], float] = time.monotonic) -> str:
@@ -107,7 +124,9 @@ class CounterReader:
 
     def start(self, interval_s: Callable[[], float]) -> None:
         """Read until the process ends, in a thread of its own."""
-        threading.Thread(target=self._forever, args=(interval_s,), name="counters", daemon=True).start()
+        threading.Thread(
+            target=self._forever, args=(interval_s,), name="counters", daemon=True
+        ).start()
 
     def _forever(self, interval_s: Callable[[], float]) -> None:
         while True:
@@ -122,11 +141,15 @@ class CounterReader:
         """Read every endpoint and file once."""
         holders = [holder for entries in self.holders().values() for holder in entries]
         for endpoint in self.endpoints:
-            self._read_source(endpoint.source, endpoint.workload, holders, partial(fetch_page, endpoint.url))
+            self._read_source(
+                endpoint.source, endpoint.workload, holders, partial(fetch_page, endpoint.url)
+            )
         files = {f"file:{path.name}": path for path in self._files()}
         # Forget problems of files that are gone, so that this map cannot grow with every run.
         self._logged = {
-            source: text for source, text in self._logged.items() if source in files or not source.startswith("file:")
+            source: text
+            for source, text in self._logged.items()
+            if source in files or not source.startswith("file:")
         }
         for source, path in files.items():
             self._read_source(source, path.stem, holders, partial(_file_text, path))
@@ -140,7 +163,9 @@ class CounterReader:
             self._log(str(self.progress_dir), f"cannot be read ({error.strerror})")
             return []
 
-    def _read_source(self, source: str, name: str, holders: Sequence[Holder], read_text: Callable[[], str]) -> None:
+    def _read_source(
+        self, source: str, name: str, holders: Sequence[Holder], read_text: Callable[[], str]
+    ) -> None:
         workload = find_workload(name, holders)
         if isinstance(workload, str):
             self._log(source, workload)
@@ -148,19 +173,30 @@ class CounterReader:
         try:
             counters, started_ms = parse(read_text())
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self._log(source, f"no counters: {getattr(error, 'strerror', None) or error or type(error).__name__}")
+            self._log(
+                source,
+                f"no counters: {getattr(error, 'strerror', None) or error or type(error).__name__}",
+            )
             return
         at_ms = self.at_ms()
         rows = [
             CounterReading(
-                workload, source, counter.counter, at_ms, counter.value, counter.part, counter.engine, started_ms
+                workload,
+                source,
+                counter.counter,
+                at_ms,
+                counter.value,
+                counter.part,
+                counter.engine,
+                started_ms,
             )
             for counter in counters[:MAX_SERIES]
             if len(counter.part) <= MAX_PART_CHARACTERS
         ]
         self._log(source, "" if rows else "no known counter on the page")
         with self._lock:
-            # The newest readings are kept: counters are cumulative, so the earlier ones matter least.
+            # The newest readings are kept: counters are cumulative, so the earlier ones matter
+            # least.
             self._read = [*self._read, *rows][-MAX_READINGS:]
 
     def _log(self, source: str, problem: str) -> None:

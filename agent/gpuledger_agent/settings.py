@@ -1,4 +1,6 @@
-"""The agent's settings: a TOML file and GPULEDGER_AGENT_* in the environment, which wins; none is needed."""
+"""The agent's settings: a TOML file and GPULEDGER_AGENT_* in the environment, which wins; none is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ _CHOICES = {
     "log_level": ("debug", "info", "warning", "error"),
     "log_format": ("plain", "json"),
 }
-_MIN_SECONDS = {"sample_interval_s": 0.1, "push_interval_s": 1.0, "slow_interval_s": 1.0, "owner_stale_s": 1.0}
+_MIN_SECONDS = {
+    "sample_interval_s": 0.1,
+    "push_interval_s": 1.0,
+    "slow_interval_s": 1.0,
+    "owner_stale_s": 1.0,
+}
 _MAX_SECONDS = 3600
 
 
@@ -42,21 +49,31 @@ class Settings:
     node: str = _setting("", "name of this node; empty: its host name")
     source: str = _setting("nvml", "nvml, exporter, dcgm, simulated or replay")
     target: str = _setting("", "address or file for the sources exporter, dcgm and replay")
-    profile: str = _setting("", "profile of the source exporter: a file or an id; empty: the one that fits the page")
+    profile: str = _setting(
+        "", "profile of the source exporter: a file or an id; empty: the one that fits the page"
+    )
     pool: str = _setting("", "pool of this node's accelerators; empty: default")
     collector_url: str = _setting("http://127.0.0.1:8440", "address of the collector", reloads=True)
     token_file: Path | None = _setting(None, "file with this node's token", reloads=True)
-    ca_file: Path | None = _setting(None, "PEM certificates to trust for the collector", reloads=True)
+    ca_file: Path | None = _setting(
+        None, "PEM certificates to trust for the collector", reloads=True
+    )
     spool_dir: Path | None = _setting(None, "folder of the spool; empty: the state folder")
     spool_bytes: int = _setting(512 * 1024 * 1024, "largest size of the spool")
     sample_interval_s: float = _setting(10.0, "seconds between samples", reloads=True)
-    slow_interval_s: float = _setting(60.0, "seconds between samples of the slow tier", reloads=True)
-    extra_tiers: str = _setting("", "metrics that cost more: gpm-opt, opt-in, or both", reloads=True)
+    slow_interval_s: float = _setting(
+        60.0, "seconds between samples of the slow tier", reloads=True
+    )
+    extra_tiers: str = _setting(
+        "", "metrics that cost more: gpm-opt, opt-in, or both", reloads=True
+    )
     push_interval_s: float = _setting(60.0, "seconds between batches", reloads=True)
     busy_threshold: float = _setting(0.01, "activity above this ratio is busy", reloads=True)
     metrics_listen: str = _setting("127.0.0.1:9440", "address of /metrics; empty: none")
     dcgm_names: str = _setting("old", "dcgm-exporter's names on /metrics: old, new or off")
-    hw_names: str = _setting("off", "OpenTelemetry's hw.* names on /metrics as well, which may still change: on or off")
+    hw_names: str = _setting(
+        "off", "OpenTelemetry's hw.* names on /metrics as well, which may still change: on or off"
+    )
     owners: str = _setting(",".join(OWNER_SOURCES), "owner sources, first match wins")
     owner_rules_file: Path | None = _setting(None, "TOML file with static owner rules")
     slurm_jobs_dir: Path | None = _setting(
@@ -66,19 +83,32 @@ class Settings:
         None, "folder of dcgm-exporter's or jobstats' files, one per GPU; empty: none"
     )
     kubelet_socket: Path | None = _setting(
-        Path("/var/lib/kubelet/pod-resources/kubelet.sock"), "the kubelet's pod-resources socket; empty: none"
+        Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+        "the kubelet's pod-resources socket; empty: none",
     )
-    kubernetes_api_url: str = _setting("", "API server to ask for pod labels; empty: that of the cluster; off: none")
-    kubernetes_account_dir: Path | None = _setting(KUBERNETES_ACCOUNT, "folder with the API server's token and ca.crt")
+    kubernetes_api_url: str = _setting(
+        "", "API server to ask for pod labels; empty: that of the cluster; off: none"
+    )
+    kubernetes_account_dir: Path | None = _setting(
+        KUBERNETES_ACCOUNT, "folder with the API server's token and ca.crt"
+    )
     pod_logs_dir: Path | None = _setting(
-        Path("/var/log/pods"), "folder whose names contain pod UIDs, for nodes without the API server"
+        Path("/var/log/pods"),
+        "folder whose names contain pod UIDs, for nodes without the API server",
     )
-    container_socket: Path | None = _setting(None, "socket of docker or podman; empty: the first of their usual ones")
+    container_socket: Path | None = _setting(
+        None, "socket of docker or podman; empty: the first of their usual ones"
+    )
     owner_stale_s: float = _setting(
-        120.0, "seconds for which known pods and containers count as holders when their source is silent"
+        120.0,
+        "seconds for which known pods and containers count as holders when their source is silent",
     )
-    serving_endpoints: str = _setting("", "[WORKLOAD=]URL of inference servers' /metrics, comma-separated; empty: none")
-    progress_dir: Path | None = _setting(None, "folder of files in which runs report steps and tokens; empty: none")
+    serving_endpoints: str = _setting(
+        "", "[WORKLOAD=]URL of inference servers' /metrics, comma-separated; empty: none"
+    )
+    progress_dir: Path | None = _setting(
+        None, "folder of files in which runs report steps and tokens; empty: none"
+    )
     seed: int = _setting(7, "seed of the simulated fleet")
     given_back_ms: int = _setting(
         0, "instant (unix ms) at which the simulated fleet releases its reservations; 0: never"
@@ -115,15 +145,22 @@ class Settings:
         try:
             return Path.home() / ".local/state/gpuledger-agent"
         except RuntimeError:  # no HOME, and a user id without a name, as in many containers
-            raise SettingsError("spool_dir: this user has no home folder, so it must be set") from None
+            raise SettingsError(
+                "spool_dir: this user has no home folder, so it must be set"
+            ) from None
 
     @property
     def agent_folder(self) -> Path:
-        """The state folder of this machine's agent, for commands run by people: that of our systemd unit if it exists.
+        """The state folder of this machine's agent, for commands run by people: that of our systemd
+        unit if it exists.
 
         Raises SettingsError when this user may not write there.
         """
-        if self.spool_dir is not None or "STATE_DIRECTORY" in os.environ or not os.path.lexists(SERVICE_STATE):
+        if (
+            self.spool_dir is not None
+            or "STATE_DIRECTORY" in os.environ
+            or not os.path.lexists(SERVICE_STATE)
+        ):
             return self.spool_folder
         if not os.access(SERVICE_STATE, os.W_OK | os.X_OK):
             raise SettingsError(f"{SERVICE_STATE} belongs to the agent's service: run this as root")
@@ -131,19 +168,26 @@ class Settings:
 
     @property
     def token_path(self) -> Path | None:
-        """The token's file: the setting, or systemd's credential `token` unless it is empty, as our units ship it."""
+        """The token's file: the setting, or systemd's credential `token` unless it is empty, as our
+        units ship it.
+        """
         if self.token_file is not None:
             return self.token_file
         credentials = os.environ.get("CREDENTIALS_DIRECTORY")
         candidate = Path(credentials) / "token" if credentials else None
-        return candidate if candidate is not None and candidate.is_file() and candidate.read_text().strip() else None
+        return (
+            candidate
+            if candidate is not None and candidate.is_file() and candidate.read_text().strip()
+            else None
+        )
 
 
 FIELDS = {entry.name: entry for entry in fields(Settings)}
 
 
 def load(config: Path | None, environment: Mapping[str, str], **options: Any) -> Settings:
-    """Settings from the file, the environment and the command line (None: not given), in ascending priority.
+    """Settings from the file, the environment and the command line (None: not given), in ascending
+    priority.
 
     Raises SettingsError with every fault.
     """
@@ -155,9 +199,14 @@ def load(config: Path | None, environment: Mapping[str, str], **options: Any) ->
         try:
             values[setting.name] = _convert(kind, setting.value)
         except (TypeError, ValueError, RuntimeError):  # RuntimeError: a ~user that does not exist
-            faults.append(f"{setting.place}: {setting.value!r} is not a {kind.partition(' ')[0].lower()}")
-    settings = Settings(**values | {name: value for name, value in options.items() if value is not None})
-    # Only complete settings are checked against each other: a fault above would cause misleading ones here.
+            faults.append(
+                f"{setting.place}: {setting.value!r} is not a {kind.partition(' ')[0].lower()}"
+            )
+    settings = Settings(
+        **values | {name: value for name, value in options.items() if value is not None}
+    )
+    # Only complete settings are checked against each other: a fault above would cause misleading
+    # ones here.
     faults = faults or check(settings)
     if faults:
         raise SettingsError("; ".join(faults))
@@ -172,7 +221,9 @@ def _convert(kind: str, value: object) -> object:
     if not isinstance(value, str):
         raise TypeError(value)
     if kind.startswith("Path"):
-        return Path(value).expanduser() if value else None  # Path("") would be the working directory
+        return (
+            Path(value).expanduser() if value else None
+        )  # Path("") would be the working directory
     return value
 
 
@@ -200,7 +251,8 @@ def check(settings: Settings) -> list[str]:
     unknown = set(settings.owner_sources) - {*OWNER_SOURCES, "exporter", "dcgm", "simulated"}
     faults += [f"owners: {name!r} is not an owner source" for name in sorted(unknown)]
     faults += [
-        f"extra_tiers: {name!r} is not gpm-opt or opt-in" for name in set(settings.extra) - {"gpm-opt", "opt-in"}
+        f"extra_tiers: {name!r} is not gpm-opt or opt-in"
+        for name in set(settings.extra) - {"gpm-opt", "opt-in"}
     ]
     return faults
 
@@ -208,14 +260,21 @@ def check(settings: Settings) -> list[str]:
 def _check_addresses(settings: Settings) -> list[str]:
     faults = []
     if "@" in settings.collector_url:  # not repeated in the message: it may be a password
-        faults.append("collector_url: must not hold a user name or a password; a token goes into token_file")
+        faults.append(
+            "collector_url: must not hold a user name or a password; a token goes into token_file"
+        )
     elif not is_web_address(settings.collector_url):
-        faults.append(f"collector_url: {settings.collector_url!r} is not http://HOST[:PORT] or https://HOST[:PORT]")
+        faults.append(
+            f"collector_url: {settings.collector_url!r} is not http://HOST[:PORT] or"
+            " https://HOST[:PORT]"
+        )
     api = settings.kubernetes_api_url
     if api not in {"", "off"} and not (api.startswith("https://") and is_web_address(api)):
         faults.append(f"kubernetes_api_url: {api!r} is not https://HOST[:PORT] or off")
     if settings.serving_endpoints:
-        from gpuledger_agent.serving import endpoints  # imported only here: most agents must not pay its memory
+        from gpuledger_agent.serving import (
+            endpoints,
+        )  # imported only here: most agents must not pay its memory
 
         try:
             endpoints(settings.serving_endpoints)
@@ -223,7 +282,10 @@ def _check_addresses(settings: Settings) -> list[str]:
             faults.append(f"serving_endpoints: {error}")
     port = settings.metrics_listen.rpartition(":")[2]
     if settings.metrics_listen and not (port.isdecimal() and int(port) <= MAX_PORT):
-        faults.append(f"metrics_listen: {settings.metrics_listen!r} is not ADDRESS:PORT, such as 127.0.0.1:9440")
+        faults.append(
+            f"metrics_listen: {settings.metrics_listen!r} is not ADDRESS:PORT, such as"
+            " 127.0.0.1:9440"
+        )
     return faults
 
 

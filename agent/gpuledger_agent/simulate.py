@@ -1,4 +1,6 @@
-"""Replay a simulated fleet, or saved pages of exporters, in virtual time: the real sampler, meter, spool and push."""
+"""Replay a simulated fleet, or saved pages of exporters, in virtual time: the real sampler, meter,
+spool and push.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from gpuledger_common.settings import SettingsError
 SimulatedNode = tuple[Source, Sequence[OwnerSource]]
 """A source and who knows the holders of its accelerators."""
 FLUSH_TICKS = 288
-"""Rounds of samples in a batch, a day at five minutes: each batch costs the collector a transaction."""
+"""Rounds of samples in a batch, a day at five minutes: each batch costs the collector a
+transaction.
+"""
 PATIENCE_S = 30.0
 """How long the collector may refuse batches before the simulation gives up."""
 
@@ -42,7 +46,9 @@ def instant_ms(text: str | None, name: str) -> int:
     try:
         at = datetime.fromisoformat(text or "")
     except ValueError:
-        raise SettingsError(f"{name}: {text!r} is not an instant such as 2026-10-31T12:00:00Z") from None
+        raise SettingsError(
+            f"{name}: {text!r} is not an instant such as 2026-10-31T12:00:00Z"
+        ) from None
     if at.tzinfo is None:
         raise SettingsError(f"{name}: {text!r} has no zone")
     return round(at.timestamp() * 1000)
@@ -58,9 +64,14 @@ def duration_ms(text: str, option: str = "--step", max_ms: int = HOUR_MS) -> int
 
 
 def chosen_nodes(fleet: Fleet, only: str, without: str) -> list[str]:
-    """Names of the nodes to simulate. Raises SettingsError for a name that the fleet does not have."""
+    """Names of the nodes to simulate.
+
+    Raises SettingsError for a name that the fleet does not have.
+    """
     names = [node.name for node in fleet.nodes]
-    wanted, unwanted = ([name.strip() for name in text.split(",") if name.strip()] for text in (only, without))
+    wanted, unwanted = (
+        [name.strip() for name in text.split(",") if name.strip()] for text in (only, without)
+    )
     for name in (*wanted, *unwanted):
         if name not in names:
             raise SettingsError(f"{name!r} is not a node of the fleet; it has {', '.join(names)}")
@@ -71,7 +82,9 @@ def incidents(settings: Settings, start: str | None, end: str | None) -> str:
     """The incidents of the fleet between two instants, a line each."""
     fleet = Fleet(settings.seed, settings.given_back_ms)
     entries = fleet.incidents(instant_ms(start, "--from"), instant_ms(end, "--to"))
-    lines = [f"{minute_text(begin)} to {minute_text(until)}  {text}" for begin, until, text in entries]
+    lines = [
+        f"{minute_text(begin)} to {minute_text(until)}  {text}" for begin, until, text in entries
+    ]
     return "\n".join(lines or ["nothing out of the ordinary"])
 
 
@@ -91,7 +104,11 @@ def simulate(
     without: str = "",
 ) -> None:
     """Simulate nodes of the fleet from start to end, with progress on a terminal."""
-    start_ms, end_ms, every_ms = instant_ms(start, "--from"), instant_ms(end, "--to"), duration_ms(step)
+    start_ms, end_ms, every_ms = (
+        instant_ms(start, "--from"),
+        instant_ms(end, "--to"),
+        duration_ms(step),
+    )
     if end_ms <= start_ms:
         raise SettingsError("--to: must come after --from")
     fleet = Fleet(settings.seed, settings.given_back_ms)
@@ -105,26 +122,42 @@ def simulate(
             batches += simulate_node(settings, fleet, name, period, http, Path(folder) / name)
     show_progress(len(names), len(names), "")
     gpus = sum(len(node.accelerators) for node in fleet.nodes if node.name in names)
-    sys.stdout.write(f"{plural(len(names), 'node')}, {plural(gpus, 'accelerator')}, batches acknowledged: {batches}\n")
+    sys.stdout.write(
+        f"{plural(len(names), 'node')}, {plural(gpus, 'accelerator')}, batches acknowledged:"
+        f" {batches}\n"
+    )
 
 
 def show_progress(done: int, total: int, name: str) -> None:
     """Redraw the progress line, on a terminal only."""
     if sys.stderr.isatty():
         bar = "#" * (30 * done // total)
-        sys.stderr.write(f"\r  [{bar:30}] {done}/{total} nodes {name:16}" + ("\n" if done == total else ""))
+        sys.stderr.write(
+            f"\r  [{bar:30}] {done}/{total} nodes {name:16}" + ("\n" if done == total else "")
+        )
         sys.stderr.flush()
 
 
-def replay_pages(settings: Settings, start: str | None, end: str | None, step: str, collector: str, pages: str) -> None:
-    """Replay saved pages of exporters: each folder of `pages` is a node, each page in it holds for an hour, in a loop.
+def replay_pages(
+    settings: Settings, start: str | None, end: str | None, step: str, collector: str, pages: str
+) -> None:
+    """Replay saved pages of exporters: each folder of `pages` is a node, each page in it holds for
+    an hour, in a loop.
 
     Raises SettingsError for a folder without pages.
     """
-    start_ms, end_ms, every_ms = instant_ms(start, "--from"), instant_ms(end, "--to"), duration_ms(step)
+    start_ms, end_ms, every_ms = (
+        instant_ms(start, "--from"),
+        instant_ms(end, "--to"),
+        duration_ms(step),
+    )
     if end_ms <= start_ms:
         raise SettingsError("--to: must come after --from")
-    nodes = {folder.name: sorted(folder.glob("*.prom")) for folder in sorted(Path(pages).glob("*")) if folder.is_dir()}
+    nodes = {
+        folder.name: sorted(folder.glob("*.prom"))
+        for folder in sorted(Path(pages).glob("*"))
+        if folder.is_dir()
+    }
     if not nodes or not all(nodes.values()):
         raise SettingsError(f"--pages: {pages} has no folders NODE/*.prom")
     http = Http(collector, settings.token_path, settings.ca_file)
@@ -143,7 +176,9 @@ def replay_pages(settings: Settings, start: str | None, end: str | None, step: s
     sys.stdout.write(f"{plural(len(nodes), 'node')}, batches acknowledged: {batches}\n")
 
 
-def page_source(settings: Settings, name: str, texts: Sequence[str], now_ms: Callable[[], int]) -> SimulatedNode:
+def page_source(
+    settings: Settings, name: str, texts: Sequence[str], now_ms: Callable[[], int]
+) -> SimulatedNode:
     """A source of these pages, by the hour, and who holds its accelerators."""
     source = ExporterSource(
         name,
@@ -156,7 +191,12 @@ def page_source(settings: Settings, name: str, texts: Sequence[str], now_ms: Cal
 
 
 def simulate_node(
-    settings: Settings, fleet: Fleet, name: str, period: tuple[int, int, int], http: Http, folder: Path
+    settings: Settings,
+    fleet: Fleet,
+    name: str,
+    period: tuple[int, int, int],
+    http: Http,
+    folder: Path,
 ) -> int:
     """Simulate one node of the fleet; returns the number of acknowledged batches."""
 
@@ -175,18 +215,24 @@ def run_node(
     http: Http,
     folder: Path,
 ) -> int:
-    """Run one node for a period (start, end, step in ms); returns the number of acknowledged batches."""
+    """Run one node for a period (start, end, step in ms); returns the number of acknowledged
+    batches.
+    """
     at_ms, end_ms, every_ms = period
     source, owners = make_source(lambda: at_ms)
     spool = Spool(folder, settings.spool_bytes, at_ms, free_floor=0)
-    sampler = Sampler(name, settings.pool, source, owners, Meter(3 * every_ms, settings.busy_threshold))
+    sampler = Sampler(
+        name, settings.pool, source, owners, Meter(3 * every_ms, settings.busy_threshold)
+    )
     sampler.attached(source.open())
     pusher = Pusher(spool, http.post, lambda: at_ms)
     next_flush = at_ms + FLUSH_TICKS * every_ms
     while at_ms <= end_ms:
         # Slow metrics once an hour: a month of them takes seconds, not minutes.
         due = at_ms % HOUR_MS < every_ms
-        sampler.tick(lambda monotonic_ns: monotonic_ns // 1_000_000, ("fast", "slow") if due else ("fast",))
+        sampler.tick(
+            lambda monotonic_ns: monotonic_ns // 1_000_000, ("fast", "slow") if due else ("fast",)
+        )
         if at_ms >= next_flush:
             next_flush += FLUSH_TICKS * every_ms
             sampler.flush(spool, at_ms)
@@ -198,13 +244,22 @@ def run_node(
     dead_letters = spool.dead_letters()
     spool.close()
     if counts.pending or counts.dead or dead_letters:
-        why = f"; the first refused record: {dead_letters[0][1]}, {dead_letters[0][2]}" if dead_letters else ""
-        raise SourceUnavailable(f"{counts.pending} batches of {name} wait, {counts.dead} were refused{why}")
+        why = (
+            f"; the first refused record: {dead_letters[0][1]}, {dead_letters[0][2]}"
+            if dead_letters
+            else ""
+        )
+        raise SourceUnavailable(
+            f"{counts.pending} batches of {name} wait, {counts.dead} were refused{why}"
+        )
     return counts.acked
 
 
 def drain(pusher: Pusher) -> None:
-    """Send everything, at the pace that the collector allows. Raises SourceUnavailable when it stays unavailable."""
+    """Send everything, at the pace that the collector allows.
+
+    Raises SourceUnavailable when it stays unavailable.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while (wait_s := pusher.step()) is not None:
         if wait_s > 0:

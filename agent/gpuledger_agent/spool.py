@@ -1,16 +1,18 @@
 """The spool: batches on the node's disk until the collector has committed them.
 
-It is SQLite in WAL mode with synchronous=FULL. Numbering, storing and counting are one transaction, so that after a
-crash at any point `produced = acked + pending + dropped + dead` holds. A spool file has its own epoch; a damaged one is
-quarantined and a new epoch begins, so that sampling never waits for a repair. Damage that SQLite does not see is
-detected too: the numbers must add up when the file is opened, and before a batch is sent its SHA-256 must be the stored
-one; else it becomes a dead letter, never a wrong bill.
+It is SQLite in WAL mode with synchronous=FULL. Numbering, storing and counting are one transaction,
+so that after a crash at any point `produced = acked + pending + dropped + dead` holds. A spool file
+has its own epoch; a damaged one is quarantined and a new epoch begins, so that sampling never waits
+for a repair. Damage that SQLite does not see is detected too: the numbers must add up when the file
+is opened, and before a batch is sent its SHA-256 must be the stored one; else it becomes a dead
+letter, never a wrong bill.
 
-The file is bounded. When it is full, batches with readings only are dropped first, oldest first; batches with usage
-intervals, which are billed, only when there is nothing else. Each loss is recorded with its range and reason, and
-counted by its records. To allow this choice, the sampler puts readings and usage intervals into separate batches as
-soon as batches pile up (`downsampling`). Waiting batches are never re-encoded: the collector may have committed the
-bytes under this number already, its answer lost.
+The file is bounded. When it is full, batches with readings only are dropped first, oldest first;
+batches with usage intervals, which are billed, only when there is nothing else. Each loss is
+recorded with its range and reason, and counted by its records. To allow this choice, the sampler
+puts readings and usage intervals into separate batches as soon as batches pile up (`downsampling`).
+Waiting batches are never re-encoded: the collector may have committed the bytes under this number
+already, its answer lost.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from gpuledger_common.readings import AgentError
 PAGE_BYTES = 4096
 DEAD_LETTERS_KEPT = 1000
 LOCK_WAIT_S = 10.0
-"""How long another program (a backup, a person with sqlite3) may lock the file before an error is reported."""
+"""How long another program (a backup, a person with sqlite3) may lock the file before an error is
+reported.
+"""
 MAX_QUARANTINED = 2
 """Damaged spools kept for inspection; older ones are removed."""
 FREE_FLOOR_BYTES = 256 * 1024 * 1024
@@ -76,7 +80,9 @@ Encode = Callable[[str, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class BatchContents:
-    """Numbers of records in a batch; `downsampled` are readings that were left out of it to save space."""
+    """Numbers of records in a batch; `downsampled` are readings that were left out of it to save
+    space.
+    """
 
     usage_intervals: int = 0
     readings: int = 0
@@ -141,7 +147,9 @@ def uuid7(at_ms: int, random: bytes) -> str:
 class Spool:
     """One spool file. Methods may be called from several threads."""
 
-    def __init__(self, folder: Path, max_bytes: int, now_ms: int, free_floor: int = FREE_FLOOR_BYTES) -> None:
+    def __init__(
+        self, folder: Path, max_bytes: int, now_ms: int, free_floor: int = FREE_FLOOR_BYTES
+    ) -> None:
         self.path = folder / "spool.sqlite"
         self._max_bytes, self._free_floor = max_bytes, free_floor
         # Reentrant: methods that hold a transaction call others that read.
@@ -150,7 +158,9 @@ class Spool:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            raise SpoolUnavailable(f"the spool folder {folder} cannot be created: {error.strerror}") from error
+            raise SpoolUnavailable(
+                f"the spool folder {folder} cannot be created: {error.strerror}"
+            ) from error
         try:
             self._db = self._open_or_replace(folder, now_ms)
         except sqlite3.OperationalError as error:
@@ -159,14 +169,22 @@ class Spool:
         self.epoch = str(self._value("SELECT value FROM meta WHERE name = 'epoch'"))
 
     def _open_or_replace(self, folder: Path, now_ms: int) -> sqlite3.Connection:
-        """Open the file, or a new one if it is damaged. Locked, unwritable or on a full disk, it is not damaged."""
+        """Open the file, or a new one if it is damaged.
+
+        Locked, unwritable or on a full disk, it is not damaged.
+        """
         try:
             return self._open(now_ms)
         except sqlite3.OperationalError as error:
             # The lower byte is the primary result code; the others only refine it.
             code = error.sqlite_errorcode & 0xFF
-            # SQLITE_ERROR: a foreign table in place of ours. Read-only though writable: a flipped byte in the header.
-            flipped = code == sqlite3.SQLITE_READONLY and os.access(self.path, os.W_OK) and os.access(folder, os.W_OK)
+            # SQLITE_ERROR: a foreign table in place of ours. Read-only though writable: a flipped
+            # byte in the header.
+            flipped = (
+                code == sqlite3.SQLITE_READONLY
+                and os.access(self.path, os.W_OK)
+                and os.access(folder, os.W_OK)
+            )
             if code != sqlite3.SQLITE_ERROR and not flipped:
                 raise
         except sqlite3.DatabaseError:
@@ -174,32 +192,41 @@ class Spool:
         return self._replace(folder, now_ms)
 
     def _open(self, now_ms: int) -> sqlite3.Connection:
-        # isolation_level=None: transactions begin where `_transaction` says so, not implicitly before a write.
-        database = sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
-        database.text_factory = lambda value: value.decode(errors="replace")  # a flipped bit must not raise
+        # isolation_level=None: transactions begin where `_transaction` says so, not implicitly
+        # before a write.
+        database = sqlite3.connect(
+            self.path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False
+        )
+        database.text_factory = lambda value: value.decode(
+            errors="replace"
+        )  # a flipped bit must not raise
         try:
-            # quick_check leaves out the comparison of indexes with their tables, which takes far longer on a full
-            # spool.
+            # quick_check leaves out the comparison of indexes with their tables, which takes far
+            # longer on a full spool.
             verdict = database.execute("PRAGMA quick_check(1)").fetchone()
             if verdict is None or verdict[0] != "ok":
                 raise sqlite3.DatabaseError(f"quick_check: {verdict}")
             # auto_vacuum takes effect only before the first table is created.
             database.execute("PRAGMA auto_vacuum = INCREMENTAL")
             database.execute("PRAGMA journal_mode = WAL")
-            # In WAL mode only FULL syncs the log at each commit; with NORMAL a power failure could undo the last
-            # batches.
+            # In WAL mode only FULL syncs the log at each commit; with NORMAL a power failure could
+            # undo the last batches.
             database.execute("PRAGMA synchronous = FULL")
-            # SQLite enforces the bound itself: a write beyond it fails with SQLITE_FULL and is rolled back.
+            # SQLite enforces the bound itself: a write beyond it fails with SQLITE_FULL and is
+            # rolled back.
             database.execute(f"PRAGMA max_page_count = {max(64, self._max_bytes // PAGE_BYTES)}")
             database.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
-            # The write-ahead log is a file besides the bounded one: after a checkpoint it is truncated to this size.
+            # The write-ahead log is a file besides the bounded one: after a checkpoint it is
+            # truncated to this size.
             database.execute(f"PRAGMA journal_size_limit = {LOG_PAGES * PAGE_BYTES}")
             database.executescript(_SCHEMA)
             with database:
                 database.execute("BEGIN IMMEDIATE")
                 fresh = uuid7(now_ms, os.urandom(10))
                 database.execute("INSERT OR IGNORE INTO meta VALUES ('epoch', ?)", (fresh,))
-                database.executemany("INSERT OR IGNORE INTO counter VALUES (?, 0)", [(name,) for name in _COUNTERS])
+                database.executemany(
+                    "INSERT OR IGNORE INTO counter VALUES (?, 0)", [(name,) for name in _COUNTERS]
+                )
             _check_rows(database)
         except UnicodeDecodeError as error:  # sqlite3 quotes a flipped name in its message
             database.close()
@@ -213,7 +240,8 @@ class Spool:
         """Move a damaged file into quarantine and begin a new epoch."""
         quarantine = folder / "quarantine"
         quarantine.mkdir(exist_ok=True)
-        # Names contain the time, so they sort by age; one place is kept for the file that is moved now.
+        # Names contain the time, so they sort by age; one place is kept for the file that is moved
+        # now.
         for old in sorted(quarantine.glob("spool-*.sqlite"))[: 1 - MAX_QUARANTINED]:
             for path in quarantine.glob(f"{old.name}*"):
                 path.unlink()
@@ -229,7 +257,8 @@ class Spool:
     def _transaction(self) -> Iterator[None]:
         # `with self._db` commits at the end, or rolls back when the block raises.
         with self._lock, self._db:
-            # IMMEDIATE takes the write lock now: a later upgrade from a read lock could fail as busy.
+            # IMMEDIATE takes the write lock now: a later upgrade from a read lock could fail as
+            # busy.
             self._db.execute("BEGIN IMMEDIATE")
             yield
 
@@ -247,13 +276,14 @@ class Spool:
     def add(self, encode: Encode, now_ms: int, contents: BatchContents = EMPTY) -> int:
         """Number and store one batch; returns its sequence number.
 
-        When the file has reached its bound, waiting batches are dropped and counted until the new one fits, readings
-        before usage intervals; if nothing is left to drop, the new batch itself is the loss. When the disk is full,
-        only batches of readings are dropped: it may have space later, and until then intervals wait in memory. Raises
-        DiskNearlyFull in that case, and sqlite3.Error when nothing can be written.
+        When the file has reached its bound, waiting batches are dropped and counted until the new
+        one fits, readings before usage intervals; if nothing is left to drop, the new batch itself
+        is the loss. When the disk is full, only batches of readings are dropped: it may have space
+        later, and until then intervals wait in memory. Raises DiskNearlyFull in that case, and
+        sqlite3.Error when nothing can be written.
         """
-        # Each round either stores the batch, makes room for another try, or gives up with an exception or a recorded
-        # loss.
+        # Each round either stores the batch, makes room for another try, or gives up with an
+        # exception or a recorded loss.
         while True:
             try:
                 return self._add(encode, now_ms, contents)
@@ -261,12 +291,14 @@ class Spool:
                 if not self._drop_oldest(now_ms, "disk nearly full", only_readings=True):
                     raise
             except sqlite3.OperationalError as error:
-                # SQLITE_FULL has two causes: the bound of the file (`max_page_count`), or no space left on the
-                # filesystem.
+                # SQLITE_FULL has two causes: the bound of the file (`max_page_count`), or no space
+                # left on the filesystem.
                 if not _is_full(error):
                     raise
                 at_bound = self.fill() > BOUND_REACHED
-                if self._drop_oldest(now_ms, "spool full" if at_bound else "disk full", only_readings=True):
+                if self._drop_oldest(
+                    now_ms, "spool full" if at_bound else "disk full", only_readings=True
+                ):
                     continue
                 if not at_bound:
                     raise
@@ -276,16 +308,22 @@ class Spool:
 
     def _add(self, encode: Encode, now_ms: int, contents: BatchContents) -> int:
         with self._transaction():
-            # Number, body and counter are one transaction: a crash leaves neither a gap nor a number that is used
-            # twice.
+            # Number, body and counter are one transaction: a crash leaves neither a gap nor a
+            # number that is used twice.
             seq = self._next_seq()
             body = encode(self.epoch, seq)
-            if len(body) > self._max_bytes // 2:  # it would displace all others, and might not fit even then
+            if (
+                len(body) > self._max_bytes // 2
+            ):  # it would displace all others, and might not fit even then
                 return self._lose_new("larger than half the spool", now_ms, contents)
             free = shutil.disk_usage(self.path.parent).free
             # A batch that fits into free pages of the file takes nothing from the disk.
             grows = self._int("PRAGMA freelist_count") * PAGE_BYTES < len(body) + PAGE_BYTES
-            if grows and free < self._free_floor and self._int("PRAGMA page_count") * PAGE_BYTES > SMALL_BYTES:
+            if (
+                grows
+                and free < self._free_floor
+                and self._int("PRAGMA page_count") * PAGE_BYTES > SMALL_BYTES
+            ):
                 raise DiskNearlyFull("the disk is nearly full")
             self._insert(seq, now_ms, body, contents)
             self._count("readings_downsampled", contents.downsampled)
@@ -296,8 +334,16 @@ class Spool:
 
     def _insert(self, seq: int, now_ms: int, body: bytes, contents: BatchContents) -> None:
         self._db.execute(
-            "INSERT INTO batch (seq, created_ms, sha256, body, usage_intervals, readings) VALUES (?, ?, ?, ?, ?, ?)",
-            (seq, now_ms, hashlib.sha256(body).digest(), body, contents.usage_intervals, contents.readings),
+            "INSERT INTO batch (seq, created_ms, sha256, body, usage_intervals, readings) VALUES"
+            " (?, ?, ?, ?, ?, ?)",
+            (
+                seq,
+                now_ms,
+                hashlib.sha256(body).digest(),
+                body,
+                contents.usage_intervals,
+                contents.readings,
+            ),
         )
         self._count("produced", 1)
 
@@ -315,16 +361,19 @@ class Spool:
     def _drop_oldest(self, now_ms: int, reason: str, only_readings: bool = False) -> bool:
         """Drop the oldest eighth of the waiting batches (at least one) and record it as one loss.
 
-        `only_readings` keeps batches with usage intervals. Returns False when there was nothing to drop.
+        `only_readings` keeps batches with usage intervals. Returns False when there was nothing to
+        drop.
         """
         droppable = "usage_intervals = 0" if only_readings else "1"
         with self._transaction():
             waiting = self._int(f"SELECT count(*) FROM batch WHERE {droppable}")
             if not waiting:
                 return False
-            # An eighth at a time: dropping batch by batch would repeat the failing write for each of them.
+            # An eighth at a time: dropping batch by batch would repeat the failing write for each
+            # of them.
             last = self._int(
-                f"SELECT seq FROM batch WHERE {droppable} ORDER BY seq LIMIT 1 OFFSET ?", max(1, waiting // 8) - 1
+                f"SELECT seq FROM batch WHERE {droppable} ORDER BY seq LIMIT 1 OFFSET ?",
+                max(1, waiting // 8) - 1,
             )
             chosen = f"FROM batch WHERE {droppable} AND seq <= ?"
             ((first, count, usage_intervals, readings),) = self._rows(
@@ -336,8 +385,13 @@ class Spool:
             self._db.execute("PRAGMA incremental_vacuum")
         return True
 
-    def _lose(self, first: int, last: int, batches: int, reason: str, now_ms: int, contents: BatchContents) -> None:
-        """Record the loss of `batches` numbers from `first` to `last`. Call it within a transaction."""
+    def _lose(
+        self, first: int, last: int, batches: int, reason: str, now_ms: int, contents: BatchContents
+    ) -> None:
+        """Record the loss of `batches` numbers from `first` to `last`.
+
+        Call it within a transaction.
+        """
         self._count("dropped", batches)
         self._count("usage_intervals_dropped", contents.usage_intervals)
         self._count("readings_dropped", contents.readings)
@@ -347,11 +401,16 @@ class Spool:
         )
 
     def next(self, lane: Literal["oldest", "newest"]) -> SpooledBatch | None:
-        """The oldest or the newest waiting batch, None without one. A damaged one becomes a dead letter instead."""
+        """The oldest or the newest waiting batch, None without one.
+
+        A damaged one becomes a dead letter instead.
+        """
         order = "ASC" if lane == "oldest" else "DESC"
-        # A damaged batch becomes a dead letter, which removes it: the next round sees the next batch.
+        # A damaged batch becomes a dead letter, which removes it: the next round sees the next
+        # batch.
         while rows := self._rows(
-            f"SELECT seq, created_ms, body, undecodable, sha256 FROM batch ORDER BY seq {order} LIMIT 1"
+            f"SELECT seq, created_ms, body, undecodable, sha256 FROM batch ORDER BY seq {order}"
+            " LIMIT 1"
         ):
             *columns, sha256 = rows[0]
             batch = SpooledBatch(*columns)
@@ -361,9 +420,12 @@ class Spool:
         return None
 
     def acknowledge(self, seq: int, rejected: tuple[tuple[str, str], ...] = ()) -> None:
-        """Remove a batch that the collector has committed; its refused records become dead letters with reasons."""
+        """Remove a batch that the collector has committed; its refused records become dead letters
+        with reasons.
+        """
         with self._transaction():
-            # A batch may be acknowledged twice (a request in flight while the agent stops), but is counted once.
+            # A batch may be acknowledged twice (a request in flight while the agent stops), but is
+            # counted once.
             if self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,)).rowcount:
                 self._count("acked", 1)
             self._db.executemany(
@@ -373,16 +435,19 @@ class Spool:
             self._limit_dead_letters()
 
     def dead_letter(self, seq: int, reason: str) -> None:
-        """Turn a batch that can never be delivered into a dead letter, with its bytes for inspection.
+        """Turn a batch that can never be delivered into a dead letter, with its bytes for
+        inspection.
 
-        Only the latest dead letters keep their bytes, up to an eighth of the spool, so that refusals do not displace
-        waiting batches.
+        Only the latest dead letters keep their bytes, up to an eighth of the spool, so that
+        refusals do not displace waiting batches.
         """
         with self._transaction():
             body = self._value("SELECT body FROM batch WHERE seq = ?", seq)
             if not isinstance(body, bytes):
                 return
-            self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,))  # first, so that its pages serve the copy
+            self._db.execute(
+                "DELETE FROM batch WHERE seq = ?", (seq,)
+            )  # first, so that its pages serve the copy
             room = self._max_bytes // 8 - len(body)
             self._clear_dead_letter_bodies(room)
             self._db.execute(
@@ -393,14 +458,20 @@ class Spool:
             self._limit_dead_letters()
 
     def _clear_dead_letter_bodies(self, room: int) -> None:
-        """Clear the bytes, not the reasons, of the oldest dead letters until the others fit into `room` bytes."""
-        for identity, size in self._rows("SELECT id, length(body) FROM dead WHERE body IS NOT NULL ORDER BY id DESC"):
+        """Clear the bytes, not the reasons, of the oldest dead letters until the others fit into
+        `room` bytes.
+        """
+        for identity, size in self._rows(
+            "SELECT id, length(body) FROM dead WHERE body IS NOT NULL ORDER BY id DESC"
+        ):
             room -= size
             if room < 0:
                 self._db.execute("UPDATE dead SET body = NULL WHERE id = ?", (identity,))
 
     def _limit_dead_letters(self) -> None:
-        self._db.execute("DELETE FROM dead WHERE id <= (SELECT max(id) FROM dead) - ?", (DEAD_LETTERS_KEPT,))
+        self._db.execute(
+            "DELETE FROM dead WHERE id <= (SELECT max(id) FROM dead) - ?", (DEAD_LETTERS_KEPT,)
+        )
 
     def undecodable(self, seq: int) -> int:
         """Count a refusal to decode the batch; returns how many there were."""
@@ -413,8 +484,8 @@ class Spool:
         with self._transaction():
             if not self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,)).rowcount:
                 return
-            # A number stands for the same bytes forever (the collector refuses others as a conflict), so halves get new
-            # numbers.
+            # A number stands for the same bytes forever (the collector refuses others as a
+            # conflict), so halves get new numbers.
             for encode, contents in halves:
                 number = self._next_seq()
                 self._insert(number, now_ms, encode(self.epoch, number), contents)
@@ -423,14 +494,23 @@ class Spool:
 
     def counts(self) -> BatchCounts:
         """The conservation numbers, read at one instant."""
-        # One statement, hence one snapshot: read one by one, the numbers would not add up while another thread writes.
-        rows = dict(self._rows("SELECT name, value FROM counter UNION ALL SELECT 'pending', count(*) FROM batch"))
-        return BatchCounts(rows["produced"], rows["acked"], rows["pending"], rows["dropped"], rows["dead"])
+        # One statement, hence one snapshot: read one by one, the numbers would not add up while
+        # another thread writes.
+        rows = dict(
+            self._rows(
+                "SELECT name, value FROM counter UNION ALL SELECT 'pending', count(*) FROM batch"
+            )
+        )
+        return BatchCounts(
+            rows["produced"], rows["acked"], rows["pending"], rows["dropped"], rows["dead"]
+        )
 
     def lost(self) -> RecordLosses:
         """Numbers of records lost in this epoch."""
         rows = dict(self._rows("SELECT name, value FROM counter"))
-        return RecordLosses(rows["usage_intervals_dropped"], rows["readings_dropped"], rows["readings_downsampled"])
+        return RecordLosses(
+            rows["usage_intervals_dropped"], rows["readings_dropped"], rows["readings_downsampled"]
+        )
 
     def fill(self) -> float:
         """The fill level, 0 to 1: pages in use divided by the most that the file may have."""
@@ -453,7 +533,9 @@ class Spool:
         return self._rows("SELECT seq, record, reason FROM dead ORDER BY id")
 
     def renew(self, now_ms: int) -> None:
-        """Reopen the file after it was found damaged while in use; if it cannot be repaired, it is quarantined."""
+        """Reopen the file after it was found damaged while in use; if it cannot be repaired, it is
+        quarantined.
+        """
         with self._lock:
             self.quarantined = None
             self._db.close()
@@ -466,34 +548,50 @@ class Spool:
 
 
 def _check_rows(database: sqlite3.Connection) -> None:
-    """Raise sqlite3.DatabaseError when readable rows cannot be ours, as after a bit flip inside a value."""
-    # Compare with the schema as this SQLite version writes it, instead of with a copy of its output.
+    """Raise sqlite3.DatabaseError when readable rows cannot be ours, as after a bit flip inside a
+    value.
+    """
+    # Compare with the schema as this SQLite version writes it, instead of with a copy of its
+    # output.
     with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
         fresh.executescript(_SCHEMA)
         if _columns(database) != _columns(fresh):
             raise sqlite3.DatabaseError("unexpected columns")
     counters = dict(database.execute("SELECT name, value FROM counter"))
     ((pending, highest, mistyped),) = database.execute(
-        "SELECT count(*), coalesce(max(seq), 0), coalesce(sum(typeof(created_ms) <> 'integer' OR typeof(body) <> 'blob'"
-        " OR typeof(undecodable) <> 'integer' OR typeof(usage_intervals) <> 'integer'"
-        " OR typeof(readings) <> 'integer'), 0) FROM batch"
+        "SELECT count(*), coalesce(max(seq), 0), coalesce(sum(typeof(created_ms) <> 'integer' OR"
+        " typeof(body) <> 'blob' OR typeof(undecodable) <> 'integer' OR typeof(usage_intervals) <>"
+        " 'integer' OR typeof(readings) <> 'integer'), 0) FROM batch"
     )
     numbers = [counters.get(name) for name in _COUNTERS]
-    by_key = [database.execute("SELECT value FROM counter WHERE name = ?", (name,)).fetchone() for name in _COUNTERS]
-    if by_key != [(number,) for number in numbers]:  # keys out of order, which quick_check does not detect
+    by_key = [
+        database.execute("SELECT value FROM counter WHERE name = ?", (name,)).fetchone()
+        for name in _COUNTERS
+    ]
+    if by_key != [
+        (number,) for number in numbers
+    ]:  # keys out of order, which quick_check does not detect
         raise sqlite3.DatabaseError("counters that are not found by their names")
     if mistyped or not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise sqlite3.DatabaseError("values of other types than were written")
-    counts = BatchCounts(counters["produced"], counters["acked"], pending, counters["dropped"], counters["dead"])
-    epochs = [value for name, value in database.execute("SELECT name, value FROM meta") if name == "epoch"]
+    counts = BatchCounts(
+        counters["produced"], counters["acked"], pending, counters["dropped"], counters["dead"]
+    )
+    epochs = [
+        value for name, value in database.execute("SELECT name, value FROM meta") if name == "epoch"
+    ]
     if not counts.conserved or highest > counts.produced or not _EPOCH.fullmatch(str(epochs[0])):
-        raise sqlite3.DatabaseError(f"the numbers do not add up: {counts}, highest {highest}, epoch {epochs[0]!r}")
+        raise sqlite3.DatabaseError(
+            f"the numbers do not add up: {counts}, highest {highest}, epoch {epochs[0]!r}"
+        )
 
 
 def _columns(database: sqlite3.Connection) -> dict[str, set[tuple[object, ...]]]:
     """The columns of each of our tables: name, type, not null, default, position in the key."""
     tables = ("meta", "counter", "batch", "dead", "loss")
-    return {name: {row[1:] for row in database.execute(f"PRAGMA table_info({name})")} for name in tables}
+    return {
+        name: {row[1:] for row in database.execute(f"PRAGMA table_info({name})")} for name in tables
+    }
 
 
 def _is_full(error: sqlite3.OperationalError) -> bool:

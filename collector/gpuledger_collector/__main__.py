@@ -8,16 +8,22 @@ from gpuledger_collector import __version__
 
 
 def main() -> None:
-    """Run the command; without the collector's libraries, say in one sentence how to get them (exit 3)."""
-    if sys.argv[1:] == ["--version"]:  # answered here: importing the command line takes longer than this
+    """Run the command; without the collector's libraries, say in one sentence how to get them (exit
+    3).
+    """
+    if sys.argv[1:] == [
+        "--version"
+    ]:  # answered here: importing the command line takes longer than this
         sys.stdout.write(f"gpuledger {__version__}\n")
         return
     try:
         from gpuledger_collector.cli import main as command
     except ModuleNotFoundError as error:
         sys.stderr.write(
-            f"gpuledger: the package {error.name} is missing; the collector's parts are extras of the wheel: "
-            "pip install 'dist/gpuledger-VERSION-py3-none-any.whl[collector,embedded]', which ./dev wheel builds\n"
+            f"gpuledger: the package {error.name} is missing; the collector's parts are extras of"
+            " the wheel: pip install"
+            " 'dist/gpuledger-VERSION-py3-none-any.whl[collector,embedded]', which ./dev wheel"
+            " builds\n"
         )
         sys.exit(3)
     command()

@@ -1,7 +1,9 @@
-"""What may be written of an exception: its kind, the first line of its message, and where it happened.
+"""What may be written of an exception: its kind, the first line of its message, and where it
+happened.
 
-What follows the first line of a database's message quotes the rows that it refused (DETAIL, CONTEXT), and the values of
-variables are those of a batch: neither belongs in a log that others read.
+What follows the first line of a database's message quotes the rows that it refused (DETAIL,
+CONTEXT), and the values of variables are those of a batch: neither belongs in a log that others
+read.
 """
 
 from __future__ import annotations
@@ -36,13 +38,17 @@ def origin(error: BaseException, package: str = "gpuledger_") -> tuple[str, int]
 
 
 def report(error: BaseException) -> str:
-    """A traceback with what led to it, oldest first, without values of variables; each fault is shown once."""
+    """A traceback with what led to it, oldest first, without values of variables; each fault is
+    shown once.
+    """
     parts: dict[tuple[str, tuple[str, int]], str] = {}
     for linked in _chain(error):
         frames = traceback.extract_tb(linked.__traceback__)[-MAX_FRAMES:]
         text = "".join(traceback.format_list(frames)) + sentence(linked)
         parts.setdefault((sentence(linked), origin(linked)), text)
-    return "Traceback (most recent call last):\n" + "\nwhich led to:\n".join(reversed(parts.values()))
+    return "Traceback (most recent call last):\n" + "\nwhich led to:\n".join(
+        reversed(parts.values())
+    )
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -1,4 +1,6 @@
-"""Sockets of the address: one for a collector that is one process, one for each of its workers else."""
+"""Sockets of the address: one for a collector that is one process, one for each of its workers
+else.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,12 @@ def listen(settings: Settings) -> socket.socket:
 def listen_shared(settings: Settings, count: int) -> list[socket.socket]:
     """Bind several sockets to one address, among which the kernel spreads connections.
 
-    The first one listens, so that the address is taken and what connects waits and is not refused. Whoever serves
-    another one listens on it then: no connection goes to a worker that still starts. Raises EnvironmentLacks when the
-    address is unavailable.
+    The first one listens, so that the address is taken and what connects waits and is not refused.
+    Whoever serves another one listens on it then: no connection goes to a worker that still starts.
+    Raises EnvironmentLacks when the address is unavailable.
     """
-    # Sockets of two collectors may share an address as well, so that one without sharing finds out whether it is free.
+    # Sockets of two collectors may share an address as well, so that one without sharing finds out
+    # whether it is free.
     deadline = time.monotonic() + TAKEN_SECONDS
     while True:
         try:
@@ -44,7 +47,9 @@ def listen_shared(settings: Settings, count: int) -> list[socket.socket]:
 
 
 def stop_listening(listener: socket.socket) -> None:
-    """Let the others of an address have all connections, until somebody listens on this socket again."""
+    """Let the others of an address have all connections, until somebody listens on this socket
+    again.
+    """
     with contextlib.suppress(OSError):  # nobody listens on it
         listener.shutdown(socket.SHUT_RDWR)
 
@@ -68,8 +73,8 @@ def _bind(settings: Settings, port: int, shared: bool = False) -> socket.socket:
         return bound
     except OSError as error:
         raise EnvironmentLacks(
-            f"{settings.listen} cannot be listened on ({error.strerror or error}): is a collector running already? "
-            "GPULEDGER_LISTEN names another address"
+            f"{settings.listen} cannot be listened on ({error.strerror or error}): is a collector"
+            " running already? GPULEDGER_LISTEN names another address"
         ) from error
 
 

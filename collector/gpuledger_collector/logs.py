@@ -1,8 +1,9 @@
-"""The collector's log: one line for each record on standard error, and the traceback of a fault the first time.
+"""The collector's log: one line for each record on standard error, and the traceback of a fault the
+first time.
 
-A batch that fails is sent again every few seconds by every agent that has one: each failure is one line that says what
-and where, and only the first of a kind has its traceback. Values of variables, and what a database adds about the rows
-that it refused, are never written (`faults`).
+A batch that fails is sent again every few seconds by every agent that has one: each failure is one
+line that says what and where, and only the first of a kind has its traceback. Values of variables,
+and what a database adds about the rows that it refused, are never written (`faults`).
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ MAX_FAULTS = 100
 
 
 class FirstTraceback:
-    """A structlog processor: an exception becomes part of the line, its traceback is added once for each fault."""
+    """A structlog processor: an exception becomes part of the line, its traceback is added once for
+    each fault.
+    """
 
     def __init__(self, max_faults: int = MAX_FAULTS) -> None:
         self._max_faults = max_faults
         self._seen: set[tuple[type[BaseException], str, int]] = set()
         self._lock = threading.Lock()
 
-    def __call__(self, _logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    def __call__(
+        self, _logger: object, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
         """Replace `exc_info` by a sentence in the event, and by `exception` when the fault is new."""
         error = _exception(event.pop("exc_info", None))
         if error is None:
@@ -50,15 +55,21 @@ class FirstTraceback:
 
 
 def _exception(given: object) -> BaseException | None:
-    """The exception of a record: itself, the tuple of sys.exc_info, or True for the one that is handled now."""
+    """The exception of a record: itself, the tuple of sys.exc_info, or True for the one that is
+    handled now.
+    """
     if isinstance(given, BaseException):
         return given
     value = given[1] if isinstance(given, tuple) else sys.exc_info()[1] if given else None
     return value if isinstance(value, BaseException) else None
 
 
-def escaped(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Escape invisible characters, so that a record is one line; lines of a traceback are indented below it."""
+def escaped(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Escape invisible characters, so that a record is one line; lines of a traceback are indented
+    below it.
+    """
     for name, value in event.items():
         if name in {"exception", "stack"}:
             event[name] = "\n".join(f"    {escape_text(line)}" for line in str(value).split("\n"))
@@ -68,9 +79,13 @@ def escaped(_logger: object, _method: str, event: structlog.typing.EventDict) ->
 
 
 def configure_logging(settings: Settings, worker: int | None = None) -> None:
-    """Send log lines of all libraries through structlog to standard error, each with the number of the worker."""
+    """Send log lines of all libraries through structlog to standard error, each with the number of
+    the worker.
+    """
 
-    def add_worker(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    def add_worker(
+        _logger: object, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
         return event if worker is None else {**event, "worker": worker}
 
     shared: list[structlog.typing.Processor] = [
@@ -82,14 +97,17 @@ def configure_logging(settings: Settings, worker: int | None = None) -> None:
     ]
     as_json = settings.log_format == "json"
     renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        structlog.processors.JSONRenderer()
+        if as_json
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
     lines = [] if as_json else [escaped]
     last: list[structlog.typing.Processor] = [FirstTraceback(), *lines, renderer]
     handler = logging.StreamHandler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)

@@ -1,7 +1,8 @@
-"""Readiness: whether this collector can take batches now, by its disk, its writers and its database.
+"""Readiness: whether this collector can take batches now, by its disk, its writers and its
+database.
 
-/readyz answers it, and the heartbeat stores it for `gpuledger doctor`. It writes nothing, so that a probe causes no
-work.
+/readyz answers it, and the heartbeat stores it for `gpuledger doctor`. It writes nothing, so that a
+probe causes no work.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ MIB = 1024 * 1024
 
 @dataclass
 class Readiness:
-    """Checks everything that a batch needs. `folder`: of the embedded database, None for one given by DSN."""
+    """Checks everything that a batch needs.
+
+    `folder`: of the embedded database, None for one given by DSN.
+    """
 
     folder: Path | None
     min_free_bytes: int
@@ -33,7 +37,9 @@ class Readiness:
     """Why the last heartbeat failed; empty when it was written."""
 
     def problem(self) -> str | None:
-        """Return what keeps this collector from taking batches, in a sentence; None when nothing does."""
+        """Return what keeps this collector from taking batches, in a sentence; None when nothing
+        does.
+        """
         if self.folder is not None and (problem := disk_problem(self.folder, self.min_free_bytes)):
             return problem
         for writer in self.writers:
@@ -56,13 +62,21 @@ class Readiness:
             return f"the partitions could not be counted: {str(error).partition(chr(10))[0]}"
         if count <= self.most_partitions:
             return None
-        return f"{count} partitions of evidence, over {self.most_partitions} plans get slow: see gpuledger doctor"
+        return (
+            f"{count} partitions of evidence, over {self.most_partitions} plans get slow: see"
+            " gpuledger doctor"
+        )
 
 
 def disk_problem(folder: Path, min_free_bytes: int) -> str | None:
     """Return why the disk of the database is too full; None while it has room."""
-    existing = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
+    existing = next(
+        (path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/")
+    )
     free = shutil.disk_usage(existing).free
     if free >= min_free_bytes:
         return None
-    return f"{free // MIB} MiB are free on the disk of the database, {min_free_bytes // MIB} MiB are needed"
+    return (
+        f"{free // MIB} MiB are free on the disk of the database, {min_free_bytes // MIB} MiB are"
+        " needed"
+    )

@@ -1,8 +1,8 @@
 """When jobs run, and which replica runs them.
 
-Every replica has the schedule; the one that holds the lock runs the jobs until its connection ends, and then another
-takes over. Jobs are idempotent, so a handover costs some work and nothing else. A run is a row of `job_run` from its
-start, so that a killed run differs from one that never started.
+Every replica has the schedule; the one that holds the lock runs the jobs until its connection ends,
+and then another takes over. Jobs are idempotent, so a handover costs some work and nothing else. A
+run is a row of `job_run` from its start, so that a killed run differs from one that never started.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 class Job:
     """A piece of scheduled work; what it returns is recorded as the detail of the run.
 
-    `counts` says what a returned number counts. Jobs run one at a time, except those `apart`: they take minutes, and
-    the others need not wait for them.
+    `counts` says what a returned number counts. Jobs run one at a time, except those `apart`: they
+    take minutes, and the others need not wait for them.
     """
 
     name: str
@@ -55,7 +55,9 @@ class Leadership:
         self._lock = threading.Lock()
 
     def holds(self) -> bool:
-        """Whether this replica holds the lock, taking it if it is free; False also when the database is unavailable."""
+        """Whether this replica holds the lock, taking it if it is free; False also when the
+        database is unavailable.
+        """
         with self._lock:
             try:
                 if self._connection is not None and not self._connection.closed:
@@ -88,7 +90,10 @@ class Leadership:
 
 
 class Schedule:
-    """Runs jobs on their intervals while this replica leads. `clock` tells the time, aware and in UTC."""
+    """Runs jobs on their intervals while this replica leads.
+
+    `clock` tells the time, aware and in UTC.
+    """
 
     def __init__(
         self,
@@ -109,7 +114,8 @@ class Schedule:
         self._stopping = stopping or threading.Event()
         # One thread for each executor: several would wait for the lock, which keeps no order.
         self._scheduler = BackgroundScheduler(
-            timezone=dt.UTC, executors={"default": ThreadPoolExecutor(1), "apart": ThreadPoolExecutor(1)}
+            timezone=dt.UTC,
+            executors={"default": ThreadPoolExecutor(1), "apart": ThreadPoolExecutor(1)},
         )
 
     def start(self) -> None:
@@ -131,8 +137,11 @@ class Schedule:
         self._scheduler.start()
 
     def stop(self, seconds: float) -> None:
-        """Start no more runs, wait at most `seconds` for the current one, and release the leadership."""
-        # Otherwise runs that wait for the current one would follow it and take the leadership again.
+        """Start no more runs, wait at most `seconds` for the current one, and release the
+        leadership.
+        """
+        # Otherwise runs that wait for the current one would follow it and take the leadership
+        # again.
         self._stopping.set()
         self._scheduler.shutdown(wait=False)
         deadline = time.monotonic() + seconds
@@ -145,7 +154,9 @@ class Schedule:
             log.warning("a job is still running: this replica leads until the process ends")
 
     def run(self, job: Job) -> None:
-        """Run a job if this replica leads; a failure is recorded and logged, and does not stop the others."""
+        """Run a job if this replica leads; a failure is recorded and logged, and does not stop the
+        others.
+        """
         with self._apart if job.apart else self._running:
             if self._stopping.is_set():
                 return
@@ -171,13 +182,17 @@ class Schedule:
         self._metrics.job_seconds.labels(job=job.name).inc(time.perf_counter() - begun)
 
     def _record_start(self, name: str) -> int | None:
-        row = self._record("INSERT INTO job_run (job, started_at) VALUES (%s, %s) RETURNING id", (name, self._clock()))
+        row = self._record(
+            "INSERT INTO job_run (job, started_at) VALUES (%s, %s) RETURNING id",
+            (name, self._clock()),
+        )
         return None if row is None else int(row[0])
 
     def _record_end(self, run_id: int | None, outcome: str, detail: str) -> None:
         if run_id is not None:
             self._record(
-                "UPDATE job_run SET ended_at = %s, outcome = %s, detail = %s WHERE id = %s RETURNING id",
+                "UPDATE job_run SET ended_at = %s, outcome = %s, detail = %s WHERE id = %s"
+                " RETURNING id",
                 (self._clock(), outcome, detail[:2000].replace("\0", ""), run_id),
             )
 
@@ -192,4 +207,6 @@ class Schedule:
 
 def delete_old_runs(connection: Connection, now: dt.datetime) -> None:
     """Delete the records of runs older than KEEP_RUNS_DAYS."""
-    connection.execute("DELETE FROM job_run WHERE started_at < %s", (now - dt.timedelta(days=KEEP_RUNS_DAYS),))
+    connection.execute(
+        "DELETE FROM job_run WHERE started_at < %s", (now - dt.timedelta(days=KEEP_RUNS_DAYS),)
+    )

@@ -1,7 +1,7 @@
 """The list of scheduled jobs: name, interval, work, and what the number that it returns counts.
 
-They run once at the start in the order of the list, and then on their intervals. Long ones ask `stopping` whether to
-leave the rest to their next run.
+They run once at the start in the order of the list, and then on their intervals. Long ones ask
+`stopping` whether to leave the rest to their next run.
 """
 
 from __future__ import annotations
@@ -64,10 +64,14 @@ def schedule(settings: Settings, database: Database, metrics: Metrics) -> Schedu
     """Create the schedule of all jobs over a database. Nothing is started."""
     stopping = threading.Event()
     database = database.as_application("gpuledger-jobs")
-    return Schedule(scheduled_jobs(settings, database, stopping.is_set), database, now, metrics, stopping)
+    return Schedule(
+        scheduled_jobs(settings, database, stopping.is_set), database, now, metrics, stopping
+    )
 
 
-def scheduled_jobs(settings: Settings, database: Database, stopping: Callable[[], bool] = lambda: False) -> list[Job]:
+def scheduled_jobs(
+    settings: Settings, database: Database, stopping: Callable[[], bool] = lambda: False
+) -> list[Job]:
     """List every job that has an interval; one of 0 seconds is left to its command."""
     context = _Context(settings, database, stopping)
     made = [*_ledger_jobs(context), *_insight_jobs(context), *_upkeep_jobs(context)]
@@ -93,8 +97,15 @@ def _ledger_jobs(c: _Context) -> list[Job]:
     settings, database = c.settings, c.database
     meter = metering(settings)
     return [
-        Job("create_partitions", HOUR_SECONDS, lambda: create_partitions(database, c.now_ms), "partitions created"),
-        Job("meter_scrapes", settings.roll_up_seconds, lambda: meter.run(database), "slots metered"),
+        Job(
+            "create_partitions",
+            HOUR_SECONDS,
+            lambda: create_partitions(database, c.now_ms),
+            "partitions created",
+        ),
+        Job(
+            "meter_scrapes", settings.roll_up_seconds, lambda: meter.run(database), "slots metered"
+        ),
         Job(
             "fold_usage",
             settings.roll_up_seconds,
@@ -123,20 +134,35 @@ def _insight_jobs(c: _Context) -> list[Job]:
     settings, database = c.settings, c.database
     spending = SpendingWatch(database)
     writers = notification_writers(settings)
-    write_budget_mail = partial(budget_mail.write, links=ack_links(settings), pages=page_links(settings))
+    write_budget_mail = partial(
+        budget_mail.write, links=ack_links(settings), pages=page_links(settings)
+    )
     return [
         Job(
             "watch_budgets",
             settings.budget_seconds,
-            lambda: watch_budgets(partial(database.transaction, Lock.BUDGETS), c.now_ms, write_budget_mail),
+            lambda: watch_budgets(
+                partial(database.transaction, Lock.BUDGETS), c.now_ms, write_budget_mail
+            ),
             "messages",
         ),
         Job(
-            "find_idle", settings.idle_seconds, lambda: find_idle(database, c.now_ms), "idle findings opened or updated"
+            "find_idle",
+            settings.idle_seconds,
+            lambda: find_idle(database, c.now_ms),
+            "idle findings opened or updated",
         ),
-        Job("watch_spending", 60, lambda: spending.run(c.now_ms), "episodes opened, updated or resolved"),
         Job(
-            "find_anomalies", settings.anomaly_seconds, lambda: find_anomalies(database, c.now_ms), "spending episodes"
+            "watch_spending",
+            60,
+            lambda: spending.run(c.now_ms),
+            "episodes opened, updated or resolved",
+        ),
+        Job(
+            "find_anomalies",
+            settings.anomaly_seconds,
+            lambda: find_anomalies(database, c.now_ms),
+            "spending episodes",
         ),
         Job(
             "recommend",
@@ -153,7 +179,11 @@ def _insight_jobs(c: _Context) -> list[Job]:
             "reclaim_idle",
             settings.notification_seconds,
             lambda: reclaim_idle(
-                database, c.now_ms, reclaim_backends(settings), finding_mail.acted, enabled=settings.actions
+                database,
+                c.now_ms,
+                reclaim_backends(settings),
+                finding_mail.acted,
+                enabled=settings.actions,
             ),
         ),
         Job(
@@ -163,7 +193,12 @@ def _insight_jobs(c: _Context) -> list[Job]:
             "pools advised",
         ),
         Job("send_outbox", settings.send_seconds, sender(settings, database).send_due),
-        Job("store_forecasts", HOUR_SECONDS, lambda: store_forecasts(database, c.now_ms), "forecasts stored"),
+        Job(
+            "store_forecasts",
+            HOUR_SECONDS,
+            lambda: store_forecasts(database, c.now_ms),
+            "forecasts stored",
+        ),
         Job(
             "store_capacity_plans",
             DAY_SECONDS,
@@ -188,7 +223,9 @@ def _upkeep_jobs(c: _Context) -> list[Job]:
         Job(
             "roll_up_node_utilization",
             HOUR_SECONDS,
-            lambda: roll_up_node_utilization(database, settings.keep_node_utilization_days, c.now_ms, c.stopping),
+            lambda: roll_up_node_utilization(
+                database, settings.keep_node_utilization_days, c.now_ms, c.stopping
+            ),
             "days computed",
             apart=True,
         ),
@@ -202,13 +239,17 @@ def _upkeep_jobs(c: _Context) -> list[Job]:
         Job(
             "pack_samples",
             DAY_SECONDS,
-            lambda: pack_samples(database, archive_retention(settings), c.now_ms, stopping=c.stopping),
+            lambda: pack_samples(
+                database, archive_retention(settings), c.now_ms, stopping=c.stopping
+            ),
             apart=True,
         ),
         Job(
             "merge_partitions",
             DAY_SECONDS,
-            lambda: merge_partitions(database, merged_tables(settings), partitions.coarse_before(c.now_ms), c.stopping),
+            lambda: merge_partitions(
+                database, merged_tables(settings), partitions.coarse_before(c.now_ms), c.stopping
+            ),
             "partitions merged",
             apart=True,
         ),
@@ -216,7 +257,9 @@ def _upkeep_jobs(c: _Context) -> list[Job]:
 
 
 def _tidy(c: _Context) -> None:
-    """Delete small records past their retention, and sum queue readings that an older collector left unsummed."""
+    """Delete small records past their retention, and sum queue readings that an older collector
+    left unsummed.
+    """
     with c.database.connect() as connection:
         delete_old_runs(connection, now())
         for delete_old in (

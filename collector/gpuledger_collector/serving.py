@@ -1,9 +1,10 @@
 """gpuledger serve: the collector as a process.
 
-Signals: INT and TERM stop accepting, answer current requests, commit waiting batches, stop the jobs and the embedded
-database, and exit with 0. A replica that gets TERM first drains: for `shutdown_delay_seconds` it serves while /readyz
-says 503 and each answer closes its connection, so that balancer and agents go elsewhere. HUP reads the token files
-again. KILL loses nothing that was acknowledged: an uncommitted batch is unanswered.
+Signals: INT and TERM stop accepting, answer current requests, commit waiting batches, stop the jobs
+and the embedded database, and exit with 0. A replica that gets TERM first drains: for
+`shutdown_delay_seconds` it serves while /readyz says 503 and each answer closes its connection, so
+that balancer and agents go elsewhere. HUP reads the token files again. KILL loses nothing that was
+acknowledged: an uncommitted batch is unanswered.
 
 The same process serves as one of several workers (`supervisor`), on a socket that it inherits.
 """
@@ -45,7 +46,9 @@ log = logging.getLogger(__name__)
 
 
 def serve(settings: Settings, say: Callable[[str], None], group: WorkerGroup | None = None) -> None:
-    """Serve until a signal; `say` receives the address. `group`: the workers that this process is one of.
+    """Serve until a signal; `say` receives the address.
+
+    `group`: the workers that this process is one of.
 
     Raises StorageError when it cannot start.
     """
@@ -59,7 +62,8 @@ def serve(settings: Settings, say: Callable[[str], None], group: WorkerGroup | N
         opened = stack.enter_context(wiring.database(settings))
         if opened.standby and settings.jobs:
             raise EnvironmentLacks(
-                "the database is a read replica, where no job can run: set GPULEDGER_JOBS=false to serve pages from it"
+                "the database is a read replica, where no job can run: set GPULEDGER_JOBS=false to"
+                " serve pages from it"
             )
         # Whatever a setting can break is created before anything starts and before the heartbeat.
         parts = wiring.collector(settings, opened, group=group)
@@ -71,7 +75,9 @@ def serve(settings: Settings, say: Callable[[str], None], group: WorkerGroup | N
             leave_seconds(settings, opened, group),
             (lambda: None) if group is None else parts.metrics.note_queue,
         )
-        parts.readiness.heartbeat = lambda: "it is a read replica" if opened.standby else presence.error
+        parts.readiness.heartbeat = lambda: (
+            "it is a read replica" if opened.standby else presence.error
+        )
         signal.signal(signal.SIGHUP, lambda *_: reload_tokens(settings, parts))
         parts.commit.start()
         if not opened.standby:
@@ -90,8 +96,12 @@ def serve(settings: Settings, say: Callable[[str], None], group: WorkerGroup | N
                 presence.stop()
 
 
-def leave_seconds(settings: Settings, opened: Database, group: WorkerGroup | None) -> Callable[[], int]:
-    """How long this process serves on after TERM, asked when it comes: not at all where nobody else can serve."""
+def leave_seconds(
+    settings: Settings, opened: Database, group: WorkerGroup | None
+) -> Callable[[], int]:
+    """How long this process serves on after TERM, asked when it comes: not at all where nobody else
+    can serve.
+    """
 
     def seconds() -> int:
         others_serve = opened.server is None or (group is not None and not group.is_stopping)
@@ -107,7 +117,9 @@ def allow_many_files() -> None:
 
 
 class Replica(uvicorn.Server):
-    """A server that drains before it stops. `leaving` is set at the signal, `seconds` before the listener closes.
+    """A server that drains before it stops.
+
+    `leaving` is set at the signal, `seconds` before the listener closes.
 
     `at_each_tick` is called ten times a second.
     """
@@ -146,7 +158,9 @@ class Replica(uvicorn.Server):
         return ended or time.monotonic() >= self._until
 
     def _close_after_answers(self) -> None:
-        """Close connections after their answer; uvicorn resets these headers every second, right before this call."""
+        """Close connections after their answer; uvicorn resets these headers every second, right
+        before this call.
+        """
         if CLOSE not in self.server_state.default_headers:
             self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
 
@@ -158,7 +172,9 @@ def run_http(
     say: Callable[[str], None],
     group: WorkerGroup | None,
 ) -> None:
-    """Answer requests until the server is to stop; current requests are answered before this returns."""
+    """Answer requests until the server is to stop; current requests are answered before this
+    returns.
+    """
     if group is None:
         say(f"gpuledger listens on {address_of(settings, listener)}")
         notify("READY=1")
@@ -189,7 +205,9 @@ def configuration(settings: Settings, parts: Collector) -> uvicorn.Config:
     try:
         config.load()
     except OSError as error:
-        raise EnvironmentLacks(f"{certificate} and {key} cannot be used for TLS: {error.strerror or error}") from error
+        raise EnvironmentLacks(
+            f"{certificate} and {key} cannot be used for TLS: {error.strerror or error}"
+        ) from error
     if config.ssl is not None:
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
     return config

@@ -1,13 +1,14 @@
 """gpuledger serve with several workers: the parent process.
 
-It binds the sockets, starts a worker for each, which listens once it serves, and keeps them running. It owns the
-embedded database, and accepts and reads nothing itself. A worker that ends unasked is started again, with a back-off
-when it keeps ending; the others have its connections meanwhile. Workers are replicas on one machine: jobs, batches and
-messages are each once among them because the database decides it (docs/decisions/0030-workers.md).
+It binds the sockets, starts a worker for each, which listens once it serves, and keeps them
+running. It owns the embedded database, and accepts and reads nothing itself. A worker that ends
+unasked is started again, with a back-off when it keeps ending; the others have its connections
+meanwhile. Workers are replicas on one machine: jobs, batches and messages are each once among them
+because the database decides it (docs/decisions/0030-workers.md).
 
-Signals: TERM and INT stop the workers in order. HUP lets them read the token files at once and then replaces them one
-by one, each by a new process of what is installed now: the old one stops accepting once its successor serves. Sockets
-stay open meanwhile, so that no connection is refused.
+Signals: TERM and INT stop the workers in order. HUP lets them read the token files at once and then
+replaces them one by one, each by a new process of what is installed now: the old one stops
+accepting once its successor serves. Sockets stay open meanwhile, so that no connection is refused.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 30.0
 KILL_SECONDS = 10
 """How much longer than its settings allow a replaced worker may take to end."""
 PERMANENT = (2, 3)
-"""Exit codes that say that starting again does not help: bad settings, an environment that lacks something."""
+"""Exit codes that say that starting again does not help: bad settings, an environment that lacks
+something.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -59,19 +62,26 @@ def available_cores() -> int:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         group = next(line for line in lines if line.startswith("0::")).removeprefix("0::/")
         quota, period = (Path("/sys/fs/cgroup") / group / "cpu.max").read_text().split()
-        cores = min(cores, max(1, int(quota) // int(period)))  # a quota of "max" is no number: there is none
+        cores = min(
+            cores, max(1, int(quota) // int(period))
+        )  # a quota of "max" is no number: there is none
     return cores
 
 
 def worker_count(wanted: int, cores: int) -> int:
-    """The number of workers by the setting `workers`, on so many cores: half of them are left to the database."""
+    """The number of workers by the setting `workers`, on so many cores: half of them are left to
+    the database.
+    """
     if wanted:
         return wanted
     return 1 if cores < LEAST_CORES else min(MOST_AUTO, cores // 2)
 
 
 def supervise(settings: Settings, count: int, say: Callable[[str], None]) -> int:
-    """Run workers until a signal; returns the exit code. Raises StorageError when they cannot be started."""
+    """Run workers until a signal; returns the exit code.
+
+    Raises StorageError when they cannot be started.
+    """
     configure_logging(settings)
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(listener) for listener in listen_shared(settings, count)]
@@ -139,7 +149,11 @@ class Supervisor:
     """Keeps one worker on each of these sockets."""
 
     def __init__(
-        self, settings: Settings, listeners: list[socket.socket], folder: Path, say: Callable[[str], None]
+        self,
+        settings: Settings,
+        listeners: list[socket.socket],
+        folder: Path,
+        say: Callable[[str], None],
     ) -> None:
         self._settings, self._folder, self._say = settings, folder, say
         self._slots = [Slot(number, listener) for number, listener in enumerate(listeners, 1)]
@@ -196,15 +210,22 @@ class Supervisor:
         name = await self._free_name(slot)
         ours, theirs = socket.socketpair()
         with theirs:
-            place = Place(slot.number, name, str(self._folder), slot.listener.fileno(), theirs.fileno())
+            place = Place(
+                slot.number, name, str(self._folder), slot.listener.fileno(), theirs.fileno()
+            )
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *[*sys.orig_argv[1:], "--worker", msgspec.json.encode(place).decode()],
                 pass_fds=(place.listener, place.channel),
-                # Ctrl-C goes to the process group of a terminal: it is for the supervisor, which stops its workers.
+                # Ctrl-C goes to the process group of a terminal: it is for the supervisor, which
+                # stops its workers.
                 start_new_session=True,
                 # Only this process speaks with systemd.
-                env={variable: value for variable, value in os.environ.items() if variable != "NOTIFY_SOCKET"},
+                env={
+                    variable: value
+                    for variable, value in os.environ.items()
+                    if variable != "NOTIFY_SOCKET"
+                },
             )
         lines, channel = await asyncio.open_connection(sock=ours)
         worker = Worker(name, process, channel)
@@ -221,8 +242,9 @@ class Supervisor:
     async def _free_name(self, slot: Slot) -> str:
         """A name of the slot among the metrics.
 
-        There are two, one for a worker and one for its successor. Whoever takes the name of a process that ended goes
-        on with its counters, so that their sums never fall and files do not pile up.
+        There are two, one for a worker and one for its successor. Whoever takes the name of a
+        process that ended goes on with its counters, so that their sums never fall and files do not
+        pile up.
         """
         while True:
             taken = {worker.metrics_name for worker in self._alive}
@@ -247,8 +269,8 @@ class Supervisor:
         was_own = slot.worker is worker
         if was_own:
             slot.worker = None
-            # Otherwise the kernel would give its part of the connections to a socket on which nobody accepts for as
-            # long as a worker takes to start.
+            # Otherwise the kernel would give its part of the connections to a socket on which
+            # nobody accepts for as long as a worker takes to start.
             if any(other.serves for other in self._slots):
                 stop_listening(slot.listener)
         self._tell()
@@ -273,7 +295,11 @@ class Supervisor:
 
     def _tell(self) -> None:
         """Tell the workers how many of them serve."""
-        pids = {slot.number: slot.worker.process.pid for slot in self._slots if slot.worker and slot.worker.is_ready}
+        pids = {
+            slot.number: slot.worker.process.pid
+            for slot in self._slots
+            if slot.worker and slot.worker.is_ready
+        }
         state = GroupState(len(self._slots), pids, self._restarts, self._stopping.is_set())
         line = msgspec.json.encode(state) + b"\n"
         for worker in self._alive:
@@ -286,14 +312,17 @@ class Supervisor:
             self._stopping.set()
             self._tell()
             for slot in self._slots:
-                # The workers have descriptors of their own: once those are closed connections are refused.
+                # The workers have descriptors of their own: once those are closed connections are
+                # refused.
                 slot.listener.close()
         for worker in self._alive:
             worker.signal(number)
 
     def _begin_reload(self) -> None:
         for worker in self._alive:
-            if worker.is_ready:  # before that the signal would end it, and it reads the files anyway
+            if (
+                worker.is_ready
+            ):  # before that the signal would end it, and it reads the files anyway
                 worker.signal(signal.SIGHUP)
         self._reload.set()
 
@@ -304,7 +333,9 @@ class Supervisor:
             for slot in self._slots:
                 async with slot.change:
                     if not await self._replace(slot):
-                        log.error("worker %d stays as it is: its successor could not start", slot.number)
+                        log.error(
+                            "worker %d stays as it is: its successor could not start", slot.number
+                        )
                         break
             else:
                 log.info("all workers were replaced")
@@ -323,7 +354,9 @@ class Supervisor:
         slot.worker = new
         self._tell()
         old.signal(signal.SIGTERM)
-        seconds = self._settings.shutdown_delay_seconds + 3 * self._settings.drain_seconds + KILL_SECONDS
+        seconds = (
+            self._settings.shutdown_delay_seconds + 3 * self._settings.drain_seconds + KILL_SECONDS
+        )
         try:
             await asyncio.wait_for(old.process.wait(), seconds)
         except TimeoutError:

@@ -57,7 +57,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 INGEST_SESSION = "-c synchronous_commit=on -c statement_timeout=60000 -c lock_timeout=10000"
-"""An acknowledged batch is on disk, whatever the server's default; a blocked writer gives up, and its agents retry."""
+"""An acknowledged batch is on disk, whatever the server's default; a blocked writer gives up, and
+its agents retry.
+"""
 TOKENS_SESSION = "-c statement_timeout=10000 -c lock_timeout=2000"
 """Every request waits for the tokens, so that a blocked read fails soon."""
 
@@ -69,10 +71,11 @@ def now() -> dt.datetime:
 
 @contextlib.contextmanager
 def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]:
-    """Open the database of these settings: the one given by DSN, else the embedded one, started and stopped as needed.
+    """Open the database of these settings: the one given by DSN, else the embedded one, started and
+    stopped as needed.
 
-    The embedded one is migrated; one given by DSN must have been. `migrated=False` leaves the schema alone.
-    Raises StorageError with a sentence for people.
+    The embedded one is migrated; one given by DSN must have been. `migrated=False` leaves the
+    schema alone. Raises StorageError with a sentence for people.
     """
     from gpuledger_collector.storage.database import Database
 
@@ -104,7 +107,10 @@ def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]
 
 
 def _require_current(dsn: str) -> None:
-    """Call migrate.require_current only when the revision differs, to spare importing Alembic. Raises StorageError."""
+    """Call migrate.require_current only when the revision differs, to spare importing Alembic.
+
+    Raises StorageError.
+    """
     from gpuledger_collector.storage.server import schema_version
 
     if not schema_version.is_newest(dsn):
@@ -114,7 +120,10 @@ def _require_current(dsn: str) -> None:
 
 
 def _upgrade(dsn: str) -> None:
-    """Call migrate.upgrade only when something is left to do, to spare importing Alembic. Raises StorageError."""
+    """Call migrate.upgrade only when something is left to do, to spare importing Alembic.
+
+    Raises StorageError.
+    """
     from gpuledger_collector.storage.server import schema_version
 
     if not schema_version.is_newest(dsn, secured=True):
@@ -138,7 +147,11 @@ class Collector:
 
     def last_error(self) -> tuple[dt.datetime, str] | None:
         """When and why batches last failed to be written."""
-        failures = [failure for failure in (self.commit.failure, self.remote.commit.failure) if failure is not None]
+        failures = [
+            failure
+            for failure in (self.commit.failure, self.remote.commit.failure)
+            if failure is not None
+        ]
         newest = max(failures, key=lambda failure: failure.at, default=None)
         return None if newest is None else (newest.at, newest.reason)
 
@@ -195,7 +208,12 @@ def collector(
     )
     if assistants is not None:
         # No stream is opened by GET: without sessions there is nothing to send in it.
-        application.add_route(assistants.path, assistants, methods=["POST"], include_in_schema=False)  # type: ignore[arg-type]
+        application.add_route(
+            assistants.path,
+            assistants,  # type: ignore[arg-type]
+            methods=["POST"],
+            include_in_schema=False,
+        )
     if (links := ack_links(settings)) is not None:
         application.include_router(acks.router(links, opened, clock))
     return Collector(application, intake, remote, intake.commit, metrics, leaving, readiness)
@@ -211,9 +229,14 @@ def access_keys(settings: Settings, opened: Database, clock: Callable[[], dt.dat
         tokens.TokenStore(opened.as_application("gpuledger-tokens", TOKENS_SESSION)),
         lambda: round(clock().timestamp() * 1000),
         FileTokens.of(settings.agent_tokens(), settings.reader_tokens()),
-        # Without tokens only this machine may talk to the collector; a proxy that names readers needs them as well.
+        # Without tokens only this machine may talk to the collector; a proxy that names readers
+        # needs them as well.
         settings.require_tokens or not settings.on_loopback or bool(settings.identity_header),
-        Proxy(settings.identity_header, settings.proxy_networks()) if settings.identity_header else None,
+        (
+            Proxy(settings.identity_header, settings.proxy_networks())
+            if settings.identity_header
+            else None
+        ),
     )
 
 
@@ -221,7 +244,9 @@ MCP_REMEDY = (
     "pip install --require-hashes --requirement requirements/mcp.txt in a checkout, "
     "or pipx inject gpuledger 'mcp>=2.3,<2.4'"
 )
-MCP_MISSING = f"answers for assistants need the package mcp, which is not installed here: {MCP_REMEDY}"
+MCP_MISSING = (
+    f"answers for assistants need the package mcp, which is not installed here: {MCP_REMEDY}"
+)
 
 
 def has_mcp() -> bool:
@@ -240,7 +265,11 @@ def require_mcp() -> None:
 
 
 def mcp_endpoint(
-    settings: Settings, opened: Database, clock: Callable[[], dt.datetime], keys: Keys, readers: ReaderLimits
+    settings: Settings,
+    opened: Database,
+    clock: Callable[[], dt.datetime],
+    keys: Keys,
+    readers: ReaderLimits,
 ) -> Endpoint | None:
     """Create the endpoint of assistants, behind the same tokens as every reading route.
 
@@ -268,14 +297,23 @@ def mcp_endpoint(
         except ReadRefused as error:
             raise as_http_error(error) or error from error
 
-    source = Source(opened, lambda: round(clock().timestamp() * 1000), http.reader_of, settings.public_url)
-    return http.Endpoint(source, authenticate, http.hosts_of(settings.public_url, settings.mcp_hosts), turn)
+    source = Source(
+        opened, lambda: round(clock().timestamp() * 1000), http.reader_of, settings.public_url
+    )
+    return http.Endpoint(
+        source, authenticate, http.hosts_of(settings.public_url, settings.mcp_hosts), turn
+    )
 
 
-def mcp_server(settings: Settings, opened: Database, clock: Callable[[], dt.datetime] = now) -> MCPServer[Any]:
-    """Create the server of assistants for standard input and output. Raises EnvironmentLacks, SettingsError.
+def mcp_server(
+    settings: Settings, opened: Database, clock: Callable[[], dt.datetime] = now
+) -> MCPServer[Any]:
+    """Create the server of assistants for standard input and output.
 
-    It sees what the reader of `mcp_token_file` sees; without that file all, as every command on this database does.
+    Raises EnvironmentLacks, SettingsError.
+
+    It sees what the reader of `mcp_token_file` sees; without that file all, as every command on
+    this database does.
     """
     require_mcp()
     from starlette.exceptions import HTTPException
@@ -305,7 +343,9 @@ def mcp_server(settings: Settings, opened: Database, clock: Callable[[], dt.date
     except HTTPException as error:
         # Said at start, where whoever set it up looks, and not only in the answers to questions.
         raise SettingsError(f"mcp_token_file: {error.detail}") from error
-    source = server.Source(opened, lambda: round(clock().timestamp() * 1000), reader, settings.public_url)
+    source = server.Source(
+        opened, lambda: round(clock().timestamp() * 1000), reader, settings.public_url
+    )
     return server.create(source)
 
 
@@ -348,7 +388,9 @@ def intakes(
     def settle_placements(
         connection: psycopg.Connection[tuple[Any, ...]], accelerators: Iterable[int], since_ms: int
     ) -> Mapping[int, Placement]:
-        return placements.settle(connection, accelerators, since_ms, lambda _: metrics.contested.inc())
+        return placements.settle(
+            connection, accelerators, since_ms, lambda _: metrics.contested.inc()
+        )
 
     store = Store(partition_maker(clock), settle_placements, is_shared=is_shared)
     store.ids.on_new_nodes = partial(warn_of_new_nodes, keys)
@@ -379,7 +421,10 @@ def intakes(
 
 
 def series_reader(settings: Settings) -> SeriesReader:
-    """Reads series of exporters by the packaged profiles and those of the settings. Raises ProfileError."""
+    """Reads series of exporters by the packaged profiles and those of the settings.
+
+    Raises ProfileError.
+    """
     from gpuledger_collector.ingest.remote_write.series import SeriesReader
     from gpuledger_common.profiles.library import all_profiles
 
@@ -390,7 +435,9 @@ def partition_maker(clock: Callable[[], dt.datetime]) -> EnsurePartitions:
     """Create the function that creates partitions for days: a whole month for old days."""
     from gpuledger_collector.storage.telemetry import partitions
 
-    def ensure(connection: psycopg.Connection[tuple[Any, ...]], table: str, days_ms: Iterable[int]) -> object:
+    def ensure(
+        connection: psycopg.Connection[tuple[Any, ...]], table: str, days_ms: Iterable[int]
+    ) -> object:
         before_ms = partitions.coarse_before(round(clock().timestamp() * 1000))
         return partitions.ensure(connection, table, days_ms, before_ms)
 
@@ -406,14 +453,24 @@ def quotas(settings: Settings) -> Quotas:
         bytes=Quota(settings.node_bytes_per_second, "bytes"),
         inflated_bytes=Quota(settings.node_inflated_bytes_per_second, "decompressed bytes"),
         names=Quota(settings.node_names_per_second, "accelerators and workloads"),
-        new_names=Quota(settings.node_new_names_per_hour / HOUR_SECONDS, "new names", burst_s=HOUR_SECONDS),
-        new_days=Quota(settings.node_new_days_per_hour / HOUR_SECONDS, "new days", burst_s=HOUR_SECONDS),
-        new_owners=Quota(settings.node_new_owners_per_hour / HOUR_SECONDS, "new owners", burst_s=HOUR_SECONDS),
+        new_names=Quota(
+            settings.node_new_names_per_hour / HOUR_SECONDS, "new names", burst_s=HOUR_SECONDS
+        ),
+        new_days=Quota(
+            settings.node_new_days_per_hour / HOUR_SECONDS, "new days", burst_s=HOUR_SECONDS
+        ),
+        new_owners=Quota(
+            settings.node_new_owners_per_hour / HOUR_SECONDS, "new owners", burst_s=HOUR_SECONDS
+        ),
         queue_readings=Quota(
-            settings.node_queue_readings_per_hour / HOUR_SECONDS, "queue readings", burst_s=HOUR_SECONDS
+            settings.node_queue_readings_per_hour / HOUR_SECONDS,
+            "queue readings",
+            burst_s=HOUR_SECONDS,
         ),
         queue_bytes=Quota(
-            settings.node_queue_bytes_per_hour / HOUR_SECONDS, "bytes of queue readings", burst_s=HOUR_SECONDS
+            settings.node_queue_bytes_per_hour / HOUR_SECONDS,
+            "bytes of queue readings",
+            burst_s=HOUR_SECONDS,
         ),
     )
 
@@ -422,8 +479,13 @@ def shared_quotas(intake: Intake, remote: RemoteIntake, opened: Database) -> Sha
     """Create what makes quotas hold for all workers and collectors. Nothing is started."""
     from gpuledger_collector.api.shared_quotas import SharedQuotas
 
-    of_nodes = {field.name: getattr(intake.quotas, field.name) for field in dataclasses.fields(intake.quotas)}
-    return SharedQuotas({**of_nodes, "remote_write": remote.quota, "refusals": intake.refusals.use}, opened)
+    of_nodes = {
+        field.name: getattr(intake.quotas, field.name)
+        for field in dataclasses.fields(intake.quotas)
+    }
+    return SharedQuotas(
+        {**of_nodes, "remote_write": remote.quota, "refusals": intake.refusals.use}, opened
+    )
 
 
 def max_age_ms(settings: Settings) -> int | None:
@@ -431,7 +493,9 @@ def max_age_ms(settings: Settings) -> int | None:
     return settings.max_evidence_age_days * 86_400_000 or None
 
 
-def scaling_gauge(settings: Settings, opened: Database, clock: Callable[[], dt.datetime]) -> ScalingGauge:
+def scaling_gauge(
+    settings: Settings, opened: Database, clock: Callable[[], dt.datetime]
+) -> ScalingGauge:
     """The gauge of every pool's desired GPUs."""
     from gpuledger_collector.api.scaling_gauge import ScalingGauge
     from gpuledger_collector.services import scaling_advice
@@ -439,7 +503,9 @@ def scaling_gauge(settings: Settings, opened: Database, clock: Callable[[], dt.d
     def desired() -> Mapping[str, float]:
         with opened.connect() as connection:
             now_ms = round(clock().timestamp() * 1000)
-            return scaling_advice.desired_gpus(connection, now_ms, settings.scaling_gauge_delay_seconds)
+            return scaling_advice.desired_gpus(
+                connection, now_ms, settings.scaling_gauge_delay_seconds
+            )
 
     def outcomes() -> Mapping[tuple[str, str], float]:
         with opened.connect() as connection:
@@ -448,8 +514,13 @@ def scaling_gauge(settings: Settings, opened: Database, clock: Callable[[], dt.d
     return ScalingGauge(desired, outcomes=outcomes)
 
 
-def presence(opened: Database, last_error: Callable[[], tuple[dt.datetime, str] | None] = lambda: None) -> Presence:
-    """Create the heartbeat of this process, which carries when and why a write last failed. Nothing is started."""
+def presence(
+    opened: Database, last_error: Callable[[], tuple[dt.datetime, str] | None] = lambda: None
+) -> Presence:
+    """Create the heartbeat of this process, which carries when and why a write last failed.
+
+    Nothing is started.
+    """
     from gpuledger_collector.storage.server import migrate
     from gpuledger_collector.storage.server.replicas import Presence
 
@@ -499,7 +570,9 @@ def archive_retention(settings: Settings) -> ArchiveRetention:
 
 
 def merged_tables(settings: Settings) -> list[str]:
-    """Tables whose old days are merged into months; samples only when they are packed later than that."""
+    """Tables whose old days are merged into months; samples only when they are packed later than
+    that.
+    """
     from gpuledger_collector.storage.telemetry import partitions
 
     samples = ["gpu_sample"] if settings.pack_after_days > partitions.COARSE_AFTER_DAYS else []
@@ -534,7 +607,10 @@ def tariff(settings: Settings) -> Tariff | None:
     except InvalidOperation:
         rate = pue = Decimal(-1)
     if not (rate.is_finite() and pue.is_finite() and rate >= 0 and pue >= 1 and len(currency) == 3):
-        raise SettingsError("energy_rate is an amount and a currency such as `0.21 EUR`, energy_pue a number from 1 on")
+        raise SettingsError(
+            "energy_rate is an amount and a currency such as `0.21 EUR`, energy_pue a number from"
+            " 1 on"
+        )
     return Tariff(rate, currency, pue)
 
 
@@ -544,13 +620,17 @@ def metering(settings: Settings) -> ScrapeMeter:
     from gpuledger_collector.ingest.remote_write.metering import MeterLimits, ScrapeMeter
     from gpuledger_collector.storage.ledger import placements
 
-    limits = MeterLimits(settings.remote_write_gap_seconds * 1000, settings.remote_write_window_seconds * 1000)
+    limits = MeterLimits(
+        settings.remote_write_gap_seconds * 1000, settings.remote_write_window_seconds * 1000
+    )
     store = Store(partition_maker(now), placements.settle)
     return ScrapeMeter(store, limits)
 
 
 def sender(settings: Settings, opened: Database) -> Sender:
-    """Create the sender of waiting messages, with the configured transports; messages of other channels wait."""
+    """Create the sender of waiting messages, with the configured transports; messages of other
+    channels wait.
+    """
     from gpuledger_collector.notifications.folder import MailFolder
     from gpuledger_collector.notifications.sender import Sender
     from gpuledger_collector.notifications.smtp import SmtpTransport
@@ -573,8 +653,15 @@ def sender(settings: Settings, opened: Database) -> Sender:
             None if settings.mail_ca_file is None else str(settings.mail_ca_file),
         )
     if settings.hooks_file is not None:
-        transports |= {channel: hook(settings, channel) for channel in ("slack", "teams", "webhook")}
-    return Sender(Outbox(opened), transports, lambda: int(now().timestamp() * 1000), settings.mail_resend_unconfirmed)
+        transports |= {
+            channel: hook(settings, channel) for channel in ("slack", "teams", "webhook")
+        }
+    return Sender(
+        Outbox(opened),
+        transports,
+        lambda: int(now().timestamp() * 1000),
+        settings.mail_resend_unconfirmed,
+    )
 
 
 def hook(settings: Settings, channel: str) -> WebhookTransport:
@@ -586,7 +673,9 @@ def hook(settings: Settings, channel: str) -> WebhookTransport:
     return WebhookTransport(
         channel,
         {name: target.address for name, target in hooks.items()},
-        secrets={name: target.secret for name, target in hooks.items() if target.secret is not None},
+        secrets={
+            name: target.secret for name, target in hooks.items() if target.secret is not None
+        },
         private=frozenset(name for name, target in hooks.items() if target.private),
     )
 
@@ -605,8 +694,15 @@ def notification_writers(settings: Settings) -> MailWriters:
 
 
 def reclaim_backends(settings: Settings) -> Mapping[str, ReclaimBackend]:
-    """Create the backends that reclaim idle GPUs, by their names in [[action]]. Raises SettingsError."""
-    from gpuledger_collector.notifications.reclaim import KubernetesBackend, SlurmBackend, WebhookBackend
+    """Create the backends that reclaim idle GPUs, by their names in [[action]].
+
+    Raises SettingsError.
+    """
+    from gpuledger_collector.notifications.reclaim import (
+        KubernetesBackend,
+        SlurmBackend,
+        WebhookBackend,
+    )
     from gpuledger_collector.settings import read_secret
 
     backends: dict[str, ReclaimBackend] = {"scancel": SlurmBackend()}
@@ -623,7 +719,9 @@ def reclaim_backends(settings: Settings) -> Mapping[str, ReclaimBackend]:
 
 
 def page_links(settings: Settings) -> PageLinks | None:
-    """The addresses of pages in mails; None when it is not configured where people reach this server."""
+    """The addresses of pages in mails; None when it is not configured where people reach this
+    server.
+    """
     if not settings.public_url:
         return None
     from gpuledger_collector.notifications.links import PageLinks

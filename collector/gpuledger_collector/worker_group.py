@@ -1,8 +1,8 @@
 """What a worker of a collector knows of the others: the supervisor tells it over a socket pair.
 
-The supervisor writes a JSON line whenever something changes; the worker writes one line once it serves. When the
-supervisor has ended, whatever the reason, its workers end at once: nothing that they acknowledged is lost by it, and
-the address is free for the next one.
+The supervisor writes a JSON line whenever something changes; the worker writes one line once it
+serves. When the supervisor has ended, whatever the reason, its workers end at once: nothing that
+they acknowledged is lost by it, and the address is free for the next one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class GroupState(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What a worker is started with: its number, its name among the metrics, and the sockets that it inherits."""
+    """What a worker is started with: its number, its name among the metrics, and the sockets that
+    it inherits.
+    """
 
     number: int
     metrics_name: str
@@ -54,7 +56,9 @@ class WorkerGroup:
 
     @classmethod
     def join(cls, text: str) -> WorkerGroup:
-        """The group of a worker that was started with this text; follows what the supervisor says from now on."""
+        """The group of a worker that was started with this text; follows what the supervisor says
+        from now on.
+        """
         group = cls(msgspec.json.decode(text, type=Place))
         group._thread.start()
         return group

@@ -1,7 +1,8 @@
 """What a way into the product admits: who pays for it, and what bounds it.
 
-Every route, file, page that is fetched and database role has one row, built from the constants that the code enforces.
-docs/reference/admission.md is generated from the rows, and tests walk the ways in: one without a row fails them.
+Every route, file, page that is fetched and database role has one row, built from the constants that
+the code enforces. docs/reference/admission.md is generated from the rows, and tests walk the ways
+in: one without a row fails them.
 """
 
 from __future__ import annotations

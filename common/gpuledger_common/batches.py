@@ -1,4 +1,6 @@
-"""Build a batch of the wire from metered intervals, samples and counters, and pack it into the bytes that are sent."""
+"""Build a batch of the wire from metered intervals, samples and counters, and pack it into the
+bytes that are sent.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,20 @@ _NAN = float("nan")
 class BatchMaker:
     """Collects the accelerators, workloads, usage intervals, samples and counters of one batch."""
 
-    def __init__(self, accelerators: Sequence[Accelerator], pool: str, health: Mapping[str, Health]) -> None:
-        self._accelerators = [_wire_accelerator(entry, pool, health.get(entry.uuid)) for entry in accelerators]
+    def __init__(
+        self, accelerators: Sequence[Accelerator], pool: str, health: Mapping[str, Health]
+    ) -> None:
+        self._accelerators = [
+            _wire_accelerator(entry, pool, health.get(entry.uuid)) for entry in accelerators
+        ]
         self._position = {entry.uuid: at for at, entry in enumerate(accelerators)}
         self._workloads: list[wire.WireWorkload] = []
         self._workload_position: dict[tuple[str, str], int] = {}
 
     def usage_intervals(self, metered: Iterable[MeteredInterval]) -> list[wire.WireUsageInterval]:
-        """One usage interval per holder; intervals of accelerators that the batch does not list are left out."""
+        """One usage interval per holder; intervals of accelerators that the batch does not list are
+        left out.
+        """
         return [
             part
             for interval in metered
@@ -46,17 +54,37 @@ class BatchMaker:
     def _parts(self, position: int, interval: MeteredInterval) -> list[wire.WireUsageInterval]:
         start_ms, end_ms, energy_mj = interval.start_ms, interval.end_ms, interval.energy_mj
         if interval.state != "held":
-            return [wire.WireUsageInterval(position, interval.state, start_ms, end_ms, energy_mj=energy_mj)]
-        # Time is split over the holders first, then each holder's part into busy, idle and unknown: both add up.
+            return [
+                wire.WireUsageInterval(
+                    position, interval.state, start_ms, end_ms, energy_mj=energy_mj
+                )
+            ]
+        # Time is split over the holders first, then each holder's part into busy, idle and unknown:
+        # both add up.
         weights = [holder.weight for holder in interval.holders]
-        energy: Sequence[int | None] = [None] * len(weights) if energy_mj is None else split(energy_mj, weights)
+        energy: Sequence[int | None] = (
+            [None] * len(weights) if energy_mj is None else split(energy_mj, weights)
+        )
         parts = []
-        for holder, held_ms, holder_mj in zip(interval.holders, split(end_ms - start_ms, weights), energy, strict=True):
-            busy_ms, idle_ms, unknown_ms = split(held_ms, [interval.busy_ms, interval.idle_ms, interval.unknown_ms])
+        for holder, held_ms, holder_mj in zip(
+            interval.holders, split(end_ms - start_ms, weights), energy, strict=True
+        ):
+            busy_ms, idle_ms, unknown_ms = split(
+                held_ms, [interval.busy_ms, interval.idle_ms, interval.unknown_ms]
+            )
             workload = self._workload(holder.workload)
             parts.append(
                 wire.WireUsageInterval(
-                    position, "held", start_ms, end_ms, workload, held_ms, busy_ms, idle_ms, unknown_ms, holder_mj
+                    position,
+                    "held",
+                    start_ms,
+                    end_ms,
+                    workload,
+                    held_ms,
+                    busy_ms,
+                    idle_ms,
+                    unknown_ms,
+                    holder_mj,
                 )
             )
         return parts
@@ -86,14 +114,18 @@ class BatchMaker:
         ]
 
     def samples(self, rows: Sequence[tuple[int, Sample]]) -> wire.Samples:
-        """Samples with their instants as columns; NaN, or the smallest int64, where a reading is absent."""
+        """Samples with their instants as columns; NaN, or the smallest int64, where a reading is
+        absent.
+        """
         listed = [(at_ms, sample) for at_ms, sample in rows if sample.uuid in self._position]
         rows_values = [sample.values for _, sample in listed]
         # In the order of their first appearance.
         names = dict.fromkeys(chain.from_iterable(rows_values))
         columns = {name: _column(name, rows_values) for name in names if name in BY_NAME}
         return wire.Samples(
-            [self._position[sample.uuid] for _, sample in listed], [at_ms for at_ms, _ in listed], columns
+            [self._position[sample.uuid] for _, sample in listed],
+            [at_ms for at_ms, _ in listed],
+            columns,
         )
 
     def batch(
@@ -128,7 +160,9 @@ def wire_workload(workload: Workload) -> wire.WireWorkload:
 
 def _wire_accelerator(entry: Accelerator, pool: str, health: Health | None) -> wire.WireAccelerator:
     verdict = health or Health("unknown", "not read yet")
-    return wire.WireAccelerator(**_fields(entry), pool=pool, health=verdict.status, health_cause=verdict.cause)
+    return wire.WireAccelerator(
+        **_fields(entry), pool=pool, health=verdict.status, health_cause=verdict.cause
+    )
 
 
 def _fields(entry: Accelerator | Workload) -> dict[str, Any]:

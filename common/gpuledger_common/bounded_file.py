@@ -41,7 +41,10 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """The same of a regular file alone: anything else that users can put there would block. Raises OSError."""
+    """The same of a regular file alone: anything else that users can put there would block.
+
+    Raises OSError.
+    """
     with open(path, "rb", opener=_open_without_blocking) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -49,7 +52,9 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 
 def read_stream(stream: Readable, path: Path, max_bytes: int) -> bytearray:
-    """All that a stream gives, in pieces, so that one that never ends takes no more memory than the bound."""
+    """All that a stream gives, in pieces, so that one that never ends takes no more memory than the
+    bound.
+    """
     content = bytearray()
     while piece := stream.read(min(CHUNK, max_bytes + 1 - len(content))):
         content += piece
@@ -59,7 +64,8 @@ def read_stream(stream: Readable, path: Path, max_bytes: int) -> bytearray:
 
 
 def read_secret_file(path: Path, warn: Callable[[str], None]) -> str:
-    """The content of a secret's file, stripped; `warn` is told once where every user of the machine can read it.
+    """The content of a secret's file, stripped; `warn` is told once where every user of the machine
+    can read it.
 
     Raises OSError, and ValueError for what is not UTF-8 text.
     """
@@ -71,9 +77,13 @@ def read_secret_file(path: Path, warn: Callable[[str], None]) -> str:
 
 
 def _is_open_to_others(path: Path) -> bool:
-    """Whether users other than owner and group can read a file: it, and the way to it, are open to them."""
+    """Whether users other than owner and group can read a file: it, and the way to it, are open to
+    them.
+    """
     resolved = path.resolve()
-    if any(path.is_relative_to(folder) or resolved.is_relative_to(folder) for folder in MOUNTED_SECRETS):
+    if any(
+        path.is_relative_to(folder) or resolved.is_relative_to(folder) for folder in MOUNTED_SECRETS
+    ):
         return False
     if not resolved.stat().st_mode & stat.S_IROTH:
         return False

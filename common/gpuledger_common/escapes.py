@@ -1,10 +1,11 @@
 """Show text from untrusted sources safely: control and invisible characters become escapes.
 
-Names of nodes, jobs, teams and pools, and messages of other programs may contain anything. A control character moves a
-cursor or sets a window's title, a bidirectional one reverses the reading order, a line break forges a line of a report,
-and a zero-width one makes two names look alike. Output to a terminal, pipe, mail, page or log shows these characters as
-escapes of JSON, so that escaping twice, or inside JSON, changes nothing.
-Standard library only: `gpuledger_agent.diagnostics` runs where nothing is installed.
+Names of nodes, jobs, teams and pools, and messages of other programs may contain anything. A
+control character moves a cursor or sets a window's title, a bidirectional one reverses the reading
+order, a line break forges a line of a report, and a zero-width one makes two names look alike.
+Output to a terminal, pipe, mail, page or log shows these characters as escapes of JSON, so that
+escaping twice, or inside JSON, changes nothing. Standard library only:
+`gpuledger_agent.diagnostics` runs where nothing is installed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ _HIDDEN = (
     "\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-"""Unicode's categories Cc, Cf, Cs, Zl and Zp, and its plane of tags: invisible characters that affect visible ones."""
+"""Unicode's categories Cc, Cf, Cs, Zl and Zp, and its plane of tags: invisible characters that
+affect visible ones.
+"""
 _ONE_LINE = re.compile(f"[{_HIDDEN}]")
 _LINES = re.compile(f"(?![\n\t])[{_HIDDEN}]")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
@@ -30,7 +33,9 @@ def escape_text(text: str) -> str:
 
 
 def escape_cells(cells: list[str]) -> list[str]:
-    """Each text in one line, as `escape_text` gives it; most rows have nothing to escape, which one look shows."""
+    """Each text in one line, as `escape_text` gives it; most rows have nothing to escape, which one
+    look shows.
+    """
     return cells if "".join(cells).isprintable() else [escape_text(cell) for cell in cells]
 
 
@@ -40,13 +45,16 @@ def escape_lines(text: str) -> str:
 
 
 def neutral(text: str) -> str:
-    """The text as a CSV cell: in one line, with an apostrophe before what a spreadsheet would take for a formula.
+    """The text as a CSV cell: in one line, with an apostrophe before what a spreadsheet would take
+    for a formula.
 
-    One line, so that a row of the file is a line even for programs that end lines at a lone carriage return.
+    One line, so that a row of the file is a line even for programs that end lines at a lone
+    carriage return.
     """
     escaped = escape_text(text)
     first = escaped[:1]
-    # Some spreadsheets treat full-width and small forms of these characters like the plain ones, hence NFKC.
+    # Some spreadsheets treat full-width and small forms of these characters like the plain ones,
+    # hence NFKC.
     plain = first if first.isascii() else normalize("NFKC", first)
     return f"'{escaped}" if plain.startswith(_FORMULA) else escaped
 

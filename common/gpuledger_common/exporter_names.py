@@ -1,7 +1,9 @@
-"""dcgm-exporter's names on our /metrics, so that NVIDIA's dashboard 12239 and alert rules on DCGM_FI_* work unchanged.
+"""dcgm-exporter's names on our /metrics, so that NVIDIA's dashboard 12239 and alert rules on
+DCGM_FI_* work unchanged.
 
-Names, units (MHz, MiB, percent, millijoules), labels and their order are those of dcgm-exporter up to 4.8.2 (`old`,
-with the label `Hostname`), or those after it with DCGM 4.6's field names (`new`, with `hostname`).
+Names, units (MHz, MiB, percent, millijoules), labels and their order are those of dcgm-exporter up
+to 4.8.2 (`old`, with the label `Hostname`), or those after it with DCGM 4.6's field names (`new`,
+with `hostname`).
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ DEFAULT_ORDER = [
     "PCIE_TX_BYTES",
     "PCIE_RX_BYTES",
 ]
-"""The families that dcgm-exporter prints by default, in the order of its default-counters.csv; the rest comes after."""
+"""The families that dcgm-exporter prints by default, in the order of its default-counters.csv; the
+rest comes after.
+"""
 COUNTERS = frozenset(
     {
         "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
@@ -79,35 +83,54 @@ EXPORTED: tuple[CatalogMetric, ...] = tuple(
 
 
 def families(
-    node: str, driver: str | None, latest: Iterable[tuple[Accelerator, Sample, Sequence[Holder]]], vintage: Vintage
+    node: str,
+    driver: str | None,
+    latest: Iterable[tuple[Accelerator, Sample, Sequence[Holder]]],
+    vintage: Vintage,
 ) -> list[Metric]:
-    """The DCGM families of all accelerators that have a reading, each once, in dcgm-exporter's order."""
+    """The DCGM families of all accelerators that have a reading, each once, in dcgm-exporter's
+    order.
+    """
     entries = [
-        (sample, labels_of(node, driver, accelerator, holders, vintage)) for accelerator, sample, holders in latest
+        (sample, labels_of(node, driver, accelerator, holders, vintage))
+        for accelerator, sample, holders in latest
     ]
     result: list[Metric] = []
     for metric in EXPORTED:
-        name = metric.dcgm_field_46 if vintage == "new" and metric.dcgm_field_46 else metric.dcgm_field
+        name = (
+            metric.dcgm_field_46 if vintage == "new" and metric.dcgm_field_46 else metric.dcgm_field
+        )
         counts = metric.kind == "counter" or metric.dcgm_field in COUNTERS
-        family = Metric(name, f"{metric.name}, as dcgm-exporter names it.", "counter" if counts else "gauge")
+        family = Metric(
+            name, f"{metric.name}, as dcgm-exporter names it.", "counter" if counts else "gauge"
+        )
         # DCGM 4.6's names carry base units; the old ones carry DCGM's units (MHz, MiB, percent).
         renamed = name != metric.dcgm_field
         for sample, labels in entries:
             value = sample.values.get(metric.name)
             if value is not None:
-                family.add_sample(name, labels, value if renamed else round(value / metric.dcgm_scale, 6))
+                family.add_sample(
+                    name, labels, value if renamed else round(value / metric.dcgm_scale, 6)
+                )
         if family.samples:
             result.append(family)
     return result
 
 
 def render(families: Iterable[Metric]) -> str:
-    """The lines as dcgm-exporter writes them: labels in its order (prometheus-client sorts them), %d or %f."""
+    """The lines as dcgm-exporter writes them: labels in its order (prometheus-client sorts them),
+    %d or %f.
+    """
     lines = []
     for family in families:
-        lines += [f"# HELP {family.name} {family.documentation}", f"# TYPE {family.name} {family.type}"]
+        lines += [
+            f"# HELP {family.name} {family.documentation}",
+            f"# TYPE {family.name} {family.type}",
+        ]
         for sample in family.samples:
-            labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels.items())
+            labels = ",".join(
+                f'{name}="{_escaped(value)}"' for name, value in sample.labels.items()
+            )
             lines.append(f"{sample.name}{{{labels}}} {_number(family.name, sample.value)}")
     return "\n".join([*lines, ""]) if lines else ""
 
@@ -123,9 +146,15 @@ def _number(name: str, value: float) -> str:
 
 
 def labels_of(
-    node: str, driver: str | None, accelerator: Accelerator, holders: Sequence[Holder], vintage: Vintage
+    node: str,
+    driver: str | None,
+    accelerator: Accelerator,
+    holders: Sequence[Holder],
+    vintage: Vintage,
 ) -> dict[str, str]:
-    """dcgm-exporter's labels in its order; a MIG instance is named by its device with profile and instance id."""
+    """dcgm-exporter's labels in its order; a MIG instance is named by its device with profile and
+    instance id.
+    """
     labels = {"gpu": str(accelerator.index), "UUID": accelerator.device_uuid}
     if accelerator.pci_bus_id:
         labels["pci_bus_id"] = accelerator.pci_bus_id
@@ -140,7 +169,9 @@ def labels_of(
 
 
 def holder_labels(holders: Sequence[Holder]) -> dict[str, str]:
-    """The pod or Slurm job of the first holder: one line per reading, so that no sum counts it twice."""
+    """The pod or Slurm job of the first holder: one line per reading, so that no sum counts it
+    twice.
+    """
     for holder in holders:
         workload = holder.workload
         if workload.kind == "kubernetes":

@@ -1,8 +1,9 @@
 """The health of an accelerator, with its cause.
 
-Evidence comes from the driver's answers (a lost GPU, one that needs a reset, one that refuses every reading) and from
-the counters of memory faults and requested actions. The counters are read less often than the rest, so their readers
-keep the latest value of each: a fault stands until a reading says that it is gone.
+Evidence comes from the driver's answers (a lost GPU, one that needs a reset, one that refuses every
+reading) and from the counters of memory faults and requested actions. The counters are read less
+often than the rest, so their readers keep the latest value of each: a fault stands until a reading
+says that it is gone.
 """
 
 from __future__ import annotations
@@ -33,10 +34,15 @@ _RANK = {"ok": 0, "degraded": 1, "unknown": 2, "failed": 3}
 
 
 def verdict(evidence: Mapping[str, float | int]) -> Health:
-    """Health by the latest reading of each metric of EVIDENCE; a metric that the card does not give has no effect."""
+    """Health by the latest reading of each metric of EVIDENCE; a metric that the card does not give
+    has no effect.
+    """
     action = int(evidence.get(RECOVERY, 0))
     if action:
-        return Health("degraded", f"the driver asks to {RECOVERY_ACTIONS.get(action, f'take action {action}')}")
+        return Health(
+            "degraded",
+            f"the driver asks to {RECOVERY_ACTIONS.get(action, f'take action {action}')}",
+        )
     for name, cause in _FAULTS:
         if evidence.get(name, 0) > 0:
             return Health("degraded", cause)
@@ -44,13 +50,19 @@ def verdict(evidence: Mapping[str, float | int]) -> Health:
 
 
 def page_health(values: Mapping[str, float | int]) -> Health:
-    """Health by the counters and the last Xid; dcgm-exporter keeps an Xid until it restarts, so it only degrades."""
+    """Health by the counters and the last Xid; dcgm-exporter keeps an Xid until it restarts, so it
+    only degrades.
+    """
     xid = int(values.get("gpu_last_xid", 0))
     if xid and (known := meaning(xid)).severity == "critical":
-        return Health("degraded", f"Xid {xid} is the exporter's latest: {known.text}; {known.action}")
+        return Health(
+            "degraded", f"Xid {xid} is the exporter's latest: {known.text}; {known.action}"
+        )
     return verdict(values)
 
 
 def worse(first: Health, second: Health) -> Health:
-    """The worse of two verdicts, the first where they are equally bad: a MIG instance fails with its device."""
+    """The worse of two verdicts, the first where they are equally bad: a MIG instance fails with
+    its device.
+    """
     return second if _RANK[second.status] > _RANK[first.status] else first

@@ -1,8 +1,9 @@
 """One HTTP exchange within a deadline and a size, for everything that agent and collector ask.
 
-A socket's timeout starts anew with each byte, so a server that sends a byte now and then holds its caller for as long
-as it likes. Here every step (the name, the connection, TLS, each byte sent and received) gets only what is left of one
-deadline. Redirections are not followed, compressed answers are neither asked for nor taken, and no proxy is used.
+A socket's timeout starts anew with each byte, so a server that sends a byte now and then holds its
+caller for as long as it likes. Here every step (the name, the connection, TLS, each byte sent and
+received) gets only what is left of one deadline. Redirections are not followed, compressed answers
+are neither asked for nor taken, and no proxy is used.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class _TlsSocket(ssl.SSLSocket):
 
 
 class BoundedConnection(http.client.HTTPConnection):
-    """A connection to one server, on which each exchange as a whole is bounded; it is reopened where it was closed."""
+    """A connection to one server, on which each exchange as a whole is bounded; it is reopened
+    where it was closed.
+    """
 
     def __init__(
         self,
@@ -82,7 +85,12 @@ class BoundedConnection(http.client.HTTPConnection):
         self.default_port = _PORTS[parts.scheme]
         super().__init__(parts.hostname or "", parts.port or self.default_port)
         self._tls = tls if parts.scheme == "https" else None
-        self._timeout_s, self._max_bytes, self._unix_path, self._clock = timeout_s, max_bytes, unix_path, clock
+        self._timeout_s, self._max_bytes, self._unix_path, self._clock = (
+            timeout_s,
+            max_bytes,
+            unix_path,
+            clock,
+        )
         self._pinned, self._until = pinned, 0.0
 
     def open(self) -> None:
@@ -91,18 +99,29 @@ class BoundedConnection(http.client.HTTPConnection):
         self.connect()
 
     def exchange(
-        self, method: str, target: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Send a request and read its answer.
 
-        Raises OSError (TimeoutError past the deadline, AnswerTooLarge), http.client.HTTPException or ValueError.
+        Raises OSError (TimeoutError past the deadline, AnswerTooLarge), http.client.HTTPException
+        or ValueError.
         """
         return self._exchange(method, target, body, headers, self._read_body)
 
     def exchange_head(
-        self, method: str, target: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Send a request and read status and headers; of the body is dropped what comes in time. Raises as `exchange`.
+        """Send a request and read status and headers; of the body is dropped what comes in time.
+
+        Raises as `exchange`.
 
         The connection is closed.
         """
@@ -123,7 +142,9 @@ class BoundedConnection(http.client.HTTPConnection):
             self.request(method, target, body, dict(headers or {}))
             response = self.getresponse()
             answer = Answer(
-                response.status, {name.lower(): value for name, value in response.getheaders()}, read(response)
+                response.status,
+                {name.lower(): value for name, value in response.getheaders()},
+                read(response),
             )
         except TimeoutError as error:
             self.close()
@@ -141,7 +162,11 @@ class BoundedConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         """Connect within what is left of the deadline."""
-        plain = self._connect_unix(self._unix_path) if self._unix_path is not None else self._connect_tcp()
+        plain = (
+            self._connect_unix(self._unix_path)
+            if self._unix_path is not None
+            else self._connect_tcp()
+        )
         plain.remaining_s = self._remaining_s
         self.sock = plain
         if self._tls is not None:
@@ -175,7 +200,9 @@ class BoundedConnection(http.client.HTTPConnection):
             family = socket.AF_INET6 if ":" in self._pinned[0] else socket.AF_INET
             return self._connected(_Socket(family, socket.SOCK_STREAM), self._pinned)
         failure: OSError = OSError(f"{self.host}: the name has no address")
-        for family, kind, protocol, _, address in resolve(self.host, self.port, self._remaining_s()):
+        for family, kind, protocol, _, address in resolve(
+            self.host, self.port, self._remaining_s()
+        ):
             try:
                 connection = self._connected(_Socket(family, kind, protocol), address)
             except TimeoutError:
@@ -199,7 +226,9 @@ class BoundedConnection(http.client.HTTPConnection):
     def _read_body(self, response: http.client.HTTPResponse) -> bytes:
         encoding = response.getheader("Content-Encoding", "identity").strip().lower()
         if encoding not in {"", "identity"}:
-            raise http.client.HTTPException(f"the answer is compressed ({encoding[:20]!r}), which was not asked for")
+            raise http.client.HTTPException(
+                f"the answer is compressed ({encoding[:20]!r}), which was not asked for"
+            )
         body = bytearray()
         while piece := response.read1(min(_CHUNK, self._max_bytes + 1 - len(body))):
             self._remaining_s()  # a server that is always a little ahead never makes a read wait
@@ -218,7 +247,9 @@ class BoundedConnection(http.client.HTTPConnection):
         return b""
 
 
-def get_page(url: str, *, timeout_s: float, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> str:
+def get_page(
+    url: str, *, timeout_s: float, max_bytes: int, clock: Callable[[], float] = time.monotonic
+) -> str:
     """The text of a page. Raises OSError, http.client.HTTPException or ValueError."""
     parts = urlsplit(url)
     connection = BoundedConnection(url, timeout_s=timeout_s, max_bytes=max_bytes, clock=clock)
@@ -229,7 +260,9 @@ def get_page(url: str, *, timeout_s: float, max_bytes: int, clock: Callable[[], 
         connection.close()
     if 300 <= answer.status < 400:
         location = escape_text(answer.headers.get("location", "another address")[:200])
-        raise ValueError(f"HTTP status {answer.status}: it redirects to {location}, which is not followed")
+        raise ValueError(
+            f"HTTP status {answer.status}: it redirects to {location}, which is not followed"
+        )
     if answer.status != http.client.OK:
         raise ValueError(f"HTTP status {answer.status}")
     return answer.body.decode("utf-8", errors="replace")
@@ -249,7 +282,8 @@ def resolve(host: str, port: int, timeout_s: float) -> list[Any]:
         except Exception as error:  # handed to the caller; UnicodeError is one of them
             found.put(error)
 
-    # The system's resolver has no deadline: in a thread of its own it ends when its name servers have timed out.
+    # The system's resolver has no deadline: in a thread of its own it ends when its name servers
+    # have timed out.
     threading.Thread(target=resolve, name="resolve", daemon=True).start()
     try:
         addresses = found.get(timeout=timeout_s)

@@ -1,6 +1,8 @@
-"""Split an integer in proportion to weights so that the parts add up to it: the largest-remainder method (Hamilton).
+"""Split an integer in proportion to weights so that the parts add up to it: the largest-remainder
+method (Hamilton).
 
-Each part is within one of its exact share. Standard library only: the exact accounting of the collector uses it too.
+Each part is within one of its exact share. Standard library only: the exact accounting of the
+collector uses it too.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ from collections.abc import Sequence
 
 
 def split(total: int, weights: Sequence[int]) -> list[int]:
-    """Parts of `total` in proportion to the weights; among equal remainders the earlier part gets more.
+    """Parts of `total` in proportion to the weights; among equal remainders the earlier part gets
+    more.
 
-    Raises ValueError for a negative total or weight, and for a total to be split over weights that are all zero.
+    Raises ValueError for a negative total or weight, and for a total to be split over weights that
+    are all zero.
     """
     if total < 0 or any(weight < 0 for weight in weights):
         raise ValueError("a split needs a total and weights that are not negative")
@@ -23,7 +27,9 @@ def split(total: int, weights: Sequence[int]) -> list[int]:
     parts = [total * weight // weight_sum for weight in weights]
     missing = total - sum(parts)
     if missing:
-        by_remainder = sorted(range(len(weights)), key=lambda at: (-(total * weights[at] % weight_sum), at))
+        by_remainder = sorted(
+            range(len(weights)), key=lambda at: (-(total * weights[at] % weight_sum), at)
+        )
         for at in by_remainder[:missing]:
             parts[at] += 1
     return parts

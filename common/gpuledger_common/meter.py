@@ -1,13 +1,15 @@
 """The meter: integrates samples into usage intervals of held, busy, idle and unknown time.
 
-Each sample speaks for the time since the sample before it: whoever holds the accelerator now held it, and the activity
-read now (the driver averages over the time before) says whether it was busy. Positions are absolute milliseconds from
-the monotonic clock, so nothing drifts, and consecutive intervals abut. A pause longer than `gap_ms` is not filled: the
-interval ends at the last sample and the rest is *unobserved*. After the wall clock was set back, instants occur a
-second time; what was metered for them stays, and the repeated time is unobserved too.
+Each sample speaks for the time since the sample before it: whoever holds the accelerator now held
+it, and the activity read now (the driver averages over the time before) says whether it was busy.
+Positions are absolute milliseconds from the monotonic clock, so nothing drifts, and consecutive
+intervals abut. A pause longer than `gap_ms` is not filled: the interval ends at the last sample and
+the rest is *unobserved*. After the wall clock was set back, instants occur a second time; what was
+metered for them stays, and the repeated time is unobserved too.
 
-Laws: the intervals of an accelerator never overlap, however the clock is set; the parts of the holders that share an
-interval add up to it; busy + idle + unknown = held; cutting at hours, flushing often and sampling faster change no sum.
+Laws: the intervals of an accelerator never overlap, however the clock is set; the parts of the
+holders that share an interval add up to it; busy + idle + unknown = held; cutting at hours,
+flushing often and sampling faster change no sum.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ ACTIVITY = ("gpu_sm_active_ratio", "gpu_graphics_engine_active_ratio", "gpu_util
 
 @dataclass(slots=True)
 class MeteredInterval:
-    """Time of one accelerator in one state with all who shared it; ms and mJ (None: energy is not measured)."""
+    """Time of one accelerator in one state with all who shared it; ms and mJ (None: energy is not
+    measured).
+    """
 
     uuid: str
     state: State
@@ -54,8 +58,14 @@ class MeteredInterval:
             self.energy_mj = (self.energy_mj or 0) + energy_mj
 
     def continues(self, before: MeteredInterval) -> bool:
-        """Whether it follows `before` at once, within the same hour and with the same state and holders."""
-        same = (self.state, self.holders, self.start_ms) == (before.state, before.holders, before.end_ms)
+        """Whether it follows `before` at once, within the same hour and with the same state and
+        holders.
+        """
+        same = (self.state, self.holders, self.start_ms) == (
+            before.state,
+            before.holders,
+            before.end_ms,
+        )
         return same and self.start_ms // HOUR_MS == before.start_ms // HOUR_MS
 
 
@@ -68,25 +78,32 @@ class _Energy:
 
     def since_last(self, values: Mapping[str, float | int], elapsed_ms: int) -> int | None:
         """Millijoules since the last call; a counter that fell (driver reload) is bridged by power."""
-        # Updated before any return: the next difference begins here, also after the counter was absent or reset.
+        # Updated before any return: the next difference begins here, also after the counter was
+        # absent or reset.
         total = values.get("gpu_energy_joules_total")
         previous = self.counter_mj
         self.counter_mj = None if total is None else round(total * 1000)
         if self.counter_mj is not None and previous is not None and self.counter_mj >= previous:
             return self.counter_mj - previous
         watts = values.get("gpu_power_watts")
-        if watts is None or watts < 0:  # a broken exporter may print anything; energy is never negative
+        if (
+            watts is None or watts < 0
+        ):  # a broken exporter may print anything; energy is never negative
             return None
         self.carry_mj += watts * elapsed_ms  # watts x milliseconds = millijoules
         energy_mj = int(self.carry_mj)
-        # The fraction of a millijoule is carried over: rounding at every sample would lose up to 1 mJ each time.
+        # The fraction of a millijoule is carried over: rounding at every sample would lose up to 1
+        # mJ each time.
         self.carry_mj -= energy_mj
         return energy_mj
 
 
 @dataclass(slots=True)
 class Meter:
-    """Meters the accelerators of one node. `gap_ms` is the longest pause between samples that counts as observed."""
+    """Meters the accelerators of one node.
+
+    `gap_ms` is the longest pause between samples that counts as observed.
+    """
 
     gap_ms: int
     busy_threshold: float = 0.01
@@ -95,7 +112,9 @@ class Meter:
     _energy: dict[str, _Energy] = field(default_factory=dict)
     _closed: list[MeteredInterval] = field(default_factory=list)
     discarded_after_clock_step_ms: int = 0
-    """Accelerator time not counted because its instants had been metered before the clock was set back."""
+    """Accelerator time not counted because its instants had been metered before the clock was set
+    back.
+    """
     _current_range: tuple[int, int] | None = None
     """First and last instant since the clock was last set."""
     _metered_ranges: list[tuple[int, int]] = field(default_factory=list)
@@ -108,39 +127,55 @@ class Meter:
             self.lose(uuid)
             return
         before_ms = self._last_sample_ms.get(uuid)
-        # The range of instants since the clock was last set: after the next step none of them may be metered again.
+        # The range of instants since the clock was last set: after the next step none of them may
+        # be metered again.
         first_ms, last_ms = self._current_range or (at_ms, at_ms)
         self._current_range = min(first_ms, at_ms), max(last_ms, at_ms)
         elapsed_ms = 0 if before_ms is None else at_ms - before_ms
-        # Also when a gap follows: the counter moves on, so that energy used in the gap is not added to what comes
-        # after.
-        energy_mj = self._energy.setdefault(uuid, _Energy()).since_last(sample.values, max(elapsed_ms, 0))
-        # The first sample, a pause that is too long, or a step back: there is no time to account for.
+        # Also when a gap follows: the counter moves on, so that energy used in the gap is not added
+        # to what comes after.
+        energy_mj = self._energy.setdefault(uuid, _Energy()).since_last(
+            sample.values, max(elapsed_ms, 0)
+        )
+        # The first sample, a pause that is too long, or a step back: there is no time to account
+        # for.
         if before_ms is None or not 0 <= elapsed_ms <= self.gap_ms:
             self._close(uuid)
             # After a step back, wait until the instants pass the last sample again.
             self._last_sample_ms[uuid] = max(at_ms, before_ms or at_ms)
             return
         self._last_sample_ms[uuid] = at_ms
-        # These instants were metered before a step back of the clock; counting them again would bill time twice.
+        # These instants were metered before a step back of the clock; counting them again would
+        # bill time twice.
         ranges = self._metered_ranges
         if ranges and any(start_ms < at_ms and before_ms < end_ms for start_ms, end_ms in ranges):
             self.discarded_after_clock_step_ms += elapsed_ms
             self._close(uuid)
             return
         latest = MeteredInterval(
-            uuid, state, in_order(holders) if state == "held" else (), before_ms, at_ms, energy_mj=energy_mj
+            uuid,
+            state,
+            in_order(holders) if state == "held" else (),
+            before_ms,
+            at_ms,
+            energy_mj=energy_mj,
         )
         self._extend(latest, activity(sample.values, self.busy_threshold))
 
     def _extend(self, latest: MeteredInterval, busy: bool | None) -> None:
-        """Add the time since the last sample, cut at UTC hours, to the open interval or to a new one."""
+        """Add the time since the last sample, cut at UTC hours, to the open interval or to a new
+        one.
+        """
         length_ms, at_ms = latest.end_ms - latest.start_ms, latest.start_ms
         while at_ms < latest.end_ms:
-            # An interval never crosses a UTC hour, because hours are the unit in which the collector recomputes usage.
+            # An interval never crosses a UTC hour, because hours are the unit in which the
+            # collector recomputes usage.
             stop_ms = min(latest.end_ms, (at_ms // HOUR_MS + 1) * HOUR_MS)
             interval = self._open.get(latest.uuid)
-            same = interval is not None and (interval.state, interval.holders) == (latest.state, latest.holders)
+            same = interval is not None and (interval.state, interval.holders) == (
+                latest.state,
+                latest.holders,
+            )
             if interval is None or not same or at_ms % HOUR_MS == 0:
                 self._close(latest.uuid)
                 interval = MeteredInterval(latest.uuid, latest.state, latest.holders, at_ms, at_ms)
@@ -148,9 +183,12 @@ class Meter:
             if latest.state == "held":
                 interval.add_time(busy, stop_ms - at_ms)
             if latest.energy_mj is not None:
-                # Differences of running floors: the parts of all hours add up to the energy exactly.
+                # Differences of running floors: the parts of all hours add up to the energy
+                # exactly.
                 until_stop = latest.energy_mj * (stop_ms - latest.start_ms) // length_ms
-                interval.add_energy(until_stop - latest.energy_mj * (at_ms - latest.start_ms) // length_ms)
+                interval.add_energy(
+                    until_stop - latest.energy_mj * (at_ms - latest.start_ms) // length_ms
+                )
             interval.end_ms = at_ms = stop_ms
 
     def lose(self, uuid: str) -> None:
@@ -171,8 +209,8 @@ class Meter:
             return
         self._metered_ranges = _united([*self._metered_ranges, self._current_range])
         if len(self._metered_ranges) > MAX_METERED_RANGES:
-            # Merging the earliest two also covers the gap between them: time there is unobserved rather than billed
-            # twice.
+            # Merging the earliest two also covers the gap between them: time there is unobserved
+            # rather than billed twice.
             self._metered_ranges[:2] = [(self._metered_ranges[0][0], self._metered_ranges[1][1])]
         self._current_range = None
 
@@ -183,20 +221,24 @@ class Meter:
             self._closed.append(interval)
 
     def take(self) -> list[MeteredInterval]:
-        """Everything metered since the last call; open intervals are cut at their last sample and continue."""
+        """Everything metered since the last call; open intervals are cut at their last sample and
+        continue.
+        """
         for uuid in list(self._open):
             self._close(uuid)
         closed, self._closed = self._closed, []
         return closed
 
     def put_back(self, intervals: list[MeteredInterval]) -> None:
-        """Keep intervals that could not be stored for the next `take`; those that abut within an hour are merged.
+        """Keep intervals that could not be stored for the next `take`; those that abut within an
+        hour are merged.
 
         Merging bounds the memory that a long wait for the disk takes.
         """
         merged: list[MeteredInterval] = []
         latest: dict[str, MeteredInterval] = {}
-        # Those put back are older than what was closed meanwhile, so this order is by time for each accelerator.
+        # Those put back are older than what was closed meanwhile, so this order is by time for each
+        # accelerator.
         for interval in intervals + self._closed:
             before = latest.get(interval.uuid)
             if before is None or not interval.continues(before):
@@ -230,8 +272,11 @@ def in_order(holders: Sequence[Holder]) -> tuple[Holder, ...]:
 
 
 def state_of(sample: Sample, holders: Sequence[Holder]) -> State | None:
-    """The state that a sample is evidence of; None for a silent accelerator without a holder, which shows nothing."""
-    # Before holders: a failed GPU is unavailable even while somebody has it allocated, and is not billed as held.
+    """The state that a sample is evidence of; None for a silent accelerator without a holder, which
+    shows nothing.
+    """
+    # Before holders: a failed GPU is unavailable even while somebody has it allocated, and is not
+    # billed as held.
     if sample.health.status == "failed":
         return "unavailable"
     if holders:
@@ -241,7 +286,8 @@ def state_of(sample: Sample, holders: Sequence[Holder]) -> State | None:
 
 def activity(values: Mapping[str, float | int], threshold: float) -> bool | None:
     """Whether the accelerator worked; None when the card gives none of the metrics that show it."""
-    # The first metric that the card gives decides alone; a mean of different metrics would not be comparable.
+    # The first metric that the card gives decides alone; a mean of different metrics would not be
+    # comparable.
     for name in ACTIVITY:
         if name in values:
             return values[name] > threshold

@@ -1,7 +1,8 @@
-"""The row types of the metric catalog: what a card can report, in which unit, and which call reads it.
+"""The row types of the metric catalog: what a card can report, in which unit, and which call reads
+it.
 
-The sampler, the wire's column types, the storage columns, the exposition and the reference page in docs/ all follow
-from one table (`catalog.METRICS`): adding a row there adds a metric everywhere.
+The sampler, the wire's column types, the storage columns, the exposition and the reference page in
+docs/ all follow from one table (`catalog.METRICS`): adding a row there adds a metric everywhere.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ Scope = Literal["GPU", "MIG", "NVLink", "process"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A plain NVML call on a device handle: function, names of pynvml constants to pass, item or attribute to take.
+    """A plain NVML call on a device handle: function, names of pynvml constants to pass, item or
+    attribute to take.
 
-    The name of a pynvml structure stands for a new instance, which the call fills in and which is then the answer.
+    The name of a pynvml structure stands for a new instance, which the call fills in and which is
+    then the answer.
     """
 
     function: str
@@ -28,7 +31,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of the batched nvmlDeviceGetFieldValues call, by pynvml constant; scope None means no scope id."""
+    """A field of the batched nvmlDeviceGetFieldValues call, by pynvml constant; scope None means no
+    scope id.
+    """
 
     constant: str
     scope: int | None = None
@@ -48,8 +53,9 @@ Reader = Call | Field | Gpm
 class Metric:
     """One row of the catalog.
 
-    `scale` turns the raw NVML number into the base unit of `unit`. `reader` is None for metrics that the agent derives
-    or receives as events. `hot` metrics have a column of their own in the collector's sample table.
+    `scale` turns the raw NVML number into the base unit of `unit`. `reader` is None for metrics
+    that the agent derives or receives as events. `hot` metrics have a column of their own in the
+    collector's sample table.
     """
 
     name: str

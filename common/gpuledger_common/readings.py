@@ -1,7 +1,8 @@
 """The readings of a node at one instant: its accelerators, their samples and their holders.
 
-These immutable values are the interface between the sampler and every source (NVML, an exporter, a recording, a
-simulation) and owner source. A reading that a card does not give is *absent with a reason*, never 0 and never -1.
+These immutable values are the interface between the sampler and every source (NVML, an exporter, a
+recording, a simulation) and owner source. A reading that a card does not give is *absent with a
+reason*, never 0 and never -1.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 WHOLE_GPU = 1_000_000
-"""Micro-GPUs of a whole device: the unit of an accelerator's share (see `Accelerator.gpu_micro`)."""
+"""Micro-GPUs of a whole device: the unit of an accelerator's share (see `Accelerator.gpu_micro`).
+"""
 
 HealthStatus = Literal["ok", "degraded", "failed", "unknown"]
 
@@ -23,7 +25,10 @@ class AgentError(Exception):
 
 
 class SourceUnavailable(AgentError):
-    """A source cannot be read at all: no driver, no library, no file. The message says what to do."""
+    """A source cannot be read at all: no driver, no library, no file.
+
+    The message says what to do.
+    """
 
 
 class StillStarting(SourceUnavailable):
@@ -34,8 +39,9 @@ class StillStarting(SourceUnavailable):
 class Accelerator:
     """The unit that usage is counted for: a device, or a MIG instance when MIG is on.
 
-    `gpu_micro` is the share of a physical device in millionths: 1,000,000 for a whole device, and the dominant share
-    max(compute, memory) for a MIG instance. `uuid` is the key everywhere; `index` changes at boot and is display only.
+    `gpu_micro` is the share of a physical device in millionths: 1,000,000 for a whole device, and
+    the dominant share max(compute, memory) for a MIG instance. `uuid` is the key everywhere;
+    `index` changes at boot and is display only.
     """
 
     uuid: str
@@ -43,7 +49,9 @@ class Accelerator:
     index: int
     model: str
     mig_instance: str | None = None
-    """For a MIG instance its profile and id, such as `1g.10gb/7` (profile/GPU instance id); None for a device."""
+    """For a MIG instance its profile and id, such as `1g.10gb/7` (profile/GPU instance id); None
+    for a device.
+    """
     gpu_micro: int = WHOLE_GPU
     memory_bytes: int | None = None
     pci_bus_id: str | None = None
@@ -51,7 +59,10 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that has a context on an accelerator. `memory_bytes` is None where the driver does not report it."""
+    """A process that has a context on an accelerator.
+
+    `memory_bytes` is None where the driver does not report it.
+    """
 
     pid: int
     memory_bytes: int | None = None
@@ -60,7 +71,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The health of one accelerator with its cause. `failed` makes its time *unavailable* in the ledger."""
+    """The health of one accelerator with its cause.
+
+    `failed` makes its time *unavailable* in the ledger.
+    """
 
     status: HealthStatus = "ok"
     cause: str = ""
@@ -78,8 +92,8 @@ class SeriesValue:
 class Sample:
     """The readings of one accelerator at one instant, in base units, by catalog name.
 
-    `monotonic_ns` is the instant of the reading on CLOCK_MONOTONIC. A metric is in `values`, or in `absent` with a
-    reason, or in neither when its tier was not due.
+    `monotonic_ns` is the instant of the reading on CLOCK_MONOTONIC. A metric is in `values`, or in
+    `absent` with a reason, or in neither when its tier was not due.
     """
 
     uuid: str
@@ -89,12 +103,17 @@ class Sample:
     processes: Sequence[Process] = ()
     health: Health = Health()
     series: Mapping[str, Sequence[SeriesValue]] = field(default_factory=dict)
-    """Metrics that have several series on one accelerator (a link, a process, a reason); shown, not stored."""
+    """Metrics that have several series on one accelerator (a link, a process, a reason); shown, not
+    stored.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The accelerators that a source sees. `problems` are sentences such as an unreadable GPU, a missing permission."""
+    """The accelerators that a source sees.
+
+    `problems` are sentences such as an unreadable GPU, a missing permission.
+    """
 
     driver: str | None
     accelerators: Sequence[Accelerator]
@@ -103,13 +122,18 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The job, pod, container or process that holds an accelerator. `id` is unique within its `kind` and node/cluster.
+    """The job, pod, container or process that holds an accelerator.
 
-    `tags` are set by people; tags named like a level of the owner tree (team, project, ...) attribute it.
+    `id` is unique within its `kind` and node/cluster.
+
+    `tags` are set by people; tags named like a level of the owner tree (team, project, ...)
+    attribute it.
     """
 
     id: str
-    kind: Literal["slurm", "kubernetes", "container", "process", "static", "simulated", "dcgm", "labels"]
+    kind: Literal[
+        "slurm", "kubernetes", "container", "process", "static", "simulated", "dcgm", "labels"
+    ]
     user: str | None = None
     account: str | None = None
     name: str | None = None
@@ -118,7 +142,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A workload that holds an accelerator; holders of one accelerator share it in proportion to their weights."""
+    """A workload that holds an accelerator; holders of one accelerator share it in proportion to
+    their weights.
+    """
 
     workload: Workload
     weight: int = 1
@@ -129,7 +155,10 @@ Holders = Mapping[str, Sequence[Holder]]
 
 
 class Source(Protocol):
-    """A source of samples. `read` never raises for one faulty accelerator: the health of its sample says so."""
+    """A source of samples.
+
+    `read` never raises for one faulty accelerator: the health of its sample says so.
+    """
 
     name: str
 

@@ -1,8 +1,10 @@
-"""Counters of inference servers (vLLM, Triton, TGI, SGLang) and of a run's own file: their names and how they are read.
+"""Counters of inference servers (vLLM, Triton, TGI, SGLang) and of a run's own file: their names
+and how they are read.
 
-The names are those that the servers document: vLLM docs "Production Metrics" (prometheus_client adds `_total`), Triton
-"Metrics" (`nv_inference_*`), TGI (counters without `_total`; tokens are sums of histograms), SGLang "Production
-Metrics". An aborted or failed request of vLLM is not an inference. The collector uses the same table for remote write.
+The names are those that the servers document: vLLM docs "Production Metrics" (prometheus_client
+adds `_total`), Triton "Metrics" (`nv_inference_*`), TGI (counters without `_total`; tokens are sums
+of histograms), SGLang "Production Metrics". An aborted or failed request of vLLM is not an
+inference. The collector uses the same table for remote write.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class CounterReading:
 
 @dataclass(frozen=True, slots=True)
 class PageCounter:
-    """A counter on a metrics page: what it counts, the labels that distinguish its series, and its value."""
+    """A counter on a metrics page: what it counts, the labels that distinguish its series, and its
+    value.
+    """
 
     engine: str
     counter: str
@@ -78,14 +82,18 @@ def part_of(labels: Mapping[str, str]) -> str:
 
 
 def exact_count(value: float) -> int | None:
-    """A counter's value as an integer; None for what a counter cannot be: a fraction, negative, NaN, beyond 2^53."""
+    """A counter's value as an integer; None for what a counter cannot be: a fraction, negative,
+    NaN, beyond 2^53.
+    """
     return int(value) if 0 <= value <= MAX_EXACT and value == int(value) else None
 
 
 def parse(text: str) -> tuple[list[PageCounter], int | None]:
-    """The counters of a page of exposition text, and the start of its process (unix ms) if the page has it.
+    """The counters of a page of exposition text, and the start of its process (unix ms) if the page
+    has it.
 
-    Lines that cannot be read are skipped, and so is a series that appears twice with different values.
+    Lines that cannot be read are skipped, and so is a series that appears twice with different
+    values.
     """
     counters: dict[tuple[str, str], PageCounter | None] = {}
     started_ms: int | None = None
@@ -107,7 +115,9 @@ def parse(text: str) -> tuple[list[PageCounter], int | None]:
 
 
 def _line(line: str) -> tuple[str, dict[str, str], float | None]:
-    """Name, labels and value of a line; no value for a series that is not in the table or a malformed line."""
+    """Name, labels and value of a line; no value for a series that is not in the table or a
+    malformed line.
+    """
     name = line.partition("{")[0].partition(" ")[0]
     if name not in ENGINES and name != STARTED:
         return name, {}, None

@@ -1,6 +1,8 @@
-"""Settings of agent and collector: one TOML file, and variables of the environment, which override it.
+"""Settings of agent and collector: one TOML file, and variables of the environment, which override
+it.
 
-Every fault is collected, so that one start reports all of them, each with its place and the nearest known name.
+Every fault is collected, so that one start reports all of them, each with its place and the nearest
+known name.
 """
 
 from __future__ import annotations
@@ -41,18 +43,32 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_bounded(path, MAX_TOML_BYTES).decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        raise SettingsError(
+            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})"
+        ) from error
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: is not TOML: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{path}: nests too deep, or holds a number that is too long") from error
+        raise SettingsError(
+            f"{path}: nests too deep, or holds a number that is too long"
+        ) from error
 
 
 def lines_of(path: Path, names: Collection[str]) -> dict[str, str]:
     """`:LINE` of each name at the top of a TOML file, where a line begins with it."""
     lines: dict[str, str] = {}
-    for number, line in enumerate(read_bounded(path, MAX_TOML_BYTES).decode("utf-8").splitlines(), 1):
-        name = line.strip().lstrip("[").partition("=")[0].partition("]")[0].partition(".")[0].strip().strip("\"'")
+    for number, line in enumerate(
+        read_bounded(path, MAX_TOML_BYTES).decode("utf-8").splitlines(), 1
+    ):
+        name = (
+            line.strip()
+            .lstrip("[")
+            .partition("=")[0]
+            .partition("]")[0]
+            .partition(".")[0]
+            .strip()
+            .strip("\"'")
+        )
         if name in names:
             lines.setdefault(name, f":{number}")
     return lines
@@ -74,8 +90,9 @@ def given_settings(
 ) -> tuple[list[GivenSetting], list[str]]:
     """The settings of the file and then of the environment, and a sentence about each unknown name.
 
-    Variables that begin with `foreign_prefix` belong to another program, those with TEST_PREFIX to the tests and those
-    with MODEL_PREFIX to forecast methods; all are ignored. Raises SettingsError for a file that cannot be read.
+    Variables that begin with `foreign_prefix` belong to another program, those with TEST_PREFIX to
+    the tests and those with MODEL_PREFIX to forecast methods; all are ignored. Raises SettingsError
+    for a file that cannot be read.
     """
     given: list[GivenSetting] = []
     faults: list[str] = []
@@ -86,7 +103,9 @@ def given_settings(
         if name in known:
             given.append(GivenSetting(name, value, place))
         else:
-            faults.append(f"{place} is not a setting; the nearest one is {nearest_name(name, known)}")
+            faults.append(
+                f"{place} is not a setting; the nearest one is {nearest_name(name, known)}"
+            )
     variables = {prefix + name.upper(): name for name in known}
     ignored = (TEST_PREFIX, MODEL_PREFIX, foreign_prefix or TEST_PREFIX)
     for variable, text in sorted(environment.items()):
@@ -95,5 +114,8 @@ def given_settings(
         if variable in variables:
             given.append(GivenSetting(variables[variable], text, variable))
         else:
-            faults.append(f"{variable} is not a setting; the nearest one is {nearest_name(variable, variables)}")
+            faults.append(
+                f"{variable} is not a setting; the nearest one is"
+                f" {nearest_name(variable, variables)}"
+            )
     return given, faults

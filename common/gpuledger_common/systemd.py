@@ -11,7 +11,10 @@ SEND_TIMEOUT_S = 1.0
 
 
 def notify(state: str) -> None:
-    """Send one datagram such as `READY=1` to NOTIFY_SOCKET, if systemd set it. A failure never stops the service."""
+    """Send one datagram such as `READY=1` to NOTIFY_SOCKET, if systemd set it.
+
+    A failure never stops the service.
+    """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

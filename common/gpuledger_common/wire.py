@@ -1,12 +1,14 @@
 """The wire between agent and collector: one typed envelope, the same in msgpack (zstd) and in JSON.
 
-A batch is identified by `(node, epoch, seq)`. Its bytes never change once it is spooled, so a retry is byte-identical
-and the collector distinguishes a duplicate from a forgery by its SHA-256. Gauges travel as float32 columns, counters as
-float64 or int64 (float32 would lose precision); NaN, or the smallest int64, means *absent*. In JSON a column may be a
-plain list with nulls, for curl and for tests.
+A batch is identified by `(node, epoch, seq)`. Its bytes never change once it is spooled, so a retry
+is byte-identical and the collector distinguishes a duplicate from a forgery by its SHA-256. Gauges
+travel as float32 columns, counters as float64 or int64 (float32 would lose precision); NaN, or the
+smallest int64, means *absent*. In JSON a column may be a plain list with nulls, for curl and for
+tests.
 
-*Usage intervals* are what is billed: time of one accelerator in one state, integrated by the agent from differences of
-the monotonic clock. All times are integer milliseconds; instants are UTC unix milliseconds.
+*Usage intervals* are what is billed: time of one accelerator in one state, integrated by the agent
+from differences of the monotonic clock. All times are integer milliseconds; instants are UTC unix
+milliseconds.
 """
 
 from __future__ import annotations
@@ -18,14 +20,18 @@ import msgspec
 WIRE_VERSION = 1
 ABSENT_INT64 = -(2**63)
 MAX_BODY_BYTES = 8 * 1024 * 1024
-"""Largest body as sent; the collector refuses a larger one with 413, and the agent then splits the batch."""
+"""Largest body as sent; the collector refuses a larger one with 413, and the agent then splits the
+batch.
+"""
 MAX_DECODED_BYTES = 64 * 1024 * 1024
 
 State = Literal["held", "unallocated", "unavailable"]
 
 
 class WireAccelerator(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An accelerator as the agent sees it; rows of the batch refer to it by its position in `Batch.accelerators`."""
+    """An accelerator as the agent sees it; rows of the batch refer to it by its position in
+    `Batch.accelerators`.
+    """
 
     uuid: str
     device_uuid: str
@@ -54,11 +60,12 @@ class WireWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
 class WireUsageInterval(msgspec.Struct, frozen=True, omit_defaults=True):
     """Time of one accelerator in one state, as held by one workload.
 
-    `start_ms` and `end_ms` bound it (start in, end out). For state `held`, `held_ms` is this workload's part of it:
-    over the workloads that share an accelerator the parts add up to `end_ms - start_ms` (largest remainder), and
-    `busy_ms + idle_ms + unknown_ms == held_ms`. For the other states `workload` is None, `held_ms` is 0 and so are
-    busy, idle and unknown. `energy_mj` is millijoules, None where the card does not measure it; a device's energy
-    is counted once, never once per MIG instance.
+    `start_ms` and `end_ms` bound it (start in, end out). For state `held`, `held_ms` is this
+    workload's part of it: over the workloads that share an accelerator the parts add up to `end_ms
+    - start_ms` (largest remainder), and `busy_ms + idle_ms + unknown_ms == held_ms`. For the other
+    states `workload` is None, `held_ms` is 0 and so are busy, idle and unknown. `energy_mj` is
+    millijoules, None where the card does not measure it; a device's energy is counted once, never
+    once per MIG instance.
     """
 
     accelerator: int
@@ -74,7 +81,9 @@ class WireUsageInterval(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One metric of every row: little-endian `f4`, `f8` or `i8` bytes, or a list with nulls in JSON."""
+    """One metric of every row: little-endian `f4`, `f8` or `i8` bytes, or a list with nulls in
+    JSON.
+    """
 
     kind: Literal["f4", "f8", "i8"]
     values: bytes | list[float | int | None]
@@ -91,8 +100,9 @@ class Samples(msgspec.Struct, frozen=True, omit_defaults=True):
 class Count(msgspec.Struct, frozen=True, omit_defaults=True):
     """A counter of a workload's output (tokens, inferences, steps) as it stood at an instant.
 
-    `source` is the endpoint without credentials, `part` the labels that distinguish its series, and `started_ms` the
-    start of the counting process, None if unknown. Receivers that do not know this record ignore it.
+    `source` is the endpoint without credentials, `part` the labels that distinguish its series, and
+    `started_ms` the start of the counting process, None if unknown. Receivers that do not know this
+    record ignore it.
     """
 
     workload: int
@@ -108,8 +118,8 @@ class Count(msgspec.Struct, frozen=True, omit_defaults=True):
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     """The agent's sign of life, also on a node without a GPU, with the batch counts of its spool.
 
-    `uninstalled` marks the last one of an agent that is being uninstalled: nobody need wait for the next. Receivers
-    that do not know it ignore it.
+    `uninstalled` marks the last one of an agent that is being uninstalled: nobody need wait for the
+    next. Receivers that do not know it ignore it.
     """
 
     agent_version: str
@@ -127,7 +137,10 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Everything that a node reports about a period of time. `epoch` is the UUID of the spool that numbered it."""
+    """Everything that a node reports about a period of time.
+
+    `epoch` is the UUID of the spool that numbered it.
+    """
 
     version: int
     node: str
@@ -142,7 +155,9 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """One record that was refused: `record` is a path such as `usage_intervals[3]` or `samples[17]`."""
+    """One record that was refused: `record` is a path such as `usage_intervals[3]` or
+    `samples[17]`.
+    """
 
     record: str
     reason: str

@@ -1,7 +1,9 @@
-"""Xids, the driver's error codes: what each means for the card, what to do, and how the kernel log reports them.
+"""Xids, the driver's error codes: what each means for the card, what to do, and how the kernel log
+reports them.
 
-Classes and actions follow NVIDIA's catalog (docs.nvidia.com/deploy/xid-errors) as of October 2025, in our own words.
-An Xid at most degrades a card's health: only the driver's answers, never a log line, make time unavailable.
+Classes and actions follow NVIDIA's catalog (docs.nvidia.com/deploy/xid-errors) as of October 2025,
+in our own words. An Xid at most degrades a card's health: only the driver's answers, never a log
+line, make time unavailable.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ Severity = Literal["info", "warning", "critical"]
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """`severity` is info (a fault of the program), warning (look at it) or critical (the card needs an action)."""
+    """`severity` is info (a fault of the program), warning (look at it) or critical (the card needs
+    an action).
+    """
 
     family: Literal["program", "memory", "link", "hung", "driver", "other"]
     severity: Severity
@@ -94,11 +98,17 @@ class LoggedXid:
 def parse(line: str) -> LoggedXid | None:
     """The Xid in a line of the kernel log, if there is one. Old drivers leave out pid and name."""
     match = _LINE.search(line)
-    return None if match is None else LoggedXid(bus_key(match[1]), int(match[2]), (match[3] or "").strip())
+    return (
+        None
+        if match is None
+        else LoggedXid(bus_key(match[1]), int(match[2]), (match[3] or "").strip())
+    )
 
 
 def bus_key(address: str) -> str:
-    """Normalize a PCI address: `0000:3b:00` (kernel) and `00000000:3B:00.0` (NVML) are the same device."""
+    """Normalize a PCI address: `0000:3b:00` (kernel) and `00000000:3B:00.0` (NVML) are the same
+    device.
+    """
     parts = address.lower().partition(".")[0].split(":")
     if len(parts) == 2:
         parts = ["0", *parts]

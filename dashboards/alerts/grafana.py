@@ -1,8 +1,11 @@
-"""Alert rules that Grafana evaluates on the ledger: what no /metrics can say. Made by `python -m dashboards.build`.
+"""Alert rules that Grafana evaluates on the ledger: what no /metrics can say.
 
-Grafana's Postgres alerting takes time series alone and a `$` in provisioned YAML is a variable, so each query gives
-rows (time, value) and uses no macro. A rule with a `label` has a row for each budget, node, queue or pool: each fires
-by itself, and the alert's text names it. The others give one row.
+Made by `python -m dashboards.build`.
+
+Grafana's Postgres alerting takes time series alone and a `$` in provisioned YAML is a variable, so
+each query gives rows (time, value) and uses no macro. A rule with a `label` has a row for each
+budget, node, queue or pool: each fires by itself, and the alert's text names it. The others give
+one row.
 """
 
 from __future__ import annotations
@@ -50,8 +53,8 @@ RULES = (
         "gpuledger-proof",
         "GpuLedgerProofBroken",
         "Charges of a day and capacity times rate differ: the bill is wrong",
-        'SELECT now() AS "time", count(*)::float8 AS value FROM (SELECT holds FROM conservation_check '
-        "UNION ALL SELECT holds FROM corrected_day) proofs WHERE NOT holds",
+        'SELECT now() AS "time", count(*)::float8 AS value FROM (SELECT holds FROM'
+        " conservation_check UNION ALL SELECT holds FROM corrected_day) proofs WHERE NOT holds",
         0,
         "5m",
         "critical",
@@ -60,9 +63,11 @@ RULES = (
     Rule(
         "gpuledger-silent",
         "GpuLedgerNodeSilent",
-        f"Node {{{{ .Labels.node }}}} has been silent for {SILENT_MS // 60_000} minutes: its time becomes unobserved",
-        f"SELECT now() AS \"time\", name AS node, (last_seen_at < now() - interval '{SILENT_MS // 60_000} minutes')"
-        f"::int::float8 AS value FROM node WHERE status NOT IN ({UNWATCHED}) ORDER BY 2",
+        f"Node {{{{ .Labels.node }}}} has been silent for {SILENT_MS // 60_000} minutes: its time"
+        " becomes unobserved",
+        'SELECT now() AS "time", name AS node, (last_seen_at < now() - interval'
+        f" '{SILENT_MS // 60_000} minutes')::int::float8 AS value FROM node WHERE status NOT IN"
+        f" ({UNWATCHED}) ORDER BY 2",
         0,
         "0s",
         "warning",
@@ -73,7 +78,8 @@ RULES = (
         "gpuledger-unobserved",
         "GpuLedgerUnobserved",
         "More than 5 % of the last full day's capacity was unobserved",
-        'SELECT now() AS "time", coalesce((SELECT (unobserved_ns / nullif(capacity_ns, 0))::float8 FROM '
+        'SELECT now() AS "time", coalesce((SELECT (unobserved_ns / nullif(capacity_ns, 0))::float8'
+        " FROM "
         "conservation_check "
         f"p WHERE {whole('p')} ORDER BY day_ms DESC LIMIT 1), 0) AS value",
         0.05,
@@ -85,8 +91,9 @@ RULES = (
         "gpuledger-unpriced",
         "GpuLedgerUnpriced",
         "GPU-hours of the last week have no rate: they are missing from every amount",
-        'SELECT now() AS "time", (coalesce(sum(gpu_ns), 0) / 3.6e12)::float8 AS value FROM ledger_day '
-        "WHERE currency IS NULL AND day_ms > extract(epoch FROM now())::bigint * 1000 - 604800000",
+        'SELECT now() AS "time", (coalesce(sum(gpu_ns), 0) / 3.6e12)::float8 AS value FROM'
+        " ledger_day WHERE currency IS NULL AND day_ms > extract(epoch FROM now())::bigint * 1000 -"
+        " 604800000",
         0,
         "15m",
         "warning",
@@ -95,9 +102,10 @@ RULES = (
     Rule(
         "gpuledger-behind",
         "GpuLedgerBehind",
-        "Nodes report but the newest hour of usage is more than three hours old: the ledger is not updated",
-        'SELECT now() AS "time", greatest(0, extract(epoch FROM (SELECT max(last_seen_at) FROM node)) / 3600.0 '
-        "- (SELECT max(hour_ms) FROM usage_hour) / 3600000.0)::float8 AS value",
+        "Nodes report but the newest hour of usage is more than three hours old: the ledger is not"
+        " updated",
+        'SELECT now() AS "time", greatest(0, extract(epoch FROM (SELECT max(last_seen_at) FROM'
+        " node)) / 3600.0 - (SELECT max(hour_ms) FROM usage_hour) / 3600000.0)::float8 AS value",
         3,
         "10m",
         "critical",
@@ -106,7 +114,8 @@ RULES = (
     Rule(
         "gpuledger-conflict",
         "GpuLedgerConflict",
-        "Different bytes came under a known batch number: a copied spool or two nodes with the same name",
+        "Different bytes came under a known batch number: a copied spool or two nodes with the same"
+        " name",
         'SELECT now() AS "time", count(*)::float8 AS value FROM ingest_conflict '
         "WHERE received_at > now() - interval '1 hour'",
         0,
@@ -130,10 +139,11 @@ RULES = (
     Rule(
         "gpuledger-queue-silent",
         "GpuLedgerQueueSilent",
-        "The queue of {{ .Labels.queue }} has not been read for an hour: its pools get no scaling advice",
-        'SELECT now() AS "time", source AS queue, '
-        "(extract(epoch FROM now()) / 60 - max(at_ms) / 60000.0)::float8 AS value FROM queue_reading "
-        "WHERE at_ms > extract(epoch FROM now())::bigint * 1000 - 86400000 GROUP BY 2 ORDER BY 2",
+        "The queue of {{ .Labels.queue }} has not been read for an hour: its pools get no scaling"
+        " advice",
+        'SELECT now() AS "time", source AS queue, (extract(epoch FROM now()) / 60 - max(at_ms) /'
+        " 60000.0)::float8 AS value FROM queue_reading WHERE at_ms > extract(epoch FROM"
+        " now())::bigint * 1000 - 86400000 GROUP BY 2 ORDER BY 2",
         60,
         "5m",
         "warning",
@@ -143,10 +153,11 @@ RULES = (
     Rule(
         "gpuledger-scaling-stands",
         "GpuLedgerScalingStands",
-        "Scaling decisions were made in the last week but none for three hours, although there is demand",
-        'SELECT now() AS "time", coalesce((SELECT extract(epoch FROM now()) / 60 - max(made_ms) / 60000.0 '
-        "FROM scaling_decision WHERE made_ms > extract(epoch FROM now())::bigint * 1000 - 604800000), 0)::float8 "
-        "AS value",
+        "Scaling decisions were made in the last week but none for three hours, although there is"
+        " demand",
+        'SELECT now() AS "time", coalesce((SELECT extract(epoch FROM now()) / 60 - max(made_ms) /'
+        " 60000.0 FROM scaling_decision WHERE made_ms > extract(epoch FROM now())::bigint * 1000 -"
+        " 604800000), 0)::float8 AS value",
         180,
         "5m",
         "warning",
@@ -155,11 +166,11 @@ RULES = (
     Rule(
         "gpuledger-forecasts-off",
         "GpuLedgerForecastsOff",
-        "Demand of pool {{ .Labels.pool }} was outside the forecast band in more than four of ten hours last week; "
-        "two are expected",
-        'SELECT now() AS "time", series AS pool, (1 - sum(inside)::float8 / sum(known))::float8 AS value '
-        "FROM backtest WHERE grouped = 'pool' AND origin_ms > extract(epoch FROM now())::bigint * 1000 - 691200000 "
-        "GROUP BY 2 HAVING sum(known) >= 48 ORDER BY 2",
+        "Demand of pool {{ .Labels.pool }} was outside the forecast band in more than four of ten"
+        " hours last week; two are expected",
+        'SELECT now() AS "time", series AS pool, (1 - sum(inside)::float8 / sum(known))::float8'
+        " AS value FROM backtest WHERE grouped = 'pool' AND origin_ms > extract(epoch FROM"
+        " now())::bigint * 1000 - 691200000 GROUP BY 2 HAVING sum(known) >= 48 ORDER BY 2",
         0.4,
         "15m",
         "info",
@@ -201,7 +212,13 @@ def provisioned() -> dict[str, Any]:
     return {
         "apiVersion": 1,
         "groups": [
-            {"orgId": 1, "name": "gpuledger", "folder": FOLDER, "interval": "1m", "rules": [_rule(r) for r in RULES]}
+            {
+                "orgId": 1,
+                "name": "gpuledger",
+                "folder": FOLDER,
+                "interval": "1m",
+                "rules": [_rule(r) for r in RULES],
+            }
         ],
     }
 
@@ -216,7 +233,10 @@ def _rule(rule: Rule) -> dict[str, Any]:
         "noDataState": "OK",
         "execErrState": "Error",
         "labels": {"severity": rule.severity},
-        "annotations": {"summary": rule.summary, "runbook_url": "{{ externalURL }}" + address(rule.runbook)},
+        "annotations": {
+            "summary": rule.summary,
+            "runbook_url": "{{ externalURL }}" + address(rule.runbook),
+        },
         "data": [
             {
                 "refId": "A",
@@ -276,5 +296,9 @@ def _expression(reference: str, model: dict[str, Any]) -> dict[str, Any]:
         "refId": reference,
         "datasourceUid": "__expr__",
         "relativeTimeRange": {"from": 0, "to": 0},
-        "model": {"refId": reference, "datasource": {"type": "__expr__", "uid": "__expr__"}, **model},
+        "model": {
+            "refId": reference,
+            "datasource": {"type": "__expr__", "uid": "__expr__"},
+            **model,
+        },
     }

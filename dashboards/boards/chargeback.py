@@ -41,15 +41,20 @@ def remainder(column: str, unit: str) -> str:
 
 
 def rounded(column: str, unit: str) -> str:
-    """Values in multiples of `unit` by largest remainder: accounting.quantity.round_in_lists in SQL.
+    """Values in multiples of `unit` by largest remainder: accounting.quantity.round_in_lists in
+    SQL.
 
-    A list is what is billed of one month in a currency. The rounded sum is half to even; what it exceeds the floors by
-    goes to the largest remainders, ties to the earlier row. What is not known takes no part and stays unknown.
+    A list is what is billed of one month in a currency. The rounded sum is half to even; what it
+    exceeds the floors by goes to the largest remainders, ties to the earlier row. What is not known
+    takes no part and stays unknown.
     """
     known = f"PARTITION BY rows.currency, rows.correction_of, {column} IS NULL"
     total = f"sum({column}) OVER ({known})"
     whole, rest = floored(total, unit), remainder(total, unit)
-    up = f"CASE WHEN 2 * {rest} > {unit} OR (2 * {rest} = {unit} AND mod(abs({whole}), 2) = 1) THEN 1 ELSE 0 END"
+    up = (
+        f"CASE WHEN 2 * {rest} > {unit} OR (2 * {rest} = {unit} AND mod(abs({whole}), 2) = 1) THEN"
+        " 1 ELSE 0 END"
+    )
     left = f"{whole} + {up} - sum({floored(column, unit)}) OVER ({known})"
     rank = f"row_number() OVER ({known} ORDER BY {remainder(column, unit)} DESC, rows.at)"
     return f"({floored(column, unit)} + CASE WHEN {rank} <= {left} THEN 1 ELSE 0 END)"
@@ -59,7 +64,9 @@ MEASURES = ("ns", "idle_ns", "cost", "idle_cost")
 
 
 def statement(levels: tuple[str, ...], names: tuple[str, ...]) -> str:
-    """The chargeback by these owner levels, row by row as `gpuledger chargeback --format csv` writes it."""
+    """The chargeback by these owner levels, row by row as `gpuledger chargeback --format csv`
+    writes it.
+    """
     keys = ",\n    ".join(
         f"""CASE WHEN l.currency IS NULL THEN '{"(unpriced)" if at == 0 else ""}'
         WHEN l.state NOT IN ({PAID}) THEN {"'(' || l.state || ')'" if at == 0 else "''"}
@@ -71,8 +78,16 @@ def statement(levels: tuple[str, ...], names: tuple[str, ...]) -> str:
     order = ", ".join(f'key{at} COLLATE "C"' for at in range(len(levels)))
     shown = ", ".join(f'rows.key{at} AS "{name}"' for at, name in enumerate(names))
     shown_order = ", ".join(f'rows.key{at} COLLATE "C"' for at in range(len(levels)))
-    units = {"ns": "3600000::numeric", "idle_ns": "3600000::numeric", "cost": UNIT, "idle_cost": UNIT}
-    amounts = ", ".join(f"{rounded(f'rows.{name}', units[name])} * {units[name]} AS shown_{name}" for name in MEASURES)
+    units = {
+        "ns": "3600000::numeric",
+        "idle_ns": "3600000::numeric",
+        "cost": UNIT,
+        "idle_cost": UNIT,
+    }
+    amounts = ", ".join(
+        f"{rounded(f'rows.{name}', units[name])} * {units[name]} AS shown_{name}"
+        for name in MEASURES
+    )
     return f"""
 WITH l AS (
     SELECT l.currency, l.state, l.correction_of, {raw}, sum(l.gpu_ns) AS gpu_ns, sum(l.idle_ns) AS idle_ns,
@@ -95,7 +110,9 @@ FROM rows ORDER BY rows.currency NULLS LAST, coalesce(rows.cost, 0) DESC, {shown
 """
 
 
-def bill(title: str, description: str, levels: tuple[str, ...], names: tuple[str, ...], height: int) -> Panel:
+def bill(
+    title: str, description: str, levels: tuple[str, ...], names: tuple[str, ...], height: int
+) -> Panel:
     """A table with the columns of the CSV and a footer that adds them up."""
     panel = table(
         title,
@@ -126,8 +143,8 @@ def bill(title: str, description: str, levels: tuple[str, ...], names: tuple[str
 BOARD = Board(
     "gpuledger-chargeback",
     "GPU Ledger / Chargeback ledger",
-    "The bill with the cells of the CSV of `gpuledger chargeback`. Choose whole days, which are the billing "
-    "zone's; it opens on the last month. Shares of common costs are not in it.",
+    "The bill with the cells of the CSV of `gpuledger chargeback`. Choose whole days, which are the"
+    " billing zone's; it opens on the last month. Shares of common costs are not in it.",
     (datasource(), currency()),
     (
         (
@@ -154,7 +171,8 @@ BOARD = Board(
                 ),
                 stat(
                     "Difference ($currency)",
-                    "Charges of checked days minus capacity times rate: anything but 0 means that the bill is wrong.",
+                    "Charges of checked days minus capacity times rate: anything but 0 means that"
+                    " the bill is wrong.",
                     "SELECT sum(coalesce((l.charged_cost ->> ${currency:sqlstring})::numeric, 0) "
                     "- coalesce((l.capacity_cost ->> ${currency:sqlstring})::numeric, 0)) / "
                     f"{MICRO} AS difference "
@@ -167,7 +185,8 @@ BOARD = Board(
                 stat(
                     "Days that fail",
                     "Days whose conservation check fails.",
-                    f"SELECT count(*) FILTER (WHERE NOT l.holds) AS days FROM conservation_check l WHERE {DAYS}",
+                    "SELECT count(*) FILTER (WHERE NOT l.holds) AS days FROM conservation_check l"
+                    f" WHERE {DAYS}",
                     "none",
                     width=4,
                     steps=((None, GREEN), (1, VERMILION)),
@@ -180,16 +199,16 @@ BOARD = Board(
             (
                 bill(
                     "By team ($currency)",
-                    "`gpuledger chargeback --by team --format csv` for the same days: its rows in this "
-                    "currency, and those without a price.",
+                    "`gpuledger chargeback --by team --format csv` for the same days: its rows in"
+                    " this currency, and those without a price.",
                     ("team",),
                     ("team",),
                     12,
                 ),
                 bill(
                     "By team and project ($currency)",
-                    "`gpuledger chargeback --by team,project --format csv` for the same days: its rows in this "
-                    "currency, and those without a price.",
+                    "`gpuledger chargeback --by team,project --format csv` for the same days: its"
+                    " rows in this currency, and those without a price.",
                     ("team", "project"),
                     ("team", "project"),
                     14,
@@ -216,7 +235,9 @@ BOARD = Board(
                     decimals=2,
                     overrides=(
                         column("day", unit="time:YYYY-MM-DD"),
-                        column("holds", unit="string", mappings=[HOLDS], cell="color-text", width=60),
+                        column(
+                            "holds", unit="string", mappings=[HOLDS], cell="color-text", width=60
+                        ),
                         column("until", unit="time:YYYY-MM-DD HH:mm", width=140),
                     ),
                 ),

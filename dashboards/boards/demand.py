@@ -55,9 +55,13 @@ KNOWN = """(SELECT day_ms, state, pool, gpu_model, gpu_ns FROM ledger_day WHERE 
 Hours of a commitment that nothing used are paid, and are no GPUs.
 """
 HELD_NS = "sum(l.gpu_ns) FILTER (WHERE l.state = 'held')"
-SEEN = """(coalesce(sum(l.gpu_ns) FILTER (WHERE l.state = 'unobserved'), 0) <= 0.05 * sum(l.gpu_ns))"""
+SEEN = (
+    """(coalesce(sum(l.gpu_ns) FILTER (WHERE l.state = 'unobserved'), 0) <= 0.05 * sum(l.gpu_ns))"""
+)
 HELD_GPUS = f"CASE WHEN {SEEN} THEN coalesce({HELD_NS}, 0) / {DAY_NS} END"
-"""GPUs held on average; null on a day of which more than 5 % was not observed: unknown demand is not zero."""
+"""GPUs held on average; null on a day of which more than 5 % was not observed: unknown demand is
+not zero.
+"""
 QUEUES = "Queues and waiting times (where a scheduler's queue or records are read)"
 
 WEEKS = f"""
@@ -73,8 +77,9 @@ WEEKS = f"""
         FROM ahead JOIN past ON mod(ahead.day - past.day, 7) = 0 GROUP BY 1
     )
 """
-"""Each coming day as the same weekday of the last four weeks, of those that were observed: the baseline that every
-forecast has to beat."""
+"""Each coming day as the same weekday of the last four weeks, of those that were observed: the
+baseline that every forecast has to beat.
+"""
 NOW_HELD = f"""
     SELECT count(*) AS accelerators FROM gpu_latest n
     JOIN capacity l ON l.accelerator_id = n.accelerator_id AND l.out_ms IS NULL
@@ -113,8 +118,8 @@ DECISIONS = series(
 
 SCARCEST = stat(
     "Headroom of the scarcest models",
-    "Share of a model's capacity that nobody held on that model's busiest day, the least first: one model cannot stand "
-    "in for another.",
+    "Share of a model's capacity that nobody held on that model's busiest day, the least first: one"
+    " model cannot stand in for another.",
     f"""
     SELECT model, 1 - max(part) AS part FROM (
         SELECT coalesce(nullif(l.gpu_model, ''), '(no model)') AS model,
@@ -131,7 +136,10 @@ SCARCEST = stat(
 )
 
 TO_FLEET = link("State of every GPU", "gpuledger-fleet", "${datasource:queryparam}")
-AS_COMMAND = "As `gpuledger plan capacity` printed it today; may be empty: a plan needs 24 known days of demand."
+AS_COMMAND = (
+    "As `gpuledger plan capacity` printed it today; may be empty: a plan needs 24 known days of"
+    " demand."
+)
 
 
 def planned(parts: str) -> str:
@@ -142,10 +150,15 @@ def planned(parts: str) -> str:
 def planned_band(name: str, *labels: str) -> str:
     """SQL: the columns likely, low and high of a band of a plan."""
     keys = zip(("likely", "low", "high"), labels, strict=True)
-    return ", ".join(f"(ahead -> '{name}' ->> '{key}')::float8 AS \"{label}\"" for key, label in keys)
+    return ", ".join(
+        f"(ahead -> '{name}' ->> '{key}')::float8 AS \"{label}\"" for key, label in keys
+    )
 
 
-EACH_DAY = "jsonb_array_elements(p.plan -> 'days') WITH ORDINALITY d (band, place), jsonb_each_text(d.band) b"
+EACH_DAY = (
+    "jsonb_array_elements(p.plan -> 'days') WITH ORDINALITY d (band, place),"
+    " jsonb_each_text(d.band) b"
+)
 EACH_HORIZON = """
     LATERAL (SELECT '(all)' AS team, p.plan -> 'pool' AS entry, 0 AS place
         UNION ALL SELECT t.entry ->> 'name', t.entry, t.place
@@ -155,8 +168,8 @@ EACH_HORIZON = """
 PLANS = (
     shares(
         "Demand to the end of the quarter",
-        f"Mean GPUs a day in each week that is left, named by its Monday: likely, and the ends of each day's band of "
-        f"80 %. Bands of several pools are added up. {AS_COMMAND}",
+        "Mean GPUs a day in each week that is left, named by its Monday: likely, and the ends of"
+        f" each day's band of 80 %. Bands of several pools are added up. {AS_COMMAND}",
         f"""
        WITH day AS (
            SELECT (to_timestamp((p.plan ->> 'start_ms')::bigint / 1000 + (d.place - 1) * 86400)
@@ -174,9 +187,9 @@ PLANS = (
     ),
     table(
         "Cost of capacity against wait",
-        "Cost to the end of the quarter by way of buying, of so many GPUs at most, and how many GPU-hours of demand "
-        "will wait with them. Reserved GPUs are paid in every hour, the others follow demand; spot repeats what "
-        f"interruptions lose. {AS_COMMAND}",
+        "Cost to the end of the quarter by way of buying, of so many GPUs at most, and how many"
+        " GPU-hours of demand will wait with them. Reserved GPUs are paid in every hour, the"
+        f" others follow demand; spot repeats what interruptions lose. {AS_COMMAND}",
         f"""
       SELECT p.pool, (ahead ->> 'gpus')::int AS "GPUs", (ahead ->> 'wait')::float8 AS "GPU-hours of wait",
           (ahead ->> 'on_demand')::float8 AS "on demand", (ahead ->> 'reserved')::float8 AS reserved,
@@ -189,8 +202,9 @@ PLANS = (
     ),
     table(
         "How many to reserve",
-        "The count of least expected cost with the rest on demand, the counts that would be best if demand turns out "
-        f"low or high, and what is lost then; commitments in force are included. Empty without rates. {AS_COMMAND}",
+        "The count of least expected cost with the rest on demand, the counts that would be best"
+        " if demand turns out low or high, and what is lost then; commitments in force are"
+        f" included. Empty without rates. {AS_COMMAND}",
         f"""
       SELECT p.pool, (r ->> 'gpus')::int AS reserve, (r ->> 'low')::int AS "if low", (r ->> 'high')::int AS "if high",
           (p.plan ->> 'committed_gpus')::int AS "committed now", (r ->> 'cost')::float8 AS cost,
@@ -212,9 +226,10 @@ PLANS = (
     ),
     table(
         "Growth by team",
-        "Grown: the last 7 days over the 7 that ended so many days earlier. Grows: the last 7 of the days to come over "
-        "the last 7, with its band. In band: the part of past days whose demand was in such a band (80 % is right); "
-        f"a past of less than three periods is not judged. {AS_COMMAND}",
+        "Grown: the last 7 days over the 7 that ended so many days earlier. Grows: the last 7 of"
+        " the days to come over the last 7, with its band. In band: the part of past days whose"
+        " demand was in such a band (80 % is right); a past of less than three periods is not"
+        f" judged. {AS_COMMAND}",
         f"""
       SELECT p.pool, o.team, (o.entry ->> 'gpus')::float8 AS "GPUs",
           CASE WHEN h.span > jsonb_array_length(o.entry -> 'next') THEN 'quarter end, ' ELSE '' END
@@ -239,8 +254,9 @@ PLANS = (
 BOARD = Board(
     "gpuledger-demand",
     "GPU Ledger / Demand and autoscaling",
-    "Held GPUs against capacity, waiting times, a baseline for the coming two weeks, and the plan to the end of the "
-    "quarter. The models, with their bands and back-tests, are `gpuledger forecast` and `gpuledger scale advise`.",
+    "Held GPUs against capacity, waiting times, a baseline for the coming two weeks, and the plan"
+    " to the end of the quarter. The models, with their bands and back-tests, are `gpuledger"
+    " forecast` and `gpuledger scale advise`.",
     (datasource(), pool(), model()),
     (
         (
@@ -256,7 +272,8 @@ BOARD = Board(
                 ),
                 stat(
                     "Mean demand",
-                    "GPUs held on average over the full days of the range; days that were not observed are left out.",
+                    "GPUs held on average over the full days of the range; days that were not"
+                    " observed are left out.",
                     f"SELECT avg(gpus) AS gpus FROM (SELECT {HELD_GPUS} AS gpus FROM {KNOWN} l "
                     f"{FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days",
                     EXACT,
@@ -266,8 +283,8 @@ BOARD = Board(
                 stat(
                     "Busiest day",
                     "Highest daily mean of held GPUs in the range.",
-                    f"SELECT max(gpus) AS gpus FROM (SELECT {HELD_GPUS} AS gpus FROM {KNOWN} l {FULL} "
-                    f"WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days",
+                    f"SELECT max(gpus) AS gpus FROM (SELECT {HELD_GPUS} AS gpus FROM {KNOWN} l"
+                    f" {FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days",
                     EXACT,
                     width=6,
                     decimals=1,
@@ -308,8 +325,8 @@ BOARD = Board(
                 ),
                 series(
                     "Held and unallocated, hour by hour",
-                    "GPUs by their state in each hour of the last four days; hours of a longer range are too many to "
-                    "add up while a person waits.",
+                    "GPUs by their state in each hour of the last four days; hours of a longer"
+                    " range are too many to add up while a person waits.",
                     f"""
                    SELECT to_timestamp(l.hour_ms / 1000) AS "time", s.name AS metric, sum(s.micro_ms) / 3.6e12 AS gpus
                    FROM (
@@ -341,9 +358,10 @@ BOARD = Board(
             (
                 series(
                     "Forecast and actual demand, all models",
-                    "Hour by hour: GPUs of the chosen pools that were held, and the forecast that was stored at the "
-                    "midnight before: likely, and a band that 80 % of the hours should lie in. Forecasts are made for "
-                    "pools, so the choice of models changes neither; bands of several pools are added up.",
+                    "Hour by hour: GPUs of the chosen pools that were held, and the forecast that"
+                    " was stored at the midnight before: likely, and a band that 80 % of the hours"
+                    " should lie in. Forecasts are made for pools, so the choice of models changes"
+                    " neither; bands of several pools are added up.",
                     f"""
                    WITH forecast AS (
                        SELECT (b.origin_ms + h.place * b.step_ms) / 1000 AS at,
@@ -369,7 +387,11 @@ BOARD = Board(
                     height=10,
                     interval="1h",
                     decimals=1,
-                    overrides=(line("actual", "text"), line("forecast", BLUE), *band("low", "high", SKY)),
+                    overrides=(
+                        line("actual", "text"),
+                        line("forecast", BLUE),
+                        *band("low", "high", SKY),
+                    ),
                 ),
                 table(
                     "Forecast accuracy",
@@ -404,9 +426,9 @@ BOARD = Board(
             (
                 table(
                     "Outcome of the decisions",
-                    "If each was followed: GPU-hours of wait (demand above what was "
-                    "decided) and waste (the opposite), compared with the best reactive setting; waste in money. A "
-                    "decision is judged when its hour is over.",
+                    "If each was followed: GPU-hours of wait (demand above what was decided) and"
+                    " waste (the opposite), compared with the best reactive setting; waste in"
+                    " money. A decision is judged when its hour is over.",
                     f"""
                   SELECT p.pool, p.decisions, coalesce(o.judged, 0) AS judged, o.wait,
                       o.reactive_wait AS "reactive wait", o.waste, o.reactive_waste AS "reactive waste",
@@ -449,7 +471,10 @@ BOARD = Board(
                     overrides=(
                         column("time", unit="time:YYYY-MM-DD HH:mm", width=140),
                         column("pool", unit="string", width=120),
-                        *(column(name, width=80) for name in ("decided", "demand", "reactive", "wait", "waste")),
+                        *(
+                            column(name, width=80)
+                            for name in ("decided", "demand", "reactive", "wait", "waste")
+                        ),
                         column("reason", unit="string"),
                     ),
                 ),
@@ -460,8 +485,8 @@ BOARD = Board(
             (
                 table(
                     "Pools over the range",
-                    "Where GPUs are scarce and where they are idle: daily means of held GPUs, over full days that were "
-                    "observed.",
+                    "Where GPUs are scarce and where they are idle: daily means of held GPUs, over"
+                    " full days that were observed.",
                     f"""
                   SELECT pool, model, 1 - max(held) / nullif(max(there), 0) AS headroom, avg(held) AS "mean",
                       max(held) AS "busiest day", avg(there) AS capacity
@@ -496,7 +521,10 @@ BOARD = Board(
                     EXACT,
                     width=10,
                     decimals=1,
-                    overrides=(column("day", unit="time:ddd YYYY-MM-DD", width=130), column("weeks", decimals=0)),
+                    overrides=(
+                        column("day", unit="time:ddd YYYY-MM-DD", width=130),
+                        column("weeks", decimals=0),
+                    ),
                 ),
             ),
         ),
@@ -521,8 +549,8 @@ BOARD = Board(
                 ),
                 series(
                     "GPUs requested in queues",
-                    "Requested in the queue of each scheduler and not held yet, whatever pool and model are chosen. "
-                    "May be empty where no queue is read.",
+                    "Requested in the queue of each scheduler and not held yet, whatever pool and"
+                    " model are chosen. May be empty where no queue is read.",
                     f"""
                    SELECT $__unixEpochGroupAlias(l.at_ms / 1000, $__interval), l.source AS metric,
                        avg(l.gpu_micro) / 1e6 AS gpus

@@ -85,7 +85,16 @@ TO_TEAM = (
 TO_BILL = link("The bill", "gpuledger-chargeback", "${datasource:queryparam}")
 TO_PROOF = link("The proof of each day", "gpuledger-pipeline", "${datasource:queryparam}")
 PARTS_OF_COST = (
-    *("busy", "idle", "activity unknown", "node costs", "adjustments", "unallocated", "unavailable", "unobserved"),
+    *(
+        "busy",
+        "idle",
+        "activity unknown",
+        "node costs",
+        "adjustments",
+        "unallocated",
+        "unavailable",
+        "unobserved",
+    ),
     *("stranded", "unused commitments"),
 )
 """The names of `states_of_cost`: together they are the spend."""
@@ -101,7 +110,8 @@ NUMBERS = (
     ),
     stat(
         "Waste ($currency)",
-        "Held idle, unallocated, stranded, and unused commitments. What nobody observed is not known, and not in it.",
+        "Held idle, unallocated, stranded, and unused commitments. What nobody observed is not"
+        " known, and not in it.",
         f"SELECT {WASTE} / {MICRO} AS waste FROM {LEDGER} l WHERE {CHOSEN}",
         MONEY,
         decimals=0,
@@ -120,7 +130,8 @@ NUMBERS = (
     ),
     stat(
         "Held share",
-        "GPU-hours held by a workload over all GPU-hours; those of unused commitments are of no GPU.",
+        "GPU-hours held by a workload over all GPU-hours; those of unused commitments are of no"
+        " GPU.",
         "SELECT sum(l.gpu_ns) FILTER (WHERE l.state = 'held') / nullif(sum(l.gpu_ns), 0) AS part "
         f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN} AND l.state <> 'commitment_unused'",
         RATIO,
@@ -132,8 +143,8 @@ NUMBERS = (
     stat(
         "Busy hour, $currency",
         "All cost divided by busy GPU-hours: the true unit cost.",
-        f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS}, 0) AS unit_cost "
-        f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}",
+        f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS}, 0) AS"
+        f" unit_cost FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}",
         EXACT,
         width=3,
         decimals=2,
@@ -179,7 +190,10 @@ COVERED = f"""
             FROM jsonb_each(l.commitments) c (name, terms))) / nullif(sum(l.capacity_ns), 0) AS covered
     FROM conservation_check l WHERE {DAYS}
 """
-SHARES = ", ".join(f"sum(s.cost) FILTER (WHERE s.name = '{name}') / {MICRO} AS \"{name}\"" for name in PARTS_OF_COST)
+SHARES = ", ".join(
+    f"sum(s.cost) FILTER (WHERE s.name = '{name}') / {MICRO} AS \"{name}\""
+    for name in PARTS_OF_COST
+)
 
 LEVELS = (
     ("org", "org"),
@@ -243,9 +257,11 @@ BUDGET_DAYS = f"""
         FROM so_far LEFT JOIN pace ON pace.id = so_far.id
     )
 """
-"""What counts against a budget by day, and where its period ends by the pace of the last 28 full days.
+"""What counts against a budget by day, and where its period ends by the pace of the last 28 full
+days.
 
-Shares of common costs, which the collector computes for budgets on total cost, are spread over the days in proportion.
+Shares of common costs, which the collector computes for budgets on total cost, are spread over the
+days in proportion.
 """
 BUDGETS = f"""
     WITH {BUDGET_PERIODS}, {BUDGET_DAYS}
@@ -314,7 +330,9 @@ BUDGET_AXIS = (
         hidden=True,
     ),
 )
-"""From now on so many days, moved back by those that are gone: the period of the chosen budget, to its end."""
+"""From now on so many days, moved back by those that are gone: the period of the chosen budget, to
+its end.
+"""
 ANOMALY_WORDS = {
     "usage": "more use",
     "price": "higher price",
@@ -341,16 +359,18 @@ ANOMALIES = f"""
 """
 TO_ANOMALY = {
     "title": "This team, from the day before",
-    "url": "/d/gpuledger-team?from=${__data.fields.first_ms.numeric}&to=${__data.fields.last_ms.numeric}"
-    "&var-team=${__data.fields.who:percentencode}&${datasource:queryparam}&${currency:queryparam}",
+    "url": (
+        "/d/gpuledger-team?from=${__data.fields.first_ms.numeric}&to=${__data.fields.last_ms.numeric}"
+        "&var-team=${__data.fields.who:percentencode}&${datasource:queryparam}&${currency:queryparam}"
+    ),
     "targetBlank": False,
 }
 TOP_MODEL = leading("l.gpu_model", f"{LEDGER} l", CHOSEN, "l.cost_micro")
 
 
 RUN_RATE = (
-    "Run rate: its end by the mean of the last 28 full days. The overview and mails state a forecast, which knows the "
-    "days of the week; it can differ."
+    "Run rate: its end by the mean of the last 28 full days. The overview and mails state a"
+    " forecast, which knows the days of the week; it can differ."
 )
 TO_BURN_UP = link(
     "Burn-up of this budget",
@@ -413,9 +433,9 @@ BOARD = Board(
         chosen(
             "budget",
             "Budget",
-            "SELECT b.name FROM budget b LEFT JOIN budget_alert a ON a.budget_id = b.id AND a.state = 'firing' "
-            "WHERE b.superseded_at IS NULL AND b.currency = ${currency:sqlstring} "
-            "GROUP BY 1 ORDER BY max(a.percent) DESC NULLS LAST, 1",
+            "SELECT b.name FROM budget b LEFT JOIN budget_alert a ON a.budget_id = b.id AND a.state"
+            " = 'firing' WHERE b.superseded_at IS NULL AND b.currency = ${currency:sqlstring} GROUP"
+            " BY 1 ORDER BY max(a.percent) DESC NULLS LAST, 1",
             many=False,
             description="Whose burn-up is drawn",
         ),
@@ -428,9 +448,9 @@ BOARD = Board(
             (
                 stat(
                     "This month, and its end at run rate ($currency)",
-                    "So far this month (of the billing zone), its end at the pace "
-                    "of the last 28 full days, with a band of 80 % as if days were independent. A run rate, not the "
-                    "forecast of pages and mails, which knows the days of the week.",
+                    "So far this month (of the billing zone), its end at the pace of the last 28"
+                    " full days, with a band of 80 % as if days were independent. A run rate, not"
+                    " the forecast of pages and mails, which knows the days of the week.",
                     MONTH,
                     MONEY,
                     width=12,
@@ -438,8 +458,8 @@ BOARD = Board(
                 ),
                 stat(
                     "Last 7 days against the 7 before",
-                    "Change of the mean of a full day; corrections of closed months are not in it. May be empty until "
-                    "more than a week is known.",
+                    "Change of the mean of a full day; corrections of closed months are not in it."
+                    " May be empty until more than a week is known.",
                     CHANGE,
                     RATIO,
                     width=12,
@@ -454,8 +474,8 @@ BOARD = Board(
             (
                 stat(
                     "List price against effective cost ($currency)",
-                    "The range's own days at list price and as charged, where the price book gives a list rate; "
-                    "corrections are not in it.",
+                    "The range's own days at list price and as charged, where the price book gives"
+                    " a list rate; corrections are not in it.",
                     LIST_PRICE,
                     MONEY,
                     width=9,
@@ -463,8 +483,8 @@ BOARD = Board(
                 ),
                 stat(
                     "Under commitment",
-                    "Part of all capacity that a commitment paid for, whatever pool and model are chosen; 0 % without "
-                    "commitments.",
+                    "Part of all capacity that a commitment paid for, whatever pool and model are"
+                    " chosen; 0 % without commitments.",
                     COVERED,
                     RATIO,
                     width=4,
@@ -474,18 +494,19 @@ BOARD = Board(
                 ),
                 stat(
                     "Energy (kWh) and CO2e (kg)",
-                    "Measured energy of all GPUs in the range, and its emissions by the declared carbon intensity and "
-                    "PUE. Time whose energy nobody read is not in it; without a carbon intensity the emissions are "
-                    "unknown.",
-                    f'SELECT sum({KWH}) AS "energy, kWh", sum({KWH} * grid.kg_per_kwh) AS "CO2e, kg" '
-                    f"FROM ledger_day l {GRID} WHERE {DAYS} AND {POOLS} AND {MODELS}",
+                    "Measured energy of all GPUs in the range, and its emissions by the declared"
+                    " carbon intensity and PUE. Time whose energy nobody read is not in it; without"
+                    " a carbon intensity the emissions are unknown.",
+                    f'SELECT sum({KWH}) AS "energy, kWh", sum({KWH} * grid.kg_per_kwh) AS "CO2e,'
+                    f' kg" FROM ledger_day l {GRID} WHERE {DAYS} AND {POOLS} AND {MODELS}',
                     COUNT,
                     width=5,
                     decimals=0,
                 ),
                 stat(
                     "Reconciled",
-                    "Share of days for which charges and capacity times rate agree to the micro-unit.",
+                    "Share of days for which charges and capacity times rate agree to the"
+                    " micro-unit.",
                     "SELECT count(*) FILTER (WHERE l.holds)::float8 / nullif(count(*), 0) AS part "
                     f"FROM conservation_check l WHERE {DAYS}",
                     RATIO,
@@ -509,8 +530,8 @@ BOARD = Board(
             (
                 series(
                     "Spend per day, by state ($currency)",
-                    "Held time is split into busy, idle and unknown activity. Corrections of closed months are in the "
-                    "tables.",
+                    "Held time is split into busy, idle and unknown activity. Corrections of closed"
+                    " months are in the tables.",
                     f"""
                    SELECT {DAY_TIME}, s.name AS metric, sum(s.cost) / {MICRO} AS cost
                    FROM {states_of_cost("l.day_ms", f"{CHOSEN} AND {OWN}")}
@@ -524,8 +545,8 @@ BOARD = Board(
                 ),
                 shares(
                     "Where the money went, by model ($currency)",
-                    "Parts of the spend of each model in the range, corrections included, dearest model first; the "
-                    "parts of all models are the spend above.",
+                    "Parts of the spend of each model in the range, corrections included, dearest"
+                    " model first; the parts of all models are the spend above.",
                     f"""
                    SELECT l.gpu_model AS model, {SHARES}
                    FROM {states_of_cost("l.gpu_model", CHOSEN)} GROUP BY 1 ORDER BY sum(s.cost) DESC NULLS LAST LIMIT 12
@@ -536,8 +557,9 @@ BOARD = Board(
                 ),
                 table(
                     "Teams ($currency)",
-                    "What each team is billed, with node costs and adjustments and without shares of common costs, and "
-                    "how much of it is idle; highest cost first. A team opens its showback.",
+                    "What each team is billed, with node costs and adjustments and without shares"
+                    " of common costs, and how much of it is idle; highest cost first. A team opens"
+                    " its showback.",
                     f"""
                   SELECT {TEAM} AS team, sum(l.cost_micro) / {MICRO} AS cost,
                       sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
@@ -590,10 +612,11 @@ BOARD = Board(
             (
                 series(
                     "Burn-up of $budget, and its end at run rate ($currency)",
-                    "From the first to the last day of the budget's period, whatever range is chosen: spent by the end "
-                    "of each day, against an even pace and the amount, and where it ends by the pace of the last 28 "
-                    "full days, with a band of 80 %: a run rate, while the overview and mails state a forecast. May be "
-                    "empty until budgets are declared.",
+                    "From the first to the last day of the budget's period, whatever range is"
+                    " chosen: spent by the end of each day, against an even pace and the amount,"
+                    " and where it ends by the pace of the last 28 full days, with a band of 80 %:"
+                    " a run rate, while the overview and mails state a forecast. May be empty until"
+                    " budgets are declared.",
                     BURN_UP,
                     MONEY,
                     width=24,
@@ -612,9 +635,10 @@ BOARD = Board(
                 ),
                 table(
                     "Anomalies",
-                    "Spending outside the expected band, ongoing first and then those in $currency by cost, whatever "
-                    "pool and model are chosen, with what caused it. Amounts are more than in the same hours before, "
-                    f"{AT_LISTED_RATES}. A name opens the team's showback of those days. Empty is good.",
+                    "Spending outside the expected band, ongoing first and then those in $currency"
+                    " by cost, whatever pool and model are chosen, with what caused it. Amounts"
+                    f" are more than in the same hours before, {AT_LISTED_RATES}. A name opens the"
+                    " team's showback of those days. Empty is good.",
                     ANOMALIES,
                     MONEY,
                     width=24,
@@ -627,21 +651,26 @@ BOARD = Board(
                         column("since", unit="time:MM-DD HH:mm", width=95),
                         column("until", unit="string", width=95),
                         column("why", unit="string"),
-                        *(column(name, **{"custom.hidden": True}) for name in ("first_ms", "last_ms")),
+                        *(
+                            column(name, **{"custom.hidden": True})
+                            for name in ("first_ms", "last_ms")
+                        ),
                     ),
                 ),
                 budget_table(
                     "Budgets in money, their ends at run rate",
-                    "This period's spend against each budget in money, whatever currency, pool and model are chosen; "
-                    "on total cost with the shares of common costs as last computed. More spent than time has passed "
-                    f"is the sign to look. {RUN_RATE} May be empty until budgets are declared.",
+                    "This period's spend against each budget in money, whatever currency, pool and"
+                    " model are chosen; on total cost with the shares of common costs as last"
+                    f" computed. More spent than time has passed is the sign to look. {RUN_RATE}"
+                    " May be empty until budgets are declared.",
                     BUDGETS,
                     [TO_BURN_UP, TO_OWNER],
                 ),
                 budget_table(
                     "Budgets in GPU-hours, their ends at run rate",
-                    "GPU-hours held this period against each budget in GPU-hours, priced or not, whatever currency, "
-                    f"pool and model are chosen. {RUN_RATE} Empty unless one is declared.",
+                    "GPU-hours held this period against each budget in GPU-hours, priced or not,"
+                    f" whatever currency, pool and model are chosen. {RUN_RATE} Empty unless one is"
+                    " declared.",
                     HOUR_BUDGETS,
                     [TO_OWNER],
                 ),

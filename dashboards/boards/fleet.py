@@ -46,12 +46,19 @@ from gpuledger_collector.services.node_health import SILENT_MS
 THERE = f"({ACCELERATORS}) a"
 NODES = picked("a.node", "node")
 KEEP = ("datasource",)
-TO_NODE = (link("This node", "gpuledger-node", "var-node=${__data.fields.node:percentencode}", keep=KEEP),)
+TO_NODE = (
+    link("This node", "gpuledger-node", "var-node=${__data.fields.node:percentencode}", keep=KEEP),
+)
 NODE_OF_ROW = "var-node=${__data.fields[0]:percentencode}"
 TO_CELL = link(
-    "This GPU", "gpuledger-node", f"{NODE_OF_ROW}&var-accelerator=${{__field.name:percentencode}}", keep=KEEP
+    "This GPU",
+    "gpuledger-node",
+    f"{NODE_OF_ROW}&var-accelerator=${{__field.name:percentencode}}",
+    keep=KEEP,
 )
-"""From a cell of the matrix of states, whose column has the name that the board of nodes gives to a GPU."""
+"""From a cell of the matrix of states, whose column has the name that the board of nodes gives to a
+GPU.
+"""
 REASONS = (
     (0x4, "power cap (software)"),
     (0x8, "slowdown (hardware)"),
@@ -95,7 +102,9 @@ HOUR_MS = 3_600_000
 MOST_STEPS = 96
 """Of a heat map beyond two days: as many as a day has quarters."""
 LANES = 10_000_000
-"""More than there are nodes: cells are in order by one number, which is half the time of instants and names."""
+"""More than there are nodes: cells are in order by one number, which is half the time of instants
+and names.
+"""
 
 
 QUARTER_MS, MINUTE_MS, PARTS = 900_000, 60_000, 24
@@ -124,15 +133,19 @@ ERRORS_OF = f"""CROSS JOIN LATERAL (
             WITH ORDINALITY v (words, value, place)
         WHERE v.value > 0
     ) error"""
-"""The errors of a row `l` with the newest values of all counters: their words in order, and how many are serious."""
+"""The errors of a row `l` with the newest values of all counters: their words in order, and how
+many are serious.
+"""
 SICK_FIRST = "array_position(ARRAY['failed', 'degraded'], a.health), error.serious = 0"
 
 
 def spread(column_name: str, size: int, unit: str) -> str:
-    """Accelerators per band of a minute rollup in 24 parts of the range: bands of `size`, named by their start.
+    """Accelerators per band of a minute rollup in 24 parts of the range: bands of `size`, named by
+    their start.
 
-    Each accelerator counts by its first known minute in the first quarter of an hour of a part, which bounds what is
-    read. Bands between the lowest and the highest are all there, so that none is missing from the axis.
+    Each accelerator counts by its first known minute in the first quarter of an hour of a part,
+    which bounds what is read. Bands between the lowest and the highest are all there, so that none
+    is missing from the axis.
     """
     return f"""
         WITH step AS MATERIALIZED (
@@ -159,7 +172,8 @@ def spread(column_name: str, size: int, unit: str) -> str:
 
 
 def node_utilization(name: str) -> str:
-    """The mean of a ratio over each node's accelerators: by quarters of an hour in ranges of up to two days.
+    """The mean of a ratio over each node's accelerators: by quarters of an hour in ranges of up to
+    two days.
 
     Beyond, by as many hours as make MOST_STEPS at most. What nobody knows has no row.
     """
@@ -208,10 +222,14 @@ ATTENTION_WORDS = (
     {
         "type": "value",
         "options": {
-            str(at): {"color": MEANING[name], "index": at, "text": name} for at, name in enumerate(NEEDS, start=1)
+            str(at): {"color": MEANING[name], "index": at, "text": name}
+            for at, name in enumerate(NEEDS, start=1)
         },
     },
-    {"type": "special", "options": {"match": "empty", "result": {"color": "transparent", "index": 0, "text": " "}}},
+    {
+        "type": "special",
+        "options": {"match": "empty", "result": {"color": "transparent", "index": 0, "text": " "}},
+    },
 )
 """No color where a node has no such GPU."""
 TELLING = f"""FROM gpu_latest l JOIN {THERE} ON a.id = l.accelerator_id
@@ -236,41 +254,44 @@ BOARD = Board(
                 stat(
                     "Failed",
                     "Accelerators that should not run work; causes are listed below.",
-                    f"SELECT count(*) AS accelerators FROM {THERE} WHERE {NODES} AND a.health = 'failed'",
+                    f"SELECT count(*) AS accelerators FROM {THERE} WHERE {NODES} AND a.health ="
+                    " 'failed'",
                     COUNT,
                     steps=((None, GREEN), (1, VERMILION)),
                 ),
                 stat(
                     "Degraded",
                     "Accelerators that work but need attention.",
-                    f"SELECT count(*) AS accelerators FROM {THERE} WHERE {NODES} AND a.health = 'degraded'",
+                    f"SELECT count(*) AS accelerators FROM {THERE} WHERE {NODES} AND a.health ="
+                    " 'degraded'",
                     COUNT,
                     steps=((None, GREEN), (1, ORANGE)),
                 ),
                 stat(
                     "Silent nodes",
-                    f"Nodes without a sign of life for {SILENT_S // 60} minutes; those that were retired, or whose "
-                    "agent was uninstalled, are left out.",
-                    f"SELECT count(*) AS nodes FROM node a WHERE {WATCHED} "
-                    f"AND a.last_seen_at < now() - interval '{SILENT_S} seconds' AND {picked('a.name', 'node')}",
+                    f"Nodes without a sign of life for {SILENT_S // 60} minutes; those that were"
+                    " retired, or whose agent was uninstalled, are left out.",
+                    f"SELECT count(*) AS nodes FROM node a WHERE {WATCHED} AND a.last_seen_at <"
+                    f" now() - interval '{SILENT_S} seconds' AND {picked('a.name', 'node')}",
                     COUNT,
                     steps=((None, GREEN), (1, VERMILION)),
                 ),
                 stat(
                     "Hottest GPU",
                     "Highest temperature among the latest readings.",
-                    f"SELECT max(l.gpu_temperature_celsius) AS celsius FROM gpu_latest l JOIN {THERE} "
-                    f"ON a.id = l.accelerator_id WHERE {NODES}",
+                    "SELECT max(l.gpu_temperature_celsius) AS celsius FROM gpu_latest l JOIN"
+                    f" {THERE} ON a.id = l.accelerator_id WHERE {NODES}",
                     "celsius",
                     decimals=0,
                     steps=((None, GREEN), (80, ORANGE), (90, VERMILION)),
                 ),
                 stat(
                     "Power",
-                    "Sum of the latest power readings of devices (a MIG instance reports its entire board).",
-                    "SELECT sum(watts) AS watts FROM (SELECT max(l.gpu_power_watts) AS watts FROM gpu_latest l "
-                    f"JOIN {THERE} ON a.id = l.accelerator_id JOIN accelerator d ON d.id = a.id WHERE {NODES} "
-                    "GROUP BY d.device_uuid) devices",
+                    "Sum of the latest power readings of devices (a MIG instance reports its entire"
+                    " board).",
+                    "SELECT sum(watts) AS watts FROM (SELECT max(l.gpu_power_watts) AS watts FROM"
+                    f" gpu_latest l JOIN {THERE} ON a.id = l.accelerator_id JOIN accelerator d ON"
+                    f" d.id = a.id WHERE {NODES} GROUP BY d.device_uuid) devices",
                     "watt",
                 ),
             ),
@@ -280,8 +301,9 @@ BOARD = Board(
             (
                 table(
                     "State of every GPU",
-                    "A row a node, a column an index; of several MIG instances of a board, the one that needs most "
-                    "attention. A click opens the GPU, or its node. Unobserved: no reading for 15 minutes.",
+                    "A row a node, a column an index; of several MIG instances of a board, the one"
+                    " that needs most attention. A click opens the GPU, or its node. Unobserved: no"
+                    " reading for 15 minutes.",
                     f"""
                   SELECT gpu.node, 'GPU ' || gpu.gpu_index AS gpu, min(gpu.state) AS state
                   FROM (SELECT coalesce(a.node, '?') AS node, a.gpu_index,
@@ -299,7 +321,11 @@ BOARD = Board(
                     transformations=(
                         {
                             "id": "groupingToMatrix",
-                            "options": {"rowField": "node", "columnField": "gpu", "valueField": "state"},
+                            "options": {
+                                "rowField": "node",
+                                "columnField": "gpu",
+                                "valueField": "state",
+                            },
                         },
                     ),
                     cell="color-background-solid",
@@ -321,9 +347,9 @@ BOARD = Board(
             (
                 table(
                     "Accelerators, worst first",
-                    "Failed and degraded ones with their cause, then those with errors (retries of links alone are "
-                    "none) or throttled time, then the hottest. Throttled is the time that the driver has counted "
-                    "since its start.",
+                    "Failed and degraded ones with their cause, then those with errors (retries of"
+                    " links alone are none) or throttled time, then the hottest. Throttled is the"
+                    " time that the driver has counted since its start.",
                     f"""
                   WITH chosen AS MATERIALIZED (SELECT a.id FROM {THERE} WHERE {NODES}),
                   reading AS MATERIALIZED (
@@ -355,8 +381,9 @@ BOARD = Board(
                 ),
                 table(
                     "Errors that accelerators count",
-                    "The newest values of the counters of Xid, ECC, row remapping, PCIe and NVLink above 0, of failed "
-                    "and degraded accelerators first; those that have retries of links alone come last.",
+                    "The newest values of the counters of Xid, ECC, row remapping, PCIe and NVLink"
+                    " above 0, of failed and degraded accelerators first; those that have retries"
+                    " of links alone come last.",
                     f"""
                   WITH chosen AS MATERIALIZED (SELECT a.id FROM {THERE} WHERE {NODES}),
                   reading AS MATERIALIZED (
@@ -380,8 +407,9 @@ BOARD = Board(
                 ),
                 table(
                     "Nodes",
-                    "Every node with its agent, the longest silent first; those that went on purpose (retired, "
-                    "uninstalled) come last. back again: retired, and it reports since.",
+                    "Every node with its agent, the longest silent first; those that went on"
+                    " purpose (retired, uninstalled) come last. back again: retired, and it reports"
+                    " since.",
                     f"""
                   SELECT a.name AS node,
                       CASE WHEN {WATCHED} THEN extract(epoch FROM now() - a.last_seen_at) END AS "silent for",
@@ -416,8 +444,9 @@ BOARD = Board(
             (
                 bars(
                     "Clock throttling now, by reason",
-                    "Accelerators whose latest reading names the reason (several are possible; idle is no fault). A "
-                    "full bar is every accelerator that tells its reasons; may be empty where none does.",
+                    "Accelerators whose latest reading names the reason (several are possible; idle"
+                    " is no fault). A full bar is every accelerator that tells its reasons; may be"
+                    " empty where none does.",
                     f"""
                  WITH telling AS MATERIALIZED (
                      SELECT l.accelerator_id, l.gpu_clocks_event_reasons_bitmask AS bits {TELLING})
@@ -433,8 +462,9 @@ BOARD = Board(
                 ),
                 series(
                     "Throttled part of the time, by node",
-                    "Part of the readings in which a power cap, heat or another slowdown held clocks down: the mean "
-                    "over a node's accelerators, of the ten highest nodes; may be empty where cards do not tell it.",
+                    "Part of the readings in which a power cap, heat or another slowdown held"
+                    " clocks down: the mean over a node's accelerators, of the ten highest nodes;"
+                    " may be empty where cards do not tell it.",
                     f"""
                    WITH line AS (
                        SELECT $__unixEpochGroup(m.minute_ms / 1000, $__interval) AS at, a.node AS metric,
@@ -500,13 +530,15 @@ BOARD = Board(
                 ),
                 heatmap(
                     "Temperature of the fleet",
-                    "Accelerators per band of 5 °C, each by its first known minute in each of 24 parts of the range.",
+                    "Accelerators per band of 5 °C, each by its first known minute in each of 24"
+                    " parts of the range.",
                     spread("temperature_celsius", 5, "°C"),
                     COUNT,
                 ),
                 heatmap(
                     "Power of the fleet",
-                    "Accelerators per band of 50 W, each by its first known minute in each of 24 parts of the range.",
+                    "Accelerators per band of 50 W, each by its first known minute in each of 24"
+                    " parts of the range.",
                     spread("power_watts", 50, "W"),
                     COUNT,
                 ),

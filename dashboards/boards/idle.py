@@ -58,8 +58,22 @@ CHOSEN = f"{DAYS} AND {POOLS} AND {MODELS}"
 HELD = f"{CHOSEN} AND l.state = 'held' AND {TEAMS}"
 KEEP = ("datasource", "currency", "pool", "model")
 TO_WORKLOAD = to_workload("currency")
-TO_TEAM = (link("Showback of this team", "gpuledger-team", "var-team=${__data.fields.team:percentencode}", keep=KEEP),)
-TO_NODE = (link("This node", "gpuledger-node", "var-node=${__data.fields.node:percentencode}", keep=("datasource",)),)
+TO_TEAM = (
+    link(
+        "Showback of this team",
+        "gpuledger-team",
+        "var-team=${__data.fields.team:percentencode}",
+        keep=KEEP,
+    ),
+)
+TO_NODE = (
+    link(
+        "This node",
+        "gpuledger-node",
+        "var-node=${__data.fields.node:percentencode}",
+        keep=("datasource",),
+    ),
+)
 IDLE_STEPS = ((None, GREEN), (0.25, ORANGE), (0.5, VERMILION))
 ATTENTION = {
     "gone_idle": "was used, then went idle",
@@ -78,13 +92,17 @@ NOW = f"""FROM (SELECT * FROM gpu_latest l WHERE {FRESH} OFFSET 0) l JOIN ({ACCE
     LEFT JOIN LATERAL (SELECT p.team FROM charge c JOIN owner p ON p.id = c.owner_id
         WHERE c.workload_id = l.workload_id ORDER BY c.day_ms DESC LIMIT 1) o ON true
     WHERE {PLACES}"""
-"""Fresh readings of the chosen accelerators, each with the team that its workload was charged to last (`o`).
+"""Fresh readings of the chosen accelerators, each with the team that its workload was charged to
+last (`o`).
 
-With OFFSET, because Citus joins readings to charges of the coordinator only once it has fetched them.
+With OFFSET, because Citus joins readings to charges of the coordinator only once it has fetched
+them.
 """
 HELD_NOW = f"{NOW} AND l.state = 'held' AND {TEAMS}"
 UNUSED_NOW = f"{HELD_NOW} AND l.gpu_processes = 0"
-UNHELD_USE = f"{NOW} AND l.state = 'unallocated' AND (l.gpu_processes > 0 OR {ACTIVITY_NOW} >= 0.05)"
+UNHELD_USE = (
+    f"{NOW} AND l.state = 'unallocated' AND (l.gpu_processes > 0 OR {ACTIVITY_NOW} >= 0.05)"
+)
 READINGS = f"""l.gpu_processes AS processes, {ACTIVITY_NOW} AS activity, l.gpu_memory_used_bytes AS memory,
     l.gpu_power_watts AS power"""
 FINDINGS = f"""FROM finding f LEFT JOIN ({ACCELERATORS}) a ON a.id = f.accelerator_id
@@ -111,7 +129,8 @@ BOARD = Board(
                 ),
                 stat(
                     "Idle GPU-hours ($currency)",
-                    "Held hours without activity, of GPUs with a price in this currency or with none.",
+                    "Held hours without activity, of GPUs with a price in this currency or with"
+                    " none.",
                     f"SELECT sum(l.idle_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} "
                     f"WHERE {HELD} AND {OR_UNPRICED} AND {OWN}",
                     EXACT,
@@ -131,7 +150,8 @@ BOARD = Board(
                 ),
                 stat(
                     "Unallocated GPU-hours ($currency)",
-                    "Present and not held by any team, of GPUs with a price in this currency or with none.",
+                    "Present and not held by any team, of GPUs with a price in this currency or"
+                    " with none.",
                     f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
                     f"WHERE {CHOSEN} AND {OR_UNPRICED} AND l.state = 'unallocated' AND {OWN}",
                     EXACT,
@@ -148,7 +168,8 @@ BOARD = Board(
                 ),
                 stat(
                     "No process",
-                    "Held accelerators on which no process runs now, by the driver's list of processes.",
+                    "Held accelerators on which no process runs now, by the driver's list of"
+                    " processes.",
                     f"SELECT count(*) AS accelerators {UNUSED_NOW}",
                     COUNT,
                     width=6,
@@ -156,7 +177,8 @@ BOARD = Board(
                 ),
                 stat(
                     "Used without allocation",
-                    "Accelerators that nobody holds, with a process or activity of 5 % and more; of all teams.",
+                    "Accelerators that nobody holds, with a process or activity of 5 % and more; of"
+                    " all teams.",
                     f"SELECT count(*) AS accelerators {UNHELD_USE}",
                     COUNT,
                     width=6,
@@ -171,8 +193,8 @@ BOARD = Board(
             (
                 series(
                     "Idle GPU-hours per day ($currency)",
-                    "Idle (chosen teams) and unallocated hours of each day, with a price in this currency or none, "
-                    "without corrections of closed months.",
+                    "Idle (chosen teams) and unallocated hours of each day, with a price in this"
+                    " currency or none, without corrections of closed months.",
                     f"""
                    SELECT {DAY_TIME}, s.name AS metric, sum(s.ns) / {GPU_HOUR_NS} AS hours
                    FROM {LEDGER} l {OWNER}, LATERAL (VALUES
@@ -203,7 +225,14 @@ BOARD = Board(
                         column("team", links=list(TO_TEAM), unit="string"),
                         column("held idle cost", width=115),
                         column("idle GPU-hours", decimals=1, width=120),
-                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS, width=85),
+                        column(
+                            "idle part",
+                            unit=RATIO,
+                            decimals=1,
+                            cell="color-text",
+                            steps=IDLE_STEPS,
+                            width=85,
+                        ),
                         column("correction of", unit="string", width=110),
                     ),
                 ),
@@ -240,15 +269,23 @@ BOARD = Board(
                         column("user", unit="string", width=110),
                         column("held idle cost", width=115),
                         column("idle GPU-hours", decimals=1, width=130),
-                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS, width=100),
+                        column(
+                            "idle part",
+                            unit=RATIO,
+                            decimals=1,
+                            cell="color-text",
+                            steps=IDLE_STEPS,
+                            width=100,
+                        ),
                         *(column(name, decimals=0, width=90) for name in ("GPUs", "would do")),
                         *HIDDEN_SPAN,
                     ),
                 ),
                 table(
                     "Open findings of workloads",
-                    "Idle or oversized allocations that go on now, those priced in $currency first, by cost a day, and "
-                    "what a further day costs. May be empty, and then that is good.",
+                    "Idle or oversized allocations that go on now, those priced in $currency first,"
+                    " by cost a day, and what a further day costs. May be empty, and then that is"
+                    " good.",
                     f"""
                   SELECT a.node, a.gpu_index AS "GPU", f.state AS finding, w.key AS workload,
                       coalesce(w.name, w.external_id) AS name, w.user_name AS "user", f.team,
@@ -283,9 +320,10 @@ BOARD = Board(
                 ),
                 table(
                     "Held and idle now, or used without an allocation",
-                    "Accelerators held now whose latest reading shows no activity or no process, and those that "
-                    "are used though nobody holds them (of all teams): a leaked allocation, or a process beside the "
-                    "scheduler. May be empty, and then that is good.",
+                    "Accelerators held now whose latest reading shows no activity or no process,"
+                    " and those that are used though nobody holds them (of all teams): a leaked"
+                    " allocation, or a process beside the scheduler. May be empty, and then that is"
+                    " good.",
                     f"""
                   SELECT now.node, now.gpu_index AS "GPU", now.what, w.key AS workload,
                       coalesce(w.name, w.external_id) AS name, w.user_name AS "user", now.team, now.processes,
@@ -319,8 +357,9 @@ BOARD = Board(
                 ),
                 table(
                     "Accelerators that nobody holds",
-                    "Open findings of the chosen pools and models, of all teams: those priced in $currency first, by "
-                    "cost a day, and what a further day costs. May be empty, and then that is good.",
+                    "Open findings of the chosen pools and models, of all teams: those priced in"
+                    " $currency first, by cost a day, and what a further day costs. May be empty,"
+                    " and then that is good.",
                     f"""
                   SELECT a.node, a.gpu_index AS "GPU", f.state AS finding, to_timestamp(f.since_ms / 1000) AS "since",
                       f.cost_micro / {MICRO} AS cost, f.per_day_micro / {MICRO} AS "cost a day", f.currency,
@@ -345,8 +384,8 @@ BOARD = Board(
                 ),
                 bars(
                     "GPUs by memory in use now",
-                    "How much of their memory held accelerators use: many in the lowest "
-                    "bands are candidates for smaller models or MIG instances. A full bar is all of them.",
+                    "How much of their memory held accelerators use: many in the lowest bands are"
+                    " candidates for smaller models or MIG instances. A full bar is all of them.",
                     f"""
                  SELECT band.name, count(held.band) AS accelerators
                  FROM unnest(ARRAY[{", ".join(f"'{name}'" for name in BANDS)}]) WITH ORDINALITY band (name, number)
@@ -358,8 +397,10 @@ BOARD = Board(
                     COUNT,
                     width=7,
                     height=8,
-                    whole=f"SELECT greatest(count(l.gpu_memory_used_bytes / nullif(a.memory_bytes, 0)), 1) AS max "
-                    f"{HELD_NOW}",
+                    whole=(
+                        "SELECT greatest(count(l.gpu_memory_used_bytes / nullif(a.memory_bytes,"
+                        f" 0)), 1) AS max {HELD_NOW}"
+                    ),
                 ),
             ),
         ),

@@ -1,4 +1,6 @@
-"""The agents' and the collector's /metrics on a Prometheus data source, for those who have one already."""
+"""The agents' and the collector's /metrics on a Prometheus data source, for those who have one
+already.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ MOST_LINES = 10
 
 def held_by_team(chosen: str) -> str:
     """The GPUs that each team holds, of those that are chosen."""
-    return f'sum by (team) (label_replace(gpu_held_ratio{chosen}, "team", "(no team)", "team", "^$"))'
+    return (
+        f'sum by (team) (label_replace(gpu_held_ratio{chosen}, "team", "(no team)", "team", "^$"))'
+    )
 
 
 def label(name: str, title: str, query: str) -> Json:
@@ -52,13 +56,22 @@ def label(name: str, title: str, query: str) -> Json:
 
 
 def highest(metric: str, by: str) -> str:
-    """The series of a gauge with the highest means of the range: the same ones at every instant of a chart."""
+    """The series of a gauge with the highest means of the range: the same ones at every instant of
+    a chart.
+    """
     return f"{metric} and on ({by}) topk({MOST_LINES}, avg_over_time({metric}[$__range] @ end()))"
 
 
 def gauge(title: str, description: str, name: str, unit: str, top: float | None = None) -> Panel:
     """A metric of the chosen GPUs, a line each for the highest ones."""
-    return series(title, description, promql(highest(f"{name}{GPU}", "uuid"), LANE), unit, width=8, limits=(0, top))
+    return series(
+        title,
+        description,
+        promql(highest(f"{name}{GPU}", "uuid"), LANE),
+        unit,
+        width=8,
+        limits=(0, top),
+    )
 
 
 def rate(name: str, by: str = "") -> str:
@@ -79,7 +92,12 @@ BOARD = Board(
         (
             "Now",
             (
-                stat("GPUs", "Accelerators that agents show.", promql(f"count(gpu_health_status{GPU})", "GPUs"), COUNT),
+                stat(
+                    "GPUs",
+                    "Accelerators that agents show.",
+                    promql(f"count(gpu_health_status{GPU})", "GPUs"),
+                    COUNT,
+                ),
                 stat(
                     "Held",
                     "Accelerators that a workload holds.",
@@ -93,7 +111,12 @@ BOARD = Board(
                     COUNT,
                     steps=((None, GREEN), (1, VERMILION)),
                 ),
-                stat("Power", "Sum of the devices' power.", promql(f"sum(gpu_power_watts{GPU})", "power"), "watt"),
+                stat(
+                    "Power",
+                    "Sum of the devices' power.",
+                    promql(f"sum(gpu_power_watts{GPU})", "power"),
+                    "watt",
+                ),
                 stat(
                     "Oldest batch waiting",
                     "Age of the oldest batch in an agent's spool.",
@@ -113,9 +136,19 @@ BOARD = Board(
         (
             "The ten highest GPUs of each metric",
             (
-                gauge("Utilization", "Part of the time in which a kernel ran.", "gpu_utilization_ratio", RATIO, 1),
                 gauge(
-                    "SM activity", "Part of the multiprocessors at work (profiling).", "gpu_sm_active_ratio", RATIO, 1
+                    "Utilization",
+                    "Part of the time in which a kernel ran.",
+                    "gpu_utilization_ratio",
+                    RATIO,
+                    1,
+                ),
+                gauge(
+                    "SM activity",
+                    "Part of the multiprocessors at work (profiling).",
+                    "gpu_sm_active_ratio",
+                    RATIO,
+                    1,
                 ),
                 gauge(
                     "Tensor activity",
@@ -124,13 +157,20 @@ BOARD = Board(
                     RATIO,
                     1,
                 ),
-                gauge("Memory in use", "Without what the driver reserves.", "gpu_memory_used_bytes", "bytes"),
+                gauge(
+                    "Memory in use",
+                    "Without what the driver reserves.",
+                    "gpu_memory_used_bytes",
+                    "bytes",
+                ),
                 gauge("Power", "Of the whole board.", "gpu_power_watts", "watt"),
-                gauge("Temperature", "Of the core of the GPU.", "gpu_temperature_celsius", "celsius"),
+                gauge(
+                    "Temperature", "Of the core of the GPU.", "gpu_temperature_celsius", "celsius"
+                ),
                 series(
                     "Held GPUs, by team",
-                    "By the tag `team` of the workloads that hold them. Teams that hold none of the chosen are at 0: "
-                    "so each keeps its color.",
+                    "By the tag `team` of the workloads that hold them. Teams that hold none of the"
+                    " chosen are at 0: so each keeps its color.",
                     promql(f"{held_by_team(GPU)} or {held_by_team('')} * 0", "{{team}}"),
                     COUNT,
                     width=12,
@@ -138,14 +178,23 @@ BOARD = Board(
                 ),
                 series(
                     "Errors and odd allocations",
-                    "GPUs that are not healthy, that are allocated without a process or used without an allocation; "
-                    "and Xid and uncorrected ECC errors in an hour, for cards that had any.",
+                    "GPUs that are not healthy, that are allocated without a process or used"
+                    " without an allocation; and Xid and uncorrected ECC errors in an hour, for"
+                    " cards that had any.",
                     (
-                        promql(f"count((gpu_health_status{GPU} >= 1) < 3) or vector(0)", "not healthy"),
-                        promql(f"sum(gpu_allocated_without_process{GPU})", "allocated without a process"),
-                        promql(f"sum(gpu_used_without_allocation{GPU})", "used without an allocation"),
                         promql(
-                            f"topk({MOST_LINES}, sum by (node, gpu) (increase(gpu_xid_errors_total{GPU}[1h])) > 0)",
+                            f"count((gpu_health_status{GPU} >= 1) < 3) or vector(0)", "not healthy"
+                        ),
+                        promql(
+                            f"sum(gpu_allocated_without_process{GPU})",
+                            "allocated without a process",
+                        ),
+                        promql(
+                            f"sum(gpu_used_without_allocation{GPU})", "used without an allocation"
+                        ),
+                        promql(
+                            f"topk({MOST_LINES}, sum by (node, gpu)"
+                            f" (increase(gpu_xid_errors_total{GPU}[1h])) > 0)",
                             f"Xid {LANE}",
                         ),
                         promql(
@@ -171,9 +220,12 @@ BOARD = Board(
                 ),
                 series(
                     "Batches lost",
-                    "Batches that agents dropped or that the collector refuses for good, in an hour.",
+                    "Batches that agents dropped or that the collector refuses for good, in an"
+                    " hour.",
                     (
-                        promql("sum(increase(gpuledger_agent_batches_dropped_total[1h]))", "dropped"),
+                        promql(
+                            "sum(increase(gpuledger_agent_batches_dropped_total[1h]))", "dropped"
+                        ),
                         promql("sum(increase(gpuledger_agent_batches_dead_total[1h]))", "dead"),
                     ),
                     COUNT,
@@ -183,8 +235,15 @@ BOARD = Board(
                     "CPU use of agents",
                     "CPU seconds per second: the median of the agents, and the highest.",
                     (
-                        promql("quantile(0.5, rate(gpuledger_agent_cpu_seconds_total[$__rate_interval]))", "median"),
-                        promql("max(rate(gpuledger_agent_cpu_seconds_total[$__rate_interval]))", "highest"),
+                        promql(
+                            "quantile(0.5,"
+                            " rate(gpuledger_agent_cpu_seconds_total[$__rate_interval]))",
+                            "median",
+                        ),
+                        promql(
+                            "max(rate(gpuledger_agent_cpu_seconds_total[$__rate_interval]))",
+                            "highest",
+                        ),
                     ),
                     RATIO,
                     width=8,
@@ -207,10 +266,13 @@ BOARD = Board(
                     "Median and 99th percentile.",
                     (
                         promql(
-                            f"histogram_quantile(0.5, {rate('gpuledger_ingest_answer_seconds_bucket', 'le')})", "half"
+                            "histogram_quantile(0.5,"
+                            f" {rate('gpuledger_ingest_answer_seconds_bucket', 'le')})",
+                            "half",
                         ),
                         promql(
-                            f"histogram_quantile(0.99, {rate('gpuledger_ingest_answer_seconds_bucket', 'le')})",
+                            "histogram_quantile(0.99,"
+                            f" {rate('gpuledger_ingest_answer_seconds_bucket', 'le')})",
                             "99 of 100",
                         ),
                     ),
@@ -221,10 +283,12 @@ BOARD = Board(
                     "Runs of jobs, by outcome",
                     "Ended runs in an hour; what failed is named by its job.",
                     (
-                        promql('sum(increase(gpuledger_job_runs_total{outcome="done"}[1h]))', "done"),
                         promql(
-                            'sum by (exported_job, outcome) (increase(gpuledger_job_runs_total{outcome!="done"}[1h]))'
-                            " > 0",
+                            'sum(increase(gpuledger_job_runs_total{outcome="done"}[1h]))', "done"
+                        ),
+                        promql(
+                            "sum by (exported_job, outcome)"
+                            ' (increase(gpuledger_job_runs_total{outcome!="done"}[1h])) > 0',
                             "{{exported_job}} {{outcome}}",
                         ),
                     ),

@@ -41,7 +41,10 @@ LANE = f"'GPU ' || {INDEX}"
 THERE = f"({ACCELERATORS}) a"
 BOARD_LANE = "'GPU ' || a.gpu_index"
 NAMED = f"coalesce({BOARD_LANE}, a.uuid)"
-CHOSEN = f"{picked('a.node', 'node')} AND ({picked(NAMED, 'accelerator')} OR {LANE} IN (${{accelerator:sqlstring}}))"
+CHOSEN = (
+    f"{picked('a.node', 'node')} AND ({picked(NAMED, 'accelerator')} OR {LANE} IN"
+    " (${accelerator:sqlstring}))"
+)
 """A GPU is chosen by its name on the node, with all of its MIG instances, an instance by its own.
 
 The matrix of the fleet's board knows these names alone, and links to them.
@@ -64,7 +67,9 @@ READABLE = {
 """By which factor a unit of the catalog becomes one that people read, and its name."""
 
 
-def rolled(title: str, description: str, name: str, unit: str, *, width: int = 8, top: float | None = None) -> Panel:
+def rolled(
+    title: str, description: str, name: str, unit: str, *, width: int = 8, top: float | None = None
+) -> Panel:
     """A minute rollup of the chosen accelerators, a line each for the highest ones."""
     query = f"""
         WITH line AS (
@@ -80,7 +85,9 @@ def rolled(title: str, description: str, name: str, unit: str, *, width: int = 8
 
 
 def scaled() -> str:
-    """Every metric of the catalog as a row: its name, the factor for reading, and a label with the unit."""
+    """Every metric of the catalog as a row: its name, the factor for reading, and a label with the
+    unit.
+    """
     rows = []
     for metric in METRICS:
         factor, unit = READABLE.get(metric.unit, (1, metric.unit))
@@ -119,9 +126,9 @@ BOARD = Board(
             (
                 timeline(
                     "State by hour",
-                    "The prevailing state of each hour: busy or idle while held, not held, or unobserved; of several "
-                    "hours in ranges beyond eight days. At most 64 GPUs. A gap is not counted yet, or before the GPU "
-                    "came.",
+                    "The prevailing state of each hour: busy or idle while held, not held, or"
+                    " unobserved; of several hours in ranges beyond eight days. At most 64 GPUs. A"
+                    " gap is not counted yet, or before the GPU came.",
                     f"""
                      WITH few AS (SELECT a.id, a.in_ms, {LANE} AS lane FROM {THERE} WHERE {CHOSEN}
                          ORDER BY 3, 1 LIMIT 64),
@@ -159,8 +166,8 @@ BOARD = Board(
                 ),
                 table(
                     "Holders",
-                    "Workloads that held the selected GPUs in the range, longest first. Of an hour that lies in the "
-                    "range in part, the same part of its times counts.",
+                    "Workloads that held the selected GPUs in the range, longest first. Of an hour"
+                    " that lies in the range in part, the same part of its times counts.",
                     f"""
                   WITH held AS (
                       SELECT {INDEX} AS gpu, u.workload_id, sum(u.held_ms * {IN_RANGE}) / 1000 AS held,
@@ -215,11 +222,17 @@ BOARD = Board(
         (
             "Activity, minute by minute: the ten highest GPUs",
             (
-                rolled("Utilization", "Part of the time in which a kernel ran.", "utilization_ratio", RATIO, top=1),
+                rolled(
+                    "Utilization",
+                    "Part of the time in which a kernel ran.",
+                    "utilization_ratio",
+                    RATIO,
+                    top=1,
+                ),
                 rolled(
                     "SM activity",
-                    "Share of multiprocessors at work; from profiling, by NVML on Hopper and later. May be "
-                    "empty on older cards.",
+                    "Share of multiprocessors at work; from profiling, by NVML on Hopper and later."
+                    " May be empty on older cards.",
                     "sm_active_ratio",
                     RATIO,
                     top=1,
@@ -238,12 +251,25 @@ BOARD = Board(
                     RATIO,
                     top=1,
                 ),
-                rolled("Memory in use", "Without what the driver reserves.", "memory_used_bytes", "bytes"),
-                rolled("Power", "Mean over the minute; a MIG instance reads its whole board.", "power_watts", "watt"),
-                rolled("Temperature", "Of the GPU's core.", "temperature_celsius", "celsius", width=16),
+                rolled(
+                    "Memory in use",
+                    "Without what the driver reserves.",
+                    "memory_used_bytes",
+                    "bytes",
+                ),
+                rolled(
+                    "Power",
+                    "Mean over the minute; a MIG instance reads its whole board.",
+                    "power_watts",
+                    "watt",
+                ),
+                rolled(
+                    "Temperature", "Of the GPU's core.", "temperature_celsius", "celsius", width=16
+                ),
                 stat(
                     "Energy",
-                    "From the GPUs' own counters. Of an hour that lies in the range in part, the same part counts.",
+                    "From the GPUs' own counters. Of an hour that lies in the range in part, the"
+                    " same part counts.",
                     f"SELECT sum(u.energy_mj * {IN_RANGE}) / 3.6e9 AS energy FROM {THERE} "
                     f"JOIN usage_hour u ON u.accelerator_id = a.id WHERE {CHOSEN} AND {TOUCHED}",
                     "kwatth",
@@ -258,8 +284,9 @@ BOARD = Board(
             (
                 table(
                     "Latest readings",
-                    "A row a metric, a column a GPU: the fast and profiling tiers as read last, the slow, static and "
-                    "event tiers as they changed last. An empty cell is a metric that the card does not give.",
+                    "A row a metric, a column a GPU: the fast and profiling tiers as read last, the"
+                    " slow, static and event tiers as they changed last. An empty cell is a metric"
+                    " that the card does not give.",
                     f"""
                   WITH few AS MATERIALIZED (SELECT a.id, a.gpu_index, a.uuid, {LANE} AS lane FROM {THERE}
                       WHERE {CHOSEN}),
@@ -281,10 +308,16 @@ BOARD = Board(
                     transformations=(
                         {
                             "id": "groupingToMatrix",
-                            "options": {"rowField": "metric", "columnField": "gpu", "valueField": "value"},
+                            "options": {
+                                "rowField": "metric",
+                                "columnField": "gpu",
+                                "valueField": "value",
+                            },
                         },
                     ),
-                    overrides=(column("metric\\gpu", unit="string", width=340, displayName="metric, unit"),),
+                    overrides=(
+                        column("metric\\gpu", unit="string", width=340, displayName="metric, unit"),
+                    ),
                 ),
             ),
         ),

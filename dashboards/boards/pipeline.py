@@ -17,16 +17,37 @@ from dashboards.grafana import (
     stat,
     table,
 )
-from dashboards.sql import DAY_TIME, DAYS, GPU_HOUR_NS, HOLDS, UNWATCHED, datasource, date, drawn, leading, node, picked
+from dashboards.sql import (
+    DAY_TIME,
+    DAYS,
+    GPU_HOUR_NS,
+    HOLDS,
+    UNWATCHED,
+    datasource,
+    date,
+    drawn,
+    leading,
+    node,
+    picked,
+)
 
 NODES = picked("n.name", "node")
 WATCHED = f"n.status NOT IN ({UNWATCHED}) AND {NODES}"
-"""Chosen nodes of which a sign of life is expected: none that went on purpose, until it reports again."""
+"""Chosen nodes of which a sign of life is expected: none that went on purpose, until it reports
+again.
+"""
 BEAT = "coalesce((n.heartbeat ->> '{}')::bigint, 0)"
 PRODUCED, ACKED, PENDING, DROPPED, DEAD = (
     BEAT.format(name) for name in ("produced", "acked", "pending", "dropped", "dead")
 )
-TO_NODE = (link("This node", "gpuledger-node", "var-node=${__data.fields.node:percentencode}", keep=("datasource",)),)
+TO_NODE = (
+    link(
+        "This node",
+        "gpuledger-node",
+        "var-node=${__data.fields.node:percentencode}",
+        keep=("datasource",),
+    ),
+)
 BATCHES = "$__timeFilter(b.received_at)"
 RUNS = "$__timeFilter(r.started_at) AND r.ended_at IS NOT NULL"
 SLOWEST = leading("r.job", "job_run r", RUNS, "extract(epoch FROM r.ended_at - r.started_at)")
@@ -44,10 +65,10 @@ BOARD = Board(
             (
                 stat(
                     "Nodes heard of",
-                    "Nodes whose agent gave a sign of life in the last 5 minutes, over all that are neither "
-                    "retired nor uninstalled.",
-                    "SELECT count(*) FILTER (WHERE n.last_seen_at >= now() - interval '5 minutes')::float8 "
-                    f"/ nullif(count(*), 0) AS part FROM node n WHERE {WATCHED}",
+                    "Nodes whose agent gave a sign of life in the last 5 minutes, over all that are"
+                    " neither retired nor uninstalled.",
+                    "SELECT count(*) FILTER (WHERE n.last_seen_at >= now() - interval '5"
+                    f" minutes')::float8 / nullif(count(*), 0) AS part FROM node n WHERE {WATCHED}",
                     RATIO,
                     width=3,
                     limits=(0, 1),
@@ -56,7 +77,8 @@ BOARD = Board(
                 stat(
                     "Longest silence",
                     "Since the last sign of life of the most silent node.",
-                    f"SELECT extract(epoch FROM now() - min(n.last_seen_at)) AS seconds FROM node n WHERE {WATCHED}",
+                    "SELECT extract(epoch FROM now() - min(n.last_seen_at)) AS seconds FROM node n"
+                    f" WHERE {WATCHED}",
                     DURATION,
                     width=3,
                     steps=((None, GREEN), (300, ORANGE), (3600, VERMILION)),
@@ -64,7 +86,8 @@ BOARD = Board(
                 stat(
                     "Batches lost",
                     "Dropped from full spools or refused for good, by the agents' own counts.",
-                    f"SELECT coalesce(sum({DROPPED} + {DEAD}), 0) AS batches FROM node n WHERE {NODES}",
+                    f"SELECT coalesce(sum({DROPPED} + {DEAD}), 0) AS batches FROM node n WHERE"
+                    f" {NODES}",
                     COUNT,
                     width=3,
                     steps=NONE_IS_GOOD,
@@ -79,8 +102,8 @@ BOARD = Board(
                 stat(
                     "To recompute",
                     "Marks of hours and days with new evidence that jobs have not taken up yet.",
-                    "SELECT (SELECT count(*) FROM hour_recompute) AS hours, (SELECT count(*) FROM day_recompute) "
-                    "AS days",
+                    "SELECT (SELECT count(*) FROM hour_recompute) AS hours, (SELECT count(*) FROM"
+                    " day_recompute) AS days",
                     COUNT,
                     width=3,
                 ),
@@ -97,16 +120,20 @@ BOARD = Board(
                 ),
                 stat(
                     "Failed job runs",
-                    "Runs of the range that failed or were interrupted; the last row of this board lists them.",
-                    "SELECT count(*) AS runs FROM job_run r WHERE $__timeFilter(r.started_at) AND r.outcome <> 'done'",
+                    "Runs of the range that failed or were interrupted; the last row of this board"
+                    " lists them.",
+                    "SELECT count(*) AS runs FROM job_run r WHERE $__timeFilter(r.started_at) AND"
+                    " r.outcome <> 'done'",
                     COUNT,
                     width=3,
                     steps=NONE_IS_GOOD,
                 ),
                 stat(
                     "Conflicts",
-                    "Other bytes under a known batch number in the range; the last row of this board lists them.",
-                    "SELECT count(*) AS conflicts FROM ingest_conflict i WHERE $__timeFilter(i.received_at)",
+                    "Other bytes under a known batch number in the range; the last row of this"
+                    " board lists them.",
+                    "SELECT count(*) AS conflicts FROM ingest_conflict i WHERE"
+                    " $__timeFilter(i.received_at)",
                     COUNT,
                     width=3,
                     steps=NONE_IS_GOOD,
@@ -149,10 +176,9 @@ BOARD = Board(
             (
                 table(
                     "Batch conservation by agent",
-                    "produced = acknowledged + pending + dropped + dead. An acknowledgement may "
-                    "be one heartbeat behind. newest sample is how far it lay behind (or, with a wrong clock, "
-                    "ahead of) "
-                    "the last sign of life.",
+                    "produced = acknowledged + pending + dropped + dead. An acknowledgement may be"
+                    " one heartbeat behind. newest sample is how far it lay behind (or, with a"
+                    " wrong clock, ahead of) the last sign of life.",
                     f"""
                   SELECT n.name AS node, {PRODUCED} - {ACKED} - {PENDING} - {DROPPED} - {DEAD} AS unaccounted,
                       {DROPPED} AS dropped, {DEAD} AS dead, {PENDING} AS pending, {PRODUCED} AS produced,
@@ -239,7 +265,9 @@ BOARD = Board(
                     time_from="30d/d",
                     overrides=(
                         column("day", unit="time:YYYY-MM-DD"),
-                        column("holds", unit="string", mappings=[HOLDS], cell="color-text", width=60),
+                        column(
+                            "holds", unit="string", mappings=[HOLDS], cell="color-text", width=60
+                        ),
                         column("difference", decimals=6),
                     ),
                 ),
@@ -266,8 +294,8 @@ BOARD = Board(
                 ),
                 table(
                     "Conflicts",
-                    "Other bytes under a known batch number: a copied spool or a clash of names. May be "
-                    "empty, and then that is good.",
+                    "Other bytes under a known batch number: a copied spool or a clash of names."
+                    " May be empty, and then that is good.",
                     """
                   SELECT i.received_at AS received, i.node_name AS node, i.epoch::text AS spool, i.seq
                   FROM ingest_conflict i WHERE $__timeFilter(i.received_at) ORDER BY 1 DESC LIMIT 100

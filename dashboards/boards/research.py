@@ -87,7 +87,8 @@ BOARD = Board(
         chosen(
             "project",
             "Project",
-            f"SELECT DISTINCT {PROJECT} FROM owner o WHERE {TEAMS} UNION SELECT '(unattributed)' ORDER BY 1",
+            f"SELECT DISTINCT {PROJECT} FROM owner o WHERE {TEAMS} UNION SELECT '(unattributed)'"
+            " ORDER BY 1",
         ),
         pool(),
         model(),
@@ -98,15 +99,18 @@ BOARD = Board(
             (
                 stat(
                     "Cost ($currency)",
-                    "Charges of the chosen projects as in the chargeback, without shares of common costs.",
-                    f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} WHERE {PRICED}",
+                    "Charges of the chosen projects as in the chargeback, without shares of common"
+                    " costs.",
+                    f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} WHERE"
+                    f" {PRICED}",
                     MONEY,
                     decimals=0,
                 ),
                 stat(
                     "GPU-hours",
                     "Time for which the chosen projects held GPUs.",
-                    f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
+                    f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} WHERE"
+                    f" {HELD} AND {OWN}",
                     HOURS,
                     width=3,
                     decimals=0,
@@ -114,8 +118,8 @@ BOARD = Board(
                 stat(
                     "A busy GPU-hour ($currency)",
                     "All charges divided by busy hours.",
-                    f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS}, 0) AS cost "
-                    f"FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN}",
+                    f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS},"
+                    f" 0) AS cost FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN}",
                     EXACT,
                     decimals=2,
                 ),
@@ -132,9 +136,11 @@ BOARD = Board(
                 ),
                 stat(
                     "Energy (kWh) and CO2e (kg)",
-                    "Measured energy while the chosen projects held GPUs, and its emissions by the declared carbon "
-                    "intensity and PUE; unknown without one. Time whose energy nobody read is not in it.",
-                    f'SELECT sum(e.kwh) AS "energy, kWh", sum(e.kg) AS "CO2e, kg" FROM ({PER_KWH}) e',
+                    "Measured energy while the chosen projects held GPUs, and its emissions by the"
+                    " declared carbon intensity and PUE; unknown without one. Time whose energy"
+                    " nobody read is not in it.",
+                    'SELECT sum(e.kwh) AS "energy, kWh", sum(e.kg) AS "CO2e, kg" FROM'
+                    f" ({PER_KWH}) e",
                     COUNT,
                     width=5,
                     decimals=0,
@@ -142,9 +148,9 @@ BOARD = Board(
                 other_currencies(HELD),
                 stat(
                     "This month, and its end at run rate ($currency)",
-                    "Charges so far this month (of the billing zone), and its end at the pace of the last 28 full "
-                    "days, with a band of 80 % as if days were independent. A run rate, not the forecast of pages "
-                    "and mails.",
+                    "Charges so far this month (of the billing zone), and its end at the pace of"
+                    " the last 28 full days, with a band of 80 % as if days were independent. A run"
+                    " rate, not the forecast of pages and mails.",
                     month_end(OWNER, f"{CHOICE} AND {CURRENCY}"),
                     MONEY,
                     width=14,
@@ -169,7 +175,8 @@ BOARD = Board(
             (
                 series(
                     "Cost a day, by project ($currency)",
-                    "The nine dearest projects and all others; corrections of closed months are in the table.",
+                    "The nine dearest projects and all others; corrections of closed months are in"
+                    " the table.",
                     marked(
                         f"""
                         SELECT {DAY_TIME}, {TOP_PROJECT} AS metric, sum(l.cost_micro) / {MICRO} AS cost
@@ -188,7 +195,8 @@ BOARD = Board(
                 ),
                 shares(
                     "What each project's GPU-hours did",
-                    "Busy, idle, and time whose activity nobody could read; dearest projects first.",
+                    "Busy, idle, and time whose activity nobody could read; dearest projects"
+                    " first.",
                     f"""
                    SELECT {NAMED} AS project, sum(l.busy_ns) / {GPU_HOUR_NS} AS busy,
                        sum(l.idle_ns) / {GPU_HOUR_NS} AS idle, sum(l.unknown_ns) / {GPU_HOUR_NS} AS "activity unknown"
@@ -201,7 +209,8 @@ BOARD = Board(
                 ),
                 table(
                     "Projects ($currency)",
-                    "Cost, hours, idle part and energy of each project, dearest first. A team opens its showback.",
+                    "Cost, hours, idle part and energy of each project, dearest first. A team opens"
+                    " its showback.",
                     f"""
                   WITH e AS (
                       SELECT e.owner_id, sum(e.kwh) AS kwh, sum(e.kg) AS kg FROM ({PER_KWH}) e GROUP BY 1
@@ -228,7 +237,14 @@ BOARD = Board(
                     overrides=(
                         column("team", unit="string", links=list(TO_TEAM), width=100),
                         column("project", unit="string", width=120),
-                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS, width=80),
+                        column(
+                            "idle part",
+                            unit=RATIO,
+                            decimals=1,
+                            cell="color-text",
+                            steps=IDLE_STEPS,
+                            width=80,
+                        ),
                         column("correction of", unit="string", width=105),
                         *(column(name, width=110) for name in ("held idle cost", "energy, kWh")),
                         *(column(name, width=90) for name in ("cost", "GPU-hours", "CO2e, kg")),
@@ -237,7 +253,8 @@ BOARD = Board(
                 ),
                 series(
                     "GPU-hours a day, by model",
-                    "Held by the chosen projects: the nine dearest models of the fleet and all others.",
+                    "Held by the chosen projects: the nine dearest models of the fleet and all"
+                    " others.",
                     marked(
                         f"""
                         SELECT {DAY_TIME}, {TOP_MODEL} AS metric, sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours
@@ -271,7 +288,14 @@ BOARD = Board(
                         column("project", unit="string"),
                         column("experiment", unit="string"),
                         *(column(name, width=90) for name in ("cost", "GPU-hours")),
-                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS, width=80),
+                        column(
+                            "idle part",
+                            unit=RATIO,
+                            decimals=1,
+                            cell="color-text",
+                            steps=IDLE_STEPS,
+                            width=80,
+                        ),
                         column("correction of", unit="string", width=105),
                     ),
                 ),

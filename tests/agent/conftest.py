@@ -7,7 +7,9 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def log_as_it_was():
-    """A command that runs within a test sets the agent's log up; another test of the process must not inherit it."""
+    """A command that runs within a test sets the agent's log up; another test of the process must
+    not inherit it.
+    """
     log = logging.getLogger("gpuledger_agent")
     handlers, level = log.handlers[:], log.level
     yield

@@ -1,4 +1,6 @@
-"""What the agent asks of Kubernetes, asked of a real API server: pods, namespaces, slices, queue, rights, manifests."""
+"""What the agent asks of Kubernetes, asked of a real API server: pods, namespaces, slices, queue,
+rights, manifests.
+"""
 
 import json
 from pathlib import Path
@@ -31,7 +33,9 @@ PATHS = {
 def manifests():
     """The plain manifests, the namespace first."""
     files = [path for path in sorted(BASE.glob("*.yaml")) if path.stem != "kustomization"]
-    found = [manifest for path in files for manifest in yaml.safe_load_all(path.read_text()) if manifest]
+    found = [
+        manifest for path in files for manifest in yaml.safe_load_all(path.read_text()) if manifest
+    ]
     return sorted(found, key=lambda manifest: manifest["kind"] != "Namespace")
 
 
@@ -44,12 +48,17 @@ def plane():
             ApiServer(running.url, running.account).pods("n1")
         for manifest in manifests():
             place = manifest["metadata"].get("namespace", "")
-            running.request("POST", f"{PATHS[manifest['kind']].format(place)}?fieldValidation=Strict", manifest)
-        # The same rights for the user of the test's token as the manifests give to the agent's account.
+            running.request(
+                "POST", f"{PATHS[manifest['kind']].format(place)}?fieldValidation=Strict", manifest
+            )
+        # The same rights for the user of the test's token as the manifests give to the agent's
+        # account.
         (binding,) = [one for one in manifests() if one["kind"] == "ClusterRoleBinding"]
         user = {"kind": "User", "name": "agent", "apiGroup": "rbac.authorization.k8s.io"}
         running.request(
-            "POST", PATHS["ClusterRoleBinding"], {**binding, "metadata": {"name": "test"}, "subjects": [user]}
+            "POST",
+            PATHS["ClusterRoleBinding"],
+            {**binding, "metadata": {"name": "test"}, "subjects": [user]},
         )
         yield running
 
@@ -78,7 +87,9 @@ def add_pod(plane, name, node="", phase="", gpus=(), **spec):
 
 
 def test_pods_of_a_node_and_labels_of_namespaces(plane, asked):
-    """More than a page of them; those of other nodes and of none are left out, and what has ended says so."""
+    """More than a page of them; those of other nodes and of none are left out, and what has ended
+    says so.
+    """
     uids = {f"p{number}": add_pod(plane, f"p{number}", "n1", "Running") for number in range(105)}
     ended = add_pod(plane, "ended", "n1", "Succeeded")
     add_pod(plane, "far", "n2", "Running")
@@ -90,7 +101,9 @@ def test_pods_of_a_node_and_labels_of_namespaces(plane, asked):
 
 
 def test_pods_that_wait(plane, asked):
-    """Unbound pods that ask for GPUs; the server itself says of a gated one that it is no candidate yet."""
+    """Unbound pods that ask for GPUs; the server itself says of a gated one that it is no candidate
+    yet.
+    """
     add_pod(plane, "two", gpus=[("nvidia.com/gpu", "2"), ("nvidia.com/gpu", "1")])
     add_pod(plane, "mig", gpus=[("nvidia.com/mig-3g.40gb", "1")])
     add_pod(plane, "gated", gpus=[("nvidia.com/gpu", "4")], **GATED)
@@ -111,7 +124,9 @@ def test_uuids_of_resource_slices(plane, asked):
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "gpu.nvidia.com", "nodeName": "n1", "pool": pool, "devices": devices}
     path = "/apis/resource.k8s.io/v1/resourceslices"
-    plane.request("POST", f"{path}?fieldValidation=Strict", {"metadata": {"name": "n1-gpus"}, "spec": spec})
+    plane.request(
+        "POST", f"{path}?fieldValidation=Strict", {"metadata": {"name": "n1-gpus"}, "spec": spec}
+    )
     assert asked.device_uuids("n1") == {("gpu.nvidia.com", "n1", "gpu-0"): uuid}
     assert asked.device_uuids("n2") == {}
 

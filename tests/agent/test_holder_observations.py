@@ -47,7 +47,9 @@ def test_allocated_without_a_process_is_seen():
     found = asked(Owner("slurm", JOB), Owner("processes"))
     assert found.holders["GPU-a"][0].workload == JOB
     assert found.disagreement("GPU-a", 0) == "allocated without a process"
-    assert found.disagreement("GPU-a", None) == ""  # the driver does not list processes: nothing is known
+    assert (
+        found.disagreement("GPU-a", None) == ""
+    )  # the driver does not list processes: nothing is known
 
 
 def test_used_without_an_allocation_is_seen_and_billed_to_whom_runs():
@@ -80,14 +82,16 @@ def test_a_pod_is_known_by_its_uid_whatever_its_id_is():
     """pod-resources knows namespace and name, the cgroup the uid: the tag joins them."""
     given_pod = Workload("ml/train-0", "kubernetes", tags={"pod_uid": "u-1"})
     assert (
-        asked(Owner("kubernetes", given_pod), Owner("processes", Workload("u-1", "kubernetes"))).disagreement(
-            "GPU-a", 1
-        )
+        asked(
+            Owner("kubernetes", given_pod), Owner("processes", Workload("u-1", "kubernetes"))
+        ).disagreement("GPU-a", 1)
         == ""
     )
     nameless = Workload("ml/train-0", "kubernetes")
     assert (
-        asked(Owner("kubernetes", nameless), Owner("processes", Workload("u-1", "kubernetes"))).disagreement("GPU-a", 1)
+        asked(
+            Owner("kubernetes", nameless), Owner("processes", Workload("u-1", "kubernetes"))
+        ).disagreement("GPU-a", 1)
         == "used without an allocation"
     )
 
@@ -105,7 +109,10 @@ def test_the_first_allocation_has_the_word_and_a_broken_source_takes_no_other_al
 def test_a_counter_never_falls_and_counts_all_that_was_counted(readings):
     """Over any readings it rises by each rise, and by the whole new value after each fall."""
     counters = MonotonicCounters()
-    made = [counters.correct("GPU-a", {"gpu_energy_joules_total": raw})["gpu_energy_joules_total"] for raw in readings]
+    made = [
+        counters.correct("GPU-a", {"gpu_energy_joules_total": raw})["gpu_energy_joules_total"]
+        for raw in readings
+    ]
     assert made == sorted(made)
     counted = readings[0]
     for before, now in itertools.pairwise(readings):
@@ -116,7 +123,12 @@ def test_a_counter_never_falls_and_counts_all_that_was_counted(readings):
 def test_counters_are_each_card_s_own_and_gauges_may_fall():
     """Two cards do not share what was counted before."""
     counters = MonotonicCounters()
-    assert counters.correct("a", {"gpu_energy_joules_total": 5, "gpu_power_watts": 9.0})["gpu_power_watts"] == 9.0
+    assert (
+        counters.correct("a", {"gpu_energy_joules_total": 5, "gpu_power_watts": 9.0})[
+            "gpu_power_watts"
+        ]
+        == 9.0
+    )
     assert counters.correct("b", {"gpu_energy_joules_total": 3})["gpu_energy_joules_total"] == 3
     assert counters.correct("a", {"gpu_energy_joules_total": 1, "gpu_power_watts": 1.0}) == {
         "gpu_energy_joules_total": 6,

@@ -1,4 +1,6 @@
-"""Whoever owns the port of an exporter or a server writes the page: no page holds or fills an agent."""
+"""Whoever owns the port of an exporter or a server writes the page: no page holds or fills an
+agent.
+"""
 
 import http.client
 import socket
@@ -26,8 +28,13 @@ SLOW = (pages.drip, pages.drip_headers, pages.say_continue, pages.say_nothing)
 
 @pytest.mark.parametrize("respond", SLOW)
 def test_an_exchange_as_a_whole_has_a_deadline(respond):
-    """Each byte comes in time, the answer never: what is left of the deadline is all that a read may wait."""
-    with hostile(respond) as url, pytest.raises(TimeoutError, match=r"no complete answer within 0\.4 s"):
+    """Each byte comes in time, the answer never: what is left of the deadline is all that a read
+    may wait.
+    """
+    with (
+        hostile(respond) as url,
+        pytest.raises(TimeoutError, match=r"no complete answer within 0\.4 s"),
+    ):
         get_page(url, timeout_s=0.4, max_bytes=10_000)
 
 
@@ -59,13 +66,19 @@ def test_the_names_are_resolved_within_the_deadline(monkeypatch):
 @pytest.mark.parametrize("respond", [pages.never_end, pages.never_end_chunked])
 def test_an_answer_has_a_size(respond):
     """A sentence, and not the first part of a page as if it were the page."""
-    with hostile(respond) as url, pytest.raises(OSError, match="the answer is larger than 100000 bytes"):
+    with (
+        hostile(respond) as url,
+        pytest.raises(OSError, match="the answer is larger than 100000 bytes"),
+    ):
         get_page(url, timeout_s=60, max_bytes=100_000)
 
 
 def test_a_compressed_answer_is_not_taken():
     """Nothing inflates: none was asked for."""
-    with hostile(pages.inflate) as url, pytest.raises(http.client.HTTPException, match=r"'gzip'.* not asked for"):
+    with (
+        hostile(pages.inflate) as url,
+        pytest.raises(http.client.HTTPException, match=r"'gzip'.* not asked for"),
+    ):
         get_page(url, timeout_s=60, max_bytes=10**9)
 
 
@@ -75,7 +88,10 @@ def test_a_redirection_is_not_followed():
     with (
         hostile(pages.send(b"a 1\n"), elsewhere) as other,
         hostile(pages.redirect(f"{other}/metrics")) as url,
-        pytest.raises(ValueError, match=rf"HTTP status 302: it redirects to {other}/metrics, which is not followed"),
+        pytest.raises(
+            ValueError,
+            match=rf"HTTP status 302: it redirects to {other}/metrics, which is not followed",
+        ),
     ):
         get_page(url, timeout_s=60, max_bytes=10_000)
     assert elsewhere == []
@@ -105,13 +121,19 @@ def test_a_connection_is_used_again_and_its_deadline_begins_anew():
 def test_the_exporters_page_has_a_deadline(respond, monkeypatch):
     """The source is unavailable, as it is where nothing answers."""
     monkeypatch.setattr(exporter, "TIMEOUT_S", 0.3)
-    with hostile(respond) as url, pytest.raises(SourceUnavailable, match=r"no answer \(no complete answer within"):
+    with (
+        hostile(respond) as url,
+        pytest.raises(SourceUnavailable, match=r"no answer \(no complete answer within"),
+    ):
         fetch(url)
 
 
 def test_a_page_that_is_too_large_is_none():
     """Its first half would bill half of the node."""
-    with hostile(pages.never_end) as url, pytest.raises(SourceUnavailable, match=f"larger than {MAX_PAGE_BYTES}"):
+    with (
+        hostile(pages.never_end) as url,
+        pytest.raises(SourceUnavailable, match=f"larger than {MAX_PAGE_BYTES}"),
+    ):
         fetch(url)
 
 
@@ -149,7 +171,10 @@ def test_the_queue_is_sent_to_no_other_address(tmp_path):
 
 def test_the_page_of_a_server_is_bounded_by_the_same_code():
     """Inference servers are asked by the same function as exporters."""
-    with hostile(pages.inflate) as url, pytest.raises(http.client.HTTPException, match="not asked for"):
+    with (
+        hostile(pages.inflate) as url,
+        pytest.raises(http.client.HTTPException, match="not asked for"),
+    ):
         fetch_page(url)
 
 
@@ -168,7 +193,9 @@ def test_an_agent_before_a_dripping_page_sends_heartbeats_and_stops(agent, respo
 
 @pytest.mark.slow
 def test_an_agent_before_a_page_of_blanks_and_of_too_many_lines_stops(agent):
-    """One line of blanks took a quadratic pattern for hours; a million samples are refused in a sentence."""
+    """One line of blanks took a quadratic pattern for hours; a million samples are refused in a
+    sentence.
+    """
     body = b"a" + b" " * 60_000 + b"\n" + b"a 1\n" * 1_000_000
     with hostile(pages.send(body)) as url, sink() as target:
         running = agent(target.url, source="exporter", target=url)

@@ -1,7 +1,9 @@
-"""A real Prometheus scrapes real agents: dashboards and alert rules made for dcgm-exporter find what they ask for.
+"""A real Prometheus scrapes real agents: dashboards and alert rules made for dcgm-exporter find
+what they ask for.
 
-The agents read the C stand-in for NVML through the real binding. The expressions are those of NVIDIA's dashboard 12239
-(grafana/dcgm-exporter-dashboard.json) and the common alert rules on DCGM_FI_* fields.
+The agents read the C stand-in for NVML through the real binding. The expressions are those of
+NVIDIA's dashboard 12239 (grafana/dcgm-exporter-dashboard.json) and the common alert rules on
+DCGM_FI_* fields.
 """
 
 import json
@@ -24,8 +26,11 @@ from gpuledger_common.exporter_names import families, render
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
 CAPTURES = Path(__file__).resolve().parents[3] / "shared" / "data" / "captures"
-SCENARIO = "gpus 2 clock 0 1980 clock 1 345 busy 0 98 power 0 650000 gpm 0 75 busy 1 3 gpm 1 2 remap 1 1\n"
-"""GPU 0 works hard; GPU 1 idles and could not remap a row; while the agents run, it reports an Xid."""
+SCENARIO = (
+    "gpus 2 clock 0 1980 clock 1 345 busy 0 98 power 0 650000 gpm 0 75 busy 1 3 gpm 1 2 remap 1 1\n"
+)
+"""GPU 0 works hard; GPU 1 idles and could not remap a row; while the agents run, it reports an Xid.
+"""
 WHERE = '{instance=~"$instance", gpu=~"$gpu"}'
 DASHBOARD_12239 = (
     f"DCGM_FI_DEV_GPU_TEMP{WHERE}",
@@ -41,7 +46,10 @@ RULES = {
     "GpuHot": ("DCGM_FI_DEV_GPU_TEMP > 85", set()),
     "GpuSaturated": ("DCGM_FI_DEV_GPU_UTIL > 95", {"0"}),
     "GpuIdle": ("DCGM_FI_DEV_GPU_UTIL < 5", {"1"}),
-    "GpuMemoryFull": ("DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE) > 0.9", set()),
+    "GpuMemoryFull": (
+        "DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE) > 0.9",
+        set(),
+    ),
     "GpuPowerHigh": ("DCGM_FI_DEV_POWER_USAGE > 600", {"0"}),
     "GpuRowRemapFailed": ("DCGM_FI_DEV_ROW_REMAP_FAILURE == 1", {"1"}),
     "GpuXid": ("DCGM_FI_DEV_XID_ERRORS > 0", {"1"}),
@@ -57,8 +65,13 @@ class Prometheus:
     def __init__(self, program: str, folder: Path, targets: dict[str, int]) -> None:
         self.port = free_port()
         rules = [{"alert": name, "expr": expression} for name, (expression, _) in RULES.items()]
-        (folder / "rules.yml").write_text(json.dumps({"groups": [{"name": "gpu", "interval": "1s", "rules": rules}]}))
-        static = [{"targets": [f"127.0.0.1:{port}"], "labels": {"vintage": name}} for name, port in targets.items()]
+        (folder / "rules.yml").write_text(
+            json.dumps({"groups": [{"name": "gpu", "interval": "1s", "rules": rules}]})
+        )
+        static = [
+            {"targets": [f"127.0.0.1:{port}"], "labels": {"vintage": name}}
+            for name, port in targets.items()
+        ]
         (folder / "prometheus.yml").write_text(
             json.dumps(
                 {
@@ -124,14 +137,18 @@ def scraped(tmp_path_factory):
                 dcgm_names=vintage,
                 slow_interval_s=1,
             )
-            made.environment |= {name: environment[name] for name in ("LD_LIBRARY_PATH", "NVML_STUB_SCENARIO")}
+            made.environment |= {
+                name: environment[name] for name in ("LD_LIBRARY_PATH", "NVML_STUB_SCENARIO")
+            }
             agents.append(made.start())
         server = Prometheus(program, folder, ports)
         try:
             server.wait_for(lambda: len(server.query("up == 1")) == 2)
             (folder / "scenario.new").write_text(f"{SCENARIO}xid 1 13\n")
             (folder / "scenario.new").replace(environment["NVML_STUB_SCENARIO"])
-            server.wait_for(lambda: len(server.query('{__name__=~"DCGM_FI_DEV_XID_ERRORS?"} == 13')) == 2)
+            server.wait_for(
+                lambda: len(server.query('{__name__=~"DCGM_FI_DEV_XID_ERRORS?"} == 13')) == 2
+            )
             server.ports = ports
             yield server
         finally:
@@ -142,38 +159,58 @@ def scraped(tmp_path_factory):
 
 
 def test_every_panel_of_nvidias_dashboard_has_data(scraped):
-    """Its two variables list the instance and the GPUs, and each of its expressions gives every GPU."""
+    """Its two variables list the instance and the GPUs, and each of its expressions gives every
+    GPU.
+    """
     temperature = {"match[]": 'DCGM_FI_DEV_GPU_TEMP{vintage="old"}'}
-    instances, gpus = (scraped.get(f"label/{name}/values", **temperature) for name in ("instance", "gpu"))
+    instances, gpus = (
+        scraped.get(f"label/{name}/values", **temperature) for name in ("instance", "gpu")
+    )
     assert instances == [f"127.0.0.1:{scraped.ports['old']}"]
     assert gpus == ["0", "1"]
     for expression in DASHBOARD_12239:
         asked = expression.replace("$instance", instances[0]).replace("$gpu", "|".join(gpus))
         found = scraped.query(asked)
         assert len(found) == (1 if "(" in expression else 2), asked
-    assert float(scraped.query('sum(DCGM_FI_DEV_POWER_USAGE{vintage="old"})')[0]["value"][1]) == pytest.approx(720)
+    assert float(
+        scraped.query('sum(DCGM_FI_DEV_POWER_USAGE{vintage="old"})')[0]["value"][1]
+    ) == pytest.approx(720)
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_common_alert_rule_sees_every_gpu_and_fires_where_it_must(scraped, name):
-    """The rule's left side knows both GPUs; the alert is on for those that the scenario made ill, and for no other."""
+    """The rule's left side knows both GPUs; the alert is on for those that the scenario made ill,
+    and for no other.
+    """
     expression, expected = RULES[name]
     left = re.split(r" (?:>|<|==) ", expression)[0]
-    seen = {one["metric"]["gpu"] for one in scraped.query(left) if one["metric"]["vintage"] == "old"}
-    assert seen == {"0", "1"}  # also of Xids: 0 where the driver is listened to and has told none, as in DCGM
+    seen = {
+        one["metric"]["gpu"] for one in scraped.query(left) if one["metric"]["vintage"] == "old"
+    }
+    assert seen == {
+        "0",
+        "1",
+    }  # also of Xids: 0 where the driver is listened to and has told none, as in DCGM
 
     def firing() -> set[str]:
         alerts = scraped.get("alerts")["alerts"]
-        ill = [one["labels"] for one in alerts if one["state"] == "firing" and one["labels"]["alertname"] == name]
+        ill = [
+            one["labels"]
+            for one in alerts
+            if one["state"] == "firing" and one["labels"]["alertname"] == name
+        ]
         return {labels["gpu"] for labels in ill if labels["vintage"] == "old"}
 
     scraped.wait_for(lambda: firing() == expected)
 
 
 def test_newer_names_bear_newer_labels(scraped):
-    """DCGM 4.6's names with `hostname`; nothing of the older names beside them where a new one exists."""
-    (zero, one) = sorted(
-        scraped.query('DCGM_FI_DEV_GPU_TEMP_CELSIUS{vintage="new"}'), key=lambda row: row["metric"]["gpu"]
+    """DCGM 4.6's names with `hostname`; nothing of the older names beside them where a new one
+    exists.
+    """
+    zero, one = sorted(
+        scraped.query('DCGM_FI_DEV_GPU_TEMP_CELSIUS{vintage="new"}'),
+        key=lambda row: row["metric"]["gpu"],
     )
     assert zero["metric"]["hostname"] == one["metric"]["hostname"] == "h100-03"
     assert "Hostname" not in zero["metric"]
@@ -191,9 +228,13 @@ def test_prometheus_knows_our_types_and_drops_nothing(scraped):
     ):
         assert {entry["type"] for entry in kinds[name]} == {kind}, name
     for port in scraped.ports.values():
-        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
+        page = (
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
+        )
         lines = [line for line in page.splitlines() if line and not line.startswith("#")]
-        assert len({line.rpartition(" ")[0] for line in lines}) == len(lines), "no series stands there twice"
+        assert len({line.rpartition(" ")[0] for line in lines}) == len(lines), (
+            "no series stands there twice"
+        )
     assert not re.search(r"level=(warn|error)", scraped.log.read_text()), "no sample was refused"
 
 
@@ -204,7 +245,9 @@ def test_promtool_finds_nothing_of_ours(scraped):
     for port in scraped.ports.values():
         page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read()
         told = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True)
-        remarks = [line for line in told.stderr.decode().splitlines() if not line.startswith("DCGM_")]
+        remarks = [
+            line for line in told.stderr.decode().splitlines() if not line.startswith("DCGM_")
+        ]
         assert not remarks
 
 
@@ -233,24 +276,32 @@ def capture_files() -> list[Path]:
     return sorted(CAPTURES.glob("*.prom"))
 
 
-@pytest.mark.parametrize("capture", capture_files() or [None], ids=lambda path: path.stem if path else "none")
+@pytest.mark.parametrize(
+    "capture", capture_files() or [None], ids=lambda path: path.stem if path else "none"
+)
 def test_labels_and_their_order_are_those_of_real_pages(capture):
     """Each line's label text, made anew from what it says, is the same to the byte."""
     if capture is None:
         pytest.skip("no captures of real cards in ../shared/data/captures")
-    lines = [line for line in capture.read_text().splitlines() if re.match(r"DCGM_\w+\{.*\} \S+$", line)]
+    lines = [
+        line for line in capture.read_text().splitlines() if re.match(r"DCGM_\w+\{.*\} \S+$", line)
+    ]
     checked = 0
     for line in lines:
         labels = line[line.index("{") : line.rindex("}") + 1]
         if "..." in labels:
             continue
         checked += 1
-        held = labels.replace(',container="",namespace="",pod=""', "")  # to Prometheus an empty label is no label
+        held = labels.replace(
+            ',container="",namespace="",pod=""', ""
+        )  # to Prometheus an empty label is no label
         assert ours(line) == held
     assert checked or "..." in capture.read_text()
 
 
-@pytest.mark.parametrize("capture", capture_files() or [None], ids=lambda path: path.stem if path else "none")
+@pytest.mark.parametrize(
+    "capture", capture_files() or [None], ids=lambda path: path.stem if path else "none"
+)
 def test_families_stand_in_the_order_and_with_the_types_of_real_pages(capture):
     """What a real exporter printed for a card, we print in the same order and with the same types."""
     if capture is None:

@@ -1,4 +1,6 @@
-"""The page's column "seen on" is evidence: made anew from the outputs of real cards, it is what is committed."""
+"""The page's column "seen on" is evidence: made anew from the outputs of real cards, it is what is
+committed.
+"""
 
 import csv
 
@@ -28,7 +30,9 @@ def test_every_fact_is_about_a_metric_that_we_read_and_none_of_gpm():
 
 
 def test_fields_without_a_value_are_no_evidence():
-    """N/A, a deprecation and a lack of permission are no readings; neither is a header without a card."""
+    """N/A, a deprecation and a lack of permission are no readings; neither is a header without a
+    card.
+    """
     text = """
 GPU 00000000:01:00.0
     Product Name                          : NVIDIA Test 1
@@ -46,7 +50,9 @@ done
 """
     (card,) = seen_on.cards_of_text(text)
     found = {
-        metric for metric, places in seen_on.QUERY.items() if any(seen_on.told(metric, card.get(p)) for p in places)
+        metric
+        for metric, places in seen_on.QUERY.items()
+        if any(seen_on.told(metric, card.get(p)) for p in places)
     }
     assert found == {"gpu_utilization_ratio", "gpu_sm_clock_hertz", "gpu_recovery_action"}
     assert seen_on.short("NVIDIA GeForce RTX 4090") == "RTX 4090"

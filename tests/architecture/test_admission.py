@@ -1,4 +1,6 @@
-"""Every file that a command or a setting names, every fetch of the agent and every role has a row of its bounds."""
+"""Every file that a command or a setting names, every fetch of the agent and every role has a row
+of its bounds.
+"""
 
 import ast
 import dataclasses
@@ -20,9 +22,21 @@ from gpuledger_common.admission import BOUNDS, NONE, Admission
 ROOT = Path(__file__).parents[2]
 ROWS = (*fetched.ADMISSIONS, *admitted.ADMISSIONS, *asked.ADMISSIONS)
 WRITTEN = {
-    *("chargeback output", "close output", "db backup file", "demo output", "disputes show evidence"),
+    *(
+        "chargeback output",
+        "close output",
+        "db backup file",
+        "demo output",
+        "disputes show evidence",
+    ),
     *("examples folder", "export config output", "export erp output", "export samples output"),
-    *("focus periods output", "receipt output", "runs show output", "statement folder", "statement output"),
+    *(
+        "focus periods output",
+        "receipt output",
+        "runs show output",
+        "statement folder",
+        "statement output",
+    ),
 }
 """Parameters that name what a command writes."""
 FOLDERS = {"data_dir", "mail_dir"}
@@ -65,7 +79,9 @@ def file_parameters(command):
     for name, below in commands("", command):
         for parameter in below.params:
             annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
-            is_path = annotation is Path or re.search(r"\b(FILE|DIR|PAGE)\b", str(parameter.metavar or ""))
+            is_path = annotation is Path or re.search(
+                r"\b(FILE|DIR|PAGE)\b", str(parameter.metavar or "")
+            )
             if is_path and "--config" not in parameter.opts:
                 yield f"{name} {parameter.name}".strip()
 
@@ -113,7 +129,11 @@ def test_the_walk_sees_a_new_setting():
         "Added",
         [
             ("new_file", "Path | None", None),
-            ("new_files", str, dataclasses.field(default="", metadata={"help": "files with more of it"})),
+            (
+                "new_files",
+                str,
+                dataclasses.field(default="", metadata={"help": "files with more of it"}),
+            ),
         ],
         bases=(Settings,),
         frozen=True,
@@ -125,9 +145,13 @@ def modules(*folders):
     """Names, texts of strings and sources of the modules below these folders."""
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):
-            name = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+            name = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(
+                ".__init__"
+            )
             text = path.read_text()
-            constants = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+            constants = (
+                node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)
+            )
             yield name, "\n".join(value for value in constants if isinstance(value, str)), text
 
 
@@ -137,10 +161,14 @@ def connecting(*folders):
 
 
 def test_every_answer_that_is_asked_for_has_a_row():
-    """Whatever opens a connection or asks for a page, in agent and collector; sockets have two rooms."""
+    """Whatever opens a connection or asks for a page, in agent and collector; sockets have two
+    rooms.
+    """
     asking = connecting(ROOT / "agent", ROOT / "common") - LISTENS
     assert asking - ROOMS == set(fetched.FETCHED) - set(THROUGH_A_ROOM)
-    assert {name for name, _, text in modules(ROOT / "agent") if "grpc_unix import" in text} >= set(THROUGH_A_ROOM)
+    assert {name for name, _, text in modules(ROOT / "agent") if "grpc_unix import" in text} >= set(
+        THROUGH_A_ROOM
+    )
     assert connecting(ROOT / "collector") - LISTENS - OWN_ADDRESS == set(asked.ASKED)
 
 
@@ -166,7 +194,11 @@ def test_the_walk_sees_a_new_fetch(line, tmp_path):
 
 def creating(*folders):
     """Modules of storage that create a role, and those that grant to one."""
-    found = [(name.rpartition(".")[2], strings) for name, strings, _ in modules(*folders) if ".storage." in name]
+    found = [
+        (name.rpartition(".")[2], strings)
+        for name, strings, _ in modules(*folders)
+        if ".storage." in name
+    ]
     return (
         {name for name, strings in found if CREATES_ROLE.search(strings)},
         {name for name, strings in found if GRANTS.search(strings)},
@@ -185,7 +217,9 @@ def test_the_walk_sees_a_new_role_and_a_new_grant(tmp_path):
     folder = tmp_path / "gpuledger_collector" / "storage"
     folder.mkdir(parents=True)
     (folder / "auditors.py").write_text("STATEMENT = 'create user auditor login'\n")
-    (folder / "exporters.py").write_text("def grant(name):\n    return f'GRANT SELECT ON charge TO {name}'\n")
+    (folder / "exporters.py").write_text(
+        "def grant(name):\n    return f'GRANT SELECT ON charge TO {name}'\n"
+    )
     assert creating(tmp_path) == ({"auditors"}, {"exporters"})
 
 
@@ -194,9 +228,11 @@ def test_a_row_says_who_pays_and_what_bounds_it(row: Admission):
     """A way in without a size, a time or a number that bounds it is not admitted, but open."""
     assert row.way_in
     assert row.payer != NONE
-    assert [name for name in BOUNDS if getattr(row, name) != NONE and re.search(r"\d", getattr(row, name))] or (
-        row.bytes == "the disk"
-    )
+    assert [
+        name
+        for name in BOUNDS
+        if getattr(row, name) != NONE and re.search(r"\d", getattr(row, name))
+    ] or (row.bytes == "the disk")
 
 
 def test_rows_are_told_apart():

@@ -31,7 +31,11 @@ def checkout(tmp_path):
 
 def dev(folder, *arguments, **options):
     return subprocess.run(
-        [sys.executable, folder / "dev", *arguments], capture_output=True, text=True, timeout=60, **options
+        [sys.executable, folder / "dev", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **options,
     )
 
 
@@ -52,7 +56,9 @@ def test_an_unknown_task_is_a_usage_error(checkout):
 
 
 def test_a_wrong_option_of_the_demo_is_said_before_anything_is_installed(checkout):
-    """Exit code 2 and the options that there are, which are those of the command; `--help` names them, too."""
+    """Exit code 2 and the options that there are, which are those of the command; `--help` names
+    them, too.
+    """
     answer = dev(checkout, "demo", "--onec")
     assert answer.returncode == 2
     assert "the demo has no option --onec; its options are --once, " in answer.stderr
@@ -66,7 +72,9 @@ def test_a_wrong_option_of_the_demo_is_said_before_anything_is_installed(checkou
 
 
 def test_tools_keep_their_bytecode(checkout):
-    """Images of Python often forbid it: each process of a run would compile all that it imports again."""
+    """Images of Python often forbid it: each process of a run would compile all that it imports
+    again.
+    """
     tool = checkout / ".venv/bin/gpuledger"
     tool.parent.mkdir(parents=True)
     tool.write_text("#!/bin/sh\nenv\n")
@@ -121,7 +129,10 @@ def test_what_is_compiled_exists():
 
 @pytest.mark.parametrize(
     ("task", "free_megabytes", "needed"),
-    [("demo", 400, "the demo needs 1000 MB"), ("docs", 1500, "installing the requirements needs 2000 MB")],
+    [
+        ("demo", 400, "the demo needs 1000 MB"),
+        ("docs", 1500, "installing the requirements needs 2000 MB"),
+    ],
 )
 def test_a_disk_that_is_too_small_is_said_before_anything_is_installed(
     checkout, monkeypatch, capsys, task, free_megabytes, needed
@@ -129,7 +140,9 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_installed(
     """What is needed and what is there, exit code 3, and nothing is left behind."""
     dev_module = load(checkout)
     monkeypatch.setattr(
-        dev_module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**12, 0, free_megabytes * 10**6)
+        dev_module.shutil,
+        "disk_usage",
+        lambda _: shutil._ntuple_diskusage(10**12, 0, free_megabytes * 10**6),
     )
     assert dev_module.main([task]) == 3
     sentence = capsys.readouterr().err
@@ -140,21 +153,31 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_installed(
 
 def test_a_disk_that_becomes_full_is_named(checkout):
     """pip's own last line of it becomes one sentence."""
-    line = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n"
-    assert load(checkout).cause_of(f"Collecting numpy==2.5.5\n{line}").startswith("the disk became full")
+    line = (
+        "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n"
+    )
+    assert (
+        load(checkout)
+        .cause_of(f"Collecting numpy==2.5.5\n{line}")
+        .startswith("the disk became full")
+    )
 
 
 def without_index(**given):
     """The environment of a machine whose pip knows no other index than the one given."""
     clean = {
-        name: value for name, value in os.environ.items() if not name.startswith("PIP_") and "proxy" not in name.lower()
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PIP_") and "proxy" not in name.lower()
     }
     return {**clean, "PIP_CONFIG_FILE": os.devnull, **given}
 
 
 @pytest.mark.slow
 def test_without_a_package_index_one_sentence_says_why(checkout):
-    """A port where nobody listens: no wall of pip's own output, exit code 3, and the task does not run."""
+    """A port where nobody listens: no wall of pip's own output, exit code 3, and the task does not
+    run.
+    """
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     answer = subprocess.run(
@@ -172,7 +195,9 @@ def test_without_a_package_index_one_sentence_says_why(checkout):
 
 @pytest.mark.slow
 def test_an_interrupted_installation_ends_cleanly(checkout):
-    """The index hangs; SIGINT ends pip and `./dev` with 130, and the environment does not count as installed."""
+    """The index hangs; SIGINT ends pip and `./dev` with 130, and the environment does not count as
+    installed.
+    """
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         hanging.settimeout(120)
         process = subprocess.Popen(
@@ -223,7 +248,8 @@ def test_an_interrupt_ends_with_130_and_leaves_no_process(checkout, whole_group)
         stderr=subprocess.PIPE,
         text=True,
         process_group=0,
-        # A test run that was started in the background ignores SIGINT, and a shell cannot undo that.
+        # A test run that was started in the background ignores SIGINT, and a shell cannot undo
+        # that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     pid = checkout / "pid"

@@ -1,4 +1,6 @@
-"""The guardian of tests, benchmarks and `./dev`: whatever ends a run, no process and no folder of it stays."""
+"""The guardian of tests, benchmarks and `./dev`: whatever ends a run, no process and no folder of
+it stays.
+"""
 
 import contextlib
 import os
@@ -67,13 +69,17 @@ WAIT = "start()\nready()\ntime.sleep(3600)"
 
 
 def stop_ignoring_signals() -> None:
-    """Tests that were started in the background ignore SIGINT, below nohup SIGHUP; what they start would do so, too."""
+    """Tests that were started in the background ignore SIGINT, below nohup SIGHUP; what they start
+    would do so, too.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 class Started:
-    """A command in its own process group, whose processes have a mark, with a folder for temporary files."""
+    """A command in its own process group, whose processes have a mark, with a folder for temporary
+    files.
+    """
 
     def __init__(self, home: Path, *command: object, **options: object) -> None:
         self.home, self.mark = home, uuid.uuid4().hex
@@ -93,19 +99,27 @@ class Started:
         )
 
     def wait_until_ready(self, count: int = 1) -> None:
-        until(lambda: len(list(self.home.glob("ready*"))) >= count or self.process.poll() is not None)
+        until(
+            lambda: len(list(self.home.glob("ready*"))) >= count or self.process.poll() is not None
+        )
         assert self.process.poll() is None, "the run ended before it was ready"
         self.memory = [guardian.MEMORY / name for name in self.folders()]
 
     def processes(self) -> dict[int, str]:
-        """What still runs of it: by the mark, or, since Postgres gets no environment, by its folders."""
+        """What still runs of it: by the mark, or, since Postgres gets no environment, by its
+        folders.
+        """
         found, own = {}, [str(path) for path in (self.home, *self.memory)]
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                command = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
                 environment = (entry / "environ").read_bytes().decode(errors="replace")
                 folder = str((entry / "cwd").readlink())
-                if f"{MARK}={self.mark}" in environment or any(path in command + folder for path in own):
+                if f"{MARK}={self.mark}" in environment or any(
+                    path in command + folder for path in own
+                ):
                     found[int(entry.name)] = command
         return found
 
@@ -119,7 +133,9 @@ class Started:
 
     def folders(self) -> list[str]:
         """Its temporary folders that are there, in memory too."""
-        return sorted(path.name for path in (*self.temporary.iterdir(), *filter(Path.exists, self.memory)))
+        return sorted(
+            path.name for path in (*self.temporary.iterdir(), *filter(Path.exists, self.memory))
+        )
 
     def is_gone(self) -> bool:
         return not self.processes() and not self.folders()
@@ -167,7 +183,9 @@ def launch(home):
 def write_run(home: Path, body: str, group_seconds: float = 0.1) -> None:
     """Write the script that goes on with this body below a guardian."""
     (home / "orphan.py").write_text(ORPHAN)
-    (home / "run.py").write_text(RUN.format(tests=str(ROOT / "tests"), body=body, group_seconds=group_seconds))
+    (home / "run.py").write_text(
+        RUN.format(tests=str(ROOT / "tests"), body=body, group_seconds=group_seconds)
+    )
 
 
 @pytest.fixture
@@ -183,11 +201,18 @@ def run(home, launch):
 
 @pytest.mark.parametrize(
     ("body", "code"),
-    [("", 0), ("sys.exit(7)", 7), ("os.kill(os.getpid(), 15)", -15), ("os.kill(os.getpid(), 9)", -9)],
+    [
+        ("", 0),
+        ("sys.exit(7)", 7),
+        ("os.kill(os.getpid(), 15)", -15),
+        ("os.kill(os.getpid(), 9)", -9),
+    ],
     ids=["done", "code", "terminated", "killed"],
 )
 def test_a_run_ends_with_its_own_code_and_nothing_left(run, body, code):
-    """Also with the signal that ended it; once the command has ended, the orphan and the folders are gone."""
+    """Also with the signal that ended it; once the command has ended, the orphan and the folders
+    are gone.
+    """
     started = run(f"start()\n{body}", stderr=subprocess.PIPE, text=True)
     _, errors = started.process.communicate(timeout=PATIENCE_SECONDS)
     assert started.process.returncode == code
@@ -207,7 +232,9 @@ def test_a_signal_leaves_nothing_whoever_gets_it(home, run, number, target):
     if target == "group":
         os.killpg(started.process.pid, number)
     else:
-        os.kill(started.process.pid if target == "front" else int((home / "ready").read_text()), number)
+        os.kill(
+            started.process.pid if target == "front" else int((home / "ready").read_text()), number
+        )
     assert started.process.wait(PATIENCE_SECONDS) == -number
     if number == signal.SIGKILL:  # it ended at once, and what is left shortly after it
         until(started.is_gone)
@@ -226,11 +253,11 @@ def test_what_ignores_signals_is_killed(run):
 def test_a_closed_folder_is_removed(launch):
     """For a user who is not root it has to be opened first."""
     program = (
-        f"import os, sys, tempfile\nsys.path.insert(0, {str(ROOT / 'tests')!r})\nimport guardian\n"
-        "os.geteuid() or os.setuid(65534)\n"
-        "guardian.enter()\n"
-        "os.makedirs(os.path.join(tempfile.mkdtemp(), 'inner/innermost'))\n"
-        "os.chmod(os.path.join(os.environ['TMPDIR'], os.listdir(os.environ['TMPDIR'])[0], 'inner'), 0)"
+        f"import os, sys, tempfile\nsys.path.insert(0, {str(ROOT / 'tests')!r})\nimport"
+        " guardian\nos.geteuid() or"
+        " os.setuid(65534)\nguardian.enter()\nos.makedirs(os.path.join(tempfile.mkdtemp(),"
+        " 'inner/innermost'))\nos.chmod(os.path.join(os.environ['TMPDIR'],"
+        " os.listdir(os.environ['TMPDIR'])[0], 'inner'), 0)"
     )
     started = launch(sys.executable, "-c", program)
     assert started.process.wait(PATIENCE_SECONDS) == 0
@@ -287,7 +314,9 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_terminal_belongs_to_the_run(home, monkeypatch):
-    """What is typed reaches it, a key suspends it, and another interrupts it once, however long it takes to end."""
+    """What is typed reaches it, a key suspends it, and another interrupts it once, however long it
+    takes to end.
+    """
     write_run(home, COUNT.format(before="print('typed', input(), sys.stdout.isatty(), flush=True)"))
     monkeypatch.delenv(guardian.FOLDER, raising=False)
     shell, terminal = pty.fork()
@@ -319,14 +348,18 @@ def test_below_a_guardian_there_is_no_second_one(run):
 
 @pytest.mark.parametrize(
     "cause",
-    ["sys.platform = 'darwin'", "import threading\nthreading.Thread(target=time.sleep, args=(0.5,)).start()"],
+    [
+        "sys.platform = 'darwin'",
+        "import threading\nthreading.Thread(target=time.sleep, args=(0.5,)).start()",
+    ],
     ids=["system", "threads"],
 )
 def test_where_no_guardian_can_be_the_program_runs_as_before(launch, cause):
     """On a system without the kernel's help, and in a program with threads, which cannot be forked."""
     program = (
-        f"import os, sys, time\nsys.path.insert(0, {str(ROOT / 'tests')!r})\nimport guardian\n{cause}\n"
-        "before = os.getpid(), dict(os.environ)\nguardian.enter()\nassert before == (os.getpid(), dict(os.environ))"
+        f"import os, sys, time\nsys.path.insert(0, {str(ROOT / 'tests')!r})\nimport"
+        f" guardian\n{cause}\nbefore = os.getpid(), dict(os.environ)\nguardian.enter()\nassert"
+        " before == (os.getpid(), dict(os.environ))"
     )
     assert launch(sys.executable, "-c", program).process.wait(PATIENCE_SECONDS) == 0
 
@@ -350,12 +383,16 @@ def test_wait():
 if __name__ == "__main__":
     test_wait()
 """
-"""A test, and a benchmark, that starts an embedded Postgres and a daemon, makes a folder, and waits."""
+"""A test, and a benchmark, that starts an embedded Postgres and a daemon, makes a folder, and
+waits.
+"""
 
 
 @pytest.fixture
 def checkout(home, monkeypatch):
-    """What runs tests and benchmarks in a checkout, with an environment that counts as installed, and the sample."""
+    """What runs tests and benchmarks in a checkout, with an environment that counts as installed,
+    and the sample.
+    """
     # Loading all installed plugins takes longer than everything else here.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist.plugin -p pytest_timeout")
@@ -365,7 +402,12 @@ def checkout(home, monkeypatch):
     shutil.copytree(ROOT / "requirements", home / "requirements")
     for folder in ("tests", "tests/fakes", "bench"):
         (home / folder).mkdir()
-    for name in ("tests/conftest.py", "tests/guardian.py", "tests/fakes/profiles.py", "bench/__init__.py"):
+    for name in (
+        "tests/conftest.py",
+        "tests/guardian.py",
+        "tests/fakes/profiles.py",
+        "bench/__init__.py",
+    ):
         shutil.copy(ROOT / name, home / name)
     for name in ("tests/test_one.py", "tests/test_two.py", "bench/sample.py"):
         (home / name).write_text(SAMPLE)
@@ -374,7 +416,9 @@ def checkout(home, monkeypatch):
     for real in (Path(sys.executable), Path(sys.executable).with_name("gpuledger")):
         (programs / real.name).write_text(f'#!/bin/sh\nexec {real} "$@"\n')
         (programs / real.name).chmod(0o755)
-    fingerprint = "import dev; (dev.VENV / 'made-from-dev').write_text(dev.fingerprint(dev.DEVELOPMENT))"
+    fingerprint = (
+        "import dev; (dev.VENV / 'made-from-dev').write_text(dev.fingerprint(dev.DEVELOPMENT))"
+    )
     (home / "dev.py").symlink_to("dev")
     subprocess.run([sys.executable, "-B", "-c", fingerprint], cwd=home, check=True)
     return home
@@ -392,7 +436,9 @@ COMMANDS = {
     "pytest, workers": ((*PYTEST, "-n2", "--dist=loadfile", *TESTS), 2, 2),
     "bench": ((sys.executable, "-m", "bench.sample"), 1, -signal.SIGINT),
 }
-"""What is started, how many samples run in it at the same time, and its exit code after an interrupt."""
+"""What is started, how many samples run in it at the same time, and its exit code after an
+interrupt.
+"""
 
 
 @pytest.mark.slow
@@ -408,7 +454,9 @@ def test_no_test_and_no_benchmark_leaves_anything(checkout, launch, name, number
     assert sum("orphan.py" in command for command in running.values()) == count
     assert memory
     started.process.send_signal(number)
-    assert started.process.wait(PATIENCE_SECONDS) == (interrupted if number == signal.SIGINT else -number)
+    assert started.process.wait(PATIENCE_SECONDS) == (
+        interrupted if number == signal.SIGINT else -number
+    )
     if number == signal.SIGKILL:
         until(started.is_gone)
     assert started.processes() == {}
@@ -448,15 +496,28 @@ def test_shared_memory_of_a_killed_postgres_is_removed():
     try:
         server.acquire()
         started = Path(f"/proc/{server.pid}")
-        memory = {Path(path) for path in re.findall(r"/dev/shm/PostgreSQL\.\d+", guardian.maps_of(started))}
+        memory = {
+            Path(path)
+            for path in re.findall(r"/dev/shm/PostgreSQL\.\d+", guardian.maps_of(started))
+        }
         assert memory
         guardian.remove_shared_memory(begun)
         assert all(path.exists() for path in memory)
         children = (started / f"task/{server.pid}/children").read_text().split()
         for process in (server.pid, *map(int, children)):
-            with contextlib.suppress(ProcessLookupError):  # a worker of Postgres that has ended meanwhile
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # a worker of Postgres that has ended meanwhile
                 os.kill(process, signal.SIGKILL)
-        until(lambda: not any(str(path) in guardian.maps_of(each) for path in memory for each in PROC.glob("[0-9]*")))
+        until(
+            lambda: (
+                not any(
+                    str(path) in guardian.maps_of(each)
+                    for path in memory
+                    for each in PROC.glob("[0-9]*")
+                )
+            )
+        )
         assert all(path.exists() for path in memory)
         guardian.remove_shared_memory(time.time() + 60)
         assert all(path.exists() for path in memory)

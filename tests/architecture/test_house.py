@@ -9,18 +9,33 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("numpy", "pandas", "sqlalchemy", "psycopg", "fastapi", "uvicorn", "sklearn", "typer", "rich", "alembic")
+HEAVY = (
+    "numpy",
+    "pandas",
+    "sqlalchemy",
+    "psycopg",
+    "fastapi",
+    "uvicorn",
+    "sklearn",
+    "typer",
+    "rich",
+    "alembic",
+)
 
 
 def tracked(*patterns: str) -> list[Path]:
-    found = subprocess.run(["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        ["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return [ROOT / name for name in found.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
 def modules_loaded_by(statement: str, *, whole: bool = False) -> set[str]:
     """Names of packages that the statement has imported, or of all their modules."""
     code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
-    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     return {name if whole else name.split(".")[0] for name in printed.split()}
 
 
@@ -32,11 +47,15 @@ def test_import_directions_hold():
 
 
 def test_the_agents_dependencies_are_few():
-    """The base distribution needs four small packages; what packages install adds h2, which asks a kubelet."""
+    """The base distribution needs four small packages; what packages install adds h2, which asks a
+    kubelet.
+    """
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.split(r"[<>=;\s\[]", line)[0] for line in declared}
     assert names == {"nvidia-ml-py", "prometheus-client", "msgspec", "backports.zstd"}
-    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "requirements" / "agent.txt").read_text(), re.MULTILINE)
+    pinned = re.findall(
+        r"^([\w.-]+)==", (ROOT / "requirements" / "agent.txt").read_text(), re.MULTILINE
+    )
     assert {name.replace(".", "-") for name in names} | {"h2", "hpack", "hyperframe"} == set(pinned)
 
 
@@ -47,28 +66,48 @@ def test_the_agent_imports_nothing_heavy():
         for path in (ROOT / "agent" / "gpuledger_agent").rglob("*.py")
         if path.name != "__main__.py"
     ]
-    loaded = modules_loaded_by("\n".join(f"import {name.removesuffix('.__init__')}" for name in names))
+    loaded = modules_loaded_by(
+        "\n".join(f"import {name.removesuffix('.__init__')}" for name in names)
+    )
     assert not loaded & {*HEAVY, "gpuledger_collector"}
 
 
 def test_the_agent_imports_late_what_few_nodes_need():
-    """A misspelled setting, a configuration file: the others do not keep the code for them in memory."""
-    loaded = modules_loaded_by("import gpuledger_agent.cli, gpuledger_agent.daemon, gpuledger_agent.exposition")
+    """A misspelled setting, a configuration file: the others do not keep the code for them in
+    memory.
+    """
+    loaded = modules_loaded_by(
+        "import gpuledger_agent.cli, gpuledger_agent.daemon, gpuledger_agent.exposition"
+    )
     assert "prometheus_client" in loaded
     assert not loaded & {"difflib", "tomllib"}
 
 
 def test_help_loads_no_heavy_library():
-    """`gpuledger --help` answers at once because pandas, SQLAlchemy and the like are imported where they are used."""
+    """`gpuledger --help` answers at once because pandas, SQLAlchemy and the like are imported where
+    they are used.
+    """
     loaded = modules_loaded_by(
-        "import contextlib, io, sys\nfrom gpuledger_collector.cli import main\nsys.argv = ['gpuledger', '--help']\n"
-        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n    main()"
+        "import contextlib, io, sys\nfrom gpuledger_collector.cli import main\nsys.argv ="
+        " ['gpuledger', '--help']\nwith contextlib.redirect_stdout(io.StringIO()),"
+        " contextlib.suppress(SystemExit):\n    main()"
     )
-    assert not loaded & {"numpy", "pandas", "sqlalchemy", "psycopg", "fastapi", "uvicorn", "sklearn", "alembic"}
+    assert not loaded & {
+        "numpy",
+        "pandas",
+        "sqlalchemy",
+        "psycopg",
+        "fastapi",
+        "uvicorn",
+        "sklearn",
+        "alembic",
+    }
 
 
 def test_no_private_module_of_a_library_is_imported():
-    """Private names change without notice between the versions that are allowed; ruff refuses their use otherwise."""
+    """Private names change without notice between the versions that are allowed; ruff refuses their
+    use otherwise.
+    """
     module = r"from (\w+\.)*_[a-z][\w.]* import|import .*\._"
     name = r"from (?!gpuledger|\.)\S+ import (.*\W)?_[a-z]"
     private = re.compile(rf"^\s*({module}|{name})", re.MULTILINE)
@@ -82,18 +121,29 @@ def test_alembic_folder_shadows_no_package():
 
 
 def test_every_place_has_the_same_version():
-    """Packages, the changelog's newest release, and the guide that names a file; the chart's test compares its own."""
+    """Packages, the changelog's newest release, and the guide that names a file; the chart's test
+    compares its own.
+    """
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     for package in ("agent/gpuledger_agent", "collector/gpuledger_collector"):
         assert f'__version__ = "{version}"' in (ROOT / package / "__init__.py").read_text(), package
-    assert re.search(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == version
+    assert (
+        re.search(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+        == version
+    )
     assert f"gpuledger-agent_{version}_" in (ROOT / "docs/guides/install-agent.md").read_text()
 
 
 def test_an_extra_is_pinned_as_the_collector_is():
     """Installed beside the collector, it changes no package that both have."""
     collector, extra = (
-        dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements" / f"{name}.txt").read_text(), re.MULTILINE))
+        dict(
+            re.findall(
+                r"^([\w.-]+)==(\S+)",
+                (ROOT / "requirements" / f"{name}.txt").read_text(),
+                re.MULTILINE,
+            )
+        )
         for name in ("collector", "mcp")
     )
     assert "mcp" in extra
@@ -114,7 +164,9 @@ def test_requirements_are_hashed_and_name_no_address():
 
 
 def test_no_float_in_accounting():
-    """Money and time are integers and Decimal: no float literal, name or true division in the exact core."""
+    """Money and time are integers and Decimal: no float literal, name or true division in the exact
+    core.
+    """
     import ast
 
     for path in sorted((ROOT / "collector/gpuledger_collector/accounting").glob("*.py")):
@@ -129,15 +181,21 @@ def test_accounting_reads_no_clock():
     """What was charged depends on evidence and rates, never on when it was computed."""
     for path in sorted((ROOT / "collector/gpuledger_collector/accounting").glob("*.py")):
         text = path.read_text()
-        assert not re.search(r"\b(time\.time|monotonic|datetime\.now|utcnow|date\.today)\b", text), path.name
+        assert not re.search(
+            r"\b(time\.time|monotonic|datetime\.now|utcnow|date\.today)\b", text
+        ), path.name
 
 
 def test_names_are_rendered_in_one_place():
-    """Texts of others become escapes in gpuledger_common.escapes alone, and tables escape what their cells hold."""
+    """Texts of others become escapes in gpuledger_common.escapes alone, and tables escape what
+    their cells hold.
+    """
     for path in tracked("agent/*.py", "collector/*.py"):
         text = path.read_text(encoding="utf-8")
         if path.name != "escapes.py":
-            assert not re.search(r"isprintable\(\) else|if \w+\.isprintable\(\)\)|\[\\x00-", text), path
+            assert not re.search(
+                r"isprintable\(\) else|if \w+\.isprintable\(\)\)|\[\\x00-", text
+            ), path
         if path.name != "tables.py":
             assert "from rich.table import" not in text, path
 
@@ -152,20 +210,29 @@ def test_no_file_names_a_path_of_a_build_machine():
 
 def test_the_command_without_its_libraries_says_how_to_get_them():
     """Where only the agent is installed, `gpuledger` is one sentence and exit code 3."""
-    code = "import sys\nsys.modules['typer'] = None\nfrom gpuledger_collector.__main__ import main\nmain()"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    code = (
+        "import sys\nsys.modules['typer'] = None\nfrom gpuledger_collector.__main__ import"
+        " main\nmain()"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert answer.returncode == 3
     assert "-py3-none-any.whl[collector,embedded]" in answer.stderr
     assert answer.stderr.count("\n") == 1
 
 
 def test_no_sentence_suggests_what_no_index_has():
-    """GPU Ledger is in no package index: an extra is named by its wheel, or by the package that it brings."""
+    """GPU Ledger is in no package index: an extra is named by its wheel, or by the package that it
+    brings.
+    """
     for path in tracked("agent/*.py", "collector/*.py", "common/*.py", "*.md", "dev", "deploy/*"):
         if path.suffix in {".png", ".svg"}:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
-        suggestion = re.search(r"install[^\n]{0,40}['\" ]gpuledger(\[|['\"])|gpuledger\[\w+\] is not installed", text)
+        suggestion = re.search(
+            r"install[^\n]{0,40}['\" ]gpuledger(\[|['\"])|gpuledger\[\w+\] is not installed", text
+        )
         assert suggestion is None, (path, suggestion)
 
 
@@ -175,7 +242,10 @@ def test_the_tests_of_accounting_load_accounting_alone():
     code = [
         "import sys; import pytest",
         "sys.path.insert(0, 'tests')",
-        f"code = pytest.main(['-q', '--collect-only', '-p', 'no:xdist', '-p', 'no:cacheprovider', {str(folder)!r}])",
+        (
+            "code = pytest.main(['-q', '--collect-only', '-p', 'no:xdist', '-p',"
+            f" 'no:cacheprovider', {str(folder)!r}])"
+        ),
         "assert code == 0",
         "sys.stdout = sys.__stdout__",
     ]
@@ -187,7 +257,9 @@ def test_the_tests_of_accounting_load_accounting_alone():
 
 @pytest.mark.slow
 def test_each_file_has_one_process_and_so_its_world_is_made_once():
-    """xdist goes by the ids that pytest reports: a grouping that has no effect costs minutes, and fails nothing."""
+    """xdist goes by the ids that pytest reports: a grouping that has no effect costs minutes, and
+    fails nothing.
+    """
     files = ["tests/unit/accounting/test_cash.py", "tests/unit/accounting/test_names.py"]
     answer = subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "2", "-v", "-p", "no:cacheprovider", *files],

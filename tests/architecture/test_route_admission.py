@@ -28,8 +28,16 @@ def app(tmp_path):
 
 
 def operations(app):
-    """Method and path of every route; HEAD is a GET. What has no methods (a mount, a websocket) cannot be walked."""
-    return {f"{method} {route.path}" for route in leaves(app.routes) for method in route.methods if method != "HEAD"}
+    """Method and path of every route; HEAD is a GET.
+
+    What has no methods (a mount, a websocket) cannot be walked.
+    """
+    return {
+        f"{method} {route.path}"
+        for route in leaves(app.routes)
+        for method in route.methods
+        if method != "HEAD"
+    }
 
 
 def leaves(found):
@@ -58,7 +66,9 @@ def test_every_route_and_method_has_a_row(app):
 
 
 def test_the_walk_sees_a_new_route(app):
-    """On the application, on a router, and another method on a known path; a mount is refused as a whole."""
+    """On the application, on a router, and another method on a known path; a mount is refused as a
+    whole.
+    """
     before, router = operations(app), APIRouter(prefix="/v2")
     app.add_api_route("/v2/alone", answer, methods=["PUT"])
     app.add_api_route("/v1/nodes", answer, methods=["DELETE"])

@@ -28,7 +28,9 @@ def test_cluster():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("required", "failed"), [("required", {"test_marked", "test_called"}), ("", set())])
+@pytest.mark.parametrize(
+    ("required", "failed"), [("required", {"test_marked", "test_called"}), ("", set())]
+)
 def test_a_missing_engine_fails_where_it_is_required(tmp_path, required, failed):
     """By a mark or within the test; what no package brings is skipped with its reason."""
     (tmp_path / "test_it.py").write_text(SKIPPING)

@@ -1,4 +1,6 @@
-"""A simulated fleet's days in a real database, through the real agent and collector, read by the dashboards' role."""
+"""A simulated fleet's days in a real database, through the real agent and collector, read by the
+dashboards' role.
+"""
 
 import datetime as dt
 import json
@@ -48,15 +50,25 @@ def drop_reader(postgres):
 
 @pytest.fixture(scope="session")
 def seeded(postgres, tmp_path_factory) -> Iterator[str]:
-    """DSN of a database with the fleet's last three days, folded, rated, and with slow metrics and some faults."""
+    """DSN of a database with the fleet's last three days, folded, rated, and with slow metrics and
+    some faults.
+    """
     with fresh_database(postgres) as dsn:
         prices = tmp_path_factory.mktemp("prices") / "prices.csv"
         start = (SINCE - dt.timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
-        prices.write_text(PRICES.format(start=start, change=(SINCE + dt.timedelta(hours=30)).isoformat()))
+        prices.write_text(
+            PRICES.format(start=start, change=(SINCE + dt.timedelta(hours=30)).isoformat())
+        )
         command(dsn, "import", "prices", prices)
         add_imported_usage(dsn)
         with running(dsn) as collector:
-            simulate(Settings(), SINCE.isoformat(), UNTIL.isoformat(), "5m", f"http://127.0.0.1:{collector.port}")
+            simulate(
+                Settings(),
+                SINCE.isoformat(),
+                UNTIL.isoformat(),
+                "5m",
+                f"http://127.0.0.1:{collector.port}",
+            )
         until = (UNTIL + dt.timedelta(days=1)).date()
         command(dsn, "chargeback", "--from", SINCE.date(), "--to", until)
         add_what_the_simulation_lacks(dsn)
@@ -67,52 +79,62 @@ def seeded(postgres, tmp_path_factory) -> Iterator[str]:
 
 
 def add_a_correction_a_budget_and_findings(dsn):
-    """A closed day's charge amended in this range; a team's budget; an idle GPU and an odd day of spending."""
+    """A closed day's charge amended in this range; a team's budget; an idle GPU and an odd day of
+    spending.
+    """
     now_ms = int(UNTIL.timestamp() * 1000)
     day_ms = int(SINCE.timestamp() * 1000)
     # Budgets of a range that holds all of the seed: a month holds little of it on its first days.
     span = (day_ms, day_ms + 31 * 86_400_000)
     with psycopg.connect(dsn, autocommit=True) as connection:
-        columns = "start_ms, end_ms, accelerator_id, workload_id, owner_id, state, pool, gpu_model, node, price_id"
+        columns = (
+            "start_ms, end_ms, accelerator_id, workload_id, owner_id, state, pool, gpu_model, node,"
+            " price_id"
+        )
         connection.execute(
-            f"INSERT INTO correction (booked_day_ms, recorded_ms, day_ms, {columns}, gpu_ns, busy_ns, idle_ns, "
-            "unknown_ns, currency, cost_micro, idle_cost_micro) "
-            f"SELECT day_ms, %s, day_ms - 86400000 * 40::bigint, {columns}, -gpu_ns / 3, -busy_ns / 3, -idle_ns / 3, "
-            "0, currency, -cost_micro / 3 + 1, -idle_cost_micro / 3 FROM charge "
-            "WHERE day_ms = %s AND state = 'held' LIMIT 7",
+            f"INSERT INTO correction (booked_day_ms, recorded_ms, day_ms, {columns}, gpu_ns,"
+            " busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro) SELECT day_ms,"
+            f" %s, day_ms - 86400000 * 40::bigint, {columns}, -gpu_ns / 3, -busy_ns / 3, -idle_ns /"
+            " 3, 0, currency, -cost_micro / 3 + 1, -idle_cost_micro / 3 FROM charge WHERE day_ms ="
+            " %s AND state = 'held' LIMIT 7",
             (now_ms, day_ms),
         )
         connection.execute(
-            "WITH b AS (INSERT INTO budget (name, owner, period, amount_micro, currency, terms, recorded_at, start_ms, "
-            "end_ms) VALUES ('vision', '{\"team\": \"vision\"}', 'range', 1000000000, 'USD', '{}', now(), %s, %s), "
-            "('fleet', '{}', 'quarter', 90000000000, 'USD', '{}', now(), NULL, NULL) RETURNING id) "
-            "INSERT INTO budget_alert (budget_id, period_start_ms, rule, percent, state, seen, evaluated_ms) "
-            "SELECT min(id), %s, 'actual', 80, 'acked', 3, %s FROM b",
+            "WITH b AS (INSERT INTO budget (name, owner, period, amount_micro, currency, terms,"
+            " recorded_at, start_ms, end_ms) VALUES ('vision', '{\"team\": \"vision\"}', 'range',"
+            " 1000000000, 'USD', '{}', now(), %s, %s), ('fleet', '{}', 'quarter', 90000000000,"
+            " 'USD', '{}', now(), NULL, NULL) RETURNING id) INSERT INTO budget_alert (budget_id,"
+            " period_start_ms, rule, percent, state, seen, evaluated_ms) SELECT min(id), %s,"
+            " 'actual', 80, 'acked', 3, %s FROM b",
             (*span, day_ms, now_ms),
         )
         connection.execute(
-            "WITH b AS (INSERT INTO budget (name, owner, period, amount_micro, currency, measure, terms, recorded_at, "
-            "start_ms, end_ms) VALUES "
-            "('vision in all', '{\"team\": \"vision\"}', 'range', 1000000000, 'USD', 'total', '{}', now(), %s, %s), "
-            "('vision hours', '{\"team\": \"vision\"}', 'range', 500000000, '', 'gpu_hours', '{}', now(), %s, %s) "
-            "RETURNING id, measure) INSERT INTO budget_share (budget_id, start_ms, end_ms, shared_micro) "
-            "SELECT id, %s, %s, 25000000 FROM b WHERE measure = 'total'",
+            "WITH b AS (INSERT INTO budget (name, owner, period, amount_micro, currency, measure,"
+            " terms, recorded_at, start_ms, end_ms) VALUES ('vision in all', '{\"team\":"
+            " \"vision\"}', 'range', 1000000000, 'USD', 'total', '{}', now(), %s, %s), ('vision"
+            " hours', '{\"team\": \"vision\"}', 'range', 500000000, '', 'gpu_hours', '{}', now(),"
+            " %s, %s) RETURNING id, measure) INSERT INTO budget_share (budget_id, start_ms, end_ms,"
+            " shared_micro) SELECT id, %s, %s, 25000000 FROM b WHERE measure = 'total'",
             (*span, *span, day_ms, now_ms),
         )
         connection.execute(
-            "INSERT INTO finding (key, kind, state, subject, accelerator_id, team, owner, since_ms, opened_ms, "
-            "until_ms, confidence, currency, cost_micro, per_day_micro, evidence) SELECT kind || a.uuid, kind, state, "
-            "a.uuid, a.id, 'vision', '{}', %s, %s, %s, 0.9, 'USD', 5000000, 9000000, '{}' "
-            "FROM (SELECT id, uuid FROM accelerator ORDER BY id LIMIT 1) a, "
-            "(VALUES ('idle', 'abandoned'), ('anomaly', 'usage')) f (kind, state)",
+            "INSERT INTO finding (key, kind, state, subject, accelerator_id, team, owner, since_ms,"
+            " opened_ms, until_ms, confidence, currency, cost_micro, per_day_micro, evidence)"
+            " SELECT kind || a.uuid, kind, state, a.uuid, a.id, 'vision', '{}', %s, %s, %s, 0.9,"
+            " 'USD', 5000000, 9000000, '{}' FROM (SELECT id, uuid FROM accelerator ORDER BY id"
+            " LIMIT 1) a, (VALUES ('idle', 'abandoned'), ('anomaly', 'usage')) f (kind, state)",
             (now_ms - 7_200_000, now_ms - 7_100_000, now_ms),
         )
 
 
 def add_what_looks_ahead(dsn, queue):
-    """Readings of a queue, forecasts that are kept and scored, and decisions with outcomes: by the jobs themselves."""
+    """Readings of a queue, forecasts that are kept and scored, and decisions with outcomes: by the
+    jobs themselves.
+    """
     now_ms, hour = int(UNTIL.timestamp() * 1000), 3_600_000
-    rows = [f"{(now_ms - hours * hour) // 1000},w{hours},{hours},train,slurm" for hours in (2, 3, 4)]
+    rows = [
+        f"{(now_ms - hours * hour) // 1000},w{hours},{hours},train,slurm" for hours in (2, 3, 4)
+    ]
     queue.write_text("\n".join(["at,workload_id,gpus,pool,source", *rows]) + "\n")
     command(dsn, "import", "queue", queue)
     roll_up_series(Database(dsn), 0, now_ms)
@@ -135,7 +157,9 @@ def add_imported_usage(dsn):
 
 
 def add_what_the_simulation_lacks(dsn):
-    """Slow metrics, a sick GPU, a conflict, runs of jobs, imported usage: what boards show beside the simulation."""
+    """Slow metrics, a sick GPU, a conflict, runs of jobs, imported usage: what boards show beside
+    the simulation.
+    """
     now_ms = int(UNTIL.timestamp() * 1000)
     with psycopg.connect(dsn, autocommit=True) as connection:
         for metric, value in (
@@ -145,25 +169,32 @@ def add_what_the_simulation_lacks(dsn):
             ("gpu_power_limit_watts", 700),
         ):
             connection.execute(
-                "INSERT INTO gpu_state SELECT id, %s, %s, %s FROM accelerator", (metric, now_ms - 3_600_000, value)
+                "INSERT INTO gpu_state SELECT id, %s, %s, %s FROM accelerator",
+                (metric, now_ms - 3_600_000, value),
             )
         connection.execute(
-            "INSERT INTO gpu_state SELECT min(id), 'gpu_xid_errors_total', %s, 79 FROM accelerator", (now_ms - 60_000,)
+            "INSERT INTO gpu_state SELECT min(id), 'gpu_xid_errors_total', %s, 79 FROM accelerator",
+            (now_ms - 60_000,),
         )
         connection.execute(
             "UPDATE accelerator SET health = 'failed', health_cause = 'Xid 79: fell off the bus' "
             "WHERE id = (SELECT min(id) FROM accelerator)"
         )
-        connection.execute("UPDATE accelerator SET health = 'ok' WHERE health = 'unknown' AND id % 2 = 0")
+        connection.execute(
+            "UPDATE accelerator SET health = 'ok' WHERE health = 'unknown' AND id % 2 = 0"
+        )
         connection.execute(
             "INSERT INTO ingest_conflict (node_name, epoch, seq, sha256, received_at) "
             "VALUES ('h100-01', gen_random_uuid(), 5, '\\x00', %s)",
             (UNTIL - dt.timedelta(hours=1),),
         )
-        for at, (job, outcome) in enumerate([("fold_usage", "done"), ("rate_usage", "done"), ("rate_usage", "failed")]):
+        for at, (job, outcome) in enumerate(
+            [("fold_usage", "done"), ("rate_usage", "done"), ("rate_usage", "failed")]
+        ):
             begun = UNTIL - dt.timedelta(hours=2, minutes=at)
             connection.execute(
-                "INSERT INTO job_run (job, started_at, ended_at, outcome, detail) VALUES (%s, %s, %s, %s, %s)",
+                "INSERT INTO job_run (job, started_at, ended_at, outcome, detail) VALUES (%s, %s,"
+                " %s, %s, %s)",
                 (job, begun, begun + dt.timedelta(seconds=2), outcome, json.dumps({"hours": at})),
             )
 
@@ -171,7 +202,9 @@ def add_what_the_simulation_lacks(dsn):
 @pytest.fixture(scope="session")
 def reader(seeded, tmp_path_factory) -> Iterator[psycopg.Connection]:
     """A connection of the dashboards' role."""
-    with psycopg.connect(reader_of(seeded, tmp_path_factory.mktemp("reader")), autocommit=True) as connection:
+    with psycopg.connect(
+        reader_of(seeded, tmp_path_factory.mktemp("reader")), autocommit=True
+    ) as connection:
         yield connection
 
 
@@ -180,6 +213,8 @@ def nothing(postgres, seeded, tmp_path_factory) -> Iterator[psycopg.Connection]:
     """The same role on a database without a single GPU."""
     with (
         fresh_database(postgres) as dsn,
-        psycopg.connect(reader_of(dsn, tmp_path_factory.mktemp("none")), autocommit=True) as connection,
+        psycopg.connect(
+            reader_of(dsn, tmp_path_factory.mktemp("none")), autocommit=True
+        ) as connection,
     ):
         yield connection

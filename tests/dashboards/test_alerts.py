@@ -1,4 +1,6 @@
-"""Alert rules for Prometheus: each fires on its fault, none on a healthy fleet, and each has a page that helps."""
+"""Alert rules for Prometheus: each fires on its fault, none on a healthy fleet, and each has a page
+that helps.
+"""
 
 import re
 import shutil
@@ -16,12 +18,19 @@ from gpuledger_common.catalog import BY_NAME
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "dashboards" / "alerts" / "prometheus.yml"
-ALERTS = {rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
+ALERTS = {
+    rule["alert"]: rule
+    for group in yaml.safe_load(RULES.read_text())["groups"]
+    for rule in group["rules"]
+}
 AGENT = 'instance="n1:9440", job="gpuledger-agent"'
 COLLECTOR = 'instance="c:8440", job="gpuledger-collector"'
 GPU = 'uuid="GPU-1", gpu="0", model="H100", node="n1", mig_instance="", ' + AGENT
 OTHER = GPU.replace("GPU-1", "GPU-2").replace('gpu="0"', 'gpu="1"')
-HELD = 'uuid="GPU-1", node="n1", workload="7", kind="slurm", user="ann", account="", team="nlp", project="", ' + AGENT
+HELD = (
+    'uuid="GPU-1", node="n1", workload="7", kind="slurm", user="ann", account="", team="nlp",'
+    ' project="", ' + AGENT
+)
 HEALTHY = {
     f"up{{{AGENT}}}": "1x400",
     f"up{{{COLLECTOR}}}": "1x400",
@@ -39,8 +48,12 @@ HEALTHY = {
     f"gpu_held_ratio{{{HELD}}}": "_x60 1x340",
     f"gpuledger_database_up{{{COLLECTOR}}}": "1x400",
     f"gpuledger_jobs_leader{{{COLLECTOR}}}": "1x400",
-    f'gpuledger_job_runs_total{{exported_job="fold_usage", outcome="done", {COLLECTOR}}}': "0+2x400",
-    f'gpuledger_job_runs_total{{exported_job="fold_usage", outcome="unavailable", {COLLECTOR}}}': "0x100 1x300",
+    f'gpuledger_job_runs_total{{exported_job="fold_usage", outcome="done", {COLLECTOR}}}': (
+        "0+2x400"
+    ),
+    f'gpuledger_job_runs_total{{exported_job="fold_usage", outcome="unavailable", {COLLECTOR}}}': (
+        "0x100 1x300"
+    ),
     f'gpuledger_ingest_batches_total{{status="committed", {COLLECTOR}}}': "0+9x400",
     f'gpuledger_ingest_batches_total{{status="refused", {COLLECTOR}}}': "3x400",
     f'gpuledger_ingest_batches_total{{status="unavailable", {COLLECTOR}}}': "0x400",
@@ -57,8 +70,12 @@ FAULTS = {
     "GpuLedgerAgentDown": {f"up{{{AGENT}}}": "1x190 0x210"},
     "GpuLedgerAgentStuck": {f"gpuledger_agent_ticks_total{{{AGENT}}}": "0+6x180 1080x220"},
     "GpuLedgerBatchesLost": {f"gpuledger_agent_batches_dropped_total{{{AGENT}}}": "0x195 4x205"},
-    "GpuLedgerDeliveryLate": {f"gpuledger_agent_oldest_undelivered_seconds{{{AGENT}}}": "30x150 0+60x250"},
-    "GpuLedgerConservationViolated": {f"gpuledger_agent_conservation_violation{{{AGENT}}}": "0x190 1x210"},
+    "GpuLedgerDeliveryLate": {
+        f"gpuledger_agent_oldest_undelivered_seconds{{{AGENT}}}": "30x150 0+60x250"
+    },
+    "GpuLedgerConservationViolated": {
+        f"gpuledger_agent_conservation_violation{{{AGENT}}}": "0x190 1x210"
+    },
     "GpuLedgerGpuFailed": {f"gpu_health_status{{{GPU}}}": "0x190 2x210"},
     "GpuLedgerGpuDegraded": {f"gpu_health_status{{{GPU}}}": "0x180 1x220"},
     "GpuLedgerGpuVanished": {f"gpu_health_status{{{OTHER}}}": "0x180 stale"},
@@ -70,19 +87,35 @@ FAULTS = {
     "GpuLedgerDatabaseDown": {f"gpuledger_database_up{{{COLLECTOR}}}": "1x190 0x210"},
     "GpuLedgerNoLeader": {f"gpuledger_jobs_leader{{{COLLECTOR}}}": "1x180 0x220"},
     "GpuLedgerJobFailing": {
-        f'gpuledger_job_runs_total{{exported_job="rate_usage", outcome="failed", {COLLECTOR}}}': "0x190 0+1x210"
+        f'gpuledger_job_runs_total{{exported_job="rate_usage", outcome="failed", {COLLECTOR}}}': (
+            "0x190 0+1x210"
+        )
     },
     "GpuLedgerJobsStalled": {
-        f'gpuledger_job_runs_total{{exported_job="fold_usage", outcome="done", {COLLECTOR}}}': "0+2x150 300x250"
+        f'gpuledger_job_runs_total{{exported_job="fold_usage", outcome="done", {COLLECTOR}}}': (
+            "0+2x150 300x250"
+        )
     },
-    "GpuLedgerBatchesRefused": {f'gpuledger_ingest_batches_total{{status="refused", {COLLECTOR}}}': "3x180 3+1x220"},
-    "GpuLedgerIngestFull": {f'gpuledger_ingest_batches_total{{status="unavailable", {COLLECTOR}}}': "0x185 0+1x215"},
-    "GpuLedgerIngestSlow": {f'gpuledger_ingest_answer_seconds_bucket{{le="0.05", {COLLECTOR}}}': "0x400"},
-    "GpuLedgerScalingAdviceGone": {f'gpuledger_scaling_desired_gpus{{pool="train", {COLLECTOR}}}': "8x180 stale"},
-    "GpuLedgerContestedGpu": {f"gpuledger_ingest_contested_accelerators_total{{{COLLECTOR}}}": "0x195 2x205"},
+    "GpuLedgerBatchesRefused": {
+        f'gpuledger_ingest_batches_total{{status="refused", {COLLECTOR}}}': "3x180 3+1x220"
+    },
+    "GpuLedgerIngestFull": {
+        f'gpuledger_ingest_batches_total{{status="unavailable", {COLLECTOR}}}': "0x185 0+1x215"
+    },
+    "GpuLedgerIngestSlow": {
+        f'gpuledger_ingest_answer_seconds_bucket{{le="0.05", {COLLECTOR}}}': "0x400"
+    },
+    "GpuLedgerScalingAdviceGone": {
+        f'gpuledger_scaling_desired_gpus{{pool="train", {COLLECTOR}}}': "8x180 stale"
+    },
+    "GpuLedgerContestedGpu": {
+        f"gpuledger_ingest_contested_accelerators_total{{{COLLECTOR}}}": "0x195 2x205"
+    },
 }
 """What goes wrong for each alert, in promtool's notation for series."""
-needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is in Debian's prometheus")
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is in Debian's prometheus"
+)
 
 
 def case(changes, *firing):
@@ -90,20 +123,30 @@ def case(changes, *firing):
     series = {**HEALTHY, **changes}
     return {
         "interval": "1m",
-        "input_series": [{"series": one, "values": values} for one, values in series.items() if values is not None],
+        "input_series": [
+            {"series": one, "values": values}
+            for one, values in series.items()
+            if values is not None
+        ],
         "promql_expr_test": [
             {
-                "expr": "count by (alertname) (ALERTS{alertstate='firing'}"
-                + (f" and on (alertname) ALERTS{{alertname='{firing[0]}'}})" if firing else ")"),
+                "expr": (
+                    "count by (alertname) (ALERTS{alertstate='firing'}"
+                    + (f" and on (alertname) ALERTS{{alertname='{firing[0]}'}})" if firing else ")")
+                ),
                 "eval_time": LOOK,
-                "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in firing],
+                "exp_samples": [
+                    {"labels": f'{{alertname="{name}"}}', "value": 1} for name in firing
+                ],
             }
         ],
     }
 
 
 def promtool(*arguments):
-    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(
+        ["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=280, check=False
+    )
 
 
 @needs_promtool
@@ -119,7 +162,9 @@ def test_every_alert_fires_on_its_fault_and_not_on_a_healthy_fleet(tmp_path):
 
 
 EMPTY = {
-    series: None for series in HEALTHY if AGENT in series or not re.match(r"up|gpuledger_(database|jobs?)_", series)
+    series: None
+    for series in HEALTHY
+    if AGENT in series or not re.match(r"up|gpuledger_(database|jobs?)_", series)
 }
 """A collector to which no agent has reported: its jobs run."""
 REMOVED = {series: "1x60 stale" for series in HEALTHY if AGENT in series}
@@ -173,4 +218,7 @@ def test_alerts_use_metrics_that_exist():
         for metric in set(re.findall(r"\b(?:gpu_|gpuledger_)[a-z0-9_]+", rule["expr"])):
             base = re.sub(r"_(total|bucket)$", "", metric)
             batches = re.fullmatch(r"gpuledger_agent_batches_(produced|acked|dropped|dead)", base)
-            assert metric in BY_NAME or base in own or f'"{metric}"' in exposition or batches, (name, metric)
+            assert metric in BY_NAME or base in own or f'"{metric}"' in exposition or batches, (
+                name,
+                metric,
+            )

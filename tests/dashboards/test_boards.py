@@ -1,4 +1,6 @@
-"""Rules that every board keeps, whatever it shows; dashboard-linter's, where they do not need a Prometheus."""
+"""Rules that every board keeps, whatever it shows; dashboard-linter's, where they do not need a
+Prometheus.
+"""
 
 import json
 import re
@@ -28,7 +30,10 @@ def test_the_committed_files_are_what_the_boards_make():
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_a_board_is_loadable_everywhere(name):
-    """The classic form of Grafana 9.3; newer ones migrate it. Ids are unique, panels lie beside each other."""
+    """The classic form of Grafana 9.3; newer ones migrate it.
+
+    Ids are unique, panels lie beside each other.
+    """
     board = BOARDS[name]
     assert board["schemaVersion"] == 37
     assert board["description"]
@@ -45,7 +50,10 @@ def test_a_board_is_loadable_everywhere(name):
 
 def overlap(a, b):
     return (
-        a["x"] < b["x"] + b["w"] and b["x"] < a["x"] + a["w"] and a["y"] < b["y"] + b["h"] and b["y"] < a["y"] + a["h"]
+        a["x"] < b["x"] + b["w"]
+        and b["x"] < a["x"] + a["w"]
+        and a["y"] < b["y"] + b["h"]
+        and b["y"] < a["y"] + a["h"]
     )
 
 
@@ -66,7 +74,11 @@ def test_a_panel_says_what_it_shows(name, panel):
     assert defaults["unit"]
     assert defaults["noValue"]
     # Of several numbers those that are good or bad have thresholds of their own.
-    if panel["type"] == "stat" and defaults["unit"] == "percentunit" and not panel["fieldConfig"]["overrides"]:
+    if (
+        panel["type"] == "stat"
+        and defaults["unit"] == "percentunit"
+        and not panel["fieldConfig"]["overrides"]
+    ):
         assert len(defaults["thresholds"]["steps"]) > 1
     assert panel["targets"]
     references = [target["refId"] for target in panel["targets"]]
@@ -101,23 +113,33 @@ def test_variables_are_known_and_used(name):
 def test_links_lead_somewhere(name):
     """To a board that there is, with a variable that it has."""
     found = re.findall(r"/d/([a-z-]+)\?\$\{__url_time_range\}&var-(\w+)=", json.dumps(BOARDS[name]))
-    boards = {board["uid"]: {one["name"] for one in board["templating"]["list"]} for board in BOARDS.values()}
+    boards = {
+        board["uid"]: {one["name"] for one in board["templating"]["list"]}
+        for board in BOARDS.values()
+    }
     for uid, variable in found:
         assert variable in boards[uid], (uid, variable)
 
 
 def test_boards_are_joined_by_links():
     """From money to a team, from a team to a workload, from a workload to its node."""
-    leads = {name: set(re.findall(r"/d/([a-z-]+)\?", json.dumps(board))) for name, board in BOARDS.items()}
+    leads = {
+        name: set(re.findall(r"/d/([a-z-]+)\?", json.dumps(board)))
+        for name, board in BOARDS.items()
+    }
     assert "gpuledger-team" in leads["finops"]
     assert "gpuledger-workload" in leads["team"] & leads["idle"] & leads["node"]
     assert "gpuledger-node" in leads["workload"] & leads["fleet"] & leads["pipeline"]
 
 
 def test_states_have_words_and_colors():
-    """Every number that the lanes can hold is mapped to the word that SQL numbers, in that word's color."""
+    """Every number that the lanes can hold is mapped to the word that SQL numbers, in that word's
+    color.
+    """
     options = grafana.numbered_states()["options"]
-    assert [options[str(at)]["text"] for at in range(1, len(grafana.STATES) + 1)] == list(grafana.STATES)
+    assert [options[str(at)]["text"] for at in range(1, len(grafana.STATES) + 1)] == list(
+        grafana.STATES
+    )
     assert all(mapping["color"] == grafana.MEANING[mapping["text"]] for mapping in options.values())
     lanes = [panel for _, panel in EVERY if panel["type"] == "state-timeline"]
     assert lanes
@@ -129,7 +151,9 @@ RANGE = ("$__unixEpochNanoFrom", "$__timeFilter", "$__unixEpochFilter")
 
 
 def test_rows_hold_what_their_title_says():
-    """A row of the range holds what changes with the range, a row of the month or of now what does not."""
+    """A row of the range holds what changes with the range, a row of the month or of now what does
+    not.
+    """
     seen = set()
     for board in BOARDS.values():
         title = ""
@@ -138,14 +162,23 @@ def test_rows_hold_what_their_title_says():
             about = title.lower()
             inside = panel["panels"] if panel["type"] == "row" else [panel]
             for each in (each for each in inside if each["type"] not in ("row", "text")):
-                asks_range = any(macro in target.get("rawSql", "") for target in each["targets"] for macro in RANGE)
+                asks_range = any(
+                    macro in target.get("rawSql", "")
+                    for target in each["targets"]
+                    for macro in RANGE
+                )
                 if "range" in about and "now" not in about and each["title"] not in OF_NOW:
                     assert asks_range, (title, each["title"])
                     seen.add(title)
                 elif about.startswith(("this month", "to save")):
                     assert not asks_range, (title, each["title"])
                     seen.add(title)
-    assert {"The range", "More of the range", "This month, and the last two weeks", "To save"} <= seen
+    assert {
+        "The range",
+        "More of the range",
+        "This month, and the last two weeks",
+        "To save",
+    } <= seen
 
 
 OF_NOW = {"This month, and its end at run rate ($currency)", "Idle or underused now"}
@@ -156,7 +189,10 @@ def test_macro_arguments_hold_no_parenthesis():
     """Grafana's expander would cut them in two without an error."""
     for name, panel in EVERY:
         for target in panel["targets"]:
-            assert not re.search(r"\$__\w+\([^)]*\(", target.get("rawSql", "")), (name, panel["title"])
+            assert not re.search(r"\$__\w+\([^)]*\(", target.get("rawSql", "")), (
+                name,
+                panel["title"],
+            )
 
 
 def laterals(text):
@@ -170,8 +206,14 @@ def laterals(text):
 
 
 def test_no_panel_takes_the_first_row_of_evidence_in_a_lateral_subquery():
-    """Citus refuses a LIMIT there over a table that it distributes; a scalar subquery says the same."""
-    texts = [(name, panel["title"], target.get("rawSql", "")) for name, panel in EVERY for target in panel["targets"]]
+    """Citus refuses a LIMIT there over a table that it distributes; a scalar subquery says the
+    same.
+    """
+    texts = [
+        (name, panel["title"], target.get("rawSql", ""))
+        for name, panel in EVERY
+        for target in panel["targets"]
+    ]
     assert any(list(laterals(text)) for _, _, text in texts)
     for name, title, text in texts:
         for inner in laterals(text):
@@ -188,7 +230,15 @@ def test_colors_are_of_the_palette():
 
 def test_metrics_are_in_the_catalog():
     """A board names no metric that no agent gives."""
-    tables = {*READABLE, "gpu_hours", "gpu_hours_held_idle", "gpu_micro", "gpu_index", "gpu_model", "gpu_ns"}
+    tables = {
+        *READABLE,
+        "gpu_hours",
+        "gpu_hours_held_idle",
+        "gpu_micro",
+        "gpu_index",
+        "gpu_model",
+        "gpu_ns",
+    }
     ours = {*BY_NAME, "gpu_health_status", "gpu_held_ratio", *DISAGREEMENTS}
     for name, panel in EVERY:
         for target in panel["targets"]:

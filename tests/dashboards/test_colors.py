@@ -1,4 +1,6 @@
-"""Colors: a state has one of its own, and a model, team or project keeps one that is no state's, whatever is chosen."""
+"""Colors: a state has one of its own, and a model, team or project keeps one that is no state's,
+whatever is chosen.
+"""
 
 import json
 import re
@@ -38,38 +40,65 @@ def test_no_name_has_the_color_of_a_state():
 
 
 def test_every_chart_by_name_is_in_the_list():
-    """A chart whose title says that its series are models, teams or projects; the live one has a test of its own."""
+    """A chart whose title says that its series are models, teams or projects; the live one has a
+    test of its own.
+    """
     by_name = {
         (name, panel["title"])
         for name, board in BOARDS.items()
         for panel in panels(board)
-        if panel["type"] == "timeseries" and re.search(r", by (model|team|project)\b", panel["title"])
+        if panel["type"] == "timeseries"
+        and re.search(r", by (model|team|project)\b", panel["title"])
     }
-    assert by_name - {(board, title) for board, title, _ in NAMED} == {("live", "Held GPUs, by team")}
+    assert by_name - {(board, title) for board, title, _ in NAMED} == {
+        ("live", "Held GPUs, by team")
+    }
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="no prometheus (apt-get install prometheus)")
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="no prometheus (apt-get install prometheus)"
+)
 def test_teams_of_the_live_board_keep_their_place_under_every_filter(tmp_path):
-    """Grafana colors what Prometheus answers by its order: each team is in the answer, at 0 where it holds nothing."""
+    """Grafana colors what Prometheus answers by its order: each team is in the answer, at 0 where
+    it holds nothing.
+    """
     (panel,) = [panel for panel in panels(BOARDS["live"]) if panel["title"] == "Held GPUs, by team"]
     query = panel["targets"][0]["expr"]
-    series = {("n1", "a", "vision"): 1, ("n1", "b", ""): 0.5, ("n2", "c", "nlp"): 1, ("n2", "d", "nlp"): 1}
+    series = {
+        ("n1", "a", "vision"): 1,
+        ("n1", "b", ""): 0.5,
+        ("n2", "c", "nlp"): 1,
+        ("n2", "d", "nlp"): 1,
+    }
     given = [
-        {"series": f'gpu_held_ratio{{node="{node}", uuid="{uuid}", team="{team}"}}', "values": str(value)}
+        {
+            "series": f'gpu_held_ratio{{node="{node}", uuid="{uuid}", team="{team}"}}',
+            "values": str(value),
+        }
         for (node, uuid, team), value in series.items()
     ]
-    expected = {".+": {"(no team)": 0.5, "nlp": 2, "vision": 1}, "n2": {"(no team)": 0, "nlp": 2, "vision": 0}}
+    expected = {
+        ".+": {"(no team)": 0.5, "nlp": 2, "vision": 1},
+        "n2": {"(no team)": 0, "nlp": 2, "vision": 0},
+    }
     asked_for = [
         {
             "expr": query.replace("$node", node).replace("$uuid", ".+"),
             "eval_time": "0m",
-            "exp_samples": [{"labels": f'{{team="{team}"}}', "value": value} for team, value in held.items()],
+            "exp_samples": [
+                {"labels": f'{{team="{team}"}}', "value": value} for team, value in held.items()
+            ],
         }
         for node, held in expected.items()
     ]
-    tests = {"evaluation_interval": "1m", "tests": [{"input_series": given, "promql_expr_test": asked_for}]}
+    tests = {
+        "evaluation_interval": "1m",
+        "tests": [{"input_series": given, "promql_expr_test": asked_for}],
+    }
     (tmp_path / "live.json").write_text(json.dumps(tests))
-    checked = subprocess.run(["promtool", "test", "rules", tmp_path / "live.json"], capture_output=True, text=True)
+    checked = subprocess.run(
+        ["promtool", "test", "rules", tmp_path / "live.json"], capture_output=True, text=True
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 

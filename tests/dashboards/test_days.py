@@ -38,7 +38,10 @@ def connection(postgres):
 def calendar(connection, request):
     """The calendar of a zone that is the billing zone meanwhile."""
     connection.execute("DELETE FROM billing_zone")
-    connection.execute("INSERT INTO billing_zone (zone, from_ms, recorded_at) VALUES (%s, 0, now())", (request.param,))
+    connection.execute(
+        "INSERT INTO billing_zone (zone, from_ms, recorded_at) VALUES (%s, 0, now())",
+        (request.param,),
+    )
     return Calendar((Zone(request.param, zones.zone_of(request.param)),))
 
 
@@ -51,20 +54,28 @@ def test_days_begin_and_end_as_in_the_ledger(connection, calendar):
     ).fetchall()
     assert found == list(zip(days, starts, strict=False))
     rows = connection.execute(
-        f"SELECT {sql.date('p.day_ms')}, {sql.whole('p')}, early.whole FROM unnest(%s::bigint[], %s::bigint[]) "
-        f"p (day_ms, until_ms), LATERAL (SELECT {sql.whole('e')} AS whole FROM (SELECT p.day_ms, p.until_ms - 1) "
-        "e (day_ms, until_ms)) early ORDER BY p.day_ms",
+        f"SELECT {sql.date('p.day_ms')}, {sql.whole('p')}, early.whole FROM unnest(%s::bigint[],"
+        f" %s::bigint[]) p (day_ms, until_ms), LATERAL (SELECT {sql.whole('e')} AS whole FROM"
+        " (SELECT p.day_ms, p.until_ms - 1) e (day_ms, until_ms)) early ORDER BY p.day_ms",
         (starts[:-1], starts[1:]),
     ).fetchall()
     assert rows == [(day, True, False) for day in days]
 
 
 def test_a_range_of_dates_is_those_days(connection, calendar):
-    """From the 1st to the 1st of each month on the board's clock: every day of the month, and no other."""
+    """From the 1st to the 1st of each month on the board's clock: every day of the month, and no
+    other.
+    """
     for month in range(1, 13):
-        first, last = (dt.datetime(YEAR + at // 12, at % 12 + 1, 1, tzinfo=dt.UTC) for at in (month - 1, month))
+        first, last = (
+            dt.datetime(YEAR + at // 12, at % 12 + 1, 1, tzinfo=dt.UTC) for at in (month - 1, month)
+        )
         wanted = calendar.month(f"{YEAR}-{month:02}")
         days = [day.start_ms for day in calendar.days(wanted)]
         near = [calendar.days_before(days[0], 1), *days, wanted.end_ms]
-        query = expanded(f"SELECT day_ms FROM unnest(%s::bigint[]) l (day_ms) WHERE {sql.DAYS}", Range(first, last), 60)
+        query = expanded(
+            f"SELECT day_ms FROM unnest(%s::bigint[]) l (day_ms) WHERE {sql.DAYS}",
+            Range(first, last),
+            60,
+        )
         assert [row[0] for row in connection.execute(query, (near,))] == days

@@ -1,4 +1,6 @@
-"""The Compose file, the images and what they mount: checked against the product itself, without an engine."""
+"""The Compose file, the images and what they mount: checked against the product itself, without an
+engine.
+"""
 
 import json
 import os
@@ -39,7 +41,9 @@ def interpolated(**given):
 
 COMPOSE = interpolated()
 SERVICES = COMPOSE["services"]
-IMAGES = {name: ROOT / "deploy" / "docker" / f"{name}.Dockerfile" for name in ("collector", "agent")}
+IMAGES = {
+    name: ROOT / "deploy" / "docker" / f"{name}.Dockerfile" for name in ("collector", "agent")
+}
 SCRAPED = yaml.safe_load((ROOT / "deploy/docker/prometheus.yml").read_text())
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
 
@@ -59,21 +63,27 @@ def secrets_made(folder):
 
 
 def test_compose_takes_the_file():
-    """By the public schema of the Compose specification (Apache-2.0, as docker-compose 1.29.2 carries it)."""
+    """By the public schema of the Compose specification (Apache-2.0, as docker-compose 1.29.2
+    carries it).
+    """
     schema = json.loads((ROOT / "tests/fakes/compose_spec.json").read_text())
     jsonschema_rs.Draft7Validator(schema).validate(COMPOSE)
     jsonschema_rs.Draft7Validator(schema).validate(interpolated(**CITUS))
 
 
 def test_every_variable_has_a_default_and_none_is_a_setting():
-    """A clone without an environment file works; `gpuledger` in the same shell does not take a name for a setting."""
+    """A clone without an environment file works; `gpuledger` in the same shell does not take a name
+    for a setting.
+    """
     names = {name for name, _ in VARIABLE.findall(TEXT)}
     assert set(re.findall(r"\$\{(\w+)", TEXT)) == names
     assert not [name for name in names if name.startswith("GPULEDGER_")]
 
 
 def test_citus_replaces_postgres():
-    """One database with a volume of its own; the tables are distributed before anybody writes or is granted rights."""
+    """One database with a volume of its own; the tables are distributed before anybody writes or is
+    granted rights.
+    """
     assert set(CITUS) <= {name for name, _ in VARIABLE.findall(TEXT)}
     services = interpolated(**CITUS)["services"]
     assert set(services) == set(SERVICES)
@@ -83,11 +93,15 @@ def test_citus_replaces_postgres():
     assert volume.split(":")[0] in COMPOSE["volumes"]
     assert list(commands(services["schema"])) == [["db", "upgrade"], ["db", "distribute"]]
     for name in ("collector", "reader"):
-        assert services[name]["depends_on"] == {"schema": {"condition": "service_completed_successfully"}}
+        assert services[name]["depends_on"] == {
+            "schema": {"condition": "service_completed_successfully"}
+        }
 
 
 def test_what_runs_once_ends():
-    """Services that others wait for to complete never restart, and the database is ready before they begin."""
+    """Services that others wait for to complete never restart, and the database is ready before
+    they begin.
+    """
     once = {
         other
         for service in SERVICES.values()
@@ -114,7 +128,9 @@ def commands(service):
 
 
 def test_images_build_behind_a_proxy():
-    """Each argument is one that the build stage declares or that Docker knows; nothing of it is in the last stage."""
+    """Each argument is one that the build stage declares or that Docker knows; nothing of it is in
+    the last stage.
+    """
     for name, service in OURS.items():
         path = ROOT / service["build"]["dockerfile"]
         declared = [rest for word, rest in instructions(path) if word == "ARG"]
@@ -133,23 +149,35 @@ def test_what_is_named_is_there():
         for other, wait in service.get("depends_on", {}).items():
             assert wait["condition"] in ("service_healthy", "service_completed_successfully"), name
             assert other in SERVICES
-            assert wait["condition"] != "service_healthy" or "healthcheck" in SERVICES[other] or other in OURS
+            assert (
+                wait["condition"] != "service_healthy"
+                or "healthcheck" in SERVICES[other]
+                or other in OURS
+            )
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
-            assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], volume
+            assert (
+                (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
+            ), volume
     several = [*SERVICES.values(), *interpolated(**CITUS)["services"].values()]
     used = {volume.split(":")[0] for service in several for volume in service.get("volumes", [])}
     assert set(COMPOSE["volumes"]) <= used
 
 
 def test_the_script_makes_every_secret(tmp_path):
-    """All that the Compose file names, readable in the containers, and the DSN with the password of the database."""
+    """All that the Compose file names, readable in the containers, and the DSN with the password of
+    the database.
+    """
     folder = secrets_made(tmp_path)
     named = {Path(secret["file"]).name for secret in COMPOSE["secrets"].values()}
     assert {path.name for path in folder.iterdir()} == named
     assert (folder / "postgres_password").read_text() in (folder / "dsn").read_text()
     before = {path.name: path.read_text() for path in folder.iterdir()}
-    subprocess.run([sys.executable, tmp_path / "make-secrets", "--database", "citus"], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, tmp_path / "make-secrets", "--database", "citus"],
+        check=True,
+        capture_output=True,
+    )
     after = {path.name: path.read_text() for path in folder.iterdir()}
     assert {name for name in named if before[name] != after[name]} == {"dsn"}
     assert "@citus:5432" in after["dsn"]
@@ -175,7 +203,9 @@ def test_the_collectors_settings_are_good(name, tmp_path):
 
 
 def test_a_variable_names_the_settings_file(tmp_path, monkeypatch):
-    """As in the container, where doctor and every other command then read the collector's settings; --config wins."""
+    """As in the container, where doctor and every other command then read the collector's settings;
+    --config wins.
+    """
     for name, listen in (("variable.toml", "127.0.0.1:1"), ("option.toml", "127.0.0.1:2")):
         (tmp_path / name).write_text(f'listen = "{listen}"\n')
     for name in [name for name in os.environ if name.startswith("GPULEDGER_")]:
@@ -192,7 +222,9 @@ def test_a_variable_names_the_settings_file(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in OURS if "agent" in OURS[name]["image"]])
 def test_the_agents_settings_are_good(name, tmp_path):
-    """The environment loads without a fault, the token is that of the collector, and the collector is where it is."""
+    """The environment loads without a fault, the token is that of the collector, and the collector
+    is where it is.
+    """
     folder = secrets_made(tmp_path)
     environment = {**image_environment("agent"), **SERVICES[name]["environment"]}
     given = {key: value.replace("/run/secrets", str(folder)) for key, value in environment.items()}
@@ -238,9 +270,15 @@ def test_ports_are_those_that_programs_listen_on():
     assert targets["gpuledger-collector"]["static_configs"] == [{"targets": ["collector:8440"]}]
     (lookup,) = targets["gpuledger-agent"]["dns_sd_configs"]
     aliased = [name for name in OURS if "agent" in OURS[name]["image"]]
-    assert all(SERVICES[name]["networks"]["inside"]["aliases"] == lookup["names"] for name in aliased)
-    assert f":{lookup['port']}" == image_environment("agent")["GPULEDGER_AGENT_METRICS_LISTEN"].removeprefix("0.0.0.0")
-    jobs = set(re.findall(r'job="([^"]+)"', (ROOT / "dashboards/alerts/prometheus.yml").read_text()))
+    assert all(
+        SERVICES[name]["networks"]["inside"]["aliases"] == lookup["names"] for name in aliased
+    )
+    assert f":{lookup['port']}" == image_environment("agent")[
+        "GPULEDGER_AGENT_METRICS_LISTEN"
+    ].removeprefix("0.0.0.0")
+    jobs = set(
+        re.findall(r'job="([^"]+)"', (ROOT / "dashboards/alerts/prometheus.yml").read_text())
+    )
     assert jobs == set(targets)
 
 
@@ -250,7 +288,10 @@ def test_prometheus_takes_its_configuration():
         pytest.skip("promtool is in Debian's prometheus")
     path = ROOT / "deploy/docker/prometheus.yml"
     answer = subprocess.run(
-        ["promtool", "check", "config", "--syntax-only", path], capture_output=True, text=True, check=False
+        ["promtool", "check", "config", "--syntax-only", path],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert answer.returncode == 0, answer.stderr
     assert SCRAPED["rule_files"] == ["/etc/prometheus/rules/gpuledger.yml"]
@@ -259,17 +300,24 @@ def test_prometheus_takes_its_configuration():
 
 
 def test_grafana_finds_everything():
-    """Each name in the provisioning is set, the boards are mounted where the provider looks, the reader is the role."""
+    """Each name in the provisioning is set, the boards are mounted where the provider looks, the
+    reader is the role.
+    """
     environment = SERVICES["grafana"]["environment"]
     provisioning = ROOT / "dashboards/provisioning"
     text = "".join(
-        (provisioning / name).read_text() for name in ("datasources/gpuledger.yaml", "alerting/contact.yaml")
+        (provisioning / name).read_text()
+        for name in ("datasources/gpuledger.yaml", "alerting/contact.yaml")
     )
     named = set(re.findall(r"\$\{(\w+)\}", text))
     assert named <= set(environment)
     assert named == {name for name in environment if name.startswith("GRAFANA_")}
-    assert not any(name.startswith("GPULEDGER") for name in named), "every gpuledger command would refuse them"
-    (provider,) = yaml.safe_load((provisioning / "dashboards/gpuledger.yaml").read_text())["providers"]
+    assert not any(name.startswith("GPULEDGER") for name in named), (
+        "every gpuledger command would refuse them"
+    )
+    (provider,) = yaml.safe_load((provisioning / "dashboards/gpuledger.yaml").read_text())[
+        "providers"
+    ]
     assert f"./dashboards/json:{provider['options']['path']}:ro" in SERVICES["grafana"]["volumes"]
     home = environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
     assert (ROOT / "dashboards/json" / Path(home).name).is_file()
@@ -279,7 +327,9 @@ def test_grafana_finds_everything():
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_an_image_runs_without_root(name):
-    """A user of its own, a healthcheck on the port that it exposes, a program that the package installs."""
+    """A user of its own, a healthcheck on the port that it exposes, a program that the package
+    installs.
+    """
     found = instructions(IMAGES[name])
     last = dict(found)
     assert last["USER"] == "10001:10001"
@@ -299,7 +349,9 @@ def test_an_image_runs_without_root(name):
 @pytest.mark.long
 @pytest.mark.parametrize("name", IMAGES)
 def test_an_images_install_steps_work(name, tmp_path):
-    """COPY and RUN of the build stage, in an empty folder with its own environment; the program then answers."""
+    """COPY and RUN of the build stage, in an empty folder with its own environment; the program
+    then answers.
+    """
     work, home = tmp_path / "src", tmp_path / "opt"
     work.mkdir()
     for word, rest in instructions(IMAGES[name]):
@@ -308,15 +360,23 @@ def test_an_images_install_steps_work(name, tmp_path):
         if word == "COPY":
             copy(*shlex.split(rest), work=work)
         elif word == "RUN" and "useradd" not in rest:
-            command = re.sub(r"^python ", f"{sys.executable} ", rest.replace("/opt/gpuledger", str(home)))
-            done = subprocess.run(command, shell=True, cwd=work, capture_output=True, text=True, check=False)
+            command = re.sub(
+                r"^python ", f"{sys.executable} ", rest.replace("/opt/gpuledger", str(home))
+            )
+            done = subprocess.run(
+                command, shell=True, cwd=work, capture_output=True, text=True, check=False
+            )
             assert done.returncode == 0, (rest, done.stdout[-2000:] + done.stderr[-2000:])
     site = next(home.glob("lib/python3*/site-packages"))
     assert not [*site.glob("**/tests"), *site.glob("pip"), *site.glob("**/*.a")]
-    assert list(site.glob("gpuledger_common/__pycache__/wire.*.pyc"))  # a read-only image cannot add bytecode
+    assert list(
+        site.glob("gpuledger_common/__pycache__/wire.*.pyc")
+    )  # a read-only image cannot add bytecode
     program = home / "bin" / ("gpuledger-agent" if name == "agent" else "gpuledger")
     clean = {key: value for key, value in os.environ.items() if not key.startswith("GPULEDGER_")}
-    shown = subprocess.run([program, "--help"], capture_output=True, text=True, check=True, env=clean, cwd=tmp_path)
+    shown = subprocess.run(
+        [program, "--help"], capture_output=True, text=True, check=True, env=clean, cwd=tmp_path
+    )
     assert "serve" in shown.stdout if name == "collector" else "simulate" in shown.stdout
 
 
@@ -344,4 +404,13 @@ def test_pages_name_commands_that_exist():
             if rest and hasattr(group, "commands"):
                 assert rest[0] in group.commands, (page.name, line)
         for name in re.findall(r"gpuledger-agent ([a-z]+)", page.read_text()):
-            assert name in {"run", "once", "check", "record", "queue", "release", "resume", "simulate"}, page.name
+            assert name in {
+                "run",
+                "once",
+                "check",
+                "record",
+                "queue",
+                "release",
+                "resume",
+                "simulate",
+            }, page.name

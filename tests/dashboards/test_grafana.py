@@ -1,4 +1,5 @@
-"""Every board in a real Grafana, over the tests' own Postgres: it loads, each query answers, each choice matters.
+"""Every board in a real Grafana, over the tests' own Postgres: it loads, each query answers, each
+choice matters.
 
 Needs a running Grafana: GPULEDGER_TEST_GRAFANA_URL (see fakes/real_grafana.py).
 """
@@ -14,7 +15,8 @@ from fakes.boards import BOARDS, QUOTE, SPAN, chosen, options, panels, reads_pos
 from fakes.grafana import interpolated
 from fakes.real_grafana import RealGrafana
 
-# Taken out of the environment: the commands that the fixtures run refuse variables that are no setting.
+# Taken out of the environment: the commands that the fixtures run refuse variables that are no
+# setting.
 URL = os.environ.pop("GPULEDGER_TEST_GRAFANA_URL", "")
 pytestmark = [
     pytest.mark.slow,
@@ -51,7 +53,9 @@ def answers(grafana, name, values):
             if target["datasource"]["type"] == "postgres":
                 text = interpolated(target["rawSql"], variables(board), values)
                 interval_s = SPAN.interval_s(panel.get("interval", ""))
-                found[panel["title"], target["refId"]] = grafana.ask(text, target["format"], SPAN, interval_s)
+                found[panel["title"], target["refId"]] = grafana.ask(
+                    text, target["format"], SPAN, interval_s
+                )
     return found
 
 
@@ -79,7 +83,9 @@ def test_a_board_is_kept_as_it_is(grafana, name):
 
 @pytest.mark.parametrize("name", BY_POSTGRES)
 def test_every_query_answers(grafana, reader, name):
-    """Without an error, with values; series are wide, a field a name, and lanes of states are numbers."""
+    """Without an error, with values; series are wide, a field a name, and lanes of states are
+    numbers.
+    """
     values = chosen(BOARDS[name], options(reader, BOARDS[name], SPAN), "all")
     made = answers(grafana, name, values)
     shown = {panel["title"]: panel for panel in panels(BOARDS[name])}
@@ -95,11 +101,14 @@ def test_every_query_answers(grafana, reader, name):
 
 
 def test_lanes_of_states_are_gpus(grafana, reader):
-    """The timeline has a field for each GPU of the node, named by it, and its numbers are states with a word."""
+    """The timeline has a field for each GPU of the node, named by it, and its numbers are states
+    with a word.
+    """
     values = chosen(BOARDS["node"], options(reader, BOARDS["node"], SPAN), "all")
     (frame,) = answers(grafana, "node", values)["State by hour", "A"]
     (count,) = reader.execute(
-        "SELECT count(*) FROM capacity c JOIN node n ON n.id = c.node_id AND n.name = %s WHERE c.out_ms IS NULL",
+        "SELECT count(*) FROM capacity c JOIN node n ON n.id = c.node_id AND n.name = %s WHERE"
+        " c.out_ms IS NULL",
         (values["node"],),
     ).fetchone()
     lanes = frame["schema"]["fields"][1:]
@@ -108,7 +117,9 @@ def test_lanes_of_states_are_gpus(grafana, reader):
     assert all(name.startswith("GPU ") for name in names)
     (panel,) = (panel for panel in panels(BOARDS["node"]) if panel["title"] == "State by hour")
     words = panel["fieldConfig"]["defaults"]["mappings"][0]["options"]
-    states = {value for column in frame["data"]["values"][1:] for value in column if value is not None}
+    states = {
+        value for column in frame["data"]["values"][1:] for value in column if value is not None
+    }
     assert states
     assert {f"{state:g}" for state in states} <= set(words)
 
@@ -136,7 +147,9 @@ FIRST = "coalesce(f.currency <> ${currency:sqlstring}, true)"
 
 @pytest.mark.parametrize(("name", "variable"), CHOICES)
 def test_a_choice_changes_what_it_filters(grafana, reader, name, variable):
-    """Whoever chooses what nobody has sees other answers in every panel that mentions the choice and showed amounts."""
+    """Whoever chooses what nobody has sees other answers in every panel that mentions the choice
+    and showed amounts.
+    """
     offered = options(reader, BOARDS[name], SPAN)
     values = chosen(BOARDS[name], offered, "all")
     nobody = {**values, variable: [QUOTE] if variables(BOARDS[name])[variable]["multi"] else QUOTE}
@@ -148,7 +161,11 @@ def test_a_choice_changes_what_it_filters(grafana, reader, name, variable):
     }
     before, after = answers(grafana, name, values), answers(grafana, name, nobody)
     unchanged = {key for key in before if cells(before[key]) == cells(after[key])}
-    amounts = {key for key in before if any(isinstance(value, int | float) and value for value in cells(before[key]))}
+    amounts = {
+        key
+        for key in before
+        if any(isinstance(value, int | float) and value for value in cells(before[key]))
+    }
     assert asked & amounts, f"no panel of {name} follows {variable}"
     assert asked & amounts & unchanged == set()
 

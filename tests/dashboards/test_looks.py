@@ -1,4 +1,6 @@
-"""What a reader sees of a board before any number: titles that are not cut, links, durations and whole axes."""
+"""What a reader sees of a board before any number: titles that are not cut, links, durations and
+whole axes.
+"""
 
 import re
 
@@ -29,16 +31,22 @@ PIXELS = {
     13.0: "m%",
     13.5: "W",
 }
-"""Letters by the pixels that they take in a title: measured in Grafana 9.4, where none of 40 took 4 more."""
+"""Letters by the pixels that they take in a title: measured in Grafana 9.4, where none of 40 took 4
+more.
+"""
 
 
 def width(title):
     """How many pixels a title takes."""
-    return sum(pixels for letter in title for pixels, letters in PIXELS.items() if letter in letters)
+    return sum(
+        pixels for letter in title for pixels, letters in PIXELS.items() if letter in letters
+    )
 
 
 def room(columns):
-    """The pixels that a panel of so many of 24 columns leaves to its title in a window of 1280; more is cut."""
+    """The pixels that a panel of so many of 24 columns leaves to its title in a window of 1280;
+    more is cut.
+    """
     return 52.3 * columns - 49
 
 
@@ -52,12 +60,19 @@ def test_no_title_is_longer_than_its_panel(name, panel):
 def units(panel):
     config = panel["fieldConfig"]
     properties = [each for override in config["overrides"] for each in override["properties"]]
-    return [config["defaults"]["unit"], *(each["value"] for each in properties if each["id"] == "unit")]
+    return [
+        config["defaults"]["unit"],
+        *(each["value"] for each in properties if each["id"] == "unit"),
+    ]
 
 
 def test_durations_are_written_in_days_and_hours():
     """Only the axis of a chart may choose its unit; elsewhere Grafana would write 4.66 weeks."""
-    written = {(name, panel["title"]): units(panel) for name, panel in EVERY if panel["type"] != "timeseries"}
+    written = {
+        (name, panel["title"]): units(panel)
+        for name, panel in EVERY
+        if panel["type"] != "timeseries"
+    }
     assert [key for key, names in written.items() if set(names) & {"s", "m", "h", "d", "ms"}] == []
     assert sum("dtdhms" in names for names in written.values()) >= 5
 
@@ -84,7 +99,9 @@ LEADS = {
     ("demand", "Held now"): "gpuledger-fleet",
     ("fleet", "State of every GPU"): "gpuledger-node",
 }
-"""Panels that make a reader ask for more, and where a click leads; the numbers of other boards have theirs below."""
+"""Panels that make a reader ask for more, and where a click leads; the numbers of other boards have
+theirs below.
+"""
 
 
 def test_what_makes_a_reader_ask_leads_on():
@@ -145,9 +162,17 @@ def test_instants_are_shown_whole():
     """To the minute, in 140 pixels at least; with seconds in 150."""
     for name, board in BOARDS.items():
         for panel in panels(board):
-            for override in panel["fieldConfig"].get("overrides", ()) if "fieldConfig" in panel else ():
+            for override in (
+                panel["fieldConfig"].get("overrides", ()) if "fieldConfig" in panel else ()
+            ):
                 settings = {setting["id"]: setting["value"] for setting in override["properties"]}
                 unit, width = str(settings.get("unit", "")), settings.get("custom.width", 1000)
                 assert unit != "dateTimeAsIso", (name, panel["title"])
-                least = 150 if unit.endswith("HH:mm:ss") else 140 if unit.startswith("time:YYYY-MM-DD HH") else 0
+                least = (
+                    150
+                    if unit.endswith("HH:mm:ss")
+                    else 140
+                    if unit.startswith("time:YYYY-MM-DD HH")
+                    else 0
+                )
                 assert width >= least, (name, panel["title"], override["matcher"])

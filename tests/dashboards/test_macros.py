@@ -1,4 +1,6 @@
-"""The expander does to SQL what Grafana does: examples from its own tests (macros_test.go, templateSrv.test.ts)."""
+"""The expander does to SQL what Grafana does: examples from its own tests (macros_test.go,
+templateSrv.test.ts).
+"""
 
 import datetime as dt
 
@@ -6,7 +8,9 @@ import pytest
 
 from fakes.grafana import MacroError, Range, expanded, interpolated
 
-SPAN = Range(dt.datetime(2018, 4, 12, 18, 0, tzinfo=dt.UTC), dt.datetime(2018, 4, 12, 18, 5, tzinfo=dt.UTC))
+SPAN = Range(
+    dt.datetime(2018, 4, 12, 18, 0, tzinfo=dt.UTC), dt.datetime(2018, 4, 12, 18, 5, tzinfo=dt.UTC)
+)
 TEAM = {"team": {"multi": True, "includeAll": True, "allValue": "'*'"}}
 
 
@@ -16,11 +20,20 @@ TEAM = {"team": {"multi": True, "includeAll": True, "allValue": "'*'"}}
         ("select $__time(time_column)", 'select time_column AS "time"'),
         (
             "WHERE $__timeFilter(time_column)",
-            "WHERE time_column BETWEEN '2018-04-12T18:00:00.000000Z' AND '2018-04-12T18:05:00.000000Z'",
+            (
+                "WHERE time_column BETWEEN '2018-04-12T18:00:00.000000Z' AND"
+                " '2018-04-12T18:05:00.000000Z'"
+            ),
         ),
         ("select $__timeFrom()", "select '2018-04-12T18:00:00.000000Z'"),
-        ("GROUP BY $__timeGroup(time_column , '5m')", "GROUP BY floor(extract(epoch from time_column)/300)*300"),
-        ("SELECT $__timeGroup(t,'5m'), value", 'SELECT floor(extract(epoch from t)/300)*300 AS "time", value'),
+        (
+            "GROUP BY $__timeGroup(time_column , '5m')",
+            "GROUP BY floor(extract(epoch from time_column)/300)*300",
+        ),
+        (
+            "SELECT $__timeGroup(t,'5m'), value",
+            'SELECT floor(extract(epoch from t)/300)*300 AS "time", value',
+        ),
         ("$__timeGroupAlias(t,'5m', NULL)", 'floor(extract(epoch from t)/300)*300 AS "time"'),
         ("$__timeGroup(t, $__interval)", "floor(extract(epoch from t)/60)*60"),
         ("$__unixEpochFilter(time)", "time >= 1523556000 AND time <= 1523556300"),
@@ -71,7 +84,9 @@ def test_a_single_value_is_escaped_but_not_quoted():
     assert interpolated("'$one'", {"one": {}}, {"one": "it's"}) == "'it''s'"
 
 
-@pytest.mark.parametrize(("hours", "minimum", "wanted"), [(1, "", 5), (24 * 30, "", 3600), (1, "1h", 3600)])
+@pytest.mark.parametrize(
+    ("hours", "minimum", "wanted"), [(1, "", 5), (24 * 30, "", 3600), (1, "1h", 3600)]
+)
 def test_interval(hours, minimum, wanted):
     """$__interval follows the range, and the panel's minimum."""
     assert Range(SPAN.since, SPAN.since + dt.timedelta(hours=hours)).interval_s(minimum) == wanted

@@ -1,4 +1,6 @@
-"""What numbers of the boards mean: unknown is never zero, a chart stays readable, and panels agree with each other."""
+"""What numbers of the boards mean: unknown is never zero, a chart stays readable, and panels agree
+with each other.
+"""
 
 import datetime as dt
 import json
@@ -39,7 +41,9 @@ def rows(connection, board, title, *, span=SPAN, **choice):
 
 
 def test_a_day_that_nobody_observed_is_no_day_without_demand(ledger):
-    """Its demand is unknown: the mean, the lowest of the baseline and the busiest day are those of the other days."""
+    """Its demand is unknown: the mean, the lowest of the baseline and the busiest day are those of
+    the other days.
+    """
     day_ms = "(SELECT min(day_ms) FROM ledger_day)"
     ledger.execute(f"UPDATE ledger_day SET state = 'unobserved' WHERE day_ms = {day_ms}")
     (unseen,) = rows(ledger, "demand", "Mean demand")
@@ -47,13 +51,21 @@ def test_a_day_that_nobody_observed_is_no_day_without_demand(ledger):
     (others,) = rows(ledger, "demand", "Mean demand")
     assert unseen == others
     assert others["gpus"] > 5
-    assert all(row["low"] is None or row["low"] > 5 for row in rows(ledger, "demand", "The coming days"))
+    assert all(
+        row["low"] is None or row["low"] > 5 for row in rows(ledger, "demand", "The coming days")
+    )
 
 
 def test_demand_answers_to_the_choice_of_a_model(ledger):
-    """Held now, by the hour and by the day; the forecast is the whole pool's, as is the demand drawn with it."""
+    """Held now, by the hour and by the day; the forecast is the whole pool's, as is the demand
+    drawn with it.
+    """
     ledger.execute("UPDATE gpu_latest SET at_ms = extract(epoch FROM now()) * 1000")
-    for title in ("Held now", "Held and unallocated, hour by hour", "Demand, capacity and baseline"):
+    for title in (
+        "Held now",
+        "Held and unallocated, hour by hour",
+        "Demand, capacity and baseline",
+    ):
         everything = rows(ledger, "demand", title)
         assert rows(ledger, "demand", title, model=["NVIDIA L4"]) != everything, title
     title = "Forecast and actual demand, all models"
@@ -61,46 +73,58 @@ def test_demand_answers_to_the_choice_of_a_model(ledger):
 
 
 def test_runs_of_one_name_scale_as_the_command_says(ledger, seeded):
-    """Time, cost and efficiency of a step by number of GPUs: the panel's numbers are those of `runs --scaling`."""
+    """Time, cost and efficiency of a step by number of GPUs: the panel's numbers are those of `runs
+    --scaling`.
+    """
     held = ledger.execute(
-        "SELECT workload_id, min(gpu_model), count(DISTINCT accelerator_id) FROM charge WHERE state = 'held' "
-        "AND workload_id NOT IN (SELECT workload_id FROM correction WHERE workload_id IS NOT NULL) "
-        "GROUP BY 1 HAVING count(DISTINCT gpu_model) = 1 AND bool_and(currency = 'USD' AND cost_micro > 0) "
-        "ORDER BY 2, 1"
+        "SELECT workload_id, min(gpu_model), count(DISTINCT accelerator_id) FROM charge WHERE state"
+        " = 'held' AND workload_id NOT IN (SELECT workload_id FROM correction WHERE workload_id IS"
+        " NOT NULL) GROUP BY 1 HAVING count(DISTINCT gpu_model) = 1 AND bool_and(currency = 'USD'"
+        " AND cost_micro > 0) ORDER BY 2, 1"
     ).fetchall()
     first, second = next((a, b) for a in held for b in held if a[1] == b[1] and a[2] < b[2])
-    # The panel counts whole hours, the command exact times: these two held all of their GPUs in whole hours alone.
+    # The panel counts whole hours, the command exact times: these two held all of their GPUs in
+    # whole hours alone.
     ledger.execute(
-        "WITH seen AS (SELECT workload_id, hour_ms, count(DISTINCT accelerator_id) AS gpus FROM usage_hour "
-        "GROUP BY 1, 2) DELETE FROM usage_hour u USING seen WHERE u.workload_id = ANY(%s) "
-        "AND (seen.workload_id, seen.hour_ms) = (u.workload_id, u.hour_ms) "
-        "AND seen.gpus < (SELECT max(gpus) FROM seen s WHERE s.workload_id = u.workload_id)",
+        "WITH seen AS (SELECT workload_id, hour_ms, count(DISTINCT accelerator_id) AS gpus FROM"
+        " usage_hour GROUP BY 1, 2) DELETE FROM usage_hour u USING seen WHERE u.workload_id ="
+        " ANY(%s) AND (seen.workload_id, seen.hour_ms) = (u.workload_id, u.hour_ms) AND seen.gpus <"
+        " (SELECT max(gpus) FROM seen s WHERE s.workload_id = u.workload_id)",
         ([first[0], second[0]],),
     )
-    ledger.execute("UPDATE usage_hour SET held_ms = 3600000 WHERE workload_id = ANY(%s)", ([first[0], second[0]],))
     ledger.execute(
-        "UPDATE charge c SET gpu_ns = gpu_ns * whole / charged, cost_micro = cost_micro * whole / charged FROM ("
-        "SELECT workload_id, sum(held_ms) * 1000000 AS whole FROM usage_hour GROUP BY 1) u JOIN ("
-        "SELECT workload_id, sum(gpu_ns) AS charged FROM charge GROUP BY 1) b USING (workload_id) "
-        "WHERE c.workload_id = u.workload_id AND u.workload_id = ANY(%s)",
+        "UPDATE usage_hour SET held_ms = 3600000 WHERE workload_id = ANY(%s)",
         ([first[0], second[0]],),
     )
-    ledger.execute("UPDATE workload SET name = 'scaled' WHERE id = ANY(%s)", ([first[0], second[0]],))
     ledger.execute(
-        "UPDATE charge SET owner_id = (SELECT min(id) FROM owner) WHERE workload_id = ANY(%s)", ([first[0], second[0]],)
+        "UPDATE charge c SET gpu_ns = gpu_ns * whole / charged, cost_micro = cost_micro * whole /"
+        " charged FROM (SELECT workload_id, sum(held_ms) * 1000000 AS whole FROM usage_hour GROUP"
+        " BY 1) u JOIN (SELECT workload_id, sum(gpu_ns) AS charged FROM charge GROUP BY 1) b USING"
+        " (workload_id) WHERE c.workload_id = u.workload_id AND u.workload_id = ANY(%s)",
+        ([first[0], second[0]],),
+    )
+    ledger.execute(
+        "UPDATE workload SET name = 'scaled' WHERE id = ANY(%s)", ([first[0], second[0]],)
+    )
+    ledger.execute(
+        "UPDATE charge SET owner_id = (SELECT min(id) FROM owner) WHERE workload_id = ANY(%s)",
+        ([first[0], second[0]],),
     )
     for (workload, *_), steps in ((first, 1000), (second, 1500)):
         ledger.execute(
-            "WITH made AS (INSERT INTO counter_series (workload_id, via, source, part, counter, engine) "
-            "VALUES (%s, 'reported', 'run', '', 'steps', 'run') RETURNING id) "
-            "INSERT INTO counter_hour (series_id, hour_ms, units, covered_ms, restarts) "
-            "SELECT id, hour_ms, %s, 3600000, 0 FROM made, (SELECT DISTINCT hour_ms FROM usage_hour "
-            "WHERE workload_id = %s) hours",
+            "WITH made AS (INSERT INTO counter_series (workload_id, via, source, part, counter,"
+            " engine) VALUES (%s, 'reported', 'run', '', 'steps', 'run') RETURNING id) INSERT INTO"
+            " counter_hour (series_id, hour_ms, units, covered_ms, restarts) SELECT id, hour_ms,"
+            " %s, 3600000, 0 FROM made, (SELECT DISTINCT hour_ms FROM usage_hour WHERE workload_id"
+            " = %s) hours",
             (workload, steps, workload),
         )
     (key,) = ledger.execute("SELECT key FROM workload WHERE id = %s", (first[0],)).fetchone()
     panel = rows(ledger, "workload", "By number of GPUs ($currency)", workload=key)
-    period = Period(int(SPAN.since.timestamp() * 1000) - 40 * DAY_MS, int(SPAN.until.timestamp() * 1000) + DAY_MS)
+    period = Period(
+        int(SPAN.since.timestamp() * 1000) - 40 * DAY_MS,
+        int(SPAN.until.timestamp() * 1000) + DAY_MS,
+    )
     (compared,) = [runs for runs in compare_sizes(ledger, period, {}) if runs.name == "scaled"]
     assert [row["GPUs"] for row in panel] == [first[2], second[2]]
     for row, point in zip(panel, compared.points, strict=True):
@@ -111,13 +135,18 @@ def test_runs_of_one_name_scale_as_the_command_says(ledger, seeded):
 
 
 def test_shares_of_pools_are_those_of_the_command(ledger):
-    """What is lent, borrowed and used of a share: the panel's numbers are those of `chargeback --by share`."""
+    """What is lent, borrowed and used of a share: the panel's numbers are those of `chargeback --by
+    share`.
+    """
     pools = [row[0] for row in ledger.execute("SELECT DISTINCT pool FROM capacity ORDER BY 1")]
-    teams = [row[0] for row in ledger.execute("SELECT DISTINCT team FROM owner WHERE team <> '' ORDER BY 1")]
+    teams = [
+        row[0]
+        for row in ledger.execute("SELECT DISTINCT team FROM owner WHERE team <> '' ORDER BY 1")
+    ]
     for at, team in enumerate(teams[:3]):
         ledger.execute(
-            "INSERT INTO pool_share (team, pool, fraction, gpus, recorded_at) SELECT %s, p, %s, %s, now() "
-            "FROM unnest(%s::text[]) p",
+            "INSERT INTO pool_share (team, pool, fraction, gpus, recorded_at) SELECT %s, p, %s, %s,"
+            " now() FROM unnest(%s::text[]) p",
             (team, None if at else 0.5, 3 * at if at else None, pools),
         )
     period = Period(int(SPAN.since.timestamp() * 1000), int(SPAN.until.timestamp() * 1000))
@@ -135,18 +164,25 @@ def test_shares_of_pools_are_those_of_the_command(ledger):
         ):
             assert float(row[name] or 0) == pytest.approx(ns / 3.6e12, abs=1e-6), (row, name)
         if use.borrowed_micro.get("USD"):
-            assert float(row["cost of borrowed"]) == pytest.approx(use.borrowed_micro["USD"] / 1e6, abs=0.01)
+            assert float(row["cost of borrowed"]) == pytest.approx(
+                use.borrowed_micro["USD"] / 1e6, abs=0.01
+            )
 
 
 def test_unknown_activity_is_not_busy(ledger):
     """Time whose activity nobody could read is a part of its own, in money as in hours."""
-    ledger.execute("UPDATE ledger_day SET unknown_ns = gpu_ns, busy_ns = 0, idle_ns = 0, idle_cost_micro = NULL")
+    ledger.execute(
+        "UPDATE ledger_day SET unknown_ns = gpu_ns, busy_ns = 0, idle_ns = 0, idle_cost_micro ="
+        " NULL"
+    )
     by_state = defaultdict(Decimal)
     for row in rows(ledger, "finops", "Spend per day, by state ($currency)"):
         by_state[row["metric"]] += row["cost"]
     assert by_state["activity unknown"] > 0
     assert by_state["busy"] == 0
-    assert all(row["busy"] == 0 for row in rows(ledger, "research", "What each project's GPU-hours did"))
+    assert all(
+        row["busy"] == 0 for row in rows(ledger, "research", "What each project's GPU-hours did")
+    )
 
 
 @pytest.mark.parametrize("board", MONEY_BOARDS)
@@ -157,21 +193,27 @@ def test_a_chart_has_at_most_ten_series(ledger, board):
         "SELECT '', 'many', 'project ' || n, '', '', '' FROM generate_series(1, 20) n"
     )
     ledger.execute(
-        "INSERT INTO ledger_day (day_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, "
-        "unknown_ns, cost_micro) SELECT (SELECT min(day_ms) FROM ledger_day), o.id, 'held', 'default', "
-        "'model ' || o.id, 'USD', 1, 1, 0, 0, 1000000000 FROM owner o WHERE o.team = 'many'"
+        "INSERT INTO ledger_day (day_ms, owner_id, state, pool, gpu_model, currency, gpu_ns,"
+        " busy_ns, idle_ns, unknown_ns, cost_micro) SELECT (SELECT min(day_ms) FROM ledger_day),"
+        " o.id, 'held', 'default', 'model ' || o.id, 'USD', 1, 1, 0, 0, 1000000000 FROM owner o"
+        " WHERE o.team = 'many'"
     )
     charts = [panel["title"] for panel in BOARDS[board]["panels"] if panel["type"] == "timeseries"]
     for title in charts:
         names = {row["metric"] for row in rows(ledger, board, title) if "metric" in row}
         assert len(names) <= 10, title
     if board == "research":
-        assert "all others" in {row["metric"] for row in rows(ledger, board, "Cost a day, by project ($currency)")}
+        assert "all others" in {
+            row["metric"] for row in rows(ledger, board, "Cost a day, by project ($currency)")
+        }
 
 
 def test_the_burn_up_ends_where_the_table_of_budgets_stands(ledger):
     """The last point of what is spent is the table's, and the amount is the budget's."""
-    by_name = {row["budget"]: row for row in rows(ledger, "finops", "Budgets in money, their ends at run rate")}
+    by_name = {
+        row["budget"]: row
+        for row in rows(ledger, "finops", "Budgets in money, their ends at run rate")
+    }
     lines, days = defaultdict(list), defaultdict(list)
     for row in burn_up(ledger, "fleet"):
         lines[row["metric"]].append(row["cost"])
@@ -190,12 +232,22 @@ def burn_up(connection, budget):
     own = {}
     for name in ("budget_days", "budget_gone"):
         text = interpolated(found[name]["query"], found, {"budget": budget})
-        (own[name],) = (str(row[0]) for row in connection.execute(expanded(text, SPAN, 60).encode()))
-    return rows(connection, "finops", "Burn-up of $budget, and its end at run rate ($currency)", budget=budget, **own)
+        (own[name],) = (
+            str(row[0]) for row in connection.execute(expanded(text, SPAN, 60).encode())
+        )
+    return rows(
+        connection,
+        "finops",
+        "Burn-up of $budget, and its end at run rate ($currency)",
+        budget=budget,
+        **own,
+    )
 
 
 def test_the_burn_up_reaches_from_the_first_to_the_last_day_of_the_period(ledger):
-    """Whatever range the board has: where the money ends is on the axis, and what is to come is no part of the past."""
+    """Whatever range the board has: where the money ends is on the axis, and what is to come is no
+    part of the past.
+    """
     today = dt.datetime.now(dt.UTC).date()
     first = today.replace(month=(today.month - 1) // 3 * 3 + 1, day=1)
     last = (first + dt.timedelta(days=95)).replace(day=1) - dt.timedelta(days=1)
@@ -203,15 +255,22 @@ def test_the_burn_up_reaches_from_the_first_to_the_last_day_of_the_period(ledger
     for row in burn_up(ledger, "fleet"):
         days[row["metric"]].append(row["time"].date())
     assert (
-        days["budget"] == days["even pace"] == [first + dt.timedelta(days=at) for at in range((last - first).days + 1)]
+        days["budget"]
+        == days["even pace"]
+        == [first + dt.timedelta(days=at) for at in range((last - first).days + 1)]
     )
     assert days["run rate"][-1] == days["low"][-1] == days["high"][-1] == last
     assert days["run rate"][0] >= days["spent"][-1]
 
 
 def test_budgets_say_what_counts_and_in_which_unit(ledger):
-    """Total cost is the direct cost and the stored shares; hours are in a table of their own, and in no money."""
-    money = {row["budget"]: row for row in rows(ledger, "finops", "Budgets in money, their ends at run rate")}
+    """Total cost is the direct cost and the stored shares; hours are in a table of their own, and
+    in no money.
+    """
+    money = {
+        row["budget"]: row
+        for row in rows(ledger, "finops", "Budgets in money, their ends at run rate")
+    }
     assert {name: row["of what"] for name, row in money.items()} == {
         "fleet": "direct cost",
         "vision": "direct cost",
@@ -221,13 +280,13 @@ def test_budgets_say_what_counts_and_in_which_unit(ledger):
     assert money["vision in all"]["run rate"] > money["vision"]["run rate"]
     (hours,) = rows(ledger, "finops", "Budgets in GPU-hours, their ends at run rate")
     held = ledger.execute(
-        "SELECT sum(gpu_ns) / 3.6e12 FROM ledger_day l JOIN owner o ON o.id = l.owner_id WHERE o.team = 'vision' "
-        "AND l.state = 'held' AND l.day_ms >= %s",
+        "SELECT sum(gpu_ns) / 3.6e12 FROM ledger_day l JOIN owner o ON o.id = l.owner_id WHERE"
+        " o.team = 'vision' AND l.state = 'held' AND l.day_ms >= %s",
         (int(SINCE.timestamp() * 1000),),
     ).fetchone()[0]
     corrected = ledger.execute(
-        "SELECT coalesce(sum(c.gpu_ns), 0) / 3.6e12 FROM correction c JOIN owner o ON o.id = c.owner_id "
-        "WHERE o.team = 'vision' AND c.state = 'held'"
+        "SELECT coalesce(sum(c.gpu_ns), 0) / 3.6e12 FROM correction c JOIN owner o ON o.id ="
+        " c.owner_id WHERE o.team = 'vision' AND c.state = 'held'"
     ).fetchone()[0]
     assert hours["of what"] == "GPU-hours"
     assert float(held) * 0.9 < float(hours["spent"]) <= float(held)
@@ -238,14 +297,22 @@ def test_parts_of_a_dollar_are_the_spend(ledger):
     """Where the money went, by model ($currency), adds up to the spend, corrections included."""
     (spend,) = rows(ledger, "finops", "Spend ($currency)")
     parts = rows(ledger, "finops", "Where the money went, by model ($currency)")
-    assert sum(value for row in parts for name, value in row.items() if name != "model" and value) == spend["spend"]
+    assert (
+        sum(value for row in parts for name, value in row.items() if name != "model" and value)
+        == spend["spend"]
+    )
 
 
 def test_a_pause_is_a_gap(ledger):
-    """Half an hour without a minute of any GPU is a null in each line, not a straight one across it."""
+    """Half an hour without a minute of any GPU is a null in each line, not a straight one across
+    it.
+    """
     pause = UNTIL - dt.timedelta(hours=2)
     at_ms = int(pause.timestamp() * 1000)
-    ledger.execute("DELETE FROM gpu_minute WHERE minute_ms >= %s AND minute_ms < %s", (at_ms, at_ms + 1_800_000))
+    ledger.execute(
+        "DELETE FROM gpu_minute WHERE minute_ms >= %s AND minute_ms < %s",
+        (at_ms, at_ms + 1_800_000),
+    )
     shown = rows(ledger, "node", "Utilization", span=Range(pause - dt.timedelta(hours=1), UNTIL))
     within = [row for row in shown if pause <= row["time"] < pause + dt.timedelta(minutes=30)]
     assert {row["metric"] for row in within} == {row["metric"] for row in shown}
@@ -257,27 +324,36 @@ def test_a_pause_is_a_gap(ledger):
 def test_marks_name_prices_closes_and_alerts(ledger):
     """Each is one mark with its words, in the range in which it happened."""
     ledger.execute(
-        "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level, lines, seal, receipt) "
-        "VALUES (0, 1, '1970-01', %s, 'ada', 'team', 0, '', '{}')",
+        "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level, lines,"
+        " seal, receipt) VALUES (0, 1, '1970-01', %s, 'ada', 'team', 0, '', '{}')",
         (int(UNTIL.timestamp() * 1000) - 1,),
     )
     ledger.execute("UPDATE budget_alert SET fired_ms = %s", (int(UNTIL.timestamp() * 1000) - 1,))
-    marks = {mark["name"]: mark["target"]["rawSql"] for mark in BOARDS["finops"]["annotations"]["list"]}
-    texts = {name: [row[1] for row in ledger.execute(expanded(sql, SPAN, 60))] for name, sql in marks.items()}
+    marks = {
+        mark["name"]: mark["target"]["rawSql"] for mark in BOARDS["finops"]["annotations"]["list"]
+    }
+    texts = {
+        name: [row[1] for row in ledger.execute(expanded(sql, SPAN, 60))]
+        for name, sql in marks.items()
+    }
     assert texts["Closes"] == ["1970-01 was closed by ada"]
     assert texts["Budget alerts"]
-    assert all(re.fullmatch(r"Budget .+ crossed 80 % \(actual\)", text) for text in texts["Budget alerts"])
+    assert all(
+        re.fullmatch(r"Budget .+ crossed 80 % \(actual\)", text) for text in texts["Budget alerts"]
+    )
     assert any(text.startswith("Price of ") and " USD" in text for text in texts["Prices"])
 
 
 def whole_hour(connection):
-    """A GPU, its node and the start of an hour in which one workload held it all the time, with measured energy."""
+    """A GPU, its node and the start of an hour in which one workload held it all the time, with
+    measured energy.
+    """
     return connection.execute(
-        "SELECT u.hour_ms, n.name, 'GPU ' || a.gpu_index, u.energy_mj / 3.6e9 FROM usage_hour u "
-        "JOIN accelerator a ON a.id = u.accelerator_id "
-        "JOIN capacity c ON c.accelerator_id = a.id AND c.out_ms IS NULL JOIN node n ON n.id = c.node_id "
-        "WHERE u.held_ms = 3600000 AND u.workload_id IS NOT NULL AND u.energy_mj > 0 AND a.gpu_micro = 1000000 "
-        "ORDER BY 1 DESC, 2, 3 LIMIT 1 OFFSET 5"
+        "SELECT u.hour_ms, n.name, 'GPU ' || a.gpu_index, u.energy_mj / 3.6e9 FROM usage_hour u"
+        " JOIN accelerator a ON a.id = u.accelerator_id JOIN capacity c ON c.accelerator_id = a.id"
+        " AND c.out_ms IS NULL JOIN node n ON n.id = c.node_id WHERE u.held_ms = 3600000 AND"
+        " u.workload_id IS NOT NULL AND u.energy_mj > 0 AND a.gpu_micro = 1000000 ORDER BY 1 DESC,"
+        " 2, 3 LIMIT 1 OFFSET 5"
     ).fetchone()
 
 
@@ -293,11 +369,16 @@ def test_holders_and_energy_of_a_part_of_an_hour_are_that_part(ledger):
 
     def held(first, last):
         span = minutes_of(hour_ms, first, last)
-        return sum(row["held"] for row in rows(ledger, "node", "Holders", span=span, node=node, accelerator=[gpu]))
+        return sum(
+            row["held"]
+            for row in rows(ledger, "node", "Holders", span=span, node=node, accelerator=[gpu])
+        )
 
     def energy(first, last):
         span = minutes_of(hour_ms, first, last)
-        return float(rows(ledger, "node", "Energy", span=span, node=node, accelerator=[gpu])[0]["energy"])
+        return float(
+            rows(ledger, "node", "Energy", span=span, node=node, accelerator=[gpu])[0]["energy"]
+        )
 
     assert held(15, 30) == 900
     assert held(0, 20) + held(20, 60) == held(0, 60) == 3600
@@ -306,18 +387,27 @@ def test_holders_and_energy_of_a_part_of_an_hour_are_that_part(ledger):
 
 
 def test_an_hour_that_was_mostly_unobserved_is_unobserved(ledger):
-    """33 minutes without evidence prevail over 27 busy ones, and an hour without any is no gap once it is counted."""
+    """33 minutes without evidence prevail over 27 busy ones, and an hour without any is no gap once
+    it is counted.
+    """
     hour_ms, node, gpu, _ = whole_hour(ledger)
     chosen_hours = {"span": minutes_of(hour_ms, 0, 60), "node": node, "accelerator": [gpu]}
     unobserved = STATES.index("unobserved") + 1
 
     def states(**choice):
-        return [row["state"] for row in rows(ledger, "node", "State by hour", **{**chosen_hours, **choice})]
+        return [
+            row["state"]
+            for row in rows(ledger, "node", "State by hour", **{**chosen_hours, **choice})
+        ]
 
     this = (
-        "hour_ms = %s AND accelerator_id = (SELECT a.id FROM accelerator a JOIN capacity c ON c.accelerator_id = a.id "
+        "hour_ms = %s AND accelerator_id = (SELECT a.id FROM accelerator a JOIN capacity c ON"
+        " c.accelerator_id = a.id "
     )
-    this += "JOIN node n ON n.id = c.node_id WHERE n.name = %s AND 'GPU ' || a.gpu_index = %s AND c.out_ms IS NULL)"
+    this += (
+        "JOIN node n ON n.id = c.node_id WHERE n.name = %s AND 'GPU ' || a.gpu_index = %s AND"
+        " c.out_ms IS NULL)"
+    )
     (before,) = states()
     assert before not in (None, unobserved)
     times = "held_ms = held_ms * 27 / 60, busy_ms = busy_ms * 27 / 60, idle_ms = idle_ms * 27 / 60"
@@ -333,7 +423,9 @@ def test_an_hour_that_was_mostly_unobserved_is_unobserved(ledger):
 
 
 def test_a_cell_of_the_fleet_opens_the_gpu_that_was_clicked(ledger):
-    """The matrix knows a GPU by its name on its node: that is what the board of the node offers and chooses."""
+    """The matrix knows a GPU by its name on its node: that is what the board of the node offers and
+    chooses.
+    """
     for cell in rows(ledger, "fleet", "State of every GPU"):
         offered = options(ledger, BOARDS["node"], SPAN)
         values = {**chosen(BOARDS["node"], offered, "all"), "node": cell["node"]}
@@ -345,14 +437,20 @@ def test_a_cell_of_the_fleet_opens_the_gpu_that_was_clicked(ledger):
         shown = {f"GPU {row[0].split()[0]}" for row in ledger.execute(query.sql.encode())}
         assert shown == {cell["gpu"]}
     node = offered["node"][0]
-    names = {f"{cell['gpu']}" for cell in rows(ledger, "fleet", "State of every GPU") if cell["node"] == node}
+    names = {
+        f"{cell['gpu']}"
+        for cell in rows(ledger, "fleet", "State of every GPU")
+        if cell["node"] == node
+    }
     assert names <= set(offered["accelerator"])
 
 
 def test_a_person_of_a_team_is_chosen_by_a_click(ledger):
     """Cost, projects and workloads are then those of that person alone."""
     people = {
-        row["user"]: row["cost"] for row in rows(ledger, "team", "People ($currency)") if not row["correction of"]
+        row["user"]: row["cost"]
+        for row in rows(ledger, "team", "People ($currency)")
+        if not row["correction of"]
     }
     user, cost = max(people.items(), key=lambda person: person[1])
     assert len(people) > 1
@@ -362,13 +460,18 @@ def test_a_person_of_a_team_is_chosen_by_a_click(ledger):
 
 
 def test_demand_to_the_end_of_the_quarter_has_a_bar_for_each_week_that_is_left(ledger):
-    """However few they are: the days of a plan are all there is, and a week's bar is the mean of its days."""
+    """However few they are: the days of a plan are all there is, and a week's bar is the mean of
+    its days.
+    """
     days = [{"low": 1 + at, "likely": 2 + at, "high": 3 + at} for at in range(9)]
     monday = dt.datetime(2026, 3, 2, tzinfo=dt.UTC)
     plan = {"start_ms": int(monday.timestamp() * 1000), "days": days}
     ledger.execute("DELETE FROM capacity_plan")
     for name in ("one", "two"):
-        ledger.execute("INSERT INTO capacity_plan (pool, made_ms, plan) VALUES (%s, 0, %s)", (name, json.dumps(plan)))
+        ledger.execute(
+            "INSERT INTO capacity_plan (pool, made_ms, plan) VALUES (%s, 0, %s)",
+            (name, json.dumps(plan)),
+        )
     shown = rows(ledger, "demand", "Demand to the end of the quarter")
     assert [tuple(row.values()) for row in shown] == [("03-02", 8, 10, 12), ("03-09", 17, 19, 21)]
 
@@ -376,15 +479,18 @@ def test_demand_to_the_end_of_the_quarter_has_a_bar_for_each_week_that_is_left(l
 def test_holders_are_those_of_the_hours_that_the_range_touches(ledger):
     """Of a range within an hour that hour's holders, and neither those of the next one nor none."""
     hour_ms, node, lane = ledger.execute(
-        "SELECT u.hour_ms, n.name, min(w.key) FROM usage_hour u JOIN workload w ON w.id = u.workload_id "
-        "JOIN capacity c ON c.accelerator_id = u.accelerator_id AND c.out_ms IS NULL JOIN node n ON n.id = c.node_id "
-        "WHERE NOT EXISTS (SELECT FROM usage_hour next WHERE next.hour_ms = u.hour_ms + 3600000 "
-        "AND next.workload_id = u.workload_id) GROUP BY 1, 2 ORDER BY 1 DESC, 2 LIMIT 1 OFFSET 3"
+        "SELECT u.hour_ms, n.name, min(w.key) FROM usage_hour u JOIN workload w ON w.id ="
+        " u.workload_id JOIN capacity c ON c.accelerator_id = u.accelerator_id AND c.out_ms IS NULL"
+        " JOIN node n ON n.id = c.node_id WHERE NOT EXISTS (SELECT FROM usage_hour next WHERE"
+        " next.hour_ms = u.hour_ms + 3600000 AND next.workload_id = u.workload_id) GROUP BY 1, 2"
+        " ORDER BY 1 DESC, 2 LIMIT 1 OFFSET 3"
     ).fetchone()
 
     def holders(first_minute, last_minute):
         start = dt.datetime.fromtimestamp(hour_ms / 1000, dt.UTC)
-        span = Range(start + dt.timedelta(minutes=first_minute), start + dt.timedelta(minutes=last_minute))
+        span = Range(
+            start + dt.timedelta(minutes=first_minute), start + dt.timedelta(minutes=last_minute)
+        )
         return {row["workload"] for row in rows(ledger, "node", "Holders", span=span, node=node)}
 
     assert lane in holders(15, 30)
@@ -394,7 +500,9 @@ def test_holders_are_those_of_the_hours_that_the_range_touches(ledger):
 
 def test_a_workload_does_not_last_beyond_now(ledger):
     """The hour that goes on is rated to its end; what it says of the workload ends now."""
-    (key,) = ledger.execute("SELECT min(w.key) FROM charge c JOIN workload w ON w.id = c.workload_id").fetchone()
+    (key,) = ledger.execute(
+        "SELECT min(w.key) FROM charge c JOIN workload w ON w.id = c.workload_id"
+    ).fetchone()
     ledger.execute(
         "UPDATE charge SET end_ms = extract(epoch FROM now()) * 1000 + 900000 WHERE workload_id = "
         "(SELECT id FROM workload WHERE key = %s)",
@@ -407,14 +515,20 @@ def test_a_workload_does_not_last_beyond_now(ledger):
 
 
 def test_an_unused_commitment_is_no_capacity(ledger):
-    """Its hours are paid; they neither add GPUs nor days without demand, as they did on the first boards."""
-    titles = (("demand", "Mean demand"), ("demand", "Busiest day"), ("demand", "Headroom of the scarcest models"))
+    """Its hours are paid; they neither add GPUs nor days without demand, as they did on the first
+    boards.
+    """
+    titles = (
+        ("demand", "Mean demand"),
+        ("demand", "Busiest day"),
+        ("demand", "Headroom of the scarcest models"),
+    )
     titles += (("demand", "Pools over the range"), ("finops", "Held share"))
     before = {title: rows(ledger, board, title) for board, title in titles}
     ledger.execute(
-        "INSERT INTO ledger_day (day_ms, state, pool, gpu_model, gpu_ns, busy_ns, idle_ns, unknown_ns, currency, "
-        "cost_micro, owner_id) SELECT DISTINCT day_ms, 'commitment_unused', '', 'A100', 86400000000000 * 4, 0, 0, 0, "
-        "'USD', 90000000, NULL::bigint FROM ledger_day"
+        "INSERT INTO ledger_day (day_ms, state, pool, gpu_model, gpu_ns, busy_ns, idle_ns,"
+        " unknown_ns, currency, cost_micro, owner_id) SELECT DISTINCT day_ms, 'commitment_unused',"
+        " '', 'A100', 86400000000000 * 4, 0, 0, 0, 'USD', 90000000, NULL::bigint FROM ledger_day"
     )
     assert {title: rows(ledger, board, title) for board, title in titles} == before
 
@@ -433,8 +547,13 @@ def test_errors_of_a_gpu_are_words_in_one_cell_the_gravest_first(ledger):
     """The sick GPU comes first; others have retries of links alone, which is no error of theirs."""
     for metric, value in ERRORS.items():
         ledger.execute("DELETE FROM gpu_state WHERE metric = %s", (metric,))
-        ledger.execute("INSERT INTO gpu_state SELECT min(id), %s, 1, %s FROM accelerator", (metric, value))
+        ledger.execute(
+            "INSERT INTO gpu_state SELECT min(id), %s, 1, %s FROM accelerator", (metric, value)
+        )
     sick, *others = rows(ledger, "fleet", "Errors that accelerators count")
-    words = "Xid errors 2, last Xid 63, ECC uncorrected 3, row remaps pending 1, PCIe replays 3, NVLink replays 4"
+    words = (
+        "Xid errors 2, last Xid 63, ECC uncorrected 3, row remaps pending 1, PCIe replays 3, NVLink"
+        " replays 4"
+    )
     assert (sick["state"], sick["errors"]) == ("failed", words)
     assert {row["errors"] for row in others} == {"PCIe replays 3"}

@@ -1,4 +1,6 @@
-"""Heat maps of nodes on the fleet board: the means of the minutes, cell by cell, at every length of range."""
+"""Heat maps of nodes on the fleet board: the means of the minutes, cell by cell, at every length of
+range.
+"""
 
 import datetime as dt
 from collections import defaultdict
@@ -20,7 +22,9 @@ def cells(reader, title, span, nodes=("$__all",)):
 
 
 def by_minutes(reader, column, span, step_s):
-    """The same from every minute of the range's hours (quarters), by plain Python: means by step and node."""
+    """The same from every minute of the range's hours (quarters), by plain Python: means by step
+    and node.
+    """
     start, end = (int(at.timestamp()) for at in (span.since, span.until))
     edge_s = min(step_s, HOUR_S)
     found = defaultdict(list)
@@ -37,10 +41,13 @@ def by_minutes(reader, column, span, step_s):
 
 @pytest.mark.parametrize("title", COLUMNS)
 @pytest.mark.parametrize(
-    ("hours", "step_s"), [(1, QUARTER_S), (24, QUARTER_S), (48, QUARTER_S), (48.1, HOUR_S), (96, HOUR_S)]
+    ("hours", "step_s"),
+    [(1, QUARTER_S), (24, QUARTER_S), (48, QUARTER_S), (48.1, HOUR_S), (96, HOUR_S)],
 )
 def test_a_cell_is_the_mean_of_its_minutes(reader, title, hours, step_s):
-    """Quarters of an hour up to two days, hours beyond; in order of time and name, every cell once and none more."""
+    """Quarters of an hour up to two days, hours beyond; in order of time and name, every cell once
+    and none more.
+    """
     span = Range(UNTIL - dt.timedelta(hours=hours), UNTIL)
     shown = cells(reader, title, span)
     assert [row[:2] for row in shown] == sorted({row[:2] for row in shown})
@@ -71,12 +78,14 @@ def test_an_idle_node_is_drawn_and_an_unknown_one_is_not(seeded, reader):
     hour = UNTIL - dt.timedelta(days=200)
     with psycopg.connect(seeded, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO node_utilization SELECT %s, min(id), '{1}', '{0,NULL,NULL,NULL}', '{15,0,0,0}', "
-            "'{NULL,NULL,NULL,NULL}', '{0,0,0,0}' FROM node",
+            "INSERT INTO node_utilization SELECT %s, min(id), '{1}', '{0,NULL,NULL,NULL}',"
+            " '{15,0,0,0}', '{NULL,NULL,NULL,NULL}', '{0,0,0,0}' FROM node",
             (int(hour.timestamp() * 1000),),
         )
     span = Range(hour, hour + dt.timedelta(hours=1))
-    assert [(row[0], row[2]) for row in cells(reader, "Utilization of nodes", span)] == [(int(hour.timestamp()), 0.0)]
+    assert [(row[0], row[2]) for row in cells(reader, "Utilization of nodes", span)] == [
+        (int(hour.timestamp()), 0.0)
+    ]
     assert cells(reader, "SM activity of nodes", span) == []
     for panel in panels(BOARDS["fleet"]):
         if panel["title"] in COLUMNS:

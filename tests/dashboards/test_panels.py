@@ -26,7 +26,12 @@ def answers(reader, name, choice, span=SPAN):
     for one in asked(name, values, span):
         try:
             cursor = reader.execute(one.sql.encode())
-            yield one, [column.name for column in cursor.description], kinds(reader, cursor), cursor.fetchall()
+            yield (
+                one,
+                [column.name for column in cursor.description],
+                kinds(reader, cursor),
+                cursor.fetchall(),
+            )
         except psycopg.Error as error:
             raise AssertionError(f"{one} ({choice}): {error}\n{one.sql}") from error
 
@@ -44,13 +49,16 @@ def test_panels_answer(reader, name, choice):
             check_series(one, names, types, rows)
         if choice == "all" and not one.empty:
             assert rows, f"{one} has no rows\n{one.sql}"
-            assert any(value is not None for row in rows for value in row), f"{one} knows nothing\n{one.sql}"
+            assert any(value is not None for row in rows for value in row), (
+                f"{one} knows nothing\n{one.sql}"
+            )
 
 
 def check_series(one, names, types, rows):
     """Grafana's long form: time first and ascending, then the series' name as text, then numbers.
 
-    Lanes of states are numbers too: of text beside a name, Grafana makes one lane of names and one of text.
+    Lanes of states are numbers too: of text beside a name, Grafana makes one lane of names and one
+    of text.
     """
     assert names[0] == "time", one
     assert types[0] in ("timestamptz", "float8", "int8", "numeric"), one
@@ -84,12 +92,17 @@ def test_ranges_of_every_length(reader, name):
 
 @pytest.mark.parametrize("name", BY_POSTGRES)
 def test_no_panel_touches_raw_evidence(reader, seeded, name):
-    """By plan, not by text: neither samples nor usage intervals are read, nor may the role read them."""
+    """By plan, not by text: neither samples nor usage intervals are read, nor may the role read
+    them.
+    """
     values = chosen(BOARDS[name], options(reader, BOARDS[name], SPAN), "all")
     for one in asked(name, values, SPAN):
         (plan,) = reader.execute(f"EXPLAIN (FORMAT JSON) {one.sql}".encode()).fetchone()
         touched = relations(plan)
-        assert not [relation for relation in touched if relation.startswith(RAW)], (str(one), touched)
+        assert not [relation for relation in touched if relation.startswith(RAW)], (
+            str(one),
+            touched,
+        )
 
 
 def relations(node):
@@ -109,10 +122,14 @@ def test_the_role_may_not_read_raw_evidence(reader, table):
         reader.execute(f"SELECT * FROM {table}")
 
 
-@pytest.mark.parametrize("statement", ["DELETE FROM charge", "CREATE TABLE mine (x int)", "UPDATE node SET name = ''"])
+@pytest.mark.parametrize(
+    "statement", ["DELETE FROM charge", "CREATE TABLE mine (x int)", "UPDATE node SET name = ''"]
+)
 def test_the_role_may_not_write(reader, statement):
     """Reading only, twice over: by grant and by its transactions."""
-    with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction)):
+    with pytest.raises(
+        (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction)
+    ):
         reader.execute(statement)
     reader.execute("SET default_transaction_read_only = off")
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -145,10 +162,13 @@ def ledger(seeded, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("title", "by"), [("By team ($currency)", "team"), ("By team and project ($currency)", "team,project")]
+    ("title", "by"),
+    [("By team ($currency)", "team"), ("By team and project ($currency)", "team,project")],
 )
 def test_the_bill_is_the_csv(reader, seeded, title, by):
-    """Cell by cell, in the same order, to the cent and to the sixth place of the hours; what stands beside is not."""
+    """Cell by cell, in the same order, to the cent and to the sixth place of the hours; what stands
+    beside is not.
+    """
     columns = (
         *by.split(","),
         "gpu_hours",
@@ -169,7 +189,9 @@ def cells(row):
     places = {"gpu_hours": 6, "gpu_hours_held_idle": 6, "cost": 2, "cost_held_idle": 2}
     made = {}
     for name, value in row.items():
-        made[name] = f"{value:.{places[name]}f}" if name in places and value is not None else value or ""
+        made[name] = (
+            f"{value:.{places[name]}f}" if name in places and value is not None else value or ""
+        )
         if name in places and value is not None:
             assert Decimal(made[name]) == value, (name, value)
     return made
@@ -198,8 +220,12 @@ def test_sums_are_the_clis(reader, seeded):
     assert waste["waste"] == Decimal(whole["waste_cost_micro"]) / 1_000_000
     assert any(month is not None for _, month in teams)
     by_state = panel(reader, "finops", "Spend per day, by state ($currency)", SPAN)
-    corrections = sum(row["cost_micro"] for row in made["rows"] if row["correction_of"] and row["currency"])
-    assert corrections != 0, "they are in the tables and not in the bars of the day on which they are booked"
+    corrections = sum(
+        row["cost_micro"] for row in made["rows"] if row["correction_of"] and row["currency"]
+    )
+    assert corrections != 0, (
+        "they are in the tables and not in the bars of the day on which they are booked"
+    )
     assert sum(row["cost"] for row in by_state) == spend["spend"] - Decimal(corrections) / 1_000_000
 
 
@@ -217,12 +243,17 @@ TIME = {
 
 @pytest.mark.parametrize("name", ["finops", "team", "research", "idle", "workload", "chargeback"])
 def test_no_panel_shows_negative_time_but_under_the_name_of_a_correction(reader, name):
-    """Hours of a team, a user, a workload or a day; what a correction takes back says which month it corrects."""
+    """Hours of a team, a user, a workload or a day; what a correction takes back says which month
+    it corrects.
+    """
     corrections = 0
     for one, names, _, rows in answers(reader, name, "all", SPAN):
         for row in (dict(zip(names, row, strict=True)) for row in rows):
             said = [row.get("correction of"), row.get("correction_of"), row.get("metric")]
-            amends = any(cell and (str(cell).startswith("correction of") or cell != row.get("metric")) for cell in said)
+            amends = any(
+                cell and (str(cell).startswith("correction of") or cell != row.get("metric"))
+                for cell in said
+            )
             corrections += amends
             for column in TIME & set(row):
                 assert amends or row[column] is None or row[column] >= 0, (one.title, row)

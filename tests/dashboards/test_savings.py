@@ -1,4 +1,6 @@
-"""What the boards say of savings, causes and scarce models: as the commands say it, and each model by itself."""
+"""What the boards say of savings, causes and scarce models: as the commands say it, and each model
+by itself.
+"""
 
 import json
 
@@ -32,28 +34,36 @@ def rows(connection, board, title, **choice):
 
 
 def recommend(ledger):
-    """Open advice, accepted advice that saved something, advice in another currency, and the search that found it."""
+    """Open advice, accepted advice that saved something, advice in another currency, and the search
+    that found it.
+    """
     ledger.execute(
-        "INSERT INTO recommendation (key, kind, subject, team, owner, advice, evidence, scope, start_ms, end_ms, "
-        "price_ids, currency, cash_expected_micro, capacity_expected_micro, freed_gpu_ns, state, made_ms, expires_ms, "
-        "decided_by, reason, realized_micro) SELECT key, 'release', key, 'robotics', '{}', %s, '{}', '{}', 0, 1, "
-        "'{}', currency, cash, 7000000, 0, state, 0, 1, 'ann', 'private', realized FROM (VALUES "
-        "('a', 'USD', 5000000::bigint, 'open', NULL::bigint), ('b', 'USD', 1000000, 'accepted', 3000000), "
-        "('c', 'EUR', 9000000, 'open', NULL), ('d', 'USD', 2000000, 'rejected', NULL), "
-        "('e', 'USD', 2000000, 'done', 4000000)) r (key, currency, cash, state, realized)",
+        "INSERT INTO recommendation (key, kind, subject, team, owner, advice, evidence, scope,"
+        " start_ms, end_ms, price_ids, currency, cash_expected_micro, capacity_expected_micro,"
+        " freed_gpu_ns, state, made_ms, expires_ms, decided_by, reason, realized_micro) SELECT key,"
+        " 'release', key, 'robotics', '{}', %s, '{}', '{}', 0, 1, '{}', currency, cash, 7000000, 0,"
+        " state, 0, 1, 'ann', 'private', realized FROM (VALUES ('a', 'USD', 5000000::bigint,"
+        " 'open', NULL::bigint), ('b', 'USD', 1000000, 'accepted', 3000000), ('c', 'EUR', 9000000,"
+        " 'open', NULL), ('d', 'USD', 2000000, 'rejected', NULL), ('e', 'USD', 2000000, 'done',"
+        " 4000000)) r (key, currency, cash, state, realized)",
         (ADVICE,),
     )
-    together = {"USD": {"cash": [1_000_000, 5_500_000, 8_000_000], "capacity": [0, 6_000_000, 7_000_000]}}
+    together = {
+        "USD": {"cash": [1_000_000, 5_500_000, 8_000_000], "capacity": [0, 6_000_000, 7_000_000]}
+    }
     ledger.execute("DELETE FROM recommendation_run")
     ledger.execute(
-        "INSERT INTO recommendation_run (made_ms, start_ms, end_ms, joint, not_evaluated) VALUES (1, 0, 1, %s, '[]')",
+        "INSERT INTO recommendation_run (made_ms, start_ms, end_ms, joint, not_evaluated) VALUES"
+        " (1, 0, 1, %s, '[]')",
         (json.dumps(together),),
     )
 
 
 @pytest.mark.parametrize("board", WHERE)
 def test_savings_and_recommendations_are_on_the_boards_of_money(ledger, board):
-    """All advice together, counted once; what was saved by the ledger; what the open findings cost a day."""
+    """All advice together, counted once; what was saved by the ledger; what the open findings cost
+    a day.
+    """
     recommend(ledger)
     (save,) = rows(ledger, board, "To save ($currency)", currency="USD")
     assert (save["expected"], save["low"], save["high"]) == (5.5, 1, 8)
@@ -67,7 +77,10 @@ def test_savings_and_recommendations_are_on_the_boards_of_money(ledger, board):
         ("accepted", 1, ADVICE),
     ]
     (idle,) = rows(ledger, board, "Idle GPUs, a day ($currency)", currency="USD")
-    total = "SELECT sum(per_day_micro) FROM finding WHERE kind = 'idle' AND resolved_ms IS NULL AND currency = 'USD'"
+    total = (
+        "SELECT sum(per_day_micro) FROM finding WHERE kind = 'idle' AND resolved_ms IS NULL AND"
+        " currency = 'USD'"
+    )
     ((micro,),) = ledger.execute(total).fetchall()
     assert idle["cost"] * MICRO == micro > 0
 
@@ -85,7 +98,9 @@ def test_an_anomaly_says_why_and_leads_to_its_team(ledger):
     """The sentence of the command, and the team's showback from the day before it on."""
     sentence = "sim2real-notebook has held 1 GPU flat for 2 days"
     ledger.execute(
-        "UPDATE finding SET evidence = jsonb_build_object('sentence', %s::text) WHERE kind = 'anomaly'", (sentence,)
+        "UPDATE finding SET evidence = jsonb_build_object('sentence', %s::text) WHERE kind ="
+        " 'anomaly'",
+        (sentence,),
     )
     found = rows(ledger, "finops", "Anomalies")
     assert found
@@ -105,7 +120,12 @@ def test_an_anomaly_says_why_and_leads_to_its_team(ledger):
 
 def test_headroom_is_that_of_the_scarcest_model(ledger):
     """One model without a free GPU is no headroom, however many of another are free."""
-    models = [name for (name,) in ledger.execute("SELECT DISTINCT gpu_model FROM ledger_day WHERE gpu_model <> ''")]
+    models = [
+        name
+        for (name,) in ledger.execute(
+            "SELECT DISTINCT gpu_model FROM ledger_day WHERE gpu_model <> ''"
+        )
+    ]
     full, free = sorted(models)[:2]
     ledger.execute("UPDATE ledger_day SET state = 'held' WHERE gpu_model = %s", (full,))
     ledger.execute("UPDATE ledger_day SET state = 'unallocated' WHERE gpu_model = %s", (free,))

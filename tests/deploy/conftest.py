@@ -1,4 +1,6 @@
-"""A real Postgres for what is installed before it; Helm and kubeconform, ready built beside the project."""
+"""A real Postgres for what is installed before it; Helm and kubeconform, ready built beside the
+project.
+"""
 
 import os
 import shutil

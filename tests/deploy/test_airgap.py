@@ -1,4 +1,6 @@
-"""The folder for machines without a network: made with the index at hand, installed without any network at all."""
+"""The folder for machines without a network: made with the index at hand, installed without any
+network at all.
+"""
 
 import json
 import os
@@ -17,9 +19,17 @@ BUILD = ROOT / "deploy/airgap/build"
 
 def call(*words, **given):
     """A finished process with its text."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("GPULEDGER_", "PIP_", "PYTHON"))}
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("GPULEDGER_", "PIP_", "PYTHON"))
+    }
     return subprocess.run(
-        [str(word) for word in words], env={**clean, **given}, capture_output=True, text=True, check=False
+        [str(word) for word in words],
+        env={**clean, **given},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -32,7 +42,9 @@ def offline():
 
 
 def test_what_it_carries_is_there():
-    """Units and settings that the script copies stand in the repository; the installer has its three blanks."""
+    """Units and settings that the script copies stand in the repository; the installer has its
+    three blanks.
+    """
     import runpy
 
     carried = runpy.run_path(str(BUILD))["CARRIED"]
@@ -53,12 +65,16 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["collector", "agent"])
 def test_it_installs_without_a_network(kind, tmp_path):
-    """Made, carried, installed, upgraded; a changed wheel and a foreign folder are refused and change nothing."""
+    """Made, carried, installed, upgraded; a changed wheel and a foreign folder are refused and
+    change nothing.
+    """
     apart = offline()
     folder, prefix = tmp_path / "carried", tmp_path / "opt"
     made = call(sys.executable, BUILD, folder, "--kind", kind)
     assert made.returncode == 0, made.stderr
-    assert json.loads((folder / f"gpuledger-{kind}.cdx.json").read_text())["bomFormat"] == "CycloneDX"
+    assert (
+        json.loads((folder / f"gpuledger-{kind}.cdx.json").read_text())["bomFormat"] == "CycloneDX"
+    )
     for unit in folder.glob("*.service"):
         assert "ExecStart=/opt/gpuledger/bin/gpuledger" in unit.read_text()
     given = {"PYTHON": sys.executable}
@@ -83,8 +99,11 @@ def test_it_installs_without_a_network(kind, tmp_path):
     assert refused.returncode == 2
     assert "carry the folder over again" in refused.stderr
     assert (prefix / "pyvenv.cfg").stat().st_mtime_ns == before
-    # With the sums forged as well, pip still knows the hash that was pinned; what was installed is put back.
-    rest = [line for line in (folder / "SHA256SUMS").read_text().splitlines() if "msgspec" not in line]
+    # With the sums forged as well, pip still knows the hash that was pinned; what was installed is
+    # put back.
+    rest = [
+        line for line in (folder / "SHA256SUMS").read_text().splitlines() if "msgspec" not in line
+    ]
     (folder / "SHA256SUMS").write_text("\n".join(rest) + "\n")
     refused = call(*apart, folder / "install", prefix, **given)
     assert refused.returncode == 3

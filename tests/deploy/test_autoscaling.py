@@ -1,4 +1,6 @@
-"""The autoscaling guide: its manifests and its script against the API that answers, on a real ledger."""
+"""The autoscaling guide: its manifests and its script against the API that answers, on a real
+ledger.
+"""
 
 import datetime as dt
 import json
@@ -35,7 +37,9 @@ TOKEN = "one-of-the-readers"
 
 
 def evidence():
-    """Two nodes' worth of GPUs of the pool `train`, all held for twelve days up to the last full hour."""
+    """Two nodes' worth of GPUs of the pool `train`, all held for twelve days up to the last full
+    hour.
+    """
     end = NOW_MS // HOUR_MS * HOUR_MS
     usage_intervals = [
         {
@@ -52,7 +56,13 @@ def evidence():
         for hour in range(HOURS)
     ]
     cards = [
-        {"uuid": f"GPU-{gpu}", "device_uuid": f"GPU-{gpu}", "index": gpu, "model": "NVIDIA L4", "pool": "train"}
+        {
+            "uuid": f"GPU-{gpu}",
+            "device_uuid": f"GPU-{gpu}",
+            "index": gpu,
+            "model": "NVIDIA L4",
+            "pool": "train",
+        }
         for gpu in range(GPUS)
     ]
     return {
@@ -73,14 +83,18 @@ def collector(dsn, tmp_path):
     tokens = tmp_path / "readers"
     tokens.write_text(TOKEN + "\n")
     with running(dsn, reader_token_file=tokens) as made:
-        status, answer = made.post(json.dumps(evidence()).encode(), {"Content-Type": "application/json"})
+        status, answer = made.post(
+            json.dumps(evidence()).encode(), {"Content-Type": "application/json"}
+        )
         assert status == 200, answer
         refresh(Database(dsn), ALWAYS, NOW_MS)
         yield made
 
 
 def test_keda_reads_a_number_where_it_is_told_to(collector):
-    """The trigger's own address with its own kind of token gives a number at `valueLocation`, in nodes at last."""
+    """The trigger's own address with its own kind of token gives a number at `valueLocation`, in
+    nodes at last.
+    """
     scaled = MANIFESTS["ScaledObject"]["spec"]
     (trigger,) = scaled["triggers"]
     address = urlsplit(trigger["metadata"]["url"])
@@ -89,7 +103,10 @@ def test_keda_reads_a_number_where_it_is_told_to(collector):
     assert secret["parameter"] == "token"
     assert secret["key"] in MANIFESTS["Secret"]["stringData"]
     assert secret["name"] == MANIFESTS["Secret"]["metadata"]["name"]
-    assert trigger["authenticationRef"]["name"] == MANIFESTS["TriggerAuthentication"]["metadata"]["name"]
+    assert (
+        trigger["authenticationRef"]["name"]
+        == MANIFESTS["TriggerAuthentication"]["metadata"]["name"]
+    )
     path = f"{address.path}?{address.query}"
     assert collector.request("GET", path)[0] == 401
     status, _, answer = collector.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}"})
@@ -110,10 +127,14 @@ def test_addresses_are_those_of_the_manifests():
     """Service, namespace and port; the network policy lets KEDA's namespace in."""
     address = urlsplit(MANIFESTS["ScaledObject"]["spec"]["triggers"][0]["metadata"]["url"])
     base = [
-        one for path in (ROOT / "deploy/kubernetes/base").glob("*.yaml") for one in yaml.safe_load_all(path.read_text())
+        one
+        for path in (ROOT / "deploy/kubernetes/base").glob("*.yaml")
+        for one in yaml.safe_load_all(path.read_text())
     ]
     (service,) = [one for one in base if one["kind"] == "Service"]
-    assert address.hostname == f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
+    assert (
+        address.hostname == f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
+    )
     assert address.port == service["spec"]["ports"][0]["port"]
     policies = json.dumps([one for one in base if one["kind"] == "NetworkPolicy"])
     assert '"keda"' in policies
@@ -129,19 +150,30 @@ def test_placeholders_hold_no_gpu_and_stand_once_a_node():
         jsonschema_rs.Draft7Validator(schema).validate(deployment)
     pod = deployment["spec"]["template"]
     assert "nvidia.com/gpu" not in json.dumps(pod["spec"]["containers"])
-    (term,) = pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = pod["spec"]["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
     assert term["labelSelector"]["matchLabels"] == pod["metadata"]["labels"]
-    assert MANIFESTS["ScaledObject"]["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert (
+        MANIFESTS["ScaledObject"]["spec"]["scaleTargetRef"]["name"]
+        == deployment["metadata"]["name"]
+    )
     nodes = MANIFESTS["NodePool"]["spec"]
     assert pod["spec"]["nodeSelector"] == nodes["template"]["metadata"]["labels"]
     taints = {taint["key"] for taint in nodes["template"]["spec"]["taints"]}
     assert taints == {one["key"] for one in pod["spec"]["tolerations"]}
     node_gpus = int(MANIFESTS["ScaledObject"]["spec"]["triggers"][0]["metadata"]["targetValue"])
-    assert int(nodes["limits"]["nvidia.com/gpu"]) == MANIFESTS["ScaledObject"]["spec"]["maxReplicaCount"] * node_gpus
+    assert (
+        int(nodes["limits"]["nvidia.com/gpu"])
+        == MANIFESTS["ScaledObject"]["spec"]["maxReplicaCount"] * node_gpus
+    )
 
 
 def run_script(folder, **given):
-    """The group's script with an `aws` that writes down how it was called. Returns (exit code, calls)."""
+    """The group's script with an `aws` that writes down how it was called.
+
+    Returns (exit code, calls).
+    """
     for program in ("curl", "jq"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed (apt-get install {program})")
@@ -150,16 +182,26 @@ def run_script(folder, **given):
     (folder / "aws").write_text(f'#!/bin/sh\necho "$@" >> {folder}/calls\n')
     (folder / "aws").chmod(0o755)
     (folder / "token").write_text(TOKEN + "\n")
-    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "TOKEN_FILE": str(folder / "token"), **given}
-    done = subprocess.run(["sh", folder / "scale"], env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "TOKEN_FILE": str(folder / "token"),
+        **given,
+    }
+    done = subprocess.run(
+        ["sh", folder / "scale"], env=environment, capture_output=True, text=True, check=False
+    )
     calls = (folder / "calls").read_text().splitlines() if (folder / "calls").exists() else []
     return done.returncode, calls
 
 
 def test_the_groups_script_moves_its_minimum_and_nothing_else(collector, tmp_path):
-    """Run as it stands: nodes enough for the GPUs, within floor and ceiling; without a number nothing is called."""
+    """Run as it stands: nodes enough for the GPUs, within floor and ceiling; without a number
+    nothing is called.
+    """
     ledger = {"LEDGER": f"http://127.0.0.1:{collector.port}"}
-    _, _, answer = collector.request("GET", "/v1/scaling/train", headers={"Authorization": f"Bearer {TOKEN}"})
+    _, _, answer = collector.request(
+        "GET", "/v1/scaling/train", headers={"Authorization": f"Bearer {TOKEN}"}
+    )
     wanted = int(-(-answer["desired_gpus"] // 8))
     call = "autoscaling update-auto-scaling-group --auto-scaling-group-name gpu-train --min-size"
     assert run_script(tmp_path, **ledger) == (0, [f"{call} {wanted}"])

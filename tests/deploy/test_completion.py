@@ -39,13 +39,17 @@ function=$(complete -p gpuledger | sed 's/.*-F \\([^ ]*\\) .*/\\1/')
 "$function" gpuledger; printf '%s\\n' "${{COMPREPLY[@]}}" """
     path = f"{BIN}:/usr/bin:/bin"
     bash = [shutil.which("bash"), "--norc", "--noprofile", "-c", asked]
-    done = subprocess.run(bash, env={"PATH": path, "HOME": str(tmp_path)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        bash, env={"PATH": path, "HOME": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
     assert set(done.stdout.split()) == offered, done.stderr
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_are_asked_in_their_way(shell, tmp_path):
-    """The script names the program and how it is asked; asked so, the program answers with a command."""
+    """The script names the program and how it is asked; asked so, the program answers with a
+    command.
+    """
     text = script(shell)
     committed = COMPLETIONS / {"zsh": "_gpuledger", "fish": "gpuledger.fish"}[shell]
     if shutil.which(shell):
@@ -64,7 +68,9 @@ def test_other_shells_are_asked_in_their_way(shell, tmp_path):
 
 def test_help_stays_as_it_is():
     """No option of completion on the program itself; an unknown shell is refused in a sentence."""
-    shown = subprocess.run([*SHOW[:-1], "--help"], check=True, capture_output=True, text=True).stdout
+    shown = subprocess.run(
+        [*SHOW[:-1], "--help"], check=True, capture_output=True, text=True
+    ).stdout
     assert "--install-completion" not in shown
     assert "completion" in shown
     refused = subprocess.run([*SHOW, "tcsh"], capture_output=True, text=True, check=False)
@@ -96,7 +102,9 @@ def test_bash_completes_the_agent(typed, offered):
     words = " ".join(shlex.quote(word) for word in ["gpuledger-agent", *typed])
     asked = f"""source {shlex.quote(str(COMPLETIONS / "gpuledger-agent.bash"))}
 COMP_WORDS=({words}); COMP_CWORD={len(typed)}; _gpuledger_agent; printf '%s\\n' "${{COMPREPLY[@]}}" """
-    done = subprocess.run([shutil.which("bash"), "--norc", "-c", asked], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [shutil.which("bash"), "--norc", "-c", asked], capture_output=True, text=True, check=True
+    )
     assert set(done.stdout.split()) == offered, done.stderr
 
 
@@ -113,7 +121,11 @@ def test_the_queues_unit_is_understood_and_runs_a_command_that_there_is():
     """systemd finds no fault in it, and the agent knows every word of its ExecStart."""
     from gpuledger_agent.cli import parser
 
-    (command,) = [line.partition("=")[2] for line in UNIT.read_text().splitlines() if line.startswith("ExecStart=")]
+    (command,) = [
+        line.partition("=")[2]
+        for line in UNIT.read_text().splitlines()
+        if line.startswith("ExecStart=")
+    ]
     program, *words = shlex.split(command)
     assert program == "/usr/bin/gpuledger-agent"
     assert parser().parse_args(words).slurm

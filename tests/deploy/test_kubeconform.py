@@ -27,7 +27,11 @@ def schemas(tmp_path_factory):
     for release in RELEASES:
         (folder / release).mkdir()
         for kind, schema in SCHEMAS[release]["kinds"].items():
-            whole = {"$schema": "http://json-schema.org/draft-07/schema#", **schema, "$defs": SCHEMAS[release]["$defs"]}
+            whole = {
+                "$schema": "http://json-schema.org/draft-07/schema#",
+                **schema,
+                "$defs": SCHEMAS[release]["$defs"],
+            }
             (folder / release / f"{kind.lower()}.json").write_text(json.dumps(whole))
     return folder
 
@@ -57,21 +61,28 @@ def test_every_rendering_is_valid(helm, conform, release):
         manifests = render(helm, values)
         code, answer = conform(release, manifests)
         assert (code, answer.get("resources") or []) == (0, []), name
-        assert answer["summary"]["valid"] + answer["summary"]["skipped"] == manifests.count("\nkind: "), name
+        assert answer["summary"]["valid"] + answer["summary"]["skipped"] == manifests.count(
+            "\nkind: "
+        ), name
         assert answer["summary"]["valid"] > 0, name
 
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_plain_manifests_are_valid(conform, release):
     """Those that kustomize takes as they are."""
-    files = [path for path in sorted((ROOT / "deploy/kubernetes/base").glob("*.yaml")) if path.stem != "kustomization"]
+    files = [
+        path
+        for path in sorted((ROOT / "deploy/kubernetes/base").glob("*.yaml"))
+        if path.stem != "kustomization"
+    ]
     code, answer = conform(release, "\n---\n".join(path.read_text() for path in files))
     assert (code, answer.get("resources") or []) == (0, [])
     assert answer["summary"]["valid"] >= len(files)
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("livenessProbe:", "livenesProbe:"), ("automountServiceAccountToken: false", "hostPid: true")]
+    ("old", "new"),
+    [("livenessProbe:", "livenesProbe:"), ("automountServiceAccountToken: false", "hostPid: true")],
 )
 def test_a_wrong_field_is_found(helm, conform, old, new):
     """Or the tests above show nothing."""

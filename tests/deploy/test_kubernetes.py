@@ -1,4 +1,6 @@
-"""Manifests and chart: by Kubernetes' own schemas, by helm where there is one, and against the programs themselves."""
+"""Manifests and chart: by Kubernetes' own schemas, by helm where there is one, and against the
+programs themselves.
+"""
 
 import json
 import os
@@ -32,13 +34,23 @@ ROOT = Path(__file__).parents[2]
 PLAIN, CHART = ROOT / "deploy/kubernetes", ROOT / "deploy/helm/gpuledger"
 SCHEMAS = json.loads((ROOT / "tests/fakes/kubernetes_schemas.json").read_text())
 RELEASES = [name for name in SCHEMAS if name != "about"]
-FOREIGN = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "HTTPRoute"}  # of the Prometheus operator and Gateway API
+FOREIGN = {
+    "ServiceMonitor",
+    "PodMonitor",
+    "PrometheusRule",
+    "HTTPRoute",
+}  # of the Prometheus operator and Gateway API
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
 def read(*names):
     """(path, manifest) of the files of folders below deploy/kubernetes."""
-    files = [path for name in names for path in sorted((PLAIN / name).glob("*.yaml")) if path.stem != "kustomization"]
+    files = [
+        path
+        for name in names
+        for path in sorted((PLAIN / name).glob("*.yaml"))
+        if path.stem != "kustomization"
+    ]
     return [(path, one) for path in files for one in yaml.safe_load_all(path.read_text())]
 
 
@@ -67,7 +79,9 @@ def validate(manifest, release):
 
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize(
-    "folder", ["base", "kernel-log", "tls", "."], ids=["base", "kernel-log", "tls", "secrets.example"]
+    "folder",
+    ["base", "kernel-log", "tls", "."],
+    ids=["base", "kernel-log", "tls", "secrets.example"],
 )
 def test_a_cluster_takes_the_manifests(folder, release):
     """By the strict schemas of the oldest and the newest release: no unknown field, no wrong type."""
@@ -83,7 +97,9 @@ def test_a_cluster_takes_the_manifests(folder, release):
 
 
 def merge(target, patch):
-    """A strategic merge as kustomize makes it: maps deeply, lists of named things by name (mounts by path)."""
+    """A strategic merge as kustomize makes it: maps deeply, lists of named things by name (mounts
+    by path).
+    """
     for key, value in patch.items():
         if isinstance(value, dict):
             merge(target.setdefault(key, {}), value)
@@ -118,21 +134,34 @@ def test_kustomizations_name_what_is_there():
     """Every file of a folder is a resource or a patch of it, and no more."""
     for path in PLAIN.glob("*/kustomization.yaml"):
         said = yaml.safe_load(path.read_text())
-        named = {*said.get("resources", []), *(patch["path"] for patch in said.get("patches", []) if "path" in patch)}
-        assert named == {one.name for one in path.parent.glob("*.yaml")} - {"kustomization.yaml"}, path
+        named = {
+            *said.get("resources", []),
+            *(patch["path"] for patch in said.get("patches", []) if "path" in patch),
+        }
+        assert named == {one.name for one in path.parent.glob("*.yaml")} - {"kustomization.yaml"}, (
+            path
+        )
         assert said["kind"] == ("Kustomization" if path.parent.name == "base" else "Component")
 
 
 def test_monitors_find_what_they_scrape():
-    """Their selectors, ports and paths are those of Service and pods; the alert rules know the names of the jobs."""
+    """Their selectors, ports and paths are those of Service and pods; the alert rules know the
+    names of the jobs.
+    """
     monitors = {one["kind"]: one["spec"] for _, one in read("monitoring")}
     assert set(monitors) == {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
     service = BASE["Service", "gpuledger-collector"]
     (endpoint,) = monitors["ServiceMonitor"]["endpoints"]
-    assert monitors["ServiceMonitor"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert (
+        monitors["ServiceMonitor"]["selector"]["matchLabels"].items()
+        <= service["metadata"]["labels"].items()
+    )
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
     (pod,) = monitors["PodMonitor"]["podMetricsEndpoints"]
-    assert monitors["PodMonitor"]["selector"]["matchLabels"].items() <= AGENT["metadata"]["labels"].items()
+    assert (
+        monitors["PodMonitor"]["selector"]["matchLabels"].items()
+        <= AGENT["metadata"]["labels"].items()
+    )
     assert pod["port"] in {port["name"] for port in AGENT["spec"]["containers"][0]["ports"]}
     assert endpoint["path"] == pod["path"] == "/metrics"
     jobs = {one["relabelings"][0]["replacement"] for one in (endpoint, pod)}
@@ -170,8 +199,12 @@ def test_rights_are_what_the_agent_asks_for_and_no_more():
     assert len(asked) >= 3
     assert set(re.findall(r'\.exchange\("(\w+)"', source)) == {"GET"}
     rules = BASE["ClusterRole", "gpuledger-agent"]["rules"]
-    assert {(group, name) for rule in rules for group in rule["apiGroups"] for name in rule["resources"]} == asked
-    assert all(rule["verbs"] == ["list"] for rule in rules)  # a list with a field selector; single objects are not read
+    assert {
+        (group, name) for rule in rules for group in rule["apiGroups"] for name in rule["resources"]
+    } == asked
+    assert all(
+        rule["verbs"] == ["list"] for rule in rules
+    )  # a list with a field selector; single objects are not read
     (subject,) = BASE["ClusterRoleBinding", "gpuledger-agent"]["subjects"]
     assert BASE["ServiceAccount", subject["name"]]["metadata"]["namespace"] == subject["namespace"]
     assert AGENT["spec"]["serviceAccountName"] == subject["name"]
@@ -186,7 +219,9 @@ SERVICE_LINKS = {
 
 
 def test_variables_that_kubernetes_makes_stay_out(tmp_path):
-    """A Service `gpuledger-collector` would put variables into every pod, which are no settings: links are off."""
+    """A Service `gpuledger-collector` would put variables into every pod, which are no settings:
+    links are off.
+    """
     with pytest.raises(SettingsError, match="GPULEDGER_COLLECTOR_PORT"):
         collector_settings.load(None, SERVICE_LINKS, tmp_path)
     with pytest.raises(SettingsError, match="GPULEDGER_AGENT_PORT"):
@@ -200,12 +235,23 @@ def placed(text, folder):
 
 
 def secrets_in(folder):
-    """The Secrets of the example, as the pods mount them: NAME/KEY. Returns where containers see them."""
+    """The Secrets of the example, as the pods mount them: NAME/KEY.
+
+    Returns where containers see them.
+    """
     seen = {}
-    stored = {one["metadata"]["name"]: one["stringData"] for _, one in read(".") if one["kind"] == "Secret"}
+    stored = {
+        one["metadata"]["name"]: one["stringData"]
+        for _, one in read(".")
+        if one["kind"] == "Secret"
+    }
     stored["gpuledger-tls"] = {"tls.crt": "certificate", "tls.key": "key", "ca.crt": "authority"}
     for template in TEMPLATES.values():
-        volumes = {one["name"]: one["secret"]["secretName"] for one in template["spec"]["volumes"] if "secret" in one}
+        volumes = {
+            one["name"]: one["secret"]["secretName"]
+            for one in template["spec"]["volumes"]
+            if "secret" in one
+        }
         for container in containers(template):
             for mount in container["volumeMounts"]:
                 if mount["name"] in volumes:
@@ -223,14 +269,22 @@ def secrets_in(folder):
 
 @pytest.mark.parametrize("folder", ["base", "tls"])
 def test_the_collectors_settings_are_good(folder, tmp_path):
-    """The file of the ConfigMap and every container's variables load, with the secrets where they are mounted."""
+    """The file of the ConfigMap and every container's variables load, with the secrets where they
+    are mounted.
+    """
     secrets_in(tmp_path)
     (found,) = [one for _, one in read(folder) if one["kind"] == "ConfigMap"]
     (name,) = found["data"]
     main = COLLECTOR["spec"]["containers"][0]
-    config = next(mount["mountPath"] for mount in main["volumeMounts"] if mount["name"] == "config") + "/" + name
+    config = (
+        next(mount["mountPath"] for mount in main["volumeMounts"] if mount["name"] == "config")
+        + "/"
+        + name
+    )
     assert main["args"] == ["serve"]
-    assert environment(main)[CONFIG_VARIABLE] == config  # also for `gpuledger doctor` by kubectl exec
+    assert (
+        environment(main)[CONFIG_VARIABLE] == config
+    )  # also for `gpuledger doctor` by kubectl exec
     path = tmp_path / name
     path.write_text(placed(found["data"][name], tmp_path))
     for container in containers(COLLECTOR):
@@ -240,28 +294,39 @@ def test_the_collectors_settings_are_good(folder, tmp_path):
         assert loaded.database_dsn().startswith("postgresql://")
         assert loaded.agent_tokens()
         assert loaded.reader_tokens()
-        assert (loaded.tls_certificate_file is None) == (folder == "base") == loaded.allow_plain_http
+        assert (
+            (loaded.tls_certificate_file is None) == (folder == "base") == loaded.allow_plain_http
+        )
     assert loaded.listen_port == main["ports"][0]["containerPort"] == 8440
     assert COLLECTOR["spec"]["terminationGracePeriodSeconds"] > 3 * loaded.drain_seconds + 5
 
 
 @pytest.mark.parametrize("folder", ["base", "tls"])
 def test_the_agents_settings_are_good(folder, tmp_path):
-    """The variables load; the token is the collector's; collector and port are those of the Service."""
+    """The variables load; the token is the collector's; collector and port are those of the
+    Service.
+    """
     secrets_in(tmp_path)
     template = json.loads(json.dumps({"spec": {"template": AGENT}}))
     if folder == "tls":
         (patch,) = [one for path, one in read("tls") if path.stem == "agent"]
         merge(template, {"spec": patch["spec"]})
     (container,) = template["spec"]["template"]["spec"]["containers"]
-    given = {key: placed(value, tmp_path) for key, value in environment(container).items() if "GPULEDGER" in key}
+    given = {
+        key: placed(value, tmp_path)
+        for key, value in environment(container).items()
+        if "GPULEDGER" in key
+    }
     loaded = agent_settings.load(None, given)
     service = BASE["Service", "gpuledger-collector"]
-    assert loaded.collector_url == (
-        f"{'https' if folder == 'tls' else 'http'}://gpuledger-collector.{service['metadata']['namespace']}.svc:"
+    assert (
+        loaded.collector_url
+        == f"{'https' if folder == 'tls' else 'http'}://gpuledger-collector.{service['metadata']['namespace']}.svc:"
         f"{service['spec']['ports'][0]['port']}"
     )
-    assert (loaded.ca_file is not None and loaded.ca_file.read_text() == "authority") == (folder == "tls")
+    assert (loaded.ca_file is not None and loaded.ca_file.read_text() == "authority") == (
+        folder == "tls"
+    )
     assert loaded.token_path.read_text() == (tmp_path / "agent/token").read_text()
     assert loaded.node == "given-by-the-node"
     assert loaded.metrics_listen == f"0.0.0.0:{container['ports'][0]['containerPort']}"
@@ -272,14 +337,18 @@ def test_the_agents_settings_are_good(folder, tmp_path):
 
 
 def test_the_agent_may_do_what_it_must_and_is_not_killed():
-    """Other pods' processes are seen, no capability is had, nothing ends it with SIGKILL but its grace."""
+    """Other pods' processes are seen, no capability is had, nothing ends it with SIGKILL but its
+    grace.
+    """
     pod, (container,) = AGENT["spec"], AGENT["spec"]["containers"]
     assert AGENT["metadata"]["labels"][HOLD_LABEL] == "false"
     assert pod["hostPID"] is True
     assert "limits" not in container["resources"]
     assert set(container["resources"]["requests"]) == {"cpu", "memory"}
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert "nvidia.com/gpu" not in json.dumps(container["resources"])  # it asks for no device: it would hold it
+    assert "nvidia.com/gpu" not in json.dumps(
+        container["resources"]
+    )  # it asks for no device: it would hold it
     probe = container["livenessProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 180  # WatchdogSec= of the unit
     hosts = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
@@ -292,17 +361,22 @@ def test_the_agent_may_do_what_it_must_and_is_not_killed():
 
 
 @pytest.mark.parametrize(
-    "way", ["/kubepods.slice/kubepods-burstable.slice", "/../../../kubepods-burstable.slice", "/../.."]
+    "way",
+    ["/kubepods.slice/kubepods-burstable.slice", "/../../../kubepods-burstable.slice", "/../.."],
 )
 def test_other_pods_are_known_from_inside_of_the_agents(way):
-    """In a pod's own cgroup namespace the paths of others begin with steps up (cgroup_namespaces(7))."""
+    """In a pod's own cgroup namespace the paths of others begin with steps up
+    (cgroup_namespaces(7)).
+    """
     uid = "0c7e1b2a_1111_2222_3333_444455556666"
     line = f"0::{way}/kubepods-burstable-pod{uid}.slice/cri-containerd-{'ab' * 32}.scope\n"
     assert workload_of_cgroup(line) == ("kubernetes", uid.replace("_", "-"))
 
 
 def test_prices_come_through_standard_input(dsn):
-    """As the guide and the chart's notes say it, through `kubectl exec -i`: from what cannot be read twice."""
+    """As the guide and the chart's notes say it, through `kubectl exec -i`: from what cannot be
+    read twice.
+    """
     command = "gpuledger import prices /dev/stdin"
     notes = (CHART / "templates/NOTES.txt").read_text()
     assert command in (ROOT / "docs/guides/deploy.md").read_text()
@@ -312,7 +386,9 @@ def test_prices_come_through_standard_input(dsn):
     words = [Path(sys.executable).with_name("gpuledger"), *command.split()[1:]]
     done = subprocess.run(words, input=book, env=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    shown = subprocess.run([words[0], "prices", "list"], env=given, capture_output=True, text=True, check=False)
+    shown = subprocess.run(
+        [words[0], "prices", "list"], env=given, capture_output=True, text=True, check=False
+    )
     assert "2.5" in shown.stdout, shown.stderr
 
 
@@ -330,7 +406,9 @@ def test_only_the_agent_is_more_than_restricted():
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_images_and_commands_are_ours(name):
-    """The image that the Dockerfile makes, in this version; arguments that its program takes; its user and port."""
+    """The image that the Dockerfile makes, in this version; arguments that its program takes; its
+    user and port.
+    """
     dockerfile = (ROOT / f"deploy/docker/{name}.Dockerfile").read_text()
     for container in containers(TEMPLATES[name]):
         assert container["image"] == f"gpuledger-{name}:{VERSION}"
@@ -347,7 +425,9 @@ def test_images_and_commands_are_ours(name):
 
 
 def test_probes_ask_for_paths_that_are_answered():
-    """Each path is a route of the API, the agent's is that of its healthcheck; each port has that name."""
+    """Each path is a route of the API, the agent's is that of its healthcheck; each port has that
+    name.
+    """
     routes = (ROOT / "collector/gpuledger_collector/api/app.py").read_text()
     for template in TEMPLATES.values():
         for container in template["spec"]["containers"]:
@@ -390,7 +470,9 @@ def test_values_are_good_and_every_key_is_in_the_schema():
 
 
 def test_templates_use_every_value_and_no_other():
-    """What is written `.agent.x` or `.Values.a.b` in a template stands in values.yaml, and the other way round."""
+    """What is written `.agent.x` or `.Values.a.b` in a template stands in values.yaml, and the
+    other way round.
+    """
     text = "\n".join(path.read_text() for path in (CHART / "templates").iterdir())
     for name in re.findall(r"\.Values\.([\w.]+)", text):
         inner = VALUES
@@ -398,7 +480,9 @@ def test_templates_use_every_value_and_no_other():
             assert key in inner, name
             inner = inner[key]
     for path in leaves(VALUES):
-        assert any(re.search(rf"\.{key}\b", text) for key in reversed(path) if re.fullmatch(r"\w+", key)), path
+        assert any(
+            re.search(rf"\.{key}\b", text) for key in reversed(path) if re.fullmatch(r"\w+", key)
+        ), path
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == VERSION
     assert chart["kubeVersion"] == f">={RELEASES[0]}.0-0"
@@ -413,16 +497,23 @@ def rendered(name):
     """The recorded manifests of a value set, by kind; kinds that occur twice by kind and component."""
     by_kind = {}
     for manifest in RENDERED["options"][name]:
-        kind, component = manifest["kind"], manifest["metadata"].get("labels", {}).get("app.kubernetes.io/component")
+        kind, component = (
+            manifest["kind"],
+            manifest["metadata"].get("labels", {}).get("app.kubernetes.io/component"),
+        )
         by_kind[kind] = by_kind[kind, component] = manifest
     return by_kind
 
 
 def test_the_records_are_of_this_chart():
-    """deploy/helm/compare wrote both when chart and manifests agreed last; a change of either needs another run."""
+    """deploy/helm/compare wrote both when chart and manifests agreed last; a change of either needs
+    another run.
+    """
     current = runpy.run_path(str(COMPARE))["digest"]()
     sealed = json.loads((ROOT / "deploy/helm/compared.json").read_text())
-    assert sealed["sha256"] == RENDERED["sha256"] == current, "run deploy/helm/compare with helm and kustomize"
+    assert sealed["sha256"] == RENDERED["sha256"] == current, (
+        "run deploy/helm/compare with helm and kustomize"
+    )
     assert sealed["variants"] == ["plain", "kernel-log", "tls"]
 
 
@@ -453,7 +544,11 @@ def test_a_cluster_takes_every_recorded_rendering(name):
             if manifest["kind"] not in FOREIGN:
                 validate(manifest, release)
         if manifest["kind"] == "DaemonSet":
-            (agent,) = [one for one in manifest["spec"]["template"]["spec"]["containers"] if one["name"] == "agent"]
+            (agent,) = [
+                one
+                for one in manifest["spec"]["template"]["spec"]["containers"]
+                if one["name"] == "agent"
+            ]
             given = {key: value for key, value in environment(agent).items() if "GPULEDGER" in key}
             endpoints = agent_settings.load(None, given).serving_endpoints
             assert endpoints == ",".join(OPTIONS[name].get("agent", {}).get("servingEndpoints", []))
@@ -465,10 +560,20 @@ def test_a_cluster_takes_every_recorded_rendering(name):
 def test_all_options_reach_their_objects():
     """What the value set `everything` asks for stands where Kubernetes reads it."""
     found, values = rendered("everything"), OPTIONS["everything"]
-    everywhere = [one for one in RENDERED["options"]["everything"] if one["kind"] not in {"ClusterRole", "Namespace"}]
-    assert {one["metadata"].get("namespace") for one in everywhere} == {None, "finops", "observability"}
+    everywhere = [
+        one
+        for one in RENDERED["options"]["everything"]
+        if one["kind"] not in {"ClusterRole", "Namespace"}
+    ]
+    assert {one["metadata"].get("namespace") for one in everywhere} == {
+        None,
+        "finops",
+        "observability",
+    }
     assert all(one["metadata"]["labels"]["cost-center"] == "4711" for one in everywhere)
-    assert all(one["metadata"]["annotations"]["contact"] == "gpu-team@example.com" for one in everywhere)
+    assert all(
+        one["metadata"]["annotations"]["contact"] == "gpu-team@example.com" for one in everywhere
+    )
     assert found["Namespace"]["metadata"]["name"] == "finops"
     assert found["Namespace"]["metadata"]["labels"].items() >= {"team": "finops"}.items()
     agent, collector = (found[kind]["spec"]["template"] for kind in ("DaemonSet", "Deployment"))
@@ -478,22 +583,30 @@ def test_all_options_reach_their_objects():
         )  # the selector's, whatever is given
         assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
         given, spec = values[component], template["spec"]
-        ours = [one for one in containers(template) if one["image"].startswith("registry.example.com")]
+        ours = [
+            one for one in containers(template) if one["image"].startswith("registry.example.com")
+        ]
         assert len(ours) == (1 if component == "agent" else 2)
         for container in ours:
             assert given["extraEnv"][0] in container["env"]
             assert given["extraVolumeMounts"][0] in container["volumeMounts"]
         assert given["extraVolumes"][0] in spec["volumes"]
-        assert [one["name"] for one in spec["containers"]] == [component, given["extraContainers"][0]["name"]]
+        assert [one["name"] for one in spec["containers"]] == [
+            component,
+            given["extraContainers"][0]["name"],
+        ]
         assert spec["initContainers"][0]["name"] == given["extraInitContainers"][0]["name"]
-    assert collector["spec"]["containers"][0]["image"] == (
-        f"{values['collector']['image']['repository']}@{values['collector']['image']['digest']}"
+    assert (
+        collector["spec"]["containers"][0]["image"]
+        == f"{values['collector']['image']['repository']}@{values['collector']['image']['digest']}"
     )
     assert agent["spec"]["containers"][0]["image"] == "registry.example.com/gpuledger-agent:0.1.0-1"
     assert agent["spec"]["securityContext"] == values["agent"]["podSecurityContext"]
     assert "runAsUser" not in collector["spec"]["securityContext"]
     assert found["Service", "agent"]["spec"]["clusterIP"] == "None"
-    assert found["Service", "collector"]["metadata"]["annotations"]["example.com/internal"] == "true"
+    assert (
+        found["Service", "collector"]["metadata"]["annotations"]["example.com/internal"] == "true"
+    )
 
 
 def test_ways_into_the_collector_are_open():
@@ -502,39 +615,75 @@ def test_ways_into_the_collector_are_open():
     service = found["Service", "collector"]["metadata"]["name"]
     first, second = found["Ingress"]["spec"]["rules"]
     assert first["http"]["paths"] == [
-        {"path": "/", "pathType": "Prefix", "backend": {"service": {"name": service, "port": {"name": "http"}}}}
+        {
+            "path": "/",
+            "pathType": "Prefix",
+            "backend": {"service": {"name": service, "port": {"name": "http"}}},
+        }
     ]
-    assert (second["http"]["paths"][0]["path"], second["http"]["paths"][0]["pathType"]) == ("/v1", "Exact")
-    assert found["HTTPRoute"]["spec"]["rules"] == [{"backendRefs": [{"name": service, "port": 8440}]}]
+    assert (second["http"]["paths"][0]["path"], second["http"]["paths"][0]["pathType"]) == (
+        "/v1",
+        "Exact",
+    )
+    assert found["HTTPRoute"]["spec"]["rules"] == [
+        {"backendRefs": [{"name": service, "port": 8440}]}
+    ]
     rules = found["NetworkPolicy", "collector"]["spec"]["ingress"]
-    namespaces = next(one["namespaceSelector"] for one in rules[0]["from"] if "namespaceSelector" in one)
-    assert namespaces["matchExpressions"][0]["values"] == ["observability", "keda", "finance", "edge"]
-    assert rendered("collector")["Ingress"]["spec"]["defaultBackend"]["service"]["port"] == {"name": "http"}
+    namespaces = next(
+        one["namespaceSelector"] for one in rules[0]["from"] if "namespaceSelector" in one
+    )
+    assert namespaces["matchExpressions"][0]["values"] == [
+        "observability",
+        "keda",
+        "finance",
+        "edge",
+    ]
+    assert rendered("collector")["Ingress"]["spec"]["defaultBackend"]["service"]["port"] == {
+        "name": "http"
+    }
 
 
 def allowed_ports(policy):
     """TCP ports of the first egress rule."""
-    return {entry["port"] for entry in policy["spec"]["egress"][0]["ports"] if entry["protocol"] == "TCP"}
+    return {
+        entry["port"]
+        for entry in policy["spec"]["egress"][0]["ports"]
+        if entry["protocol"] == "TCP"
+    }
 
 
 def test_agents_reach_the_collector_and_the_inference_servers_of_their_settings():
     """The ports of the URLs, each once, beside those that are listed."""
-    assert allowed_ports(rendered("everything")["NetworkPolicy", "agent"]) == {53, 8440, 443, 8000, 8002}
+    assert allowed_ports(rendered("everything")["NetworkPolicy", "agent"]) == {
+        53,
+        8440,
+        443,
+        8000,
+        8002,
+    }
     assert allowed_ports(rendered("agents")["NetworkPolicy", "agent"]) == {53, 9443}
     plain = BASE["NetworkPolicy", "gpuledger-agent"]
     assert allowed_ports(plain) == {53, *VALUES["networkPolicy"]["agentEgressPorts"]}
 
 
 def test_no_monitoring_namespace_means_nobody():
-    """A rule without peers would admit everybody: agents get none, collectors only agents and labeled pods."""
+    """A rule without peers would admit everybody: agents get none, collectors only agents and
+    labeled pods.
+    """
     assert rendered("agents")["NetworkPolicy", "agent"]["spec"]["ingress"] == []
     assert "Ingress" in rendered("agents")["NetworkPolicy", "agent"]["spec"]["policyTypes"]
     (rule,) = rendered("collector")["NetworkPolicy", "collector"]["spec"]["ingress"]
-    assert [one for one in rule["from"] if "matchExpressions" in one.get("namespaceSelector", {})] == [
+    assert [
+        one for one in rule["from"] if "matchExpressions" in one.get("namespaceSelector", {})
+    ] == [
         {
             "namespaceSelector": {
                 "matchExpressions": [
-                    {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["ingress-nginx"]}
+                    {
+                        "key": "kubernetes.io/metadata.name",
+                        "operator": "In",
+                        "values": ["ingress-nginx"],
+                    }
                 ]
             }
         }
@@ -551,7 +700,10 @@ def test_monitors_of_another_namespace_still_find_the_pods():
         (endpoint,) = spec[endpoints]
         assert [one["targetLabel"] for one in endpoint["relabelings"]] == ["job", "cluster"]
         assert endpoint["scrapeTimeout"] == "10s"
-    assert found["ServiceMonitor"]["spec"]["endpoints"][0]["tlsConfig"]["serverName"] == "ledger-collector.finops.svc"
+    assert (
+        found["ServiceMonitor"]["spec"]["endpoints"][0]["tlsConfig"]["serverName"]
+        == "ledger-collector.finops.svc"
+    )
     assert found["PrometheusRule"]["metadata"]["labels"]["release"] == "prometheus"
 
 
@@ -572,13 +724,23 @@ def test_the_alert_rules_are_rendered_unchanged(helm):
 
 @pytest.mark.parametrize("flag", ["--set", "--set-json"])
 def test_lists_and_maps_may_be_null(helm, flag):
-    """`--set networkPolicy.monitoringNamespaces=null` and the like render valid manifests, for every list and map."""
-    open_ended = [".".join(path) for path in leaves(VALUES) if isinstance(value_at(path), list | dict)]
+    """`--set networkPolicy.monitoringNamespaces=null` and the like render valid manifests, for
+    every list and map.
+    """
+    open_ended = [
+        ".".join(path) for path in leaves(VALUES) if isinstance(value_at(path), list | dict)
+    ]
     assert "networkPolicy.monitoringNamespaces" in open_ended
     words = [word for name in open_ended for word in (flag, f"{name}=null")]
-    switches = ["--set", "collector.ingress.enabled=true,monitors.enabled=true,namespace.create=true"]
+    switches = [
+        "--set",
+        "collector.ingress.enabled=true,monitors.enabled=true,namespace.create=true",
+    ]
     done = subprocess.run(
-        [helm, "template", "r", CHART, *words, *switches], capture_output=True, text=True, check=False
+        [helm, "template", "r", CHART, *words, *switches],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     for manifest in yaml.safe_load_all(done.stdout):
@@ -609,7 +771,9 @@ def value_at(path):
 def test_helm_refuses_wrong_values(helm, values):
     """Before anything reaches the cluster."""
     words = [word for value in values for word in ("--set", value)]
-    done = subprocess.run([helm, "template", "r", CHART, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [helm, "template", "r", CHART, *words], capture_output=True, text=True, check=False
+    )
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
 

@@ -1,6 +1,7 @@
 """Both commands with the lowest version of each dependency that pyproject.toml allows.
 
-Left out are the extras whose range is one minor version, which is the pinned one (mcp), and models that bring torch.
+Left out are the extras whose range is one minor version, which is the pinned one (mcp), and models
+that bring torch.
 """
 
 import csv
@@ -37,9 +38,13 @@ print(*(group.commands[entry.name].name for entries in PANELS.values() for entry
 
 def call(*words, **given: str) -> str:
     """What a command prints; it has to succeed."""
-    clean = {name: value for name, value in environment(**given).items() if not name.startswith("PYTHON")}
+    clean = {
+        name: value for name, value in environment(**given).items() if not name.startswith("PYTHON")
+    }
     command = [str(word) for word in words]
-    answer = subprocess.run(command, env=clean, cwd="/", capture_output=True, text=True, timeout=240, check=False)
+    answer = subprocess.run(
+        command, env=clean, cwd="/", capture_output=True, text=True, timeout=240, check=False
+    )
     if answer.returncode and words[0] == UV and any(sign in answer.stderr for sign in UNREACHABLE):
         lacking(f"no package index can be reached: {answer.stderr.strip()[-200:]}")
     assert answer.returncode == 0, answer.stderr
@@ -48,7 +53,9 @@ def call(*words, **given: str) -> str:
 
 @pytest.fixture(scope="module")
 def lowest():
-    """The folder of the commands, in an environment that uv makes; built packages only, so nothing is compiled."""
+    """The folder of the commands, in an environment that uv makes; built packages only, so nothing
+    is compiled.
+    """
     folder = open_folder("gpuledger-lowest-")
     try:
         venv = folder / "venv"
@@ -73,7 +80,11 @@ def test_every_command_explains_itself(lowest):
 def test_the_shell_completes(lowest):
     """The script is printed, and what it asks is answered."""
     assert "_GPULEDGER_COMPLETE" in call(lowest / "gpuledger", "completion", "bash")
-    asked = {"_GPULEDGER_COMPLETE": "complete_bash", "COMP_WORDS": "gpuledger charg", "COMP_CWORD": "1"}
+    asked = {
+        "_GPULEDGER_COMPLETE": "complete_bash",
+        "COMP_WORDS": "gpuledger charg",
+        "COMP_CWORD": "1",
+    }
     assert call(lowest / "gpuledger", **asked).split() == ["chargeback"]
 
 
@@ -89,27 +100,54 @@ def test_the_agent_samples_and_asks_a_kubelet(lowest, tmp_path):
 
 
 def test_a_jobs_file_becomes_a_bill(lowest, tmp_path):
-    """Migrations, import, rating, forecast, Parquet, statement and configuration on the embedded database."""
+    """Migrations, import, rating, forecast, Parquet, statement and configuration on the embedded
+    database.
+    """
     folder = open_folder("gpuledger-lowest-data-")
     try:
         command, given = lowest / "gpuledger", {"GPULEDGER_DATA_DIR": str(folder)}
-        bill = call(command, "start", ROOT / "examples/jobs.csv", "--rate", "2.50", "--yes", **given)
+        bill = call(
+            command, "start", ROOT / "examples/jobs.csv", "--rate", "2.50", "--yes", **given
+        )
         assert "1900.62" in bill
         book = openpyxl.Workbook()
         for row in csv.reader((ROOT / "examples/jobs.csv").read_text().splitlines()):
             book.active.append(row)
         book.save(tmp_path / "jobs.xlsx")
-        assert "5 unchanged; no bill changes" in call(command, "start", tmp_path / "jobs.xlsx", "--yes", **given)
+        assert "5 unchanged; no bill changes" in call(
+            command, "start", tmp_path / "jobs.xlsx", "--yes", **given
+        )
         month = ("--period", "2026-10")
-        call(command, "chargeback", *month, "--format", "parquet", "-o", tmp_path / "bill.parquet", **given)
+        call(
+            command,
+            "chargeback",
+            *month,
+            "--format",
+            "parquet",
+            "-o",
+            tmp_path / "bill.parquet",
+            **given,
+        )
         assert (tmp_path / "bill.parquet").read_bytes()[:4] == b"PAR1"
-        call(command, "chargeback", *month, "--format", "focus", "-o", tmp_path / "bill.csv", **given)
+        call(
+            command, "chargeback", *month, "--format", "focus", "-o", tmp_path / "bill.csv", **given
+        )
         assert "no violation" in call(command, "focus", "check", tmp_path / "bill.csv", **given)
-        assert "730.62" in call(command, "statement", "--owner", "vision", *month, "-o", "/dev/stdout", **given)
+        assert "730.62" in call(
+            command, "statement", "--owner", "vision", *month, "-o", "/dev/stdout", **given
+        )
         declared = tmp_path / "declared.toml"
         declared.write_text(call(command, "export", "config", **given))
         call(command, "apply", declared, "--dry-run", **given)
-        forecast = ("forecast", "--method", "boosted,analog", "--horizon", "24h", "--format", "json")
+        forecast = (
+            "forecast",
+            "--method",
+            "boosted,analog",
+            "--horizon",
+            "24h",
+            "--format",
+            "json",
+        )
         assert json.loads(call(command, *forecast, **given))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -121,7 +159,15 @@ def test_a_collector_takes_evidence_and_shows_it(lowest, tmp_path):
     try:
         with collector_process(folder, lowest) as collector:
             span = ("--from", "2026-11-01T00:00:00Z", "--to", "2026-11-01T03:00:00Z")
-            call(lowest / "gpuledger-agent", "simulate", *span, "--only", "h100-01", "--collector", collector.url)
+            call(
+                lowest / "gpuledger-agent",
+                "simulate",
+                *span,
+                "--only",
+                "h100-01",
+                "--collector",
+                collector.url,
+            )
             assert write(collector.port) == 204
             table = call(
                 lowest / "gpuledger",
@@ -134,7 +180,9 @@ def test_a_collector_takes_evidence_and_shows_it(lowest, tmp_path):
             )
             assert "foundation" in table
             pages = {path: collector.get(path) for path in ("/", "/openapi.json", "/metrics")}
-            assert {path: status for path, (status, _) in pages.items()} == dict.fromkeys(pages, 200)
+            assert {path: status for path, (status, _) in pages.items()} == dict.fromkeys(
+                pages, 200
+            )
             assert collector.stop(300) == 0
     finally:
         shutil.rmtree(folder, ignore_errors=True)

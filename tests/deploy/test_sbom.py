@@ -23,12 +23,16 @@ KINDS = ("agent", "collector")
 
 def printed(*words):
     """What the script prints."""
-    return subprocess.run([sys.executable, SBOM, *words], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, SBOM, *words], check=True, capture_output=True, text=True
+    ).stdout
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_cyclonedx_and_has_every_pin(kind):
-    """Valid, the same bytes each time, every pin with every hash, and every dependency that we name ourselves."""
+    """Valid, the same bytes each time, every pin with every hash, and every dependency that we name
+    ourselves.
+    """
     text = printed(kind)
     assert text == printed(kind)
     made = json.loads(text)
@@ -37,16 +41,24 @@ def test_it_is_cyclonedx_and_has_every_pin(kind):
     assert {f"{part['name']}=={part['version']}" for part in made["components"]} == set(
         re.findall(r"^([\w.-]+==[^ ;\\]+)", pins, re.MULTILINE)
     )
-    sums = [one["content"] for part in made["components"] for one in part["externalReferences"][0]["hashes"]]
+    sums = [
+        one["content"]
+        for part in made["components"]
+        for one in part["externalReferences"][0]["hashes"]
+    ]
     assert sums == re.findall(r"--hash=sha256:(\w+)", pins)
     references = [part["bom-ref"] for part in made["components"]]
     assert len(set(references)) == len(references)
     (top,) = made["dependencies"]
     assert set(top["dependsOn"]) <= set(references)
-    names = {reference.removeprefix("pkg:pypi/").partition("@")[0] for reference in top["dependsOn"]}
+    names = {
+        reference.removeprefix("pkg:pypi/").partition("@")[0] for reference in top["dependsOn"]
+    }
     assert {"msgspec", "nvidia-ml-py", "prometheus-client", "h2"} <= names
     assert ("fastapi" in names) == (kind == "collector")
-    assert ("mcp" in names) == (kind == "collector")  # image and airgap folder are made from these pins
+    assert ("mcp" in names) == (
+        kind == "collector"
+    )  # image and airgap folder are made from these pins
 
 
 def test_licenses_are_those_that_packages_state():
@@ -65,7 +77,9 @@ def test_the_schema_sees_faults():
     good = json.loads(printed("agent"))
     for spoil in (
         lambda bill: bill["components"][0].update(licence="MIT"),
-        lambda bill: bill["components"][0]["externalReferences"][0]["hashes"][0].update(content="12"),
+        lambda bill: bill["components"][0]["externalReferences"][0]["hashes"][0].update(
+            content="12"
+        ),
         lambda bill: bill["components"][0].update(type="package"),
         lambda bill: bill["metadata"]["component"]["licenses"][0]["license"].update(id="Apache"),
     ):

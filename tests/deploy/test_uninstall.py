@@ -1,4 +1,6 @@
-"""Uninstalling the Debian package: the agent that runs says goodbye before it is stopped; an upgrade says nothing."""
+"""Uninstalling the Debian package: the agent that runs says goodbye before it is stopped; an
+upgrade says nothing.
+"""
 
 import os
 import subprocess
@@ -12,7 +14,9 @@ ACTIVE = "gpuledger-agent.service"
 
 @pytest.fixture
 def commands(tmp_path):
-    """Run the script with these arguments, as if systemd were there; returns what it called, in order."""
+    """Run the script with these arguments, as if systemd were there; returns what it called, in
+    order.
+    """
     log, programs, systemd = tmp_path / "log", tmp_path / "bin", tmp_path / "systemd"
     programs.mkdir()
     systemd.mkdir()
@@ -31,7 +35,11 @@ def commands(tmp_path):
     def run(*arguments):
         environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
         subprocess.run(["sh", "-c", script, "prerm", *arguments], env=environment, check=True)
-        return [line for line in log.read_text().splitlines() if not line.startswith(("systemctl", "py3clean"))]
+        return [
+            line
+            for line in log.read_text().splitlines()
+            if not line.startswith(("systemctl", "py3clean"))
+        ]
 
     return run
 

@@ -19,7 +19,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def call(*words, **given):
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("GPULEDGER_", "PYTHON"))}
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("GPULEDGER_", "PYTHON"))
+    }
     return subprocess.run(
         [str(word) for word in words],
         env={**clean, **given},
@@ -40,7 +44,17 @@ def installed():
         environment = folder / "venv"
         venv.create(environment, with_pip=False)
         packages = Path(sysconfig.get_path("purelib", vars={"base": environment}))
-        answer = call(sys.executable, "-m", "pip", "--python", environment, "install", "--no-deps", "--no-index", wheel)
+        answer = call(
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            environment,
+            "install",
+            "--no-deps",
+            "--no-index",
+            wheel,
+        )
         assert answer.returncode == 0, answer.stderr
         # Behind the wheel's own packages, without the path files that lead to the checkout.
         (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -53,26 +67,52 @@ def test_its_code_is_its_own(installed):
     """Nothing is imported from the checkout."""
     bin_, _ = installed
     modules = "gpuledger_collector, gpuledger_agent, gpuledger_common"
-    answer = call(bin_ / "python", "-c", f"import {modules}; print({modules.replace(',', '.__file__,')}.__file__)")
+    answer = call(
+        bin_ / "python",
+        "-c",
+        f"import {modules}; print({modules.replace(',', '.__file__,')}.__file__)",
+    )
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.count(str(bin_.parent)) == 3
 
 
 def test_the_first_bill_from_an_installed_package(installed):
-    """Embedded database, schema, migrations, templates: `start` ends with the bill, the statement is a page."""
+    """Embedded database, schema, migrations, templates: `start` ends with the bill, the statement
+    is a page.
+    """
     bin_, folder = installed
     given = {"GPULEDGER_DATA_DIR": str(folder / "data")}
-    answer = call(bin_ / "gpuledger", "start", ROOT / "examples" / "jobs.csv", "--rate", "2.50", "--yes", **given)
+    answer = call(
+        bin_ / "gpuledger",
+        "start",
+        ROOT / "examples" / "jobs.csv",
+        "--rate",
+        "2.50",
+        "--yes",
+        **given,
+    )
     assert answer.returncode == 0, answer.stderr
     assert "1900.62" in answer.stdout
     page = folder / "statement.html"
-    answer = call(bin_ / "gpuledger", "statement", "--owner", "vision", "--period", "2026-10", "-o", page, **given)
+    answer = call(
+        bin_ / "gpuledger",
+        "statement",
+        "--owner",
+        "vision",
+        "--period",
+        "2026-10",
+        "-o",
+        page,
+        **given,
+    )
     assert answer.returncode == 0, answer.stderr
     assert "730.62" in page.read_text()
 
 
 def test_examples_dashboards_and_rules_are_in_it(installed, tmp_path):
-    """`gpuledger examples` writes what the checkout has; the first file is billed as the README shows it."""
+    """`gpuledger examples` writes what the checkout has; the first file is billed as the README
+    shows it.
+    """
     bin_, _ = installed
     folder = tmp_path / "examples"
     answer = call(bin_ / "gpuledger", "examples", folder)
@@ -92,7 +132,9 @@ def test_manual_pages_and_completions_lie_where_shells_look(installed):
     bin_, _ = installed
     share = bin_.parent / "share"
     for name in ("gpuledger", "gpuledger-agent"):
-        assert (share / f"man/man1/{name}.1").read_text() == (ROOT / f"docs/man/{name}.1").read_text()
+        assert (share / f"man/man1/{name}.1").read_text() == (
+            ROOT / f"docs/man/{name}.1"
+        ).read_text()
         for place in (
             f"bash-completion/completions/{name}",
             f"zsh/site-functions/_{name}",
@@ -104,9 +146,14 @@ def test_manual_pages_and_completions_lie_where_shells_look(installed):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_clean_machine_gets_it_by_its_own_requirements(tmp_path):
-    """pip alone, HOME empty, nothing of this checkout's environment: the bill and the demo's dashboards are there."""
+    """pip alone, HOME empty, nothing of this checkout's environment: the bill and the demo's
+    dashboards are there.
+    """
     built = subprocess.run(
-        [sys.executable, ROOT / "dev", "wheel", tmp_path], capture_output=True, text=True, check=False
+        [sys.executable, ROOT / "dev", "wheel", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("*.whl")
@@ -125,7 +172,15 @@ def test_a_clean_machine_gets_it_by_its_own_requirements(tmp_path):
     assert answer.returncode == 0, answer.stderr
     given = {"HOME": str(home), "GPULEDGER_DATA_DIR": str(folder / "data")}
     assert call(bin_ / "gpuledger", "examples", folder / "examples", **given).returncode == 0
-    answer = call(bin_ / "gpuledger", "start", folder / "examples/jobs.csv", "--rate", "2.50", "--yes", **given)
+    answer = call(
+        bin_ / "gpuledger",
+        "start",
+        folder / "examples/jobs.csv",
+        "--rate",
+        "2.50",
+        "--yes",
+        **given,
+    )
     assert answer.returncode == 0, answer.stderr
     assert "1900.62" in answer.stdout
 

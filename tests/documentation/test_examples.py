@@ -54,9 +54,14 @@ def lines(text):
 
 
 def commands(page):
-    """Word lists of the product's commands on a page, also within pipes, after sudo and after assignments."""
+    """Word lists of the product's commands on a page, also within pipes, after sudo and after
+    assignments.
+    """
     shown = [
-        line for language, text in blocks(page) if language in {"", "sh", "bash", "console"} for line in lines(text)
+        line
+        for language, text in blocks(page)
+        if language in {"", "sh", "bash", "console"}
+        for line in lines(text)
     ]
     for line in [*shown, *SPAN.findall(page.read_text(encoding="utf-8"))]:
         yield from said(line)
@@ -82,7 +87,9 @@ def said(line):
 
 
 def own(words):
-    """The command, when it is one of ours: what stands before the program and redirections are left out."""
+    """The command, when it is one of ours: what stands before the program and redirections are left
+    out.
+    """
     for at, word in enumerate(words):
         if Path(word).name in PROGRAMS and not word.startswith("-"):
             if all(
@@ -93,7 +100,9 @@ def own(words):
                 for one in words[:at]
             ):
                 rest = words[at + 1 :]
-                stop = next((n for n, one in enumerate(rest) if set(one) <= set("<>") and one), len(rest))
+                stop = next(
+                    (n for n, one in enumerate(rest) if set(one) <= set("<>") and one), len(rest)
+                )
                 yield [Path(word).name, *rest[:stop]]
             return
 
@@ -126,13 +135,18 @@ def taken():
         if (not arguments and hasattr(command, "commands")) or {"-h", "--help"} & set(arguments):
             return None
         try:
-            # a span of a text may name a command without all that it needs; its options are judged all the same
+            # a span of a text may name a command without all that it needs; its options are judged
+            # all the same
             command.make_context(path, list(arguments), resilient_parsing=False)
         except typer.Exit:
             return None
         except Exception as error:  # click's own errors, whatever their class
             text = getattr(error, "message", str(error)) or str(error)
-            return None if any(word in text for word in ("issing", "equires", "does not exist")) else f"{path}: {text}"
+            return (
+                None
+                if any(word in text for word in ("issing", "equires", "does not exist"))
+                else f"{path}: {text}"
+            )
         return None
 
     return judge
@@ -141,7 +155,11 @@ def taken():
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_command_is_one_that_the_product_takes(page, taken):
     """Its subcommands and options exist, and their values have the right form."""
-    wrong = [f"{shlex.join(words)}: {why}" for words in commands(page) if (why := taken(words)) is not None]
+    wrong = [
+        f"{shlex.join(words)}: {why}"
+        for words in commands(page)
+        if (why := taken(words)) is not None
+    ]
     assert wrong == []
 
 
@@ -151,7 +169,9 @@ def test_the_commands_are_found():
 
 
 def written_again(declared, path):
-    """What is read from the file that the export would make of these declarations, of kinds that are exported."""
+    """What is read from the file that the export would make of these declarations, of kinds that
+    are exported.
+    """
     lines = []
     for name, values in declared.values.items():
         for value in values if KINDS[name].current else ():
@@ -162,7 +182,9 @@ def written_again(declared, path):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_file_that_is_shown_can_be_read(page, tmp_path):
-    """TOML is what `apply` takes without a problem, or has settings that exist; YAML and JSON parse."""
+    """TOML is what `apply` takes without a problem, or has settings that exist; YAML and JSON
+    parse.
+    """
     for language, text in blocks(page):
         if language == "toml":
             content = tomllib.loads(text)

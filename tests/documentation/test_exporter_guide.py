@@ -1,4 +1,6 @@
-"""The guide's worked example of a profile: its page and its file give what the guide shows, in a bill too."""
+"""The guide's worked example of a profile: its page and its file give what the guide shows, in a
+bill too.
+"""
 
 import re
 import tomllib
@@ -41,7 +43,9 @@ def test_the_example_is_what_the_guide_shows(files):
 
 
 def test_the_check_shows_what_a_forgotten_line_does(files):
-    """Without factor, sentinel and range, the check counts what it refuses, and no reading is shown."""
+    """Without factor, sentinel and range, the check counts what it refuses, and no reading is
+    shown.
+    """
     page, profile = files
     profile.write_text(PROFILE.replace("absent = [65535]\nscale = 0.001\nrange = [0, 2000]\n", ""))
     code, out = gpuledger("profiles", "check", page, "--profile", profile)
@@ -69,7 +73,9 @@ def test_the_example_is_read_by_the_agent(files):
         "gpu_memory_total_bytes": 65536 * 1024**2,
     }
     assert idle.values == {"gpu_utilization_ratio": 0}
-    assert [holder.workload.id for holder in source.holders((), ())["Acme-A-100"]] == ["vision/train-0"]
+    assert [holder.workload.id for holder in source.holders((), ())["Acme-A-100"]] == [
+        "vision/train-0"
+    ]
 
 
 def keys(content):
@@ -87,7 +93,9 @@ def keys(content):
 def test_the_guide_explains_every_key_that_a_packaged_profile_uses():
     """Whoever reads a packaged profile finds its keys in the guide."""
     tables = GUIDE[GUIDE.index("## Every key") :]
-    used = {key for identity in packaged_ids() for key in keys(tomllib.loads(packaged_text(identity)))}
+    used = {
+        key for identity in packaged_ids() for key in keys(tomllib.loads(packaged_text(identity)))
+    }
     words = set(re.findall(r"[a-z_@]+", tables))
     assert used - words == set()
 
@@ -108,4 +116,6 @@ def test_a_page_that_nobody_knows_is_refused(tmp_path):
     code, sentence = gpuledger("profiles", "check", tmp_path / "page.prom")
     assert (code, "no profile knows a family of this page: it has my_busy" in sentence) == (2, True)
     assert gpuledger("profiles", "check", tmp_path / "nothing.prom")[0] == 3
-    assert gpuledger("profiles", "check", tmp_path / "page.prom", "--profile", "nothing.toml")[0] == 2
+    assert (
+        gpuledger("profiles", "check", tmp_path / "page.prom", "--profile", "nothing.toml")[0] == 2
+    )

@@ -1,6 +1,8 @@
-"""The whole way on a real Citus cluster, and the same on one Postgres: bill, proof and seal are equal to the byte.
+"""The whole way on a real Citus cluster, and the same on one Postgres: bill, proof and seal are
+equal to the byte.
 
-Run it with `GPULEDGER_TEST_CITUS_DSN=… pytest -s tests/engines/test_citus.py`; -s shows the table of what ran.
+Run it with `GPULEDGER_TEST_CITUS_DSN=… pytest -s tests/engines/test_citus.py`; -s shows the table
+of what ran.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def engines(postgres: str, citus: str, folder: Path) -> Iterator[tuple[Played, P
     with fresh_database(postgres) as one.dsn, fresh_database(postgres) as small:
         for played, days in ((one, small), (distributed, citus)):
             played.folder.mkdir()
-            print(f"playing {MONTH} on {'Citus' if played.is_citus else 'one Postgres'}", flush=True)
+            print(
+                f"playing {MONTH} on {'Citus' if played.is_citus else 'one Postgres'}", flush=True
+            )
             play_days(played, days)
             if played.is_citus:
                 empty(citus)
@@ -55,14 +59,22 @@ def empty_database(postgres: str) -> Iterator[str]:
 
 
 def test_every_step_says_the_same_on_citus(engines):
-    """Usage, minutes, bill, proof, idle GPUs, receipt, corrections, samples, privacy, retention and restored backup."""
+    """Usage, minutes, bill, proof, idle GPUs, receipt, corrections, samples, privacy, retention and
+    restored backup.
+    """
     one, citus = engines
-    assert {name: (text, citus.texts[name]) for name, text in one.texts.items() if text != citus.texts[name]} == {}
+    assert {
+        name: (text, citus.texts[name])
+        for name, text in one.texts.items()
+        if text != citus.texts[name]
+    } == {}
     assert set(citus.texts) - set(one.texts) == {"distribute"}
 
 
 def test_every_statement_on_distributed_tables_was_run(engines):
-    """Each text of the product that names one, on Citus as on one Postgres; a new one needs a step that runs it."""
+    """Each text of the product that names one, on Citus as on one Postgres; a new one needs a step
+    that runs it.
+    """
     statements = [statement for statement in own_statements() if USED.search(statement)]
     assert len(statements) >= 60
     for played in engines:
@@ -82,14 +94,18 @@ def test_there_was_something_to_compare(engines):
 
 
 def test_evidence_is_on_the_workers(engines):
-    """Each distributed table has its shards on both workers; a second run of the command has nothing to do."""
+    """Each distributed table has its shards on both workers; a second run of the command has
+    nothing to do.
+    """
     _, citus = engines
     with psycopg.connect(citus.dsn) as connection:
         rows = connection.execute(
             "SELECT table_name::text, citus_table_type, count(DISTINCT nodeport) FROM citus_shards"
             " WHERE citus_table_type IN ('distributed', 'reference') GROUP BY 1, 2"
         ).fetchall()
-    workers = {name: count for name, kind, count in rows if kind == "distributed" and name in DISTRIBUTED}
+    workers = {
+        name: count for name, kind, count in rows if kind == "distributed" and name in DISTRIBUTED
+    }
     assert set(workers) == set(DISTRIBUTED)
     assert all(count >= 2 for count in workers.values())
     assert {name for name, kind, _ in rows if kind == "reference"} == set(REFERENCE)
@@ -105,7 +121,9 @@ def test_boards_are_answered(engines):
             if not reads_postgres(board):
                 continue
             for choice in ("all", "first"):
-                for panel in asked(name, chosen(board, options(connection, board, SPAN), choice), SPAN):
+                for panel in asked(
+                    name, chosen(board, options(connection, board, SPAN), choice), SPAN
+                ):
                     try:
                         connection.execute(panel.sql.encode())
                     except psycopg.errors.FeatureNotSupported as error:
@@ -114,26 +132,37 @@ def test_boards_are_answered(engines):
 
 
 def test_an_upgrade_keeps_row_level_security(engines):
-    """It drops the policies and makes them again: all that Citus takes, and doctor knows no remedy that is left."""
+    """It drops the policies and makes them again: all that Citus takes, and doctor knows no remedy
+    that is left.
+    """
     _, citus = engines
-    query = "SELECT array_agg(tablename::text) FROM pg_policies WHERE policyname = 'gpuledger_viewer'"
+    query = (
+        "SELECT array_agg(tablename::text) FROM pg_policies WHERE policyname = 'gpuledger_viewer'"
+    )
     before = set(citus.value(query))
     with psycopg.connect(citus.dsn, autocommit=True) as connection:
         own = row_level_security.OWNED.keys() - row_level_security.unfiltered(connection)
         assert row_level_security.disable(connection) == len(own)
     assert citus.value(query) is None
     citus.command("db", "upgrade")
-    assert set(citus.value(query)) == before == own >= {"charge", "ledger_day", "budget", "correction"}
+    assert (
+        set(citus.value(query)) == before == own >= {"charge", "ledger_day", "budget", "correction"}
+    )
     (line,) = [line for line in citus.command("doctor").splitlines() if " viewers " in line]
     assert "row-level security holds viewers" in line
 
 
 def test_a_worker_that_dies_is_named_and_nothing_is_lost(engines, worker: Worker, folder: Path):
-    """/readyz and doctor name it, batches are answered 503 and stay with their agents; back, each counts once."""
+    """/readyz and doctor name it, batches are answered 503 and stay with their agents; back, each
+    counts once.
+    """
     _, citus = engines
     home = folder / "killed"
     home.mkdir()
-    made = [batch(seq, node="killed-1", start_ms=int(TODAY.timestamp() * 1000) + seq * 60_000) for seq in (1, 2)]
+    made = [
+        batch(seq, node="killed-1", start_ms=int(TODAY.timestamp() * 1000) + seq * 60_000)
+        for seq in (1, 2)
+    ]
     with replicas(home, citus.dsn, 1, GPULEDGER_JOBS="false") as (one,):
         assert one.send(made[0]) == 200
         worker.crash()
@@ -142,14 +171,30 @@ def test_a_worker_that_dies_is_named_and_nothing_is_lost(engines, worker: Worker
         assert f"1 Citus worker cannot be reached by the coordinator: {worker.address}" in text
         assert one.send(made[1]) == 503
         doctor = citus.command("doctor", ends=1)
-        assert f"BAD   workers      1 Citus worker cannot be reached by the coordinator: {worker.address}" in doctor
+        assert (
+            "BAD   workers      1 Citus worker cannot be reached by the coordinator:"
+            f" {worker.address}" in doctor
+        )
         worker.start()
         until(one.ready)
         until(lambda: one.send(made[1]) == 200)
         assert one.send(made[0]) == 200
         print(
-            f"\na worker killed: /readyz {status} {text.strip()}\n{doctor.splitlines()[0]}\nback: ready, nothing lost"
+            f"\na worker killed: /readyz {status} {text.strip()}\n{doctor.splitlines()[0]}\nback:"
+            " ready, nothing lost"
         )
-    assert citus.value("SELECT count(*) FROM ingest_batch b JOIN node n ON n.id = node_id WHERE name = 'killed-1'") == 2
-    seen = "SELECT count(*) || ' ' || count(DISTINCT (accelerator_id, start_ms)) FROM usage_interval s JOIN node n"
-    assert citus.value(f"{seen} ON n.id = s.node_id WHERE n.name = 'killed-1' AND state = 'held'") == "4 4"
+    assert (
+        citus.value(
+            "SELECT count(*) FROM ingest_batch b JOIN node n ON n.id = node_id WHERE name ="
+            " 'killed-1'"
+        )
+        == 2
+    )
+    seen = (
+        "SELECT count(*) || ' ' || count(DISTINCT (accelerator_id, start_ms)) FROM usage_interval s"
+        " JOIN node n"
+    )
+    assert (
+        citus.value(f"{seen} ON n.id = s.node_id WHERE n.name = 'killed-1' AND state = 'held'")
+        == "4 4"
+    )

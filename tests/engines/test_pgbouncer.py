@@ -1,4 +1,6 @@
-"""Behind pgbouncer: the product refuses it in a sentence and changes nothing; dashboards read through it."""
+"""Behind pgbouncer: the product refuses it in a sentence and changes nothing; dashboards read
+through it.
+"""
 
 import json
 import subprocess
@@ -24,7 +26,10 @@ MODES = {
     "session": ("session", ""),
     "session, options ignored": ("session", "ignore_startup_parameters = options"),
 }
-"""Pool mode and further configuration. What pgbouncer does without is to refuse sessions with options."""
+"""Pool mode and further configuration.
+
+What pgbouncer does without is to refuse sessions with options.
+"""
 READER = "grafana"
 CHARGED = "SELECT currency, sum(cost_micro)::text FROM ledger_day GROUP BY 1 ORDER BY 1"
 
@@ -38,13 +43,17 @@ def server(folder):
             furnish(world, folder)
         password = folder / "reader"
         password.write_text("read")
-        code, _, err = Command(running.dsn())("db", "grant-reader", READER, "--password-file", password)
+        code, _, err = Command(running.dsn())(
+            "db", "grant-reader", READER, "--password-file", password
+        )
         assert code == 0, err
         yield running
 
 
 def test_a_pooler_is_refused_and_changes_nothing(server, folder):
-    """Reading, writing, migrating, backing up and serving end with 3 and one sentence; bills, proofs and seals stay."""
+    """Reading, writing, migrating, backing up and serving end with 3 and one sentence; bills,
+    proofs and seals stay.
+    """
     expected, content = answers(Command(server.dsn())), tables(server.dsn())
     commands = [
         ("chargeback", "--period", "2026-08"),
@@ -66,10 +75,20 @@ def test_a_pooler_is_refused_and_changes_nothing(server, folder):
         assert tables(server.dsn()) == content
         assert answers(Command(server.dsn())) == expected
         rows.append(
-            [name, f"{len(commands)} commands, doctor and serve: exit 3", f"{len(content)} tables equal"]
+            [
+                name,
+                f"{len(commands)} commands, doctor and serve: exit 3",
+                f"{len(content)} tables equal",
+            ]
             + [f"{expected[kind]} equal" for kind in ("bill of August", "proof of August", "seal")]
         )
-    print(printed("pgbouncer before Postgres 15", ["pool mode", "gpuledger", "rows", "bill", "proof", "seal"], rows))
+    print(
+        printed(
+            "pgbouncer before Postgres 15",
+            ["pool mode", "gpuledger", "rows", "bill", "proof", "seal"],
+            rows,
+        )
+    )
 
 
 def serve(dsn):
@@ -108,13 +127,16 @@ def test_dashboards_read_through_a_pooler(server):
 
 
 def test_a_database_that_is_not_utf8_is_refused(folder):
-    """SQL_ASCII takes any bytes and gives them back as other names: refused before anything is created."""
+    """SQL_ASCII takes any bytes and gives them back as other names: refused before anything is
+    created.
+    """
     with engine(15, folder, encoding="SQL_ASCII") as server:
         for arguments in (("db", "upgrade"), ("db", "check"), ("chargeback",)):
             code, out, err = Command(server.dsn())(*arguments)
             assert (code, out) == (3, "")
-            assert err == (
-                "the database has the encoding SQL_ASCII, which cannot hold every name: create it with ENCODING "
-                "'UTF8' TEMPLATE template0"
+            assert (
+                err
+                == "the database has the encoding SQL_ASCII, which cannot hold every name: create"
+                " it with ENCODING 'UTF8' TEMPLATE template0"
             )
         assert tables(server.dsn()) == {}

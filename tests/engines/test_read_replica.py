@@ -1,4 +1,6 @@
-"""A streaming replica of Debian's Postgres: what reads works there, what writes says so in a sentence."""
+"""A streaming replica of Debian's Postgres: what reads works there, what writes says so in a
+sentence.
+"""
 
 import contextlib
 import time
@@ -102,7 +104,9 @@ def catch_up(primary, replica):
         (written,) = connection.execute("SELECT pg_current_wal_lsn()").fetchone()
     deadline = time.monotonic() + PATIENCE_S
     with psycopg.connect(replica.dsn("postgres", "postgres"), autocommit=True) as connection:
-        while not connection.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (written,)).fetchone()[0]:
+        while not connection.execute(
+            "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (written,)
+        ).fetchone()[0]:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
@@ -116,7 +120,9 @@ def given(arguments, folder):
 
 
 USAGE = "workload_id,start,end,gpus,pool,tag:team\nx,2026-09-02T00:00Z,2026-09-03T00:00Z,5,train,mallory\n"
-DECLARED = '[[budget]]\nname = "b"\nteam = "alpha"\nperiod = "month"\namount = 4\ncurrency = "USD"\n'
+DECLARED = (
+    '[[budget]]\nname = "b"\nteam = "alpha"\nperiod = "month"\namount = 4\ncurrency = "USD"\n'
+)
 
 
 def test_reading_commands_work_and_writing_ones_say_so(pair, folder):
@@ -128,7 +134,10 @@ def test_reading_commands_work_and_writing_ones_say_so(pair, folder):
     assert tables(replica.dsn()) == content
     rows = [[" ".join(ANSWERS[name]), "reads", f"{expected[name]} equal"] for name in expected]
     for arguments in REPORTS + SILENT:
-        there, here = read(*given(arguments, folder)), Command(primary.dsn())(*given(arguments, folder))
+        there, here = (
+            read(*given(arguments, folder)),
+            Command(primary.dsn())(*given(arguments, folder)),
+        )
         assert there[0] == here[0], (arguments, there, here)
         assert there[0] in {0, 1}, (arguments, there)
         assert (NOTE in there[2]) == (arguments not in SILENT), (arguments, there)
@@ -141,7 +150,9 @@ def test_reading_commands_work_and_writing_ones_say_so(pair, folder):
 
 
 def test_pages_are_served_and_batches_are_kept_by_their_agents(pair, folder):
-    """With jobs off pages and reading endpoints answer; a batch gets 503, and no traceback is logged."""
+    """With jobs off pages and reading endpoints answer; a batch gets 503, and no traceback is
+    logged.
+    """
     replica = pair[1]
     home = folder / "serve"
     home.mkdir()
@@ -150,9 +161,14 @@ def test_pages_are_served_and_batches_are_kept_by_their_agents(pair, folder):
     try:
         wait_for(lambda: collector.get("/healthz")[0] == 200)
         seen = {path: collector.get(path) for path in PAGES}
-        assert {path: status for path, (status, _) in seen.items()} == dict.fromkeys(PAGES, 200), seen
+        assert {path: status for path, (status, _) in seen.items()} == dict.fromkeys(PAGES, 200), (
+            seen
+        )
         status, answer = collector.get("/readyz")
-        assert (status, "the database takes no writes: it is a read replica" in answer) == (503, True)
+        assert (status, "the database takes no writes: it is a read replica" in answer) == (
+            503,
+            True,
+        )
         assert collector.send(batch(99)) == 503
     finally:
         code = collector.stop()
@@ -168,8 +184,8 @@ def test_a_collector_with_jobs_says_what_to_set(pair, folder):
     collector.start()
     assert collector.process.wait(PATIENCE_S) == 3
     assert (folder / "collector.log").read_text() == (
-        "gpuledger: the database is a read replica, where no job can run: set GPULEDGER_JOBS=false to serve pages "
-        "from it\n"
+        "gpuledger: the database is a read replica, where no job can run: "
+        "set GPULEDGER_JOBS=false to serve pages from it\n"
     )
 
 

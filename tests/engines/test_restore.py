@@ -1,4 +1,6 @@
-"""A backup of every supported Postgres restores into every other: same rows, bills, proofs and seals, or nothing."""
+"""A backup of every supported Postgres restores into every other: same rows, bills, proofs and
+seals, or nothing.
+"""
 
 import contextlib
 
@@ -17,7 +19,9 @@ CREATE FUNCTION own.end_session() RETURNS event_trigger LANGUAGE plpgsql AS $$ B
     THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF; END $$;
 CREATE EVENT TRIGGER own ON ddl_command_end WHEN TAG IN ('CREATE INDEX') EXECUTE FUNCTION own.end_session();
 """
-"""Of the server on which the session ends when the first index of charges is made, after all rows have been copied."""
+"""Of the server on which the session ends when the first index of charges is made, after all rows
+have been copied.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,9 @@ def ledgers(engines, folder):
 
 
 def test_every_backup_restores_into_every_version(engines, ledgers):
-    """From and to each of 15 to 18: every table holds the same rows, and every bill, proof and seal is the same."""
+    """From and to each of 15 to 18: every table holds the same rows, and every bill, proof and seal
+    is the same.
+    """
     rows = []
     for source, backup in ledgers.items():
         expected, content = answers(Command(engines[source].dsn())), tables(engines[source].dsn())
@@ -60,14 +66,19 @@ def test_every_backup_restores_into_every_version(engines, ledgers):
                     engines[source].version(),
                     server.version(),
                     f"{len(content)}, {sum(count for count, _ in content.values())} rows: equal",
-                    *(f"{expected[name]} equal" for name in ("bill of August", "proof of August", "seal")),
+                    *(
+                        f"{expected[name]} equal"
+                        for name in ("bill of August", "proof of August", "seal")
+                    ),
                 ]
             )
     print(printed("db backup, db restore", ["from", "to", "tables", "bill", "proof", "seal"], rows))
 
 
 def test_what_an_older_version_cannot_take_is_said_in_a_sentence(engines, ledgers, folder):
-    """A table of somebody's own that only 18 can have: nothing is restored into 15, and the sentence says why."""
+    """A table of somebody's own that only 18 can have: nothing is restored into 15, and the
+    sentence says why.
+    """
     newest = engines[MAJORS[-1]].dsn()
     with psycopg.connect(newest, autocommit=True) as connection:
         connection.execute("CREATE TABLE zz_own (id uuid DEFAULT uuidv7())")
@@ -79,9 +90,10 @@ def test_what_an_older_version_cannot_take_is_said_in_a_sentence(engines, ledger
     there = engines[15].create_database("cannot")
     code, out, err = Command(there)("db", "restore", folder / "own.dump")
     assert (code, out) == (3, "")
-    assert err == (
-        "the backup of a PostgreSQL 18 does not fit PostgreSQL 15 (function uuidv7() does not exist); nothing was "
-        "restored: give a server of version 18 or newer"
+    assert (
+        err
+        == "the backup of a PostgreSQL 18 does not fit PostgreSQL 15 (function uuidv7() does not"
+        " exist); nothing was restored: give a server of version 18 or newer"
     )
     assert tables(there) == {}
 
@@ -102,7 +114,9 @@ def test_a_truncated_backup_leaves_nothing_behind(engines, ledgers, folder):
 
 
 def test_a_restore_that_loses_its_session_leaves_nothing_behind(engines, ledgers):
-    """The server ends the session in the middle of the data: one sentence, and the database is empty."""
+    """The server ends the session in the middle of the data: one sentence, and the database is
+    empty.
+    """
     there = engines[16].create_database("lost")
     with psycopg.connect(engines[16].dsn("postgres", "lost"), autocommit=True) as connection:
         connection.execute(END_THE_SESSION)

@@ -34,7 +34,9 @@ class Agent:
 
     def start(self):
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen([AGENT, "run", "--config", self.config], env=self.environment, stderr=log)
+            self.process = subprocess.Popen(
+                [AGENT, "run", "--config", self.config], env=self.environment, stderr=log
+            )
         return self
 
     def wait_for(self, true, seconds=90):

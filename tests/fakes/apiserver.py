@@ -1,4 +1,6 @@
-"""A Kubernetes API server: HTTPS on the loopback with a certificate of its own CA, lists by node, pages, tokens."""
+"""A Kubernetes API server: HTTPS on the loopback with a certificate of its own CA, lists by node,
+pages, tokens.
+"""
 
 import contextlib
 import json
@@ -14,8 +16,19 @@ TOKEN = "token-of-the-account"
 
 def certificates(folder):
     """`ca.crt`, and a key and certificate of 127.0.0.1 that this CA signed, made by openssl."""
-    made = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-x509", "-days", "2")
-    ca, ca_key, key, leaf = (folder / name for name in ("ca.crt", "ca.key", "server.key", "server.crt"))
+    made = (
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-x509",
+        "-days",
+        "2",
+    )
+    ca, ca_key, key, leaf = (
+        folder / name for name in ("ca.crt", "ca.key", "server.key", "server.crt")
+    )
     signs = ("-addext", "keyUsage=critical,keyCertSign")
     _openssl(*made, "-keyout", ca_key, "-out", ca, "-subj", f"/CN=cluster {folder.name}", *signs)
     signed = ("-CA", ca, "-CAkey", ca_key, "-addext", "basicConstraints=critical,CA:FALSE")
@@ -38,7 +51,9 @@ class Server(ThreadingHTTPServer):
         (folder / "token").write_text(TOKEN)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(leaf, key)
-        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.socket = context.wrap_socket(
+            self.socket, server_side=True, do_handshake_on_connect=False
+        )
         self.url = f"https://127.0.0.1:{self.server_port}"
         self.reset()
 
@@ -80,7 +95,10 @@ class Handler(BaseHTTPRequestHandler):
         elif items is None:
             self._answer(404, b"{}")
         else:
-            self._answer(self.server.status, self.server.body if self.server.body is not None else _page(items, query))
+            self._answer(
+                self.server.status,
+                self.server.body if self.server.body is not None else _page(items, query),
+            )
 
     def _answer(self, status, body):
         self.send_response(status)
@@ -100,14 +118,18 @@ def _page(items, query):
     mine = [item for item in items if not name or item[place].get(key) == value]
     begin, limit = int(query.get("continue", 0)), int(query["limit"])
     more = {"continue": str(begin + limit)} if begin + limit < len(mine) else {}
-    return json.dumps({"kind": "List", "metadata": more, "items": mine[begin : begin + limit]}).encode()
+    return json.dumps(
+        {"kind": "List", "metadata": more, "items": mine[begin : begin + limit]}
+    ).encode()
 
 
 @contextlib.contextmanager
 def api_server(folder):
     """An API server until the end of the block; `account` is the folder with token and CA."""
     server = Server(folder)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+    ).start()
     try:
         yield server
     finally:

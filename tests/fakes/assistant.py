@@ -68,7 +68,10 @@ class Assistant:
 
         async def call(client: Client) -> list[dict[str, Any]]:
             listed = await client.list_tools()
-            return [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in listed.tools]
+            return [
+                tool.model_dump(mode="json", by_alias=True, exclude_none=True)
+                for tool in listed.tools
+            ]
 
         return anyio.run(self._with, call)
 
@@ -84,7 +87,9 @@ class Assistant:
         async with contextlib.AsyncExitStack() as stack:
             target = self.target
             if isinstance(target, Remote):
-                http = await stack.enter_async_context(httpx2.AsyncClient(headers=dict(target.headers)))
+                http = await stack.enter_async_context(
+                    httpx2.AsyncClient(headers=dict(target.headers))
+                )
                 target = streamable_http_client(target.url, http_client=http)
             elif isinstance(target, StdioServerParameters):
                 target = stdio_client(target)
@@ -93,7 +98,10 @@ class Assistant:
 
 
 def over(
-    dsn: str, now_ms: int, owner: Mapping[str, str] | None = None, url: str = "https://ledger.example"
+    dsn: str,
+    now_ms: int,
+    owner: Mapping[str, str] | None = None,
+    url: str = "https://ledger.example",
 ) -> Assistant:
     """An assistant over a database in this process, for a finance reader or the viewer of an owner."""
     return _over(dsn, now_ms, None if owner is None else tuple(sorted(owner.items())), url)
@@ -102,8 +110,14 @@ def over(
 @functools.lru_cache(maxsize=8)
 def _over(dsn: str, now_ms: int, owner: tuple[tuple[str, str], ...] | None, url: str) -> Assistant:
     """Describing the tools to the SDK takes longer than most of their answers."""
-    reader = Principal("finance" if owner is None else "viewer", "tester", owner=None if owner is None else dict(owner))
-    return Assistant(server.create(server.Source(Database(dsn), lambda: now_ms, lambda _: reader, url)))
+    reader = Principal(
+        "finance" if owner is None else "viewer",
+        "tester",
+        owner=None if owner is None else dict(owner),
+    )
+    return Assistant(
+        server.create(server.Source(Database(dsn), lambda: now_ms, lambda _: reader, url))
+    )
 
 
 def dumped(reply: Reply) -> str:

@@ -1,4 +1,6 @@
-"""The committed boards as Grafana would open them: variables with their options, panels with their final SQL."""
+"""The committed boards as Grafana would open them: variables with their options, panels with their
+final SQL.
+"""
 
 import datetime as dt
 import json
@@ -40,7 +42,9 @@ class Asked:
 def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Panels with queries, also of collapsed rows."""
     for panel in board["panels"]:
-        yield from (one for one in [panel, *panel.get("panels", [])] if one["type"] not in ("row", "text"))
+        yield from (
+            one for one in [panel, *panel.get("panels", [])] if one["type"] not in ("row", "text")
+        )
 
 
 def reads_postgres(board: dict[str, Any]) -> bool:
@@ -52,7 +56,9 @@ def variables(board: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def options(reader: psycopg.Connection, board: dict[str, Any], span: Range) -> dict[str, list[str]]:
-    """What each variable offers, in the order of the board, each query with the first values of those before it."""
+    """What each variable offers, in the order of the board, each query with the first values of
+    those before it.
+    """
     found: dict[str, list[str]] = {}
     known = variables(board)
     for name, variable in known.items():
@@ -62,7 +68,9 @@ def options(reader: psycopg.Connection, board: dict[str, Any], span: Range) -> d
     return found
 
 
-def chosen(board: dict[str, Any], offered: dict[str, list[str]], choice: str) -> dict[str, str | list[str]]:
+def chosen(
+    board: dict[str, Any], offered: dict[str, list[str]], choice: str
+) -> dict[str, str | list[str]]:
     """A reader's choice: all, the first, two, or a value that nobody has."""
     values: dict[str, str | list[str]] = {}
     for name, variable in variables(board).items():
@@ -70,20 +78,27 @@ def chosen(board: dict[str, Any], offered: dict[str, list[str]], choice: str) ->
         if not variable["multi"]:
             values[name] = QUOTE if choice == "quote" else (has[0] if has else "")
         else:
-            values[name] = {"all": ["$__all"], "first": has[:1], "two": has[:2], "quote": [QUOTE]}[choice]
+            values[name] = {"all": ["$__all"], "first": has[:1], "two": has[:2], "quote": [QUOTE]}[
+                choice
+            ]
             values[name] = values[name] or ["$__all"]
     return values
 
 
 def asked(name: str, values: dict[str, str | list[str]], span: Range) -> Iterator[Asked]:
-    """Every Postgres query of a board, over `span` or, where a panel has one of its own, over that range from now."""
+    """Every Postgres query of a board, over `span` or, where a panel has one of its own, over that
+    range from now.
+    """
     board = BOARDS[name]
     known = variables(board)
     whole = span
     for panel in panels(board):
         span = whole
         if "timeFrom" in panel:
-            texts = [interpolated(panel.get(name, ""), known, values) for name in ("timeFrom", "timeShift")]
+            texts = [
+                interpolated(panel.get(name, ""), known, values)
+                for name in ("timeFrom", "timeShift")
+            ]
             span = own_range(texts[0], dt.datetime.now(dt.UTC), texts[1]) or whole
         for target in panel["targets"]:
             if target["datasource"]["type"] != "postgres":

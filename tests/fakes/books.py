@@ -1,5 +1,6 @@
-"""A ledger with a closed month, corrections and imports, and what must be equal wherever it is kept: its bills, proofs
-and seals."""
+"""A ledger with a closed month, corrections and imports, and what must be equal wherever it is
+kept: its bills, proofs and seals.
+"""
 
 import contextlib
 import hashlib
@@ -51,14 +52,21 @@ def world_of(dsn: str) -> Iterator[World]:
 
 
 def furnish(world: World, folder: Path) -> None:
-    """Two nodes, two teams, a divided board and an imported pool; August closed, then corrected by late evidence."""
+    """Two nodes, two teams, a divided board and an imported pool; August closed, then corrected by
+    late evidence.
+    """
     world.price()
     for day in range(0, 31, 10):
         world.hold(AUGUST_MS + day * DAY, 6, job="1", team="alpha", pool="train")
         world.hold(AUGUST_MS + day * DAY, 6, job="2", team="bravo", node="n2")
         job = workload("3", user=None, tags={"team": "bravo"})
         for hour in range(6):
-            world.send("n3", [mig(1, 500_000, "n3"), mig(2, 250_000, "n3")], AUGUST_MS + day * DAY + hour * HOUR, job)
+            world.send(
+                "n3",
+                [mig(1, 500_000, "n3"), mig(2, 250_000, "n3")],
+                AUGUST_MS + day * DAY + hour * HOUR,
+                job,
+            )
     usage = folder / "usage.csv"
     usage.write_text(
         "workload_id,start,end,gpus,pool,tag:team\nbig,2026-08-01T00:00Z,2026-08-11T00:00Z,10,cloud,bravo\n"
@@ -82,7 +90,9 @@ def answers(run: Command) -> dict[str, str]:
 
 
 ASKED = ("month_proof",)
-"""Written by whoever asks a question, `answers` among them: when it was asked, and of which transactions."""
+"""Written by whoever asks a question, `answers` among them: when it was asked, and of which
+transactions.
+"""
 
 
 def tables(dsn: str) -> dict[str, tuple[int, str]]:
@@ -90,8 +100,9 @@ def tables(dsn: str) -> dict[str, tuple[int, str]]:
     with psycopg.connect(dsn) as connection:
         connection.execute("SET TIME ZONE 'UTC'")
         names = connection.execute(
-            "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p')"
-            " AND NOT c.relispartition AND c.relname <> ALL (%s) ORDER BY 1",
+            "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace AND"
+            " c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relname <> ALL (%s) ORDER"
+            " BY 1",
             (list(ASKED),),
         ).fetchall()
         return {name: connection.execute(_HASH.format(name)).fetchone() for (name,) in names}
@@ -107,5 +118,8 @@ def printed(title: str, columns: list[str], rows: list[list[object]]) -> str:
     """A table for people who run a test with `-s`."""
     cells = [columns, *[[str(cell) for cell in row] for row in rows]]
     widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
     return "\n".join(["", title, lines[0], "  ".join("-" * width for width in widths), *lines[1:]])

@@ -1,6 +1,8 @@
-"""A headless Chromium that is spoken to over pipes: pages at a width, light, dark or printed; pictures; axe-core.
+"""A headless Chromium that is spoken to over pipes: pages at a width, light, dark or printed;
+pictures; axe-core.
 
-The DevTools protocol is JSON messages, each ended by a NUL, on file descriptors 3 (to the browser) and 4 (from it).
+The DevTools protocol is JSON messages, each ended by a NUL, on file descriptors 3 (to the browser)
+and 4 (from it).
 """
 
 import base64
@@ -15,7 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 AXE = Path(__file__).resolve().parents[1] / "pages" / "node_modules" / "axe-core" / "axe.min.js"
 FLAGS = (
     "--headless",
@@ -43,7 +47,9 @@ class Browser:
         self._session = ""
         self._events: list[dict[str, Any]] = []
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         self.ask("Page.enable")
         self.ask("Network.enable")
 
@@ -74,17 +80,26 @@ class Browser:
         while not any(event.get("method") == method for event in self._events):
             self._events.append(self._next())
 
-    def look(self, width: int, scheme: str = "light", *, printed: bool = False, height: int = 900) -> None:
+    def look(
+        self, width: int, scheme: str = "light", *, printed: bool = False, height: int = 900
+    ) -> None:
         """Look at pages at a width, in a scheme of colors, or as printed."""
         self.ask(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 500,
         )
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.ask("Emulation.setEmulatedMedia", media="print" if printed else "", features=features)
 
     def sign_in(self, token: str) -> None:
         """Send a reader's token with every request; empty: none."""
-        self.ask("Network.setExtraHTTPHeaders", headers={"Authorization": f"Bearer {token}"} if token else {})
+        self.ask(
+            "Network.setExtraHTTPHeaders",
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+        )
 
     def open(self, address: str) -> None:
         """Load a page and wait until it is there."""
@@ -95,18 +110,24 @@ class Browser:
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression, or of a promise; a page's own policy does not restrict it."""
-        answer = self.ask("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        answer = self.ask(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def overhang(self) -> int:
         """By how many pixels the page is wider than the window."""
-        return self.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        return self.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
 
     def violations(self) -> list[str]:
         """What axe-core finds wrong, a line for each rule and element."""
         self.evaluate(AXE.read_text(encoding="utf-8"))
-        found = self.evaluate("axe.run({resultTypes: ['violations']}).then((answer) => answer.violations)")
+        found = self.evaluate(
+            "axe.run({resultTypes: ['violations']}).then((answer) => answer.violations)"
+        )
         return [
             f"{rule['id']}: {node['failureSummary'].splitlines()[-1].strip()} {node['html'][:160]}"
             for rule in found
@@ -115,7 +136,9 @@ class Browser:
 
     def picture(self, file: Path) -> None:
         """The entire page as PNG."""
-        answer = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, fromSurface=True)
+        answer = self.ask(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=True, fromSurface=True
+        )
         file.write_bytes(base64.b64decode(answer["data"]))
 
     def printed(self) -> bytes:
@@ -131,9 +154,20 @@ def browsing() -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         # The shell renames the descriptors: 3 and 4 may be anything's in this process.
         command = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
-        arguments = ("bash", "-c", command, "bash", str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}")
+        arguments = (
+            "bash",
+            "-c",
+            command,
+            "bash",
+            str(CHROMIUM),
+            *FLAGS,
+            f"--user-data-dir={profile}",
+        )
         process = subprocess.Popen(
-            arguments, pass_fds=(to_browser, from_browser), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            arguments,
+            pass_fds=(to_browser, from_browser),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         os.close(to_browser)
         os.close(from_browser)

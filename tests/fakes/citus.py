@@ -1,4 +1,6 @@
-"""A Citus cluster, which no package index has: found by an address in the environment; without it its tests skip."""
+"""A Citus cluster, which no package index has: found by an address in the environment; without it
+its tests skip.
+"""
 
 import contextlib
 import os
@@ -23,15 +25,22 @@ UNION ALL SELECT format('DROP FUNCTION IF EXISTS %s CASCADE', p.oid::regprocedur
 WHERE pronamespace = 'public'::regnamespace
     AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = p.oid AND d.deptype = 'e')
 """
-"""All tables at once: Citus would convert the tables that are left when one that they refer to is gone."""
+"""All tables at once: Citus would convert the tables that are left when one that they refer to is
+gone.
+"""
 
 
 @pytest.fixture(scope="module")
 def citus() -> Iterator[str]:
-    """DSN of an empty database on the coordinator of a Citus cluster; the role owns it and need not be a superuser."""
+    """DSN of an empty database on the coordinator of a Citus cluster; the role owns it and need not
+    be a superuser.
+    """
     dsn = os.environ.get(ADDRESS)
     if not dsn:
-        pytest.skip(f"{ADDRESS} names no database: it needs an empty one on the coordinator of a Citus cluster")
+        pytest.skip(
+            f"{ADDRESS} names no database: it needs an empty one on the coordinator of a Citus"
+            " cluster"
+        )
     empty(dsn)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(ADDRESS)  # or the commands would refuse it as an unknown setting
@@ -41,14 +50,19 @@ def citus() -> Iterator[str]:
 def empty(dsn: str) -> None:
     """Remove what earlier tests left; a database with tables that they did not make is left alone."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        if connection.execute("SELECT FROM pg_extension WHERE extname = 'citus'").fetchone() is None:
+        if (
+            connection.execute("SELECT FROM pg_extension WHERE extname = 'citus'").fetchone()
+            is None
+        ):
             pytest.fail(f"the database that {ADDRESS} names has no extension citus")
         tables, mark = connection.execute(
             "SELECT (SELECT count(*) FROM pg_tables WHERE schemaname = 'public'),"
             " obj_description('public'::regnamespace, 'pg_namespace')"
         ).fetchone()
         if tables and mark != MARK:
-            pytest.fail(f"the database that {ADDRESS} names holds {tables} tables: give an empty one")
+            pytest.fail(
+                f"the database that {ADDRESS} names holds {tables} tables: give an empty one"
+            )
         # Not the schema: the extension may be in it.
         for (statement,) in connection.execute(_OURS).fetchall():
             if statement is not None:
@@ -107,14 +121,18 @@ def worker(citus: str) -> Iterator[Worker]:
     """The last worker of the cluster, which the test may end; it runs again afterwards."""
     with psycopg.connect(citus) as connection:
         host, port = connection.execute(
-            "SELECT nodename, nodeport FROM pg_dist_node WHERE groupid <> 0 ORDER BY nodeid DESC LIMIT 1"
+            "SELECT nodename, nodeport FROM pg_dist_node WHERE groupid <> 0 ORDER BY nodeid DESC"
+            " LIMIT 1"
         ).fetchone()
     dsn = make_conninfo(citus, host=host, port=str(port))
     with psycopg.connect(dsn) as connection:
         backend = connection.info.backend_pid
         status = Path(f"/proc/{backend}/status")
         if host not in {"127.0.0.1", "localhost", "::1"} or not status.exists() or os.geteuid():
-            pytest.skip(f"the worker {host}:{port} does not run on this machine, or this user may not end it")
+            pytest.skip(
+                f"the worker {host}:{port} does not run on this machine, or this user may not"
+                " end it"
+            )
         parent = next(line for line in status.read_text().splitlines() if line.startswith("PPid:"))
     found = Worker(f"{host}:{port}", dsn, int(parent.split()[1]))
     yield found

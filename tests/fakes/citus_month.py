@@ -1,4 +1,6 @@
-"""A month on one engine, from the schema to a restored backup: what every step printed, and how long it took."""
+"""A month on one engine, from the schema to a restored backup: what every step printed, and how
+long it took.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,12 @@ BEGIN = FIRST - dt.timedelta(days=3)
 NODES, LATE = ("h100-01", "a100-01"), "l40s-01"
 """Two nodes send before the close, a third one after it."""
 BILL = ("chargeback", "--period", MONTH, "--by", "team,project,pool", "--format", "csv")
-PRICES = "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from,effective_to,list_rate\n" + "".join(
-    f",{model},on_demand,{rate},USD,{BEGIN - dt.timedelta(days=60):%Y-%m-%dT%H:%M:%SZ},,{rate}\n"
-    for model, rate in (("H100", "6.88"), ("A100", "3.43"), ("L40S", "1.86"))
+PRICES = (
+    "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from,effective_to,list_rate\n"
+    + "".join(
+        f",{model},on_demand,{rate},USD,{BEGIN - dt.timedelta(days=60):%Y-%m-%dT%H:%M:%SZ},,{rate}\n"
+        for model, rate in (("H100", "6.88"), ("A100", "3.43"), ("L40S", "1.86"))
+    )
 )
 TABLE_EVIDENCE = """
 SELECT md5(string_agg(line, E'\\n' ORDER BY line)) || ' ' || count(*) FROM (
@@ -89,7 +94,16 @@ def simulate(replica: Replica, node: str, begin: dt.datetime) -> None:
     """Send a node's last days of the month by the real meter, spool and push."""
     folder = replica.folder / node
     folder.mkdir()
-    arguments = ["--from", begin.isoformat(), "--to", FIRST.isoformat(), "--step", "5m", "--only", node]
+    arguments = [
+        "--from",
+        begin.isoformat(),
+        "--to",
+        FIRST.isoformat(),
+        "--step",
+        "5m",
+        "--only",
+        node,
+    ]
     subprocess.run(
         [BIN / "gpuledger-agent", "simulate", *arguments, "--collector", replica.url],
         check=True,
@@ -101,14 +115,18 @@ def simulate(replica: Replica, node: str, begin: dt.datetime) -> None:
 
 
 def ingest(played: Played, name: str, nodes: tuple[str, ...], begin: dt.datetime) -> str:
-    """Send nodes by two collectors at once, whose jobs run every second; wait until all is folded and rated."""
+    """Send nodes by two collectors at once, whose jobs run every second; wait until all is folded
+    and rated.
+    """
     folder = played.folder / name
     folder.mkdir()
-    # States of the last month are older than a default keeps them, from the middle of the next one on.
+    # States of the last month are older than a default keeps them, from the middle of the next one
+    # on.
     traced = settings(folder / "traced", played.trace)
     with replicas(folder, played.dsn, 2, GPULEDGER_KEEP_STATE_DAYS="0", **traced) as pair:
         threads = [
-            threading.Thread(target=simulate, args=(pair[number % 2], node, begin)) for number, node in enumerate(nodes)
+            threading.Thread(target=simulate, args=(pair[number % 2], node, begin))
+            for number, node in enumerate(nodes)
         ]
         for thread in threads:
             thread.start()
@@ -119,7 +137,9 @@ def ingest(played: Played, name: str, nodes: tuple[str, ...], begin: dt.datetime
         until(lambda: played.value("SELECT count(*) FROM finding_progress"), 300)
         until(lambda: played.value("SELECT count(*) FROM node_utilization_day"), 300)
         logs = "".join(one.log() for one in pair)
-    refused = re.search(r"psycopg\.errors\.(?:FeatureNotSupported|ActiveSqlTransaction|Internal).*", logs)
+    refused = re.search(
+        r"psycopg\.errors\.(?:FeatureNotSupported|ActiveSqlTransaction|Internal).*", logs
+    )
     assert refused is None, logs[logs.index("Traceback") - 200 :][:3000]
     return f"{played.value('SELECT count(*) FROM ingest_batch')} batches"
 
@@ -141,7 +161,9 @@ def play_month(played: Played, plain: str | None) -> None:
 
 
 def play(played: Played, plain: str | None) -> None:
-    """Everything that a month brings, on one engine; `plain`: an empty Postgres to restore the backup into, if any."""
+    """Everything that a month brings, on one engine; `plain`: an empty Postgres to restore the
+    backup into, if any.
+    """
     prices = played.folder / "prices.csv"
     prices.write_text(PRICES)
     dump = played.folder / "ledger.dump"
@@ -152,23 +174,33 @@ def play(played: Played, plain: str | None) -> None:
     played.step("import of a table, twice", lambda: imported(played))
     played.step("import of sacct's text over it", lambda: replaced(played))
     played.step("start with a table", lambda: started(played))
-    played.step("ingest by two collectors, fold, rate", lambda: ingest(played, "first", NODES, BEGIN))
+    played.step(
+        "ingest by two collectors, fold, rate", lambda: ingest(played, "first", NODES, BEGIN)
+    )
     played.step("usage by the hour", lambda: played.value(TABLE_EVIDENCE))
-    played.step("minutes", lambda: played.value("SELECT count(*) || ' ' || sum(samples) FROM gpu_minute"))
+    played.step(
+        "minutes", lambda: played.value("SELECT count(*) || ' ' || sum(samples) FROM gpu_minute")
+    )
     played.step("chargeback CSV", lambda: played.command(*BILL))
     played.step("reconcile (proof)", lambda: played.command("reconcile", "--period", MONTH))
     played.step("idle", lambda: played.command("idle", "--period", MONTH, "--format", "csv"))
     played.step("close (receipt)", lambda: receipt(played.command(*close_of("json"))))
     played.step("seal", lambda: seal(played))
-    played.step("late node after the close", lambda: ingest(played, "late", (LATE,), FIRST - dt.timedelta(hours=12)))
-    played.step("corrections", lambda: played.command("corrections", "--period", MONTH, "--format", "csv"))
+    played.step(
+        "late node after the close",
+        lambda: ingest(played, "late", (LATE,), FIRST - dt.timedelta(hours=12)),
+    )
+    played.step(
+        "corrections", lambda: played.command("corrections", "--period", MONTH, "--format", "csv")
+    )
     played.step("chargeback CSV after it", lambda: played.command(*BILL))
     played.step("pack", lambda: re.sub(r", \d+ bytes to \d+", "", played.command("db", "pack")))
     samples = ("export", "samples", "--period", MONTH, "--node", NODES[0])
     played.step("samples, packed", lambda: played.command(*samples))
     played.step("privacy show", lambda: played.command("privacy", "show", person(played)))
     played.step(
-        "privacy erase", lambda: re.sub("erased-[0-9a-f]+", "", played.command("privacy", "erase", person(played)))
+        "privacy erase",
+        lambda: re.sub("erased-[0-9a-f]+", "", played.command("privacy", "erase", person(played))),
     )
     played.step("retention", lambda: retire(played))
     played.step("seal at the end", lambda: seal(played))
@@ -223,7 +255,9 @@ def close_of(form: str) -> tuple[str, ...]:
 
 def receipt(text: str) -> str:
     """A receipt without the instant of the close."""
-    return json.dumps({key: value for key, value in json.loads(text).items() if key != "closed_at"}, indent=1)
+    return json.dumps(
+        {key: value for key, value in json.loads(text).items() if key != "closed_at"}, indent=1
+    )
 
 
 def seal(played: Played) -> str:
@@ -245,9 +279,11 @@ def retire(played: Played) -> str:
         patch.setenv("GPULEDGER_KEEP_ARCHIVE_DAYS", "60")
         packed = re.sub(r", \d+ bytes to \d+", "", played.command("db", "pack"))
     database, later_ms = Database(played.dsn), int(later.timestamp()) * 1000
-    # Not by the job, which keeps minutes of days whose node utilization another hourly job has yet to compute.
+    # Not by the job, which keeps minutes of days whose node utilization another hourly job has yet
+    # to compute.
     minutes = retention.expire_minutes(database, later_ms - 30 * DAY_MS, lambda: False)
-    # Of slow metrics the number of rows depends on the order in which batches arrive: an older reading is kept as well.
+    # Of slow metrics the number of rows depends on the order in which batches arrive: an older
+    # reading is kept as well.
     assert retention.expire_states(database, later_ms - 14 * DAY_MS, lambda: False) > 0
     expired = expire(database, RetentionDays(0, 0, 0, 60, 60), later_ms)
     return f"{packed}{minutes} minutes {expired}"
@@ -263,10 +299,11 @@ def versions(citus: str) -> str:
     """What the cluster is."""
     with psycopg.connect(citus) as connection:
         row = connection.execute(
-            "SELECT 'Citus ' || extversion || ' on PostgreSQL ' || current_setting('server_version') || ', '"
-            " || (SELECT count(*) FROM pg_dist_node WHERE shouldhaveshards) || ' workers with '"
-            " || (SELECT count(*) FROM pg_dist_shard WHERE logicalrelid = 'usage_interval'::regclass)"
-            " || ' shards of each table' FROM pg_extension WHERE extname = 'citus'"
+            "SELECT 'Citus ' || extversion || ' on PostgreSQL ' ||"
+            " current_setting('server_version') || ', ' || (SELECT count(*) FROM pg_dist_node WHERE"
+            " shouldhaveshards) || ' workers with ' || (SELECT count(*) FROM pg_dist_shard WHERE"
+            " logicalrelid = 'usage_interval'::regclass) || ' shards of each table' FROM"
+            " pg_extension WHERE extname = 'citus'"
         ).fetchone()
     return str(row and row[0])
 
@@ -279,5 +316,7 @@ def table(one: Played, citus: Played) -> str:
             lines.append(f"{name[:60]:60} {'-':>12} {citus.seconds[name]:6.1f} s")
             continue
         equal = "-" if not text else f"{len(text):,} bytes" if one.texts[name] == text else "NO"
-        lines.append(f"{name[:60]:60} {one.seconds[name]:10.1f} s {citus.seconds[name]:6.1f} s  {equal}")
+        lines.append(
+            f"{name[:60]:60} {one.seconds[name]:10.1f} s {citus.seconds[name]:6.1f} s  {equal}"
+        )
     return "\n".join([*lines, f"seal on both: {citus.texts['seal'].split()[0]}"])

@@ -31,7 +31,13 @@ class Running:
     parts: Collector
     dsn: str
 
-    def request(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ):
         """Status, headers and decoded JSON (or text) of one request."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
@@ -45,7 +51,9 @@ class Running:
 
     def post(self, body: bytes, headers: dict[str, str] | None = None):
         """Status and answer of one batch."""
-        status, _, answer = self.request("POST", "/v1/batches", body, MSGPACK if headers is None else headers)
+        status, _, answer = self.request(
+            "POST", "/v1/batches", body, MSGPACK if headers is None else headers
+        )
         return status, answer
 
     def send(self, made: Batch):
@@ -54,10 +62,16 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(dsn: str, *, clock: Callable[[], dt.datetime] = wiring.now, **settings: object) -> Iterator[Running]:
-    """A collector over this database until the block ends; it takes evidence of any age, as tests have fixed days."""
+def running(
+    dsn: str, *, clock: Callable[[], dt.datetime] = wiring.now, **settings: object
+) -> Iterator[Running]:
+    """A collector over this database until the block ends; it takes evidence of any age, as tests
+    have fixed days.
+    """
     opened = Database(dsn)
-    wanted = Settings(**{"data_dir": Path("unused"), "drain_seconds": 5, "max_evidence_age_days": 0, **settings})
+    wanted = Settings(
+        **{"data_dir": Path("unused"), "drain_seconds": 5, "max_evidence_age_days": 0, **settings}
+    )
     parts = wiring.collector(wanted, opened, clock=clock)
     parts.commit.start()
     listener = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,7 @@
-"""A real containerd on a unix socket. Only the last step is stood in for: its runc isolates nothing."""
+"""A real containerd on a unix socket.
+
+Only the last step is stood in for: its runc isolates nothing.
+"""
 
 import contextlib
 import os
@@ -19,7 +22,9 @@ class Daemon:
         runtime = folder / "runtime"
         runtime.write_text(RUNTIME)
         runtime.chmod(0o755)
-        hook = folder / "nvidia-container-cli"  # ctr --gpus looks for it to name it in the specification
+        hook = (
+            folder / "nvidia-container-cli"
+        )  # ctr --gpus looks for it to name it in the specification
         hook.write_text("#!/bin/sh\n")
         hook.chmod(0o755)
         (folder / "rootfs").mkdir()
@@ -41,7 +46,9 @@ class Daemon:
     def run(self, namespace, name, *words):
         self._names.append((namespace, name))
         runtime = ("--rootfs", "--runc-binary", self._folder / "runtime")
-        made = self._ctr("-n", namespace, "run", "-d", *runtime, *words, self._folder / "rootfs", name, "x")
+        made = self._ctr(
+            "-n", namespace, "run", "-d", *runtime, *words, self._folder / "rootfs", name, "x"
+        )
         if made.returncode:
             pytest.skip(f"containerd runs no container here: {made.stderr.strip()[-200:]}")
 

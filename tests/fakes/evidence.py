@@ -1,4 +1,6 @@
-"""A day of one accelerator with evidence that overlaps, repeats and is late: what the laws are tried on."""
+"""A day of one accelerator with evidence that overlaps, repeats and is late: what the laws are
+tried on.
+"""
 
 from hypothesis import strategies as st
 
@@ -10,7 +12,18 @@ WHOLE = [Period(0, 2**60)]
 
 
 def usage_interval(
-    start, end, *, workload=1, state="held", busy=None, node=1, epoch="e", seq=1, record=0, held=None, mj=None
+    start,
+    end,
+    *,
+    workload=1,
+    state="held",
+    busy=None,
+    node=1,
+    epoch="e",
+    seq=1,
+    record=0,
+    held=None,
+    mj=None,
 ):
     length = end - start
     held_ms = (length if held is None else held) if state == "held" else 0
@@ -35,7 +48,9 @@ def usage_interval(
 
 @st.composite
 def evidence(draw):
-    """Some spans of a day, each with one to three holders, overlapping as they like, from two nodes."""
+    """Some spans of a day, each with one to three holders, overlapping as they like, from two
+    nodes.
+    """
     facts = []
     for seq in range(draw(st.integers(1, 8))):
         start = draw(st.integers(0, DAY_MS - 2))
@@ -54,7 +69,15 @@ def evidence(draw):
             busy = draw(st.integers(0, held))
             facts.append(
                 usage_interval(
-                    start, end, workload=record + 1, held=held, busy=busy, node=node, seq=seq, record=record, mj=energy
+                    start,
+                    end,
+                    workload=record + 1,
+                    held=held,
+                    busy=busy,
+                    node=node,
+                    seq=seq,
+                    record=record,
+                    mj=energy,
                 )
             )
     return facts

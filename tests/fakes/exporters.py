@@ -26,7 +26,11 @@ def read(text: str, identity: str = library.DCGM, host: str = "") -> Page:
 def synthetic(identity: str, joules: float = 5e6, at_ms: int = 1_763_800_000_000) -> str:
     """Our own page for a profile, with its energy counters at a value."""
     text = (SYNTHETIC / f"{identity}.prom").read_text()
-    values = {"@energy_j@": f"{joules:.1f}", "@energy_uj@": f"{joules * 1e6:.0f}", "@at@": str(at_ms)}
+    values = {
+        "@energy_j@": f"{joules:.1f}",
+        "@energy_uj@": f"{joules * 1e6:.0f}",
+        "@at@": str(at_ms),
+    }
     for name, value in values.items():
         text = text.replace(name, value)
     return text

@@ -62,7 +62,9 @@ class World:
             batch(self._seq, node, 0, start_ms, samples=Samples()),
             accelerators=accelerators,
             workloads=[job],
-            usage_intervals=[held(at, start_ms, start_ms + HOUR) for at in range(len(accelerators))],
+            usage_intervals=[
+                held(at, start_ms, start_ms + HOUR) for at in range(len(accelerators))
+            ],
         )
         status, answer = self.collector.send(made)
         assert status in (200, 422), answer
@@ -74,7 +76,9 @@ class World:
     def bill(self, month: str, by: str = "team") -> dict[str, tuple[str, str]]:
         """Hours and cost of each row of a month's chargeback."""
         out = self.run("chargeback", "--period", month, "--by", by, "--format", "csv")
-        return {row[by]: (row["gpu_hours"], row["cost"]) for row in csv.DictReader(io.StringIO(out))}
+        return {
+            row[by]: (row["gpu_hours"], row["cost"]) for row in csv.DictReader(io.StringIO(out))
+        }
 
     def change(self, statement: str) -> None:
         """Change the database past the product."""

@@ -1,4 +1,6 @@
-"""Evidence as ingest leaves it: accelerators, capacity, usage intervals and marks, written straight into the tables."""
+"""Evidence as ingest leaves it: accelerators, capacity, usage intervals and marks, written straight
+into the tables.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ EPOCH = "00000000-0000-4000-8000-000000000001"
 
 @dataclass(frozen=True)
 class Held:
-    """A usage interval: accelerator number, holder (None with another state), start and end in ms after OCTOBER."""
+    """A usage interval: accelerator number, holder (None with another state), start and end in ms
+    after OCTOBER.
+    """
 
     accelerator: int
     workload: int | None
@@ -44,16 +48,21 @@ class Fleet:
     def __init__(self, dsn: str) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True)
         # A copy of a world has batches already.
-        self._seq = self._one("SELECT coalesce(max(seq), 0) FROM usage_interval WHERE epoch = %s", EPOCH)
+        self._seq = self._one(
+            "SELECT coalesce(max(seq), 0) FROM usage_interval WHERE epoch = %s", EPOCH
+        )
 
     def node(self, name: str) -> int:
         self.connection.execute(
-            "INSERT INTO node (name, first_seen_at, last_seen_at) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
+            "INSERT INTO node (name, first_seen_at, last_seen_at) VALUES (%s, %s, %s) ON CONFLICT"
+            " DO NOTHING",
             (name, NOW, NOW),
         )
         return self._one("SELECT id FROM node WHERE name = %s", name)
 
-    def accelerator(self, number: int, *, model: str = "NVIDIA H100 80GB HBM3", gpu_micro: int = 1_000_000) -> int:
+    def accelerator(
+        self, number: int, *, model: str = "NVIDIA H100 80GB HBM3", gpu_micro: int = 1_000_000
+    ) -> int:
         uuid = f"GPU-{number:04d}"
         self.connection.execute(
             "INSERT INTO accelerator (uuid, device_uuid, model, gpu_micro) VALUES (%s, %s, %s, %s) "
@@ -73,16 +82,29 @@ class Fleet:
         source: str = "agent",
     ) -> None:
         self.connection.execute(
-            "INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms, out_ms, source) "
-            "SELECT id, model, gpu_micro, %s, %s, %s, %s, %s FROM accelerator WHERE id = %s",
-            (self.node(node), pool, OCTOBER + start, end and OCTOBER + end, source, self.accelerator(number)),
+            "INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms,"
+            " out_ms, source) SELECT id, model, gpu_micro, %s, %s, %s, %s, %s FROM accelerator"
+            " WHERE id = %s",
+            (
+                self.node(node),
+                pool,
+                OCTOBER + start,
+                end and OCTOBER + end,
+                source,
+                self.accelerator(number),
+            ),
         )
 
     def workload(self, number: int, **tags: str) -> int:
         self.connection.execute(
-            "INSERT INTO workload (key, kind, external_id, tags, first_seen_at) VALUES (%s, 'slurm', %s, %s, %s) "
-            "ON CONFLICT DO NOTHING",
-            (f"slurm::{number}", str(number), json.dumps(tags or {"team": f"team-{number % 3}"}), NOW),
+            "INSERT INTO workload (key, kind, external_id, tags, first_seen_at) VALUES (%s,"
+            " 'slurm', %s, %s, %s) ON CONFLICT DO NOTHING",
+            (
+                f"slurm::{number}",
+                str(number),
+                json.dumps(tags or {"team": f"team-{number % 3}"}),
+                NOW,
+            ),
         )
         return self._one("SELECT id FROM workload WHERE key = %s", f"slurm::{number}")
 
@@ -91,9 +113,15 @@ class Fleet:
         self._seq += 1
         intervals = list(usage_intervals)
         accelerators = {each.accelerator: self.accelerator(each.accelerator) for each in intervals}
-        workloads = {each.workload: self.workload(each.workload) for each in intervals if each.workload is not None}
+        workloads = {
+            each.workload: self.workload(each.workload)
+            for each in intervals
+            if each.workload is not None
+        }
         node_id = self.node(node)
-        partitions.ensure(self.connection, "usage_interval", {_day_of(OCTOBER + each.start) for each in intervals})
+        partitions.ensure(
+            self.connection, "usage_interval", {_day_of(OCTOBER + each.start) for each in intervals}
+        )
         rows, hours = [], []
         for record, each in enumerate(intervals):
             start, end = OCTOBER + each.start, OCTOBER + each.end
@@ -101,21 +129,43 @@ class Fleet:
             activity = (held, each.busy, each.idle, held - each.busy - each.idle, each.energy)
             holder = workloads.get(each.workload)
             number = accelerators[each.accelerator]
-            rows.append((number, holder, each.state, start, end, *activity, node_id, EPOCH, self._seq, record))
+            rows.append(
+                (
+                    number,
+                    holder,
+                    each.state,
+                    start,
+                    end,
+                    *activity,
+                    node_id,
+                    EPOCH,
+                    self._seq,
+                    record,
+                )
+            )
             hours += [(number, hour) for hour in range(start - start % HOUR, end, HOUR)]
         with self.connection.cursor() as cursor:
-            cursor.executemany(f"INSERT INTO usage_interval VALUES ({', '.join(['%s'] * 14)})", rows)
-            cursor.executemany("INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (%s, %s)", hours)
+            cursor.executemany(
+                f"INSERT INTO usage_interval VALUES ({', '.join(['%s'] * 14)})", rows
+            )
+            cursor.executemany(
+                "INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (%s, %s)", hours
+            )
 
     def dump(self) -> list[tuple[object, ...]]:
         """The ledger without what differs from run to run."""
         rows: list[tuple[object, ...]] = []
         for query in (
             "SELECT c.*, o.team FROM charge c LEFT JOIN owner o ON o.id = owner_id",
-            "SELECT l.day_ms, o.team, l.state, l.pool, l.currency, l.gpu_ns, l.cost_micro, l.idle_cost_micro, "
-            "l.energy_mj FROM ledger_day l LEFT JOIN owner o ON o.id = owner_id",
-            "SELECT day_ms, capacity_ns, held_ns, unobserved_ns, capacity_cost::text, charged_cost::text, imported_ns, "
-            "until_ms, holds FROM conservation_check",
+            (
+                "SELECT l.day_ms, o.team, l.state, l.pool, l.currency, l.gpu_ns, l.cost_micro,"
+                " l.idle_cost_micro, l.energy_mj FROM ledger_day l LEFT JOIN owner o ON o.id ="
+                " owner_id"
+            ),
+            (
+                "SELECT day_ms, capacity_ns, held_ns, unobserved_ns, capacity_cost::text,"
+                " charged_cost::text, imported_ns, until_ms, holds FROM conservation_check"
+            ),
             "SELECT * FROM usage_hour",
         ):
             rows += sorted(self.connection.execute(query).fetchall(), key=repr)

@@ -1,4 +1,6 @@
-"""What furnishes a world with evidence and commands: a fleet, commands that must succeed, and files for them."""
+"""What furnishes a world with evidence and commands: a fleet, commands that must succeed, and files
+for them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Files:
 
 @contextlib.contextmanager
 def furnishing(dsn: str) -> Iterator[tuple[Fleet, Runner, Files]]:
-    """A fleet and commands on an empty ledger, at the time `fakes.fleet.NOW`; nothing stays connected."""
+    """A fleet and commands on an empty ledger, at the time `fakes.fleet.NOW`; nothing stays
+    connected.
+    """
     fleet = Fleet(dsn)
     with (
         contextlib.closing(fleet.connection),

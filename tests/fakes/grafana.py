@@ -1,8 +1,9 @@
 """Grafana's way from a panel's SQL to what Postgres gets, without Grafana.
 
-First the front end replaces variables (public/app/features/templating/templateSrv.ts, formatRegistry.ts), then the
-back end replaces `$__interval` and its kin (pkg/tsdb/.../sqleng, Interpolate), then macros
-(pkg/tsdb/grafana-postgresql-datasource/macros.go): one regular expression, whose arguments hold no `)`.
+First the front end replaces variables (public/app/features/templating/templateSrv.ts,
+formatRegistry.ts), then the back end replaces `$__interval` and its kin (pkg/tsdb/.../sqleng,
+Interpolate), then macros (pkg/tsdb/grafana-postgresql-datasource/macros.go): one regular
+expression, whose arguments hold no `)`.
 """
 
 import datetime as dt
@@ -15,8 +16,38 @@ from typing import Any
 
 VARIABLE = re.compile(r"\$(\w+)|\[\[(\w+?)(?::(\w+))?\]\]|\$\{(\w+)(?:\.([^:^}]+))?(?::([^}]+))?\}")
 MACRO = re.compile(r"\$([_a-zA-Z0-9]+)\(([^)]*)\)")
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800, "M": 2_629_746, "y": 31_556_952}
-_STEPS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
+_UNITS = {
+    "ms": 0.001,
+    "s": 1,
+    "m": 60,
+    "h": 3600,
+    "d": 86_400,
+    "w": 604_800,
+    "M": 2_629_746,
+    "y": 31_556_952,
+}
+_STEPS = (
+    1,
+    2,
+    5,
+    10,
+    15,
+    20,
+    30,
+    60,
+    120,
+    300,
+    600,
+    900,
+    1200,
+    1800,
+    3600,
+    7200,
+    10_800,
+    21_600,
+    43_200,
+    86_400,
+)
 
 
 class MacroError(Exception):
@@ -31,9 +62,13 @@ class Range:
     until: dt.datetime
 
     def interval_s(self, minimum: str = "", points: int = 1000) -> float:
-        """`$__interval`: the range over the points a panel can show, rounded, not below the panel's own minimum."""
+        """`$__interval`: the range over the points a panel can show, rounded, not below the panel's
+        own minimum.
+        """
         wanted = (self.until - self.since).total_seconds() / points
-        step = next((step for step in _STEPS if step >= wanted), 86_400 * math.ceil(wanted / 86_400))
+        step = next(
+            (step for step in _STEPS if step >= wanted), 86_400 * math.ceil(wanted / 86_400)
+        )
         return max(step, seconds(minimum) if minimum else 0)
 
 
@@ -44,18 +79,25 @@ def instant(text: str, now: dt.datetime, *, last: bool = False) -> dt.datetime:
     unit = {"h": "hours", "d": "days", "m": "minutes"}
     at = now + dt.timedelta(**{unit[found[2]]: int(found[1])}) if found[1] else now
     if found[3]:
-        at = at.replace(hour=0, minute=0, second=0, microsecond=0) + dt.timedelta(days=1 if last else 0)
+        at = at.replace(hour=0, minute=0, second=0, microsecond=0) + dt.timedelta(
+            days=1 if last else 0
+        )
     return at
 
 
 def own_range(text: str, now: dt.datetime, shift: str = "") -> Range | None:
-    """The range of a panel that has its own: the last `4d`, the next `+92d`; then moved back, in whole days by `/d`.
+    """The range of a panel that has its own: the last `4d`, the next `+92d`; then moved back, in
+    whole days by `/d`.
 
     None: text that Grafana calls an invalid override, and ignores.
     """
     if not re.match(r"\+?\d+\w", text) or (shift and not re.match(r"\d+\w", shift)):
         return None
-    own = Range(now, instant(f"now{text}", now)) if text.startswith("+") else Range(instant(f"now-{text}", now), now)
+    own = (
+        Range(now, instant(f"now{text}", now))
+        if text.startswith("+")
+        else Range(instant(f"now-{text}", now), now)
+    )
     if not shift:
         return own
     return Range(instant(f"now-{shift}", own.since), instant(f"now-{shift}", own.until, last=True))
@@ -70,7 +112,9 @@ def seconds(interval: str) -> float:
 
 
 def formatted(value: str | list[str], form: str, *, quoted: bool) -> str:
-    """One variable's value in a format; no format: as the SQL data sources do it, quoted when several may be chosen."""
+    """One variable's value in a format; no format: as the SQL data sources do it, quoted when
+    several may be chosen.
+    """
     values = value if isinstance(value, list) else [value]
     if form in ("sqlstring", "singlequote") or (not form and quoted):
         escape = {"sqlstring": "''", "": "''", "singlequote": "\\'"}[form]
@@ -88,8 +132,12 @@ def formatted(value: str | list[str], form: str, *, quoted: bool) -> str:
     raise MacroError(f"Variable format {form} not found")
 
 
-def interpolated(text: str, variables: Mapping[str, dict], values: Mapping[str, str | list[str]]) -> str:
-    """The text with the variables that are known; `$__all` stands for the variable's allValue, or all its options."""
+def interpolated(
+    text: str, variables: Mapping[str, dict], values: Mapping[str, str | list[str]]
+) -> str:
+    """The text with the variables that are known; `$__all` stands for the variable's allValue, or
+    all its options.
+    """
 
     def one(found: re.Match[str]) -> str:
         name = found[1] or found[2] or found[4]
@@ -101,7 +149,9 @@ def interpolated(text: str, variables: Mapping[str, dict], values: Mapping[str, 
             if variable.get("allValue"):
                 return str(variable["allValue"])
             value = variable["all"]
-        return formatted(value, form, quoted=bool(variable.get("multi") or variable.get("includeAll")))
+        return formatted(
+            value, form, quoted=bool(variable.get("multi") or variable.get("includeAll"))
+        )
 
     return VARIABLE.sub(one, text)
 
@@ -127,7 +177,9 @@ def expanded(text: str, span: Range, interval_s: float) -> str:
 def macro(name: str, arguments: list[str], span: Range) -> str:
     """evaluateMacro of macros.go, without TimescaleDB."""
     first = arguments[0]
-    since, until = (at.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") for at in (span.since, span.until))
+    since, until = (
+        at.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") for at in (span.since, span.until)
+    )
     since_s, until_s = int(span.since.timestamp()), int(span.until.timestamp())
     if name in ("__timeGroup", "__timeGroupAlias", "__unixEpochGroup", "__unixEpochGroupAlias"):
         if len(arguments) < 2:
@@ -135,7 +187,12 @@ def macro(name: str, arguments: list[str], span: Range) -> str:
         size = f"{seconds(arguments[1].strip(chr(39))):g}"
         inner = f"extract(epoch from {first})" if name.startswith("__timeGroup") else f"({first})"
         return f"floor({inner}/{size})*{size}" + (' AS "time"' if name.endswith("Alias") else "")
-    if not first and name not in ("__timeFrom", "__timeTo", "__unixEpochNanoFrom", "__unixEpochNanoTo"):
+    if not first and name not in (
+        "__timeFrom",
+        "__timeTo",
+        "__unixEpochNanoFrom",
+        "__unixEpochNanoTo",
+    ):
         raise MacroError(f"missing time column argument for macro {name}")
     made = {
         "__time": f'{first} AS "time"',
@@ -154,11 +211,15 @@ def macro(name: str, arguments: list[str], span: Range) -> str:
 
 
 def color_of(panel: dict[str, Any], series: str) -> str | None:
-    """The fixed color that a panel gives a series of this name: of its matching overrides the last one counts."""
+    """The fixed color that a panel gives a series of this name: of its matching overrides the last
+    one counts.
+    """
     found = None
     for override in panel["fieldConfig"]["overrides"]:
         kind, wanted = override["matcher"]["id"], override["matcher"]["options"]
-        if (kind == "byName" and wanted == series) or (kind == "byRegexp" and re.search(wanted.strip("/"), series)):
+        if (kind == "byName" and wanted == series) or (
+            kind == "byRegexp" and re.search(wanted.strip("/"), series)
+        ):
             for setting in override["properties"]:
                 if setting["id"] == "color":
                     found = setting["value"]["fixedColor"]

@@ -1,4 +1,6 @@
-"""Servers on loopback that answer a page as an attacker would: slowly, without end, elsewhere, compressed, repeated."""
+"""Servers on loopback that answer a page as an attacker would: slowly, without end, elsewhere,
+compressed, repeated.
+"""
 
 import contextlib
 import gzip
@@ -60,7 +62,9 @@ def never_end_chunked(connection: socket.socket) -> None:
 def inflate(connection: socket.socket) -> None:
     """A compressed page that nobody asked for."""
     body = gzip.compress(b"a 1\n" * 1_000_000)
-    connection.sendall(HEAD + f"Content-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    connection.sendall(
+        HEAD + f"Content-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    )
 
 
 def send(body: bytes) -> Callable[[socket.socket], None]:
@@ -76,14 +80,20 @@ def redirect(address: str) -> Callable[[socket.socket], None]:
     """A redirection to another address."""
 
     def respond(connection: socket.socket) -> None:
-        connection.sendall(f"HTTP/1.1 302 Found\r\nLocation: {address}\r\nContent-Length: 0\r\n\r\n".encode())
+        connection.sendall(
+            f"HTTP/1.1 302 Found\r\nLocation: {address}\r\nContent-Length: 0\r\n\r\n".encode()
+        )
 
     return respond
 
 
 @contextmanager
-def hostile(respond: Callable[[socket.socket], None], asked: list[bytes] | None = None) -> Iterator[str]:
-    """The address of a server that answers every request by `respond`; requests are added to `asked`."""
+def hostile(
+    respond: Callable[[socket.socket], None], asked: list[bytes] | None = None
+) -> Iterator[str]:
+    """The address of a server that answers every request by `respond`; requests are added to
+    `asked`.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve(connection: socket.socket) -> None:

@@ -1,8 +1,9 @@
-"""A kubelet on a unix socket: a real gRPC server (grpcio) that speaks pod-resources v1 with google's own protobuf.
+"""A kubelet on a unix socket: a real gRPC server (grpcio) that speaks pod-resources v1 with
+google's own protobuf.
 
-The messages are declared here from the public API (kubernetes/kubelet pkg/apis/podresources/v1/api.proto), as a
-descriptor instead of a .proto file, so that no compiler is needed; unknown to the agent are `topology`, `memory` and
-`cpu_ids`, which real kubelets send.
+The messages are declared here from the public API (kubernetes/kubelet
+pkg/apis/podresources/v1/api.proto), as a descriptor instead of a .proto file, so that no compiler
+is needed; unknown to the agent are `topology`, `memory` and `cpu_ids`, which real kubelets send.
 """
 
 import contextlib
@@ -29,10 +30,18 @@ _SHAPES = {
         (4, "memory", "ContainerMemory*"),
         (5, "dynamic_resources", "DynamicResource*"),
     ],
-    "ContainerMemory": [(1, "memory_type", "text"), (2, "size", "uint64"), (3, "topology", "TopologyInfo")],
+    "ContainerMemory": [
+        (1, "memory_type", "text"),
+        (2, "size", "uint64"),
+        (3, "topology", "TopologyInfo"),
+    ],
     "TopologyInfo": [(1, "nodes", "NUMANode*")],
     "NUMANode": [(1, "ID", "int64")],
-    "ContainerDevices": [(1, "resource_name", "text"), (2, "device_ids", "text*"), (3, "topology", "TopologyInfo")],
+    "ContainerDevices": [
+        (1, "resource_name", "text"),
+        (2, "device_ids", "text*"),
+        (3, "topology", "TopologyInfo"),
+    ],
     "DynamicResource": [
         (2, "claim_name", "text"),
         (3, "claim_namespace", "text"),
@@ -50,19 +59,26 @@ _SHAPES = {
 
 
 def _classes():
-    file = descriptor_pb2.FileDescriptorProto(name="podresources_v1.proto", package="v1", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="podresources_v1.proto", package="v1", syntax="proto3"
+    )
     scalars = {"text": _TEXT, "int64": _INT64, "uint64": _UINT64}
     for name, fields in _SHAPES.items():
         message = file.message_type.add(name=name)
         for number, field, kind in fields:
             base = kind.rstrip("*")
-            declared = message.field.add(name=field, number=number, label=3 if kind.endswith("*") else 1)
+            declared = message.field.add(
+                name=field, number=number, label=3 if kind.endswith("*") else 1
+            )
             declared.type = scalars.get(base, _MESSAGE)
             if base not in scalars:
                 declared.type_name = f".v1.{base}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"v1.{name}")) for name in _SHAPES}
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"v1.{name}"))
+        for name in _SHAPES
+    }
 
 
 _CLASSES = _classes()
@@ -70,7 +86,9 @@ Response = _CLASSES["ListPodResourcesResponse"]
 
 
 def pod(namespace, name, *device_ids, resource="nvidia.com/gpu", container="main"):
-    """A pod that was given devices by a device plugin, with the fields around them that real kubelets fill."""
+    """A pod that was given devices by a device plugin, with the fields around them that real
+    kubelets fill.
+    """
     made = _CLASSES["PodResources"](namespace=namespace, name=name, cpu_ids=[2, 3])
     inside = made.containers.add(name=container, cpu_ids=[2, 3])
     memory = inside.memory.add(memory_type="memory", size=1 << 34)
@@ -100,7 +118,9 @@ def answer(*pods):
 
 
 class Kubelet:
-    """`pods` are listed; `behave`, if set, is called with the gRPC context instead and gives the bytes."""
+    """`pods` are listed; `behave`, if set, is called with the gRPC context instead and gives the
+    bytes.
+    """
 
     def __init__(self, socket_path):
         self.path, self.pods, self.behave, self.calls = socket_path, [], None, 0

@@ -1,4 +1,6 @@
-"""Fixtures of tests that go from evidence to a command: a fleet, its ledger and findings, and the command itself."""
+"""Fixtures of tests that go from evidence to a command: a fleet, its ledger and findings, and the
+command itself.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""Seventeen days of a small fleet, and what is asked of its evidence: reports, pages, jobs, imports, disputes.
+"""Seventeen days of a small fleet, and what is asked of its evidence: reports, pages, jobs,
+imports, disputes.
 
-Together with `fakes.citus_month` this runs every statement of the product that names a table which Citus distributes
-(`fakes.statements`), and the answers are compared between one Postgres and Citus.
+Together with `fakes.citus_month` this runs every statement of the product that names a table which
+Citus distributes (`fakes.statements`), and the answers are compared between one Postgres and Citus.
 """
 
 from __future__ import annotations
@@ -46,7 +47,13 @@ from gpuledger_common.wire import Samples
 _MADE_AT = re.compile(r"(?<=GPU Ledger[, ])[^.]*Z(?=\.)")
 """When a page was made, as it says below."""
 MINUTE = 60_000
-RECORDING = {"format": "gpuledger-recording/1", "node": "n1", "driver": "1", "accelerators": [], "problems": []}
+RECORDING = {
+    "format": "gpuledger-recording/1",
+    "node": "n1",
+    "driver": "1",
+    "accelerators": [],
+    "problems": [],
+}
 DAYS = 17
 NOW_MS = OCTOBER + DAYS * DAY
 NOW = dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC)
@@ -77,7 +84,9 @@ SECOND = OCTOBER + DAY + 6 * HOUR
 
 
 def ask(dsn: str, folder: Path, answer: Callable[[str, Callable[[], object]], None]) -> None:
-    """Furnish an empty ledger and have each question answered, by its name; the same on every engine."""
+    """Furnish an empty ledger and have each question answered, by its name; the same on every
+    engine.
+    """
     asking = _Asking(dsn, folder)
     alone = wiring.intakes
 
@@ -110,7 +119,9 @@ class _Asking:
         return out.replace(str(self.folder), "")
 
     def get(self, path: str) -> str:
-        """A page or an answer of the collector, once nothing of it is being computed; without the instant of it."""
+        """A page or an answer of the collector, once nothing of it is being computed; without the
+        instant of it.
+        """
         while True:
             status, _, answer = self.collector.request("GET", path)
             assert status == 200, (path, answer)
@@ -130,7 +141,9 @@ class _Asking:
 
 
 def _furnish(fleet: Fleet) -> None:
-    """A job that goes idle, one that shares its card, a warm service, free cards, and on the last day a runaway."""
+    """A job that goes idle, one that shares its card, a warm service, free cards, and on the last
+    day a runaway.
+    """
     for number in range(1, 8):
         fleet.capacity(number, 0, node="n2" if number > 4 else "n1")
     fleet.workload(1, team="vision", project="seg")
@@ -142,7 +155,10 @@ def _furnish(fleet: Fleet) -> None:
     for at in range(0, DAYS * DAY, DAY):
         free = at + (23 * HOUR if at == last else DAY)
         fleet.evidence(
-            [Held(number, 1, at, at + 10 * HOUR, busy=6 * HOUR, idle=4 * HOUR, energy=7_000_000) for number in (1, 2)]
+            [
+                Held(number, 1, at, at + 10 * HOUR, busy=6 * HOUR, idle=4 * HOUR, energy=7_000_000)
+                for number in (1, 2)
+            ]
             + [Held(number, None, at + 10 * HOUR, free, "unallocated") for number in (1, 2)]
             + [Held(3, holder, at, at + DAY, busy=HOUR) for holder in (1, 2)]
             + [Held(4, None, at, at + DAY, "unallocated")]
@@ -164,8 +180,9 @@ def _sample(fleet: Fleet) -> None:
     partitions.ensure(fleet.connection, "gpu_sample", {OCTOBER + DAY, OCTOBER + (DAYS - 1) * DAY})
     for begin in (OCTOBER + DAY, NOW_MS - 20 * HOUR):
         fleet.connection.execute(
-            "INSERT INTO gpu_sample (accelerator_id, at_ms, gpu_utilization_ratio, gpu_power_watts) "
-            "SELECT %s, at, 0.5, 300 FROM generate_series(%s::bigint, %s::bigint - 1, 10000) AS at",
+            "INSERT INTO gpu_sample (accelerator_id, at_ms, gpu_utilization_ratio, gpu_power_watts)"
+            " SELECT %s, at, 0.5, 300 FROM generate_series(%s::bigint, %s::bigint - 1, 10000)"
+            " AS at",
             (fleet.accelerator(1), begin, begin + HOUR),
         )
 
@@ -181,8 +198,9 @@ def _jobs(asking: _Asking) -> Iterator[_Question]:
     yield (
         "usage of hours",
         lambda: asking.rows(
-            "SELECT a.uuid, w.key, hour_ms, state, held_ms, busy_ms, idle_ms, u.energy_mj FROM usage_hour u "
-            "JOIN accelerator a ON a.id = u.accelerator_id LEFT JOIN workload w ON w.id = u.workload_id"
+            "SELECT a.uuid, w.key, hour_ms, state, held_ms, busy_ms, idle_ms, u.energy_mj FROM"
+            " usage_hour u JOIN accelerator a ON a.id = u.accelerator_id LEFT JOIN workload w ON"
+            " w.id = u.workload_id"
         ),
     )
     yield "find idle", lambda: find_idle(database, later)
@@ -191,7 +209,12 @@ def _jobs(asking: _Asking) -> Iterator[_Question]:
     yield "watch spending", lambda: spending.run(NOW_MS - 18 * MINUTE)
     yield "recommend", lambda: recommend(database, NOW_MS)
     yield "series", lambda: roll_up_series(database, 0, NOW_MS)
-    yield "findings", lambda: asking.rows("SELECT kind, team, state, since_ms, until_ms, cost_micro FROM finding")
+    yield (
+        "findings",
+        lambda: asking.rows(
+            "SELECT kind, team, state, since_ms, until_ms, cost_micro FROM finding"
+        ),
+    )
 
 
 WRITERS = MailWriters(
@@ -245,7 +268,10 @@ def _imports(asking: _Asking) -> Iterator[_Question]:
 
     def lines(begin_ms: int) -> str:
         ticks = (
-            {"offset_ms": at, "samples": [{"uuid": "GPU-0001", "values": {"gpu_utilization_ratio": 0.25}}]}
+            {
+                "offset_ms": at,
+                "samples": [{"uuid": "GPU-0001", "values": {"gpu_utilization_ratio": 0.25}}],
+            }
             for at in range(begin_ms - SECOND, begin_ms - SECOND + HOUR, MINUTE)
         )
         return "".join(json.dumps(line) + "\n" for line in (RECORDING, *ticks))
@@ -254,7 +280,12 @@ def _imports(asking: _Asking) -> Iterator[_Question]:
     file = asking.file("samples.jsonl", lines(SECOND))
     yield "import samples", lambda: asking.run("import", "samples", file, *start)
     kept = ArchiveRetention(3, 0, 0)
-    yield "pack", lambda: [(day.day_ms, day.rows) for day in pack_samples(asking.database, kept, NOW_MS).packed]
+    yield (
+        "pack",
+        lambda: [
+            (day.day_ms, day.rows) for day in pack_samples(asking.database, kept, NOW_MS).packed
+        ],
+    )
     yield "import samples once more", lambda: asking.run("import", "samples", file, *start)
     late = asking.file("late.jsonl", lines(SECOND + 30_000))
     yield "import samples into a packed hour", lambda: asking.run("import", "samples", late, *start)
@@ -272,7 +303,9 @@ def _disputes(asking: _Asking) -> Iterator[_Question]:
     def evidence() -> str:
         asking.run("disputes", "show", "1", "--evidence", asking.folder / "evidence.json")
         content = json.loads((asking.folder / "evidence.json").read_text())
-        return json.dumps({name: content[name] for name in ("lines", "usage_intervals", "hours", "samples")})
+        return json.dumps(
+            {name: content[name] for name in ("lines", "usage_intervals", "hours", "samples")}
+        )
 
     yield "evidence", evidence
 
@@ -285,7 +318,9 @@ def _remote_write(asking: _Asking) -> Iterator[_Question]:
         points = [
             point
             for at_ms in range(begin, begin + 3 * MINUTE, 15_000)
-            for point in scrape(at_ms, 0, {"DCGM_FI_DEV_GPU_UTIL": power, "DCGM_FI_DEV_XID_ERRORS": 0.0}, **pod("p"))
+            for point in scrape(
+                at_ms, 0, {"DCGM_FI_DEV_GPU_UTIL": power, "DCGM_FI_DEV_XID_ERRORS": 0.0}, **pod("p")
+            )
         ]
         status, _, answer = asking.collector.request("POST", WRITE, snappy(one(points)), headers())
         assert status == 204, answer
@@ -309,12 +344,17 @@ def _changes(asking: _Asking) -> Iterator[_Question]:
         status = 0
         # Until the collector has read the new token, and what the node told last.
         while status not in {202, 400} and time.monotonic() < deadline:
-            status = asking.collector.request("POST", "/v1/runs/job-1/progress", told, authorized)[0]
+            status = asking.collector.request("POST", "/v1/runs/job-1/progress", told, authorized)[
+                0
+            ]
             time.sleep(0.1)
         return status
 
     yield "progress", progress
-    yield "nodes retire", lambda: asking.run("nodes", "retire", "n2", "--at", "2025-10-17T00:00:00Z")
+    yield (
+        "nodes retire",
+        lambda: asking.run("nodes", "retire", "n2", "--at", "2025-10-17T00:00:00Z"),
+    )
     for name, zone in (("zone", KOLKATA), ("zone again", KOLKATA.replace("Kolkata", "Tokyo"))):
         yield name, lambda zone=zone: asking.run("apply", asking.file("zone.toml", zone))
         yield f"bill after the {name}", lambda: _bill(asking)

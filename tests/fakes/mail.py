@@ -18,11 +18,15 @@ from aiosmtpd.smtp import AuthResult, LoginPassword
 from fakes.ports import free_port
 from gpuledger_collector.storage.notifications.messages import Content, Message
 
-PLAIN = Content("GPUs of vision", "Text\n.a line that begins with a dot\nä\n", "<p>Text</p>", {"a.csv": "a,b\n"})
+PLAIN = Content(
+    "GPUs of vision", "Text\n.a line that begins with a dot\nä\n", "<p>Text</p>", {"a.csv": "a,b\n"}
+)
 
 
 class Inbox:
-    """An aiosmtpd handler: every mail taken, and replies that a test scripts for recipients and for data."""
+    """An aiosmtpd handler: every mail taken, and replies that a test scripts for recipients and for
+    data.
+    """
 
     def __init__(self) -> None:
         self.mails: list[email.message.EmailMessage] = []
@@ -30,7 +34,9 @@ class Inbox:
         self.data_replies: list[str] = []
         self.logins: list[bytes] = []
 
-    async def handle_RCPT(self, _server: Any, _session: Any, envelope: Any, address: str, _options: Any) -> str:
+    async def handle_RCPT(
+        self, _server: Any, _session: Any, envelope: Any, address: str, _options: Any
+    ) -> str:
         """Takes every recipient, unless a reply is scripted."""
         reply = self.rcpt_replies.pop(0) if self.rcpt_replies else "250 OK"
         if reply.startswith("250"):
@@ -41,16 +47,22 @@ class Inbox:
         """Keeps the mail; `drop` keeps it and ends the connection without an answer."""
         reply = self.data_replies.pop(0) if self.data_replies else "250 taken"
         if reply.startswith("250") or reply == "drop":
-            self.mails.append(email.message_from_bytes(envelope.content, policy=email.policy.default))
+            self.mails.append(
+                email.message_from_bytes(envelope.content, policy=email.policy.default)
+            )
         if reply == "drop":
             server.transport.abort()
         return reply
 
-    def authenticate(self, _server: Any, _session: Any, _envelope: Any, _mechanism: str, data: Any) -> AuthResult:
+    def authenticate(
+        self, _server: Any, _session: Any, _envelope: Any, _mechanism: str, data: Any
+    ) -> AuthResult:
         """Knows one user."""
         assert isinstance(data, LoginPassword)
         self.logins.append(data.login)
-        return AuthResult(success=(data.login, data.password) == (b"ledger", b"s3cret"), handled=False)
+        return AuthResult(
+            success=(data.login, data.password) == (b"ledger", b"s3cret"), handled=False
+        )
 
     def wait(self, count: int, seconds: float = 60) -> None:
         """Waits until this many mails came, then a little for one too many."""

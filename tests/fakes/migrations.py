@@ -1,4 +1,6 @@
-"""What a migration of phase `pre` may not do, because collectors of the version before go on beside it."""
+"""What a migration of phase `pre` may not do, because collectors of the version before go on beside
+it.
+"""
 
 import io
 import re
@@ -33,19 +35,35 @@ BIG = {
 """Tables that grow with the fleet: a lock that lasts as long as reading them stops every writer."""
 _MADE = re.compile(r"CREATE (?:TABLE|VIEW|FUNCTION)(?: IF NOT EXISTS)? (\w+)", re.I)
 _ON_TABLE = re.compile(r"(?:ALTER TABLE(?: ONLY)?(?: IF EXISTS)?|\bON)\s+(?:ONLY\s+)?(\w+)", re.I)
-_UNNOTICED = re.compile(r"CREATE TRIGGER \w+ AFTER .* FOR EACH STATEMENT EXECUTE FUNCTION (\w+)\(\)$", re.I)
-_WRITES = re.compile(r"(?:INSERT INTO|UPDATE|DELETE FROM|TRUNCATE|MERGE INTO)\s+(?:ONLY\s+)?(\w+)", re.I)
+_UNNOTICED = re.compile(
+    r"CREATE TRIGGER \w+ AFTER .* FOR EACH STATEMENT EXECUTE FUNCTION (\w+)\(\)$", re.I
+)
+_WRITES = re.compile(
+    r"(?:INSERT INTO|UPDATE|DELETE FROM|TRUNCATE|MERGE INTO)\s+(?:ONLY\s+)?(\w+)", re.I
+)
 ANYWHERE = {
-    r"\bDROP (TABLE|VIEW|MATERIALIZED VIEW|FUNCTION|TRIGGER|INDEX|TYPE|SCHEMA|POLICY)\b": "drops what they use",
+    r"\bDROP (TABLE|VIEW|MATERIALIZED VIEW|FUNCTION|TRIGGER|INDEX|TYPE|SCHEMA|POLICY)\b": (
+        "drops what they use"
+    ),
     r"\bDROP (COLUMN|CONSTRAINT)\b": "drops what they use",
-    r"\bALTER (COLUMN )?\w+ (SET DATA )?TYPE\b": "rewrites the table, and they write the other type",
+    r"\bALTER (COLUMN )?\w+ (SET DATA )?TYPE\b": (
+        "rewrites the table, and they write the other type"
+    ),
     r"\bSET NOT NULL\b": "older collectors may still write null",
     r"\bDROP DEFAULT\b": "older collectors may rely on it",
     r"\bRENAME\b": "older collectors know the old name",
-    r"\bADD (COLUMN )?(?!CONSTRAINT)\w+ (?![^,;]*\bDEFAULT\b)[^,;]*\bNOT NULL\b": "they do not write the column",
-    r"\bADD COLUMN [^,;]*\b(GENERATED|(BIG)?SERIAL|DEFAULT (now|random|gen_random_uuid)\b)": "rewrites the table",
-    r"\bADD (CONSTRAINT \w+ )?(PRIMARY KEY|UNIQUE|EXCLUDE)\b": "they may break it, and it locks the table",
-    r"\bADD CONSTRAINT (?!.*\bNOT VALID\b)\w+ (CHECK|FOREIGN KEY)\b": "reads the table under a lock: add it NOT VALID",
+    r"\bADD (COLUMN )?(?!CONSTRAINT)\w+ (?![^,;]*\bDEFAULT\b)[^,;]*\bNOT NULL\b": (
+        "they do not write the column"
+    ),
+    r"\bADD COLUMN [^,;]*\b(GENERATED|(BIG)?SERIAL|DEFAULT (now|random|gen_random_uuid)\b)": (
+        "rewrites the table"
+    ),
+    r"\bADD (CONSTRAINT \w+ )?(PRIMARY KEY|UNIQUE|EXCLUDE)\b": (
+        "they may break it, and it locks the table"
+    ),
+    r"\bADD CONSTRAINT (?!.*\bNOT VALID\b)\w+ (CHECK|FOREIGN KEY)\b": (
+        "reads the table under a lock: add it NOT VALID"
+    ),
     r"\bCREATE UNIQUE INDEX\b": "older collectors may break it",
     r"\bCREATE (OR REPLACE )?TRIGGER\b": "older collectors do not expect it",
     r"^\s*(TRUNCATE|LOCK|CLUSTER|VACUUM FULL|REINDEX)\b": "locks the table",
@@ -82,25 +100,35 @@ def forbidden(script: str) -> list[str]:
             continue
         plain = re.sub(r"'(?:[^']|'')*'", "''", statement)
         rules = dict(ANYWHERE) | (ON_BIG if subject in BIG else {})
-        found += [f"{statement[:100]}: {why}" for rule, why in rules.items() if re.search(rule, plain, re.I)]
+        found += [
+            f"{statement[:100]}: {why}"
+            for rule, why in rules.items()
+            if re.search(rule, plain, re.I)
+        ]
     return found
 
 
 def _unnoticed(statement: str, made: Mapping[str, str]) -> bool:
-    """Whether it is a trigger that older collectors cannot notice: it comes after a statement, refuses nothing, and
-    its function, made by this very script, writes to tables of this script alone."""
+    """Whether it is a trigger that older collectors cannot notice: it comes after a statement,
+    refuses nothing, and its function, made by this very script, writes to tables of this script
+    alone.
+    """
     trigger = _UNNOTICED.match(statement)
     if not trigger or trigger[1].lower() not in made:
         return False
     body = made[trigger[1].lower()]
     written = {name.lower() for name in _WRITES.findall(body)}
-    return written <= made.keys() and not re.search(r"\b(RAISE|EXECUTE|PERFORM|LOCK|ALTER|DROP)\b", body, re.I)
+    return written <= made.keys() and not re.search(
+        r"\b(RAISE|EXECUTE|PERFORM|LOCK|ALTER|DROP)\b", body, re.I
+    )
 
 
 def _subject(statement: str) -> str:
     """The table that a statement is about."""
     if plain := re.match(
-        r"\s*(?:UPDATE|DELETE FROM|TRUNCATE|LOCK TABLE|DROP TABLE)\s+(?:ONLY\s+)?(\w+)", statement, re.I
+        r"\s*(?:UPDATE|DELETE FROM|TRUNCATE|LOCK TABLE|DROP TABLE)\s+(?:ONLY\s+)?(\w+)",
+        statement,
+        re.I,
     ):
         return plain[1].lower()
     found = _ON_TABLE.search(statement)

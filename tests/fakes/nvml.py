@@ -11,7 +11,9 @@ SOURCE = Path(__file__).with_name("nvml_stub.c")
 
 
 def stand_in(folder: Path, scenario: str) -> dict[str, str] | None:
-    """Compiles it into `folder` beside its scenario; the environment that leads there, None without a compiler."""
+    """Compiles it into `folder` beside its scenario; the environment that leads there, None without
+    a compiler.
+    """
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None

@@ -13,7 +13,14 @@ from fakes.sink import sink
 
 ROOT = Path(__file__).resolve().parents[2]
 DEBIAN_PYTHON = Path("/usr/bin/python3")
-ELSEWHERE = ("unreachable", "Network is", "timed out", "Temporary failure", "Connection", "Max retries")
+ELSEWHERE = (
+    "unreachable",
+    "Network is",
+    "timed out",
+    "Temporary failure",
+    "Connection",
+    "Max retries",
+)
 
 
 def build(kind: str, folder: Path) -> Path:
@@ -38,24 +45,35 @@ def build_wheel(folder: Path) -> Path:
 
 def bare() -> dict[str, str]:
     """An environment in which no library of a driver is to be found."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("LD_", "PYTHON", "GPULEDGER"))}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("LD_", "PYTHON", "GPULEDGER"))
+    }
 
 
 def pythons() -> list[str]:
     """Every supported Python on this machine, the one that runs the tests first."""
-    found = [sys.executable, *(shutil.which(f"python3.{minor}") or "" for minor in (11, 12, 13, 14))]
+    found = [
+        sys.executable,
+        *(shutil.which(f"python3.{minor}") or "" for minor in (11, 12, 13, 14)),
+    ]
     kept = {}
     for path in [*found, str(DEBIAN_PYTHON)]:
         if not path:
             continue
-        told = subprocess.run([path, "-IS", "-c", "import sys; print(sys.version)"], capture_output=True, text=True)
+        told = subprocess.run(
+            [path, "-IS", "-c", "import sys; print(sys.version)"], capture_output=True, text=True
+        )
         if told.returncode == 0 and told.stdout >= "3.11":
             kept.setdefault(told.stdout, path)
     return list(kept.values())
 
 
 def delivers(command: list[str | Path], folder: Path) -> None:
-    """Starts the agent on a simulated node until a collector has a batch of it, and stops it in order."""
+    """Starts the agent on a simulated node until a collector has a batch of it, and stops it in
+    order.
+    """
     with sink() as target:
         settings = {
             "SOURCE": "simulated",
@@ -66,7 +84,10 @@ def delivers(command: list[str | Path], folder: Path) -> None:
             "SAMPLE_INTERVAL_S": "0.1",
             "PUSH_INTERVAL_S": "1",
         }
-        environment = {**bare(), **{f"GPULEDGER_AGENT_{name}": value for name, value in settings.items()}}
+        environment = {
+            **bare(),
+            **{f"GPULEDGER_AGENT_{name}": value for name, value in settings.items()},
+        }
         log = folder / "log"
         with log.open("wb") as file:
             process = subprocess.Popen([*command, "run"], env=environment, stderr=file, cwd=folder)

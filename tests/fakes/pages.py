@@ -1,4 +1,6 @@
-"""Reads a page as a strict reader would: every tag closed, ids once, labels that exist, nothing foreign or running."""
+"""Reads a page as a strict reader would: every tag closed, ids once, labels that exist, nothing
+foreign or running.
+"""
 
 import asyncio
 import re
@@ -102,9 +104,13 @@ class Page(HTMLParser):
 
     def _check(self) -> None:
         if len(set(self.ids)) != len(self.ids):
-            self.faults.append(f"ids twice: {sorted({one for one in self.ids if self.ids.count(one) > 1})}")
+            self.faults.append(
+                f"ids twice: {sorted({one for one in self.ids if self.ids.count(one) > 1})}"
+            )
         self.faults += [f"nothing has id {one}" for one in self.pointed if one not in self.ids]
-        self.faults += [f"no #{link[1:]}" for link in self.links if link[:1] == "#" and link[1:] not in self.ids]
+        self.faults += [
+            f"no #{link[1:]}" for link in self.links if link[:1] == "#" and link[1:] not in self.ids
+        ]
         if self.headings[:1] != [1] or self.headings.count(1) != 1:
             self.faults.append("not exactly one h1, first")
         self.faults += [
@@ -112,7 +118,9 @@ class Page(HTMLParser):
             for before, after in zip(self.headings, self.headings[1:], strict=False)
             if after > before + 1
         ]
-        self.faults += [f"no <{one}>" for one in ("header", "main", "footer", "title") if one not in self.marks]
+        self.faults += [
+            f"no <{one}>" for one in ("header", "main", "footer", "title") if one not in self.marks
+        ]
 
     def table(self, head: str) -> Table:
         """The first table whose first cell of its head is this."""

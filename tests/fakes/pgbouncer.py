@@ -33,7 +33,9 @@ logfile = {folder}/pgbouncer-{port}.log
 
 @contextlib.contextmanager
 def pgbouncer(server: Engine, mode: str, more: str = "", **users: str) -> Iterator[str]:
-    """The owner's DSN through a pooler that runs until the block ends; `users` are further roles with passwords."""
+    """The owner's DSN through a pooler that runs until the block ends; `users` are further roles
+    with passwords.
+    """
     program = shutil.which("pgbouncer", path=os.environ["PATH"] + ":/usr/sbin")
     if program is None:
         lacking("no pgbouncer: apt-get install pgbouncer")
@@ -42,7 +44,12 @@ def pgbouncer(server: Engine, mode: str, more: str = "", **users: str) -> Iterat
     configuration = server.folder / f"pgbouncer-{port}.ini"
     configuration.write_text(
         CONFIGURATION.format(
-            database=DATABASE, server_port=server.port, port=port, folder=server.folder, mode=mode, more=more
+            database=DATABASE,
+            server_port=server.port,
+            port=port,
+            folder=server.folder,
+            mode=mode,
+            more=more,
         )
     )
     passwords = server.folder / f"users-{port}.txt"
@@ -54,7 +61,11 @@ def pgbouncer(server: Engine, mode: str, more: str = "", **users: str) -> Iterat
     for path in (configuration, passwords, log) if user is not None else ():
         os.chown(path, user.uid, user.gid)
     process = subprocess.Popen(
-        [program, "-q", configuration], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", **own
+        [program, "-q", configuration],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        **own,
     )
     try:
         deadline = time.monotonic() + 60
@@ -64,7 +75,9 @@ def pgbouncer(server: Engine, mode: str, more: str = "", **users: str) -> Iterat
                 break
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
-        yield make_conninfo("", host="127.0.0.1", port=port, user=OWNER, password=server.password, dbname=DATABASE)
+        yield make_conninfo(
+            "", host="127.0.0.1", port=port, user=OWNER, password=server.password, dbname=DATABASE
+        )
     finally:
         process.terminate()
         process.wait(30)

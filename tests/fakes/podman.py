@@ -1,7 +1,10 @@
-"""A real podman service on a unix socket. Only the last step is stood in for: its OCI runtime isolates nothing.
+"""A real podman service on a unix socket.
 
-A CDI specification named nvidia.com/gpu is put where podman looks for them, and taken away again; where the machine has
-one of its own, or has no podman, or the user is not root, the test is skipped.
+Only the last step is stood in for: its OCI runtime isolates nothing.
+
+A CDI specification named nvidia.com/gpu is put where podman looks for them, and taken away again;
+where the machine has one of its own, or has no podman, or the user is not root, the test is
+skipped.
 """
 
 import contextlib
@@ -77,7 +80,16 @@ class Podman:
 
     def run(self, name, *words):
         made = self._call(
-            "run", "-d", "--name", name, "--network", "host", *words, "--rootfs", self._folder / "rootfs", "x"
+            "run",
+            "-d",
+            "--name",
+            name,
+            "--network",
+            "host",
+            *words,
+            "--rootfs",
+            self._folder / "rootfs",
+            "x",
         )
         self._names.append(name)
         if made.returncode:
@@ -102,9 +114,17 @@ class Podman:
 
 @contextlib.contextmanager
 def running():
-    """A podman until the end of the block; all that it keeps lies in a folder of its own of a short name."""
-    specifications = [one for place in (Path("/etc/cdi"), CDI.parent) if place.is_dir() for one in place.iterdir()]
-    if shutil.which("podman") is None or os.geteuid() != 0 or any("nvidia" in one.name for one in specifications):
+    """A podman until the end of the block; all that it keeps lies in a folder of its own of a short
+    name.
+    """
+    specifications = [
+        one for place in (Path("/etc/cdi"), CDI.parent) if place.is_dir() for one in place.iterdir()
+    ]
+    if (
+        shutil.which("podman") is None
+        or os.geteuid() != 0
+        or any("nvidia" in one.name for one in specifications)
+    ):
         pytest.skip("needs podman, root, and no CDI specification of NVIDIA's")
     made = not CDI.parent.exists()
     CDI.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +137,9 @@ def running():
     finally:
         podman.close()
         until = time.monotonic() + 30
-        while folder.exists() and time.monotonic() < until:  # conmon may still be writing that a container has ended
+        while (
+            folder.exists() and time.monotonic() < until
+        ):  # conmon may still be writing that a container has ended
             shutil.rmtree(folder, ignore_errors=True)
         CDI.unlink()
         if made:

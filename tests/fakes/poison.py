@@ -31,12 +31,16 @@ class Poison:
     answers: frozenset[int]
 
 
-def of_batch(name: str, plain: bytes, answers: set[int], encoding: str = "zstd", kind: str = "msgpack") -> Poison:
+def of_batch(
+    name: str, plain: bytes, answers: set[int], encoding: str = "zstd", kind: str = "msgpack"
+) -> Poison:
     body = {"zstd": zstd.compress, "gzip": gzip.compress}.get(encoding, bytes)(plain)
     return raw(name, body, answers, encoding, kind)
 
 
-def raw(name: str, body: bytes, answers: set[int], encoding: str = "zstd", kind: str = "msgpack") -> Poison:
+def raw(
+    name: str, body: bytes, answers: set[int], encoding: str = "zstd", kind: str = "msgpack"
+) -> Poison:
     sent = {"Content-Type": f"application/{kind}", "Content-Encoding": encoding}
     return Poison(name, BATCHES, body, sent, frozenset(answers))
 
@@ -50,10 +54,18 @@ def columns(values: list[float], kind: str = "f4") -> dict[str, Column]:
 
 
 def odd_numbers(seq: int) -> bytes:
-    """NaN, infinities, the largest and smallest floats as readings: stored as absent, or as what they are."""
+    """NaN, infinities, the largest and smallest floats as readings: stored as absent, or as what
+    they are.
+    """
     values = [math.nan, math.inf, -math.inf, 3.4e38, -3.4e38, 1e-45] * 2
     return encode(
-        batch(seq, "poison", samples=samples(2, range(NOON_MS, NOON_MS + 60_000, 10_000), gpu_utilization_ratio=values))
+        batch(
+            seq,
+            "poison",
+            samples=samples(
+                2, range(NOON_MS, NOON_MS + 60_000, 10_000), gpu_utilization_ratio=values
+            ),
+        )
     )
 
 
@@ -62,12 +74,22 @@ def poisons(seq: int) -> Iterator[Poison]:
     good = encode(batch(seq, "poison"))
     partial, no_text = {200, 422}, {400, 422}
     yield of_batch("NaN, infinities and extremes as readings", odd_numbers(seq), {200})
-    yield of_batch("the same key with other bytes", encode(batch(seq, "poison", workloads=[workload("x")])), {409})
+    yield of_batch(
+        "the same key with other bytes",
+        encode(batch(seq, "poison", workloads=[workload("x")])),
+        {409},
+    )
     changed = batch(seq, "poison-2")
-    yield of_batch("a tag of 1 MiB", with_parts(changed, workloads=[workload(tags={"team": "x" * MIB})]), {422})
+    yield of_batch(
+        "a tag of 1 MiB", with_parts(changed, workloads=[workload(tags={"team": "x" * MIB})]), {422}
+    )
     tags = {f"tag-{number}": "x" for number in range(50_000)}
-    yield of_batch("50,000 tags", with_parts(changed, seq=seq + 1, workloads=[workload(tags=tags)]), {409, 422})
-    yield of_batch("a NUL in a name", with_parts(changed, seq=seq + 2, workloads=[workload("a\0b")]), {422})
+    yield of_batch(
+        "50,000 tags", with_parts(changed, seq=seq + 1, workloads=[workload(tags=tags)]), {409, 422}
+    )
+    yield of_batch(
+        "a NUL in a name", with_parts(changed, seq=seq + 2, workloads=[workload("a\0b")]), {422}
+    )
     twisted = good.replace(b"job-1", b"\xff\xfe\xc0\x80\xed")
     yield of_batch("bad UTF-8", twisted, no_text)
     yield of_batch(
@@ -78,13 +100,17 @@ def poisons(seq: int) -> Iterator[Poison]:
     yield of_batch(
         "more time than there is",
         with_parts(
-            changed, seq=seq + 4, usage_intervals=[held(0, NOON_MS, NOON_MS + 1000, held_ms=2**62, busy_ms=2**62)]
+            changed,
+            seq=seq + 4,
+            usage_intervals=[held(0, NOON_MS, NOON_MS + 1000, held_ms=2**62, busy_ms=2**62)],
         ),
         {422},
     )
     yield of_batch(
         "instants before 1970 and after 9999",
-        with_parts(changed, seq=seq + 5, samples=Samples([0, 0], [-(2**62), 2**62], columns([1.0, 2.0]))),
+        with_parts(
+            changed, seq=seq + 5, samples=Samples([0, 0], [-(2**62), 2**62], columns([1.0, 2.0]))
+        ),
         {422},
     )
     yield of_batch(
@@ -94,7 +120,9 @@ def poisons(seq: int) -> Iterator[Poison]:
     )
     yield of_batch(
         "a metric that does not exist",
-        with_parts(changed, seq=seq + 7, samples=Samples([0], [NOON_MS], {"none": Column("f4", b"1234")})),
+        with_parts(
+            changed, seq=seq + 7, samples=Samples([0], [NOON_MS], {"none": Column("f4", b"1234")})
+        ),
         {422},
     )
     yield from _wrongly_packed()
@@ -120,20 +148,28 @@ def _packings(good: bytes) -> Iterator[Poison]:
     yield of_batch("a bomb of gzip", bytes(80 * MIB), {413}, "gzip")
     yield of_batch("lists without end", msgpack_lists(3_000_000), {400, 413})
     yield of_batch(
-        "a list that claims 4,000,000,000 entries", b"\x81\xa9usage intervals\xdd\xee\x6b\x28\x00", {400, 413}
+        "a list that claims 4,000,000,000 entries",
+        b"\x81\xa9usage intervals\xdd\xee\x6b\x28\x00",
+        {400, 413},
     )
     yield of_batch("JSON 100,000 deep", b'{"version":' + b"[" * 100_000, {400}, "gzip", "json")
-    yield of_batch("JSON with NaN", json.dumps({"version": math.nan}).encode(), {400}, "gzip", "json")
+    yield of_batch(
+        "JSON with NaN", json.dumps({"version": math.nan}).encode(), {400}, "gzip", "json"
+    )
     yield raw("nothing", b"", {400})
 
 
 def msgpack_lists(entries: int) -> bytes:
-    """A batch whose list of usage intervals holds nothing but nil: a byte on the wire, many in memory."""
+    """A batch whose list of usage intervals holds nothing but nil: a byte on the wire, many in
+    memory.
+    """
     whole = msgspec.msgpack.decode(encode(batch(1, "poison-3", epoch=EPOCH)))
     whole["usage_intervals"] = []
     head = msgspec.msgpack.encode(whole)
     key = msgspec.msgpack.encode("usage_intervals")
-    return head.replace(key + b"\x90", key + b"\xdd" + struct.pack(">I", entries) + b"\xc0" * entries)
+    return head.replace(
+        key + b"\x90", key + b"\xdd" + struct.pack(">I", entries) + b"\xc0" * entries
+    )
 
 
 def _of_prometheus() -> Iterator[Poison]:
@@ -144,7 +180,9 @@ def _of_prometheus() -> Iterator[Poison]:
     yield of_prometheus("remote write: a bomb", b"\xff\xff\xff\xff\x07" + bytes(100), {413})
     yield of_prometheus("remote write: a length that lies", b"\x64" + snappy(good)[1:], {400})
     yield of_prometheus(
-        "remote write: a label of 1 MiB", snappy(one([Point(labels(name, namespace="x" * MIB), 1.0, now)])), {400, 413}
+        "remote write: a label of 1 MiB",
+        snappy(one([Point(labels(name, namespace="x" * MIB), 1.0, now)])),
+        {400, 413},
     )
     yield of_prometheus(
         "remote write: 5,000 labels",
@@ -152,12 +190,19 @@ def _of_prometheus() -> Iterator[Poison]:
         {400, 413},
     )
     yield of_prometheus(
-        "remote write: bad UTF-8", snappy(good.replace(b"nvidia0", b"\xff\xfe\xc0\x80\xed\xa0\x80")), {400}
+        "remote write: bad UTF-8",
+        snappy(good.replace(b"nvidia0", b"\xff\xfe\xc0\x80\xed\xa0\x80")),
+        {400},
     )
     yield of_prometheus(
         "remote write: NaN and infinity",
         snappy(
-            one([Point(labels(name, gpu), value, now) for gpu, value in enumerate((math.nan, math.inf, -math.inf))])
+            one(
+                [
+                    Point(labels(name, gpu), value, now)
+                    for gpu, value in enumerate((math.nan, math.inf, -math.inf))
+                ]
+            )
         ),
         {204, 400},
     )

@@ -1,4 +1,6 @@
-"""Ports of loopback for processes that are started a moment later, and started again on the same port."""
+"""Ports of loopback for processes that are started a moment later, and started again on the same
+port.
+"""
 
 import random
 import socket
@@ -12,8 +14,9 @@ _chance = random.SystemRandom()  # not the seeded one: every worker would choose
 def free_port() -> int:
     """A port on which nobody listens now, and that the system gives to no connection by itself.
 
-    Below the range from which outgoing connections are numbered: one of the many of these tests would else take it
-    between this answer and the listener, or while the listener is being restarted.
+    Below the range from which outgoing connections are numbered: one of the many of these tests
+    would else take it between this answer and the listener, or while the listener is being
+    restarted.
     """
     highest = int(OWN_CHOICE.read_text().split()[0]) if OWN_CHOICE.exists() else 0
     for _ in range(50 if highest > LOWEST + 1000 else 0):

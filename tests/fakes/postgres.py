@@ -24,7 +24,8 @@ _numbers = itertools.count(1)
 _admins: dict[str, str] = {}
 """By the DSN of a session's server: that of its superuser."""
 _makers: dict[str, psycopg.Connection] = {}
-"""By the DSN of a session's server: a connection of its superuser, which makes and drops databases."""
+"""By the DSN of a session's server: a connection of its superuser, which makes and drops databases.
+"""
 _templates: dict[str, Templates] = {}
 """By the DSN of a session's server: the worlds on it."""
 _users: list[object] = []
@@ -41,11 +42,13 @@ def open_folder(prefix: str = "gpuledger-test-") -> Path:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """DSN of the session's server; its database is migrated and serves as the template, so leave it alone.
+    """DSN of the session's server; its database is migrated and serves as the template, so leave it
+    alone.
 
-    One server, however many folders of tests take this fixture. TEST_POSTGRES_DSN names an empty database of another
-    one (Postgres 15 to 18) to run the tests on; where it has the extension citus, they run on distributed tables.
-    Rating starts no processes here, which on a slow machine it does for any month: tests of them ask for them.
+    One server, however many folders of tests take this fixture. TEST_POSTGRES_DSN names an empty
+    database of another one (Postgres 15 to 18) to run the tests on; where it has the extension
+    citus, they run on distributed tables. Rating starts no processes here, which on a slow machine
+    it does for any month: tests of them ask for them.
     """
     rating.WORKERS_FROM_S = math.inf
     _users.append(object())
@@ -66,8 +69,14 @@ def _started() -> Iterator[None]:
         if not (dsn := os.environ.get("TEST_POSTGRES_DSN")):
             folder = open_folder()
             cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
-            # The tests lose nothing when this machine's power fails, and log in some tens of thousands of times.
-            options = {"fsync": "off", "full_page_writes": "off", "max_connections": "100", "scram_iterations": "1"}
+            # The tests lose nothing when this machine's power fails, and log in some tens of
+            # thousands of times.
+            options = {
+                "fsync": "off",
+                "full_page_writes": "off",
+                "max_connections": "100",
+                "scram_iterations": "1",
+            }
             server = EmbeddedServer(folder, options=options)
             cleanup.callback(server.release)
             dsn = server.acquire()
@@ -77,8 +86,11 @@ def _started() -> Iterator[None]:
             if distribution.has_citus(connection):
                 distribution.distribute(connection, shards=2)
         templates = Templates(partial(fresh_database, dsn))
-        # They make and drop every database: a connection for each of these would cost a third as much as the copy.
-        _makers[dsn] = psycopg.connect(make_conninfo(administrator(dsn), dbname="postgres"), autocommit=True)
+        # They make and drop every database: a connection for each of these would cost a third as
+        # much as the copy.
+        _makers[dsn] = psycopg.connect(
+            make_conninfo(administrator(dsn), dbname="postgres"), autocommit=True
+        )
         cleanup.callback(lambda: _makers.pop(dsn).close())
         cleanup.callback(templates.close)
         cleanup.callback(_templates.clear)
@@ -87,7 +99,9 @@ def _started() -> Iterator[None]:
 
 
 def administrator(postgres: str) -> str:
-    """The DSN of a superuser of the session's server; the owner of the ledger is none on the embedded one."""
+    """The DSN of a superuser of the session's server; the owner of the ledger is none on the
+    embedded one.
+    """
     return _admins.get(postgres, postgres)
 
 
@@ -99,7 +113,9 @@ def superuser(postgres: str, dsn: str) -> str:
 
 @contextlib.contextmanager
 def fresh_database(postgres: str, template: str | None = None) -> Iterator[str]:
-    """DSN of a new database, migrated and empty or a copy of `template`, dropped at the end of the block."""
+    """DSN of a new database, migrated and empty or a copy of `template`, dropped at the end of the
+    block.
+    """
     name = f"test_{next(_numbers)}"
     given = conninfo_to_dict(postgres)
     owner = f'OWNER "{given["user"]}"' if "user" in given else ""
@@ -118,12 +134,16 @@ def _maker(postgres: str) -> contextlib.AbstractContextManager[psycopg.Connectio
     """The open connection of the superuser to a session's server, or a new one to any other server."""
     if postgres in _makers:
         return contextlib.nullcontext(_makers[postgres])
-    return psycopg.connect(make_conninfo(administrator(postgres), dbname="postgres"), autocommit=True)
+    return psycopg.connect(
+        make_conninfo(administrator(postgres), dbname="postgres"), autocommit=True
+    )
 
 
 @pytest.fixture
 def dsn(postgres: str, request: pytest.FixtureRequest) -> Iterator[str]:
-    """DSN of a database of this test's own: migrated and empty, or furnished as the world that the test takes."""
+    """DSN of a database of this test's own: migrated and empty, or furnished as the world that the
+    test takes.
+    """
     templates = [_templates[postgres].name_for(furnish) for furnish in worlds_of(request)]
     assert len(templates) < 2, f"{request.node.name} takes two worlds, and can have one database"
     with fresh_database(postgres, *templates) as own:

@@ -46,7 +46,11 @@ class CollectorProcess:
     def start(self) -> None:
         with (self.folder / "collector.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [self.programs / "gpuledger", "serve"], env=self.environment, stdout=log, stderr=log, cwd=self.folder
+                [self.programs / "gpuledger", "serve"],
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
             )
 
     def wait_ready(self, seconds: float = 120) -> None:
@@ -94,7 +98,9 @@ class CollectorProcess:
         """Process ids of the workers by their numbers, where there are several."""
         assert self.process is not None
         found = {}
-        for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+        for pid in (
+            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        ):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 if b"--worker" in words:
@@ -135,7 +141,9 @@ class CollectorProcess:
 
 
 @contextlib.contextmanager
-def collector_process(folder: Path, programs: Path = BIN, **settings: str) -> Iterator[CollectorProcess]:
+def collector_process(
+    folder: Path, programs: Path = BIN, **settings: str
+) -> Iterator[CollectorProcess]:
     """A running collector; it and its database are gone when the block ends."""
     made = CollectorProcess(folder, programs, **settings)
     made.start()

@@ -1,4 +1,6 @@
-"""Hypothesis profiles: `default` for every run, `long` (10,000 examples) by HYPOTHESIS_PROFILE=long."""
+"""Hypothesis profiles: `default` for every run, `long` (10,000 examples) by
+HYPOTHESIS_PROFILE=long.
+"""
 
 import os
 
@@ -8,16 +10,21 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 LONG_FACTOR = 20
 
 settings.register_profile("default", max_examples=50, deadline=None)
-settings.register_profile("long", max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "long", max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def load():
-    """Load the profile that the environment asks for; the same for all tests, whichever are collected."""
+    """Load the profile that the environment asks for; the same for all tests, whichever are
+    collected.
+    """
     settings.load_profile(PROFILE)
 
 
 def examples(count: int) -> settings:
-    """Settings of a law whose examples each cost a database or a long simulation: so many, and 20 times that in `long`.
+    """Settings of a law whose examples each cost a database or a long simulation: so many, and 20
+    times that in `long`.
 
     Its fixtures serve all of its examples.
     """

@@ -1,4 +1,6 @@
-"""A sender of remote write built with the real protobuf classes, and a page of a dcgm-exporter to scrape."""
+"""A sender of remote write built with the real protobuf classes, and a page of a dcgm-exporter to
+scrape.
+"""
 
 import struct
 from collections.abc import Iterable, Sequence
@@ -33,7 +35,9 @@ class Point:
     at_ms: int
 
 
-def labels(name: str, gpu: int = 0, node: str = "node-1", **others: str) -> tuple[tuple[str, str], ...]:
+def labels(
+    name: str, gpu: int = 0, node: str = "node-1", **others: str
+) -> tuple[tuple[str, str], ...]:
     """Labels as dcgm-exporter and Prometheus make them, sorted."""
     made = {
         "__name__": name,
@@ -64,9 +68,14 @@ VALUES = {
 }
 
 
-def scrape(at_ms: int, gpu: int = 0, values: dict[str, float] | None = None, **others: str) -> list[Point]:
+def scrape(
+    at_ms: int, gpu: int = 0, values: dict[str, float] | None = None, **others: str
+) -> list[Point]:
     """One scrape of one GPU."""
-    return [Point(labels(name, gpu, **others), value, at_ms) for name, value in (values or VALUES).items()]
+    return [
+        Point(labels(name, gpu, **others), value, at_ms)
+        for name, value in (values or VALUES).items()
+    ]
 
 
 def one(points: Iterable[Point]) -> bytes:

@@ -1,10 +1,13 @@
-"""A broken network between HTTP senders and a receiver: a proxy that knows where messages begin and end.
+"""A broken network between HTTP senders and a receiver: a proxy that knows where messages begin and
+end.
 
-What it does to the n-th request follows from the seed and n alone. A *fault* is one act that a good relay would not
-have done, counted by kind when it is done: what an earlier fault made impossible is not done and not counted.
+What it does to the n-th request follows from the seed and n alone. A *fault* is one act that a good
+relay would not have done, counted by kind when it is done: what an earlier fault made impossible is
+not done and not counted.
 
-As a process (`python proxy.py --seed S --upstream PORT`) it takes one command a line on standard input and tells
-events and answers as JSON lines: `upstream PORT`, `faults RATE`, `catch POINT`, `release`, `counts`.
+As a process (`python proxy.py --seed S --upstream PORT`) it takes one command a line on standard
+input and tells events and answers as JSON lines: `upstream PORT`, `faults RATE`, `catch POINT`,
+`release`, `counts`.
 """
 
 import argparse
@@ -252,7 +255,9 @@ class FaultProxy:
             await client.send(http_answer("200 OK", PORTAL))
             return server
         if kind == "answer of a gateway":
-            await client.send(http_answer(chance.choice(GATEWAY), b"a gateway says so", "Retry-After: 0\r\n"))
+            await client.send(
+                http_answer(chance.choice(GATEWAY), b"a gateway says so", "Retry-After: 0\r\n")
+            )
             return server
         if kind == "answer delayed":
             await asyncio.sleep(chance.uniform(0.001, 0.05))
@@ -299,7 +304,9 @@ def chosen(chance: random.Random, kinds: dict, rate: float) -> str | None:
 
 
 def http_answer(status: str, body: bytes, more: str = "") -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: text/html\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: text/html\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -362,10 +369,17 @@ async def main() -> None:
     parser.add_argument("--upstream", type=int, required=True)
     parser.add_argument("--rate", type=float, default=0.6)
     given = parser.parse_args()
-    proxy = FaultProxy(given.upstream, given.seed, given.rate, tell=lambda event: print(json.dumps(event), flush=True))
+    proxy = FaultProxy(
+        given.upstream,
+        given.seed,
+        given.rate,
+        tell=lambda event: print(json.dumps(event), flush=True),
+    )
     print(json.dumps({"port": await proxy.listen()}), flush=True)
     lines = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
+    )
     while line := await lines.readline():
         proxy.command(line.decode())
 

@@ -1,7 +1,8 @@
-"""Programs that stand ready built beside the project, in ../shared/engines: Helm, kubeconform, etcd, kube-apiserver.
+"""Programs that stand ready built beside the project, in ../shared/engines: Helm, kubeconform,
+etcd, kube-apiserver.
 
-They are in no package index that CI installs from. So their tests are skipped with a reason where that folder is
-missing, also where GPULEDGER_TEST_ENGINES asks for every other engine.
+They are in no package index that CI installs from. So their tests are skipped with a reason where
+that folder is missing, also where GPULEDGER_TEST_ENGINES asks for every other engine.
 """
 
 import contextlib
@@ -28,7 +29,9 @@ CRDS = FOLDER.parent / "data" / "crds"
 
 @contextmanager
 def unpacked(archive: str) -> Iterator[Path]:
-    """The folder with the programs of the one archive whose name begins so; skips the test where it is missing."""
+    """The folder with the programs of the one archive whose name begins so; skips the test where it
+    is missing.
+    """
     archives = sorted(FOLDER.glob(f"{archive}-*.tar.xz"))
     if not archives:
         pytest.skip(f"no {archive} in ../shared/engines")
@@ -54,8 +57,8 @@ _PATIENCE_S = 300
 class ControlPlane:
     """etcd and kube-apiserver on the loopback: no scheduler, no controllers, no kubelet.
 
-    `account` is a folder with `token` and `ca.crt`, as every pod has it: of a user with no right until a test grants
-    it.
+    `account` is a folder with `token` and `ca.crt`, as every pod has it: of a user with no right
+    until a test grants it.
     """
 
     def __init__(self, programs: Path, folder: Path) -> None:
@@ -69,7 +72,9 @@ class ControlPlane:
         folder = self._folder
         leaf, key = certificates(folder)
         signing = folder / "accounts.key"
-        subprocess.run(["openssl", "genrsa", "-out", str(signing), "2048"], check=True, capture_output=True)
+        subprocess.run(
+            ["openssl", "genrsa", "-out", str(signing), "2048"], check=True, capture_output=True
+        )
         (folder / "token").write_text(TOKEN)
         tokens = folder / "tokens.csv"
         tokens.write_text(f'{TOKEN},agent,1\n{ADMIN_TOKEN},admin,2,"system:masters"\n')
@@ -101,7 +106,9 @@ class ControlPlane:
     def log(self) -> str:
         return "".join(path.read_text()[-3000:] for path in sorted(self._folder.glob("*.log")))
 
-    def request(self, method: str, path: str, body: object = None, kind: str = "application/json") -> dict[str, object]:
+    def request(
+        self, method: str, path: str, body: object = None, kind: str = "application/json"
+    ) -> dict[str, object]:
         """Ask as administrator. Raises AssertionError with the server's words unless it agrees."""
         context = ssl.create_default_context(cafile=str(self._folder / "ca.crt"))
         line = http.client.HTTPSConnection("127.0.0.1", self._port, context=context, timeout=60)
@@ -125,14 +132,19 @@ class ControlPlane:
     def _spawn(self, name: str, *arguments: str) -> None:
         with (self._folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [program(self._programs, name), *arguments], stdout=log, stderr=log, cwd=self._folder
+                [program(self._programs, name), *arguments],
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
             )
         self._processes.append(process)
 
 
 @contextmanager
 def control_plane() -> Iterator[ControlPlane]:
-    """A control plane without nodes until the end of the block; skips the test where its programs are missing."""
+    """A control plane without nodes until the end of the block; skips the test where its programs
+    are missing.
+    """
     with unpacked("etcd") as programs:
         plane = ControlPlane(programs, open_folder("gpuledger-control-plane-"))
         try:

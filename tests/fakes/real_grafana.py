@@ -1,7 +1,9 @@
-"""A Grafana that already runs, over its HTTP API: data sources, boards, and queries as its panels send them.
+"""A Grafana that already runs, over its HTTP API: data sources, boards, and queries as its panels
+send them.
 
-`GPULEDGER_TEST_GRAFANA_URL` names it, such as http://admin:admin@127.0.0.1:3000; its visitor must be an administrator.
-What the tests make in it they delete again. Grafana must reach the tests' Postgres, so it runs on the same machine.
+`GPULEDGER_TEST_GRAFANA_URL` names it, such as http://admin:admin@127.0.0.1:3000; its visitor must
+be an administrator. What the tests make in it they delete again. Grafana must reach the tests'
+Postgres, so it runs on the same machine.
 """
 
 import base64
@@ -37,14 +39,18 @@ class RealGrafana:
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON of an answer."""
         sent = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data=sent, headers=self._headers, method=method)
+        request = urllib.request.Request(
+            self.url + path, data=sent, headers=self._headers, method=method
+        )
         # A proxy of the environment does not lead to a Grafana of this machine.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=120) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
-            raise Refused(f"{method} {path}: {error.code} {error.read().decode(errors='replace')}") from error
+            raise Refused(
+                f"{method} {path}: {error.code} {error.read().decode(errors='replace')}"
+            ) from error
 
     def add_postgres(self, dsn: str) -> None:
         """A data source over a database, as the provisioning file describes it."""
@@ -61,7 +67,11 @@ class RealGrafana:
                 "url": f"{target['host']}:{target['port']}",
                 "user": target["user"],
                 "database": target["dbname"],
-                "jsonData": {"database": target["dbname"], "sslmode": "disable", "postgresVersion": 1500},
+                "jsonData": {
+                    "database": target["dbname"],
+                    "sslmode": "disable",
+                    "postgresVersion": 1500,
+                },
                 "secureJsonData": {"password": target["password"]},
             },
         )
@@ -86,7 +96,9 @@ class RealGrafana:
         self.call("DELETE", f"/api/dashboards/uid/test-{board['uid']}")
 
     def ask(self, sql: str, form: str, span: Range, interval_s: float) -> list[dict[str, Any]]:
-        """The frames of one query, as a panel gets them: Grafana expands macros, and makes wide series of long ones."""
+        """The frames of one query, as a panel gets them: Grafana expands macros, and makes wide
+        series of long ones.
+        """
         answer = self.call(
             "POST",
             "/api/ds/query",

@@ -14,7 +14,16 @@ from fakes.processes import BIN, CollectorProcess
 
 QUICK = {
     f"GPULEDGER_{name}_SECONDS": "1"
-    for name in ("ROLL_UP", "RATE", "BUDGET", "SEND", "NOTIFICATION", "SCALING", "IDLE", "SHUTDOWN_DELAY")
+    for name in (
+        "ROLL_UP",
+        "RATE",
+        "BUDGET",
+        "SEND",
+        "NOTIFICATION",
+        "SCALING",
+        "IDLE",
+        "SHUTDOWN_DELAY",
+    )
 } | {"GPULEDGER_PACK_AFTER_DAYS": "3650"}
 """Jobs every second, a second to leave, and samples that stay where tests count them."""
 
@@ -39,7 +48,9 @@ class Replica(CollectorProcess):
 
     def job_runs(self) -> int:
         """Runs of jobs that it ended since its start."""
-        found = re.findall(r"^gpuledger_job_runs_total\{.*\} ([0-9.]+)$", self.get("/metrics")[1], re.MULTILINE)
+        found = re.findall(
+            r"^gpuledger_job_runs_total\{.*\} ([0-9.]+)$", self.get("/metrics")[1], re.MULTILINE
+        )
         return round(sum(map(float, found)))
 
     def ready(self) -> bool:
@@ -54,7 +65,9 @@ class Replica(CollectorProcess):
 class Patched(Replica):
     """A collector of another version: the same code with other migrations."""
 
-    def __init__(self, folder: Path, number: int, dsn: str, migrations: Path, **settings: str) -> None:
+    def __init__(
+        self, folder: Path, number: int, dsn: str, migrations: Path, **settings: str
+    ) -> None:
         super().__init__(folder, number, dsn, **settings)
         self._code = (
             "import pathlib; from gpuledger_collector.storage.server import schema_version;"
@@ -99,7 +112,9 @@ def until(what, seconds: float = 90) -> float:
 
 
 class Balancer:
-    """Connections go in turn to the upstreams of which /readyz said 200 a moment ago; bytes are not looked at."""
+    """Connections go in turn to the upstreams of which /readyz said 200 a moment ago; bytes are not
+    looked at.
+    """
 
     EVERY_S = 0.1
 

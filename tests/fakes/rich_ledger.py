@@ -1,11 +1,13 @@
-"""A small ledger with every feature: what changes an amount, an owner or an hour of a bill is in it at least once.
+"""A small ledger with every feature: what changes an amount, an owner or an hour of a bill is in it
+at least once.
 
-October 2025 is closed and was corrected afterwards, November is open. Days are those of Berlin; the last Sunday of
-October has 25 hours. Accelerators are there on four days of October and three of November, so that it is soon made.
+October 2025 is closed and was corrected afterwards, November is open. Days are those of Berlin; the
+last Sunday of October has 25 hours. Accelerators are there on four days of October and three of
+November, so that it is soon made.
 
     from fakes.rich_ledger import rich
 
-    def test_of_mine(rich, run): ...     # a copy of its own; the time of commands is `fakes.fleet.NOW`
+    def test_of_mine(rich, run): ... # a copy of its own; the time of commands is `fakes.fleet.NOW`
 """
 
 from __future__ import annotations
@@ -184,12 +186,15 @@ Big Cloud,EUR,{start}T00:00:00Z,{end}T00:00:00Z,Tax,{start}T00:00:00Z,{end}T00:0
 """
 H100 = "NVIDIA H100 80GB HBM3"
 WHOLE, EUROPEAN, SLICE = (1, 2), 3, 4
-"""Numbers of the accelerators: two of pool train, one of pool eu, and a MIG instance of a board of its own."""
+"""Numbers of the accelerators: two of pool train, one of pool eu, and a MIG instance of a board of
+its own.
+"""
 DAYS = (0, 1, 2, 25), (33, 34, 35)
 """Days on which accelerators were there, of October and November, counted from 1 October."""
 TEAMS = {1: ("vision", "detector"), 2: ("nlp", "translate"), 3: ("speech", "dictate")}
 LATE = [Held(2, 2, 8 * HOUR, 12 * HOUR, idle=HOUR, energy=3_600_000)]
-"""Evidence of the first day that comes after its rating: volume prices of the days after it change."""
+"""Evidence of the first day that comes after its rating: volume prices of the days after it change.
+"""
 CORRECTING = [Held(2, 1, 13 * HOUR, 15 * HOUR, busy=HOUR, energy=1_800_000)]
 """Evidence of the first day that comes after the close of its month."""
 
@@ -226,7 +231,8 @@ def _install(fleet: Fleet) -> None:
     fleet.accelerator(EUROPEAN)
     fleet.accelerator(SLICE, gpu_micro=428_571)
     fleet.connection.execute(
-        "UPDATE accelerator SET device_uuid = 'GPU-board', mig_instance = '3g.40gb' WHERE uuid = 'GPU-0004'"
+        "UPDATE accelerator SET device_uuid = 'GPU-board', mig_instance = '3g.40gb' WHERE uuid ="
+        " 'GPU-0004'"
     )
     for days in DAYS:
         for day in days:
@@ -237,11 +243,15 @@ def _install(fleet: Fleet) -> None:
             fleet.capacity(SLICE, start, end, pool="slices", node="n3")
     for number, (team, project) in TEAMS.items():
         fleet.workload(number, team=team, project=project)
-    fleet.connection.execute("UPDATE workload SET name = 'job-' || external_id, user_name = 'ada' WHERE kind = 'slurm'")
+    fleet.connection.execute(
+        "UPDATE workload SET name = 'job-' || external_id, user_name = 'ada' WHERE kind = 'slurm'"
+    )
 
 
 def _use(fleet: Fleet, days: tuple[int, ...]) -> None:
-    """Have teams hold accelerators on these days; a part of each day is free, unavailable and not observed."""
+    """Have teams hold accelerators on these days; a part of each day is free, unavailable and not
+    observed.
+    """
     for day in days:
         at = day * DAY
         fleet.evidence(
@@ -252,14 +262,21 @@ def _use(fleet: Fleet, days: tuple[int, ...]) -> None:
                 Held(2, 2, at, at + 5 * HOUR, busy=5 * HOUR, energy=7_000_000),
             ]
         )
-        fleet.evidence([Held(3, 3, at + HOUR, at + 21 * HOUR, busy=18 * HOUR, idle=2 * HOUR)], node="n2")
+        fleet.evidence(
+            [Held(3, 3, at + HOUR, at + 21 * HOUR, busy=18 * HOUR, idle=2 * HOUR)], node="n2"
+        )
         fleet.evidence([Held(4, 3, at + 2 * HOUR, at + 6 * HOUR, idle=HOUR)], node="n3")
 
 
 def _book(run: Runner, files: Files, month: str, day: dt.date) -> None:
     """Book a credit, a debit and the truth of a provider's bill of a month."""
     dates = {"day": day, "next": day + dt.timedelta(days=1)}
-    run("apply", files.write(f"entries-{month}.toml", DECLARED_ADJUSTMENTS + ENTRIES.format(month=month, **dates)))
+    run(
+        "apply",
+        files.write(
+            f"entries-{month}.toml", DECLARED_ADJUSTMENTS + ENTRIES.format(month=month, **dates)
+        ),
+    )
     start = day.replace(day=1)
     bounds = {"start": start, "end": (start + dt.timedelta(days=31)).replace(day=1)}
     run("import", "bill", files.write(f"bill-{month}.csv", BILL.format(**bounds, **dates)))
@@ -268,4 +285,6 @@ def _book(run: Runner, files: Files, month: str, day: dt.date) -> None:
 
 
 DECLARED_ADJUSTMENTS = DECLARED[DECLARED.index("[[adjustment]]") : DECLARED.index("[[bill_match]]")]
-"""Policies, which a file of entries repeats: a file has exactly the policies that are in force afterwards."""
+"""Policies, which a file of entries repeats: a file has exactly the policies that are in force
+afterwards.
+"""

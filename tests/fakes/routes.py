@@ -1,10 +1,19 @@
-"""Who may use each operation of the API, and a request of each that is complete but for who sends it."""
+"""Who may use each operation of the API, and a request of each that is complete but for who sends
+it.
+"""
 
 from fakes.two_teams import OWN as OWN_TEAM
 from fakes.two_teams import ROLES, day
 
 DAYS = f"from={day(-4)}&to={day(-1)}"
-OPEN, SIGNED, REPORTING, OWN, FLEET, ADMIN = "open", "signed", "reporting", "own part", "whole fleet", "admin"
+OPEN, SIGNED, REPORTING, OWN, FLEET, ADMIN = (
+    "open",
+    "signed",
+    "reporting",
+    "own part",
+    "whole fleet",
+    "admin",
+)
 ANY_NODE = "reporting of any node"
 RULES = {
     "GET /healthz": OPEN,
@@ -59,6 +68,11 @@ BODIES = {
 
 
 def address(path: str) -> str:
-    """A path of the description with its parameters filled in, none of which names anything that there is."""
+    """A path of the description with its parameters filled in, none of which names anything that
+    there is.
+    """
     query = DAYS + "&budget=1&period=1&notification=1&expires=9999999999999&mac=x"
-    return path.replace("{pool}", "x").replace("{number}", "99").replace("{workload}", "x") + f"?{query}"
+    return (
+        path.replace("{pool}", "x").replace("{number}", "99").replace("{workload}", "x")
+        + f"?{query}"
+    )

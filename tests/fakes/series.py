@@ -10,7 +10,9 @@ MINUTE = 60_000
 
 
 def at_random(dice, days=2, accelerators=4):
-    """Usage intervals in all states, with gaps, of odd lengths, some over the hour and over midnight."""
+    """Usage intervals in all states, with gaps, of odd lengths, some over the hour and over
+    midnight.
+    """
     found = []
     for accelerator in range(accelerators):
         at = dice.randrange(HOUR)
@@ -21,7 +23,11 @@ def at_random(dice, days=2, accelerators=4):
             busy = dice.randrange(long + 1)
             if state == "held":
                 idle, energy = dice.randrange(long - busy + 1), dice.choice([None, long * 300])
-                found.append(Held(accelerator, dice.randrange(6), at, end, busy=busy, idle=idle, energy=energy))
+                found.append(
+                    Held(
+                        accelerator, dice.randrange(6), at, end, busy=busy, idle=idle, energy=energy
+                    )
+                )
             elif state:
                 found.append(Held(accelerator, None, at, end, state))
             at = end

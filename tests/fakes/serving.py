@@ -1,6 +1,8 @@
-"""Inference servers as far as an agent sees them: pages in the form of vLLM, Triton, TGI and SGLang, over real HTTP.
+"""Inference servers as far as an agent sees them: pages in the form of vLLM, Triton, TGI and
+SGLang, over real HTTP.
 
-The lines are those that the servers' own documentation shows, with their histograms and gauges around the counters.
+The lines are those that the servers' own documentation shows, with their histograms and gauges
+around the counters.
 """
 
 import http.server
@@ -83,12 +85,16 @@ sglang:num_requests_total{model_name="meta-llama/Llama-3.1-8B-Instruct"} 4097.0
 
 
 def vllm(prompt: int, generated: int, stop: int, started: float = 1_763_750_000.25) -> str:
-    """A page of vLLM with these counters; three more requests were cut at their length, 99 were aborted."""
+    """A page of vLLM with these counters; three more requests were cut at their length, 99 were
+    aborted.
+    """
     return VLLM.format(prompt=prompt, generated=generated, stop=stop, started=started)
 
 
 class Pages:
-    """What the server answers: `page` gives the text anew for each request; `status` other than 200 is an error."""
+    """What the server answers: `page` gives the text anew for each request; `status` other than 200
+    is an error.
+    """
 
     def __init__(self, page: Callable[[], str]) -> None:
         self.page = page
@@ -118,7 +124,9 @@ def serving(page: Callable[[], str]) -> Iterator[Pages]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     pages.url = f"http://127.0.0.1:{server.server_address[1]}/metrics"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+    )
     thread.start()
     try:
         yield pages

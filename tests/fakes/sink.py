@@ -18,7 +18,11 @@ class Sink:
         self.batches: list[wire.Batch] = []
         self.bodies: dict[tuple[str, int], bytes] = {}
         self.headers: list[dict[str, str]] = []
-        self.answers: Callable[[wire.Batch], Reply | None] = lambda _: (200, {}, b'{"status":"committed"}')
+        self.answers: Callable[[wire.Batch], Reply | None] = lambda _: (
+            200,
+            {},
+            b'{"status":"committed"}',
+        )
         self.url = ""
 
     def committed(self) -> set[tuple[str, int]]:

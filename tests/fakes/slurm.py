@@ -1,8 +1,8 @@
-"""A real Slurm of the test's own: munged, MariaDB, slurmdbd, slurmctld and slurmd on loopback, GPUs that are
-copies of /dev/null.
+"""A real Slurm of the test's own: munged, MariaDB, slurmdbd, slurmctld and slurmd on loopback, GPUs
+that are copies of /dev/null.
 
-Everything lies in one folder with its own configuration, key, sockets and ports, so that it touches no Slurm of the
-machine; the daemons are children of the test and are ended by their own pid.
+Everything lies in one folder with its own configuration, key, sockets and ports, so that it touches
+no Slurm of the machine; the daemons are children of the test and are ended by their own pid.
 """
 
 import contextlib
@@ -22,7 +22,17 @@ from fakes.ports import free_port
 NODE = socket.gethostname().partition(".")[0]
 GPUS = 4
 SHARDS_PER_GPU = 4
-NEEDED = ("munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct", "sacctmgr")
+NEEDED = (
+    "munged",
+    "mariadbd",
+    "mariadb-install-db",
+    "slurmdbd",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "sacct",
+    "sacctmgr",
+)
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "slurm"
 
@@ -135,7 +145,10 @@ class Cluster:
         self._children: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """All daemons and the accounts. Raises AssertionError with the log of the one that failed."""
+        """All daemons and the accounts.
+
+        Raises AssertionError with the log of the one that failed.
+        """
         self._write_configuration()
         home, values = self.home, self._values
         self._spawn(
@@ -161,8 +174,8 @@ class Cluster:
         )
         setup = home / "setup.sql"
         setup.write_text(
-            f"CREATE DATABASE slurm_acct;\nCREATE USER slurm@'127.0.0.1' IDENTIFIED BY '{values['password']}';\n"
-            "GRANT ALL ON slurm_acct.* TO slurm@'127.0.0.1';\n"
+            "CREATE DATABASE slurm_acct;\nCREATE USER slurm@'127.0.0.1' IDENTIFIED BY"
+            f" '{values['password']}';\nGRANT ALL ON slurm_acct.* TO slurm@'127.0.0.1';\n"
         )
         self._spawn(
             "mariadbd",
@@ -183,7 +196,16 @@ class Cluster:
         self._spawn("slurmctld", "-D")
         for account in self.accounts:
             self.run("sacctmgr", "-i", "-Q", "add", "account", account, "cluster=tetra")
-            self.run("sacctmgr", "-i", "-Q", "add", "user", "root,nobody", f"account={account}", "cluster=tetra")
+            self.run(
+                "sacctmgr",
+                "-i",
+                "-Q",
+                "add",
+                "user",
+                "root,nobody",
+                f"account={account}",
+                "cluster=tetra",
+            )
         self._wait(lambda: answers(values["ctld"]), "slurmctld")
         self._spawn("slurmd", "-D")
         self._wait(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T"), "slurmd")
@@ -198,7 +220,8 @@ class Cluster:
             make_device(self.devices / f"nvidia{number}")
         (self.home / "slurm.conf").write_text(SLURM_CONF.format(**self._values))
         (self.home / "gres.conf").write_text(
-            f"Name=gpu Type=h100 File={self.devices}/nvidia[0-{GPUS - 1}]\nName=shard Count={GPUS * SHARDS_PER_GPU}\n"
+            f"Name=gpu Type=h100 File={self.devices}/nvidia[0-{GPUS - 1}]\nName=shard"
+            f" Count={GPUS * SHARDS_PER_GPU}\n"
         )
         dbd = self.home / "slurmdbd.conf"
         dbd.write_text(DBD_CONF.format(**self._values))
@@ -206,8 +229,9 @@ class Cluster:
         for name in ("prolog", "epilog"):
             script = self.home / name
             script.write_text(
-                f"#!/bin/sh\nenv > {self.home}/{name}.env\n"
-                f"GPULEDGER_SLURM_JOBS_DIR={self.jobs}\nexport GPULEDGER_SLURM_JOBS_DIR\nexec {DEPLOY}/{name}.sh\n"
+                "#!/bin/sh\nenv >"
+                f" {self.home}/{name}.env\nGPULEDGER_SLURM_JOBS_DIR={self.jobs}\nexport"
+                f" GPULEDGER_SLURM_JOBS_DIR\nexec {DEPLOY}/{name}.sh\n"
             )
             script.chmod(0o755)
 
@@ -216,11 +240,16 @@ class Cluster:
         assert found is not None, program
         with (self.home / f"{program}.out").open("wb") as log:
             self._children.append(
-                subprocess.Popen([found, *map(str, arguments)], env=self.environment, stdout=log, stderr=log)
+                subprocess.Popen(
+                    [found, *map(str, arguments)], env=self.environment, stdout=log, stderr=log
+                )
             )
 
     def run(self, *command: object) -> str:
-        """What a command of this cluster prints. Raises AssertionError with what it complains about."""
+        """What a command of this cluster prints.
+
+        Raises AssertionError with what it complains about.
+        """
         done = subprocess.run(
             [str(part) for part in command],
             env=self.environment,
@@ -243,10 +272,15 @@ class Cluster:
 
     def log(self, daemon: str) -> str:
         """The end of a daemon's logs."""
-        texts = [path.read_text(errors="replace")[-3000:] for path in self.home.glob(f"{daemon}.[lo][ou][gt]")]
+        texts = [
+            path.read_text(errors="replace")[-3000:]
+            for path in self.home.glob(f"{daemon}.[lo][ou][gt]")
+        ]
         return "\n".join(texts)
 
-    def submit(self, account: str, gres: str, seconds: float, *options: str, user: str = "root") -> str:
+    def submit(
+        self, account: str, gres: str, seconds: float, *options: str, user: str = "root"
+    ) -> str:
         """A batch job that sleeps; its id."""
         script = f"#!/bin/sh\nsleep {seconds}\n"
         done = subprocess.run(
@@ -272,7 +306,9 @@ class Cluster:
         return done.stdout.strip()
 
     def stop(self) -> None:
-        """Ends the jobs, which would outlive slurmd, and then the daemons in the opposite order of their start."""
+        """Ends the jobs, which would outlive slurmd, and then the daemons in the opposite order of
+        their start.
+        """
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
             self.run("scancel", "--state=PENDING")
             self.run("scancel", "--state=RUNNING")
@@ -288,14 +324,19 @@ class Cluster:
 
 def answers(port: object) -> bool:
     """Whether somebody listens on this port of the loopback."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(str(port))), timeout=1):
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", int(str(port))), timeout=1),
+    ):
         return True
     return False
 
 
 @contextlib.contextmanager
 def cluster(home: Path, *accounts: str) -> Iterator[Cluster]:
-    """A running cluster whose accounts are known to slurmdbd; its daemons are gone when the block ends."""
+    """A running cluster whose accounts are known to slurmdbd; its daemons are gone when the block
+    ends.
+    """
     made = Cluster(home, accounts, os.cpu_count() or 1)
     try:
         made.start()

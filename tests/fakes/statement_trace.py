@@ -1,4 +1,6 @@
-"""Which SQL processes run: each text that psycopg sent to a server that took it, written to a file once."""
+"""Which SQL processes run: each text that psycopg sent to a server that took it, written to a file
+once.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def tracing(file: Path) -> Iterator[None]:
 
 
 def trace(file: Path) -> None:
-    """Write each text that this process runs from now on, in one line, the first time that it is run."""
+    """Write each text that this process runs from now on, in one line, the first time that it is
+    run.
+    """
     seen: set[str] = set()
 
     def note(cursor: Any, query: object) -> None:
@@ -58,7 +62,7 @@ def settings(folder: Path, file: Path) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
     tests = Path(__file__).resolve().parents[1]
     (folder / "sitecustomize.py").write_text(
-        f"import sys, pathlib\nsys.path.append({str(tests)!r})\nfrom fakes.statement_trace import trace\n"
-        f"trace(pathlib.Path({str(file)!r}))\n"
+        f"import sys, pathlib\nsys.path.append({str(tests)!r})\nfrom fakes.statement_trace import"
+        f" trace\ntrace(pathlib.Path({str(file)!r}))\n"
     )
     return {"PYTHONPATH": str(folder)}

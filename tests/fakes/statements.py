@@ -1,4 +1,6 @@
-"""The SQL that stands in the product and names a table that Citus distributes, replicates or takes over."""
+"""The SQL that stands in the product and names a table that Citus distributes, replicates or takes
+over.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,18 @@ import gpuledger_collector
 from gpuledger_collector.storage.server.distribution import DISTRIBUTED, REFERENCE
 
 TIED = ("counter_series", "imported_usage", "ingest_batch", "inventory", "node_utilization")
-"""Tables of the coordinator that foreign keys tie to replicated ones: Citus keeps them, but in its own way."""
+"""Tables of the coordinator that foreign keys tie to replicated ones: Citus keeps them, but in its
+own way.
+"""
 PACKAGE = Path(gpuledger_collector.__file__).parent
 SPREAD = "|".join(DISTRIBUTED)
 MANAGED = "|".join([*DISTRIBUTED, *REFERENCE])
 
 
 def _naming(tables: str) -> re.Pattern[str]:
-    return re.compile(rf"\b(?:FROM|JOIN|INTO|UPDATE|USING|COPY)\s+(?:ONLY\s+)?({tables})\b", re.IGNORECASE)
+    return re.compile(
+        rf"\b(?:FROM|JOIN|INTO|UPDATE|USING|COPY)\s+(?:ONLY\s+)?({tables})\b", re.IGNORECASE
+    )
 
 
 USED, KNOWN, TIED_USED = _naming(SPREAD), _naming(MANAGED), _naming("|".join(TIED))
@@ -68,4 +74,6 @@ def never_run(statements: Iterable[str], lines: Iterable[str]) -> list[str]:
 def _pattern(statement: str) -> re.Pattern[str]:
     """What the statement looks like with what the product fills in: values, and parts of the text."""
     parts = re.split(r"\{\w*\}|%\(\w+\)s|%s", statement.partition(": ")[2].replace("%%", "%"))
-    return re.compile(".*?".join(re.escape(part) for part in parts).removeprefix(".*?").removesuffix(".*?"))
+    return re.compile(
+        ".*?".join(re.escape(part) for part in parts).removeprefix(".*?").removesuffix(".*?")
+    )

@@ -1,4 +1,6 @@
-"""What the surfaces of the rich ledger say of a month: commands, and sums of their rows by team and currency."""
+"""What the surfaces of the rich ledger say of a month: commands, and sums of their rows by team and
+currency.
+"""
 
 import csv
 import io
@@ -30,10 +32,14 @@ class Surfaces:
         return out
 
     def bill(self, month, by="team", *more):
-        return json.loads(self.out("chargeback", "--period", month, "--by", by, "--format", "json", *more))
+        return json.loads(
+            self.out("chargeback", "--period", month, "--by", by, "--format", "json", *more)
+        )
 
     def rows(self, month, *more):
-        """Sums of the rows of each team and currency: of the period's own time and of corrections together."""
+        """Sums of the rows of each team and currency: of the period's own time and of corrections
+        together.
+        """
         sums = defaultdict(lambda: defaultdict(Decimal))
         for row in self.bill(month, "team", *more)["rows"]:
             if row["team"] in OWNERS:
@@ -74,4 +80,6 @@ TESTS = Path(__file__).parent.parent
 def cited_nowhere(reasons: Iterable[str]) -> set[str]:
     """Files and folders of tests that these reasons name and that do not exist."""
     named = set(re.findall(r"tests/[\w/.]*\w|\btest_\w+\.py", " ".join(reasons)))
-    return {name for name in named if not ((TESTS.parent / name).exists() or any(TESTS.rglob(name)))}
+    return {
+        name for name in named if not ((TESTS.parent / name).exists() or any(TESTS.rglob(name)))
+    }

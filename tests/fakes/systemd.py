@@ -1,4 +1,6 @@
-"""What systemd says of a unit, and runs of its commands within what the unit leaves, where no systemd is PID 1."""
+"""What systemd says of a unit, and runs of its commands within what the unit leaves, where no
+systemd is PID 1.
+"""
 
 import re
 import shutil
@@ -23,7 +25,10 @@ def directives(unit: Path) -> dict[str, list[str]]:
 
 
 def exposure(unit: Path) -> float:
-    """What `systemd-analyze security` makes of a unit: 0 (nothing is open) to 10. Every line must be understood."""
+    """What `systemd-analyze security` makes of a unit: 0 (nothing is open) to 10.
+
+    Every line must be understood.
+    """
     needs("systemd-analyze", "systemd")
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", unit]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -34,7 +39,9 @@ def exposure(unit: Path) -> float:
 
 
 def system_calls(unit: Path) -> tuple[set[str], set[str]]:
-    """Names of the system calls that SystemCallFilter= allows, and of those that it forbids by name."""
+    """Names of the system calls that SystemCallFilter= allows, and of those that it forbids by
+    name.
+    """
     command = ["systemd-analyze", "syscall-filter", "--no-pager"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     members = {
@@ -43,7 +50,9 @@ def system_calls(unit: Path) -> tuple[set[str], set[str]]:
     }
 
     def calls(name: str) -> set[str]:
-        return set().union(*(calls(inner) if inner[0] == "@" else {inner} for inner in members[name]))
+        return set().union(
+            *(calls(inner) if inner[0] == "@" else {inner} for inner in members[name])
+        )
 
     allow, *deny = directives(unit)["SystemCallFilter"]
     denied = set().union(*(calls(name) for line in deny for name in line.removeprefix("~").split()))
@@ -52,7 +61,9 @@ def system_calls(unit: Path) -> tuple[set[str], set[str]]:
 
 
 def confined(unit: Path, trace: Path) -> list[str]:
-    """Words before a command that let every system call fail that the unit forbids by name, and write down the rest."""
+    """Words before a command that let every system call fail that the unit forbids by name, and
+    write down the rest.
+    """
     needs("strace", "strace")
     needs("systemd-analyze", "systemd")
     assert directives(unit)["SystemCallErrorNumber"] == ["EPERM"]
@@ -61,7 +72,8 @@ def confined(unit: Path, trace: Path) -> list[str]:
 
 
 def check_trace(unit: Path, text: str, refused: frozenset[str] = frozenset()) -> None:
-    """No call beside those of the filter, no memory to write and execute, no kind of socket but the unit's.
+    """No call beside those of the filter, no memory to write and execute, no kind of socket but the
+    unit's.
 
     `refused` are kinds of sockets that the command asks for and does without.
     """

@@ -1,6 +1,8 @@
-"""Write foundation models with random weights to a folder, as their packages save them: `tiny_models.py FOLDER`.
+"""Write foundation models with random weights to a folder, as their packages save them:
+`tiny_models.py FOLDER`.
 
-Runs in an environment that has the packages. All are tiny but TimesFM, whose package knows one size (200 M weights).
+Runs in an environment that has the packages. All are tiny but TimesFM, whose package knows one size
+(200 M weights).
 """
 
 import sys
@@ -76,7 +78,10 @@ def save_tirex(folder):
 
     block = {"embedding_dim": 16, "num_heads": 2, "num_blocks": 1, "ffn_proj_factor": 2}
     sizes = {"input_patch_size": 8, "output_patch_size": 8, "input_ff_dim": 16}
-    given = {"model_config": {**sizes, "quantiles": QUANTILES, "block_kwargs": block}, "train_ctx_len": 64}
+    given = {
+        "model_config": {**sizes, "quantiles": QUANTILES, "block_kwargs": block},
+        "train_ctx_len": 64,
+    }
     folder.mkdir()
     state = TiRexZero("torch", **given).state_dict()
     torch.save({"state_dict": state, "hyper_parameters": given}, folder / "model.ckpt")

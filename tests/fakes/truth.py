@@ -1,7 +1,9 @@
-"""What a faulty fleet really did: every batch made, what became of it, and what the ledger must therefore say.
+"""What a faulty fleet really did: every batch made, what became of it, and what the ledger must
+therefore say.
 
-A node of this fleet is the agent's real spool and real push over HTTP; only its readings are made here, so that each
-is known. The number `k` of a batch on its node gives its instants, holders and values, whatever its place in the spool.
+A node of this fleet is the agent's real spool and real push over HTTP; only its readings are made
+here, so that each is known. The number `k` of a batch on its node gives its instants, holders and
+values, whatever its place in the spool.
 """
 
 import contextlib
@@ -27,7 +29,8 @@ SPAN_MS, GPUS = 10_000, 2
 OFFSETS_MS = (0, 5_000)
 """When a GPU is sampled within a span."""
 LONGEST_WAIT_S = 0.05
-"""Waits between two requests are cut to this; which answer leads to which wait is tested elsewhere."""
+"""Waits between two requests are cut to this; which answer leads to which wait is tested elsewhere.
+"""
 Key = tuple[str, str, int]
 
 
@@ -37,7 +40,9 @@ def value_of(k: int, gpu: int, sample: int) -> float:
 
 
 def held_of(k: int, gpu: int) -> int:
-    """Milliseconds of the span of batch `k` in which the GPU is held; the rest of the span nobody holds it."""
+    """Milliseconds of the span of batch `k` in which the GPU is held; the rest of the span nobody
+    holds it.
+    """
     return 0 if (k + gpu) % 4 == 3 else SPAN_MS
 
 
@@ -52,7 +57,8 @@ def body_of(node: str, epoch: str, seq: int, k: int) -> bytes:
             usage_intervals.append(held(gpu, start, end))
         else:
             usage_intervals += [
-                held(gpu, start, end, who, held_ms=ms, busy_ms=ms) for who, ms in ((0, 3_333), (1, 6_667))
+                held(gpu, start, end, who, held_ms=ms, busy_ms=ms)
+                for who, ms in ((0, 3_333), (1, 6_667))
             ]
     instants = [start + offset for offset in OFFSETS_MS]
     values = [value_of(k, gpu, place) for place in range(len(instants)) for gpu in range(GPUS)]
@@ -61,7 +67,10 @@ def body_of(node: str, epoch: str, seq: int, k: int) -> bytes:
         node,
         epoch=epoch,
         accelerators=GPUS,
-        workloads=[workload(f"job-{k // 50}"), workload(f"job-{k // 50}-b", tags={"team": "speech"})],
+        workloads=[
+            workload(f"job-{k // 50}"),
+            workload(f"job-{k // 50}-b", tags={"team": "speech"}),
+        ],
         usage_intervals=usage_intervals,
         samples=samples(GPUS, instants, gpu_utilization_ratio=values),
     )
@@ -70,7 +79,9 @@ def body_of(node: str, epoch: str, seq: int, k: int) -> bytes:
 
 @dataclass
 class Truth:
-    """Every batch of the fleet by (node, epoch, number): which `k` it is, and which ends it came to."""
+    """Every batch of the fleet by (node, epoch, number): which `k` it is, and which ends it came
+    to.
+    """
 
     made: dict[Key, int] = field(default_factory=dict)
     acknowledged: set[Key] = field(default_factory=set)
@@ -95,7 +106,9 @@ class WatchedSpool(Spool):
 class Node:
     """One agent in a thread: makes batches, spools them, and pushes them through a broken network."""
 
-    def __init__(self, truth: Truth, name: str, port: int, folder: Path, max_bytes: int = 2**26) -> None:
+    def __init__(
+        self, truth: Truth, name: str, port: int, folder: Path, max_bytes: int = 2**26
+    ) -> None:
         self.truth, self.name, self.folder, self.max_bytes = truth, name, folder, max_bytes
         self.http = Http(f"http://127.0.0.1:{port}", timeout_s=1.5)
         self.chance = random.Random(name)
@@ -116,13 +129,17 @@ class Node:
         return max(0, time.time_ns() // 1_000_000 + self.offset_ms)
 
     def end(self) -> None:
-        """The faults are over: nothing more is made, and what waits is delivered, also by a machine that is slow."""
+        """The faults are over: nothing more is made, and what waits is delivered, also by a machine
+        that is slow.
+        """
         self.producing.clear()
         self.http._timeout_s = 30.0
         self.stopping.set()
 
     def make(self) -> None:
-        """Spools the next batch; raises what the spool raises, and then the batch is still to be made."""
+        """Spools the next batch; raises what the spool raises, and then the batch is still to be
+        made.
+        """
         k = self._next
 
         def body(epoch: str, seq: int) -> bytes:
@@ -171,7 +188,9 @@ class Node:
             self._on_a_full_disk()
 
     def _on_a_full_disk(self) -> None:
-        """Another program takes the rest of the disk; what cannot be spooled then is kept and spooled later."""
+        """Another program takes the rest of the disk; what cannot be spooled then is kept and
+        spooled later.
+        """
         others = self.folder / "others"
         with contextlib.suppress(OSError), others.open("wb", buffering=0) as file:
             while True:
@@ -201,7 +220,9 @@ class Verdict:
 
 
 def ends_of(node: Node, verdict: Verdict) -> set[Key]:
-    """Batches of a node that are not acknowledged and for which its spool has another end; others are unaccounted."""
+    """Batches of a node that are not acknowledged and for which its spool has another end; others
+    are unaccounted.
+    """
     epoch, counts = node.spool.epoch, node.spool.counts()
     verdict.batches.update(
         made=counts.produced,
@@ -215,12 +236,16 @@ def ends_of(node: Node, verdict: Verdict) -> set[Key]:
     mine = {key for key in node.truth.made if key[0] == node.name}
     seqs = sorted(key[2] for key in mine)
     if seqs != list(range(1, counts.produced + 1)):
-        verdict.unaccounted.append(f"{node.name}: {len(seqs)} batches were made, {counts.produced} numbered")
+        verdict.unaccounted.append(
+            f"{node.name}: {len(seqs)} batches were made, {counts.produced} numbered"
+        )
     acknowledged = mine & node.truth.acknowledged
     open_ended = mine - acknowledged
     ranges = [(first, last) for first, last, _, _ in node.spool.losses()]
     dropped = {key for key in open_ended if any(first <= key[2] <= last for first, last in ranges)}
-    dead_lettered = {key for key in open_ended if key[2] in {seq for seq, record, _ in node.spool.dead_letters()}}
+    dead_lettered = {
+        key for key in open_ended if key[2] in {seq for seq, record, _ in node.spool.dead_letters()}
+    }
     for key in sorted(open_ended - dropped - dead_lettered):
         verdict.unaccounted.append(f"{key} has no end")
     told = (len(acknowledged), len(dropped), len(dead_lettered))
@@ -232,31 +257,37 @@ def ends_of(node: Node, verdict: Verdict) -> set[Key]:
 
 
 def judge(truth: Truth, nodes: list[Node], dsn: str) -> Verdict:
-    """Holds the database against the truth: run it when nothing waits and every hour is folded and rated."""
+    """Holds the database against the truth: run it when nothing waits and every hour is folded and
+    rated.
+    """
     verdict = Verdict()
     for node in nodes:
         ends_of(node, verdict)
     with psycopg.connect(dsn) as connection:
         rows = connection.execute(
-            "SELECT n.name, b.epoch::text, b.seq, b.usage_intervals, b.samples FROM ingest_batch b JOIN node n ON "
-            "n.id ="
-            " b.node_id"
+            "SELECT n.name, b.epoch::text, b.seq, b.usage_intervals, b.samples FROM ingest_batch b"
+            " JOIN node n ON n.id = b.node_id"
         ).fetchall()
         usage_intervals = connection.execute(
-            "SELECT n.name, s.epoch::text, s.seq, count(*), count(DISTINCT s.record), sum(s.held_ms) FROM "
-            "usage_interval s"
-            " JOIN node n ON n.id = s.node_id GROUP BY 1, 2, 3"
+            "SELECT n.name, s.epoch::text, s.seq, count(*), count(DISTINCT s.record),"
+            " sum(s.held_ms) FROM usage_interval s JOIN node n ON n.id = s.node_id GROUP BY 1, 2, 3"
         ).fetchall()
         found = _samples(connection, max(truth.made.values(), default=0))
         billed = dict(
             connection.execute(
-                "SELECT a.uuid, sum(c.gpu_ns)::bigint FROM charge c JOIN accelerator a ON a.id = c.accelerator_id"
-                " WHERE c.state = 'held' GROUP BY 1"
+                "SELECT a.uuid, sum(c.gpu_ns)::bigint FROM charge c JOIN accelerator a ON a.id ="
+                " c.accelerator_id WHERE c.state = 'held' GROUP BY 1"
             ).fetchall()
         )
-    committed = Counter((name, epoch, seq) for name, epoch, seq, _, _ in rows if (name, epoch, seq) in truth.made)
+    committed = Counter(
+        (name, epoch, seq) for name, epoch, seq, _, _ in rows if (name, epoch, seq) in truth.made
+    )
     verdict.batches["committed"] = len(committed)
-    verdict.twice += [f"batch {key} is in the ledger {times} times" for key, times in committed.items() if times > 1]
+    verdict.twice += [
+        f"batch {key} is in the ledger {times} times"
+        for key, times in committed.items()
+        if times > 1
+    ]
     verdict.lost += [f"batch {key}" for key in sorted(truth.acknowledged - set(committed))]
     _judge_usage_intervals(truth, usage_intervals, set(committed), verdict)
     _judge_samples(truth, found, set(committed), verdict)
@@ -304,7 +335,9 @@ def _judge_usage_intervals(truth: Truth, rows: list, committed: set[Key], verdic
 
 def _judge_samples(truth: Truth, rows: list, committed: set[Key], verdict: Verdict) -> None:
     wanted = {
-        (f"GPU-{key[0]}-{gpu}", NOON_MS + truth.made[key] * SPAN_MS + offset): value_of(truth.made[key], gpu, place)
+        (f"GPU-{key[0]}-{gpu}", NOON_MS + truth.made[key] * SPAN_MS + offset): value_of(
+            truth.made[key], gpu, place
+        )
         for key in committed
         for gpu in range(GPUS)
         for place, offset in enumerate(OFFSETS_MS)
@@ -313,12 +346,18 @@ def _judge_samples(truth: Truth, rows: list, committed: set[Key], verdict: Verdi
     seen = Counter((uuid, at_ms) for uuid, at_ms, _ in rows if uuid in mine)
     values = {(uuid, at_ms): value for uuid, at_ms, value in rows}
     verdict.samples = len(wanted)
-    verdict.lost += [f"sample {place}" for place, value in wanted.items() if values.get(place) != value]
+    verdict.lost += [
+        f"sample {place}" for place, value in wanted.items() if values.get(place) != value
+    ]
     verdict.twice += [f"sample {place}" for place, times in seen.items() if times > 1]
-    verdict.twice += [f"sample {place} that no committed batch has" for place in seen if place not in wanted]
+    verdict.twice += [
+        f"sample {place} that no committed batch has" for place in seen if place not in wanted
+    ]
 
 
-def _judge_bill(truth: Truth, billed: dict[str, int], committed: set[Key], verdict: Verdict) -> None:
+def _judge_bill(
+    truth: Truth, billed: dict[str, int], committed: set[Key], verdict: Verdict
+) -> None:
     wanted: Counter = Counter()
     for key in committed:
         for gpu in range(GPUS):
@@ -339,7 +378,9 @@ def small_disk(folder: Path, megabytes: int = 3):
 
     folder.mkdir(parents=True, exist_ok=True)
     mounted = shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder],
+        capture_output=True,
+        check=False,
     )
     if not mounted or mounted.returncode:
         yield None

@@ -1,4 +1,6 @@
-"""A fleet of two teams with usage, prices, budgets and findings; everything of the second one is called zebra."""
+"""A fleet of two teams with usage, prices, budgets and findings; everything of the second one is
+called zebra.
+"""
 
 import contextlib
 import datetime as dt
@@ -79,12 +81,17 @@ def six_days(team: str, number: int) -> bytes:
 
 
 def declared() -> str:
-    budget = '[[budget]]\nname = "{team}-budget"\nteam = "{team}"\nperiod = "month"\namount = 400\ncurrency = "USD"\n'
-    price = (
-        '[[price]]\npool = ""\ngpu_model = "NVIDIA L4"\npurchase = "on_demand"\nrate_per_gpu_hour = 2.0\n'
-        'currency = "USD"\neffective_from = 2025-01-01\n'
+    budget = (
+        '[[budget]]\nname = "{team}-budget"\nteam = "{team}"\nperiod = "month"\namount ='
+        ' 400\ncurrency = "USD"\n'
     )
-    return price + "".join(budget.format(team=team) + 'recipients = ["lead@example.com"]\n' for team in (OWN, FOREIGN))
+    price = (
+        '[[price]]\npool = ""\ngpu_model = "NVIDIA L4"\npurchase = "on_demand"\nrate_per_gpu_hour ='
+        ' 2.0\ncurrency = "USD"\neffective_from = 2025-01-01\n'
+    )
+    return price + "".join(
+        budget.format(team=team) + 'recipients = ["lead@example.com"]\n' for team in (OWN, FOREIGN)
+    )
 
 
 def finding_of(team: str, kind: str) -> Finding:
@@ -128,7 +135,8 @@ def idle_job(dsn: str, team: str) -> None:
     """The team's GPU has been idle for an hour while its job holds it."""
     with psycopg.connect(dsn) as connection:
         row = connection.execute(
-            "SELECT a.id, w.id FROM accelerator a, workload w WHERE a.uuid = %s AND w.external_id = %s",
+            "SELECT a.id, w.id FROM accelerator a, workload w WHERE a.uuid = %s AND w.external_id"
+            " = %s",
             (f"GPU-{team}", f"{team}-1"),
         ).fetchone()
         found = replace(
@@ -155,21 +163,28 @@ def token(dsn: str, role: str, name: str | None = None, **reach) -> str:
 
 @contextlib.contextmanager
 def two_teams(dsn: str, folder) -> Iterator[tuple[Running, dict[str, str]]]:
-    """A collector over both teams, and a token of each role by its name; the viewer's is for the first team."""
+    """A collector over both teams, and a token of each role by its name; the viewer's is for the
+    first team.
+    """
     from typer.testing import CliRunner
 
     (folder / "link").write_text("a secret that signs the links of mails\n")
     links = {"link_secret_file": folder / "link", "public_url": "https://ledger.example"}
     with running(dsn, **links) as collector:
         for number, team in enumerate((OWN, FOREIGN), start=1):
-            status, answer = collector.post(six_days(team, number), {"Content-Type": "application/json"})
+            status, answer = collector.post(
+                six_days(team, number), {"Content-Type": "application/json"}
+            )
             assert status == 200, answer
         (folder / "declared.toml").write_text(declared())
-        applied = CliRunner().invoke(build(), ["apply", str(folder / "declared.toml"), "--dsn", dsn])
+        applied = CliRunner().invoke(
+            build(), ["apply", str(folder / "declared.toml"), "--dsn", dsn]
+        )
         assert applied.exit_code == 0, applied.output
         with psycopg.connect(dsn) as connection:
             findings.put(
-                connection, [finding_of(team, kind) for team in (OWN, FOREIGN) for kind in ("idle", "anomaly")]
+                connection,
+                [finding_of(team, kind) for team in (OWN, FOREIGN) for kind in ("idle", "anomaly")],
             )
         refresh(Database(dsn), ALWAYS, NOW_MS)
         yield (

@@ -1,4 +1,6 @@
-"""The disk under the spool is full or broken: sampling goes on, and afterwards every second is there."""
+"""The disk under the spool is full or broken: sampling goes on, and afterwards every second is
+there.
+"""
 
 import contextlib
 import os
@@ -37,11 +39,15 @@ def abutting(batches):
     return spans
 
 
-@pytest.mark.parametrize(("code", "word"), [(5, "disk I/O error"), (28, "full")], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize(
+    ("code", "word"), [(5, "disk I/O error"), (28, "full")], ids=["EIO", "ENOSPC"]
+)
 @pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.long)])
-def test_a_disk_that_fails_stops_no_sampling_and_loses_no_second(agent, tmp_path, monkeypatch, code, word, rounds):
-    """A real agent whose writes fail for seconds: no gap in its usage intervals, every number used once, exit code
-    0.
+def test_a_disk_that_fails_stops_no_sampling_and_loses_no_second(
+    agent, tmp_path, monkeypatch, code, word, rounds
+):
+    """A real agent whose writes fail for seconds: no gap in its usage intervals, every number used
+    once, exit code 0.
     """
     order = tmp_path / "order"
     monkeypatch.setenv("LD_PRELOAD", str(library(tmp_path, "fault_disk.c", "fault_disk.so")))
@@ -51,7 +57,11 @@ def test_a_disk_that_fails_stops_no_sampling_and_loses_no_second(agent, tmp_path
         running.wait_for(lambda: target.committed())
         for number in range(rounds):
             order.write_text(str(code))
-            running.wait_for(lambda wanted=number + 1: running.log.read_text().count("could not be spooled") >= wanted)
+            running.wait_for(
+                lambda wanted=number + 1: (
+                    running.log.read_text().count("could not be spooled") >= wanted
+                )
+            )
             order.unlink()
             count = len(target.committed())
             running.wait_for(lambda count=count: len(target.committed()) >= count + 2)
@@ -79,9 +89,13 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 51))])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 51))]
+)
 def test_a_small_disk_that_others_fill_and_empty(small_disk, seed):
-    """Another program takes the disk's space and gives it back, at moments by chance: no second is lost."""
+    """Another program takes the disk's space and gives it back, at moments by chance: no second is
+    lost.
+    """
     chance = random.Random(seed)
     now_ms = START
     fleet = Fleet(7)
@@ -101,7 +115,9 @@ def test_a_small_disk_that_others_fill_and_empty(small_disk, seed):
         now_ms += 60_000
         if minute % 5 == 4:
             if chance.random() < 0.3:
-                with contextlib.suppress(OSError):  # what fits of it stays, like a log that somebody forgot
+                with contextlib.suppress(
+                    OSError
+                ):  # what fits of it stays, like a log that somebody forgot
                     (small_disk / "others").write_bytes(bytes(chance.randrange(2**22)))
             try:
                 sampler.flush(spool, now_ms)

@@ -1,4 +1,6 @@
-"""A real agent on a stubbed driver that hangs, loses a GPU and is reloaded: the other GPUs' seconds are whole."""
+"""A real agent on a stubbed driver that hangs, loses a GPU and is reloaded: the other GPUs' seconds
+are whole.
+"""
 
 import os
 import time
@@ -41,7 +43,9 @@ def timelines(batches):
     for batch in batches:
         for usage_interval in batch.usage_intervals:
             gpu = batch.accelerators[usage_interval.accelerator].index
-            lines.setdefault(gpu, set()).add((usage_interval.start_ms, usage_interval.end_ms, usage_interval.state))
+            lines.setdefault(gpu, set()).add(
+                (usage_interval.start_ms, usage_interval.end_ms, usage_interval.state)
+            )
     return {gpu: sorted(line) for gpu, line in lines.items()}
 
 
@@ -52,9 +56,13 @@ def gaps_ms(line):
     return sum(gaps)
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize(
+    "rounds", [1, pytest.param(10, marks=[pytest.mark.long, pytest.mark.timeout(1200)])]
+)
 def test_a_sick_driver_costs_only_what_it_hides(agent, scene, rounds):
-    """Hung for three seconds, lost, reloaded: each GPU's seconds are whole but for its own fault and two intervals."""
+    """Hung for three seconds, lost, reloaded: each GPU's seconds are whole but for its own fault
+    and two intervals.
+    """
     with sink() as target:
         running = agent(target.url, source="nvml", sample_interval_s=INTERVAL_S, owners="processes")
 
@@ -77,7 +85,8 @@ def test_a_sick_driver_costs_only_what_it_hides(agent, scene, rounds):
             ended = time.time_ns() // 10**6
             running.wait_for(
                 lambda ended=ended: all(
-                    timelines(target.batches)[gpu][-1][0] > ended and timelines(target.batches)[gpu][-1][2] == "held"
+                    timelines(target.batches)[gpu][-1][0] > ended
+                    and timelines(target.batches)[gpu][-1][2] == "held"
                     for gpu in range(GPUS)
                 ),
                 60,

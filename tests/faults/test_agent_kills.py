@@ -1,4 +1,6 @@
-"""The real agent and the real collector, both killed while they talk: the spool keeps what was not acknowledged."""
+"""The real agent and the real collector, both killed while they talk: the spool keeps what was not
+acknowledged.
+"""
 
 import shutil
 import sqlite3
@@ -78,9 +80,13 @@ def wait_for_batches(collector: CollectorProcess, more: int, agent: AgentProcess
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize(
+    "rounds", [1, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
+)
 def test_killed_agents_and_collectors_leave_no_hole(folder, rounds):
-    """After kills on both sides every numbered batch is in the ledger once, and no time is held twice."""
+    """After kills on both sides every numbered batch is in the ledger once, and no time is held
+    twice.
+    """
     with collector_process(folder) as collector:
         agent = AgentProcess(collector)
         agent.start()
@@ -105,16 +111,21 @@ def test_killed_agents_and_collectors_leave_no_hole(folder, rounds):
         assert "; 0 batches wait in the spool" in agent.said().splitlines()[-1]
         with psycopg.connect(collector.dsn()) as connection:
             numbered = connection.execute(
-                "SELECT count(*), count(DISTINCT seq), min(seq), max(seq) FROM ingest_batch GROUP BY epoch"
+                "SELECT count(*), count(DISTINCT seq), min(seq), max(seq) FROM ingest_batch GROUP"
+                " BY epoch"
             ).fetchall()
             overlapping = connection.execute(
-                "SELECT count(*) FROM (SELECT start_ms, lag(end_ms) OVER (PARTITION BY accelerator_id, workload_id"
-                " ORDER BY start_ms, end_ms) AS before FROM usage_interval) AS s WHERE start_ms < before"
+                "SELECT count(*) FROM (SELECT start_ms, lag(end_ms) OVER (PARTITION BY"
+                " accelerator_id, workload_id ORDER BY start_ms, end_ms) AS before FROM"
+                " usage_interval) AS s WHERE start_ms < before"
             ).fetchone()
             twice = connection.execute(
-                "SELECT count(*) - count(DISTINCT (node_id, epoch, seq, record)) FROM usage_interval"
+                "SELECT count(*) - count(DISTINCT (node_id, epoch, seq, record)) FROM"
+                " usage_interval"
             ).fetchone()
-    assert all(count == distinct == last - first + 1 for count, distinct, first, last in numbered), numbered
+    assert all(
+        count == distinct == last - first + 1 for count, distinct, first, last in numbered
+    ), numbered
     assert [first for _, _, first, _ in numbered] == [1] * len(numbered)
     assert overlapping == (0,)
     assert twice == (0,)
@@ -134,5 +145,7 @@ def wait_for_batches_of_a_revived(collector: CollectorProcess, agent: AgentProce
 
 
 def agent_pending(agent: AgentProcess) -> int:
-    with sqlite3.connect(f"file:{agent.folder / 'spool' / 'spool.sqlite'}?mode=ro", uri=True) as spool:
+    with sqlite3.connect(
+        f"file:{agent.folder / 'spool' / 'spool.sqlite'}?mode=ro", uri=True
+    ) as spool:
         return spool.execute("SELECT count(*) FROM batch").fetchone()[0]

@@ -1,4 +1,6 @@
-"""The collector is away for 72 hours of a virtual clock: all of the time arrives, and the newest at once."""
+"""The collector is away for 72 hours of a virtual clock: all of the time arrives, and the newest at
+once.
+"""
 
 import contextlib
 from dataclasses import dataclass, field
@@ -63,10 +65,14 @@ class Node:
             self.now_ms += self.step_ms
 
 
-@pytest.mark.parametrize("spool_bytes", [64 * MIB, MIB], ids=["a spool that holds it", "a spool far too small"])
+@pytest.mark.parametrize(
+    "spool_bytes", [64 * MIB, MIB], ids=["a spool that holds it", "a spool far too small"]
+)
 @pytest.mark.parametrize("step_s", [60, pytest.param(10, marks=pytest.mark.long)])
 def test_72_hours_without_a_collector_cost_no_second(tmp_path, spool_bytes, step_s):
-    """An hour with it, three days without, then until all has arrived: all time is whole, to the millisecond."""
+    """An hour with it, three days without, then until all has arrived: all time is whole, to the
+    millisecond.
+    """
     with contextlib.closing(Spool(tmp_path, spool_bytes, START, free_floor=0)) as spool:
         node = Node(spool, step_s * 1000)
         node.live(START + HOUR_MS)
@@ -77,7 +83,9 @@ def test_72_hours_without_a_collector_cost_no_second(tmp_path, spool_bytes, step
         waited = spool.counts()
         assert len(node.arrived) == before
         assert waited.pending > 400
-        assert node.asked < 73 * 60 * 3, "no more than a request or two a minute while nobody answers"
+        assert node.asked < 73 * 60 * 3, (
+            "no more than a request or two a minute while nobody answers"
+        )
         node.away, back_ms = False, node.now_ms
         node.live(back_ms + 6 * HOUR_MS)
         counts, lost = spool.counts(), spool.lost()
@@ -92,7 +100,9 @@ def test_72_hours_without_a_collector_cost_no_second(tmp_path, spool_bytes, step
         )
         for _, batch in node.arrived[before : before + 6]
     ]
-    assert max(first[:2]) > back_ms - 11 * 60_000, "the newest lane shows the present with the first two requests"
+    assert max(first[:2]) > back_ms - 11 * 60_000, (
+        "the newest lane shows the present with the first two requests"
+    )
     assert min(first[:2]) < START + 2 * HOUR_MS, "the oldest lane begins where it broke off"
     assert lost.usage_intervals_dropped == 0
     assert (lost.readings_dropped + lost.readings_downsampled > 0) == (spool_bytes == MIB)
@@ -100,11 +110,15 @@ def test_72_hours_without_a_collector_cost_no_second(tmp_path, spool_bytes, step
     held = whole(node, delivered_ms)
     readings = sum(len(batch.samples.at_ms) for _, batch in node.arrived)
     rows = len(held) * ((delivered_ms - START) // node.step_ms + 1)
-    assert readings + lost.readings_dropped + lost.readings_downsampled == pytest.approx(rows, abs=2 * len(held) * 60)
+    assert readings + lost.readings_dropped + lost.readings_downsampled == pytest.approx(
+        rows, abs=2 * len(held) * 60
+    )
 
 
 def whole(node, delivered_ms):
-    """Seconds of each accelerator; they abut from the start to the last batch, with no number twice."""
+    """Seconds of each accelerator; they abut from the start to the last batch, with no number
+    twice.
+    """
     numbers = [batch.seq for _, batch in node.arrived]
     assert len(numbers) == len(set(numbers))
     spans = {}

@@ -1,4 +1,6 @@
-"""A fleet behind a broken network, on a collector that is killed: what was acknowledged is there once, all is told."""
+"""A fleet behind a broken network, on a collector that is killed: what was acknowledged is there
+once, all is told.
+"""
 
 import time
 
@@ -13,7 +15,9 @@ MOST_SECONDS = 60
 
 
 def test_hundreds_of_faults_lose_and_double_nothing():
-    """Network faults of every kind that is quick, kills inside of a transaction and of a request, troubled nodes."""
+    """Network faults of every kind that is quick, kills inside of a transaction and of a request,
+    troubled nodes.
+    """
     with FaultyFleet(seed=7, nodes=5, rate=0.8) as fleet:
         fleet.trouble_nodes()
         assert fleet.kill_in_transaction(), "no transaction came to the table that was locked"
@@ -32,7 +36,9 @@ def test_hundreds_of_faults_lose_and_double_nothing():
 
 
 def test_the_verdict_sees_what_it_looks_for():
-    """A batch that vanishes, a usage interval that doubles and an acknowledgement that nobody gave are each found."""
+    """A batch that vanishes, a usage interval that doubles and an acknowledgement that nobody gave
+    are each found.
+    """
     import psycopg
 
     with FaultyFleet(seed=8, nodes=1, rate=0) as fleet:
@@ -43,13 +49,19 @@ def test_the_verdict_sees_what_it_looks_for():
         assert clean.clean
         assert clean.batches["made"] == clean.batches["acknowledged"] == clean.batches["committed"]
         with psycopg.connect(fleet.collector.dsn()) as connection:
-            connection.execute("INSERT INTO usage_interval SELECT * FROM usage_interval WHERE seq = 2")
+            connection.execute(
+                "INSERT INTO usage_interval SELECT * FROM usage_interval WHERE seq = 2"
+            )
             connection.execute("DELETE FROM ingest_batch WHERE seq = 3")
-            connection.execute("DELETE FROM gpu_sample WHERE at_ms = (SELECT max(at_ms) FROM gpu_sample)")
+            connection.execute(
+                "DELETE FROM gpu_sample WHERE at_ms = (SELECT max(at_ms) FROM gpu_sample)"
+            )
         fleet.truth.made["node-0", fleet.nodes[0].spool.epoch, 999] = 999
         found = fleet.settle(180)
     assert any("batch ('node-0'" in one for one in found.lost)
-    assert any("sample" in one for one in found.lost) or any("no committed batch has" in one for one in found.twice)
+    assert any("sample" in one for one in found.lost) or any(
+        "no committed batch has" in one for one in found.twice
+    )
     assert any("usage intervals of" in one for one in found.twice)
     assert any("has no end" in one for one in found.unaccounted)
 

@@ -1,4 +1,6 @@
-"""Processes are killed while batches are pushed: nothing that was acknowledged is lost, nothing is counted twice."""
+"""Processes are killed while batches are pushed: nothing that was acknowledged is lost, nothing is
+counted twice.
+"""
 
 import os
 import random
@@ -30,7 +32,9 @@ def folder():
 
 @dataclass
 class Sender:
-    """What an agent does, without its spool: sends a batch until it is acknowledged, some of them twice."""
+    """What an agent does, without its spool: sends a batch until it is acknowledged, some of them
+    twice.
+    """
 
     collector: CollectorProcess
     node: str
@@ -81,25 +85,29 @@ def push_while(collector: CollectorProcess, faults) -> list[Sender]:
 def totals_of(connection):
     """Usage intervals and samples: as batches counted them, as they are stored, apart, and packed."""
     return connection.execute(
-        "SELECT (SELECT sum(usage_intervals) FROM ingest_batch), (SELECT count(*) FROM usage_interval),"
-        " (SELECT sum(samples) FROM ingest_batch), (SELECT count(*) FROM gpu_sample),"
-        " (SELECT count(DISTINCT (accelerator_id, at_ms)) FROM gpu_sample),"
-        " (SELECT coalesce(sum(rows), 0) FROM sample_archive)"
+        "SELECT (SELECT sum(usage_intervals) FROM ingest_batch), (SELECT count(*) FROM"
+        " usage_interval), (SELECT sum(samples) FROM ingest_batch), (SELECT count(*) FROM"
+        " gpu_sample), (SELECT count(DISTINCT (accelerator_id, at_ms)) FROM gpu_sample), (SELECT"
+        " coalesce(sum(rows), 0) FROM sample_archive)"
     ).fetchone()
 
 
 def assert_conserved(collector: CollectorProcess, senders: list[Sender]) -> None:
     """Every acknowledged batch is in the ledger once, with each of its records once."""
     collector.wait_ready()
-    # Each question by itself: a transaction that stays open holds the tables that it read, and packing drops them.
+    # Each question by itself: a transaction that stays open holds the tables that it read, and
+    # packing drops them.
     with psycopg.connect(collector.dsn(), autocommit=True) as connection:
-        ledger = connection.execute("SELECT n.name, seq FROM ingest_batch JOIN node n ON n.id = node_id").fetchall()
+        ledger = connection.execute(
+            "SELECT n.name, seq FROM ingest_batch JOIN node n ON n.id = node_id"
+        ).fetchall()
         twice = connection.execute(
             "SELECT count(*) - count(DISTINCT (node_id, epoch, seq, record)) FROM usage_interval"
         ).fetchone()
         totals = totals_of(connection)
-        # Samples of days long past are packed beside all this, when a collector starts: while they are, both forms
-        # of them are there, and readers take each reading once. One that was killed in between leaves both to the next.
+        # Samples of days long past are packed beside all this, when a collector starts: while they
+        # are, both forms of them are there, and readers take each reading once. One that was killed
+        # in between leaves both to the next.
         for fault in (None, kill_and_restart(collector)):
             if fault is not None and totals[2] != totals[3] + totals[5]:
                 fault()
@@ -153,9 +161,13 @@ def kill_both(collector: CollectorProcess):
     return fault
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(30, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize(
+    "rounds", [1, pytest.param(30, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
+)
 def test_kills_lose_nothing_and_double_nothing(folder, rounds):
-    """kill -9 of the collector, of the postmaster, of both, and an immediate shutdown of Postgres, under load."""
+    """kill -9 of the collector, of the postmaster, of both, and an immediate shutdown of Postgres,
+    under load.
+    """
     with collector_process(folder) as collector:
         faults = [
             kill_and_restart(collector),
@@ -169,7 +181,9 @@ def test_kills_lose_nothing_and_double_nothing(folder, rounds):
 
 
 def test_a_stop_answers_what_is_under_way_and_ends_with_0(folder):
-    """SIGTERM under load: exit code 0, the database stopped, every acknowledged batch there after the next start."""
+    """SIGTERM under load: exit code 0, the database stopped, every acknowledged batch there after
+    the next start.
+    """
     with collector_process(folder) as collector:
         codes = []
 
@@ -186,7 +200,9 @@ def test_a_stop_answers_what_is_under_way_and_ends_with_0(folder):
 
 
 def gone(pid: int) -> bool:
-    """Whether the process has ended; one that ended and waits to be reaped by init is given a moment."""
+    """Whether the process has ended; one that ended and waits to be reaped by init is given a
+    moment.
+    """
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -201,7 +217,11 @@ def test_a_second_collector_on_the_address_says_so(folder):
     """One sentence and exit code 3 when the address is taken."""
     with collector_process(folder) as collector:
         second = subprocess.run(
-            [BIN / "gpuledger", "serve"], env=collector.environment, capture_output=True, text=True, timeout=60
+            [BIN / "gpuledger", "serve"],
+            env=collector.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
     assert second.returncode == 3
     assert "GPULEDGER_LISTEN" in second.stderr

@@ -1,4 +1,6 @@
-"""A spool file cut off, or with flipped bytes, at every offset: the agent starts, and loses nothing unseen."""
+"""A spool file cut off, or with flipped bytes, at every offset: the agent starts, and loses nothing
+unseen.
+"""
 
 import hashlib
 import shutil
@@ -24,7 +26,9 @@ def body_of(epoch, seq):
 
 @pytest.fixture(scope="module")
 def files():
-    """A spool as a stop left it (all in the file), and one as a crash did (the latest batches in the log beside it)."""
+    """A spool as a stop left it (all in the file), and one as a crash did (the latest batches in
+    the log beside it).
+    """
     folder = Path(tempfile.mkdtemp(prefix="gpuledger-torn-", dir=guardian.memory_folder()))
     spool = Spool(folder, 2**20, NOW, free_floor=0)
     for _ in range(WAITING + 3):
@@ -44,9 +48,11 @@ def files():
 
 
 def started(main, log=b"", stalled=False):
-    """What became of a spool whose files are these: it takes a batch, and delivers what it has byte for byte.
+    """What became of a spool whose files are these: it takes a batch, and delivers what it has byte
+    for byte.
 
-    A start of two seconds is tried once more: it is a fault if it is the file's, none if the machine stood still.
+    A start of two seconds is tried once more: it is a fault if it is the file's, none if the
+    machine stood still.
     """
     folder = Path(tempfile.mkdtemp(prefix="gpuledger-torn-", dir=guardian.memory_folder()))
     try:
@@ -97,12 +103,18 @@ EVERY = [
 
 @pytest.mark.parametrize("step", EVERY)
 def test_a_file_cut_off_at_every_offset(files, step):
-    """Put aside whole, and a new epoch begins; only the tail of the last page torn: its batch is a dead letter."""
+    """Put aside whole, and a new epoch begins; only the tail of the last page torn: its batch is a
+    dead letter.
+    """
     stopped, _ = files
     fates = {length: started(stopped[:length]) for length in range(0, len(stopped), step)}
     filled = {length for length, fate in fates.items() if fate == "healthy"}
     assert 0 in filled
-    assert filled <= {0, 1, *range(len(stopped) - 128, len(stopped))}  # empty to SQLite, or only zeros are missing
+    assert filled <= {
+        0,
+        1,
+        *range(len(stopped) - 128, len(stopped)),
+    }  # empty to SQLite, or only zeros are missing
     dead_lettered = {length for length, fate in fates.items() if fate == "dead_lettered"}
     assert dead_lettered
     assert min(dead_lettered) > len(stopped) - 4096
@@ -110,7 +122,9 @@ def test_a_file_cut_off_at_every_offset(files, step):
 
 @pytest.mark.parametrize("step", EVERY)
 def test_bytes_flipped_at_every_offset(files, step):
-    """A byte inverted: seen by SQLite, by the numbers, or by the batch's own hash; or it lay where nothing is."""
+    """A byte inverted: seen by SQLite, by the numbers, or by the batch's own hash; or it lay where
+    nothing is.
+    """
     stopped, _ = files
     fates = []
     for at in range(0, len(stopped), step):
@@ -123,7 +137,9 @@ def test_bytes_flipped_at_every_offset(files, step):
 
 @pytest.mark.parametrize("step", EVERY)
 def test_a_log_cut_off_or_flipped_at_every_offset(files, step):
-    """What the log holds whole is there, what is torn was never committed; the file itself stays sound."""
+    """What the log holds whole is there, what is torn was never committed; the file itself stays
+    sound.
+    """
     _, (main, log) = files
     for at in range(0, len(log), step):
         torn = bytearray(log)

@@ -1,4 +1,5 @@
-"""The demo as a newcomer with a slow machine runs it: it ends well, its numbers add up, and they are the truth.
+"""The demo as a newcomer with a slow machine runs it: it ends well, its numbers add up, and they
+are the truth.
 
 The truth is the simulated fleet's own schedule.
 """
@@ -22,7 +23,8 @@ from gpuledger_agent.sources.fleet import BLOCK_MS, KEPT, Fleet
 
 DAYS = 3
 SLOW_MINUTES = 40
-"""So long the month of this demo seems to take: evidence is older than what may be judged as now."""
+"""So long the month of this demo seems to take: evidence is older than what may be judged as now.
+"""
 SLOWLY = f"""
 import datetime as dt
 from gpuledger_collector.__main__ import main
@@ -42,7 +44,10 @@ def demo():
         output, errors = process.communicate(timeout=300)
     finally:
         ended(process)
-    yield subprocess.CompletedProcess(process.args, process.returncode, output, errors), folder / "out"
+    yield (
+        subprocess.CompletedProcess(process.args, process.returncode, output, errors),
+        folder / "out",
+    )
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -59,7 +64,12 @@ def started(folder, days, program=(BIN / "gpuledger",)):
         str(free_port()),
     ]
     return subprocess.Popen(
-        command, env=environment(), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=environment(),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -70,7 +80,9 @@ def ended(process):
 
 
 def test_it_ends_well_with_a_summary(demo):
-    """Exit 0; a line a stage, then at most 25 lines: bill with every special row, proof, waste, and what lies ahead."""
+    """Exit 0; a line a stage, then at most 25 lines: bill with every special row, proof, waste, and
+    what lies ahead.
+    """
     answer, folder = demo
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
     stages, _, summary = answer.stdout.partition("\n\n")
@@ -94,7 +106,12 @@ def test_it_ends_well_with_a_summary(demo):
     assert int(caught_up[1]) >= SLOW_MINUTES
     assert "Traceback" not in answer.stdout + answer.stderr
     log = (folder / "logs" / "demo.log").read_text()
-    for words in ("gpuledger forecast", "gpuledger scale advise", "gpuledger anomalies", "never_used"):
+    for words in (
+        "gpuledger forecast",
+        "gpuledger scale advise",
+        "gpuledger anomalies",
+        "never_used",
+    ):
         assert words in log, words
 
 
@@ -103,11 +120,24 @@ def test_a_line_of_its_log_or_its_end_can_be_run_as_it_stands(demo):
     answer, folder = demo
     log = (folder / "logs" / "demo.log").read_text().splitlines()
     assert log[0] == f"$ cd {folder}"
-    logged = next(line.removeprefix("$ ") for line in log if "gpuledger chargeback" in line and "--by team " in line)
-    shown = next(line.removeprefix("Ask it:") for line in answer.stdout.splitlines() if line.startswith("Ask it:"))
+    logged = next(
+        line.removeprefix("$ ")
+        for line in log
+        if "gpuledger chargeback" in line and "--by team " in line
+    )
+    shown = next(
+        line.removeprefix("Ask it:")
+        for line in answer.stdout.splitlines()
+        if line.startswith("Ask it:")
+    )
     for line in (logged, shown):
         again = subprocess.run(
-            ["sh", "-c", line], env=environment(), capture_output=True, text=True, timeout=120, check=False
+            ["sh", "-c", line],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert again.returncode == 0, again.stderr
         assert "foundation" in again.stdout
@@ -116,20 +146,43 @@ def test_a_line_of_its_log_or_its_end_can_be_run_as_it_stands(demo):
 def test_its_configuration_serves_every_command_next_to_it(demo):
     """`--config` of the folder is all that a command needs to read the demo's ledger."""
     _, folder = demo
-    command = [BIN / "gpuledger", "chargeback", "--days", "3", "--config", folder / "collector.toml"]
-    answer = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    command = [
+        BIN / "gpuledger",
+        "chargeback",
+        "--days",
+        "3",
+        "--config",
+        folder / "collector.toml",
+    ]
+    answer = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
     assert answer.returncode == 0, answer.stderr
     assert "foundation" in answer.stdout
 
 
 def test_a_card_is_held_idle_and_can_be_given_back(demo):
-    """Step 3 of the walk: the list has one that somebody holds, by a job that a command of its scheduler ends."""
+    """Step 3 of the walk: the list has one that somebody holds, by a job that a command of its
+    scheduler ends.
+    """
     _, folder = demo
-    command = [BIN / "gpuledger", "idle", "--now", "--format", "json", "--config", folder / "collector.toml"]
-    answer = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    command = [
+        BIN / "gpuledger",
+        "idle",
+        "--now",
+        "--format",
+        "json",
+        "--config",
+        folder / "collector.toml",
+    ]
+    answer = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
     assert answer.returncode == 0, answer.stderr
     held = [row for row in json.loads(answer.stdout) if row["workload"] == "interactive-shell"]
-    assert [(row["node"], row["team"], row["state"]) for row in held] == [("l4-01", "robotics", "never_used")]
+    assert [(row["node"], row["team"], row["state"]) for row in held] == [
+        ("l4-01", "robotics", "never_used")
+    ]
     assert KEPT.kind == "slurm"
 
 
@@ -145,21 +198,32 @@ def test_its_files_add_up(demo):
 
 
 def test_the_ledger_says_what_the_fleet_did(demo):
-    """Each team's hours are those that the simulation gave it, to one sampling step per hold that began or ended."""
+    """Each team's hours are those that the simulation gave it, to one sampling step per hold that
+    began or ended.
+    """
     _, folder = demo
     made = json.loads((folder / "chargeback.json").read_text())
     start = int(dt.datetime.fromisoformat(made["from"]).timestamp() * 1000)
     end = int(dt.datetime.fromisoformat(made["to"]).timestamp() * 1000)
     truth, edges = true_hours(start, end)
-    seen = {row["team"]: Decimal(row["gpu_hours"]) for row in made["rows"] if not row["team"].startswith("(")}
-    seen[""] = next((Decimal(row["gpu_hours"]) for row in made["rows"] if row["team"] == "(unattributed)"), Decimal(0))
+    seen = {
+        row["team"]: Decimal(row["gpu_hours"])
+        for row in made["rows"]
+        if not row["team"].startswith("(")
+    }
+    seen[""] = next(
+        (Decimal(row["gpu_hours"]) for row in made["rows"] if row["team"] == "(unattributed)"),
+        Decimal(0),
+    )
     assert set(seen) - {""} == {team for team in truth if team}
     for team, hours in truth.items():
         assert abs(seen[team] - hours) <= edges[team] * STEP_H + Decimal("0.01"), team
 
 
 def true_hours(start_ms, end_ms):
-    """GPU-hours and edges of holds per team, from the simulation's schedule alone (failed and silent times out)."""
+    """GPU-hours and edges of holds per team, from the simulation's schedule alone (failed and
+    silent times out).
+    """
     fleet = Fleet(7)
     hours, edges = defaultdict(Decimal), defaultdict(int)
     for node in fleet.nodes:
@@ -170,12 +234,21 @@ def true_hours(start_ms, end_ms):
                     for slot in lane.slots if first < last else ():
                         lost = away(fleet, node.name, slot, first, last)
                         share = Decimal(node.accelerators[slot].gpu_micro) / 1_000_000
-                        for team in (hold.workload.tags.get("team", ""), *(["nlp"] if lane.sharers > 1 else [])):
-                            hours[team] += share * Decimal(last - first - lost) / 3_600_000 / lane.sharers
+                        for team in (
+                            hold.workload.tags.get("team", ""),
+                            *(["nlp"] if lane.sharers > 1 else []),
+                        ):
+                            hours[team] += (
+                                share * Decimal(last - first - lost) / 3_600_000 / lane.sharers
+                            )
                             edges[team] += 2
     return hours, edges
 
 
 def away(fleet, node, slot, first, last):
     """Milliseconds in which this GPU had failed or its node was silent, minute by minute."""
-    return sum(60_000 for at in range(first, last, 60_000) if fleet.failed(node, slot, at) or fleet.silent(node, at))
+    return sum(
+        60_000
+        for at in range(first, last, 60_000)
+        if fleet.failed(node, slot, at) or fleet.silent(node, at)
+    )

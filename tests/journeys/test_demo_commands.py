@@ -1,4 +1,6 @@
-"""The demo's commands: each as a shell would have started it, in lanes that keep their order and end at a failure."""
+"""The demo's commands: each as a shell would have started it, in lanes that keep their order and
+end at a failure.
+"""
 
 import contextlib
 import json
@@ -28,14 +30,21 @@ def run(lanes, folder, **variables):
     """In a process of its own: a fork of this one would have its threads' locks."""
     given = json.dumps([lanes, environment(**variables), str(folder)])
     answer = subprocess.run(
-        [sys.executable, "-c", LANES, given], env=environment(), capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", LANES, given],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert answer.returncode == 0, answer.stderr
     return json.loads(answer.stdout)
 
 
 def test_lanes_come_back_in_their_order(tmp_path):
-    """Programs of the agent and of the collector, lane by lane, with exit codes and what they printed."""
+    """Programs of the agent and of the collector, lane by lane, with exit codes and what they
+    printed.
+    """
     runs = run([[VERSION, NODES], [NODES, VERSION]], tmp_path)
     assert [command for command, _, _ in runs] == [VERSION, NODES, NODES, VERSION]
     assert [code for _, code, _ in runs] == [0, 0, 0, 0]
@@ -61,7 +70,9 @@ def test_a_command_has_the_environment_and_the_folder_that_it_is_given(tmp_path)
 
 
 def test_an_interrupt_ends_the_commands_that_run(tmp_path):
-    """SIGTERM to the caller alone: an agent that samples until it is stopped has ended before the caller does."""
+    """SIGTERM to the caller alone: an agent that samples until it is stopped has ended before the
+    caller does.
+    """
     port = free_port()
     variables = environment(
         GPULEDGER_AGENT_COLLECTOR_URL="http://127.0.0.1:9",
@@ -71,7 +82,9 @@ def test_an_interrupt_ends_the_commands_that_run(tmp_path):
     agent = ["gpuledger-agent", "run", "--source", "simulated", "--node", "l4-01"]
     given = json.dumps([[[agent]], variables, str(tmp_path)])
     code = f"import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n{LANES}"
-    with subprocess.Popen([sys.executable, "-c", code, given], env=environment(), stderr=subprocess.PIPE) as caller:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, given], env=environment(), stderr=subprocess.PIPE
+    ) as caller:
         wait_for(lambda: listens(port))
         caller.terminate()
         caller.communicate(timeout=60)

@@ -34,11 +34,23 @@ def processes_of(folder):
 
 @pytest.mark.parametrize("times", [1, 3], ids=["once", "impatiently"])
 def test_an_interrupt_ends_collector_and_database(times):
-    """As a terminal sends it, to the whole group, also again while the collector is ending; then the port is free."""
+    """As a terminal sends it, to the whole group, also again while the collector is ending; then
+    the port is free.
+    """
     folder = open_folder("gpuledger-demo-")
     output = folder / "out"
     with subprocess.Popen(
-        [BIN / "gpuledger", "demo", "--once", "--days", "1", "--output", output, "--port", str(free_port())],
+        [
+            BIN / "gpuledger",
+            "demo",
+            "--once",
+            "--days",
+            "1",
+            "--output",
+            output,
+            "--port",
+            str(free_port()),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -61,7 +73,10 @@ def test_an_interrupt_ends_collector_and_database(times):
 
 
 def test_killed_in_the_middle_it_leaves_no_collector():
-    """SIGTERM during the month ends the collector and its Postgres as well. A second demo in its folder is refused."""
+    """SIGTERM during the month ends the collector and its Postgres as well.
+
+    A second demo in its folder is refused.
+    """
     folder = open_folder("gpuledger-demo-")
     command = [
         BIN / "gpuledger",
@@ -74,15 +89,21 @@ def test_killed_in_the_middle_it_leaves_no_collector():
         "--port",
         str(free_port()),
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as demo:
         try:
             line = next(line for line in demo.stdout if "collector at http" in line)
             address = "127.0.0.1", int(re.search(r"http://127\.0\.0\.1:(\d+)", line)[1])
             socket.create_connection(address).close()
-            second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            second = subprocess.run(
+                command, capture_output=True, text=True, timeout=60, check=False
+            )
             assert "a demo is running in" in second.stderr
             assert second.returncode == 2
-            postmaster = int(next((folder / "out" / "data").rglob("postmaster.pid")).read_text().split()[0])
+            postmaster = int(
+                next((folder / "out" / "data").rglob("postmaster.pid")).read_text().split()[0]
+            )
         finally:
             demo.terminate()
             demo.communicate(timeout=60)

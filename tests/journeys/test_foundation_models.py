@@ -1,6 +1,8 @@
-"""Foundation models by `gpuledger forecast --method`: their packages' own loading code, on models with random weights.
+"""Foundation models by `gpuledger forecast --method`: their packages' own loading code, on models
+with random weights.
 
-An environment of its own gets the packages: 5.5 GB with the CUDA libraries that PyPI's torch needs even without a GPU.
+An environment of its own gets the packages: 5.5 GB with the CUDA libraries that PyPI's torch needs
+even without a GPU.
 """
 
 import json
@@ -39,7 +41,9 @@ def environment(tmp_path_factory):
     (folder / "models").mkdir()
     run(python, tiny_models.__file__, folder / "models")
     hours = np.datetime64("2026-01-01T00") + np.arange(HOURS)
-    values = 20 + 8 * np.sin(np.arange(HOURS) * 2 * np.pi / 24) + np.random.default_rng(1).random(HOURS)
+    values = (
+        20 + 8 * np.sin(np.arange(HOURS) * 2 * np.pi / 24) + np.random.default_rng(1).random(HOURS)
+    )
     # Every 97th hour is unknown, the last one too.
     gaps = np.arange(HOURS) % 97 == (HOURS - 1) % 97
     cells = ["" if gap else f"{value:.2f}" for value, gap in zip(values, gaps, strict=True)]
@@ -50,7 +54,9 @@ def environment(tmp_path_factory):
 
 
 def run(*command, **variables):
-    answer = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
 
@@ -65,7 +71,9 @@ def run(*command, **variables):
     ],
 )
 def test_a_model_forecasts_alone_and_in_the_mix(environment, method, model):
-    """Ordered quantiles from the model itself, beyond its own length; random weights get next to no weight."""
+    """Ordered quantiles from the model itself, beyond its own length; random weights get next to no
+    weight.
+    """
 
     def forecast(methods, place=environment / "models" / model, horizon="24h"):
         command = (environment / "venv/bin/python", "-m", "gpuledger_collector", "forecast")
@@ -73,7 +81,10 @@ def test_a_model_forecasts_alone_and_in_the_mix(environment, method, model):
         given = {f"GPULEDGER_MODEL_{method.upper()}": str(place), "HF_HUB_OFFLINE": "1"}
         (answer,) = json.loads(run(*command, "--method", methods, *options, **given))
         return answer, np.array(
-            [[point[name] for name in ("q0.1", "q0.5", "q0.9", "q0.95")] for point in answer["points"]]
+            [
+                [point[name] for name in ("q0.1", "q0.5", "q0.9", "q0.95")]
+                for point in answer["points"]
+            ]
         )
 
     alone, levels = forecast(method)

@@ -1,8 +1,10 @@
-"""One node, six GPUs, four schedulers' worth of owners: each lands on its team, and what differs is seen.
+"""One node, six GPUs, four schedulers' worth of owners: each lands on its team, and what differs is
+seen.
 
-GPU 0: a Slurm job (through our own prolog), with no process. GPU 1: a pod, known by the kubelet (a real gRPC server).
-GPU 2: a container, known by its engine (HTTP on a unix socket). GPU 3: a plain process of this test. GPU 4: given to
-the same job, used by the plain process, which nobody gave it. GPU 5: nobody's.
+GPU 0: a Slurm job (through our own prolog), with no process. GPU 1: a pod, known by the kubelet (a
+real gRPC server). GPU 2: a container, known by its engine (HTTP on a unix socket). GPU 3: a plain
+process of this test. GPU 4: given to the same job, used by the plain process, which nobody gave it.
+GPU 5: nobody's.
 """
 
 import contextlib
@@ -62,7 +64,11 @@ def running_agent(home, environ, **settings):
     given = {f"GPULEDGER_AGENT_{name.upper()}": str(value) for name, value in settings.items()}
     process = subprocess.Popen(
         [BIN / "gpuledger-agent", "run", "--source", "nvml", "--node", "n1"],
-        env={**environment(), **{name: environ[name] for name in ("LD_LIBRARY_PATH", "NVML_STUB_SCENARIO")}, **given},
+        env={
+            **environment(),
+            **{name: environ[name] for name in ("LD_LIBRARY_PATH", "NVML_STUB_SCENARIO")},
+            **given,
+        },
         stderr=(home / "agent.log").open("wb"),
     )
     try:
@@ -90,7 +96,10 @@ def series(port, name):
     """Values of a metric by uuid from the agent's /metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as page:
         lines = [line for line in page.read().decode().splitlines() if line.startswith(name + "{")]
-    return {line.partition('uuid="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines}
+    return {
+        line.partition('uuid="')[2].partition('"')[0]: float(line.rpartition(" ")[2])
+        for line in lines
+    }
 
 
 def prolog(home, script):
@@ -113,7 +122,9 @@ def prolog(home, script):
 
 
 def test_a_job_a_pod_a_container_and_a_process_each_land_on_their_team(home):
-    """Held seconds by team from one node's agent through a real collector, and the two kinds of disagreement."""
+    """Held seconds by team from one node's agent through a real collector, and the two kinds of
+    disagreement.
+    """
     user = pwd.getpwuid(os.getuid()).pw_name
     shell = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     environ = stand_in(home, f"gpus 6\nprocess 3 {shell.pid}\nprocess 4 {shell.pid}\nbusy 3 80\n")
@@ -128,7 +139,9 @@ def test_a_job_a_pod_a_container_and_a_process_each_land_on_their_team(home):
         collector_process(home) as collector,
     ):
         pods.pods = [kubelet.pod("ml-prod", "bert-0", UUIDS[1])]
-        docker.containers = [engine.container("d", "notebook", requests=engine.gpus("2"), team="analytics")]
+        docker.containers = [
+            engine.container("d", "notebook", requests=engine.gpus("2"), team="analytics")
+        ]
         prolog(home, "prolog.sh")
         with running_agent(
             home,
@@ -159,20 +172,43 @@ def test_a_job_a_pod_a_container_and_a_process_each_land_on_their_team(home):
         shell.wait()
         (home / "rules.toml").write_text(RULES.replace("USER", user))
         gpuledger(home, collector.dsn(), "apply", "rules.toml")
-        days = ("--from", time.strftime("%Y-%m-%d", time.gmtime(time.time() - 86400)), "--to", "2100-01-01")
-        report = json.loads(gpuledger(home, collector.dsn(), "chargeback", *days, "--by", "team", "--format", "json"))
+        days = (
+            "--from",
+            time.strftime("%Y-%m-%d", time.gmtime(time.time() - 86400)),
+            "--to",
+            "2100-01-01",
+        )
+        report = json.loads(
+            gpuledger(
+                home, collector.dsn(), "chargeback", *days, "--by", "team", "--format", "json"
+            )
+        )
         devices = json.loads(
-            gpuledger(home, collector.dsn(), "chargeback", *days, "--by", "team,workload", "--format", "json")
+            gpuledger(
+                home,
+                collector.dsn(),
+                "chargeback",
+                *days,
+                "--by",
+                "team,workload",
+                "--format",
+                "json",
+            )
         )
 
     log = (home / "agent.log").read_text()
     seconds = {row["team"]: row["gpu_ns"] / 1e9 for row in report["rows"]}
-    assert seconds.keys() >= {"vision", "serving", "analytics", "research", "(unallocated)"}, (seconds, log)
+    assert seconds.keys() >= {"vision", "serving", "analytics", "research", "(unallocated)"}, (
+        seconds,
+        log,
+    )
     one = seconds["serving"]
     assert one >= 4
     for team, gpus in (("vision", 2), ("analytics", 1), ("research", 1)):
         assert seconds[team] == pytest.approx(one * gpus, abs=3 * INTERVAL_S * gpus), (seconds, log)
-    assert {row["workload"].split(":")[0] for row in devices["rows"] if row["team"] != "(unallocated)"} >= {
+    assert {
+        row["workload"].split(":")[0] for row in devices["rows"] if row["team"] != "(unallocated)"
+    } >= {
         "slurm",
         "kubernetes",
         "container",

@@ -1,4 +1,6 @@
-"""scancel against a real Slurm: the judged job is cancelled, another user's is left alone, one that ended is gone."""
+"""scancel against a real Slurm: the judged job is cancelled, another user's is left alone, one that
+ended is gone.
+"""
 
 import shutil
 import time
@@ -11,7 +13,11 @@ from gpuledger_collector.notifications.reclaim import NotReclaimed, SlurmBackend
 from gpuledger_collector.storage.notifications.finding_rules import ReclaimAction
 
 REASON = why_not()
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +31,9 @@ def slurm():
 
 
 def action(job: str, user: str) -> ReclaimAction:
-    return ReclaimAction(1, "k", 1, "scancel", {"workload": job, "user": user}, "vision", "doing", 0, 0)
+    return ReclaimAction(
+        1, "k", 1, "scancel", {"workload": job, "user": user}, "vision", "doing", 0, 0
+    )
 
 
 def wait_for(true, seconds=90.0):
@@ -37,7 +45,9 @@ def wait_for(true, seconds=90.0):
 
 def test_a_job_is_cancelled_by_the_way_and_by_nobody_elses_name(slurm):
     way = SlurmBackend(environment=slurm.environment)
-    mine, other = (slurm.submit("vision", "gpu:h100:1", 300, user=user) for user in ("root", "nobody"))
+    mine, other = (
+        slurm.submit("vision", "gpu:h100:1", 300, user=user) for user in ("root", "nobody")
+    )
     wait_for(lambda: slurm.run("squeue", "-h", "-t", "R", "-o", "%i").split() == [mine, other])
     assert not way.is_gone(action(mine, "root"))
     with pytest.raises(NotReclaimed, match="nobody's, not root's"):

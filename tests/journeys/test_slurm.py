@@ -1,4 +1,6 @@
-"""A real Slurm, our prolog and epilog, a real agent on stubbed GPUs, a real collector: the bill is what sacct says."""
+"""A real Slurm, our prolog and epilog, a real agent on stubbed GPUs, a real collector: the bill is
+what sacct says.
+"""
 
 import datetime as dt
 import json
@@ -19,7 +21,10 @@ from gpuledger_agent.queue.slurm import pending
 from gpuledger_common.readings import Accelerator
 
 REASON = why_not()
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}"),
+]
 
 STUB = Path(__file__).resolve().parents[1] / "fakes" / "nvml_stub.c"
 COLUMNS = (
@@ -59,7 +64,10 @@ def wait_for(true, seconds=600.0):
 def held(owners):
     """Job ids by index of the GPU."""
     found = owners.holders(ACCELERATORS, ())
-    return {int(uuid.removeprefix("GPU-")): [one.workload.id for one in holders] for uuid, holders in found.items()}
+    return {
+        int(uuid.removeprefix("GPU-")): [one.workload.id for one in holders]
+        for uuid, holders in found.items()
+    }
 
 
 def finished(slurm):
@@ -67,11 +75,17 @@ def finished(slurm):
 
 
 def test_jobs_hold_their_gpus_from_prolog_to_epilog(slurm):
-    """Whole GPUs go to one job each, shards of one GPU to the jobs on it; what users write breaks nothing."""
+    """Whole GPUs go to one job each, shards of one GPU to the jobs on it; what users write breaks
+    nothing.
+    """
     owners = SlurmOwners(slurm.jobs)
     assert held(owners) == {}
     whole = slurm.submit(
-        "vision", "gpu:h100:2", 120, "--comment=team=seg;project=x y\nuser=root\nplaces=3", "--job-name=we|ird\n;näme"
+        "vision",
+        "gpu:h100:2",
+        120,
+        "--comment=team=seg;project=x y\nuser=root\nplaces=3",
+        "--job-name=we|ird\n;näme",
     )
     shards = [slurm.submit(account, "shard:2", 120, user="nobody") for account in ("nlp", "vision")]
     wait_for(lambda: len(list(slurm.jobs.glob("[0-9]*"))) == 3)
@@ -79,7 +93,9 @@ def test_jobs_hold_their_gpus_from_prolog_to_epilog(slurm):
     assert sorted(map(tuple, by_index.values())) == sorted([(whole,), (whole,), tuple(shards)])
     told = slurm.run("scontrol", "show", "job", "-d", "-o", whole)
     first, last = (int(part) for part in told.partition("(IDX:")[2].partition(")")[0].split("-"))
-    assert [index for index, jobs in by_index.items() if jobs == [whole]] == list(range(first, last + 1))
+    assert [index for index, jobs in by_index.items() if jobs == [whole]] == list(
+        range(first, last + 1)
+    )
     (holder,) = owners.holders(ACCELERATORS, ())[f"GPU-{first}"]
     assert (holder.workload.account, holder.workload.user) == ("vision", "root")
     assert holder.workload.tags["team"] == "seg"
@@ -91,12 +107,19 @@ def test_jobs_hold_their_gpus_from_prolog_to_epilog(slurm):
 
 
 def test_a_prolog_that_cannot_write_drains_no_node(slurm):
-    """A folder that cannot be made costs the attribution of the job, never the node: the job runs to its end."""
+    """A folder that cannot be made costs the attribution of the job, never the node: the job runs
+    to its end.
+    """
     slurm.jobs.rename(slurm.home / "aside")
     slurm.jobs.write_text("in the way")
     try:
         job = slurm.submit("vision", "gpu:1", 0.1)
-        wait_for(lambda: slurm.run("sacct", "-X", "-n", "-P", "-j", job, "-o", "state").strip() == "COMPLETED")
+        wait_for(
+            lambda: (
+                slurm.run("sacct", "-X", "-n", "-P", "-j", job, "-o", "state").strip()
+                == "COMPLETED"
+            )
+        )
         wait_for(lambda: "idle" in slurm.run("sinfo", "-h", "-o", "%T"))
     finally:
         slurm.jobs.unlink()
@@ -104,20 +127,31 @@ def test_a_prolog_that_cannot_write_drains_no_node(slurm):
 
 
 def test_what_waits_in_the_queue_is_read(slurm, monkeypatch):
-    """While one job has every GPU the next ones wait, an array's tasks one by one; a held job waits for nobody."""
+    """While one job has every GPU the next ones wait, an array's tasks one by one; a held job waits
+    for nobody.
+    """
     for name, value in slurm.environment.items():
         monkeypatch.setenv(name, value)
     jobs = [slurm.submit("vision", f"gpu:h100:{GPUS}", 60)]
     wait_for(lambda: slurm.run("squeue", "-h", "-t", "R").strip())
     try:
-        asked = (("gpu:h100:2", "--comment=team=seg;x=y|z"), ("gpu:1", "--array=0-2"), ("gpu:1", "--hold"))
+        asked = (
+            ("gpu:h100:2", "--comment=team=seg;x=y|z"),
+            ("gpu:1", "--array=0-2"),
+            ("gpu:1", "--hold"),
+        )
         jobs += [slurm.submit("nlp", gres, 1, option) for gres, option in asked]
         wait_for(lambda: len(pending()) == 4)
         found = {one.workload_id: one for one in pending()}
         assert set(found) == {jobs[1], *(f"{jobs[2]}_{task}" for task in range(3))}
         assert [found[one].gpus for one in sorted(found)] == [2.0, 1.0, 1.0, 1.0]
         first = found[jobs[1]]
-        assert (first.pool, first.gpu_model, first.team, first.account) == ("gpu", "h100", "seg", "nlp")
+        assert (first.pool, first.gpu_model, first.team, first.account) == (
+            "gpu",
+            "h100",
+            "seg",
+            "nlp",
+        )
         assert abs(first.submitted - time.time()) < 120
     finally:
         slurm.run("scancel", *jobs)
@@ -125,11 +159,15 @@ def test_what_waits_in_the_queue_is_read(slurm, monkeypatch):
 
 
 def test_the_bill_is_what_sacct_says(slurm, home):
-    """GPU-seconds of each account, from the agent to within the sampling, and from sacct's own rows exactly."""
+    """GPU-seconds of each account, from the agent to within the sampling, and from sacct's own rows
+    exactly.
+    """
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler: the NVML stand-in cannot be built (apt-get install gcc)")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", home / "libnvidia-ml.so.1", STUB], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-o", home / "libnvidia-ml.so.1", STUB], check=True
+    )
     (home / "scenario").write_text(f"gpus {GPUS}\n")
     with collector_process(home) as collector:
         agent = subprocess.Popen(
@@ -167,7 +205,16 @@ def test_the_bill_is_what_sacct_says(slurm, home):
         (home / "jobs.txt").write_text(text)
         (home / "prices.csv").write_text(PRICES)
         gpuledger(home, collector.dsn(), "import", "prices", home / "prices.csv")
-        gpuledger(home, collector.dsn(), "import", "sacct", home / "jobs.txt", "--pool", "accounting", "--also")
+        gpuledger(
+            home,
+            collector.dsn(),
+            "import",
+            "sacct",
+            home / "jobs.txt",
+            "--pool",
+            "accounting",
+            "--also",
+        )
         bill = charged(home, collector.dsn())
 
     expected: dict[str, int] = defaultdict(int)
@@ -176,21 +223,27 @@ def test_the_bill_is_what_sacct_says(slurm, home):
         gpus = int(row[13].partition("gres/gpu=")[2].partition(",")[0])
         team = row[15].removeprefix("team=") or row[2]
         expected[team] += gpus * int(row[11])
-        slack[team] += gpus * (2 * seen_s + 1)  # both ends are sampled, and sacct counts whole seconds
+        slack[team] += gpus * (
+            2 * seen_s + 1
+        )  # both ends are sampled, and sacct counts whole seconds
     assert set(expected) == {"vision", "nlp"}
     for team, seconds in expected.items():
         assert bill["accounting", team] == (seconds * 10**9, seconds * MICRO_PER_GPU_SECOND)
         held_ns, cost_micro = bill["slurm", team]
         assert abs(held_ns / 1e9 - seconds) <= slack[team], (bill, expected)
-        assert abs(cost_micro - seconds * MICRO_PER_GPU_SECOND) <= slack[team] * MICRO_PER_GPU_SECOND
+        assert (
+            abs(cost_micro - seconds * MICRO_PER_GPU_SECOND) <= slack[team] * MICRO_PER_GPU_SECOND
+        )
 
 
 def longest_ms(dsn):
-    """The longest time between two samples of a GPU: INTERVAL_S, or longer where others use this machine."""
+    """The longest time between two samples of a GPU: INTERVAL_S, or longer where others use this
+    machine.
+    """
     with psycopg.connect(dsn) as connection:
         row = connection.execute(
-            "SELECT coalesce(max(passed), 0) FROM (SELECT at_ms - lag(at_ms) OVER (PARTITION BY accelerator_id ORDER BY"
-            " at_ms) AS passed FROM gpu_sample) AS pairs"
+            "SELECT coalesce(max(passed), 0) FROM (SELECT at_ms - lag(at_ms) OVER (PARTITION BY"
+            " accelerator_id ORDER BY at_ms) AS passed FROM gpu_sample) AS pairs"
         ).fetchone()
     return row[0]
 
@@ -215,6 +268,20 @@ def charged(home, dsn):
     today = dt.datetime.now(dt.UTC).date()
     start, end = today - dt.timedelta(days=1), today + dt.timedelta(days=1)
     report = json.loads(
-        gpuledger(home, dsn, "chargeback", "--from", start, "--to", end, "--by", "pool,team", "--format", "json")
+        gpuledger(
+            home,
+            dsn,
+            "chargeback",
+            "--from",
+            start,
+            "--to",
+            end,
+            "--by",
+            "pool,team",
+            "--format",
+            "json",
+        )
     )
-    return {(row["pool"], row["team"]): (row["gpu_ns"], row["cost_micro"]) for row in report["rows"]}
+    return {
+        (row["pool"], row["team"]): (row["gpu_ns"], row["cost_micro"]) for row in report["rows"]
+    }

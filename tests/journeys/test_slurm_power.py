@@ -1,7 +1,8 @@
-"""Advice acts on a real slurmctld: gpuledger-scale powers cloud nodes up, ResumeProgram starts them, a job runs there.
+"""Advice acts on a real slurmctld: gpuledger-scale powers cloud nodes up, ResumeProgram starts
+them, a job runs there.
 
-One node is this machine: the hook of gpuledger-resume really starts its slurmd, when Slurm says so. The others are
-names that nobody starts; of them only what slurmctld was told is looked at.
+One node is this machine: the hook of gpuledger-resume really starts its slurmd, when Slurm says so.
+The others are names that nobody starts; of them only what slurmctld was told is looked at.
 """
 
 import http.server
@@ -74,7 +75,9 @@ PartitionName=gpu Nodes={node},cloud[2-4] Default=YES MaxTime=60 State=UP
 
 
 class Powered(Cluster):
-    """slurmctld with four cloud nodes, all powered down; no accounting, and no slurmd until the hook starts one."""
+    """slurmctld with four cloud nodes, all powered down; no accounting, and no slurmd until the
+    hook starts one.
+    """
 
     def start(self):
         for folder in ("state", "spool"):
@@ -119,13 +122,17 @@ class Powered(Cluster):
 
     def _script(self, name, body):
         path = self.home / name
-        path.write_text("#!/bin/sh\n" + "\n".join(line.strip() for line in body.strip().splitlines()) + "\n")
+        path.write_text(
+            "#!/bin/sh\n" + "\n".join(line.strip() for line in body.strip().splitlines()) + "\n"
+        )
         path.chmod(0o755)
 
     def states(self):
         """State by node, as scontrol writes it."""
         lines = self.run("scontrol", "show", "node", "-o").splitlines()
-        fields = [dict(part.split("=", 1) for part in line.split() if "=" in part) for line in lines]
+        fields = [
+            dict(part.split("=", 1) for part in line.split() if "=" in part) for line in lines
+        ]
         return {one["NodeName"]: one["State"] for one in fields if "NodeName" in one}
 
     def stop(self):
@@ -173,7 +180,16 @@ class Advisor:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def says(self, gpus):
-        self.answer = (200, {"pool": "gpu", "desired_gpus": gpus, "demand_gpus": 0.0, "mode": "young", "reason": "r"})
+        self.answer = (
+            200,
+            {
+                "pool": "gpu",
+                "desired_gpus": gpus,
+                "demand_gpus": 0.0,
+                "mode": "young",
+                "reason": "r",
+            },
+        )
 
 
 @pytest.fixture
@@ -186,14 +202,23 @@ def advisor():
 
 def scale(url, *arguments, environment=None, before=(), **settings):
     """Exit code and what gpuledger-scale says; `before` are words before its command."""
-    given = {"URL": url, "POOL": "gpu", "NODES": f"{NODE},cloud[2-4]", "NODE_GPUS": "4", "CEILING": "3"} | settings
+    given = {
+        "URL": url,
+        "POOL": "gpu",
+        "NODES": f"{NODE},cloud[2-4]",
+        "NODE_GPUS": "4",
+        "CEILING": "3",
+    } | settings
     done = subprocess.run(
         [*before, DEPLOY / "gpuledger-scale", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
-        env={**(environment or os.environ), **{f"GPULEDGER_SCALE_{name}": value for name, value in given.items()}},
+        env={
+            **(environment or os.environ),
+            **{f"GPULEDGER_SCALE_{name}": value for name, value in given.items()},
+        },
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -207,7 +232,9 @@ def wait_for(true, seconds=60.0):
 
 @slurm_only
 def test_advice_powers_nodes_up_and_the_resumed_one_runs_a_job(cluster, advisor):
-    """Nothing without advice or --apply; with both, as many nodes as are advised within the ceiling, and no more."""
+    """Nothing without advice or --apply; with both, as many nodes as are advised within the
+    ceiling, and no more.
+    """
 
     def run(*arguments, **settings):
         return scale(advisor.url, *arguments, environment=cluster.environment, **settings)
@@ -236,43 +263,73 @@ def test_advice_powers_nodes_up_and_the_resumed_one_runs_a_job(cluster, advisor)
     assert f"resume {NODE}" in (cluster.home / "hook.calls").read_text().splitlines()
     assert f"resume {NODE}: done" in (cluster.home / "power.log").read_text()
     out = cluster.home / "job.out"
-    cluster.run("sbatch", "--wait", f"--nodelist={NODE}", f"--output={out}", "--chdir=/tmp", "--wrap=echo ran here")
+    cluster.run(
+        "sbatch",
+        "--wait",
+        f"--nodelist={NODE}",
+        f"--output={out}",
+        "--chdir=/tmp",
+        "--wrap=echo ran here",
+    )
     assert out.read_text() == "ran here\n"
 
     advisor.says(100.0)
     code, said = run("--apply")
     assert "100.0 GPUs are advised, 3 nodes within 0..3" in said
-    ordered = {name for name, state in cluster.states().items() if "POWER_UP" in state or "POWERING_UP" in state}
+    ordered = {
+        name
+        for name, state in cluster.states().items()
+        if "POWER_UP" in state or "POWERING_UP" in state
+    }
     assert len(ordered) == 2
     assert NODE not in ordered
     code, said = run("--apply")
-    assert (code, "ran:" in said) == (0, False)  # what is coming counts as up: a second run orders nothing
-    wait_for(lambda: set((cluster.home / "hook.calls").read_text().split()) == {"resume", NODE, *ordered})
+    assert (code, "ran:" in said) == (
+        0,
+        False,
+    )  # what is coming counts as up: a second run orders nothing
+    wait_for(
+        lambda: set((cluster.home / "hook.calls").read_text().split()) == {"resume", NODE, *ordered}
+    )
 
     advisor.says(0.0)
     code, said = run("--apply")
     assert (code, "ran:" in said) == (0, False)  # powering down is asked for apart
     code, said = run("--apply", NODES=NODE, MAX_DOWN="1")
     assert f"ran: scontrol update nodename={NODE} state=power_down" in said
-    wait_for(lambda: f"suspend {NODE}: the hook failed with 7" in (cluster.home / "power.log").read_text())
+    wait_for(
+        lambda: (
+            f"suspend {NODE}: the hook failed with 7" in (cluster.home / "power.log").read_text()
+        )
+    )
 
 
 @slurm_only
 def test_the_units_leave_what_their_commands_need(cluster, advisor, tmp_path):
-    """gpuledger-scale orders a node and the agent reads the queue, with every call that the units forbid failing."""
+    """gpuledger-scale orders a node and the agent reads the queue, with every call that the units
+    forbid failing.
+    """
     advisor.says(4.0)
     unit, trace = DEPLOY / "gpuledger-scale@.service", tmp_path / "scale.trace"
     code, said = scale(
-        advisor.url, "--apply", before=confined(unit, trace), environment=cluster.environment, NODES="cloud2"
+        advisor.url,
+        "--apply",
+        before=confined(unit, trace),
+        environment=cluster.environment,
+        NODES="cloud2",
     )
     assert (code, "ran: scontrol update nodename=cloud2 state=power_up" in said) == (0, True), said
     check_trace(unit, trace.read_text(), NETLINK)
     unit, trace = DEPLOY / "gpuledger-queue.service", tmp_path / "queue.trace"
     command = [*confined(unit, trace), BIN / "gpuledger-agent", "queue", "--slurm", "--print"]
-    shown = subprocess.run(command, env=cluster.environment, capture_output=True, text=True, timeout=120, check=False)
+    shown = subprocess.run(
+        command, env=cluster.environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["source"] == "slurm"
-    assert f"{cluster.home}/munge.sock" in trace.read_text()  # squeue was told by slurmctld that no GPU is waited for
+    assert (
+        f"{cluster.home}/munge.sock" in trace.read_text()
+    )  # squeue was told by slurmctld that no GPU is waited for
     check_trace(unit, trace.read_text(), NETLINK)
 
 
@@ -301,14 +358,20 @@ def test_settings_that_are_wrong_end_it_before_anything_is_asked(advisor, settin
 
 @pytest.fixture
 def scontrol(tmp_path):
-    """A scontrol that shows the nodes of a file and writes down what it is told; gives (environment, orders)."""
+    """A scontrol that shows the nodes of a file and writes down what it is told; gives
+    (environment, orders).
+    """
     (tmp_path / "scontrol").write_text(
-        f'#!/bin/sh\ncase $1 in -a) cat {tmp_path}/nodes ;; show) seq 6 ;; *) echo "$@" >> {tmp_path}/orders ;; esac\n'
+        f'#!/bin/sh\ncase $1 in -a) cat {tmp_path}/nodes ;; show) seq 6 ;; *) echo "$@" >>'
+        f" {tmp_path}/orders ;; esac\n"
     )
     (tmp_path / "scontrol").chmod(0o755)
 
     def show(*states):
-        lines = [f"NodeName=n{number} Arch=x86_64 State={state} Weight=1" for number, state in enumerate(states)]
+        lines = [
+            f"NodeName=n{number} Arch=x86_64 State={state} Weight=1"
+            for number, state in enumerate(states)
+        ]
         (tmp_path / "nodes").write_text("\n".join(lines) + "\n")
 
     def orders():
@@ -319,7 +382,9 @@ def scontrol(tmp_path):
 
 
 def test_drained_and_down_nodes_are_left_alone_and_busy_ones_never_go(advisor, scontrol, tmp_path):
-    """Only powered-down nodes go up, only idle ones down; the token travels as a header; money caps the ceiling."""
+    """Only powered-down nodes go up, only idle ones down; the token travels as a header; money caps
+    the ceiling.
+    """
     environment, show, orders = scontrol
     (tmp_path / "token").write_text("secret\n")
     show(
@@ -331,13 +396,27 @@ def test_drained_and_down_nodes_are_left_alone_and_busy_ones_never_go(advisor, s
         "MIXED+CLOUD",
     )
     advisor.says(24.0)
-    code, said = scale(advisor.url, "--apply", environment=environment, CEILING="6", TOKEN_FILE=str(tmp_path / "token"))
+    code, said = scale(
+        advisor.url,
+        "--apply",
+        environment=environment,
+        CEILING="6",
+        TOKEN_FILE=str(tmp_path / "token"),
+    )
     assert code == 0, said
     assert orders() == [f"update nodename=n{number} state=power_up" for number in (2, 4)]
     assert advisor.asked == [("/v1/scaling/gpu?delay_s=600", "Bearer secret")]
-    code, said = scale(advisor.url, environment=environment, CEILING="6", NODE_PRICE="2.50", HOUR_LIMIT="7.4")
+    code, said = scale(
+        advisor.url, environment=environment, CEILING="6", NODE_PRICE="2.50", HOUR_LIMIT="7.4"
+    )
     assert "2 nodes within 0..2; 1 are up" in said
-    show("IDLE+CLOUD", "ALLOCATED+CLOUD", "IDLE+CLOUD+COMPLETING", "IDLE+CLOUD+POWERING_UP", "IDLE+CLOUD")
+    show(
+        "IDLE+CLOUD",
+        "ALLOCATED+CLOUD",
+        "IDLE+CLOUD+COMPLETING",
+        "IDLE+CLOUD+POWERING_UP",
+        "IDLE+CLOUD",
+    )
     (tmp_path / "orders").unlink()
     advisor.says(0.0)
     code, said = scale(advisor.url, "--apply", environment=environment, FLOOR="1", MAX_DOWN="9")
@@ -347,7 +426,9 @@ def test_drained_and_down_nodes_are_left_alone_and_busy_ones_never_go(advisor, s
 
 
 def test_the_number_of_a_real_collector_is_read(dsn, scontrol):
-    """Three GPUs of a real ledger, always held: the script finds the API's own number in the API's own answer."""
+    """Three GPUs of a real ledger, always held: the script finds the API's own number in the API's
+    own answer.
+    """
     environment, show, orders = scontrol
     show("IDLE+CLOUD+POWERED_DOWN", "IDLE+CLOUD+POWERED_DOWN", "IDLE+CLOUD+POWERED_DOWN")
     now_ms = time.time_ns() // 1_000_000
@@ -359,7 +440,13 @@ def test_the_number_of_a_real_collector_is_read(dsn, scontrol):
         "seq": 1,
         "heartbeat": {"agent_version": "0", "source": "simulated", "status": "ok"},
         "accelerators": [
-            {"uuid": f"GPU-{gpu}", "device_uuid": f"GPU-{gpu}", "index": gpu, "model": "NVIDIA L4", "pool": "gpu"}
+            {
+                "uuid": f"GPU-{gpu}",
+                "device_uuid": f"GPU-{gpu}",
+                "index": gpu,
+                "model": "NVIDIA L4",
+                "pool": "gpu",
+            }
             for gpu in range(3)
         ],
         "workloads": [{"id": "1", "kind": "slurm", "tags": {"team": "vision"}}],
@@ -382,11 +469,18 @@ def test_the_number_of_a_real_collector_is_read(dsn, scontrol):
         assert collector.post(json.dumps(made).encode(), JSON)[0] == 200
         refresh(Database(dsn), ALWAYS, now_ms)
         gpus = collector.request("GET", "/v1/scaling/gpu")[2]["desired_gpus"]
-        code, said = scale(f"http://127.0.0.1:{collector.port}", "--apply", environment=environment, NODE_GPUS="2")
+        code, said = scale(
+            f"http://127.0.0.1:{collector.port}", "--apply", environment=environment, NODE_GPUS="2"
+        )
         assert (code, gpus >= 3) == (0, True), said
         assert f"gpu: {gpus} GPUs are advised, 2 nodes within 0..3; 0 are up" in said
-        assert orders() == ["update nodename=n0 state=power_up", "update nodename=n1 state=power_up"]
-        code, said = scale(f"http://127.0.0.1:{collector.port}", "--apply", environment=environment, POOL="other")
+        assert orders() == [
+            "update nodename=n0 state=power_up",
+            "update nodename=n1 state=power_up",
+        ]
+        code, said = scale(
+            f"http://127.0.0.1:{collector.port}", "--apply", environment=environment, POOL="other"
+        )
         assert (code, said) == (0, "gpuledger-scale: other: no advice, nothing is touched\n")
 
 
@@ -417,8 +511,12 @@ def test_what_is_no_number_touches_nothing(advisor, scontrol, answer):
 
 def test_the_glue_ends_with_0_whatever_the_hook_does(tmp_path):
     """A hook that fails, hangs or is missing, an odd name, no nodes: logged, bounded, exit 0."""
-    (tmp_path / "scontrol").write_text('#!/bin/sh\n[ "$3" = bad ] && exit 1\nprintf "%s\\n" n1 n2 "n;3"\n')
-    (tmp_path / "hook").write_text(f'#!/bin/sh\necho "$1 $2" >> {tmp_path}/calls\n[ "$2" = n1 ] || sleep 30\n')
+    (tmp_path / "scontrol").write_text(
+        '#!/bin/sh\n[ "$3" = bad ] && exit 1\nprintf "%s\\n" n1 n2 "n;3"\n'
+    )
+    (tmp_path / "hook").write_text(
+        f'#!/bin/sh\necho "$1 $2" >> {tmp_path}/calls\n[ "$2" = n1 ] || sleep 30\n'
+    )
     for name in ("scontrol", "hook"):
         (tmp_path / name).chmod(0o755)
     environment = {
@@ -447,6 +545,8 @@ def test_the_glue_ends_with_0_whatever_the_hook_does(tmp_path):
     assert sorted((tmp_path / "calls").read_text().splitlines()) == ["resume n1", "resume n2"]
     assert "scontrol cannot read it" in call("gpuledger-suspend", "bad")
     assert "no nodes were named" in call("gpuledger-suspend")
-    assert "the hook failed with 12" in call("gpuledger-suspend", "n1", GPULEDGER_POWER_HOOK="/nonexistent")
+    assert "the hook failed with 12" in call(
+        "gpuledger-suspend", "n1", GPULEDGER_POWER_HOOK="/nonexistent"
+    )
     assert "nothing was done" in call("gpuledger-suspend", "n1", GPULEDGER_POWER_HOOK="")
     assert "the rest is left out" in call("gpuledger-resume", "n1", GPULEDGER_POWER_MAX_NODES="1")

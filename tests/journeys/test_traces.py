@@ -1,7 +1,8 @@
-"""Real traces through the real command line: imported, priced, charged, and compared with sums made another way.
+"""Real traces through the real command line: imported, priced, charged, and compared with sums made
+another way.
 
-The comparison uses pandas and numpy on the files themselves: interval arithmetic over whole columns, one hour at a
-time, and shares no code with the product.
+The comparison uses pandas and numpy on the files themselves: interval arithmetic over whole
+columns, one hour at a time, and shares no code with the product.
 """
 
 import json
@@ -45,7 +46,9 @@ Command = Callable[..., str]
 def gpuledger(dsn: str, tmp_path: Path) -> Command:
     """Runs the installed command on a database of the test's own; what it printed."""
     program = Path(sys.executable).with_name("gpuledger")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPULEDGER_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("GPULEDGER_")
+    }
 
     def command(*arguments: str | Path) -> str:
         done = subprocess.run(
@@ -81,9 +84,15 @@ def openb_usage(tmp_path: Path) -> Path:
     trace = pd.read_csv(TRACES / "alibaba_openb_2023_pods.csv.gz", dtype=str)
     times = {"start": trace.scheduled_time, "end": trace.deletion_time}
     gpus = [
-        str(Decimal(milli) * int(count) / 1000) for milli, count in zip(trace.gpu_milli, trace.num_gpu, strict=True)
+        str(Decimal(milli) * int(count) / 1000)
+        for milli, count in zip(trace.gpu_milli, trace.num_gpu, strict=True)
     ]
-    columns = {"workload_id": trace.name, "gpus": gpus, "tag:team": "qos-" + trace.qos, "state": trace.pod_phase}
+    columns = {
+        "workload_id": trace.name,
+        "gpus": gpus,
+        "tag:team": "qos-" + trace.qos,
+        "state": trace.pod_phase,
+    }
     return usage_file(tmp_path / "openb.csv", columns, times, pd.Timestamp("2025-06-01T00:00:00Z"))
 
 
@@ -100,8 +109,11 @@ def milliseconds(at: pd.Timestamp) -> int:
     return at.value // 1_000_000
 
 
-def expected(starts: np.ndarray, ends: np.ndarray, milli: np.ndarray, teams: pd.Series, rates: dict) -> pd.DataFrame:
-    """GPU-nanoseconds and micro-units of each team in October, an hour at a time, cut where a rate changes.
+def expected(
+    starts: np.ndarray, ends: np.ndarray, milli: np.ndarray, teams: pd.Series, rates: dict
+) -> pd.DataFrame:
+    """GPU-nanoseconds and micro-units of each team in October, an hour at a time, cut where a rate
+    changes.
 
     `rates` maps the instant from which a rate holds to thousandths of the currency per GPU-hour.
     """
@@ -112,27 +124,43 @@ def expected(starts: np.ndarray, ends: np.ndarray, milli: np.ndarray, teams: pd.
         inside = np.clip(np.minimum(ends, right) - np.maximum(starts, left), 0, None)
         rate = rates[max(at for at in rates if at <= left)]
         quotient, rest = np.divmod(inside * milli * rate, 3_600_000)
-        micros += quotient + ((2 * rest > 3_600_000) | ((2 * rest == 3_600_000) & (quotient % 2 == 1)))
+        micros += quotient + (
+            (2 * rest > 3_600_000) | ((2 * rest == 3_600_000) & (quotient % 2 == 1))
+        )
         quantity += inside * milli * 1000
     return pd.DataFrame({"team": teams, "gpu_ns": quantity, "micro": micros}).groupby("team").sum()
 
 
 def compare(report: dict, wanted: pd.DataFrame, currency: str) -> None:
-    """Quantities to the millisecond, money to the micro-unit, printed cents within one and exact in their sum."""
+    """Quantities to the millisecond, money to the micro-unit, printed cents within one and exact in
+    their sum.
+    """
     rows = {row["team"]: row for row in report["rows"] if row["currency"] == currency}
     wanted = wanted[wanted.gpu_ns > 0]
     assert {name: row["gpu_ns"] for name, row in rows.items()} == wanted.gpu_ns.to_dict()
     assert {name: row["cost_micro"] for name, row in rows.items()} == wanted.micro.to_dict()
     cents = {name: Decimal(row["cost"]) for name, row in rows.items()}
-    assert all(abs(cents[name] - Decimal(int(micro)) / 10**6) < Decimal("0.01") for name, micro in wanted.micro.items())
+    assert all(
+        abs(cents[name] - Decimal(int(micro)) / 10**6) < Decimal("0.01")
+        for name, micro in wanted.micro.items()
+    )
     total = next(total for total in report["totals"] if total["currency"] == currency)
-    assert sum(cents.values()) == Decimal(total["cost"]) == round(Decimal(int(wanted.micro.sum())) / 10**6, 2)
+    assert (
+        sum(cents.values())
+        == Decimal(total["cost"])
+        == round(Decimal(int(wanted.micro.sum())) / 10**6, 2)
+    )
     assert sum(Decimal(row["gpu_hours"]) for row in rows.values()) == Decimal(total["gpu_hours"])
 
 
-def test_a_month_of_two_traces_by_team(gpuledger: Command, dlrm_usage: Path, openb_usage: Path) -> None:
+def test_a_month_of_two_traces_by_team(
+    gpuledger: Command, dlrm_usage: Path, openb_usage: Path
+) -> None:
     """Both traces charged together equal the independent sums to the millisecond and to the cent."""
-    dlrm_file, openb_file = TRACES / "alibaba_dlrm_2025_jobs.csv.gz", TRACES / "alibaba_openb_2023_pods.csv.gz"
+    dlrm_file, openb_file = (
+        TRACES / "alibaba_dlrm_2025_jobs.csv.gz",
+        TRACES / "alibaba_openb_2023_pods.csv.gz",
+    )
     assert "4460 added" in gpuledger("import", "usage", dlrm_usage, *DLRM)
     assert "3092 added" in gpuledger("import", "usage", openb_usage, *OPENB)
     assert "0 added, 0 updated, 3092 unchanged" in gpuledger("import", "usage", openb_usage, *OPENB)
@@ -144,7 +172,11 @@ def test_a_month_of_two_traces_by_team(gpuledger: Command, dlrm_usage: Path, ope
     starts = begin + (dlrm.start_s.fillna(0) * 1000).astype("int64").to_numpy()
     ends = begin + (dlrm.end_s.fillna(31 * 86_400) * 1000).astype("int64").to_numpy()
     milli = (dlrm.gpus * 1000).to_numpy()
-    compare(report, expected(starts, ends, milli, dlrm.team, {begin: 2490, milliseconds(CUT): 1999}), "USD")
+    compare(
+        report,
+        expected(starts, ends, milli, dlrm.team, {begin: 2490, milliseconds(CUT): 1999}),
+        "USD",
+    )
 
     openb = pd.read_csv(openb_file)
     openb = openb[openb.scheduled_time.notna()]
@@ -165,11 +197,15 @@ def test_a_month_of_two_traces_by_team(gpuledger: Command, dlrm_usage: Path, ope
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not VALIDATOR.is_file(), reason="the FOCUS validator's script of ../shared/judges is not here")
+@pytest.mark.skipif(
+    not VALIDATOR.is_file(), reason="the FOCUS validator's script of ../shared/judges is not here"
+)
 def test_focus_file_passes_the_foundations_validator(
     gpuledger: Command, tmp_path: Path, dlrm_usage: Path, openb_usage: Path
 ) -> None:
-    """A FOCUS 1.2 file of a traced day, with every way of buying, passes the FinOps Foundation's validator."""
+    """A FOCUS 1.2 file of a traced day, with every way of buying, passes the FinOps Foundation's
+    validator.
+    """
     gpuledger("import", "usage", openb_usage, *OPENB)
     gpuledger("import", "usage", dlrm_usage, *DLRM)
     (tmp_path / "more.csv").write_text(
@@ -180,10 +216,24 @@ def test_focus_file_passes_the_foundations_validator(
         "openb,,owned,0.4,EUR,2025-10-01T18:00:00Z,,,\n"
     )
     gpuledger("import", "prices", tmp_path / "more.csv")
-    gpuledger("chargeback", "--from", "2025-10-01", "--to", "2025-10-02", "--format", "focus", "-o", "focus.csv")
+    gpuledger(
+        "chargeback",
+        "--from",
+        "2025-10-01",
+        "--to",
+        "2025-10-02",
+        "--format",
+        "focus",
+        "-o",
+        "focus.csv",
+    )
     categories = set(pd.read_csv(tmp_path / "focus.csv").PricingCategory.dropna())
     assert categories == {"Standard", "Dynamic", "Committed", "Other"}
     done = subprocess.run(
-        ["sh", str(VALIDATOR), str(tmp_path / "focus.csv")], capture_output=True, text=True, timeout=290, check=False
+        ["sh", str(VALIDATOR), str(tmp_path / "focus.csv")],
+        capture_output=True,
+        text=True,
+        timeout=290,
+        check=False,
     )
     assert "FOCUS 1.2: OK" in done.stdout, done.stdout + done.stderr

@@ -1,4 +1,6 @@
-"""Plays a world through the product, batches over HTTP and everything else by the command line, and reads its bill."""
+"""Plays a world through the product, batches over HTTP and everything else by the command line, and
+reads its bill.
+"""
 
 from __future__ import annotations
 
@@ -90,11 +92,19 @@ class Ledger:
         path.write_text(text, encoding="utf-8")
         self.command("apply", str(path))
 
-    def write(self, kind: str, rows: Sequence[dict[str, object]], *options: str, ends: Sequence[int] = (0,)) -> None:
+    def write(
+        self,
+        kind: str,
+        rows: Sequence[dict[str, object]],
+        *options: str,
+        ends: Sequence[int] = (0,),
+    ) -> None:
         """Import rows as a CSV file."""
         path = self.folder / f"{kind}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list({name: None for row in rows for name in row}), restval="")
+            writer = csv.DictWriter(
+                file, list({name: None for row in rows for name in row}), restval=""
+            )
             writer.writeheader()
             writer.writerows(rows)
         self.command("import", kind, str(path), *options, ends=ends)
@@ -123,18 +133,36 @@ class Ledger:
         )
 
     def tell_import(self, rows: Sequence[Import]) -> None:
-        # A world's imports are of other GPUs than those that its agents see, whatever node they name.
+        # A world's imports are of other GPUs than those that its agents see, whatever node they
+        # name.
         self.write("usage", [import_row(one) for one in rows], "--also")
 
     def tell_doubled(self, rows: Sequence[Import]) -> None:
-        """Each row stands twice, first without an end: with --skip-bad the one that has ended counts."""
+        """Each row stands twice, first without an end: with --skip-bad the one that has ended
+        counts.
+        """
         twice = [import_row(one) for row in rows for one in (row._replace(end=None), row)]
         self.write("usage", twice, "--skip-bad", "--also")
 
     def tell_second(self, row: Import) -> None:
-        """Slurm's accounting of a job that a table brought, under another number: refused with the choice."""
+        """Slurm's accounting of a job that a table brought, under another number: refused with the
+        choice.
+        """
         start, end = row.start // 1000, "Unknown" if row.end is None else row.end // 1000 + 1
-        cells = ("900", "hpc", "alpha", "eve", row.pool, "normal", "COMPLETED", start, start, start, end, 0)
+        cells = (
+            "900",
+            "hpc",
+            "alpha",
+            "eve",
+            row.pool,
+            "normal",
+            "COMPLETED",
+            start,
+            start,
+            start,
+            end,
+            0,
+        )
         more = ("00:00:00", "cpu=8,gres/gpu=1", row.node or "other", "", "", "train")
         self.account(cells, more, ends=(2,))
 
@@ -143,12 +171,29 @@ class Ledger:
         for row in rows:
             assert row.end is not None
             start, end, account = row.start // 1000, row.end // 1000, dict(row.job.tags)["team"]
-            cells = (row.id, "hpc", account, row.job.user, row.pool, "normal", "COMPLETED", start, start, start, end, 0)
+            cells = (
+                row.id,
+                "hpc",
+                account,
+                row.job.user,
+                row.pool,
+                "normal",
+                "COMPLETED",
+                start,
+                start,
+                start,
+                end,
+                0,
+            )
             more = ("00:00:00", f"cpu=8,gres/gpu={row.share // WHOLE}", row.node, "", "", "train")
             self.account(cells, more, "--replace")
 
     def account(
-        self, cells: Sequence[object], more: Sequence[object], *options: str, ends: Sequence[int] = (0,)
+        self,
+        cells: Sequence[object],
+        more: Sequence[object],
+        *options: str,
+        ends: Sequence[int] = (0,),
     ) -> None:
         """Import a line of sacct."""
         path = self.folder / "sacct.txt"
@@ -159,7 +204,9 @@ class Ledger:
         self.apply(text)
 
     def tell_true_up(self, entry: Entry) -> None:
-        """A provider's bill of a month, which asks two more for each GPU-hour of one day than the ledger's 10."""
+        """A provider's bill of a month, which asks two more for each GPU-hour of one day than the
+        ledger's 10.
+        """
         month = f"{entry.day:%Y-%m}"
         following = (entry.day + dt.timedelta(days=32)).replace(day=1)
         hours = sum(micro for *_, micro in entry.shares) // (2 * WHOLE)
@@ -174,12 +221,16 @@ class Ledger:
         )
         self.command("import", "bill", str(path))
         who = ("--reason", "as invoiced", "--approver", "oracle")
-        self.command("adjustments", "true-up", "--period", month, "--bill", "big cloud", "--by", "cost", *who)
+        self.command(
+            "adjustments", "true-up", "--period", month, "--bill", "big cloud", "--by", "cost", *who
+        )
 
     def tell_nodes(self, costs: Sequence[NodeCost]) -> None:
         self.apply(
             "".join(
-                table_of("node_cost", one, {"rate": "price_per_node_hour"}, bare=("price_per_node_hour",))
+                table_of(
+                    "node_cost", one, {"rate": "price_per_node_hour"}, bare=("price_per_node_hour",)
+                )
                 for one in costs
             )
         )
@@ -189,7 +240,11 @@ class Ledger:
         for one in policies:
             text = table_of("adjustment", one, {"model": "gpu_model"}, bare=("percent",))
             if one.steps:
-                text += f"steps = {{ {', '.join(f'{json.dumps(hours)} = {rate}' for hours, rate in one.steps)} }}\n"
+                text += (
+                    "steps = {"
+                    f" {', '.join(f'{json.dumps(hours)} = {rate}' for hours, rate in one.steps)}"
+                    " }\n"
+                )
             texts.append(text)
         self.apply("".join(texts))
 
@@ -201,27 +256,43 @@ class Ledger:
         amount = f"{abs(micro) // WHOLE}.{abs(micro) % WHOLE:06d}".rstrip("0").rstrip(".")
         who = ("--owner", f"team={owner[1]}", "--reason", "as agreed", "--approver", "oracle")
         self.command(
-            *("adjustments", entry.kind, entry.name, "--amount", amount, "--currency", entry.currency),
+            *(
+                "adjustments",
+                entry.kind,
+                entry.name,
+                "--amount",
+                amount,
+                "--currency",
+                entry.currency,
+            ),
             *(*days, *who, *place),
         )
 
     def tell_slip(self, row: Import | Price) -> None:
         """A row that is refused, and changes nothing."""
-        kind, cells = ("usage", import_row(row)) if isinstance(row, Import) else ("prices", price_row(row))
+        kind, cells = (
+            ("usage", import_row(row)) if isinstance(row, Import) else ("prices", price_row(row))
+        )
         try:
             self.write(kind, [cells], ends=(2,))
         except AssertionError as error:
             raise Slipped(str(error)) from error
 
     def tell_dispute(self, dispute: Dispute) -> None:
-        """A team contests what it pays of some days, and is right; what it does not pay it cannot contest."""
+        """A team contests what it pays of some days, and is right; what it does not pay it cannot
+        contest.
+        """
         days = ("--from", str(dispute.first), "--to", str(dispute.last))
-        said = self.command("disputes", "open", "--owner", dispute.team, *days, "--reason", "not ours", ends=(0, 2))
+        said = self.command(
+            "disputes", "open", "--owner", dispute.team, *days, "--reason", "not ours", ends=(0, 2)
+        )
         if number := re.search(r"dispute (\d+) is open", said):
             decision = ("--accept", "--to", f"team={dispute.to}", "--note", "so it is")
             if not self.command("disputes", "resolve", number[1], *decision, ends=(0, 2)):
                 # Refused to a team that only adjustments charge: they are no time that could move.
-                self.command("disputes", "resolve", number[1], "--reject", "--note", "no time to move")
+                self.command(
+                    "disputes", "resolve", number[1], "--reject", "--note", "no time to move"
+                )
 
     def tell_rules(self, rules: Sequence[Rule]) -> None:
         def table(pairs: Sequence[tuple[str, str]]) -> str:
@@ -229,7 +300,8 @@ class Ledger:
 
         self.apply(
             "".join(
-                f'[[rule]]\nname = "r{at}"\nmatch = {table(one.match)}\nassign = {table(one.assign)}\n'
+                f'[[rule]]\nname = "r{at}"\nmatch = {table(one.match)}\nassign ='
+                f" {table(one.assign)}\n"
                 + "".join(
                     f'{name} = "{instant(at_ms)}"\n'
                     for name, at_ms in (("effective_from", one.start), ("effective_to", one.end))
@@ -250,7 +322,9 @@ class Ledger:
 
     def close(self, month: str) -> None:
         """Close a month; without any charge there is nothing to close."""
-        said = self.command("close", "--period", month, "--allow-unpriced", "--by", "oracle", ends=(0, 1))
+        said = self.command(
+            "close", "--period", month, "--allow-unpriced", "--by", "oracle", ends=(0, 1)
+        )
         if "is closed" in said:
             self.closed[month] = self.sealed(month)
 
@@ -275,7 +349,11 @@ class Ledger:
         with psycopg.connect(self.collector.dsn) as connection:
             rows = connection.execute(query).fetchall()
         found = {
-            Key(row[0], None if row[1] else tuple(row[2:8]), *row[8:13]): (int(row[13]), int(row[14])) for row in rows
+            Key(row[0], None if row[1] else tuple(row[2:8]), *row[8:13]): (
+                int(row[13]),
+                int(row[14]),
+            )
+            for row in rows
         }
         return {key: amounts for key, amounts in found.items() if any(amounts)}
 
@@ -288,7 +366,9 @@ def opened(dsn: str, folder: Path) -> Iterator[Ledger]:
 
 
 def differences(world: World, ledger: Ledger) -> list[str]:
-    """What the ledger says otherwise than the oracle, after all has been told; and what it says otherwise of itself."""
+    """What the ledger says otherwise than the oracle, after all has been told; and what it says
+    otherwise of itself.
+    """
     said = read(world, ledger)
     expected, _ = bill_of(world.facts(), world.first, world.last)
     actual = ledger.bill(midnight(world.last, world.zone))
@@ -301,15 +381,25 @@ def differences(world: World, ledger: Ledger) -> list[str]:
         found += report_differences(said, expected)
     for month, before in ledger.closed.items():
         after = ledger.sealed(month)
-        found += [f"{month} is closed, and its {shape} has changed" for shape in after if after[shape] != before[shape]]
-    proof = json.loads(ledger.command("reconcile", *days_of(world), "--format", "json", ends=(0, 1)))
-    found += [f"the proof of {day['day']} does not hold" for day in proof["days"] if not day["holds"]]
+        found += [
+            f"{month} is closed, and its {shape} has changed"
+            for shape in after
+            if after[shape] != before[shape]
+        ]
+    proof = json.loads(
+        ledger.command("reconcile", *days_of(world), "--format", "json", ends=(0, 1))
+    )
+    found += [
+        f"the proof of {day['day']} does not hold" for day in proof["days"] if not day["holds"]
+    ]
     return found
 
 
 def read(world: World, ledger: Ledger) -> dict[str, list[dict[str, object]]] | None:
-    """The chargeback of all days. With closed months only of those that are open, and of today: what is late for a
-    closed month is booked there, whether anybody has looked at that month or not.
+    """The chargeback of all days.
+
+    With closed months only of those that are open, and of today: what is late for a closed month is
+    booked there, whether anybody has looked at that month or not.
     """
     if not ledger.closed:
         return json.loads(ledger.chargeback(world.first, world.last, BY))
@@ -339,23 +429,36 @@ def report_differences(said: dict[str, list[dict[str, object]]], expected: Bill)
         entry[0] += ns
         entry[1] += micro
     names = (*BY.split(","), "currency")
-    rows = {tuple(row[name] or "" for name in names): (row["gpu_ns"], row["cost_micro"] or 0) for row in said["rows"]}
+    rows = {
+        tuple(row[name] or "" for name in names): (row["gpu_ns"], row["cost_micro"] or 0)
+        for row in said["rows"]
+    }
     found = [
         f"chargeback {cells}: {wanted.get(cells)} expected, {rows.get(cells)} found"
         for cells in sorted({*wanted, *rows}, key=str)
         if tuple(wanted.get(cells, (0, 0))) != rows.get(cells, (0, 0))
     ]
     for total in said["totals"]:
-        mine = [micro for key, (_, micro) in expected.items() if key.currency == (total["currency"] or "")]
+        mine = [
+            micro
+            for key, (_, micro) in expected.items()
+            if key.currency == (total["currency"] or "")
+        ]
         if total["currency"]:
             minor = MINOR[total["currency"]]
-            if Fraction(str(total["cost"])) != Fraction(round(Fraction(sum(mine), minor)) * minor, WHOLE):
-                found.append(f"chargeback prints {total['cost']} {total['currency']} for {sum(mine)} micro-units")
+            if Fraction(str(total["cost"])) != Fraction(
+                round(Fraction(sum(mine), minor)) * minor, WHOLE
+            ):
+                found.append(
+                    f"chargeback prints {total['cost']} {total['currency']} for {sum(mine)}"
+                    " micro-units"
+                )
     return found
 
 
 def cells_of(key: Key, has_price: bool) -> tuple[object, ...]:
-    """The cells of a chargeback's row: what nobody holds, nobody is known to pay or no rate covers has a marker.
+    """The cells of a chargeback's row: what nobody holds, nobody is known to pay or no rate covers
+    has a marker.
 
     `has_price`: something in the period has a price.
     """
@@ -374,15 +477,22 @@ def named(key: Key) -> str:
     return f"{instant(key.day)} {owner} {key.state} in {where}, {key.currency or 'unpriced'}"
 
 
-def table_of(name: str, one: NodeCost | Policy, names: dict[str, str], *, bare: Sequence[str]) -> str:
+def table_of(
+    name: str, one: NodeCost | Policy, names: dict[str, str], *, bare: Sequence[str]
+) -> str:
     """A declaration as TOML: what is empty is left out, and a team is its owner."""
     lines = [f"[[{name}]]"]
     for field_name, value in one._asdict().items():
-        key = {"first": "effective_from", "last": "effective_to", **names}.get(field_name, field_name)
+        key = {"first": "effective_from", "last": "effective_to", **names}.get(
+            field_name, field_name
+        )
         if key == "team" and value:
             lines.append(f"owner = {{ team = {json.dumps(value)} }}")
         elif value and key != "steps":
-            lines.append(f"{key} = {value if key in bare or isinstance(value, dt.date) else json.dumps(value)}")
+            lines.append(
+                f"{key} ="
+                f" {value if key in bare or isinstance(value, dt.date) else json.dumps(value)}"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -430,7 +540,9 @@ def wire_of(batch: Batch) -> WireBatch:
     rows = samples(0, ())
     if seen:
         instants = [
-            (uuids.index(one.uuid), at) for one in seen for at in (*range(one.start, one.end - 1, MINUTE), one.end - 1)
+            (uuids.index(one.uuid), at)
+            for one in seen
+            for at in (*range(one.start, one.end - 1, MINUTE), one.end - 1)
         ]
         made = samples(1, [at for _, at in instants])
         rows = type(made)([place for place, _ in instants], made.at_ms, made.columns)
@@ -443,7 +555,9 @@ def wire_of(batch: Batch) -> WireBatch:
         accelerators=[wire_accelerator(at, faces[one]) for at, one in enumerate(uuids)],
         workloads=[wire_workload(job) for job in jobs],
         usage_intervals=[
-            usage_interval for one in batch.sightings for usage_interval in usage_intervals_of(one, uuids, jobs)
+            usage_interval
+            for one in batch.sightings
+            for usage_interval in usage_intervals_of(one, uuids, jobs)
         ],
         samples=rows,
     )
@@ -472,12 +586,22 @@ def wire_workload(job: Job) -> WireWorkload:
     )
 
 
-def usage_intervals_of(one: Sighting, uuids: Sequence[str], jobs: Sequence[Job]) -> Iterator[WireUsageInterval]:
+def usage_intervals_of(
+    one: Sighting, uuids: Sequence[str], jobs: Sequence[Job]
+) -> Iterator[WireUsageInterval]:
     place = uuids.index(one.uuid)
     if one.state == "held":
         for job, ms in one.holders:
             yield WireUsageInterval(
-                place, "held", one.start, one.end, jobs.index(job), ms, ms // 2, ms // 3, ms - ms // 2 - ms // 3
+                place,
+                "held",
+                one.start,
+                one.end,
+                jobs.index(job),
+                ms,
+                ms // 2,
+                ms // 3,
+                ms - ms // 2 - ms // 3,
             )
     elif one.state != "present":
         yield WireUsageInterval(place, one.state, one.start, one.end)

@@ -1,8 +1,8 @@
 """The standing oracle: what the ledger must say of a world, computed anew from docs/decisions/0020.
 
-It imports nothing of the product: what two parties worked out apart from each other and agree on to the micro-unit is
-not an accident. Money is a Fraction until it is rounded, time is integer milliseconds. Where the decision leaves a
-choice, the choice is named beside the code (`Choice:`).
+It imports nothing of the product: what two parties worked out apart from each other and agree on to
+the micro-unit is not an accident. Money is a Fraction until it is rounded, time is integer
+milliseconds. Where the decision leaves a choice, the choice is named beside the code (`Choice:`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from typing import NamedTuple
 
 WHOLE = 1_000_000  # a device, in millionths
 HOUR, DAY, FOREVER = 3_600_000, 86_400_000, 10**15
-SLIVER = 7  # shares are rounded down to millionths: what seven parts lose that way is no stranded slice
+SLIVER = (
+    7  # shares are rounded down to millionths: what seven parts lose that way is no stranded slice
+)
 LEVELS = ("org", "team", "project", "experiment", "run", "user")
 NODE_SCOPED = {"process", "container", "static", "dcgm"}
 STATES = ("held", "unallocated", "unavailable", "unobserved", "stranded")
@@ -105,7 +107,9 @@ class Dispute(NamedTuple):
 
 
 class NodeCost(NamedTuple):
-    """What an hour of a node costs beside its GPUs, on days of the bill; of one name the most specific holds."""
+    """What an hour of a node costs beside its GPUs, on days of the bill; of one name the most
+    specific holds.
+    """
 
     name: str
     rate: str
@@ -196,13 +200,19 @@ class Key(NamedTuple):
     currency: str
 
 
-Bill = dict[Key, tuple[int, int]]  # GPU-nanoseconds and micro-units; 0 of these where there is no rate
+Bill = dict[
+    Key, tuple[int, int]
+]  # GPU-nanoseconds and micro-units; 0 of these where there is no rate
 
 
 class Board:
-    """The time line of one device: which of its parts are there, on which node; and which claims are refused."""
+    """The time line of one device: which of its parts are there, on which node; and which claims
+    are refused.
+    """
 
-    def __init__(self, device: str, sightings: Sequence[Sighting], inventory: dict[str, tuple[Row, ...]]) -> None:
+    def __init__(
+        self, device: str, sightings: Sequence[Sighting], inventory: dict[str, tuple[Row, ...]]
+    ) -> None:
         self.device, self.inventory = device, inventory
         self.sightings = sorted(sightings)
         self.accepted: list[Sighting] = []
@@ -216,10 +226,14 @@ class Board:
     def _play(self) -> None:
         """Choice: inventory rows begin before the intervals of the same instant."""
         starts = [(row.start, 0, row) for row in self.inventory.get(self.device, ())]
-        for at, _, what in sorted([*starts, *((one.start, 1, one) for one in self.sightings)], key=lambda e: e[:2]):
+        for at, _, what in sorted(
+            [*starts, *((one.start, 1, one) for one in self.sightings)], key=lambda e: e[:2]
+        ):
             if isinstance(what, Row):
                 known = [one for one in self.accepted if one.uuid == self.device]
-                unseen = Sighting(at, at, what.node, self.device, self.device, "", "", WHOLE, "", "present")
+                unseen = Sighting(
+                    at, at, what.node, self.device, self.device, "", "", WHOLE, "", "present"
+                )
                 self.there.setdefault(self.device, known[-1] if known else unseen)
             elif reason := self._refusal(what):
                 self.refused.append((reason, what))
@@ -231,11 +245,15 @@ class Board:
             self.moments.append((at, self.node, dict(self.there)))
 
     def rows(self, uuid: str, mig: str) -> tuple[Row, ...] | None:
-        """Rows of the inventory that hold for an accelerator; those of its device for a MIG instance."""
+        """Rows of the inventory that hold for an accelerator; those of its device for a MIG
+        instance.
+        """
         return self.inventory.get(uuid) or (self.inventory.get(self.device) if mig else None)
 
     def _refusal(self, new: Sighting) -> str:
-        """Choice: of a board that has moved, those parts are there that the new node has seen since."""
+        """Choice: of a board that has moved, those parts are there that the new node has seen
+        since.
+        """
         rows = self.rows(new.uuid, new.mig)
         if rows is not None:
             row = next((row for row in rows if row.start <= new.start < (row.end or FOREVER)), None)
@@ -250,11 +268,17 @@ class Board:
             others = {uuid: part for uuid, part in others.items() if self._seen(uuid, new.start)}
             if sum(part.share for part in others.values()) + new.share > WHOLE:
                 return "board"
-            self.there = {uuid: part for uuid, part in self.there.items() if uuid in others or uuid == new.uuid}
+            self.there = {
+                uuid: part
+                for uuid, part in self.there.items()
+                if uuid in others or uuid == new.uuid
+            }
         return ""
 
     def _holds(self, new: Sighting) -> bool:
-        """Whether the node that has the board sees it at that time, or within a day both before and after."""
+        """Whether the node that has the board sees it at that time, or within a day both before and
+        after.
+        """
         mine = [one for one in self.sightings if one.node == self.node]
         if any(one.start < new.end and new.start < one.end for one in mine):
             return True
@@ -263,9 +287,17 @@ class Board:
         return new.start - before <= DAY and after - new.end <= DAY
 
     def _seen(self, uuid: str, at: int) -> bool:
-        """Choice: an interval that begins at this very instant shows its part, whatever it sorts after."""
-        node = next((row.node for row in self.rows(uuid, self.there[uuid].mig) or () if row.start <= at), self.node)
-        return any(one.uuid == uuid and one.node == node and one.start <= at < one.end for one in self.sightings)
+        """Choice: an interval that begins at this very instant shows its part, whatever it sorts
+        after.
+        """
+        node = next(
+            (row.node for row in self.rows(uuid, self.there[uuid].mig) or () if row.start <= at),
+            self.node,
+        )
+        return any(
+            one.uuid == uuid and one.node == node and one.start <= at < one.end
+            for one in self.sightings
+        )
 
     def places(self, imported: dict[str, set[int]]) -> Iterator[Place]:
         """Where each part is, from when to when, equal neighbors joined."""
@@ -277,7 +309,13 @@ class Board:
                     continue
                 rows = self.rows(uuid, part.mig)
                 spans = [
-                    (max(at, row.start), min(end, row.end or FOREVER), row.node, row.pool, row.model or part.model)
+                    (
+                        max(at, row.start),
+                        min(end, row.end or FOREVER),
+                        row.node,
+                        row.pool,
+                        row.model or part.model,
+                    )
                     for row in rows or ()
                 ]
                 if rows is None:
@@ -285,16 +323,25 @@ class Board:
                     spans = [(first, last, node, pool, part.model) for first, last, pool in pools]
                 for first, last, *where in spans:
                     if first < last:
-                        joined(found, Place(first, last, uuid, self.device, part.mig, *where, part.share))
+                        joined(
+                            found,
+                            Place(first, last, uuid, self.device, part.mig, *where, part.share),
+                        )
             yield from found
 
-    def _pools(self, uuid: str, at: int, end: int, imported: dict[str, set[int]]) -> Iterator[tuple[int, int, str]]:
-        """The claimed pool, and on days on which usage is imported for it the last other one that held."""
+    def _pools(
+        self, uuid: str, at: int, end: int, imported: dict[str, set[int]]
+    ) -> Iterator[tuple[int, int, str]]:
+        """The claimed pool, and on days on which usage is imported for it the last other one that
+        held.
+        """
         claims = [pool for since, pool in self.claims[uuid] if since <= at]
         claimed = claims[-1]
         days = imported.get(claimed, set())
         fallback = next((pool for pool in reversed(claims) if pool != claimed), "default")
-        edges = {day for day in days if at < day < end} | {day + DAY for day in days if at < day + DAY < end}
+        edges = {day for day in days if at < day < end} | {
+            day + DAY for day in days if at < day + DAY < end
+        }
         for first, last in pairwise([at, *sorted(edges), end]):
             yield first, last, fallback if first - first % DAY in days else claimed
 
@@ -311,7 +358,9 @@ def imported_days(facts: Facts) -> dict[str, set[int]]:
     """The UTC days on which usage is imported, by pool; a year of them where it still runs."""
     found: dict[str, set[int]] = defaultdict(set)
     for one in facts.imports.values():
-        found[one.pool] |= set(range(one.start - one.start % DAY, one.end or one.start + 366 * DAY, DAY))
+        found[one.pool] |= set(
+            range(one.start - one.start % DAY, one.end or one.start + 366 * DAY, DAY)
+        )
     return found
 
 
@@ -353,7 +402,9 @@ Window = tuple[int, int, Sighting]
 
 
 def windows(sightings: Iterable[Sighting]) -> dict[str, list[Window]]:
-    """By accelerator: the time that each interval has for itself; the one that sorts first keeps what both claim."""
+    """By accelerator: the time that each interval has for itself; the one that sorts first keeps
+    what both claim.
+    """
     found: dict[str, list[Window]] = defaultdict(list)
     for one in sorted(one for one in sightings if one.state != "present"):
         mine = found[one.uuid]
@@ -363,13 +414,17 @@ def windows(sightings: Iterable[Sighting]) -> dict[str, list[Window]]:
     return found
 
 
-Holder = tuple[int, str, str, Job | None]  # state's place in STATES, workload's key, its facts as text, its facts
+Holder = tuple[
+    int, str, str, Job | None
+]  # state's place in STATES, workload's key, its facts as text, its facts
 UNOBSERVED: Holder = (3, "", "", None)
 NodeHolder = tuple[str, tuple[str, ...], str, str, str]  # state, owner, workload's key, pool, model
 
 
 def shares_of(start: int, end: int, spans: Sequence[Window]) -> list[tuple[Holder, int]]:
-    """Who had how many milliseconds of a rating interval, in the order in which remainders are given."""
+    """Who had how many milliseconds of a rating interval, in the order in which remainders are
+    given.
+    """
     found: dict[Holder, int] = defaultdict(int)
     for first, last, seen in spans[bisect_right(spans, start, key=lambda span: span[1]) :]:
         if first >= end:
@@ -377,22 +432,35 @@ def shares_of(start: int, end: int, spans: Sequence[Window]) -> list[tuple[Holde
         length = min(last, end) - max(first, start)
         if not seen.holders:
             found[STATES.index(seen.state), "", "", None] += length
-        for (job, _), part in zip(seen.holders, split(length, [ms for _, ms in seen.holders]), strict=True):
+        for (job, _), part in zip(
+            seen.holders, split(length, [ms for _, ms in seen.holders]), strict=True
+        ):
             found[0, job.key(seen.node), json.dumps([job[:-1], sorted(job.tags)]), job] += part
     return sorted(found.items(), key=lambda item: item[0][:3])
 
 
 def owner_of(job: Job, pool: str, node: str, at: int, rules: Sequence[Rule]) -> tuple[str, ...]:
-    """The owner that tags name and rules override, level by level; a fact goes before a tag of its name."""
+    """The owner that tags name and rules override, level by level; a fact goes before a tag of its
+    name.
+    """
     values = {name: text.strip() for name, text in job.tags}
     levels = {level: values[level] for level in LEVELS if values.get(level)}
     levels |= {"user": job.user} if job.user else {}
-    facts = {"kind": job.kind, "user": job.user, "account": job.account, "name": job.name, "pool": pool, "node": node}
+    facts = {
+        "kind": job.kind,
+        "user": job.user,
+        "account": job.account,
+        "name": job.name,
+        "pool": pool,
+        "node": node,
+    }
     values |= {name: text for name, text in facts.items() if text}
     for rule in rules:
         if at < (rule.start or 0) or at >= (rule.end or FOREVER):
             continue
-        if all(values.get(name) and fnmatchcase(values[name], pattern) for name, pattern in rule.match):
+        if all(
+            values.get(name) and fnmatchcase(values[name], pattern) for name, pattern in rule.match
+        ):
             for level, template in rule.assign:
                 if all(values.get(name) for name in BRACES.findall(template)):
                     levels[level] = BRACES.sub(lambda found: values[found[1]], template)
@@ -400,13 +468,17 @@ def owner_of(job: Job, pool: str, node: str, at: int, rules: Sequence[Rule]) -> 
 
 
 def shown(name: str) -> str:
-    """A name in parentheses is a row of the reports' own: evidence that carries one is shown as a tag."""
+    """A name in parentheses is a row of the reports' own: evidence that carries one is shown as a
+    tag.
+    """
     return f"tag:{name}" if re.fullmatch(r"(tag:)*\s*\(.*\)\s*", name) else name
 
 
 def midnight(day: dt.date, zone: str) -> int:
     """The instant at which a day of the bill begins."""
-    return round(dt.datetime(day.year, day.month, day.day, tzinfo=zoneinfo.ZoneInfo(zone)).timestamp() * 1000)
+    return round(
+        dt.datetime(day.year, day.month, day.day, tzinfo=zoneinfo.ZoneInfo(zone)).timestamp() * 1000
+    )
 
 
 class Rating:
@@ -414,14 +486,23 @@ class Rating:
 
     def __init__(self, facts: Facts, first: dt.date, last: dt.date) -> None:
         self.facts = facts
-        self.days = [midnight(first + dt.timedelta(count), facts.zone) for count in range((last - first).days + 1)]
-        dated = [at for one in (*facts.prices.values(), *facts.rules) for at in (one.start, one.end)]
+        self.days = [
+            midnight(first + dt.timedelta(count), facts.zone)
+            for count in range((last - first).days + 1)
+        ]
+        dated = [
+            at for one in (*facts.prices.values(), *facts.rules) for at in (one.start, one.end)
+        ]
         self.edges = sorted({*self.days, *(at for at in dated if at is not None)})
         self.bill: dict[Key, list[int]] = defaultdict(lambda: [0, 0])
-        self.on_nodes: dict[tuple[str, int, int], dict[NodeHolder, int]] = defaultdict(lambda: defaultdict(int))
+        self.on_nodes: dict[tuple[str, int, int], dict[NodeHolder, int]] = defaultdict(
+            lambda: defaultdict(int)
+        )
 
     def rating_intervals(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """A time's part of each rating interval, with its beginning: UTC hours, cut by prices, rules and days."""
+        """A time's part of each rating interval, with its beginning: UTC hours, cut by prices,
+        rules and days.
+        """
         start, end = max(start, self.days[0]), min(end, self.days[-1])
         while start < end:
             at, hour = bisect_right(self.edges, start), start - start % HOUR
@@ -430,7 +511,9 @@ class Rating:
             start = stop
 
     def price(self, pool: str, model: str, node: str, at: int) -> Price | None:
-        """The most specific rate in force; among equals the preferred purchase, then the latest to take effect."""
+        """The most specific rate in force; among equals the preferred purchase, then the latest to
+        take effect.
+        """
         ranked = []
         for one in self.facts.prices.values():
             fits = model_match(one.model, model)
@@ -440,12 +523,21 @@ class Rating:
                 and one.node in ("", node)
                 and one.start <= at < (one.end or FOREVER)
             ):
-                rank = (one.node != "", one.pool != "", fits, -PURCHASES.index(one.purchase), one.start)
+                rank = (
+                    one.node != "",
+                    one.pool != "",
+                    fits,
+                    -PURCHASES.index(one.purchase),
+                    one.start,
+                )
                 ranked.append((rank, one))
         return max(ranked, key=lambda entry: entry[0])[1] if ranked else None
 
-    def rate(self, places: Iterable[Place], spans: Mapping[str, list[Window]], rest: Holder = UNOBSERVED) -> None:
-        """Rate each interval's capacity x rate once, half to even, and split it; `rest` has what spans leave of it.
+    def rate(
+        self, places: Iterable[Place], spans: Mapping[str, list[Window]], rest: Holder = UNOBSERVED
+    ) -> None:
+        """Rate each interval's capacity x rate once, half to even, and split it; `rest` has what
+        spans leave of it.
 
         Choice: what comes back to the same place within an interval is rated as one.
         """
@@ -456,7 +548,11 @@ class Rating:
                 for holder, ms in [*parts, (rest, end - start - sum(ms for _, ms in parts))]:
                     found[rating_interval, one._replace(start=0, end=0)][holder] += ms
         for (rating_interval, place), held in found.items():
-            self.add(rating_interval, place, sorted(held.items(), key=lambda part: (part[0] == rest, part[0][:3])))
+            self.add(
+                rating_interval,
+                place,
+                sorted(held.items(), key=lambda part: (part[0] == rest, part[0][:3])),
+            )
 
     def add(self, start: int, one: Place, parts: Sequence[tuple[Holder, int]]) -> None:
         """Rate one interval; `round` takes a half to the even micro-unit."""
@@ -465,19 +561,32 @@ class Rating:
         cost = round(Fraction(one.share * sum(ms for _, ms in parts), WHOLE * HOUR) * rate * WHOLE)
         day = self.days[bisect_right(self.days, start) - 1]
         currency = "" if price is None else price.currency
-        for ((state, _, _, job), ms), micro in zip(parts, split(cost, [ms for _, ms in parts]), strict=True):
+        for ((state, _, _, job), ms), micro in zip(
+            parts, split(cost, [ms for _, ms in parts]), strict=True
+        ):
             owner = None if job is None else self.payer(job, one, start)
-            amounts = self.bill[Key(day, owner, STATES[state], one.pool, one.model, one.node, currency)]
+            amounts = self.bill[
+                Key(day, owner, STATES[state], one.pool, one.model, one.node, currency)
+            ]
             amounts[0] += one.share * ms
             amounts[1] += micro
             if one.device:
-                # Choice: of equal remainders of a node's hour, first the states by name, then owners and workloads.
+                # Choice: of equal remainders of a node's hour, first the states by name, then
+                # owners and workloads.
                 name = "node_cost" if owner is not None else STATES[state]
-                holder = name, owner or (), "" if job is None else job.key(one.node), one.pool, one.model
+                holder = (
+                    name,
+                    owner or (),
+                    "" if job is None else job.key(one.node),
+                    one.pool,
+                    one.model,
+                )
                 self.on_nodes[one.node, day, start - start % HOUR][holder] += one.share * ms
 
     def payer(self, job: Job, place: Place, at: int) -> tuple[str, ...]:
-        """Who pays for a job's time: whom tags and rules name, then whom disputes do, in their order."""
+        """Who pays for a job's time: whom tags and rules name, then whom disputes do, in their
+        order.
+        """
         owner, zone = owner_of(job, place.pool, place.node, at, self.facts.rules), self.facts.zone
         for one in self.facts.disputes:
             if owner[1] == one.team and midnight(one.first, zone) <= at < midnight(one.last, zone):
@@ -485,7 +594,8 @@ class Rating:
         return owner
 
     def imports(self, places: Sequence[Place], seen: dict[str, list[Window]]) -> None:
-        """Rate what accelerators that were seen leave of the imported GPUs of each pool, instant by instant.
+        """Rate what accelerators that were seen leave of the imported GPUs of each pool, instant by
+        instant.
 
         Choice: samples without a holder say nothing of who held it, and take nobody's place.
         """
@@ -500,13 +610,18 @@ class Rating:
                 if place.pool == pool and first < place.end and place.start < last
             ]
             edges = {edge for first, last, _ in here for edge in (first, last)}
-            edges |= {edge for one in rows for edge in (one.start, min(one.end or FOREVER, self.days[-1]))}
+            edges |= {
+                edge for one in rows for edge in (one.start, min(one.end or FOREVER, self.days[-1]))
+            }
             runs: dict[Import, list[Place]] = defaultdict(list)
             for start, end in pairwise(sorted(edges)):
                 running = [one for one in rows if one.start <= start < (one.end or FOREVER)]
                 beside = [place for first, last, place in here if first <= start < last]
                 for one, left in replaced(running, beside):
-                    joined(runs[one], Place(start, end, one.id, "", "", one.node, pool, one.model, left))
+                    joined(
+                        runs[one],
+                        Place(start, end, one.id, "", "", one.node, pool, one.model, left),
+                    )
             for one, place in [(one, place) for one, mine in runs.items() for place in mine]:
                 self.rate([place], {}, (0, one.id, "", one.job))
 
@@ -516,7 +631,9 @@ def replaced(running: Sequence[Import], seen: Sequence[Place]) -> Iterator[tuple
     taken = 0
     for node in sorted({one.node for one in running}, reverse=True):  # "" last
         rows = sorted((one for one in running if one.node == node), key=lambda one: one.id)
-        there = sum(place.share for place in seen if node in ("", place.node)) - (0 if node else taken)
+        there = sum(place.share for place in seen if node in ("", place.node)) - (
+            0 if node else taken
+        )
         count = sum(one.share for one in rows)
         used = min(there, count)
         taken += used
@@ -524,15 +641,21 @@ def replaced(running: Sequence[Import], seen: Sequence[Place]) -> Iterator[tuple
 
 
 def model_match(wanted: str, model: str) -> int:
-    """2 for the same name, 1 where all words of `wanted` are the model's, 0 for any, -1 for another."""
+    """2 for the same name, 1 where all words of `wanted` are the model's, 0 for any, -1 for
+    another.
+    """
     words, named = (set(re.findall(r"[a-z0-9]+", text.lower())) for text in (wanted, model))
     if not wanted:
         return 0
     return 2 if wanted.lower() == model.lower() else 1 if words and words <= named else -1
 
 
-def bill_of_time(facts: Facts, first: dt.date, last: dt.date) -> tuple[Rating, list[Place], list[tuple[str, Sighting]]]:
-    """Rate the days from `first` to before `last`; with where accelerators were, and the claims that are refused."""
+def bill_of_time(
+    facts: Facts, first: dt.date, last: dt.date
+) -> tuple[Rating, list[Place], list[tuple[str, Sighting]]]:
+    """Rate the days from `first` to before `last`; with where accelerators were, and the claims
+    that are refused.
+    """
     rating = Rating(facts, first, last)
     imported = imported_days(facts)
     lines = boards(facts)

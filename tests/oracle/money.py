@@ -1,6 +1,7 @@
 """The oracle's money beside the rate of time: node costs, volume prices, percentages and entries.
 
-Computed anew from docs/decisions/0025 and 0028; like `oracle.model` it imports nothing of the product.
+Computed anew from docs/decisions/0025 and 0028; like `oracle.model` it imports nothing of the
+product.
 """
 
 from __future__ import annotations
@@ -81,7 +82,15 @@ def add_node_costs(rating: Rating, places: Sequence[Place]) -> None:
             for ((state, owner, _, pool, model), _), part in zip(
                 ordered, split(micro, [ns for _, ns in ordered]), strict=True
             ):
-                key = Key(day, owner if state == "node_cost" else None, state, pool, model, node, cost.currency)
+                key = Key(
+                    day,
+                    owner if state == "node_cost" else None,
+                    state,
+                    pool,
+                    model,
+                    node,
+                    cost.currency,
+                )
                 rating.bill[key][1] += part
 
 
@@ -105,9 +114,13 @@ def costs_of(facts: Facts, node: str, pools: set[str], day: dt.date) -> Iterator
 
 
 def add_adjustments(rating: Rating) -> None:
-    """What policies and entries make of each day, in the order of days: a tier counts the hours of those before it."""
+    """What policies and entries make of each day, in the order of days: a tier counts the hours of
+    those before it.
+    """
     facts = rating.facts
-    held: dict[int, dict[Held, list[int]]] = {day: defaultdict(lambda: [0, 0]) for day in rating.days}
+    held: dict[int, dict[Held, list[int]]] = {
+        day: defaultdict(lambda: [0, 0]) for day in rating.days
+    }
     for key, (ns, micro) in rating.bill.items():
         if key.state == "held" and key.currency and key.owner is not None:
             amounts = held[key.day][Held(key.owner, key.pool, key.model, key.currency)]
@@ -118,8 +131,12 @@ def add_adjustments(rating: Rating) -> None:
         date = date_of(day, facts.zone)
         if date.day == 1:
             volumes.clear()
-        for kind, where, micro in adjusted(held[day], volumes, [one for one in facts.policies if holds(one, date)]):
-            rating.bill[Key(day, where.owner, kind, where.pool, where.model, "", where.currency)][1] += micro
+        for kind, where, micro in adjusted(
+            held[day], volumes, [one for one in facts.policies if holds(one, date)]
+        ):
+            rating.bill[Key(day, where.owner, kind, where.pool, where.model, "", where.currency)][
+                1
+            ] += micro
         for where, (ns, _) in held[day].items():
             volumes[where] += ns
     for entry in facts.entries:
@@ -147,14 +164,20 @@ def fits(policy: Policy, where: Held) -> bool:
 def adjusted(
     held: Mapping[Held, Sequence[int]], volumes: Mapping[Held, int], policies: Sequence[Policy]
 ) -> Iterator[tuple[str, Held, int]]:
-    """What policies add to the cost of a day: first the tiers, then each percentage of what those leave."""
+    """What policies add to the cost of a day: first the tiers, then each percentage of what those
+    leave.
+    """
     cost = {where: held[where][1] for where in sorted(held)}
     groups: dict[tuple[Policy, str], list[Held]] = defaultdict(list)
     for where in cost:
         if (tier := tier_of(policies, where)) is not None:
             groups[tier, counted_of(tier, where)].append(where)
     for (tier, counted), places in groups.items():
-        same = [where for where in volumes if tier_of(policies, where) == tier and counted_of(tier, where) == counted]
+        same = [
+            where
+            for where in volumes
+            if tier_of(policies, where) == tier and counted_of(tier, where) == counted
+        ]
         before = sum(volumes[where] for where in same)
         hours = [held[where][0] for where in places]
         if any(hours):
@@ -163,8 +186,14 @@ def adjusted(
                 yield "tiered", where, part - cost[where]
                 cost[where] = part
     for policy in policies:
-        for currency in sorted({where.currency for where in cost}) if policy.kind != "tiered" else ():
-            places = [where for where in cost if where.currency == currency and fits(policy, where) and cost[where]]
+        for currency in (
+            sorted({where.currency for where in cost}) if policy.kind != "tiered" else ()
+        ):
+            places = [
+                where
+                for where in cost
+                if where.currency == currency and fits(policy, where) and cost[where]
+            ]
             total = round(Fraction(policy.percent) / 100 * sum(cost[where] for where in places))
             parts = split(total, [cost[where] for where in places])
             for where, part in zip(places, parts, strict=True):
@@ -174,7 +203,11 @@ def adjusted(
 def tier_of(policies: Sequence[Policy], where: Held) -> Policy | None:
     """The tier with most conditions that fits, then the first by name."""
     tiers = [one for one in policies if one.kind == "tiered" and fits(one, where)]
-    return min(tiers, key=lambda one: (-sum(map(bool, (one.team, one.pool, one.model))), one.name), default=None)
+    return min(
+        tiers,
+        key=lambda one: (-sum(map(bool, (one.team, one.pool, one.model))), one.name),
+        default=None,
+    )
 
 
 def counted_of(tier: Policy, where: Held) -> str:
@@ -186,7 +219,10 @@ def price_of(tier: Policy, ns: int) -> int:
     """Micro-units of the first hours of a month, rounded once, half to even."""
     steps = sorted((Fraction(hours) * GPU_HOUR, Fraction(rate)) for hours, rate in tier.steps)
     ends = [*(start for start, _ in steps[1:]), Fraction(ns)]
-    total = sum(max(Fraction(0), min(end, ns) - start) * rate for (start, rate), end in zip(steps, ends, strict=True))
+    total = sum(
+        max(Fraction(0), min(end, ns) - start) * rate
+        for (start, rate), end in zip(steps, ends, strict=True)
+    )
     return round(total / GPU_HOUR * WHOLE)
 
 
@@ -196,7 +232,9 @@ Cells = tuple[object, ...]
 def exchanged(
     bill: Bill, zone: str, rates: Sequence[tuple[int, Fraction]], cells_of: Callable[[Key], Cells]
 ) -> dict[tuple[Cells, str, str], int]:
-    """A bill's dollars in euros: the days of a month for which one rate holds are added up, and rounded once."""
+    """A bill's dollars in euros: the days of a month for which one rate holds are added up, and
+    rounded once.
+    """
     lines: dict[tuple[Cells, str, str, str, Fraction | None], int] = defaultdict(int)
     for key, (ns, micro) in bill.items():
         dated = [rate for since, rate in rates if since <= key.day]
@@ -207,5 +245,7 @@ def exchanged(
     found: dict[tuple[Cells, str, str], int] = defaultdict(int)
     for (cells, _, _, currency, rate), micro in lines.items():
         text = "" if rate is None else f"USD at {float(rate)!r}"
-        found[cells[:-1], "EUR" if rate else currency, text] += micro if rate is None else round(micro * rate)
+        found[cells[:-1], "EUR" if rate else currency, text] += (
+            micro if rate is None else round(micro * rate)
+        )
     return dict(found)

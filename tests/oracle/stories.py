@@ -1,4 +1,6 @@
-"""Worlds with a name: one for each way in which facts without a date once falsified a bill (issue 14)."""
+"""Worlds with a name: one for each way in which facts without a date once falsified a bill (issue
+14).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,21 @@ import datetime as dt
 from collections.abc import Callable
 from itertools import count
 
-from oracle.model import DAY, HOUR, WHOLE, Dispute, Entry, Import, Job, Policy, Price, Row, Rule, Sighting, midnight
+from oracle.model import (
+    DAY,
+    HOUR,
+    WHOLE,
+    Dispute,
+    Entry,
+    Import,
+    Job,
+    Policy,
+    Price,
+    Row,
+    Rule,
+    Sighting,
+    midnight,
+)
 from oracle.worlds import EARLY, Batch, Step, World
 
 AUGUST, SEPTEMBER = (midnight(dt.date(2024, month, 1), "UTC") for month in (8, 9))
@@ -17,14 +33,24 @@ _numbers = count(1)
 
 
 def seen(
-    start: int, hours: int, team: str = "alpha", *, node: str = "n1", uuid: str = "GPU-0", **changes: object
+    start: int,
+    hours: int,
+    team: str = "alpha",
+    *,
+    node: str = "n1",
+    uuid: str = "GPU-0",
+    **changes: object,
 ) -> Step:
-    """A batch that shows one accelerator for some hours, held by job `j` of a team; `tags` and others change it."""
+    """A batch that shows one accelerator for some hours, held by job `j` of a team; `tags` and
+    others change it.
+    """
     tags = changes.pop("tags", (("team", team),))
     end = start + hours * HOUR
     job = Job("slurm", str(changes.pop("job", "j")), "", "", "", tags)  # type: ignore[arg-type]
     device = str(changes.pop("device", uuid))
-    one = Sighting(start, end, node, uuid, device, "", H100, WHOLE, "", "held", ((job, end - start),))
+    one = Sighting(
+        start, end, node, uuid, device, "", H100, WHOLE, "", "held", ((job, end - start),)
+    )
     return ("batch", Batch(node, next(_numbers), (one._replace(**changes),)))  # type: ignore[arg-type]
 
 
@@ -34,42 +60,74 @@ def world(name: str, *steps: Step, last: dt.date = dt.date(2024, 9, 1)) -> World
 
 
 def share_of_one_millionth() -> World:
-    """August is closed; in September the same GPU says that it is a millionth of a board, under another name."""
+    """August is closed; in September the same GPU says that it is a millionth of a board, under
+    another name.
+    """
     claim = seen(SEPTEMBER + HOUR, 1, share=1, model="NVIDIA H200")
     return world(
-        "share", TEN, seen(AUGUST + 30 * DAY, 24), ("close", "2024-08"), claim, DEARER, last=dt.date(2024, 9, 3)
+        "share",
+        TEN,
+        seen(AUGUST + 30 * DAY, 24),
+        ("close", "2024-08"),
+        claim,
+        DEARER,
+        last=dt.date(2024, 9, 3),
     )
 
 
 def one_second_in_a_pool() -> World:
-    """A team's bill of a pool is imported; a node then reports one second with that pool's name, and so does another
-    before the import.
+    """A team's bill of a pool is imported; a node then reports one second with that pool's name,
+    and so does another before the import.
     """
     job = Job("imported", "cloud-1", "", "", "", (("team", "alpha"),))
-    usage = ("import", (Import("cloud-1", AUGUST, AUGUST + 2 * DAY, 40 * WHOLE, "", "cloud", "", job),))
+    usage = (
+        "import",
+        (Import("cloud-1", AUGUST, AUGUST + 2 * DAY, 40 * WHOLE, "", "cloud", "", job),),
+    )
     early = seen(AUGUST + HOUR, 1, "mallory", pool="cloud")
     late = seen(AUGUST + 9 * HOUR, 1, "mallory", uuid="GPU-1", pool="cloud")
     return world("pool", TEN, early, usage, late, last=dt.date(2024, 8, 4))
 
 
 def seen_beside_imported() -> World:
-    """Two imported GPUs of a pool, one accelerator of it by the inventory: hours that it is seen are billed once."""
+    """Two imported GPUs of a pool, one accelerator of it by the inventory: hours that it is seen
+    are billed once.
+    """
     job = Job("imported", "lab-1", "", "", "", (("team", "alpha"),))
     usage = ("import", (Import("lab-1", AUGUST, AUGUST + DAY, 2 * WHOLE, "", "lab", "", job),))
     row = ("inventory", (Row("GPU-0", "n1", "lab", H100, AUGUST, None),))
-    return world("beside", TEN, usage, row, seen(AUGUST + 2 * HOUR, 5, "bravo"), last=dt.date(2024, 8, 4))
+    return world(
+        "beside", TEN, usage, row, seen(AUGUST + 2 * HOUR, 5, "bravo"), last=dt.date(2024, 8, 4)
+    )
 
 
 def relabeled_at_its_end() -> World:
-    """Job `j` holds a day for alpha and, three days later, an hour for beta; nobody looks in between."""
-    return world("relabel", TEN, seen(AUGUST, 24), seen(AUGUST + 3 * DAY, 1, "beta"), last=dt.date(2024, 8, 6))
+    """Job `j` holds a day for alpha and, three days later, an hour for beta; nobody looks in
+    between.
+    """
+    return world(
+        "relabel",
+        TEN,
+        seen(AUGUST, 24),
+        seen(AUGUST + 3 * DAY, 1, "beta"),
+        last=dt.date(2024, 8, 6),
+    )
 
 
 def halves_of_a_whole() -> World:
-    """A whole board for half a day, then two halves of it, then three of seven: it is one board all the time."""
+    """A whole board for half a day, then two halves of it, then three of seven: it is one board all
+    the time.
+    """
     layouts = ((12, 6, "3g.40gb", 2, WHOLE // 2), (18, 8, "1g.10gb", 3, WHOLE // 7))
     parts = [
-        seen(AUGUST + at * HOUR, hours, uuid=f"MIG-{mig}-{index}", device="GPU-0", mig=mig, share=share)
+        seen(
+            AUGUST + at * HOUR,
+            hours,
+            uuid=f"MIG-{mig}-{index}",
+            device="GPU-0",
+            mig=mig,
+            share=share,
+        )
         for at, hours, mig, number, share in layouts
         for index in range(number)
     ]
@@ -84,10 +142,14 @@ def reserved_names() -> World:
 
 
 def dispute_beside_a_third() -> World:
-    """A rule gives the second quarter of a job to bravo; alpha contests what alpha pays, and zulu is to pay it."""
+    """A rule gives the second quarter of a job to bravo; alpha contests what alpha pays, and zulu
+    is to pay it.
+    """
     rule = Rule((("team", "alpha"),), (("team", "bravo"),), AUGUST + 6 * HOUR, AUGUST + 12 * HOUR)
     dispute = ("dispute", Dispute("alpha", dt.date(2024, 8, 1), dt.date(2024, 8, 2), "zulu"))
-    return world("dispute", TEN, ("rules", (rule,)), seen(AUGUST, 18), dispute, last=dt.date(2024, 8, 3))
+    return world(
+        "dispute", TEN, ("rules", (rule,)), seen(AUGUST, 18), dispute, last=dt.date(2024, 8, 3)
+    )
 
 
 def late_after_the_close() -> World:
@@ -98,7 +160,9 @@ def late_after_the_close() -> World:
 
 def rule_at_half_past_six() -> World:
     """A rule that holds from 06:30:00.500 on."""
-    rule = Rule((("team", "alpha"),), (("team", "bravo"),), AUGUST + 6 * HOUR + HOUR // 2 + 500, None)
+    rule = Rule(
+        (("team", "alpha"),), (("team", "bravo"),), AUGUST + 6 * HOUR + HOUR // 2 + 500, None
+    )
     return world("rule", TEN, ("rules", (rule,)), seen(AUGUST, 12), last=dt.date(2024, 8, 3))
 
 
@@ -106,7 +170,9 @@ def slips() -> World:
     """Rows that only a slip makes: refused, or the row that has ended counts."""
     job = Job("imported", "slip", "", "", "", (("team", "alpha"),))
     good = Import("slip", AUGUST, AUGUST + HOUR, WHOLE, "", "cloud", "", job)
-    steps: list[Step] = [("slip", good._replace(id=f"s{at}", start=at, end=None)) for at in (0, 1000)]
+    steps: list[Step] = [
+        ("slip", good._replace(id=f"s{at}", start=at, end=None)) for at in (0, 1000)
+    ]
     steps.append(("slip", good._replace(id="far", end=4_070_908_800_000)))
     steps += [("slip", Price("", "", "on_demand", "5", code, AUGUST)) for code in ("ZZZ", "XXX")]
     steps.append(("slip", Price("", "", "on_demand", "99", "EUR", EARLY)))
@@ -114,7 +180,9 @@ def slips() -> World:
 
 
 def first_look_after_late_evidence() -> World:
-    """A volume price; the third day is looked at, then 20 hours of the first come in; the next look is the last one."""
+    """A volume price; the third day is looked at, then 20 hours of the first come in; the next look
+    is the last one.
+    """
     tier = Policy("volume", "tiered", "", (("0", "3"), ("10", "1")), "team", "USD")
     # On a GPU that was there all the time, so that nothing else has the third day rated again.
     there, late = seen(AUGUST, 1, "bravo", job="k"), seen(AUGUST + 2 * HOUR, 20)
@@ -125,14 +193,22 @@ def first_look_after_late_evidence() -> World:
 def true_up_to_a_bill() -> World:
     """16 hours at 10, of which the provider asks 12 each: the 32 more are split by what was held."""
     owners = [("", team, "", "", "", "") for team in ("alpha", "bravo")]
-    shares = tuple((owner, "train", H100, 2 * hours * WHOLE) for owner, hours in zip(owners, (10, 6), strict=True))
-    held = seen(AUGUST, 10, pool="train"), seen(AUGUST + 10 * HOUR, 6, "bravo", pool="train", job="k")
+    shares = tuple(
+        (owner, "train", H100, 2 * hours * WHOLE)
+        for owner, hours in zip(owners, (10, 6), strict=True)
+    )
+    held = (
+        seen(AUGUST, 10, pool="train"),
+        seen(AUGUST + 10 * HOUR, 6, "bravo", pool="train", job="k"),
+    )
     entry = Entry("true-up", "true_up", dt.date(2024, 8, 1), "USD", shares)
     return world("true-up", TEN, *held, ("look", True), ("true_up", entry))
 
 
 def two_sources_of_one_job() -> World:
-    """A table brought a job that Slurm's accounting knows by another number: refused, then put in its place."""
+    """A table brought a job that Slurm's accounting knows by another number: refused, then put in
+    its place.
+    """
     job = Job("imported", "j1", "eve", "", "", (("team", "alpha"),))
     table = Import("j1", AUGUST, AUGUST + 9 * HOUR, 2 * WHOLE, "", "cloud", "", job)
     other = Job("imported", "hpc/77", "eve", "", "", (("team", "alpha"),))

@@ -1,8 +1,9 @@
 """Each fault of issue 14, put back into the code, is seen by the oracle: which story shows which.
 
-Of the first twelve generated worlds, undated attributes and newest tags falsify every one, boards without an end nine,
-pools by claim two (3 and 4); of the first eight, names as they are seven, rules by the hour five, reports of their own
-days three (0, 1 and 6), slips one (6). Disputes that move all are seen by their story.
+Of the first twelve generated worlds, undated attributes and newest tags falsify every one, boards
+without an end nine, pools by claim two (3 and 4); of the first eight, names as they are seven,
+rules by the hour five, reports of their own days three (0, 1 and 6), slips one (6). Disputes that
+move all are seen by their story.
 """
 
 from __future__ import annotations
@@ -44,12 +45,18 @@ def undated_attributes(patch: Patch) -> None:
 
 
 def pool_by_claim(patch: Patch) -> None:
-    """Whoever names a pool is in it, and usage imported for it gives way to its accelerators altogether."""
+    """Whoever names a pool is in it, and usage imported for it gives way to its accelerators
+    altogether.
+    """
     patch.setattr(placements, "_imported_days", lambda *_: {})
 
     def without_taken_pools(connection, day, placements, until_ms):
         taken = {placement.accelerator.pool for parts in placements.values() for placement in parts}
-        return [usage for usage in rating.usage.imported_usage(connection, day) if usage.pool not in taken]
+        return [
+            usage
+            for usage in rating.usage.imported_usage(connection, day)
+            if usage.pool not in taken
+        ]
 
     patch.setattr(rating, "imported_without_seen", without_taken_pools)
 
@@ -93,7 +100,9 @@ def slips_taken(patch: Patch) -> None:
 
 
 def later_days_left_to_the_next(patch: Patch) -> None:
-    """A rating fixes its days before it rates, and leaves those that a volume price changes to the next one."""
+    """A rating fixes its days before it rates, and leaves those that a volume price changes to the
+    next one.
+    """
     patch.setattr(rating, "_request_later_days", lambda *_: None)
 
 

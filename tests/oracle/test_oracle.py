@@ -1,4 +1,6 @@
-"""Generated worlds through the real collector, command line and Postgres: the oracle's bill, to the micro-unit."""
+"""Generated worlds through the real collector, command line and Postgres: the oracle's bill, to the
+micro-unit.
+"""
 
 from __future__ import annotations
 
@@ -36,22 +38,27 @@ def check(world, dsn: str, folder: Path) -> None:
     with opened(dsn, folder) as ledger:
         ledger.play(world)
         found = differences(world, ledger)
-    assert not found, f"world {world.seed} ({world.zone}): {len(found)} differences\n" + "\n".join(found[:20])
+    assert not found, f"world {world.seed} ({world.zone}): {len(found)} differences\n" + "\n".join(
+        found[:20]
+    )
 
 
 FIRST_WORLD = int(os.environ.get("GPULEDGER_TEST_FIRST_WORLD") or 0)
 """Added to the number of each world: with 1000, a long run plays 500 other worlds."""
 REGRESSIONS = (141, 351)
-"""Worlds that once found a fault: 351, an accelerator that comes back within a rating interval; 141, lines of a sealed
-month that differ in currency alone.
+"""Worlds that once found a fault: 351, an accelerator that comes back within a rating interval;
+141, lines of a sealed month that differ in currency alone.
 """
 
 
 @pytest.mark.parametrize(
-    "seed", seeds(range(4), (*range(4, 12), *REGRESSIONS), sorted({*range(12, 450)} - {*REGRESSIONS}))
+    "seed",
+    seeds(range(4), (*range(4, 12), *REGRESSIONS), sorted({*range(12, 450)} - {*REGRESSIONS})),
 )
 def test_the_ledger_says_what_the_oracle_says(seed, dsn, tmp_path, monkeypatch):
-    """Time and money by day, owner, state, place and currency; closed months and their corrections together."""
+    """Time and money by day, owner, state, place and currency; closed months and their corrections
+    together.
+    """
     # Half of the worlds are rated as large fleets are.
     monkeypatch.setattr(rating, "TOGETHER_FROM", 0 if seed % 2 == 0 else sys.maxsize)
     check(make(FIRST_WORLD + seed), dsn, tmp_path)
@@ -82,7 +89,9 @@ def test_a_story_of_decisions_is_billed_as_decided(story, dsn, tmp_path):
     check(story(), dsn, tmp_path)
 
 
-OPEN_WORLDS = [seed for seed in range(30) if not any(kind == "close" for kind, _ in make(seed).steps)]
+OPEN_WORLDS = [
+    seed for seed in range(30) if not any(kind == "close" for kind, _ in make(seed).steps)
+]
 
 
 @pytest.mark.parametrize("seed", seeds((), OPEN_WORLDS[:2], OPEN_WORLDS[2:]))
@@ -109,13 +118,18 @@ def test_another_currency_is_the_oracle_s(seed, dsn, tmp_path):
     actual = {}
     for row in json.loads(answer)["rows"]:
         cells = tuple(row[name] or "" for name in BY.split(","))
-        actual[cells, row["currency"] or "", row["exchange"].split(" from ")[0]] = row["cost_micro"] or 0
+        actual[cells, row["currency"] or "", row["exchange"].split(" from ")[0]] = (
+            row["cost_micro"] or 0
+        )
     assert actual == expected
 
 
 @pytest.mark.slow
 def test_shares_of_a_pool_are_the_oracle_s(dsn, tmp_path):
-    """Two GPUs at 10; half of them is alpha's, the other one bravo's. Alpha holds both for five hours, bravo none."""
+    """Two GPUs at 10; half of them is alpha's, the other one bravo's.
+
+    Alpha holds both for five hours, bravo none.
+    """
     held = [seen(AUGUST, 5, uuid=f"GPU-{at}", job=f"j{at}", pool="train") for at in (0, 1)]
     shares = (
         '[[share]]\nteam = "alpha"\npool = "train"\nfraction = 0.5\n\n'
@@ -128,7 +142,13 @@ def test_shares_of_a_pool_are_the_oracle_s(dsn, tmp_path):
         days = ("--from", "2024-08-01", "--to", "2024-08-02")
         text = ledger.command("chargeback", *days, "--by", "share", "--format", "csv")
     rows = {row["team"]: row for row in csv.DictReader(io.StringIO(text))}
-    hours = {team: (Fraction(row["gpu_hours_lent"]), Fraction(row["gpu_hours_borrowed"])) for team, row in rows.items()}
+    hours = {
+        team: (Fraction(row["gpu_hours_lent"]), Fraction(row["gpu_hours_borrowed"]))
+        for team, row in rows.items()
+    }
     assert hours == {"alpha": (0, 5), "bravo": (5, 0)}
-    costs = {team: (Fraction(row["cost_lent"]), Fraction(row["cost_borrowed"])) for team, row in rows.items()}
+    costs = {
+        team: (Fraction(row["cost_lent"]), Fraction(row["cost_borrowed"]))
+        for team, row in rows.items()
+    }
     assert costs == {"alpha": (0, 50), "bravo": (50, 0)}

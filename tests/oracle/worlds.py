@@ -1,7 +1,7 @@
 """Worlds from a seed: a fleet with all that happens to it, and the order in which a ledger is told.
 
-A world is a list of steps. Its facts are the set of its evidence and what its declarations leave in force; `twin` tells
-the same in another order, with other looks in between.
+A world is a list of steps. Its facts are the set of its evidence and what its declarations leave in
+force; `twin` tells the same in another order, with other looks in between.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ SCENES = (
     ("America/Santiago", dt.date(2024, 9, 8)),
     ("Pacific/Chatham", dt.date(2024, 9, 29)),
 )
-"""Clocks that move, by an hour, by half of one and at midnight; zones off the hour; a leap day; the ends of months."""
+"""Clocks that move, by an hour, by half of one and at midnight; zones off the hour; a leap day; the
+ends of months.
+"""
 SHAPES: dict[str, tuple[tuple[int, str], ...]] = {
     "whole": ((WHOLE, ""),),
     "halves": ((WHOLE // 2, "3g.40gb"),) * 2,
@@ -77,8 +79,8 @@ class Batch(NamedTuple):
 
 
 Step = tuple[str, object]
-"""What is told, with what it brings: batch, import, doubled, second, replaced, slip, inventory, prices, rules, nodes,
-policies, entry, true_up, declared, dispute, close or look.
+"""What is told, with what it brings: batch, import, doubled, second, replaced, slip, inventory,
+prices, rules, nodes, policies, entry, true_up, declared, dispute, close or look.
 """
 FREE = ("batch", "import")
 """What may be told in any order."""
@@ -105,7 +107,9 @@ class World:
             elif kind == "dispute":
                 found.disputes.append(what)
             elif kind == "inventory":
-                found.inventory |= {uuid: tuple(row for row in what if row.uuid == uuid) for uuid, *_ in what}
+                found.inventory |= {
+                    uuid: tuple(row for row in what if row.uuid == uuid) for uuid, *_ in what
+                }
             elif kind == "prices":
                 found.prices |= {price_key(one): one for one in what}
             elif kind == "rules":
@@ -138,7 +142,9 @@ def twin(world: World, seed: int) -> World:
         if kind not in ("look", "second"):
             (free if is_free else ordered).append((kind, what))
     rng.shuffle(free)
-    disputed = [kind for kind, _ in ordered].index("dispute") if world.facts().disputes else len(ordered)
+    disputed = (
+        [kind for kind, _ in ordered].index("dispute") if world.facts().disputes else len(ordered)
+    )
     for count, step in enumerate(free):
         ordered.insert(rng.randint(0, disputed + count), step)
     for _ in range(rng.choice((0, 0, 1, 4))):
@@ -163,8 +169,13 @@ class Maker:
         self.start, self.end = (midnight(day, self.zone) for day in (self.first, self.last))
         self.sightings: list[Sighting] = []
         self.rows: list[Row] = []
-        self.jobs = {f"j{number}": rng.choice(("slurm", "slurm", "kubernetes", "process")) for number in range(5)}
-        self.tags = {job: [(0, rng.choice(TAGS)), (self.instant(), rng.choice(TAGS))] for job in self.jobs}
+        self.jobs = {
+            f"j{number}": rng.choice(("slurm", "slurm", "kubernetes", "process"))
+            for number in range(5)
+        }
+        self.tags = {
+            job: [(0, rng.choice(TAGS)), (self.instant(), rng.choice(TAGS))] for job in self.jobs
+        }
 
     def chance(self, ratio: float) -> bool:
         return self.rng.random() < ratio
@@ -192,7 +203,12 @@ class Maker:
         if self.chance(0.2):
             team, to = rng.sample(("alpha", "bravo", "charlie", "delta"), 2)
             first = self.first + dt.timedelta(days=rng.randint(0, 1))
-            made.steps.append(("dispute", Dispute(team, first, rng.choice((self.last, first + dt.timedelta(1))), to)))
+            made.steps.append(
+                (
+                    "dispute",
+                    Dispute(team, first, rng.choice((self.last, first + dt.timedelta(1))), to),
+                )
+            )
         for _ in range(rng.choice((0, 1, 2))):
             made.steps.insert(rng.randint(0, len(made.steps)), ("look", self.chance(0.5)))
         Money(self, made.steps).declare()
@@ -212,7 +228,9 @@ class Maker:
             for index, (share, mig) in enumerate(SHAPES[shape]):
                 uuid = f"MIG-{device}-{shape}-{index}" if mig else device
                 late = rng.choice((0, 0, 0, rng.randint(0, HOUR)))
-                self.see((node, uuid, device, mig, model, share, pool), at + late, min(until, self.end))
+                self.see(
+                    (node, uuid, device, mig, model, share, pool), at + late, min(until, self.end)
+                )
             at = until + rng.choice((0, 0, rng.randint(1, HOUR), rng.randint(HOUR, 30 * HOUR)))
             change = rng.choice(("shape", "shape", "node", "pool", "model", ""))
             if change == "shape":
@@ -229,27 +247,37 @@ class Maker:
         rng = self.rng
         at = start
         while at < end:
-            length = rng.choice((rng.randint(MINUTE, HOUR), rng.randint(HOUR, 20 * HOUR), 6 * HOUR - at % HOUR))
+            length = rng.choice(
+                (rng.randint(MINUTE, HOUR), rng.randint(HOUR, 20 * HOUR), 6 * HOUR - at % HOUR)
+            )
             until = min(end, at + length)
-            state = rng.choices(("held", "unallocated", "unavailable", "present", ""), (62, 16, 7, 7, 8))[0]
+            state = rng.choices(
+                ("held", "unallocated", "unavailable", "present", ""), (62, 16, 7, 7, 8)
+            )[0]
             if state:
                 self.sight(what, at, until, state)
             at = until
 
-    def sight(self, what: tuple[str, str, str, str, str, int, str], start: int, end: int, state: str) -> None:
+    def sight(
+        self, what: tuple[str, str, str, str, str, int, str], start: int, end: int, state: str
+    ) -> None:
         """One interval; samples without a holder are of a few minutes."""
         holders: tuple[tuple[Job, int], ...] = ()
         if state == "present":
             end = min(end, start + self.rng.randint(2, 10) * MINUTE)
         elif state == "held":
             count = min(self.rng.choice((1, 1, 1, 2, 3)), end - start)
-            jobs = [self.job(name, what[0], start) for name in self.rng.sample(sorted(self.jobs), count)]
+            jobs = [
+                self.job(name, what[0], start) for name in self.rng.sample(sorted(self.jobs), count)
+            ]
             bounds = sorted(self.rng.sample(range(1, end - start), count - 1)) if count > 1 else []
             parts = [b - a for a, b in pairwise([0, *bounds, end - start])]
             if count > 1 and self.chance(0.5):
                 parts = [(end - start) // count] * count
                 parts[0] += end - start - sum(parts)
-            holders = tuple(sorted(zip(jobs, parts, strict=True), key=lambda part: part[0].key(what[0])))
+            holders = tuple(
+                sorted(zip(jobs, parts, strict=True), key=lambda part: part[0].key(what[0]))
+            )
         self.sightings.append(Sighting(start, end, *what, state, holders))
 
     def job(self, name: str, node: str, at: int) -> Job:
@@ -261,7 +289,9 @@ class Maker:
         return Job(self.jobs[name], name, user, {"j4": "ml-bravo"}.get(name, ""), "", tags)
 
     def inventory(self, nodes: Sequence[str]) -> None:
-        """Accelerators that only the inventory places: one that moves, one that leaves, and one that nobody sees."""
+        """Accelerators that only the inventory places: one that moves, one that leaves, and one
+        that nobody sees.
+        """
         rng = self.rng
         for number in range(rng.randint(1, 2)):
             uuid, model = f"INV-{number}", rng.choice(MODELS)
@@ -269,14 +299,20 @@ class Maker:
             for _ in range(rng.randint(1, 3)):
                 until = at + rng.randint(5 * HOUR, 50 * HOUR)
                 end = until if self.chance(0.7) else None
-                self.rows.append(Row(uuid, node, rng.choice(("lab", "lab", "train")), model, at, end))
+                self.rows.append(
+                    Row(uuid, node, rng.choice(("lab", "lab", "train")), model, at, end)
+                )
                 seen = until + rng.choice((0, 0, HOUR)) if end is None or len(nodes) == 1 else until
-                self.see((node, uuid, uuid, "", model, WHOLE, rng.choice(POOLS)), at, min(seen, self.end))
+                self.see(
+                    (node, uuid, uuid, "", model, WHOLE, rng.choice(POOLS)), at, min(seen, self.end)
+                )
                 if end is None:
                     break
                 at, node = until + rng.choice((0, rng.randint(0, 5 * HOUR))), rng.choice(nodes)
         if self.chance(0.4):
-            self.rows.append(Row("INV-unseen", nodes[0], "lab", MODELS[1], self.start + 3 * HOUR, None))
+            self.rows.append(
+                Row("INV-unseen", nodes[0], "lab", MODELS[1], self.start + 3 * HOUR, None)
+            )
 
     def hostile(self) -> None:
         """Claims that nobody should gain by, made beside honest evidence."""
@@ -289,18 +325,28 @@ class Maker:
             loot = ((Job("slurm", "loot", "", "", "", rng.choice(TAGS)), one.end - one.start),)
             kind = rng.choice(("device", "share", "model", "whole", "pool", "after"))
             if kind == "device":
-                self.sightings.append(one._replace(node="mallory", state="held", holders=loot, pool=rng.choice(POOLS)))
+                self.sightings.append(
+                    one._replace(node="mallory", state="held", holders=loot, pool=rng.choice(POOLS))
+                )
             elif kind == "after":
                 start = one.end + rng.randint(1, 3 * HOUR)
                 self.sightings.append(
-                    Sighting(start, start + HOUR, "mallory", *one[3:9], "held", ((loot[0][0], HOUR),))
+                    Sighting(
+                        start, start + HOUR, "mallory", *one[3:9], "held", ((loot[0][0], HOUR),)
+                    )
                 )
             elif kind == "whole":
-                fake = one._replace(uuid=f"FAKE-{one.device}", mig="", share=WHOLE, state="held", holders=loot)
+                fake = one._replace(
+                    uuid=f"FAKE-{one.device}", mig="", share=WHOLE, state="held", holders=loot
+                )
                 if not one.uuid.startswith("INV"):
                     self.sightings.append(fake)
             else:
-                changed = {"share": {"share": 1}, "model": {"model": "NVIDIA H200"}, "pool": {"pool": "cloud"}}[kind]
+                changed = {
+                    "share": {"share": 1},
+                    "model": {"model": "NVIDIA H200"},
+                    "pool": {"pool": "cloud"},
+                }[kind]
                 if one in self.sightings:
                     self.sightings[self.sightings.index(one)] = one._replace(**changed)
 
@@ -309,7 +355,11 @@ class Maker:
     def delivered(self) -> list[Batch]:
         """Batches of the nodes, mostly in time, some late, some out of order, some twice."""
         rng = self.rng
-        made = [batch for node in sorted({one.node for one in self.sightings}) for batch in self.batches(node)]
+        made = [
+            batch
+            for node in sorted({one.node for one in self.sightings})
+            for batch in self.batches(node)
+        ]
         made.sort(key=lambda batch: max(one.end for one in batch.sightings))
         if self.chance(0.5):
             for _ in range(rng.randint(1, max(1, len(made) // 4))):
@@ -321,9 +371,13 @@ class Maker:
         return made
 
     def batches(self, node: str) -> Iterator[Batch]:
-        """A node's intervals, some at once: of each accelerator and job a batch says one thing only."""
+        """A node's intervals, some at once: of each accelerator and job a batch says one thing
+        only.
+        """
         seq, open_, said = 0, [], {}
-        mine = sorted({one for one in self.sightings if one.node == node}, key=lambda one: (one.end, one))
+        mine = sorted(
+            {one for one in self.sightings if one.node == node}, key=lambda one: (one.end, one)
+        )
         for one in mine:
             says = {one.uuid: (one[3:9], one.start if one.state == "present" else None)}
             says |= {job.key(node): job for job, _ in one.holders}
@@ -359,19 +413,26 @@ class Maker:
             if self.chance(0.5):
                 again = rng.choice(rows)
                 place = next(at for at, step in enumerate(steps) if step == ("import", (again,)))
-                changed = again._replace(share=rng.randint(1, 40) * 100_000, pool=rng.choice(("cloud", "lab")))
+                changed = again._replace(
+                    share=rng.randint(1, 40) * 100_000, pool=rng.choice(("cloud", "lab"))
+                )
                 steps.insert(rng.randint(place + 1, len(steps)), ("import", (changed,)))
         put("inventory", self.rows)
         if self.chance(0.3):
             self.slips(steps)
 
     def slips(self, steps: list[Step]) -> None:
-        """What only a slip makes: instants and currencies that are none, a price in another currency, a row twice."""
+        """What only a slip makes: instants and currencies that are none, a price in another
+        currency, a row twice.
+        """
         rng = self.rng
         start = self.instant()
         good = Import("slip", start, start + HOUR, WHOLE, "", "cloud", "", Job("imported", "slip"))
         slips: list[Step] = [("doubled", (good,))]
-        slips += [("slip", good._replace(start=at, end=end)) for at, end in ((1000, None), (start, 4_102_000_000_000))]
+        slips += [
+            ("slip", good._replace(start=at, end=end))
+            for at, end in ((1000, None), (start, 4_102_000_000_000))
+        ]
         slips += [("slip", Price("", "", "on_demand", "5", code, start)) for code in ("ZZZ", "XXX")]
         for step in rng.sample(slips, 2):
             steps.insert(rng.randint(0, len(steps)), step)
@@ -384,22 +445,48 @@ class Maker:
     def prices(self) -> list[Price]:
         """A price book: a rate for everything, mostly, and others for places and times."""
         rng = self.rng
-        found = [Price("", "", "on_demand", rng.choice(("1", "2.49", "0.333333333")), "USD", EARLY)] * self.chance(0.8)
+        found = [
+            Price("", "", "on_demand", rng.choice(("1", "2.49", "0.333333333")), "USD", EARLY)
+        ] * self.chance(0.8)
         for _ in range(rng.randint(1, 4)):
             start = self.instant()
             end = rng.choice((None, start + rng.randint(1, 40 * HOUR)))
             model = rng.choice(("", "", MODELS[0], "A100", "T4"))
-            pool, node = rng.choice(("", "", "train", "lab", "cloud")), rng.choice(("", "", "", "n0"))
+            pool, node = (
+                rng.choice(("", "", "train", "lab", "cloud")),
+                rng.choice(("", "", "", "n0")),
+            )
             rate = rng.choice(("3", "1.1", "12.000000001", "0"))
             purchase = rng.choice(("on_demand", "on_demand", "spot"))
-            found.append(Price(pool, model, purchase, rate, rng.choice(("USD", "USD", "EUR", "JPY")), start, end, node))
+            found.append(
+                Price(
+                    pool,
+                    model,
+                    purchase,
+                    rate,
+                    rng.choice(("USD", "USD", "EUR", "JPY")),
+                    start,
+                    end,
+                    node,
+                )
+            )
         return list({price_key(one): one for one in found}.values())
 
     def rules(self) -> list[Rule]:
         """Attribution rules, some of them dated in mid-second."""
         rng = self.rng
-        names = (("team", "bravo"), ("account", "ml-*"), ("pool", "train"), ("node", "n0"), ("user", "*"))
-        assigns = ((("team", "delta"),), (("team", "{account}"),), (("project", "{user}"), ("team", "ops")))
+        names = (
+            ("team", "bravo"),
+            ("account", "ml-*"),
+            ("pool", "train"),
+            ("node", "n0"),
+            ("user", "*"),
+        )
+        assigns = (
+            (("team", "delta"),),
+            (("team", "{account}"),),
+            (("project", "{user}"), ("team", "ops")),
+        )
         found = []
         for _ in range(rng.randint(1, 3)):
             start = rng.choice((None, self.instant()))
@@ -412,11 +499,15 @@ class Maker:
         rng, found = self.rng, []
         for number in range(rng.randint(1, 5)):
             start = self.instant()
-            end = rng.choice((start + rng.randint(1, 50 * HOUR), start + rng.randint(1, 5 * HOUR), None))
+            end = rng.choice(
+                (start + rng.randint(1, 50 * HOUR), start + rng.randint(1, 5 * HOUR), None)
+            )
             pool, node = rng.choice(("cloud", "cloud", "lab")), rng.choice(("", "", "n0"))
             job = Job("imported", f"i{number}", rng.choice(("", "eve")), "", "", rng.choice(TAGS))
             model = rng.choice(("", MODELS[1]))
-            found.append(Import(job.id, start, end, rng.randint(1, 25) * 100_000, model, pool, node, job))
+            found.append(
+                Import(job.id, start, end, rng.randint(1, 25) * 100_000, model, pool, node, job)
+            )
         return found
 
     def close(self, world: World) -> None:
@@ -438,14 +529,18 @@ TEAMS = ("alpha", "bravo", "charlie", "delta")
 
 
 class Money:
-    """What a bill has beside the rate of time, declared among the steps of a world, from a seed of its own."""
+    """What a bill has beside the rate of time, declared among the steps of a world, from a seed of
+    its own.
+    """
 
     def __init__(self, maker: Maker, steps: list[Step]) -> None:
         self.maker, self.steps = maker, steps
         self.rng = random.Random(f"money of {maker.seed}")
 
     def declare(self) -> None:
-        """Node costs and policies, some of them twice; entries; and a second source of what was imported."""
+        """Node costs and policies, some of them twice; entries; and a second source of what was
+        imported.
+        """
         for chance, kind, rows in ((0.4, "nodes", self.nodes), (0.55, "policies", self.policies)):
             if self.rng.random() < chance:
                 for _ in range(self.rng.choice((1, 1, 2))):
@@ -490,11 +585,24 @@ class Money:
             pool, team = rng.choice(("", "", "train", "cloud")), rng.choice(("", "", *TEAMS))
             of_whom = rng.choice(("team", "fleet"))
             name, currency = f"volume {number}", rng.choice(("USD", "USD", "EUR"))
-            found.append(Policy(name, "tiered", "", steps, of_whom, currency, team, pool, "", *self.days()))
+            found.append(
+                Policy(name, "tiered", "", steps, of_whom, currency, team, pool, "", *self.days())
+            )
         for number in range(rng.choice((0, 1, 2)) if found else 1):
-            kind, percent = rng.choice(("markup", "discount")), rng.choice(("10", "7.5", "33.333333"))
-            pool, team, model = rng.choice(("", "", "train")), rng.choice(("", *TEAMS)), rng.choice(("", "A100"))
-            found.append(Policy(f"{kind} {number}", kind, percent, (), "", "", team, pool, model, *self.days()))
+            kind, percent = (
+                rng.choice(("markup", "discount")),
+                rng.choice(("10", "7.5", "33.333333")),
+            )
+            pool, team, model = (
+                rng.choice(("", "", "train")),
+                rng.choice(("", *TEAMS)),
+                rng.choice(("", "A100")),
+            )
+            found.append(
+                Policy(
+                    f"{kind} {number}", kind, percent, (), "", "", team, pool, model, *self.days()
+                )
+            )
         return tuple(found)
 
     def entry(self, number: int) -> Entry:

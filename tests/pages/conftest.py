@@ -1,4 +1,6 @@
-"""Pages are made from a real ledger: two months of hostile names, two currencies, several models, unknown activity."""
+"""Pages are made from a real ledger: two months of hostile names, two currencies, several models,
+unknown activity.
+"""
 
 import datetime as dt
 import shutil
@@ -24,7 +26,9 @@ from postgres.money.conftest import fleet, ledger, run, written
 __all__ = ["database", "dsn", "fleet", "ledger", "postgres", "run", "written"]
 
 HOSTILE = """"><script>alert('x')</script><img src=x onerror=alert(1)>&amp;{{ 7*7 }}/../=1+1"""
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -54,24 +58,47 @@ def furnish_rated(dsn):
 
 
 def fill(fleet, run):
-    """September and October of three teams on three GPUs; a price that falls within October; a team of evil name."""
+    """September and October of three teams on three GPUs; a price that falls within October; a team
+    of evil name.
+    """
     run("prices", "set", "--rate", "2.333333333", "--currency", "USD", "--from", "2025-01-01")
     run("prices", "set", "--rate", "2.1", "--currency", "USD", "--from", "2025-10-03")
-    run("prices", "set", "--rate", "1.7", "--currency", "EUR", "--pool", "eu", "--from", "2025-01-01")
+    run(
+        "prices",
+        "set",
+        "--rate",
+        "1.7",
+        "--currency",
+        "EUR",
+        "--pool",
+        "eu",
+        "--from",
+        "2025-01-01",
+    )
     fleet.accelerator(2, model="NVIDIA L4")
     fleet.accelerator(3, gpu_micro=333_333)
     fleet.workload(9, team=HOSTILE, project=HOSTILE, experiment="a")
     fleet.workload(4, team="vision", project="detector")
     fleet.workload(5, team="vision", project="segments")
     fleet.workload(6, org="nobody's")
-    fleet.connection.execute("UPDATE workload SET name = %s, user_name = %s WHERE key = 'slurm::9'", (HOSTILE, HOSTILE))
+    fleet.connection.execute(
+        "UPDATE workload SET name = %s, user_name = %s WHERE key = 'slurm::9'", (HOSTILE, HOSTILE)
+    )
     for number, pool in ((1, "us"), (2, "eu"), (3, "us")):
         fleet.capacity(number, -30 * DAY, 31 * DAY, pool=pool)
     for day in (*range(-30, -26), *range(4), 30):
         at = day * DAY
         fleet.evidence(
             [
-                Held(1, 4, at, at + HOUR - 7 + day * 1000, busy=HOUR // 3, idle=HOUR // 7, energy=123_456_789),
+                Held(
+                    1,
+                    4,
+                    at,
+                    at + HOUR - 7 + day * 1000,
+                    busy=HOUR // 3,
+                    idle=HOUR // 7,
+                    energy=123_456_789,
+                ),
                 Held(1, 5, at + 3 * HOUR, at + (5 + day % 3) * HOUR + 1, idle=HOUR),
                 Held(2, 4, at + HOUR, at + 2 * HOUR, idle=HOUR),
                 Held(3, 9, at + 5 * HOUR, at + 6 * HOUR),
@@ -106,7 +133,9 @@ def reads(dsn):
 
 @pytest.fixture
 def overview(reads):
-    """The overview page as a reader sees it, with the forecast made; narrowed by the parameters of its address."""
+    """The overview page as a reader sees it, with the forecast made; narrowed by the parameters of
+    its address.
+    """
 
     def make(who=ANYBODY, **parameters):
         outlook = pages.HourlyCache(lambda: pages.forecast_outlook(reads))
@@ -137,7 +166,12 @@ def pictured(tmp_path):
         with tempfile.TemporaryDirectory() as profile:
             common = (CHROMIUM, *FLAGS, *shade, size, f"--user-data-dir={profile}")
             address = (tmp_path / "frame.html").as_uri()
-            subprocess.run([*common, f"--screenshot={target}", address], capture_output=True, timeout=90, check=True)
+            subprocess.run(
+                [*common, f"--screenshot={target}", address],
+                capture_output=True,
+                timeout=90,
+                check=True,
+            )
             dom = subprocess.run(
                 [*common, "--virtual-time-budget=3000", "--dump-dom", address],
                 capture_output=True,

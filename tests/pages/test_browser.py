@@ -1,4 +1,6 @@
-"""Every page in a real browser: readable by everybody (axe-core), nothing over the edge, and printable."""
+"""Every page in a real browser: readable by everybody (axe-core), nothing over the edge, and
+printable.
+"""
 
 import os
 from pathlib import Path
@@ -47,7 +49,9 @@ def browser():
 
 @pytest.fixture(scope="module")
 def full(postgres, tmp_path_factory):
-    """A fleet of two teams with findings; the second is called by markup, and so is all that it has."""
+    """A fleet of two teams with findings; the second is called by markup, and so is all that it
+    has.
+    """
     with pytest.MonkeyPatch.context() as patch, fresh_database(postgres) as dsn:
         patch.setattr(made, "FOREIGN", HOSTILE)
         with two_teams(dsn, tmp_path_factory.mktemp("declared")) as (collector, secrets):
@@ -99,9 +103,16 @@ def test_it_can_be_printed(browser, full, name):
     browser.look(720, "dark", printed=True)
     browser.open(address + PAGES[name])
     assert browser.overhang() == 0
-    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert browser.evaluate("[...document.querySelectorAll('nav')].every((nav) => nav.offsetHeight === 0)")
-    cut = "[...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth + 1).length"
+    assert (
+        browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    )
+    assert browser.evaluate(
+        "[...document.querySelectorAll('nav')].every((nav) => nav.offsetHeight === 0)"
+    )
+    cut = (
+        "[...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth >"
+        " box.clientWidth + 1).length"
+    )
     assert browser.evaluate(cut) == 0
     assert browser.printed().startswith(b"%PDF-")
 
@@ -116,4 +127,7 @@ def test_axe_finds_what_is_wrong(browser, full):
         "document.querySelector('h1').insertAdjacentHTML('afterend', '<button></button>');"
         "document.querySelector('h1').style.color = '#ddd'"
     )
-    assert {line.partition(":")[0] for line in browser.violations()} == {"button-name", "color-contrast"}
+    assert {line.partition(":")[0] for line in browser.violations()} == {
+        "button-name",
+        "color-contrast",
+    }

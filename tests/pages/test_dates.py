@@ -1,4 +1,6 @@
-"""Pages on days when a month has begun and nothing of it is rated yet: no link of any of them leads to nothing."""
+"""Pages on days when a month has begun and nothing of it is rated yet: no link of any of them leads
+to nothing.
+"""
 
 import datetime as dt
 import re
@@ -11,15 +13,35 @@ import pytest
 from fakes.collector import running
 from fakes.pages import Page
 
-BUDGET = '[[budget]]\nname = "theirs"\nteam = "not-begun"\nperiod = "month"\namount = 400\ncurrency = "USD"\n'
+BUDGET = (
+    '[[budget]]\nname = "theirs"\nteam = "not-begun"\nperiod = "month"\namount = 400\ncurrency ='
+    ' "USD"\n'
+)
 BROWSER = {"Accept": "text/html,*/*;q=0.8"}
 MONTH_BEGINS = "2025-11-01T00:00:30Z"
 INSTANTS = (MONTH_BEGINS, "2026-01-31T23:59:59Z", "2028-02-29T12:00:00Z")
-IN_BERLIN = {"2025-10-31T23:00:30Z": "2025-11", "2026-03-31T21:59:30Z": "2026-03", "2026-03-31T22:00:30Z": "2026-04"}
+IN_BERLIN = {
+    "2025-10-31T23:00:30Z": "2025-11",
+    "2026-03-31T21:59:30Z": "2026-03",
+    "2026-03-31T22:00:30Z": "2026-04",
+}
 """Around the local ends of months in which the clocks change, and the month there."""
 STARTS = (
-    *("/", "/?team=vision", "/?period=2025", "/statements/team/2025-10", "/statements/team/vision/2025-10"),
-    *("/jobs/slurm%3A%3A4", "/jobs?period=2025-10", "/idle?team=vision", "/anomalies", "/trust", "/demand"),
+    *(
+        "/",
+        "/?team=vision",
+        "/?period=2025",
+        "/statements/team/2025-10",
+        "/statements/team/vision/2025-10",
+    ),
+    *(
+        "/jobs/slurm%3A%3A4",
+        "/jobs?period=2025-10",
+        "/idle?team=vision",
+        "/anomalies",
+        "/trust",
+        "/demand",
+    ),
 )
 """A page of every kind."""
 
@@ -61,16 +83,25 @@ def pages_of(collector):
         status, _, text = ask(collector, path)
         pages[path] = Page(text)
         assert (status, pages[path].faults) == (200, []), path
-    links = {urldefrag(link).url for page in pages.values() for link in page.links if link.startswith("/")}
+    links = {
+        urldefrag(link).url
+        for page in pages.values()
+        for link in page.links
+        if link.startswith("/")
+    }
     # As CSV and without reloading a page is the same page, which test_site follows.
-    for path in sorted(link for link in links if not re.search("format=csv|reload=off|^/metrics|^/readyz", link)):
+    for path in sorted(
+        link for link in links if not re.search("format=csv|reload=off|^/metrics|^/readyz", link)
+    ):
         status, _, text = ask(collector, path)
         assert status in {200, 303}, (path, status, text)
     return pages
 
 
 def test_no_link_of_any_page_leads_to_nothing_whatever_the_date(rated, dsn):
-    """September and October have lines; then the clock moves on, and each link of every page answers."""
+    """September and October have lines; then the clock moves on, and each link of every page
+    answers.
+    """
     clock = Clock()
     with running(dsn, clock=clock) as collector:
         for instant in INSTANTS:
@@ -86,14 +117,18 @@ def test_no_link_of_any_page_leads_to_nothing_whatever_the_date(rated, dsn):
 
 @pytest.mark.slow
 def test_months_are_those_of_the_billing_zone(furnished, run, dsn, declare):
-    """In Berlin October 2025 and March 2026 begin and end an hour off each other: every link answers there, too."""
+    """In Berlin October 2025 and March 2026 begin and end an hour off each other: every link
+    answers there, too.
+    """
     declare('billing_zone = "Europe/Berlin"\n')
     run("chargeback", "--from", "2025-09-01", "--to", "2025-11-01")
     clock = Clock()
     with running(dsn, clock=clock) as collector:
         for instant, month in IN_BERLIN.items():
             clock.set(instant)
-            assert f"/statements/team/vision/{month}" in pages_of(collector)["/?team=vision"].links, instant
+            assert (
+                f"/statements/team/vision/{month}" in pages_of(collector)["/?team=vision"].links
+            ), instant
 
 
 @pytest.mark.parametrize(
@@ -106,7 +141,10 @@ def test_months_are_those_of_the_billing_zone(furnished, run, dsn, declare):
     ],
 )
 def test_an_empty_month_says_so(rated, dsn, declare, now, month, said):
-    """No amount and no zero stands for it; the months that have charges are links. A budget changes nothing of it."""
+    """No amount and no zero stands for it; the months that have charges are links.
+
+    A budget changes nothing of it.
+    """
     declare(BUDGET.replace("not-begun", "vision"))
     clock = Clock(dt.datetime.fromisoformat(now))
     with running(dsn, clock=clock) as collector:
@@ -115,18 +153,26 @@ def test_an_empty_month_says_so(rated, dsn, declare, now, month, said):
         assert (status, page.faults) == (200, [])
         assert said in page.text
         assert "You pay" not in page.text
-        assert {f"/statements/team/vision/{name}" for name in ("2025-09", "2025-10")} <= set(page.links)
+        assert {f"/statements/team/vision/{name}" for name in ("2025-09", "2025-10")} <= set(
+            page.links
+        )
 
 
 def test_only_a_name_that_was_never_seen_has_no_statement(rated, dsn, declare):
-    """Whoever has a budget, or is nobody known, has one; another name is refused in a sentence, whatever the month."""
+    """Whoever has a budget, or is nobody known, has one; another name is refused in a sentence,
+    whatever the month.
+    """
     declare(BUDGET)
     with running(dsn, clock=Clock()) as collector:
         for owner in ("not-begun", "(unattributed)"):
             status, _, text = ask(collector, f"/statements/team/{owner}/2025-11")
             assert (status, Page(text).faults) == (200, []), owner
         assert "theirs" in Page(ask(collector, "/statements/team/not-begun/2025-11")[2]).text
-        for owner, month in (("nosuch", "2025-11"), ("nosuch", "2025-10"), ("(unallocated)", "2025-10")):
+        for owner, month in (
+            ("nosuch", "2025-11"),
+            ("nosuch", "2025-10"),
+            ("(unallocated)", "2025-10"),
+        ):
             status, _, text = ask(collector, f"/statements/team/{owner}/{month}")
             assert (status, Page(text).faults) == (404, []), owner
             assert f"team '{owner}' was billed nothing in {month}" in unescape(text)

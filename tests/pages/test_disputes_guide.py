@@ -23,9 +23,15 @@ HEADER = (
 ROW = "Big Cloud,{cost},{cost},USD,2025-10-01T00:00:00Z,2025-11-01T00:00:00Z,{kind},{day}T00:00:00Z,{next}T00:00:00Z,"
 BILL = (
     HEADER
-    + (ROW + "gpu.2x.large,24,Hours\n").format(cost="100.00", kind="Usage", day="2025-10-01", next="2025-10-02")
-    + (ROW + "gpu.2x.large,30,Hours\n").format(cost="120.00", kind="Usage", day="2025-10-02", next="2025-10-03")
-    + (ROW + "network.out,7,GB\n").format(cost="0.70", kind="Usage", day="2025-10-01", next="2025-10-02")
+    + (ROW + "gpu.2x.large,24,Hours\n").format(
+        cost="100.00", kind="Usage", day="2025-10-01", next="2025-10-02"
+    )
+    + (ROW + "gpu.2x.large,30,Hours\n").format(
+        cost="120.00", kind="Usage", day="2025-10-02", next="2025-10-03"
+    )
+    + (ROW + "network.out,7,GB\n").format(
+        cost="0.70", kind="Usage", day="2025-10-01", next="2025-10-02"
+    )
     + (ROW + ",,\n").format(cost="19.00", kind="Tax", day="2025-10-01", next="2025-11-01")
 )
 
@@ -46,7 +52,13 @@ def example(fleet, run, tmp_path, monkeypatch):
     for number in (1, 2):
         fleet.capacity(number, 0, 2 * DAY)
         fleet.workload(number, team="vision")
-    fleet.evidence([Held(1, 1, 0, 2 * DAY, busy=DAY), Held(2, 2, 0, DAY), Held(2, None, DAY, 2 * DAY, "unallocated")])
+    fleet.evidence(
+        [
+            Held(1, 1, 0, 2 * DAY, busy=DAY),
+            Held(2, 2, 0, DAY),
+            Held(2, None, DAY, 2 * DAY, "unallocated"),
+        ]
+    )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bigcloud-2025-10.csv").write_text(BILL)
     (toml,) = re.findall(r"^```toml\n(.*?)^```", GUIDE, re.S | re.M)
@@ -55,7 +67,9 @@ def example(fleet, run, tmp_path, monkeypatch):
 
 
 def test_the_guide_is_true(example, tmp_path):
-    """The decisions move what the guide says, the seal is the file's, the bill's kinds are as reckoned by hand."""
+    """The decisions move what the guide says, the seal is the file's, the bill's kinds are as
+    reckoned by hand.
+    """
     said = {}
     for (program, *arguments), code in commands():
         assert program == "gpuledger"

@@ -6,7 +6,9 @@ from gpuledger_collector.api.handbook import operations
 
 
 def test_every_operation_stands_on_the_page(dsn, request):
-    """As openapi.json has them, with their parameters; the page is sound, fetches nothing, and fits a phone."""
+    """As openapi.json has them, with their parameters; the page is sound, fetches nothing, and fits
+    a phone.
+    """
     with running(dsn) as collector:
         schema = collector.request("GET", "/openapi.json")[2]
         status, headers, text = collector.request("GET", "/docs")
@@ -27,5 +29,7 @@ def test_every_operation_stands_on_the_page(dsn, request):
     assert dumb == set(), "every parameter says what it is"
     assert "`" not in text
     assert "<code>gpuledger chargeback --format json</code>" in text
-    pictured = request.getfixturevalue("pictured")  # only now: without a Chromium all the rest is still judged
+    pictured = request.getfixturevalue(
+        "pictured"
+    )  # only now: without a Chromium all the rest is still judged
     assert pictured(text, 390)[1] <= 390

@@ -1,4 +1,6 @@
-"""The mails as a phone and a desk show them: nothing hangs over the edge, and both parts tell the same numbers."""
+"""The mails as a phone and a desk show them: nothing hangs over the edge, and both parts tell the
+same numbers.
+"""
 
 import email
 import email.policy
@@ -51,10 +53,15 @@ def test_a_number_that_one_part_lacks_is_noticed():
 
 @pytest.mark.parametrize(
     ("name", "width"),
-    [*((name, width) for name in ("budget", "idle-owner", "week") for width in (390, 700)), ("digest", 390)],
+    [
+        *((name, width) for name in ("budget", "idle-owner", "week") for width in (390, 700)),
+        ("digest", 390),
+    ],
 )
 def test_it_is_good_to_look_at(pictured, name, width):
-    """On a phone and in a desk's reading pane: nothing hangs over the edge, and there is something to see."""
+    """On a phone and in a desk's reading pane: nothing hangs over the edge, and there is something
+    to see.
+    """
     picture, wanted = pictured(parts(name)[1], width)
     assert wanted <= width
     assert picture.stat().st_size > 15_000

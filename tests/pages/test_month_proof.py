@@ -1,4 +1,6 @@
-"""Overview, statements and assistants say what the proof said when it was asked, and never a flag of rating."""
+"""Overview, statements and assistants say what the proof said when it was asked, and never a flag
+of rating.
+"""
 
 import re
 
@@ -25,8 +27,9 @@ OCTOBER = ("--period", "2025-10")
 OCTOBER_MS = month("2025-10").start_ms
 ASKED = "proven at 2025-11-20T12:00:00Z for all that was told until then"
 TAMPER = (
-    "UPDATE ledger_day SET cost_micro = cost_micro + 1 WHERE ctid = (SELECT ctid FROM ledger_day WHERE state = 'held' "
-    f"AND cost_micro > 0 AND day_ms >= {OCTOBER_MS} ORDER BY day_ms, owner_id, pool, gpu_model LIMIT 1)"
+    "UPDATE ledger_day SET cost_micro = cost_micro + 1 WHERE ctid = (SELECT ctid FROM ledger_day"
+    f" WHERE state = 'held' AND cost_micro > 0 AND day_ms >= {OCTOBER_MS} ORDER BY day_ms,"
+    " owner_id, pool, gpu_model LIMIT 1)"
 )
 MEND = TAMPER.replace("+ 1", "- 1")
 
@@ -40,13 +43,19 @@ def october(rated, monkeypatch):
 
 @pytest.fixture
 def said(ledger, dsn, overview):
-    """What a statement and an answer say of October, which must be the same, and the overview in few words."""
+    """What a statement and an answer say of October, which must be the same, and the overview in
+    few words.
+    """
 
     def read():
         page = Page(overview(period="2025-10")).text
         with ledger.transaction(read_only=True) as connection:
-            statement = Page(as_html(read_statement(connection, "team", "vision", "2025-10", NOW_MS))).text
-            _, known = month_proofs.checks_and_proof(connection, month("2025-10"), zones.calendar(connection))
+            statement = Page(
+                as_html(read_statement(connection, "team", "vision", "2025-10", NOW_MS))
+            ).text
+            _, known = month_proofs.checks_and_proof(
+                connection, month("2025-10"), zones.calendar(connection)
+            )
         proof = assistant.over(dsn, NOW_MS).ask("get_cost", period="2025-10").content["proof"]
         assert f"That no GPU-second was lost or counted twice: {proof['text']}." in statement
         assert f"No GPU-second is lost or counted twice: {known.short}" in page
@@ -63,7 +72,9 @@ def past_triggers(fleet, statement, table="ledger_day"):
 
 
 def test_each_says_what_the_proof_said_and_when(october, ledger, run, said):
-    """Waiting until it is asked; then its instant; a cell changed by SQL is told once it is asked again."""
+    """Waiting until it is asked; then its instant; a cell changed by SQL is told once it is asked
+    again.
+    """
     proof = said()
     assert (proof["standing"], proof["state"], proof["days_holding"]) == ("waiting", "open", None)
     assert proof["text"] == "waiting: the proof has not been asked yet"
@@ -78,7 +89,10 @@ def test_each_says_what_the_proof_said_and_when(october, ledger, run, said):
     assert run("reconcile", *OCTOBER)[0] == 1
     proof = said()
     assert (proof["standing"], proof["state"], proof["days_holding"]) == ("broken", "broken", 30)
-    assert proof["text"] == "the proof did NOT hold on 2025-10-01 when it was asked at 2025-11-20T12:00:00Z"
+    assert (
+        proof["text"]
+        == "the proof did NOT hold on 2025-10-01 when it was asked at 2025-11-20T12:00:00Z"
+    )
     assert proof["short"] == "NOT proven on 2025-10-01"
 
 
@@ -92,7 +106,9 @@ def test_the_job_finds_a_change_that_no_rating_made(october, ledger, said):
 
 
 def test_late_evidence_waits_for_its_proof(october, ledger, run, said):
-    """From its arrival on, also once it is rated at the same instant by the clock, until the proof is asked again."""
+    """From its arrival on, also once it is rated at the same instant by the clock, until the proof
+    is asked again.
+    """
     prove_months(ledger, NOW_MS)
     october.evidence([Held(1, 4, 10 * DAY, 10 * DAY + HOUR)])
     waiting = f"{ASKED}; what was told since is waiting for its proof"
@@ -107,7 +123,10 @@ def test_late_evidence_waits_for_its_proof(october, ledger, run, said):
 
 def test_the_overview_names_one_wrong_day_and_counts_the_others(october, ledger, overview):
     """Its sentence stays short, however many days are wrong; the page that it leads to names each."""
-    day = "ctid = (SELECT min(ctid) FROM ledger_day WHERE state = 'held' AND cost_micro > 0 AND day_ms = {})"
+    day = (
+        "ctid = (SELECT min(ctid) FROM ledger_day WHERE state = 'held' AND cost_micro > 0 AND"
+        " day_ms = {})"
+    )
     for number in (0, 1, 2):
         where = day.format(OCTOBER_MS + number * 86_400_000)
         past_triggers(october, f"UPDATE ledger_day SET cost_micro = cost_micro + 1 WHERE {where}")
@@ -116,24 +135,33 @@ def test_the_overview_names_one_wrong_day_and_counts_the_others(october, ledger,
     assert "No GPU-second is lost or counted twice: NOT proven on 2025-10-01 and 2 more" in text
 
 
-def test_the_overview_of_imported_usage_says_what_is_not_proven(fleet, run, written, ledger, overview, monkeypatch):
+def test_the_overview_of_imported_usage_says_what_is_not_proven(
+    fleet, run, written, ledger, overview, monkeypatch
+):
     """Its hours are those of the rows; that the GPUs were held nobody knows. In one sentence."""
     monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
     row = "1,2025-10-02T00:00:00Z,2025-10-02T01:00:00Z,2"
-    assert run("import", "usage", written("usage.csv", f"workload_id,start,end,gpus\n{row}\n"))[0] == 0
+    assert (
+        run("import", "usage", written("usage.csv", f"workload_id,start,end,gpus\n{row}\n"))[0] == 0
+    )
     assert run("chargeback", *OCTOBER)[0] == 0
     prove_months(ledger, NOW_MS)
-    proof = "No imported hour is lost or counted twice: proven at 2025-11-20T12:00:00Z; that the GPUs were held is not"
+    proof = (
+        "No imported hour is lost or counted twice: proven at 2025-11-20T12:00:00Z; that the GPUs"
+        " were held is not"
+    )
     assert f"{proof} proven. The proof, day by day" in Page(overview(period="2025-10")).text
 
 
 def test_a_recorded_flag_is_not_the_proof(october, ledger, said):
-    """The check of a day that says by itself that it holds, or not, changes nothing until the proof is asked."""
+    """The check of a day that says by itself that it holds, or not, changes nothing until the proof
+    is asked.
+    """
     prove_months(ledger, NOW_MS)
     past_triggers(
         october,
-        "UPDATE conservation_check SET holds = false WHERE day_ms = (SELECT min(day_ms) FROM conservation_check "
-        f"WHERE day_ms >= {month('2025-10').start_ms})",
+        "UPDATE conservation_check SET holds = false WHERE day_ms = (SELECT min(day_ms) FROM"
+        f" conservation_check WHERE day_ms >= {month('2025-10').start_ms})",
         "conservation_check",
     )
     assert said()["standing"] == "waiting"  # its row was written since
@@ -141,10 +169,17 @@ def test_a_recorded_flag_is_not_the_proof(october, ledger, said):
     assert said()["standing"] == "broken"
 
 
-def test_what_a_deeper_question_found_is_not_taken_back_by_a_shallower_one(october, ledger, run, said):
-    """A price changed by SQL is found by `reconcile`, stays found when the job asks, and is gone when asked as deep."""
+def test_what_a_deeper_question_found_is_not_taken_back_by_a_shallower_one(
+    october, ledger, run, said
+):
+    """A price changed by SQL is found by `reconcile`, stays found when the job asks, and is gone
+    when asked as deep.
+    """
     prove_months(ledger, NOW_MS)
-    change = "UPDATE price SET rate_per_gpu_hour = rate_per_gpu_hour {} 1 WHERE id = (SELECT min(id) FROM price)"
+    change = (
+        "UPDATE price SET rate_per_gpu_hour = rate_per_gpu_hour {} 1 WHERE id = (SELECT min(id)"
+        " FROM price)"
+    )
     past_triggers(october, change.format("+"), "price")
     assert run("reconcile", *OCTOBER)[0] == 1
     assert said()["standing"] == "broken"
@@ -164,7 +199,9 @@ def test_the_trust_page_tells_the_others(october, reads, said):
 
 
 def test_nothing_that_decides_trusts_what_is_kept(october, ledger, run, said):
-    """A kept result changed by SQL closes no wrong month and stops no right one; the next question replaces it."""
+    """A kept result changed by SQL closes no wrong month and stops no right one; the next question
+    replaces it.
+    """
     prove_months(ledger, NOW_MS)
     past_triggers(october, TAMPER)
     assert said()["standing"] == "holds"
@@ -186,7 +223,9 @@ def test_the_statement_of_a_closed_month_keeps_its_bytes(october, ledger, run):
             return as_html(read_statement(connection, "team", "vision", "2025-10", NOW_MS))
 
     with ledger.transaction() as connection:
-        close_period(connection, "2025-10", month("2025-10"), "team", "finance", NOW_MS, unpriced=True)
+        close_period(
+            connection, "2025-10", month("2025-10"), "team", "finance", NOW_MS, unpriced=True
+        )
     before = page()
     assert "proven before the month was closed" in before
     prove_months(ledger, NOW_MS + DAY)
@@ -221,7 +260,9 @@ def test_it_costs_a_page_no_statement(october, ledger, monkeypatch):
         two = calendar.date_range("2025-09-01", "2025-11-01")
         checks = reports.conservation_checks(connection, two)
         monkeypatch.setattr(
-            psycopg.Cursor, "execute", lambda *given, **more: asked.append(1) or execute(*given, **more)
+            psycopg.Cursor,
+            "execute",
+            lambda *given, **more: asked.append(1) or execute(*given, **more),
         )
         found, proof = month_proofs.checks_and_proof(connection, two, calendar)
         assert (found, len(asked), len(proof.months)) == (checks, 1, 2)

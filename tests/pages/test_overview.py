@@ -1,4 +1,6 @@
-"""GET /: the commands' numbers on one page, as each reader may see them; safe, whole, fast, good to look at."""
+"""GET /: the commands' numbers on one page, as each reader may see them; safe, whole, fast, good to
+look at.
+"""
 
 import base64
 import csv
@@ -30,26 +32,41 @@ def overview_text(reads, outlook):
 
 
 def test_its_amounts_are_those_of_the_chargeback(rated, run, overview):
-    """Each row and each total of each currency, to the cent; hostile names are text; nothing is wrong in the page."""
+    """Each row and each total of each currency, to the cent; hostile names are text; nothing is
+    wrong in the page.
+    """
     page = Page(overview())
     assert page.faults == []
     rows = list(csv.DictReader(io.StringIO(run("chargeback", *MONTH, "--format", "csv")[1])))
     for currency in ("USD", "EUR"):
         (table,) = [one for one in page.tables if one.rows[0][-1] == f"cost, {currency}"]
         shown = {line[0].removesuffix(" not billed"): line[-1] for line in table.rows[1:]}
-        marked = {line[0].removesuffix(" not billed") for line in table.rows[1:] if line[0].endswith(" not billed")}
-        assert marked == {row["team"] for row in rows if row["currency"] == currency and row["billed"] == "no"}
+        marked = {
+            line[0].removesuffix(" not billed")
+            for line in table.rows[1:]
+            if line[0].endswith(" not billed")
+        }
+        assert marked == {
+            row["team"] for row in rows if row["currency"] == currency and row["billed"] == "no"
+        }
         mine = {
-            row["team"].removeprefix("'"): f"{Decimal(row['cost']):,.2f}" for row in rows if row["currency"] == currency
+            row["team"].removeprefix("'"): f"{Decimal(row['cost']):,.2f}"
+            for row in rows
+            if row["currency"] == currency
         }
         assert shown == {
             **mine,
-            "total": f"{sum(Decimal(row['cost']) for row in rows if row['currency'] == currency):,.2f}",
+            "total": (
+                f"{sum(Decimal(row['cost']) for row in rows if row['currency'] == currency):,.2f}"
+            ),
         }
     assert HOSTILE in page.text
     assert "not proven yet" in page.text
     # Of a young fleet nearly half of the first minutes is on its way.
-    assert "GPU-hours were not, those included that agents have yet to send, and are shown as unobserved." in page.text
+    assert (
+        "GPU-hours were not, those included that agents have yet to send, and are shown as"
+        " unobserved." in page.text
+    )
     run("reconcile", *MONTH)
     assert re.search(r"proven at [\dT:-]+Z", Page(overview()).text)
 
@@ -63,11 +80,15 @@ def test_every_statement_that_it_leads_to_is_there(rated, dsn, overview):
             status, headers, text = collector.request("GET", link)
             assert (status, Page(text).faults) == (200, []), link
             assert "script-src" not in headers["Content-Security-Policy"]
-            assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'sha256-")
+            assert headers["Content-Security-Policy"].startswith(
+                "default-src 'none'; style-src 'sha256-"
+            )
 
 
 def test_a_viewer_sees_its_own_part(rated, overview, reads):
-    """Its row with the fleet's own cents, no other team, no node; a part of a team likewise; others are refused."""
+    """Its row with the fleet's own cents, no other team, no node; a part of a team likewise; others
+    are refused.
+    """
     whole = Page(overview())
     page = Page(overview(Principal("viewer", "vision", owner={"team": "vision"})))
     assert page.faults == []
@@ -80,7 +101,9 @@ def test_a_viewer_sees_its_own_part(rated, overview, reads):
     assert "(unallocated)" not in page.text
     assert "n1" not in page.text
     assert "Demand" not in page.text
-    part = Page(overview(Principal("viewer", "detector", owner={"team": "vision", "project": "detector"})))
+    part = Page(
+        overview(Principal("viewer", "detector", owner={"team": "vision", "project": "detector"}))
+    )
     assert part.faults == []
     assert "vision/detector" in part.text
     view = View(Principal("viewer", "v", owner={"team": "vision"}))
@@ -93,7 +116,9 @@ def test_a_viewer_sees_its_own_part(rated, overview, reads):
 
 
 def test_corrections_of_closed_months_are_named(rated, run, reads):
-    """A late spool of a closed month: its lines and their sum stand below the amounts in which they are."""
+    """A late spool of a closed month: its lines and their sum stand below the amounts in which they
+    are.
+    """
     for name in ("2025-09", "2025-10"):
         assert run("close", "--period", name)[0] == 0
     rated.evidence([Held(1, 4, 10 * DAY, 10 * DAY + HOUR, busy=HOUR)])
@@ -135,12 +160,18 @@ def test_one_gpu_without_a_price_or_a_rated_day(fleet, overview):
 
 
 def test_an_empty_answer_says_why(rated, overview):
-    """A name that nobody has, a time before the ledger, one that is not rated, and a team that used nothing."""
+    """A name that nobody has, a time before the ledger, one that is not rated, and a team that used
+    nothing.
+    """
     rated.connection.execute(
-        "INSERT INTO owner (org, team, project, experiment, run, user_name) VALUES ('', 'quiet', '', '', '', '')"
+        "INSERT INTO owner (org, team, project, experiment, run, user_name) VALUES ('', 'quiet',"
+        " '', '', '', '')"
     )
     for parameters, words in (
-        ({"team": "vison"}, ("nobody has this name", "Nothing was ever charged to team vison: is the name right?")),
+        (
+            {"team": "vison"},
+            ("nobody has this name", "Nothing was ever charged to team vison: is the name right?"),
+        ),
         ({"period": "2024-01"}, ("before 2025-09-01", "The ledger begins on 2025-09-01")),
         ({"period": "2025-12"}, ("nothing is rated yet", "rating starts a minute after")),
         ({"team": "quiet", "period": "2025-09"}, ("nothing was used", "none of its time was used")),
@@ -178,19 +209,33 @@ def test_no_gpu_but_imported_usage(run, written, overview):
 
 
 def test_who_may_look(dsn, rated, tmp_path):
-    """With a token in force a browser is asked for it; it is a password of HTTP Basic or a bearer token."""
+    """With a token in force a browser is asked for it; it is a password of HTTP Basic or a bearer
+    token.
+    """
     secrets = tmp_path / "readers"
     secrets.write_text(SECRET + "\n")
     secrets.chmod(0o600)
     with running(dsn, reader_token_file=secrets) as collector:
         for path in ("/", "/statements/team/vision/2025-10"):
             status, headers, text = collector.request("GET", path)
-            assert (status, headers["WWW-Authenticate"][:5], Page(text).faults) == (401, "Basic", [])
+            assert (status, headers["WWW-Authenticate"][:5], Page(text).faults) == (
+                401,
+                "Basic",
+                [],
+            )
             assert "vision" not in text
             assert "give your token as the password" in Page(text).text
-            for given in (f"Bearer {SECRET}", "Basic " + base64.b64encode(f"any:{SECRET}".encode()).decode()):
+            for given in (
+                f"Bearer {SECRET}",
+                "Basic " + base64.b64encode(f"any:{SECRET}".encode()).decode(),
+            ):
                 assert collector.request("GET", path, headers={"Authorization": given})[0] == 200
-            for bad in ("Basic !!", "Basic " + base64.b64encode(b"x:y").decode(), "Bearer", "Basic /w=="):
+            for bad in (
+                "Basic !!",
+                "Basic " + base64.b64encode(b"x:y").decode(),
+                "Bearer",
+                "Basic /w==",
+            ):
                 assert collector.request("GET", path, headers={"Authorization": bad})[0] == 401
 
 
@@ -198,7 +243,11 @@ def test_what_is_not_there_is_a_page_with_a_sentence(dsn, rated):
     """404 and 422, escaped; never a 500."""
     with running(dsn) as collector:
         for path, status, words in (
-            ("/statements/team/%3Cscript%3Ealert(1)%3C%2Fscript%3E/2025-10", 404, "was billed nothing"),
+            (
+                "/statements/team/%3Cscript%3Ealert(1)%3C%2Fscript%3E/2025-10",
+                404,
+                "was billed nothing",
+            ),
             ("/statements/squad/vision/2025-10", 422, "is no level"),
             ("/statements/team/vision/2025-13", 422, "is not a month"),
             ("/statements/team/October", 422, "is not a month"),
@@ -214,14 +263,19 @@ def test_what_is_not_there_is_a_page_with_a_sentence(dsn, rated):
             assert (answered, Page(text).faults) == (404, []), path
             assert "There is nothing at /" in Page(text).text
             assert headers["Content-Type"] == "text/html; charset=utf-8"
-            assert collector.request("GET", path)[2]["detail"].startswith("There is nothing at /"), (
-                "a program gets JSON"
-            )
+            assert collector.request("GET", path)[2]["detail"].startswith(
+                "There is nothing at /"
+            ), "a program gets JSON"
         told = collector.request("GET", "/v1/nonsense", headers=browser)[2]
         assert told == {"detail": "There is nothing at /v1/nonsense. /docs lists what there is."}
-        assert "pool" in collector.request("GET", "/v1/scaling/none")[2]["detail"], "a route's own sentence stays"
+        assert "pool" in collector.request("GET", "/v1/scaling/none")[2]["detail"], (
+            "a route's own sentence stays"
+        )
         answered, _, told = collector.request("GET", "/statements/team/a%00b/2025-10")
-        assert (answered, "NUL" in told["detail"]) == (422, True), "refused before any page is asked"
+        assert (answered, "NUL" in told["detail"]) == (
+            422,
+            True,
+        ), "refused before any page is asked"
 
 
 def test_a_database_that_is_away_is_a_page_too(dsn, reads):
@@ -321,7 +375,8 @@ def test_gpus_of_a_silent_node_are_not_counted_as_well(fleet, overview, reads):
     fleet.connection.execute("UPDATE accelerator SET health = 'ok'")
     for seconds, health in ((599, "3 ok"), (601, "1 ok 2 silent")):
         fleet.connection.execute(
-            "UPDATE node SET last_seen_at = to_timestamp(%s) - %s * interval '1 second' * (name = 'n1')::int",
+            "UPDATE node SET last_seen_at = to_timestamp(%s) - %s * interval '1 second' * (name ="
+            " 'n1')::int",
             (reads.now_ms / 1000, seconds),
         )
         page = Page(overview())
@@ -330,9 +385,16 @@ def test_gpus_of_a_silent_node_are_not_counted_as_well(fleet, overview, reads):
 
 
 def test_a_budget_stands_with_its_own_days_beside_the_bill(rated, run, written, overview, reads):
-    """A range from the month before to the next one: first and last day, on the overview and on the statement."""
-    budget = '[[budget]]\nname = "autumn"\nteam = "vision"\nperiod = "range"\nfrom = 2025-09-24\nto = 2025-11-29\n'
-    code, _, err = run("apply", written("budgets.toml", budget + 'amount = 12000\ncurrency = "USD"\n'))
+    """A range from the month before to the next one: first and last day, on the overview and on the
+    statement.
+    """
+    budget = (
+        '[[budget]]\nname = "autumn"\nteam = "vision"\nperiod = "range"\nfrom = 2025-09-24\nto ='
+        " 2025-11-29\n"
+    )
+    code, _, err = run(
+        "apply", written("budgets.toml", budget + 'amount = 12000\ncurrency = "USD"\n')
+    )
     assert code == 0, err
     view = View(Principal("admin", "a"))
     statement = pages.statement_page(reads, "team", "vision", "2025-10", view).body.decode()

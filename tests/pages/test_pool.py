@@ -1,4 +1,6 @@
-"""GET /pools/{pool}: the commands' numbers of a pool on one page; for the whole fleet's readers; good to look at."""
+"""GET /pools/{pool}: the commands' numbers of a pool on one page; for the whole fleet's readers;
+good to look at.
+"""
 
 import json
 from urllib.parse import quote
@@ -39,10 +41,18 @@ def usage(pool, now_ms, days=DAYS):
 
 @pytest.fixture
 def pool(run, written, reads):
-    """Pool `train` of sixteen days at 2 USD, its forecasts kept, and decisions of its last hours judged."""
+    """Pool `train` of sixteen days at 2 USD, its forecasts kept, and decisions of its last hours
+    judged.
+    """
     assert run("import", "usage", written("usage.csv", usage("train", NOW_MS)))[0] == 0
     assert run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")[0] == 0
-    assert run("apply", written("pools.toml", '[[pool]]\nname = "train"\nlead_time_s = 1800\nmin_gpus = 20\n'))[0] == 0
+    assert (
+        run(
+            "apply",
+            written("pools.toml", '[[pool]]\nname = "train"\nlead_time_s = 1800\nmin_gpus = 20\n'),
+        )[0]
+        == 0
+    )
     assert store_forecasts(reads.database, NOW_MS) > 0
     for hours in (30, 29, 26, 2, 1, 0):
         advise_scaling(reads.database, NOW_MS - hours * HOUR_MS)
@@ -65,7 +75,9 @@ def test_its_numbers_are_those_of_the_commands(pool, reads, run, monkeypatch, re
     assert page.faults == []
     backtest = json.loads(run("scale", "backtest", "--pool", pool, "--format", "json")[1])
     rows = page.table("policy").rows[1:]
-    assert [row[0] for row in rows] == [pool_page.NAMES[policy["policy"]] for policy in backtest["policies"]]
+    assert [row[0] for row in rows] == [
+        pool_page.NAMES[policy["policy"]] for policy in backtest["policies"]
+    ]
     for row, policy in zip(rows, backtest["policies"], strict=True):
         assert (row[1], row[4]) == (f"{policy['wait']:,.1f}", f"{policy['cost']:,.0f}")
     latest = json.loads(run("scale", "history", "--pool", pool, "--format", "json")[1])[0]
@@ -75,7 +87,9 @@ def test_its_numbers_are_those_of_the_commands(pool, reads, run, monkeypatch, re
     assert f"inside the forecast band {100 * past['inside']:.0f} %" in page.text
     assert "Prediction on advice only" in page.text
     assert 'name = "train"\npredict = false' in text.replace("&#34;", '"')
-    pictured = request.getfixturevalue("pictured")  # only now: without a Chromium all the rest is still judged
+    pictured = request.getfixturevalue(
+        "pictured"
+    )  # only now: without a Chromium all the rest is still judged
     for width, dark in ((1280, False), (390, False), (390, True)):
         picture, wanted = pictured(text, width, 2400, dark=dark)
         assert wanted <= width
@@ -92,20 +106,28 @@ def test_a_pool_of_few_days_says_so(run, written, reads):
 
 
 def test_who_may_look_and_what_is_not_there(pool, dsn, reads, run, written, monkeypatch):
-    """A viewer of one team does not; an unknown pool is a page with 404; a hostile name is text, and its link works."""
+    """A viewer of one team does not; an unknown pool is a page with 404; a hostile name is text,
+    and its link works.
+    """
     with pytest.raises(Denied):
         pool_text(reads, None, pool, Principal("viewer", "vision", owner={"team": "vision"}))
     start = format_instant(NOW_MS - HOUR_MS)
-    evil = 'workload_id,start,end,gpus,pool\nevil,{},,1,"{}"\n'.format(start, HOSTILE.replace('"', '""'))
+    evil = 'workload_id,start,end,gpus,pool\nevil,{},,1,"{}"\n'.format(
+        start, HOSTILE.replace('"', '""')
+    )
     assert run("import", "usage", written("evil.csv", evil))[0] == 0
-    monkeypatch.setattr(pool_page, "compute_backtest", lambda *_: None)  # no thread is to outlive the test
+    monkeypatch.setattr(
+        pool_page, "compute_backtest", lambda *_: None
+    )  # no thread is to outlive the test
     with running(dsn) as collector:
         status, headers, answer = collector.request("GET", "/pools/nowhere")
         assert (status, Page(answer).faults) == (404, [])
         for name in ("train", quote(HOSTILE, safe="")):
             status, headers, answer = collector.request("GET", f"/pools/{name}")
             assert (status, Page(answer).faults) == (200, [])
-            assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'sha256-")
+            assert headers["Content-Security-Policy"].startswith(
+                "default-src 'none'; style-src 'sha256-"
+            )
     page = Page(pool_text(reads, None, HOSTILE))
     assert page.faults == []
     assert HOSTILE in page.text
@@ -115,10 +137,15 @@ def test_who_may_look_and_what_is_not_there(pool, dsn, reads, run, written, monk
 
 @pytest.fixture
 def left(run, written, reads):
-    """Pool `left`, whose forecasts are kept, and whose last job ended before the weeks that demand is read of."""
+    """Pool `left`, whose forecasts are kept, and whose last job ended before the weeks that demand
+    is read of.
+    """
     start, end = NOW_MS - 80 * DAY_MS, NOW_MS - (scaling.DEMAND_DAYS + 1) * DAY_MS
     row = f"job,{format_instant(start)},{format_instant(end)},4,left"
-    assert run("import", "usage", written("usage.csv", f"workload_id,start,end,gpus,pool\n{row}\n"))[0] == 0
+    assert (
+        run("import", "usage", written("usage.csv", f"workload_id,start,end,gpus,pool\n{row}\n"))[0]
+        == 0
+    )
     assert store_forecasts(reads.database, end) > 0
     return "left"
 

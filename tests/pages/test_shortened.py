@@ -1,4 +1,6 @@
-"""Lists that somebody can make long: pages show the dearest rows, and the others as one, so that rows add up."""
+"""Lists that somebody can make long: pages show the dearest rows, and the others as one, so that
+rows add up.
+"""
 
 import csv
 import io
@@ -23,7 +25,9 @@ EVERYTHING = View(Principal("admin", "a"))
 
 @pytest.fixture
 def crowded(fleet, run):
-    """October of many teams, each of which held a GPU for some minutes, the first the longest; rated."""
+    """October of many teams, each of which held a GPU for some minutes, the first the longest;
+    rated.
+    """
     run("prices", "set", "--rate", "2.333333333", "--currency", "USD", "--from", "2025-01-01")
     minute = HOUR // 60
     intervals = []
@@ -39,8 +43,12 @@ def crowded(fleet, run):
 
 def amounts(text, section):
     """The last cell of each row of a table, and those of its foot."""
-    body, foot = re.search(rf"{section}.*?<tbody>(.*?)</tbody>\s*<tfoot>(.*?)</tfoot>", text, re.DOTALL).groups()
-    cells = [re.findall(r'<td class="num">([\d,.]+)(?: USD)?</td></tr>', part) for part in (body, foot)]
+    body, foot = re.search(
+        rf"{section}.*?<tbody>(.*?)</tbody>\s*<tfoot>(.*?)</tfoot>", text, re.DOTALL
+    ).groups()
+    cells = [
+        re.findall(r'<td class="num">([\d,.]+)(?: USD)?</td></tr>', part) for part in (body, foot)
+    ]
     return [[Decimal(cell.replace(",", "")) for cell in part] for part in cells]
 
 
@@ -65,7 +73,16 @@ def test_a_page_lists_the_dearest_and_sums_the_rest(crowded, reads, make):
 def test_csv_is_whole(crowded, reads):
     """Every team, with the same sum."""
     text = text_of(pages.month_page(reads, "team", "2025-10", replace(EVERYTHING, wants_csv=True)))
-    assert len({row["team"] for row in csv.DictReader(io.StringIO(text)) if row["team"].startswith("crowd")}) == TEAMS
+    assert (
+        len(
+            {
+                row["team"]
+                for row in csv.DictReader(io.StringIO(text))
+                if row["team"].startswith("crowd")
+            }
+        )
+        == TEAMS
+    )
 
 
 def test_a_terminal_sums_what_it_does_not_list(crowded, run, monkeypatch):
@@ -95,9 +112,14 @@ def test_jobs_that_are_not_listed_are_summed(crowded, reads):
 
 def test_refused_claims_are_counted(crowded, reads, monkeypatch):
     """Ten sentences, and one for all others."""
-    claims = [RefusedClaim(f"GPU-{n}", f"node-{n % 7}", "device", "", "home", n, n + 1) for n in range(5000)]
+    claims = [
+        RefusedClaim(f"GPU-{n}", f"node-{n % 7}", "device", "", "home", n, n + 1)
+        for n in range(5000)
+    ]
     true = fleet_pages.reconcile
-    monkeypatch.setattr(fleet_pages, "reconcile", lambda *given, **more: with_claims(true(*given, **more), claims))
+    monkeypatch.setattr(
+        fleet_pages, "reconcile", lambda *given, **more: with_claims(true(*given, **more), claims)
+    )
     text = fleet_pages.trust_page(reads, EVERYTHING).body.decode()
     assert text.count("is reported by home and") == 10
     assert "And 4,990 more refused claims of 7 nodes" in text

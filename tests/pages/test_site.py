@@ -1,4 +1,6 @@
-"""All pages together: every link leads somewhere, every CSV can be read, and a viewer sees its own part only."""
+"""All pages together: every link leads somewhere, every CSV can be read, and a viewer sees its own
+part only.
+"""
 
 import json
 from dataclasses import replace
@@ -26,7 +28,10 @@ NARROWED = f"team={OWN}&period={MONTH}"
 
 @pytest.fixture(scope="module")
 def fleet(postgres, tmp_path_factory):
-    with fresh_database(postgres) as dsn, two_teams(dsn, tmp_path_factory.mktemp("declared")) as made:
+    with (
+        fresh_database(postgres) as dsn,
+        two_teams(dsn, tmp_path_factory.mktemp("declared")) as made,
+    ):
         for team in (OWN, FOREIGN):
             idle_job(dsn, team)
         yield made
@@ -34,7 +39,9 @@ def fleet(postgres, tmp_path_factory):
 
 def ask(fleet, path, role="finance"):
     collector, secrets = fleet
-    return collector.request("GET", path, headers={**BROWSER, "Authorization": f"Bearer {secrets[role]}"})
+    return collector.request(
+        "GET", path, headers={**BROWSER, "Authorization": f"Bearer {secrets[role]}"}
+    )
 
 
 def crawl(fleet, role):
@@ -48,13 +55,27 @@ def crawled(fleet):
 
 
 def test_every_link_answers_and_every_csv_can_be_read(crawled):
-    """From the overview each kind of page is reached, each with all others in its header, and as CSV."""
+    """From the overview each kind of page is reached, each with all others in its header, and as
+    CSV.
+    """
     kinds = {"/" + path.split("/")[1].partition("?")[0] for path in crawled.pages}
-    assert kinds == {"/", "/statements", "/jobs", "/idle", "/anomalies", "/demand", "/pools", "/trust", "/docs"}
+    assert kinds == {
+        "/",
+        "/statements",
+        "/jobs",
+        "/idle",
+        "/anomalies",
+        "/demand",
+        "/pools",
+        "/trust",
+        "/docs",
+    }
     for path, page in crawled.pages.items():
         led = {urlsplit(link).path.split("/")[1] for link in page.links if link[0] == "/"}
         # The API's page is everybody's: it does not know its reader.
-        expected = {kind.strip("/") for kind in PAGES} - ({"demand", "trust"} if path == "/docs" else set())
+        expected = {kind.strip("/") for kind in PAGES} - (
+            {"demand", "trust"} if path == "/docs" else set()
+        )
         assert led >= expected, path
     files = {"/" + path.split("/")[1].partition("?")[0] for path in crawled.files}
     assert files >= {"/statements", "/jobs", "/idle", "/anomalies", "/trust"}
@@ -65,15 +86,25 @@ def test_the_way_from_the_overview_to_a_job_and_back(crawled):
     statement = f"/statements/team/{OWN}/{MONTH}"
     assert statement in crawled.pages[START].links
     assert f"/statements/team/{MONTH}" in crawled.pages[statement].links
-    (job,) = {urldefrag(link).url for link in crawled.pages[statement].links if link.startswith(f"/jobs/{OWN}-job")}
+    (job,) = {
+        urldefrag(link).url
+        for link in crawled.pages[statement].links
+        if link.startswith(f"/jobs/{OWN}-job")
+    }
     assert f"/?team={OWN}" in crawled.pages[job].links
     assert f"/jobs/slurm%3A%3A{OWN}-1" in crawled.pages[f"/idle?period={MONTH}"].links
-    anomaly = next(link for link in crawled.pages[START].links if link.startswith("/anomalies?") and "#" in link)
+    anomaly = next(
+        link
+        for link in crawled.pages[START].links
+        if link.startswith("/anomalies?") and "#" in link
+    )
     assert urldefrag(anomaly).url in crawled.pages
 
 
 def test_a_viewer_sees_its_own_part_of_every_page(fleet):
-    """Every page and CSV that a viewer can reach tells of no other team; what is another's is refused in a sentence."""
+    """Every page and CSV that a viewer can reach tells of no other team; what is another's is
+    refused in a sentence.
+    """
     crawled = crawl(fleet, "viewer")
     assert len(crawled.pages) >= 10
     assert len(crawled.files) >= 4
@@ -82,7 +113,13 @@ def test_a_viewer_sees_its_own_part_of_every_page(fleet):
     assert FOREIGN not in shown
     for page in crawled.pages.values():
         assert not {"/demand", "/trust"} & {urlsplit(link).path for link in page.links}
-    for path in ("/demand", "/trust", "/pools/x", f"/?team={FOREIGN}", f"/idle?team={FOREIGN}&format=csv"):
+    for path in (
+        "/demand",
+        "/trust",
+        "/pools/x",
+        f"/?team={FOREIGN}",
+        f"/idle?team={FOREIGN}&format=csv",
+    ):
         status, _, text = ask(fleet, path, "viewer")
         assert (status, Page(text).faults) == (403, []), path
     for path in (f"/jobs/{FOREIGN}-1", f"/jobs/slurm%3A%3A{FOREIGN}-1", f"/jobs/{FOREIGN}-job"):
@@ -96,13 +133,21 @@ def test_a_job_of_two_owners_is_no_viewers(fleet):
     with psycopg.connect(collector.dsn) as connection:
         other = connection.execute("SELECT id FROM owner WHERE team = %s", (FOREIGN,)).fetchone()[0]
         (line,) = connection.execute(
-            "SELECT ctid FROM charge WHERE state = 'held' AND workload_id = (SELECT id FROM workload "
-            "WHERE external_id = %s) LIMIT 1",
+            "SELECT ctid FROM charge WHERE state = 'held' AND workload_id = (SELECT id FROM"
+            " workload WHERE external_id = %s) LIMIT 1",
             (f"{OWN}-1",),
         ).fetchone()
-        (before,) = connection.execute("SELECT owner_id FROM charge WHERE ctid = %s", (line,)).fetchone()
-        changed = "UPDATE charge SET owner_id = %s WHERE ctid = (SELECT ctid FROM charge WHERE state = 'held' AND "
-        changed += "owner_id = %s AND workload_id = (SELECT id FROM workload WHERE external_id = %s) LIMIT 1)"
+        (before,) = connection.execute(
+            "SELECT owner_id FROM charge WHERE ctid = %s", (line,)
+        ).fetchone()
+        changed = (
+            "UPDATE charge SET owner_id = %s WHERE ctid = (SELECT ctid FROM charge WHERE state ="
+            " 'held' AND "
+        )
+        changed += (
+            "owner_id = %s AND workload_id = (SELECT id FROM workload WHERE external_id = %s)"
+            " LIMIT 1)"
+        )
         connection.execute(changed, (other, before, f"{OWN}-1"))
     try:
         status, _, text = ask(fleet, f"/jobs/{OWN}-1", "viewer")
@@ -137,7 +182,9 @@ def test_the_csv_of_a_page_is_that_of_the_command(fleet, monkeypatch, path, comm
 def test_a_page_is_narrowed_by_its_address(fleet):
     """Period and owner are parameters; what they leave out is not there, and the header keeps them."""
     for path in ("/idle", "/jobs", "/anomalies"):
-        whole, narrowed = (ask(fleet, f"{path}?{query}")[2] for query in (f"period={MONTH}", NARROWED))
+        whole, narrowed = (
+            ask(fleet, f"{path}?{query}")[2] for query in (f"period={MONTH}", NARROWED)
+        )
         assert FOREIGN in whole, path
         assert FOREIGN not in narrowed, path
         assert OWN in narrowed, path
@@ -152,14 +199,23 @@ def test_a_page_is_narrowed_by_its_address(fleet):
         for name in (year, f"{year}-Q{quarter}"):
             status, _, text = ask(fleet, f"{path}?period={name}")
             assert (status, Page(text).faults) == (200, []), (path, name)
-    for path in ("/jobs?period=yesterday", "/jobs?period=FY2027", "/trust?period=2026-13", "/jobs?sort=name"):
+    for path in (
+        "/jobs?period=yesterday",
+        "/jobs?period=FY2027",
+        "/trust?period=2026-13",
+        "/jobs?sort=name",
+    ):
         status, _, text = ask(fleet, path)
         assert (status, Page(text).faults) == (422, []), path
-    assert "is not a period; write it as 2026-10" in unescape(ask(fleet, "/jobs?period=yesterday")[2])
+    assert "is not a period; write it as 2026-10" in unescape(
+        ask(fleet, "/jobs?period=yesterday")[2]
+    )
 
 
 def test_the_idle_page_says_how_to_give_each_back(fleet):
-    """Node, owner, since when, what an hour costs, and the command; of what nobody holds that it is free."""
+    """Node, owner, since when, what an hour costs, and the command; of what nobody holds that it is
+    free.
+    """
     page = Page(ask(fleet, "/idle")[2])
     rows = {row[1]: row for row in page.table("node and GPU").rows[1:] if "GPU 0" in row[0]}
     row = rows[f"{OWN} {OWN}-job · {OWN}-user"]
@@ -168,11 +224,15 @@ def test_the_idle_page_says_how_to_give_each_back(fleet):
     assert row[3].startswith("1.00 USD an hour")
     assert row[4] == f"scancel {OWN}-1"
     zombies = [row for row in page.table("node and GPU").rows[1:] if "not released" in row[0]]
-    assert [row[4] for row in zombies] == ["Its job has ended: end the process that is left, or drain the node."] * 2
+    assert [row[4] for row in zombies] == [
+        "Its job has ended: end the process that is left, or drain the node."
+    ] * 2
 
 
 def test_what_nobody_holds_is_no_owners_part(fleet, monkeypatch):
-    """A free GPU is not the usage of an owner whom nobody knows: not on its list, its statement, or in its row."""
+    """A free GPU is not the usage of an owner whom nobody knows: not on its list, its statement, or
+    in its row.
+    """
     monkeypatch.setattr("gpuledger_collector.cli.idle.find_idle", lambda *_: None)
     collector, _ = fleet
     idle = replace(finding_of(OWN, "idle"), team="", owner={})
@@ -182,12 +242,19 @@ def test_what_nobody_holds_is_no_owners_part(fleet, monkeypatch):
         findings.put(connection, [free, unknown])
     try:
         assert "GPU-free" in ask(fleet, "/idle")[2]
-        for path in ("/idle?team=(unattributed)", "/?team=(unattributed)", f"/statements/team/(unattributed)/{MONTH}"):
+        for path in (
+            "/idle?team=(unattributed)",
+            "/?team=(unattributed)",
+            f"/statements/team/(unattributed)/{MONTH}",
+        ):
             status, _, text = ask(fleet, path)
             assert (status, "GPU-unknown" in text, "GPU-free" in text) == (200, True, False), path
         command = ["idle", "--period", MONTH, "--format", "csv", "--dsn", collector.dsn]
         by_team = CliRunner().invoke(build(), [*command, "--by", "team"])
-        assert {line.split(",")[0] for line in by_team.stdout.splitlines()} >= {"(nobody)", "(unattributed)"}
+        assert {line.split(",")[0] for line in by_team.stdout.splitlines()} >= {
+            "(nobody)",
+            "(unattributed)",
+        }
         listed = CliRunner().invoke(build(), [*command, "--team", "(unattributed)"]).stdout
         assert ("GPU-unknown" in listed, "GPU-free" in listed) == (True, False)
     finally:
@@ -203,13 +270,15 @@ def test_several_jobs_of_one_name_are_a_list(fleet):
     try:
         status, headers, _ = ask(fleet, f"/jobs/train?{NARROWED}")
         assert (status, headers["Location"]) == (303, f"/jobs?period={MONTH}&team={OWN}&name=train")
-        assert [row[0] for row in Page(ask(fleet, headers["Location"])[2]).table("job").rows[1:]] == [
-            f"train {OWN} · {OWN}-user · NVIDIA L4"
-        ]
+        assert [
+            row[0] for row in Page(ask(fleet, headers["Location"])[2]).table("job").rows[1:]
+        ] == [f"train {OWN} · {OWN}-user · NVIDIA L4"]
         assert len(Page(ask(fleet, f"/jobs?period={MONTH}&name=train")[2]).table("job").rows) == 3
     finally:
         with psycopg.connect(collector.dsn) as connection:
-            connection.execute("UPDATE workload SET name = split_part(external_id, '-', 1) || '-job'")
+            connection.execute(
+                "UPDATE workload SET name = split_part(external_id, '-', 1) || '-job'"
+            )
 
 
 def test_a_page_reloads_itself_only_while_something_is_made(fleet):
@@ -221,12 +290,16 @@ def test_a_page_reloads_itself_only_while_something_is_made(fleet):
     with psycopg.connect(collector.dsn) as connection:
         # An accelerator that nobody folds: the request stays.
         connection.execute(
-            "INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (0, %s)", (NOW_MS - HOUR_MS * 9,)
+            "INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (0, %s)",
+            (NOW_MS - HOUR_MS * 9,),
         )
     try:
         _, headers, text = ask(fleet, f"/idle?{NARROWED}")
         assert headers["Refresh"] == "15"
-        assert "is being added up. This page reloads itself every 15 seconds until that is done." in Page(text).text
+        assert (
+            "is being added up. This page reloads itself every 15 seconds until that is done."
+            in Page(text).text
+        )
         (still,) = [link for link in Page(text).links if "reload=off" in link]
         _, headers, text = ask(fleet, still)
         assert headers["Refresh"] is None
@@ -247,6 +320,13 @@ def test_an_empty_ledger_has_helpful_pages(dsn):
             assert "0 GPU" not in page.text, path
             assert "gpuledger" in page.text, path
         assert "not known" in Page(collector.request("GET", "/idle", headers=BROWSER)[2]).text
-        for path in ("/idle", "/anomalies", "/jobs", "/trust", "/demand", f"/statements/team/{MONTH}"):
+        for path in (
+            "/idle",
+            "/anomalies",
+            "/jobs",
+            "/trust",
+            "/demand",
+            f"/statements/team/{MONTH}",
+        ):
             status, _, text = collector.request("GET", f"{path}?format=csv")
             assert (status, len(read_csv(text))) == (200, 1), path

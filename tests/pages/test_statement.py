@@ -1,4 +1,6 @@
-"""The statement: the chargeback's numbers to the cent, taken apart without rest, safe, whole, and good to look at."""
+"""The statement: the chargeback's numbers to the cent, taken apart without rest, safe, whole, and
+good to look at.
+"""
 
 import csv
 import datetime as dt
@@ -17,10 +19,20 @@ from gpuledger_collector.accounting.budgets import MONTH as MONTHLY
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.period import month as month_of
-from gpuledger_collector.accounting.statement import compared_windows, days_left_out, month_before, split_minor
+from gpuledger_collector.accounting.statement import (
+    compared_windows,
+    days_left_out,
+    month_before,
+    split_minor,
+)
 from gpuledger_collector.export.statement import as_html
 from gpuledger_collector.services.budget_status import status_of
-from gpuledger_collector.services.statement import NoStatement, monthly_chargeback, read_statement, read_statements
+from gpuledger_collector.services.statement import (
+    NoStatement,
+    monthly_chargeback,
+    read_statement,
+    read_statements,
+)
 from gpuledger_collector.storage.billing import statements
 
 from .conftest import HOSTILE, OCTOBER_NIGHT
@@ -34,7 +46,9 @@ TEAMS = ("vision", HOSTILE, "(unattributed)")
 
 def billed(run, by="team"):
     """The chargeback's rows as the command prints them."""
-    return list(csv.DictReader(io.StringIO(run("chargeback", *MONTH, "--by", by, "--format", "csv")[1])))
+    return list(
+        csv.DictReader(io.StringIO(run("chargeback", *MONTH, "--by", by, "--format", "csv")[1]))
+    )
 
 
 def number(text):
@@ -48,7 +62,9 @@ def made_of(ledger, owner, level="team", month="2025-10", now_ms=NOW_MS):
 
 @pytest.mark.parametrize("owner", TEAMS)
 def test_its_numbers_are_those_of_the_chargeback(furnished, run, tmp_path, owner):
-    """What is paid and what idle cost, per currency; each table of a currency adds up to it; nothing is wrong in it."""
+    """What is paid and what idle cost, per currency; each table of a currency adds up to it;
+    nothing is wrong in it.
+    """
     file = tmp_path / "it.html"
     assert run("statement", "--owner", owner, "--period", "2025-10", "-o", file)[0] == 0
     page = Page(file.read_text())
@@ -66,7 +82,8 @@ def test_its_numbers_are_those_of_the_chargeback(furnished, run, tmp_path, owner
         tables = [
             one
             for one in page.tables
-            if one.rows[0][-1] == f"cost, {row['currency']}" and one.rows[0][0] in {"job", "project", "model"}
+            if one.rows[0][-1] == f"cost, {row['currency']}"
+            and one.rows[0][0] in {"job", "project", "model"}
         ]
         assert len(tables) == 3
         for table in tables:
@@ -76,7 +93,9 @@ def test_its_numbers_are_those_of_the_chargeback(furnished, run, tmp_path, owner
 
 
 def test_drivers_add_up_to_the_change(furnished, run, ledger):
-    """Over all drivers, and in each, to the micro-unit; both ends are what the chargeback says of those months."""
+    """Over all drivers, and in each, to the micro-unit; both ends are what the chargeback says of
+    those months.
+    """
     run("chargeback", *MONTH)
     run("chargeback", "--from", "2025-09-01", "--to", "2025-10-01")
     made = made_of(ledger, "vision")
@@ -84,11 +103,17 @@ def test_drivers_add_up_to_the_change(furnished, run, ledger):
     for currency, change in made.changes.items():
         assert sum(change.parts) == change.after_micro - change.before_micro
         for one in change.drivers:
-            assert one.price_micro + one.volume_micro + one.mix_micro == one.after_micro - one.before_micro
-        for window, micro in ((change.before, change.before_micro), (change.after, change.after_micro)):
+            assert (
+                one.price_micro + one.volume_micro + one.mix_micro
+                == one.after_micro - one.before_micro
+            )
+        for window, micro in (
+            (change.before, change.before_micro),
+            (change.after, change.after_micro),
+        ):
             rows = furnished.rows(
-                "SELECT sum(cost_micro) FROM charge c JOIN owner o ON o.id = owner_id WHERE team = 'vision' "
-                "AND state = 'held' AND currency = %s AND day_ms >= %s AND day_ms < %s",
+                "SELECT sum(cost_micro) FROM charge c JOIN owner o ON o.id = owner_id WHERE team ="
+                " 'vision' AND state = 'held' AND currency = %s AND day_ms >= %s AND day_ms < %s",
                 currency,
                 window.start_ms,
                 window.end_ms,
@@ -99,7 +124,9 @@ def test_drivers_add_up_to_the_change(furnished, run, ledger):
 
 
 def test_a_hostile_name_is_only_a_name(furnished, run, tmp_path):
-    """In every statement and in the index, on disk too: no tag, no attribute, no path comes from it."""
+    """In every statement and in the index, on disk too: no tag, no attribute, no path comes from
+    it.
+    """
     folder = tmp_path / "all"
     code, said, _ = run("statement", "--all", "--dir", folder, "--period", "2025-10")
     assert (code, said) == (0, f"3 statements of 2025-10 and index.html in {folder}\n")
@@ -107,7 +134,10 @@ def test_a_hostile_name_is_only_a_name(furnished, run, tmp_path):
     assert len(files) == 4
     index = Page((folder / "index.html").read_text())
     assert index.faults == []
-    assert {one.name for one in files} == {"index.html", *(link for link in index.links if link.endswith(".html"))}
+    assert {one.name for one in files} == {
+        "index.html",
+        *(link for link in index.links if link.endswith(".html")),
+    }
     assert {row[0] for row in index.table("team").rows[1:]} >= set(TEAMS)
     hostile = Page(next(one for one in files if "script" in one.name).read_text())
     assert hostile.faults == []
@@ -116,7 +146,9 @@ def test_a_hostile_name_is_only_a_name(furnished, run, tmp_path):
 
 
 def test_unknown_is_not_idle_and_not_used(furnished, run, ledger):
-    """The third team's GPU gave no reading: its idle time and cost are not known, and its hours stand as such."""
+    """The third team's GPU gave no reading: its idle time and cost are not known, and its hours
+    stand as such.
+    """
     run("chargeback", *MONTH)
     (section,) = made_of(ledger, HOSTILE).sections
     assert section.row.idle_ns is None
@@ -129,7 +161,9 @@ def test_unknown_is_not_idle_and_not_used(furnished, run, ledger):
     assert held
     assert {tuple(row[1:3]) for row in held} == {("not known", "not known")}
     for name in ("job", "project", "model"):
-        assert {tuple(row[2:4]) for row in page.table(name).rows[1:]} == {("not known", "not known")}, name
+        assert {tuple(row[2:4]) for row in page.table(name).rows[1:]} == {
+            ("not known", "not known")
+        }, name
 
 
 def test_spans_of_different_length_are_named(furnished, run, ledger):
@@ -139,14 +173,21 @@ def test_spans_of_different_length_are_named(furnished, run, ledger):
     change = made_of(ledger, "vision").changes["USD"]
     page = Page(as_html(made_of(ledger, "vision")))
     a_day = [
-        f"{micro // days / 1_000_000:.2f}" for micro, days in ((change.before_micro, 30), (change.after_micro, 31))
+        f"{micro // days / 1_000_000:.2f}"
+        for micro, days in ((change.before_micro, 30), (change.after_micro, 31))
     ]
-    assert "The two spans differ in length: 30 days before and 31 after, so a part of the volume is more" in page.text
+    assert (
+        "The two spans differ in length: 30 days before and 31 after, so a part of the volume is"
+        " more" in page.text
+    )
     assert f"A day cost {a_day[0]} USD before and {a_day[1]} USD after" in page.text
 
 
 def test_a_month_that_is_closed_and_corrected(furnished, run, ledger):
-    """Closed: the seal stands there and the invoice is what is paid. A late spool is a line of the next month."""
+    """Closed: the seal stands there and the invoice is what is paid.
+
+    A late spool is a line of the next month.
+    """
     for name in ("2025-09", "2025-10"):
         assert run("close", "--period", name, "--by", "amina")[0] == 0
     query = "SELECT currency, minor FROM invoice WHERE owner = 'vision' AND period_start_ms = %s"
@@ -177,17 +218,32 @@ def test_a_month_that_is_closed_and_corrected(furnished, run, ledger):
 
 
 def test_what_cannot_be_stated_is_refused_with_a_sentence(furnished, run, tmp_path):
-    """An owner who was billed nothing is a finding (1) that names the others; bad words are bad input (2)."""
+    """An owner who was billed nothing is a finding (1) that names the others; bad words are bad
+    input (2).
+    """
     code, _, said = run("statement", "--owner", "visoin", "--period", "2025-10")
-    assert (code, "team 'visoin' was billed nothing in 2025-10" in said, "vision" in said) == (1, True, True)
+    assert (code, "team 'visoin' was billed nothing in 2025-10" in said, "vision" in said) == (
+        1,
+        True,
+        True,
+    )
     for arguments, words in (
         (("--owner", "vision", "--period", "October"), "is not a period"),
-        (("--owner", "vision", "--period", "2025-Q4"), "2025-Q4 has several: --all --dir DIR writes"),
-        (("--owner", "vision", "--period", "2025-10", "--zone", "Asia/Tokyo"), "days and months of this ledger are"),
+        (
+            ("--owner", "vision", "--period", "2025-Q4"),
+            "2025-Q4 has several: --all --dir DIR writes",
+        ),
+        (
+            ("--owner", "vision", "--period", "2025-10", "--zone", "Asia/Tokyo"),
+            "days and months of this ledger are",
+        ),
         (("--owner", "vision", "--period", "2025-10", "--level", "squad"), "'squad' is no level"),
         (("--period", "2025-10"), "give either --owner NAME"),
         (("--all", "--period", "2025-10"), "give either --owner NAME"),
-        (("--owner", "vision", "--period", "2025-10", "-o", tmp_path / "no" / "it.html"), "is not an existing folder"),
+        (
+            ("--owner", "vision", "--period", "2025-10", "-o", tmp_path / "no" / "it.html"),
+            "is not an existing folder",
+        ),
     ):
         code, _, said = run("statement", *arguments)
         assert (code, words in said) == (2, True), said
@@ -196,16 +252,35 @@ def test_what_cannot_be_stated_is_refused_with_a_sentence(furnished, run, tmp_pa
 
 def test_a_quarter_is_a_folder_for_each_month(furnished, run, tmp_path):
     """The pages of each month are those of the month alone."""
-    assert run("statement", "--all", "--dir", tmp_path / "quarter", "--period", "2025-Q4", "--zone", "UTC")[0] == 0
+    assert (
+        run(
+            "statement",
+            "--all",
+            "--dir",
+            tmp_path / "quarter",
+            "--period",
+            "2025-Q4",
+            "--zone",
+            "UTC",
+        )[0]
+        == 0
+    )
     assert run("statement", "--all", "--dir", tmp_path / "month", "--period", "2025-10")[0] == 0
-    assert sorted(path.name for path in (tmp_path / "quarter").iterdir()) == ["2025-10", "2025-11", "2025-12"]
+    assert sorted(path.name for path in (tmp_path / "quarter").iterdir()) == [
+        "2025-10",
+        "2025-11",
+        "2025-12",
+    ]
     pages = sorted(path.name for path in (tmp_path / "month").iterdir())
     assert "vision.html" in pages
     assert sorted(path.name for path in (tmp_path / "quarter" / "2025-10").iterdir()) == pages
 
 
 def test_an_empty_ledger_and_usage_without_a_price(fleet, run, tmp_path):
-    """Nobody is billed: one sentence, an empty index. Without a price the hours stand alone, never as free."""
+    """Nobody is billed: one sentence, an empty index.
+
+    Without a price the hours stand alone, never as free.
+    """
     assert run("statement", "--owner", "vision", "--period", "2025-10")[0] == 1
     assert run("statement", "--all", "--dir", tmp_path / "all", "--period", "2025-10")[0] == 0
     page = Page((tmp_path / "all" / "index.html").read_text())
@@ -227,15 +302,21 @@ def test_an_empty_ledger_and_usage_without_a_price(fleet, run, tmp_path):
     st.integers(0, 1),
 )
 def test_minor_units_are_split_without_rest(micros, unit, up):
-    """Whichever way the whole was rounded, the parts add up to it and each is within one of its own."""
+    """Whichever way the whole was rounded, the parts add up to it and each is within one of its
+    own.
+    """
     total = sum(micros) // unit + (up if sum(micros) % unit else 0)
     parts = split_minor(micros, unit, total)
     assert sum(parts) == total
-    assert all(-unit < part * unit - micro <= unit for part, micro in zip(parts, micros, strict=True))
+    assert all(
+        -unit < part * unit - micro <= unit for part, micro in zip(parts, micros, strict=True)
+    )
 
 
 def test_which_days_are_compared():
-    """Whole months; as many days of an open one; days around the begin where the ledger is young; else nothing."""
+    """Whole months; as many days of an open one; days around the begin where the ledger is young;
+    else nothing.
+    """
     october, september = month_of("2025-10"), month_of("2025-09")
     assert month_before(october) == september
     assert month_before(month_of("2025-03")).ms == 28 * DAY
@@ -256,20 +337,25 @@ def test_which_days_are_compared():
 
 
 def test_days_that_are_not_compared_are_said():
-    """Where the ledger began late in the month before, or that month is shorter; nothing where all are compared."""
+    """Where the ledger began late in the month before, or that month is shorter; nothing where all
+    are compared.
+    """
     march, february = month_of("2026-03"), month_of("2026-02")
     every = frozenset(day.start_ms for day in february.days())
     known = march.start_ms + 23 * DAY
     whole = compared_windows(march, known, every)
     assert days_left_out(*whole, march, known) == ""
     late = frozenset(day.start_ms for day in february.days()[-8:])
-    assert days_left_out(*compared_windows(march, known, late), march, known) == (
-        "Of 23 whole days so far, those up to 2026-03-08 are compared: of what was before, "
+    assert (
+        days_left_out(*compared_windows(march, known, late), march, known)
+        == "Of 23 whole days so far, those up to 2026-03-08 are compared: of what was before, "
         "the ledger has only the 8 days right before it."
     )
     almost = march.start_ms + 30 * DAY
-    assert days_left_out(*compared_windows(march, almost, every), march, almost) == (
-        "Of 30 whole days so far, those up to 2026-03-28 are compared: the month before has 28 days."
+    assert (
+        days_left_out(*compared_windows(march, almost, every), march, almost)
+        == "Of 30 whole days so far, those up to 2026-03-28 are compared: the month before has 28"
+        " days."
     )
 
 
@@ -281,7 +367,9 @@ def test_no_statement_is_a_value_error(ledger):
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (390, True)])
 def test_it_is_good_to_look_at(furnished, run, pictured, width, dark):
-    """At a desk and on a phone, light and dark: nothing hangs over the edge, and it is not an empty sheet."""
+    """At a desk and on a phone, light and dark: nothing hangs over the edge, and it is not an empty
+    sheet.
+    """
     text = run("statement", "--owner", HOSTILE, "--period", "2025-10")[1]
     picture, wanted = pictured(text, width, dark=dark)
     assert wanted <= width
@@ -289,13 +377,17 @@ def test_it_is_good_to_look_at(furnished, run, pictured, width, dark):
 
 
 def test_statements_of_all_are_those_of_each_owner(dsn, furnished, run, ledger, monkeypatch):
-    """In an open and an ended month, with forecasts, budgets and disputes; three owners ask no more than one."""
+    """In an open and an ended month, with forecasts, budgets and disputes; three owners ask no more
+    than one.
+    """
     run("chargeback", "--from", "2025-09-01", "--to", "2025-11-01")
     _write_big_ledger(dsn)
     asked = []
     execute = psycopg.Connection.execute
     monkeypatch.setattr(
-        psycopg.Connection, "execute", lambda *given, **more: asked.append(1) or execute(*given, **more)
+        psycopg.Connection,
+        "execute",
+        lambda *given, **more: asked.append(1) or execute(*given, **more),
     )
     for now_ms in (OCTOBER + 20 * DAY + 7 * HOUR, NOW_MS):
         with ledger.transaction(read_only=True) as connection:
@@ -340,32 +432,32 @@ def _write_big_ledger(dsn):
     """Two months of 2,000 GPUs of 22 teams, charge by charge."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO owner (team, project) SELECT CASE WHEN n < 40 THEN 'big' ELSE 't' || n END, 'p' || n "
-            "FROM generate_series(1, 60) n"
+            "INSERT INTO owner (team, project) SELECT CASE WHEN n < 40 THEN 'big' ELSE 't' || n"
+            " END, 'p' || n FROM generate_series(1, 60) n"
         )
         connection.execute(
-            "INSERT INTO workload (key, external_id, name, user_name, first_seen_at) "
-            "SELECT 'w' || n, n, 'job-' || n % 400, 'u' || n % 40, now() FROM generate_series(1, 20000) n"
+            "INSERT INTO workload (key, external_id, name, user_name, first_seen_at) SELECT 'w' ||"
+            " n, n, 'job-' || n % 400, 'u' || n % 40, now() FROM generate_series(1, 20000) n"
         )
         connection.execute(
-            "INSERT INTO charge (day_ms, start_ms, end_ms, accelerator_id, workload_id, owner_id, state, gpu_model, "
-            "gpu_ns, busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro) "
-            "SELECT day, day, day + %(day)s, gpu, (SELECT min(id) FROM workload WHERE key LIKE 'w%%') "
-            "+ (gpu * 7 + day / %(day)s * 31) %% 20000, (SELECT min(id) FROM owner WHERE project LIKE 'p%%') "
-            "+ gpu %% 60, 'held', CASE gpu %% 3 WHEN 0 THEN 'H100' ELSE 'A100' END, "
-            "86400000000000, 80000000000000, 6400000000000, 0, 'USD', 12345678 + gpu, 914494 "
-            "FROM generate_series(%(first)s, %(end)s - 1, %(day)s) day, generate_series(1, 2000) gpu",
+            "INSERT INTO charge (day_ms, start_ms, end_ms, accelerator_id, workload_id, owner_id,"
+            " state, gpu_model, gpu_ns, busy_ns, idle_ns, unknown_ns, currency, cost_micro,"
+            " idle_cost_micro) SELECT day, day, day + %(day)s, gpu, (SELECT min(id) FROM workload"
+            " WHERE key LIKE 'w%%') + (gpu * 7 + day / %(day)s * 31) %% 20000, (SELECT min(id) FROM"
+            " owner WHERE project LIKE 'p%%') + gpu %% 60, 'held', CASE gpu %% 3 WHEN 0 THEN 'H100'"
+            " ELSE 'A100' END, 86400000000000, 80000000000000, 6400000000000, 0, 'USD', 12345678 +"
+            " gpu, 914494 FROM generate_series(%(first)s, %(end)s - 1, %(day)s) day,"
+            " generate_series(1, 2000) gpu",
             {"day": DAY, "first": OCTOBER - 30 * DAY, "end": OCTOBER + 31 * DAY},
         )
         connection.execute(
-            "INSERT INTO ledger_day SELECT day_ms, owner_id, state, pool, gpu_model, currency, sum(gpu_ns), "
-            "sum(busy_ns), sum(idle_ns), sum(unknown_ns), sum(cost_micro), sum(idle_cost_micro) FROM charge "
-            "WHERE pool = '' GROUP BY 1, 2, 3, 4, 5, 6"
+            "INSERT INTO ledger_day SELECT day_ms, owner_id, state, pool, gpu_model, currency,"
+            " sum(gpu_ns), sum(busy_ns), sum(idle_ns), sum(unknown_ns), sum(cost_micro),"
+            " sum(idle_cost_micro) FROM charge WHERE pool = '' GROUP BY 1, 2, 3, 4, 5, 6"
         )
         connection.execute(
-            "INSERT INTO conservation_check SELECT DISTINCT day_ms, 0, 0, 0, 0, 0, '{}'::jsonb, '{}'::jsonb, 0, "
-            "day_ms + %s, "
-            "true, now() FROM charge ON CONFLICT DO NOTHING",
+            "INSERT INTO conservation_check SELECT DISTINCT day_ms, 0, 0, 0, 0, 0, '{}'::jsonb,"
+            " '{}'::jsonb, 0, day_ms + %s, true, now() FROM charge ON CONFLICT DO NOTHING",
             (DAY,),
         )
         connection.execute("ANALYZE")

@@ -1,4 +1,6 @@
-"""Packed days: nothing is lost on the way, wherever it stops, and readers see hot and packed samples as one."""
+"""Packed days: nothing is lost on the way, wherever it stops, and readers see hot and packed
+samples as one.
+"""
 
 import csv
 import io
@@ -29,7 +31,9 @@ NAMES = list(archive.KINDS)
 
 
 def sample_rows(seed, start_ms=DAY, accelerators=(1, 2, 7), count=50):
-    """Rows with every kind of value and absence; some instants come twice, as remote write brings them in parts."""
+    """Rows with every kind of value and absence; some instants come twice, as remote write brings
+    them in parts.
+    """
     dice = random.Random(seed)
     rows = []
     for accelerator_id in accelerators:
@@ -69,7 +73,11 @@ def seen(dsn, ids=(1, 2, 7), period=None):
         values = []
         for name in NAMES:
             column = found.columns.get(name)
-            values.append(column.values[place].item() if column is not None and column.present[place] else None)
+            values.append(
+                column.values[place].item()
+                if column is not None and column.present[place]
+                else None
+            )
         rows.append(repr((int(found.accelerator_id[place]), int(found.at_ms[place]), *values)))
     return sorted(rows)
 
@@ -117,7 +125,9 @@ def test_late_samples_are_merged_and_repeated_ones_count_once(dsn):
     assert scalar(dsn, "SELECT sum(rows) FROM sample_archive") == len(first) + len(late)
 
 
-@pytest.mark.parametrize("step", ["_lock", "_size", "_hot_rows", "pack", "_write", "_packed", "drop"])
+@pytest.mark.parametrize(
+    "step", ["_lock", "_size", "_hot_rows", "pack", "_write", "_packed", "drop"]
+)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_run_killed_anywhere_loses_nothing(dsn, monkeypatch, step, when):
     """After a fault before or after any step the day is as it was, and the next run packs it whole."""
@@ -177,7 +187,9 @@ def test_what_does_not_come_back_as_it_went_in_drops_nothing(dsn, monkeypatch):
     def lossy(readings):
         power = readings.columns["gpu_power_watts"]
         spoilt = archive.Column(power.values + power.values.dtype.type(1), power.present)
-        return true(archive.Readings(readings.at_ms, {**readings.columns, "gpu_power_watts": spoilt}))
+        return true(
+            archive.Readings(readings.at_ms, {**readings.columns, "gpu_power_watts": spoilt})
+        )
 
     monkeypatch.setattr(archive, "pack", lossy)
     with pytest.raises(archive.ArchiveDamaged, match="did not come back"):
@@ -190,8 +202,12 @@ def test_a_damaged_blob_is_named(dsn):
     put(dsn, sample_rows(6))
     archive.pack_day(Database(dsn), DAY)
     with Database(dsn).transaction() as connection:
-        connection.execute("UPDATE sample_archive SET blob = set_byte(blob, 40, get_byte(blob, 40) # 1)")
-    with pytest.raises(archive.ArchiveDamaged, match=r"accelerator 1 on 2024-10-04 has another checksum"):
+        connection.execute(
+            "UPDATE sample_archive SET blob = set_byte(blob, 40, get_byte(blob, 40) # 1)"
+        )
+    with pytest.raises(
+        archive.ArchiveDamaged, match=r"accelerator 1 on 2024-10-04 has another checksum"
+    ):
         seen(dsn)
 
 
@@ -208,7 +224,9 @@ def test_a_day_that_is_being_written_waits(dsn, monkeypatch):
 
 
 def test_samples_that_come_between_the_slices_are_packed_too(dsn, monkeypatch):
-    """Slices hold no writer off: what is written after its slice is found at the end, none lost and none doubled."""
+    """Slices hold no writer off: what is written after its slice is found at the end, none lost and
+    none doubled.
+    """
     rows, late = sample_rows(8), sample_rows(9, DAY + HOUR_MS, accelerators=(1, 7, 9), count=5)
     put(dsn, rows)
     monkeypatch.setattr(archive, "SLICE", 1)
@@ -231,7 +249,9 @@ def test_samples_that_come_between_the_slices_are_packed_too(dsn, monkeypatch):
 
 
 def test_packing_gives_way_between_slices_and_two_do_not_pack_at_once(dsn, monkeypatch):
-    """A collector that stops leaves the rest to the next run; who comes second waits for its next run."""
+    """A collector that stops leaves the rest to the next run; who comes second waits for its next
+    run.
+    """
     rows = sample_rows(10)
     put(dsn, rows)
     monkeypatch.setattr(archive, "SLICE", 1)
@@ -247,13 +267,18 @@ def test_packing_gives_way_between_slices_and_two_do_not_pack_at_once(dsn, monke
 
 
 def test_keys_of_batches_outlive_what_agents_may_send_again(dsn, monkeypatch):
-    """Those received 37 days ago and before go, in parts; a batch that may still come again is still known."""
+    """Those received 37 days ago and before go, in parts; a batch that may still come again is
+    still known.
+    """
     monkeypatch.setattr(archive, "BATCHES", 4)
     with Database(dsn).transaction() as connection:
-        connection.execute("INSERT INTO node (name, first_seen_at, last_seen_at) VALUES ('n1', now(), now())")
         connection.execute(
-            "INSERT INTO ingest_batch SELECT (SELECT id FROM node), '00000000-0000-4000-8000-000000000001', day, '', "
-            "to_timestamp(%s) - interval '1 day' * day, 1, 1, NULL FROM generate_series(1, 50) AS day",
+            "INSERT INTO node (name, first_seen_at, last_seen_at) VALUES ('n1', now(), now())"
+        )
+        connection.execute(
+            "INSERT INTO ingest_batch SELECT (SELECT id FROM node),"
+            " '00000000-0000-4000-8000-000000000001', day, '', to_timestamp(%s) - interval '1 day'"
+            " * day, 1, 1, NULL FROM generate_series(1, 50) AS day",
             (NOW / 1000,),
         )
     assert pack_samples(Database(dsn), KEEP_ALL, NOW).expired_batches == 0
@@ -287,15 +312,15 @@ def usage_interval_days(dsn):
 def close(dsn, start_ms, end_ms):
     with Database(dsn).transaction() as connection:
         connection.execute(
-            "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level, lines, seal, receipt) "
-            "VALUES (%s, %s, 'p', 0, 'me', 'team', 0, '', '{}')",
+            "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level,"
+            " lines, seal, receipt) VALUES (%s, %s, 'p', 0, 'me', 'team', 0, '', '{}')",
             (start_ms, end_ms),
         )
 
 
 def test_usage_intervals_go_only_with_closed_periods_and_their_hours_stay_as_they_are(dsn):
-    """Retention spares open months and the day that a closed month's last usage intervals reach into; marks fold
-    nothing.
+    """Retention spares open months and the day that a closed month's last usage intervals reach
+    into; marks fold nothing.
     """
     days = [DAY + number * DAY_MS for number in range(6)]
     with Database(dsn).transaction() as connection:
@@ -317,7 +342,9 @@ def test_usage_intervals_go_only_with_closed_periods_and_their_hours_stay_as_the
 
 
 def test_the_minute_rollup_of_a_packed_day_is_made_of_all_its_samples(dsn):
-    """Late samples of a packed minute do not replace what was there; rolling the period again changes nothing."""
+    """Late samples of a packed minute do not replace what was there; rolling the period again
+    changes nothing.
+    """
     power = NAMES.index("gpu_power_watts")
 
     def row(at_ms, watts):
@@ -330,7 +357,9 @@ def test_the_minute_rollup_of_a_packed_day_is_made_of_all_its_samples(dsn):
         with Database(dsn).transaction() as connection:
             hours = minute_rollup.sampled_hours(connection, Period(DAY, DAY + DAY_MS))
             minute_rollup.roll_up_minutes(connection, hours)
-            found = connection.execute("SELECT minute_ms, samples, power_watts FROM gpu_minute").fetchall()
+            found = connection.execute(
+                "SELECT minute_ms, samples, power_watts FROM gpu_minute"
+            ).fetchall()
         assert found == [(DAY, 3, 300.0)]
         archive.pack_day(Database(dsn), DAY)
 
@@ -338,7 +367,9 @@ def test_the_minute_rollup_of_a_packed_day_is_made_of_all_its_samples(dsn):
 def run(dsn, *arguments):
     """The command as a person runs it."""
     command = [sys.executable, "-m", "gpuledger_collector", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "GPULEDGER_DSN": dsn})
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "GPULEDGER_DSN": dsn}
+    )
 
 
 def cli(dsn, *arguments):
@@ -348,7 +379,9 @@ def cli(dsn, *arguments):
 
 
 def test_commands_pack_and_give_back_what_an_import_reads_again(dsn, tmp_path):
-    """import, db pack, export, import again: the same file, and nothing new to import, of a node or of one GPU."""
+    """import, db pack, export, import again: the same file, and nothing new to import, of a node or
+    of one GPU.
+    """
     head = "ts,uuid,gpu_power_watts,gpu_energy_joules_total,gpu_clocks_event_reasons_bitmask"
     lines = [head] + [
         f"2024-10-04T{minute // 60:02}:{minute % 60:02}:00.5Z,GPU-{gpu},{minute * 0.1:.1f},"
@@ -360,16 +393,26 @@ def test_commands_pack_and_give_back_what_an_import_reads_again(dsn, tmp_path):
     ask = ["--from", "2024-10-04", "--to", "2024-10-05"]
     assert "180" in cli(dsn, "import", "samples", tmp_path / "samples.csv")
     before = cli(dsn, "export", "samples", "--gpu", "GPU-2", *ask)
-    assert cli(dsn, "db", "pack", "--dry-run") == "would pack 2024-10-04\n1 day of samples to pack\n"
+    assert (
+        cli(dsn, "db", "pack", "--dry-run") == "would pack 2024-10-04\n1 day of samples to pack\n"
+    )
     assert "packed 2024-10-04: 180 samples of 2 accelerators" in cli(dsn, "db", "pack")
     assert cli(dsn, "export", "samples", "--gpu", "GPU-2", *ask) == before
     found = list(csv.DictReader(io.StringIO(before)))
     assert len(found) == 90
     assert found[33]["ts"] == "2024-10-04T00:33:00.500Z"
-    assert (found[33]["gpu_power_watts"], found[33]["gpu_energy_joules_total"]) == ("3.3", "40738.5")
-    assert (found[31]["gpu_energy_joules_total"], found[32]["gpu_clocks_event_reasons_bitmask"]) == ("", "")
+    assert (found[33]["gpu_power_watts"], found[33]["gpu_energy_joules_total"]) == (
+        "3.3",
+        "40738.5",
+    )
+    assert (
+        found[31]["gpu_energy_joules_total"],
+        found[32]["gpu_clocks_event_reasons_bitmask"],
+    ) == ("", "")
     with Database(dsn).transaction() as connection:
-        connection.execute("INSERT INTO node (name, first_seen_at, last_seen_at) VALUES ('n1', now(), now())")
+        connection.execute(
+            "INSERT INTO node (name, first_seen_at, last_seen_at) VALUES ('n1', now(), now())"
+        )
         connection.execute(
             "INSERT INTO capacity (accelerator_id, node_id, in_ms, out_ms, source) "
             "SELECT a.id, n.id, %s, %s, 'import' FROM accelerator a, node n WHERE a.uuid = 'GPU-2'",

@@ -43,20 +43,22 @@ def rows(dsn: str, query: str) -> list[tuple]:
 
 
 def test_a_batch_is_committed_before_it_is_answered(collector):
-    """After a 200 every record is there: samples, usage intervals, dictionary rows, marks, capacity, latest,
-    heartbeat.
+    """After a 200 every record is there: samples, usage intervals, dictionary rows, marks,
+    capacity, latest, heartbeat.
     """
     status, answer = collector.send(batch())
     assert (status, answer) == (200, {"status": "committed"})
-    assert rows(collector.dsn, "SELECT samples, usage_intervals, rejected FROM ingest_batch") == [(12, 2, None)]
+    assert rows(collector.dsn, "SELECT samples, usage_intervals, rejected FROM ingest_batch") == [
+        (12, 2, None)
+    ]
     assert rows(collector.dsn, "SELECT count(*), min(at_ms), max(at_ms) FROM gpu_sample") == [
         (12, NOON_MS, NOON_MS + 50_000)
     ]
     assert rows(
         collector.dsn,
-        "SELECT a.uuid, w.key, w.tags ->> 'team', s.held_ms, s.busy_ms, n.name, s.record FROM usage_interval s"
-        " JOIN accelerator a ON a.id = s.accelerator_id JOIN workload w ON w.id = s.workload_id"
-        " JOIN node n ON n.id = s.node_id ORDER BY s.record",
+        "SELECT a.uuid, w.key, w.tags ->> 'team', s.held_ms, s.busy_ms, n.name, s.record FROM"
+        " usage_interval s JOIN accelerator a ON a.id = s.accelerator_id JOIN workload w ON w.id ="
+        " s.workload_id JOIN node n ON n.id = s.node_id ORDER BY s.record",
     ) == [
         ("GPU-node-1-0", "slurm::job-1", "vision", 60_000, 60_000, "node-1", 0),
         ("GPU-node-1-1", "slurm::job-1", "vision", 60_000, 60_000, "node-1", 1),
@@ -66,13 +68,15 @@ def test_a_batch_is_committed_before_it_is_answered(collector):
         rows(collector.dsn, "SELECT pool, in_ms, out_ms, source FROM capacity")
         == [("default", NOON_MS, None, "agent")] * 2
     )
-    assert rows(collector.dsn, "SELECT at_ms, state, gpu_utilization_ratio FROM gpu_latest ORDER BY 3") == [
+    assert rows(
+        collector.dsn, "SELECT at_ms, state, gpu_utilization_ratio FROM gpu_latest ORDER BY 3"
+    ) == [
         (NOON_MS + 50_000, "held", pytest.approx(10 / 12)),
         (NOON_MS + 50_000, "held", pytest.approx(11 / 12)),
     ]
-    assert rows(collector.dsn, "SELECT status, agent_version, heartbeat ->> 'produced' FROM node") == [
-        ("ok", "0.1.0", "1")
-    ]
+    assert rows(
+        collector.dsn, "SELECT status, agent_version, heartbeat ->> 'produced' FROM node"
+    ) == [("ok", "0.1.0", "1")]
 
 
 def test_the_same_batch_again_changes_nothing(collector):
@@ -81,23 +85,34 @@ def test_the_same_batch_again_changes_nothing(collector):
     collector.send(sent)
     for _ in range(3):
         assert collector.send(sent) == (200, {"status": "duplicate"})
-    assert rows(collector.dsn, "SELECT (SELECT count(*) FROM usage_interval), (SELECT count(*) FROM gpu_sample)") == [
-        (2, 12)
-    ]
+    assert rows(
+        collector.dsn,
+        "SELECT (SELECT count(*) FROM usage_interval), (SELECT count(*) FROM gpu_sample)",
+    ) == [(2, 12)]
     assert rows(collector.dsn, "SELECT count(*) FROM ingest_conflict") == [(0,)]
 
 
 def everything(dsn):
     """The rows of every table, counted."""
-    tables = rows(dsn, "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'")
+    tables = rows(
+        dsn,
+        "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind"
+        " = 'r'",
+    )
     return {name: rows(dsn, f'SELECT count(*) FROM "{name}"') for (name,) in tables}
 
 
 @pytest.mark.parametrize("times", [500, pytest.param(10_000, marks=pytest.mark.long)])
 def test_many_replays_of_many_batches_add_nothing(collector, times):
-    """Threat: replay. Batches of two nodes in any order, again and again: no table has a row more."""
+    """Threat: replay.
+
+    Batches of two nodes in any order, again and again: no table has a row more.
+    """
     chance = random.Random(times)
-    bodies = [body_of(batch(seq, f"node-{seq % 2}", start_ms=NOON_MS + seq * 60_000)) for seq in range(1, 11)]
+    bodies = [
+        body_of(batch(seq, f"node-{seq % 2}", start_ms=NOON_MS + seq * 60_000))
+        for seq in range(1, 11)
+    ]
     for body in bodies:
         assert collector.post(body)[0] == 200
     before = everything(collector.dsn)
@@ -112,7 +127,9 @@ def test_other_bytes_under_a_known_key_are_refused_and_recorded(collector):
     status, answer = collector.send(batch(start_ms=NOON_MS + HOUR_MS))
     assert status == 409
     assert answer["status"] == "refused"
-    assert rows(collector.dsn, "SELECT node_name, epoch, seq FROM ingest_conflict") == [("node-1", uuid.UUID(EPOCH), 1)]
+    assert rows(collector.dsn, "SELECT node_name, epoch, seq FROM ingest_conflict") == [
+        ("node-1", uuid.UUID(EPOCH), 1)
+    ]
     assert rows(collector.dsn, "SELECT DISTINCT start_ms FROM usage_interval") == [(NOON_MS,)]
 
 
@@ -121,8 +138,13 @@ def test_recompression_does_not_make_other_bytes(collector):
     plain = encode(batch())
     assert collector.post(zstd.compress(plain, 1))[1]["status"] == "committed"
     assert collector.post(zstd.compress(plain, 9))[1]["status"] == "duplicate"
-    assert collector.post(gzip.compress(plain), {**MSGPACK, "Content-Encoding": "gzip"})[1]["status"] == "duplicate"
-    assert collector.post(plain, {"Content-Type": "application/msgpack"})[1]["status"] == "duplicate"
+    assert (
+        collector.post(gzip.compress(plain), {**MSGPACK, "Content-Encoding": "gzip"})[1]["status"]
+        == "duplicate"
+    )
+    assert (
+        collector.post(plain, {"Content-Type": "application/msgpack"})[1]["status"] == "duplicate"
+    )
 
 
 def test_json_is_the_same_envelope(collector):
@@ -141,7 +163,9 @@ def test_json_is_the_same_envelope(collector):
 
 
 def test_good_records_are_kept_and_bad_ones_named(collector):
-    """422 lists each refused record with its reason; the rest is committed; the same batch gets the same answer."""
+    """422 lists each refused record with its reason; the rest is committed; the same batch gets the
+    same answer.
+    """
     minute = NOON_MS + 60_000
     made = batch(
         accelerators=3,
@@ -159,7 +183,10 @@ def test_good_records_are_kept_and_bad_ones_named(collector):
     status, answer = collector.send(made)
     assert (status, answer["status"]) == (422, "partial")
     refused = {refusal["record"]: refusal["reason"] for refusal in answer["rejected"]}
-    assert set(refused) == {*[f"usage_intervals[{place}]" for place in (1, 2, 3, 4, 5)], "samples[3]"}
+    assert set(refused) == {
+        *[f"usage_intervals[{place}]" for place in (1, 2, 3, 4, 5)],
+        "samples[3]",
+    }
     assert "accelerators[9]" in refused["usage_intervals[1]"]
     assert "30000 of 60000" in refused["usage_intervals[5]"]
     assert collector.send(made) == (422, answer)
@@ -173,8 +200,12 @@ def test_good_records_are_kept_and_bad_ones_named(collector):
 
 def test_a_record_of_the_wrong_type_does_not_take_the_batch_along(collector):
     """A text where a number belongs is refused alone, in JSON and in msgpack."""
-    for seq, (pack, headers) in enumerate([(msgspec.json.encode, JSON), (msgspec.msgpack.encode, MSGPACK)]):
-        made = msgspec.to_builtins(batch(seq=seq, start_ms=NOON_MS + seq * HOUR_MS), builtin_types=(bytes,))
+    for seq, (pack, headers) in enumerate(
+        [(msgspec.json.encode, JSON), (msgspec.msgpack.encode, MSGPACK)]
+    ):
+        made = msgspec.to_builtins(
+            batch(seq=seq, start_ms=NOON_MS + seq * HOUR_MS), builtin_types=(bytes,)
+        )
         made["usage_intervals"][1]["start_ms"] = "noon"
         made["accelerators"].append({"uuid": 5})
         made["samples"] = {
@@ -188,7 +219,9 @@ def test_a_record_of_the_wrong_type_does_not_take_the_batch_along(collector):
             },
         }
         body = pack(made)
-        status, answer = collector.post(zstd.compress(body) if "zstd" in headers.values() else body, headers)
+        status, answer = collector.post(
+            zstd.compress(body) if "zstd" in headers.values() else body, headers
+        )
         assert status == 422
         assert {refusal["record"] for refusal in answer["rejected"]} == {
             "usage_intervals[1]",
@@ -216,13 +249,21 @@ def test_holders_that_share_an_accelerator_share_its_time(collector):
     )
     status, answer = collector.send(made)
     assert status == 422
-    assert [refusal["record"] for refusal in answer["rejected"]] == ["usage_intervals[2]", "usage_intervals[3]"]
+    assert [refusal["record"] for refusal in answer["rejected"]] == [
+        "usage_intervals[2]",
+        "usage_intervals[3]",
+    ]
     assert rows(collector.dsn, "SELECT sum(held_ms) FROM usage_interval") == [(60_000,)]
 
 
 def test_a_node_without_a_gpu_is_kept_by_its_heartbeat(collector):
     """No accelerator, no usage interval, no sample: the node is known all the same."""
-    assert collector.send(batch(accelerators=0, workloads=[], usage_intervals=[], samples=Samples()))[0] == 200
+    assert (
+        collector.send(batch(accelerators=0, workloads=[], usage_intervals=[], samples=Samples()))[
+            0
+        ]
+        == 200
+    )
     assert rows(collector.dsn, "SELECT name FROM node") == [("node-1",)]
 
 
@@ -237,28 +278,45 @@ def test_the_heartbeat_of_an_older_batch_does_not_overwrite_a_newer_one(collecto
 
 def test_the_clock_skew_of_a_node_is_kept(collector):
     """X-GPULedger-Sent-At is compared with our clock."""
-    status, _ = collector.post(body_of(batch()), {**MSGPACK, "X-GPULedger-Sent-At": "1790856000000"})
+    status, _ = collector.post(
+        body_of(batch()), {**MSGPACK, "X-GPULedger-Sent-At": "1790856000000"}
+    )
     assert status == 200
-    assert rows(collector.dsn, "SELECT (heartbeat ->> 'clock_skew_ms')::bigint <> 0 FROM node") == [(True,)]
+    assert rows(collector.dsn, "SELECT (heartbeat ->> 'clock_skew_ms')::bigint <> 0 FROM node") == [
+        (True,)
+    ]
 
 
 def test_late_evidence_moves_capacity_back_and_another_node_ends_it(collector):
-    """An accelerator is there from its first evidence on, wherever it stands and in whatever order batches come."""
+    """An accelerator is there from its first evidence on, wherever it stands and in whatever order
+    batches come.
+    """
     gpu = [accelerator(0, pool="train")]
     later = NOON_MS + HOUR_MS
-    collector.send(batch(1, usage_intervals=[free(0, later, later + 10)], samples=Samples(), accelerators=1))
-    before = batch(2, usage_intervals=[free(0, NOON_MS, NOON_MS + 10)], samples=Samples(), accelerators=1)
+    collector.send(
+        batch(1, usage_intervals=[free(0, later, later + 10)], samples=Samples(), accelerators=1)
+    )
+    before = batch(
+        2, usage_intervals=[free(0, NOON_MS, NOON_MS + 10)], samples=Samples(), accelerators=1
+    )
     collector.send(before)
-    assert rows(collector.dsn, "SELECT pool, in_ms, out_ms FROM capacity") == [("default", NOON_MS, None)]
+    assert rows(collector.dsn, "SELECT pool, in_ms, out_ms FROM capacity") == [
+        ("default", NOON_MS, None)
+    ]
     moved = msgspec.structs.replace(
-        batch(3, node="node-2", usage_intervals=[free(0, NOON_MS + 5 * HOUR_MS, NOON_MS + 5 * HOUR_MS + 10)]),
+        batch(
+            3,
+            node="node-2",
+            usage_intervals=[free(0, NOON_MS + 5 * HOUR_MS, NOON_MS + 5 * HOUR_MS + 10)],
+        ),
         accelerators=gpu,
         samples=Samples(),
     )
     collector.send(moved)
     assert rows(
         collector.dsn,
-        "SELECT n.name, c.pool, in_ms, out_ms FROM capacity c JOIN node n ON n.id = node_id ORDER BY in_ms",
+        "SELECT n.name, c.pool, in_ms, out_ms FROM capacity c JOIN node n ON n.id = node_id ORDER"
+        " BY in_ms",
     ) == [
         ("node-1", "default", NOON_MS, NOON_MS + 5 * HOUR_MS),
         ("node-2", "train", NOON_MS + 5 * HOUR_MS, None),
@@ -273,20 +331,31 @@ def test_a_uuid_on_two_nodes_at_once_stays_where_it_was(collector):
         copied = batch(seq, node="node-2", accelerators=1, start_ms=start, samples=Samples())
         collector.send(msgspec.structs.replace(copied, accelerators=[accelerator(0, "node-1")]))
     assert rows(collector.dsn, "SELECT count(*) FROM capacity") == [(1,)]
-    assert "gpuledger_ingest_contested_accelerators_total 3.0" in collector.request("GET", "/metrics")[2]
+    assert (
+        "gpuledger_ingest_contested_accelerators_total 3.0"
+        in collector.request("GET", "/metrics")[2]
+    )
 
 
 def test_slow_metrics_are_written_when_they_change(collector):
-    """gpu_state has a row for each change, not for each sample; late and repeated readings do not add rows."""
+    """gpu_state has a row for each change, not for each sample; late and repeated readings do not
+    add rows.
+    """
     values = [350.0, 350.0, None, 400.0, 400.0, 400.0]
     column = {"gpu_power_limit_watts": values}
     instants = [NOON_MS + 10_000 * step for step in range(6)]
     made = batch(1, accelerators=1, samples=samples(1, instants, **column))
     collector.send(made)
     expected = [(NOON_MS, 350.0), (NOON_MS + 30_000, 400.0)]
-    query = "SELECT at_ms, value FROM gpu_state WHERE metric = 'gpu_power_limit_watts' ORDER BY at_ms"
+    query = (
+        "SELECT at_ms, value FROM gpu_state WHERE metric = 'gpu_power_limit_watts' ORDER BY at_ms"
+    )
     assert rows(collector.dsn, query) == expected
-    collector.send(batch(2, accelerators=1, samples=samples(1, [NOON_MS + 60_000], gpu_power_limit_watts=[400.0])))
+    collector.send(
+        batch(
+            2, accelerators=1, samples=samples(1, [NOON_MS + 60_000], gpu_power_limit_watts=[400.0])
+        )
+    )
     assert rows(collector.dsn, query) == expected
 
 
@@ -294,7 +363,14 @@ def test_the_latest_sample_is_never_replaced_by_an_older_one(collector):
     """Batches arrive in any order; pages about now show the newest."""
     late = NOON_MS + HOUR_MS
     collector.send(batch(2, accelerators=1, start_ms=late))
-    collector.send(batch(1, accelerators=1, start_ms=NOON_MS, usage_intervals=[free(0, NOON_MS, NOON_MS + 60_000)]))
+    collector.send(
+        batch(
+            1,
+            accelerators=1,
+            start_ms=NOON_MS,
+            usage_intervals=[free(0, NOON_MS, NOON_MS + 60_000)],
+        )
+    )
     assert rows(collector.dsn, "SELECT at_ms, state FROM gpu_latest") == [(late + 50_000, "held")]
 
 
@@ -306,14 +382,17 @@ def test_numbers_that_are_none_are_absent(collector):
             [0, 0, 0],
             [NOON_MS, NOON_MS + 1, NOON_MS + 2],
             {
-                "gpu_power_watts": Column("f4", b"\x00\x00\x80\x7f" + b"\x00\x00\xc0\x7f" + b"\x00\x00\x80\x3f"),
+                "gpu_power_watts": Column(
+                    "f4", b"\x00\x00\x80\x7f" + b"\x00\x00\xc0\x7f" + b"\x00\x00\x80\x3f"
+                ),
                 "gpu_clocks_event_reasons_bitmask": Column("i8", [None, 7, 0]),
             },
         ),
     )
     assert collector.send(made)[0] == 200
     assert rows(
-        collector.dsn, "SELECT gpu_power_watts, gpu_clocks_event_reasons_bitmask FROM gpu_sample ORDER BY at_ms"
+        collector.dsn,
+        "SELECT gpu_power_watts, gpu_clocks_event_reasons_bitmask FROM gpu_sample ORDER BY at_ms",
     ) == [(None, None), (None, 7), (1.0, 0)]
 
 
@@ -330,9 +409,10 @@ def test_many_at_once_are_committed_together_and_each_once(collector):
         thread.start()
     for thread in threads:
         thread.join()
-    assert rows(collector.dsn, "SELECT (SELECT count(*) FROM ingest_batch), (SELECT count(*) FROM usage_interval)") == [
-        (60, 60)
-    ]
+    assert rows(
+        collector.dsn,
+        "SELECT (SELECT count(*) FROM ingest_batch), (SELECT count(*) FROM usage_interval)",
+    ) == [(60, 60)]
 
 
 def test_a_body_that_never_ends_is_expired(dsn):
@@ -372,7 +452,11 @@ MALFORMED = {
     "deep JSON": (b"[" * 100_000, JSON, 400),
     "JSON without a key": (b'{"version": 1}', JSON, 400),
     "zstd bomb": (zstd.compress(b"\0" * (MAX_DECODED_BYTES + 1)), MSGPACK, 413),
-    "gzip bomb": (gzip.compress(b"\0" * (MAX_DECODED_BYTES + 1), 1), {**MSGPACK, "Content-Encoding": "gzip"}, 413),
+    "gzip bomb": (
+        gzip.compress(b"\0" * (MAX_DECODED_BYTES + 1), 1),
+        {**MSGPACK, "Content-Encoding": "gzip"},
+        413,
+    ),
     "announced too large": (b"x" * (MAX_BODY_BYTES + 1), MSGPACK, 413),
     "no content type": (b"{}", {}, 415),
     "another content type": (b"{}", {"Content-Type": "text/plain"}, 415),
@@ -429,7 +513,9 @@ TWISTED = {
 
 @pytest.mark.parametrize("name", TWISTED)
 def test_twisted_records_are_refused_alone(collector_of_many, name):
-    """Each bad record is named in a 422, its good neighbors are committed, and never is there a 5xx."""
+    """Each bad record is named in a 422, its good neighbors are committed, and never is there a
+    5xx.
+    """
     kind, place, change = TWISTED[name]
     made = msgspec.to_builtins(batch(node=f"node-{list(TWISTED).index(name)}", samples=Samples()))
     for number, one in enumerate(made["accelerators"]):
@@ -453,14 +539,19 @@ def test_days_without_end_are_not_made(collector):
     first = NOON_MS - 60 * day
     made = batch(
         accelerators=1,
-        usage_intervals=[free(0, first + number * day, first + number * day + 10) for number in range(45)],
+        usage_intervals=[
+            free(0, first + number * day, first + number * day + 10) for number in range(45)
+        ],
         samples=Samples([0] * 50, [first + number * day for number in range(50)], {}),
     )
     status, answer = collector.send(made)
     assert status == 422
     assert len(answer["rejected"]) == 5 + 10
     assert rows(collector.dsn, "SELECT count(*) FROM usage_interval") == [(40,)]
-    made_of = "SELECT count(*) FROM pg_inherits WHERE inhparent IN ('usage_interval'::regclass, 'gpu_sample'::regclass)"
+    made_of = (
+        "SELECT count(*) FROM pg_inherits WHERE inhparent IN ('usage_interval'::regclass,"
+        " 'gpu_sample'::regclass)"
+    )
     assert rows(collector.dsn, made_of)[0][0] <= 80  # and fewer where a whole month is old
 
 
@@ -468,8 +559,14 @@ def test_tokens_are_asked_for_when_they_are_set(dsn, tmp_path):
     """Without a token, or with a wrong one, a batch is 401 and not committed."""
     (tmp_path / "tokens").write_text("first-token\nsecond-token\n")
     with running(dsn, agent_token_file=tmp_path / "tokens") as collector:
-        for header in ({}, {"Authorization": "Bearer guess"}, {"Authorization": "Basic second-token"}):
-            status, headers, answer = collector.request("POST", "/v1/batches", body_of(batch()), {**MSGPACK, **header})
+        for header in (
+            {},
+            {"Authorization": "Bearer guess"},
+            {"Authorization": "Basic second-token"},
+        ):
+            status, headers, answer = collector.request(
+                "POST", "/v1/batches", body_of(batch()), {**MSGPACK, **header}
+            )
             assert status == 401
             assert headers["WWW-Authenticate"] == "Bearer"
             assert answer["status"] == "refused"
@@ -480,7 +577,9 @@ def test_tokens_are_asked_for_when_they_are_set(dsn, tmp_path):
 def test_without_a_database_the_agent_is_asked_to_come_back(dsn):
     """503 with Retry-After, never a 2xx and never a 500; health says alive, readiness says why not."""
     with running("host=127.0.0.1 port=1 user=x dbname=x") as collector:
-        status, headers, answer = collector.request("POST", "/v1/batches", body_of(batch()), MSGPACK)
+        status, headers, answer = collector.request(
+            "POST", "/v1/batches", body_of(batch()), MSGPACK
+        )
         assert status == 503
         assert int(headers["Retry-After"]) > 0
         assert "database" in answer["detail"]
@@ -499,11 +598,14 @@ def test_a_full_queue_turns_batches_away(dsn):
 
 
 def test_a_lost_connection_is_made_anew(collector):
-    """When the server drops our connection the agent is told to come back, and the next try is committed."""
+    """When the server drops our connection the agent is told to come back, and the next try is
+    committed.
+    """
     collector.send(batch(1))
     with psycopg.connect(collector.dsn, autocommit=True) as admin:
         admin.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'gpuledger-ingest'"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ="
+            " 'gpuledger-ingest'"
         )
     statuses = [collector.send(batch(2, start_ms=NOON_MS + HOUR_MS))[0] for _ in range(3)]
     assert set(statuses) <= {200, 503}
@@ -515,12 +617,16 @@ def test_what_was_remembered_of_a_replaced_database_is_forgotten(collector):
     """Ids that the database no longer knows, and days that were dropped, are learnt again."""
     collector.send(batch(1))
     with psycopg.connect(collector.dsn) as connection:
-        connection.execute("TRUNCATE node, accelerator, workload, capacity, ingest_batch, gpu_latest CASCADE")
+        connection.execute(
+            "TRUNCATE node, accelerator, workload, capacity, ingest_batch, gpu_latest CASCADE"
+        )
         for table in partitions.PARTITIONED:
             name = partitions.holding(connection, table, partitions.day_of(NOON_MS)).name
             connection.execute(f"DROP TABLE {name}")
     assert collector.send(batch(2))[0] == 200
-    assert rows(collector.dsn, "SELECT count(*) FROM usage_interval JOIN node ON node.id = node_id") == [(2,)]
+    assert rows(
+        collector.dsn, "SELECT count(*) FROM usage_interval JOIN node ON node.id = node_id"
+    ) == [(2,)]
 
 
 def test_metrics_and_documentation_are_served(collector):

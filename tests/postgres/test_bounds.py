@@ -1,4 +1,6 @@
-"""What a body may hold: a kilobyte that would become gigabytes is refused before anything is made of it."""
+"""What a body may hold: a kilobyte that would become gigabytes is refused before anything is made
+of it.
+"""
 
 import resource
 import struct
@@ -26,7 +28,9 @@ def text(name: str) -> bytes:
 
 
 def many_tags() -> bytes:
-    return encode(batch(workloads=[workload(tags={f"{number:07}": "" for number in range(1_200_000)})]))
+    return encode(
+        batch(workloads=[workload(tags={f"{number:07}": "" for number in range(1_200_000)})])
+    )
 
 
 def column_lists() -> bytes:
@@ -42,10 +46,20 @@ def many_columns() -> bytes:
 BOMBS = {
     "usage_intervals": (lambda: msgpack_lists(30_000_000), 413),
     "a first list hidden by a second": (
-        lambda: b"\x82" + (text("usage_intervals") + list_of(10_000_000)) * 1 + text("usage_intervals") + b"\x90",
+        lambda: (
+            b"\x82"
+            + (text("usage_intervals") + list_of(10_000_000)) * 1
+            + text("usage_intervals")
+            + b"\x90"
+        ),
         400,
     ),
-    "rows": (lambda: encode(batch(samples=samples(2, range(300_000), gpu_utilization_ratio=[0.0] * 600_000))), 413),
+    "rows": (
+        lambda: encode(
+            batch(samples=samples(2, range(300_000), gpu_utilization_ratio=[0.0] * 600_000))
+        ),
+        413,
+    ),
     "tags": (many_tags, 413),
     "values of columns": (column_lists, 413),
     "columns": (many_columns, 413),
@@ -54,7 +68,9 @@ BOMBS = {
         400,
     ),
 }
-"""What makes each, and the status that refuses it: made by its own test alone, since every process has this module."""
+"""What makes each, and the status that refuses it: made by its own test alone, since every process
+has this module.
+"""
 
 
 @pytest.mark.parametrize("name", sorted(BOMBS))
@@ -85,7 +101,11 @@ def test_json_is_bounded_by_its_commas():
 def json_with(**lists: bytes) -> bytes:
     """A batch in JSON whose lists are these bytes."""
     parts = b"".join(b',"' + name.encode() + b'":' + value for name, value in lists.items())
-    return as_json(batch(accelerators=0, workloads=[], usage_intervals=[], samples=Samples()))[:-1] + parts + b"}"
+    return (
+        as_json(batch(accelerators=0, workloads=[], usage_intervals=[], samples=Samples()))[:-1]
+        + parts
+        + b"}"
+    )
 
 
 def repeated(entry: bytes, times: int) -> bytes:
@@ -95,12 +115,18 @@ def repeated(entry: bytes, times: int) -> bytes:
 LONG_TEXT = b'[{"id":"a","kind":"' + b"x" * 2 * bounds.MAX_BYTES["workloads"] + b'"}]'
 WORKLOAD, GPU = b'{"id":"a","kind":"b"}', b'{"uuid":"a","device_uuid":"a","index":0,"model":"m"}'
 COLUMN = b'{"kind":"f4","values":[0.5]}'
-COLUMNS = b",".join(b'"column-%060d":%s' % (number, COLUMN) for number in range(bounds.MAX_COLUMNS + 1))
+COLUMNS = b",".join(
+    b'"column-%060d":%s' % (number, COLUMN) for number in range(bounds.MAX_COLUMNS + 1)
+)
 MANY_IN_JSON = {
     "workloads": json_with(workloads=repeated(WORKLOAD, bounds.MAX_RECORDS["workloads"] + 1)),
     "accelerators": json_with(accelerators=repeated(GPU, bounds.MAX_RECORDS["accelerators"] + 1)),
-    "usage_intervals": json_with(usage_intervals=repeated(b"{}", bounds.MAX_RECORDS["usage_intervals"] + 1)),
-    "workloads that are none": json_with(workloads=repeated(b"[     ]", bounds.MAX_RECORDS["workloads"] + 1)),
+    "usage_intervals": json_with(
+        usage_intervals=repeated(b"{}", bounds.MAX_RECORDS["usage_intervals"] + 1)
+    ),
+    "workloads that are none": json_with(
+        workloads=repeated(b"[     ]", bounds.MAX_RECORDS["workloads"] + 1)
+    ),
     "workloads of every kind": json_with(
         workloads=repeated(b'null,1,"a",true', bounds.MAX_RECORDS["workloads"] // 4 + 1)
     ),
@@ -128,14 +154,21 @@ def test_json_is_bounded_as_msgpack_is(name):
 def test_a_name_that_comes_twice_in_json_is_refused():
     """The first of the two would be decoded, and nobody would have counted it."""
     with pytest.raises(Refused, match="comes twice") as refusal:
-        decode(json_with(workloads=repeated(WORKLOAD, 100_000))[:-1] + b',"workloads":[]}', "application/json", "")
+        decode(
+            json_with(workloads=repeated(WORKLOAD, 100_000))[:-1] + b',"workloads":[]}',
+            "application/json",
+            "",
+        )
     assert refusal.value.status == 400
 
 
 def test_as_much_as_is_allowed_is_taken_in_json():
-    """The documented numbers of workloads and accelerators, each with braces, quotes and commas in its texts."""
+    """The documented numbers of workloads and accelerators, each with braces, quotes and commas in
+    its texts.
+    """
     workloads = [
-        workload(f'{number} {{[,"\\', tags={'a,"b': "{]"}) for number in range(bounds.MAX_RECORDS["workloads"])
+        workload(f'{number} {{[,"\\', tags={'a,"b': "{]"})
+        for number in range(bounds.MAX_RECORDS["workloads"])
     ]
     found = decode(as_json(batch(workloads=workloads)), "application/json", "")
     assert len(found.workloads.records) == bounds.MAX_RECORDS["workloads"]
@@ -147,10 +180,13 @@ def test_what_a_busy_node_sends_is_far_below():
     made = batch(
         accelerators=112,
         samples=samples(
-            112, range(1_700_000_000_000, 1_700_000_000_000 + 1_000_000, 1000), gpu_utilization_ratio=[0.5] * 112_000
+            112,
+            range(1_700_000_000_000, 1_700_000_000_000 + 1_000_000, 1000),
+            gpu_utilization_ratio=[0.5] * 112_000,
         ),
         workloads=[
-            workload(f"job-{number}", tags={f"tag-{place}": "x" * 100 for place in range(30)}) for number in range(300)
+            workload(f"job-{number}", tags={f"tag-{place}": "x" * 100 for place in range(30)})
+            for number in range(300)
         ],
     )
     plain = encode(made)

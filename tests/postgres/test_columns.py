@@ -24,7 +24,9 @@ NOW_MS = 1_700_000_000_000
 floats32 = st.floats(width=32, allow_nan=True, allow_infinity=False) | st.none()
 floats64 = st.floats(allow_nan=True, allow_infinity=False) | st.none()
 integers = st.integers(-(2**63) + 1, 2**63 - 1) | st.none()
-rows = st.lists(st.tuples(st.integers(0, 2**40), floats32, floats64, integers), min_size=1, max_size=40)
+rows = st.lists(
+    st.tuples(st.integers(0, 2**40), floats32, floats64, integers), min_size=1, max_size=40
+)
 
 
 @pytest.fixture
@@ -52,26 +54,36 @@ def test_packed_rows_arrive_as_they_were(table, given_rows):
         return None if value is None or value != value else value
 
     expected = [(row[0], absent(row[1]), absent(row[2]), row[3]) for row in given_rows]
-    # In binary: the text form of a real is the shortest that reads back as that real, and Python would widen it.
+    # In binary: the text form of a real is the shortest that reads back as that real, and Python
+    # would widen it.
     arrived = table.execute("SELECT * FROM t", binary=True).fetchall()
     assert sorted(arrived, key=repr) == sorted(expected, key=repr)
 
 
 @examples(20)
 @given(
-    singles=st.lists(floats32, min_size=1), doubles=st.lists(floats64, min_size=1), whole=st.lists(integers, min_size=1)
+    singles=st.lists(floats32, min_size=1),
+    doubles=st.lists(floats64, min_size=1),
+    whole=st.lists(integers, min_size=1),
 )
 def test_arrays_arrive_as_they_were(table, singles, doubles, whole):
-    """Numbers of each kind as a parameter: Postgres has the same values at the same places, absent as NULL."""
+    """Numbers of each kind as a parameter: Postgres has the same values at the same places, absent
+    as NULL.
+    """
     given_arrays = (
         np.array([np.nan if value is None else value for value in singles], dtype="<f4"),
         np.array([np.nan if value is None else value for value in doubles], dtype="<f8"),
         np.array([ABSENT_INT64 if value is None else value for value in whole], dtype="<i8"),
     )
     arrived = table.execute(
-        "SELECT %b::real[], %b::double precision[], %b::bigint[]", [*map(BinaryArray, given_arrays)], binary=True
+        "SELECT %b::real[], %b::double precision[], %b::bigint[]",
+        [*map(BinaryArray, given_arrays)],
+        binary=True,
     ).fetchone()
-    expected = [[None if value != value else value for value in values] for values in (singles, doubles, whole)]
+    expected = [
+        [None if value != value else value for value in values]
+        for values in (singles, doubles, whole)
+    ]
     assert list(arrived) == expected
 
 
@@ -84,8 +96,10 @@ wire_columns = st.dictionaries(
 
 @given(st.lists(st.tuples(st.integers(1, 3), wire_columns), min_size=1, max_size=4))
 def test_columns_that_are_joined_are_read_as_each_alone(made):
-    """Columns of several batches, as bytes, as lists, with infinities, of another kind or length: each batch's part of
-    what is joined is what `to_array` makes of its column alone, and blank where it has none that can be kept."""
+    """Columns of several batches, as bytes, as lists, with infinities, of another kind or length:
+    each batch's part of what is joined is what `to_array` makes of its column alone, and blank
+    where it has none that can be kept.
+    """
     batches = [
         DecodedBatch(
             version=1,
@@ -99,7 +113,9 @@ def test_columns_that_are_joined_are_read_as_each_alone(made):
             rejected=[],
             sha256=b"",
             size=0,
-            samples=WireSamples([0] * rows, [NOW_MS] * rows, {n: column_of(*one) for n, one in columns.items()}),
+            samples=WireSamples(
+                [0] * rows, [NOW_MS] * rows, {n: column_of(*one) for n, one in columns.items()}
+            ),
         )
         for rows, columns in made
     ]
@@ -143,7 +159,9 @@ def column_of(kind, length, infinite, as_list):
 def test_columns_become_the_kind_that_is_stored(column, kind, expected):
     """Kinds are converted without inventing a number: what does not fit is absent."""
     values = to_array(column, 2, kind).tolist()
-    assert [None if value in (ABSENT_INT64,) or value != value else value for value in values] == expected
+    assert [
+        None if value in (ABSENT_INT64,) or value != value else value for value in values
+    ] == expected
 
 
 @pytest.mark.parametrize(
@@ -162,16 +180,27 @@ def test_bad_columns_say_why(column, reason):
         to_array(column, 2, column.kind)
 
 
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 30), st.sampled_from([1.0, 2.0, None])), min_size=1))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), st.integers(0, 30), st.sampled_from([1.0, 2.0, None])),
+        min_size=1,
+    )
+)
 def test_slow_metrics_can_be_read_back_at_any_instant(readings):
-    """The changes alone give each accelerator's value at each instant that was read, in order of time."""
+    """The changes alone give each accelerator's value at each instant that was read, in order of
+    time.
+    """
     once = {(accelerator, at): value for accelerator, at, value in readings}
     row = np.array([accelerator - 1 for accelerator, _ in once])
     at_ms = np.array([at for _, at in once], dtype="<i8")
     values = np.array([[np.nan if value is None else value] for value in once.values()])
     before = KnownValues(np.full((3, 1), -1), np.full((3, 1), np.nan))
     changed = before.select_changed(row, at_ms, values)
-    known = {key: value for (key, value), is_changed in zip(once.items(), changed[:, 0], strict=True) if is_changed}
+    known = {
+        key: value
+        for (key, value), is_changed in zip(once.items(), changed[:, 0], strict=True)
+        if is_changed
+    }
     for (accelerator, at), value in once.items():
         if value is not None:
             latest = max(when for who, when in known if who == accelerator and when <= at)

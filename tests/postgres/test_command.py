@@ -39,7 +39,9 @@ def test_help_names_every_command():
 
 @pytest.mark.slow
 def test_the_database_is_made_checked_and_kept(folder):
-    """check ends with 1 while migrations are pending, upgrade brings them, check ends with 0; nothing keeps running."""
+    """check ends with 1 while migrations are pending, upgrade brings them, check ends with 0;
+    nothing keeps running.
+    """
     here = {"GPULEDGER_DATA_DIR": str(folder / "data")}
     behind = gpuledger("db", "check", **here)
     assert behind.returncode == 1
@@ -55,7 +57,9 @@ def test_the_database_is_made_checked_and_kept(folder):
 
 @pytest.mark.slow
 def test_an_outside_database_is_used_and_never_migrated_unasked(postgres):
-    """By --dsn another database is looked at; one that was not migrated is a sentence with the cure, exit code 3."""
+    """By --dsn another database is looked at; one that was not migrated is a sentence with the
+    cure, exit code 3.
+    """
     assert gpuledger("db", "check", "--dsn", postgres).returncode == 0
     answer = gpuledger("db", "partitions", "--dsn", make_conninfo(postgres, dbname="postgres"))
     assert answer.returncode == 3

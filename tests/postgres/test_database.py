@@ -6,7 +6,10 @@ import pytest
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 
-SESSION = "SELECT pg_backend_pid(), current_setting('transaction_isolation'), current_setting('transaction_read_only')"
+SESSION = (
+    "SELECT pg_backend_pid(), current_setting('transaction_isolation'),"
+    " current_setting('transaction_read_only')"
+)
 
 
 def session(database, *locks, **options):
@@ -22,7 +25,9 @@ def test_transactions_share_a_connection_and_nothing_else(dsn):
         assert session(database) == (first[0], "read committed", "off")
         assert session(database, Lock.LEDGER) == (first[0], "repeatable read", "off")
     with Database(dsn).transaction() as connection:
-        alive = connection.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (first[0],)).fetchall()
+        alive = connection.execute(
+            "SELECT FROM pg_stat_activity WHERE pid = %s", (first[0],)
+        ).fetchall()
     assert alive == []
 
 

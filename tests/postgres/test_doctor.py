@@ -40,7 +40,9 @@ def report(dsn, *, team="vision", status="ok", detail=""):
         "epoch": "0192aaaa-0000-7000-8000-000000000001",
         "seq": 1,
         "heartbeat": {"agent_version": "0", "source": "nvml", "status": status, "detail": detail},
-        "accelerators": [{"uuid": "GPU-1", "device_uuid": "GPU-1", "index": 0, "model": "NVIDIA L4"}],
+        "accelerators": [
+            {"uuid": "GPU-1", "device_uuid": "GPU-1", "index": 0, "model": "NVIDIA L4"}
+        ],
         "workloads": [{"id": "1", "kind": "slurm", "tags": {"team": team} if team else {}}],
         "usage_intervals": [
             {
@@ -55,14 +57,17 @@ def report(dsn, *, team="vision", status="ok", detail=""):
         ],
     }
     with running(dsn) as collector:
-        assert collector.post(json.dumps(made).encode(), {"Content-Type": "application/json"})[0] == 200
+        assert (
+            collector.post(json.dumps(made).encode(), {"Content-Type": "application/json"})[0]
+            == 200
+        )
 
 
 def price(dsn):
     with psycopg.connect(dsn) as connection:
         connection.execute(
-            "INSERT INTO price (purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
-            "VALUES ('on_demand', 1, 'USD', 0, now())"
+            "INSERT INTO price (purchase, rate_per_gpu_hour, currency, effective_from_ms,"
+            " recorded_at) VALUES ('on_demand', 1, 'USD', 0, now())"
         )
 
 
@@ -83,32 +88,53 @@ def test_a_healthy_ledger_needs_no_cure(dsn):
     refresh(Database(dsn), ALWAYS, NOW_MS)
     code, found = doctor(dsn)
     assert code == 0, found
-    assert {found[topic]["verdict"] for topic in ("prices", "agents", "attribution", "database")} == {"ok"}
+    assert {
+        found[topic]["verdict"] for topic in ("prices", "agents", "attribution", "database")
+    } == {"ok"}
 
 
 @pytest.mark.parametrize(
     ("change", "topic", "words"),
     [
-        ("UPDATE node SET last_seen_at = now() - interval '1 hour'", "agents", "silent for over ten minutes: n1"),
-        ("UPDATE node SET status = 'no_driver', status_detail = 'the driver is not loaded'", "agents", "not loaded"),
+        (
+            "UPDATE node SET last_seen_at = now() - interval '1 hour'",
+            "agents",
+            "silent for over ten minutes: n1",
+        ),
+        (
+            "UPDATE node SET status = 'no_driver', status_detail = 'the driver is not loaded'",
+            "agents",
+            "not loaded",
+        ),
         ("UPDATE ledger_day SET currency = NULL", "prices", "have no price"),
-        ("UPDATE ledger_day SET owner_id = NULL WHERE state = 'held'", "attribution", "100 % of the held time"),
+        (
+            "UPDATE ledger_day SET owner_id = NULL WHERE state = 'held'",
+            "attribution",
+            "100 % of the held time",
+        ),
         ("UPDATE conservation_check SET holds = false", "proof", "does not hold on"),
         (
-            "INSERT INTO job_run (job, started_at, outcome, detail) VALUES ('rate_usage', now(), 'failed', 'boom')",
+            (
+                "INSERT INTO job_run (job, started_at, outcome, detail) VALUES ('rate_usage',"
+                " now(), 'failed', 'boom')"
+            ),
             "jobs",
             "rate_usage failed recently: boom",
         ),
         (
-            "INSERT INTO ingest_conflict (node_name, epoch, seq, sha256, received_at) "
-            "VALUES ('n1', '0192aaaa-0000-7000-8000-000000000001', 1, 'x', now())",
+            (
+                "INSERT INTO ingest_conflict (node_name, epoch, seq, sha256, received_at) "
+                "VALUES ('n1', '0192aaaa-0000-7000-8000-000000000001', 1, 'x', now())"
+            ),
             "integrity",
             "other bytes",
         ),
     ],
 )
 def test_each_fault_is_found_with_its_cure(dsn, change, topic, words):
-    """One thing is broken in a healthy ledger: it is named, with what to do, and the exit code is 1."""
+    """One thing is broken in a healthy ledger: it is named, with what to do, and the exit code is
+    1.
+    """
     price(dsn)
     report(dsn)
     refresh(Database(dsn), ALWAYS, NOW_MS)

@@ -1,4 +1,6 @@
-"""The embedded Postgres: started, joined, killed, restarted, stopped; by root and by an ordinary user."""
+"""The embedded Postgres: started, joined, killed, restarted, stopped; by root and by an ordinary
+user.
+"""
 
 import contextlib
 import json
@@ -25,7 +27,13 @@ from fakes.postgres import open_folder
 from gpuledger_collector.cli import build
 from gpuledger_collector.storage.access import readers, row_level_security
 from gpuledger_collector.storage.errors import EnvironmentLacks
-from gpuledger_collector.storage.server import binaries, embedded, embedded_roles, migrate, schema_rights
+from gpuledger_collector.storage.server import (
+    binaries,
+    embedded,
+    embedded_roles,
+    migrate,
+    schema_rights,
+)
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.storage.telemetry import partitions
 
@@ -82,7 +90,9 @@ def test_data_and_address_outlive_the_server(folder):
 
 
 def test_only_loopback_with_a_password_is_served(server, folder):
-    """One TCP address of this machine, SCRAM for everybody, the password in a file for its owner alone."""
+    """One TCP address of this machine, SCRAM for everybody, the password in a file for its owner
+    alone.
+    """
     dsn = server.dsn
     with psycopg.connect(server.admin_dsn) as connection:
         settings = dict(
@@ -115,7 +125,9 @@ def test_a_second_command_joins_and_the_last_one_stops(server, folder):
 
 
 def test_a_killed_postmaster_is_started_again_with_every_row(server):
-    """kill -9 of the postmaster, children lingering or not: crash recovery brings all committed rows back."""
+    """kill -9 of the postmaster, children lingering or not: crash recovery brings all committed
+    rows back.
+    """
     dsn = server._conninfo("gpuledger")
     keep_rows(dsn)
     pid = server.pid
@@ -147,14 +159,18 @@ def test_a_server_left_by_a_killed_command_is_joined(folder):
 
 
 def test_a_stale_pid_file_that_names_a_stranger_is_no_obstacle(folder):
-    """After a reboot the recorded number may belong to any program: it is neither believed nor killed."""
+    """After a reboot the recorded number may belong to any program: it is neither believed nor
+    killed.
+    """
     server = EmbeddedServer(folder)
     dsn = server.acquire()
     keep_rows(dsn)
     recorded = (server._cluster / "postmaster.pid").read_text()
     pid = server.pid
     for process in [pid, *embedded_children(pid)]:
-        with contextlib.suppress(ProcessLookupError):  # a worker of the server may have ended by itself
+        with contextlib.suppress(
+            ProcessLookupError
+        ):  # a worker of the server may have ended by itself
             os.kill(process, signal.SIGKILL)
     server._child.wait()
     (server._cluster / "postmaster.pid").write_text(recorded.replace(str(pid), str(os.getpid()), 1))
@@ -168,7 +184,9 @@ def embedded_children(pid: int) -> list[int]:
 
 
 def test_a_taken_port_is_given_up_for_another(folder):
-    """When something else listens on the remembered port, the server moves and remembers the new one."""
+    """When something else listens on the remembered port, the server moves and remembers the new
+    one.
+    """
     server = EmbeddedServer(folder)
     keep_rows(server.acquire())
     server.release()
@@ -211,7 +229,9 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(folder):
 
 
 def test_who_runs_the_server():
-    """An ordinary user runs it itself; root needs an unprivileged user that exists, and creates none."""
+    """An ordinary user runs it itself; root needs an unprivileged user that exists, and creates
+    none.
+    """
     assert binaries.server_user(1000, None) is None
     assert binaries.server_user(0, "nobody").uid == pwd.getpwnam("nobody").pw_uid
     with pytest.raises(EnvironmentLacks, match="GPULEDGER_EMBEDDED_USER"):
@@ -230,13 +250,17 @@ def shared_root(monkeypatch):
 
 @as_root
 def test_root_with_everything_below_a_private_home(tmp_path, shared_root, monkeypatch):
-    """Below a 0700 folder: the programs are copied, the cluster put beside them, and no mode is changed."""
+    """Below a 0700 folder: the programs are copied, the cluster put beside them, and no mode is
+    changed.
+    """
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     package = binaries.installed().parent
     for name in (package.name, f"{package.name}.libs"):
         shutil.copytree(
-            package.parent / name, home / name, ignore=shutil.ignore_patterns("pginstall", "*.a", "include")
+            package.parent / name,
+            home / name,
+            ignore=shutil.ignore_patterns("pginstall", "*.a", "include"),
         )
     monkeypatch.setattr(binaries, "installed", lambda: home / package.name / binaries_name(package))
     server = EmbeddedServer(home / "ledger", user="nobody")
@@ -290,11 +314,15 @@ def test_an_ordinary_user_runs_it_as_itself(folder):
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with pytest.raises(EnvironmentLacks, match="belongs to another user"):
-        EmbeddedServer(folder, user="postgres" if nobody.pw_name != "postgres" else "daemon").acquire()
+        EmbeddedServer(
+            folder, user="postgres" if nobody.pw_name != "postgres" else "daemon"
+        ).acquire()
 
 
 def made_before(folder):
-    """A data folder as it was made before: one role, which is the first of the cluster and a superuser."""
+    """A data folder as it was made before: one role, which is the first of the cluster and a
+    superuser.
+    """
     server = EmbeddedServer(folder)
     server._make_data_dir()
     programs = binaries.reachable_programs(server._seat_of_cluster()[1], folder)
@@ -332,7 +360,10 @@ def made_before(folder):
     return server
 
 
-ROLES = "SELECT rolname, rolsuper, rolbypassrls, rolcreaterole FROM pg_roles WHERE rolname ~ '^gpuledger' ORDER BY 1"
+ROLES = (
+    "SELECT rolname, rolsuper, rolbypassrls, rolcreaterole FROM pg_roles WHERE rolname ~"
+    " '^gpuledger' ORDER BY 1"
+)
 DIVIDED = [("gpuledger", False, False, True), ("gpuledger_admin", True, True, True)]
 
 
@@ -354,18 +385,23 @@ def test_the_ledgers_role_is_no_superuser(server):
     with psycopg.connect(server.dsn) as connection:
         assert row_level_security.is_enabled(connection)
         owners = connection.execute(
-            "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relnamespace = 'public'::regnamespace"
+            "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relnamespace ="
+            " 'public'::regnamespace"
         ).fetchall()
     assert owners == [("gpuledger",)]
 
 
 def test_a_data_folder_of_before_gets_its_roles(folder):
-    """Rows, password, readers and the wall before viewers stay; what the one role owned belongs to the ledger's now."""
+    """Rows, password, readers and the wall before viewers stay; what the one role owned belongs to
+    the ledger's now.
+    """
     server = made_before(folder)
     migrate.upgrade(server.dsn)
     keep_rows(server.dsn)
     with psycopg.connect(server.dsn) as connection:
-        assert connection.execute("SELECT rolsuper FROM pg_roles WHERE rolname = 'gpuledger'").fetchone() == (True,)
+        assert connection.execute(
+            "SELECT rolsuper FROM pg_roles WHERE rolname = 'gpuledger'"
+        ).fetchone() == (True,)
         partitions.ensure(connection, "usage_interval", [30_000 * partitions.DAY_MS])
         readers.grant(connection, "dashboards", "a password", {"team": "vision"})
         connection.execute("DELETE FROM database_reader")  # the version before had none
@@ -378,20 +414,26 @@ def test_a_data_folder_of_before_gets_its_roles(folder):
         with psycopg.connect(dsn, autocommit=True) as connection:
             assert connection.execute(ROLES).fetchall()[:2] == DIVIDED
             foreign = (
-                "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relowner <> %s::regrole"
+                "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND"
+                " relowner <> %s::regrole"
             )
             assert connection.execute(foreign, ("gpuledger",)).fetchall() == []
             routines = (
-                "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proowner <> %s::regrole"
+                "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND"
+                " proowner <> %s::regrole"
             )
             assert connection.execute(routines, ("gpuledger",)).fetchall() == []
             assert row_level_security.is_enabled(connection)
             with row_level_security.as_viewer(connection, {"team": "vision"}):
-                assert connection.execute("SELECT current_user").fetchone() == (row_level_security.ROLE,)
+                assert connection.execute("SELECT current_user").fetchone() == (
+                    row_level_security.ROLE,
+                )
             readers.grant(connection, "dashboards", None, {"team": "vision"})
             partitions.ensure(connection, "usage_interval", [30_001 * partitions.DAY_MS])
             connection.execute("ALTER TABLE kept ADD IF NOT EXISTS more int")
-        with psycopg.connect(make_conninfo(dsn, user="dashboards", password="a password")) as reader:
+        with psycopg.connect(
+            make_conninfo(dsn, user="dashboards", password="a password")
+        ) as reader:
             assert reader.execute("SELECT count(*) FROM charge").fetchone() == (0,)
         again.release()
 
@@ -412,7 +454,10 @@ def fails_at(number):
 BROKEN_OFF = {
     "before the first role is renamed": {"_make": fails_at(2)},
     "once the roles are two": {"_make": fails_at(4)},
-    "with some tables handed over": {"_FOREIGN": f"{embedded_roles._FOREIGN} LIMIT 5", "_OPEN_TO_ALL": "SELECT 1 / 0"},
+    "with some tables handed over": {
+        "_FOREIGN": f"{embedded_roles._FOREIGN} LIMIT 5",
+        "_OPEN_TO_ALL": "SELECT 1 / 0",
+    },
 }
 
 
@@ -435,7 +480,10 @@ def test_an_upgrade_of_a_data_folder_that_broke_off_goes_on(folder, when, monkey
     assert count(dsn) == 1000
     with psycopg.connect(dsn) as connection:
         assert connection.execute(ROLES).fetchall()[:2] == DIVIDED
-        owners = "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relnamespace = 'public'::regnamespace"
+        owners = (
+            "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relnamespace ="
+            " 'public'::regnamespace"
+        )
         assert connection.execute(owners).fetchall() == [("gpuledger",)]
     again.release()
 
@@ -465,7 +513,9 @@ def test_a_folder_with_files_of_others_keeps_its_mode(folder):
 
 
 def test_the_log_holds_nothing_of_statements(server, folder):
-    """Neither what was asked, nor the row that was refused, nor what was under way when a session was ended."""
+    """Neither what was asked, nor the row that was refused, nor what was under way when a session
+    was ended.
+    """
     with psycopg.connect(server.dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE person (name text CHECK (length(name) < 30))")
         failing = (
@@ -479,7 +529,9 @@ def test_the_log_holds_nothing_of_statements(server, folder):
         with pytest.raises(psycopg.Error):
             connection.execute("SELECT %s::int", ("ada lovelace",))
         with pytest.raises(psycopg.Error):
-            connection.execute("SELECT 'ada lovelace', pg_terminate_backend(pg_backend_pid()), pg_sleep(9)")
+            connection.execute(
+                "SELECT 'ada lovelace', pg_terminate_backend(pg_backend_pid()), pg_sleep(9)"
+            )
     text = (folder / "postgres.log").read_text()
     assert "ready to accept connections" in text
     assert "ada" not in text
@@ -530,11 +582,15 @@ def test_a_reader_opens_no_other_database(server):
         readers.grant(connection, "dashboards", "a password")
     for name in ("postgres", "template1"):
         with pytest.raises(psycopg.OperationalError, match="permission denied for database"):
-            psycopg.connect(make_conninfo(server.dsn, user="dashboards", password="a password", dbname=name))
+            psycopg.connect(
+                make_conninfo(server.dsn, user="dashboards", password="a password", dbname=name)
+            )
 
 
 def test_each_of_forty_sessions_creates_the_partition_of_a_new_day(server):
-    """A session on a reserved connection is the owner of its database as well: a new day is taken in all the same."""
+    """A session on a reserved connection is the owner of its database as well: a new day is taken
+    in all the same.
+    """
     migrate.upgrade(server.dsn)
     with contextlib.ExitStack() as stack:
         for number in range(40):
@@ -549,7 +605,9 @@ CREATORS = (
 
 
 def test_a_ledger_of_before_gets_its_own_right_to_create_partitions(folder):
-    """Earlier versions left the right to the owner of the database; whoever joins the server next adds it."""
+    """Earlier versions left the right to the owner of the database; whoever joins the server next
+    adds it.
+    """
     server = EmbeddedServer(folder)
     migrate.upgrade(server.acquire())
     with psycopg.connect(server.dsn, autocommit=True) as connection:

@@ -37,7 +37,9 @@ def small_disk(folder):
     if (
         os.geteuid()
         or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=220m,mode=0755", "tmpfs", folder], capture_output=True, check=False
+            ["mount", "-t", "tmpfs", "-o", "size=220m,mode=0755", "tmpfs", folder],
+            capture_output=True,
+            check=False,
         ).returncode
     ):
         pytest.skip("only root may mount a disk here; the other tests of this file need none")
@@ -54,17 +56,29 @@ def fill(folder: Path, leave: int) -> Path:
 
 
 def write_much(settings: Settings) -> None:
-    with wiring.database(settings, migrated=False) as opened, psycopg.connect(opened.dsn) as connection:
-        connection.execute("CREATE TABLE much AS SELECT repeat(md5(n::text), 60) FROM generate_series(1, 4000) n")
+    with (
+        wiring.database(settings, migrated=False) as opened,
+        psycopg.connect(opened.dsn) as connection,
+    ):
+        connection.execute(
+            "CREATE TABLE much AS SELECT repeat(md5(n::text), 60) FROM generate_series(1, 4000) n"
+        )
 
 
 def test_a_disk_that_becomes_full_is_named(small_disk):
-    """While it runs, at the next start and at the first start: always the disk, never the port; then all is there."""
+    """While it runs, at the next start and at the first start: always the disk, never the port;
+    then all is there.
+    """
     settings = Settings(data_dir=small_disk / "data")
-    with wiring.database(settings, migrated=False) as opened, psycopg.connect(opened.dsn) as connection:
+    with (
+        wiring.database(settings, migrated=False) as opened,
+        psycopg.connect(opened.dsn) as connection,
+    ):
         connection.execute("CREATE TABLE kept AS SELECT generate_series(1, 1000) n")
     ballast = fill(small_disk, 20_000_000)
-    with pytest.raises(EnvironmentLacks, match=r"the disk of .* is full .* what was committed is safe") as failure:
+    with pytest.raises(
+        EnvironmentLacks, match=r"the disk of .* is full .* what was committed is safe"
+    ) as failure:
         write_much(settings)
     assert "refused" not in str(failure.value)
     ballast.unlink()
@@ -74,7 +88,10 @@ def test_a_disk_that_becomes_full_is_named(small_disk):
     with pytest.raises(EnvironmentLacks, match="the database needs 100 MB"):
         EmbeddedServer(small_disk / "other").acquire()
     ballast.unlink()
-    with wiring.database(settings, migrated=False) as opened, psycopg.connect(opened.dsn) as connection:
+    with (
+        wiring.database(settings, migrated=False) as opened,
+        psycopg.connect(opened.dsn) as connection,
+    ):
         assert connection.execute("SELECT count(*) FROM kept").fetchone() == (1000,)
 
 
@@ -90,7 +107,9 @@ def test_no_byte_left_for_the_data_folder_itself(folder, monkeypatch):
 
 
 def test_the_servers_own_log_tells_a_full_disk(folder):
-    """What Postgres wrote before it ended, and the refused connection after it: the sentence is of the disk."""
+    """What Postgres wrote before it ended, and the refused connection after it: the sentence is of
+    the disk.
+    """
     server = EmbeddedServer(folder)
     server.acquire()
     server.release()
@@ -103,7 +122,9 @@ def test_the_servers_own_log_tells_a_full_disk(folder):
 
 def test_little_room_is_said_before_anything_is_written(folder, monkeypatch):
     """The disk is asked first: nothing of a cluster is begun."""
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 40 * 10**6))
+    monkeypatch.setattr(
+        disk.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 40 * 10**6)
+    )
     with pytest.raises(EnvironmentLacks, match="40 MB are free and the database needs 100 MB"):
         EmbeddedServer(folder).acquire()
     assert not (folder / "postgres").exists()
@@ -112,14 +133,20 @@ def test_little_room_is_said_before_anything_is_written(folder, monkeypatch):
 def note(data_dir: Path, rows: int) -> None:
     """Keep a table of so many rows in the database of a data folder."""
     settings = Settings(data_dir=data_dir)
-    with wiring.database(settings, migrated=False) as opened, psycopg.connect(opened.dsn) as connection:
+    with (
+        wiring.database(settings, migrated=False) as opened,
+        psycopg.connect(opened.dsn) as connection,
+    ):
         connection.execute("DROP TABLE IF EXISTS kept")
         connection.execute("CREATE TABLE kept AS SELECT generate_series(1, %s) n", (rows,))
 
 
 def noted(data_dir: Path) -> int:
     settings = Settings(data_dir=data_dir)
-    with wiring.database(settings, migrated=False) as opened, psycopg.connect(opened.dsn) as connection:
+    with (
+        wiring.database(settings, migrated=False) as opened,
+        psycopg.connect(opened.dsn) as connection,
+    ):
         row = connection.execute("SELECT count(*) FROM kept").fetchone()
     assert row is not None
     return row[0]
@@ -131,7 +158,9 @@ def copy(source: Path, target: Path) -> None:
 
 @pytest.mark.parametrize("absolute", [False, True], ids=["as now", "as before"])
 def test_a_copied_data_folder_has_a_database_of_its_own(folder, absolute):
-    """What is written to the copy does not reach the original, also where `home` was an absolute path."""
+    """What is written to the copy does not reach the original, also where `home` was an absolute
+    path.
+    """
     note(folder / "data", 10)
     assert (folder / "data/home").read_text() == "postgres\n"
     if absolute:
@@ -165,7 +194,9 @@ def test_a_copy_of_a_running_database_is_refused(folder):
 
 
 def test_a_cluster_elsewhere_belongs_to_one_data_folder(folder, monkeypatch):
-    """A copy is refused while the original is there; after a move, the moved folder keeps its cluster."""
+    """A copy is refused while the original is there; after a move, the moved folder keeps its
+    cluster.
+    """
     monkeypatch.setattr(seat, "shared_root", lambda: folder / "shared")
     (folder / "shared").mkdir()
     original = folder / "data"

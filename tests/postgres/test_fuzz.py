@@ -42,7 +42,13 @@ def collector(postgres):
 def places(value, path=()):
     """The path of every value inside a JSON document."""
     yield path
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    children = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, child in children:
         yield from places(child, (*path, key))
 
@@ -63,9 +69,14 @@ PATHS = [path for path in places(PLAIN) if path]
 
 
 @MOSTLY
-@given(changes=st.lists(st.tuples(st.sampled_from(PATHS), odd), min_size=1, max_size=4), as_json=st.booleans())
+@given(
+    changes=st.lists(st.tuples(st.sampled_from(PATHS), odd), min_size=1, max_size=4),
+    as_json=st.booleans(),
+)
 def test_a_twisted_batch_gets_a_verdict(collector, changes, as_json):
-    """Any values anywhere in a batch: 200, 400, 409 or 422 with a reason; a 422 names every record it refuses."""
+    """Any values anywhere in a batch: 200, 400, 409 or 422 with a reason; a 422 names every record
+    it refuses.
+    """
     document = PLAIN
     for path, value in changes:
         try:
@@ -73,7 +84,11 @@ def test_a_twisted_batch_gets_a_verdict(collector, changes, as_json):
         except (KeyError, IndexError, TypeError, AttributeError):
             continue
     try:
-        body = json.dumps(document).encode() if as_json else zstd.compress(msgspec.msgpack.encode(document))
+        body = (
+            json.dumps(document).encode()
+            if as_json
+            else zstd.compress(msgspec.msgpack.encode(document))
+        )
     except (OverflowError, UnicodeEncodeError):
         return
     status, answer = collector.post(body, JSON if as_json else MSGPACK)
@@ -86,30 +101,39 @@ def test_a_twisted_batch_gets_a_verdict(collector, changes, as_json):
 
 
 @MOSTLY
-@given(body=st.binary(max_size=300), encoding=st.sampled_from(["", "zstd", "gzip"]), as_json=st.booleans())
+@given(
+    body=st.binary(max_size=300),
+    encoding=st.sampled_from(["", "zstd", "gzip"]),
+    as_json=st.booleans(),
+)
 def test_noise_gets_a_verdict(collector, body, encoding, as_json):
     """Any bytes under any announced form are a 400."""
-    headers = {"Content-Type": "application/json" if as_json else "application/msgpack", "Content-Encoding": encoding}
+    headers = {
+        "Content-Type": "application/json" if as_json else "application/msgpack",
+        "Content-Encoding": encoding,
+    }
     status, answer = collector.post(zstd.compress(body) if encoding == "zstd" else body, headers)
     assert status == 400
     assert answer["detail"]
 
 
 def test_after_all_of_it_the_ledger_is_sound(collector):
-    """What the fuzzing left behind adds up: as many intervals as the batch ledger says, no more samples (those of other
-    nodes' accelerators are left out), and no span held twice over.
+    """What the fuzzing left behind adds up: as many intervals as the batch ledger says, no more
+    samples (those of other nodes' accelerators are left out), and no span held twice over.
     """
-    # Every value of this batch is sound, so that something is stored whatever the other tests of this file sent.
+    # Every value of this batch is sound, so that something is stored whatever the other tests of
+    # this file sent.
     assert collector.post(msgspec.json.encode(batch(seq=2**40, accelerators=2)), JSON)[0] == 200
     with psycopg.connect(collector.dsn) as connection:
         totals = connection.execute(
-            "SELECT (SELECT coalesce(sum(usage_intervals), 0) FROM ingest_batch), (SELECT count(*) FROM usage_interval"
-            " WHERE state <> 'present'),"
-            " (SELECT coalesce(sum(samples), 0) FROM ingest_batch), (SELECT count(*) FROM gpu_sample)"
+            "SELECT (SELECT coalesce(sum(usage_intervals), 0) FROM ingest_batch), (SELECT count(*)"
+            " FROM usage_interval WHERE state <> 'present'), (SELECT coalesce(sum(samples), 0) FROM"
+            " ingest_batch), (SELECT count(*) FROM gpu_sample)"
         ).fetchone()
         wrong = connection.execute(
-            "SELECT count(*) FROM (SELECT 1 FROM usage_interval WHERE state = 'held' GROUP BY node_id, epoch, seq,"
-            " accelerator_id, start_ms, end_ms HAVING sum(held_ms) <> end_ms - start_ms) AS s"
+            "SELECT count(*) FROM (SELECT 1 FROM usage_interval WHERE state = 'held' GROUP BY"
+            " node_id, epoch, seq, accelerator_id, start_ms, end_ms HAVING sum(held_ms) <> end_ms -"
+            " start_ms) AS s"
         ).fetchone()
     assert totals is not None
     assert totals[0] == totals[1]

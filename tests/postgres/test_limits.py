@@ -1,4 +1,6 @@
-"""What one sender may take: quotas by node, time for heads and bodies, connections; and that memory stays flat."""
+"""What one sender may take: quotas by node, time for heads and bodies, connections; and that memory
+stays flat.
+"""
 
 import contextlib
 import os
@@ -63,19 +65,27 @@ def test_names_without_end_take_no_memory(monkeypatch):
 
 
 def test_a_node_over_its_quota_is_asked_to_come_back(dsn):
-    """429 with Retry-After, which the agent follows; nothing of it is committed, and another node is served."""
+    """429 with Retry-After, which the agent follows; nothing of it is committed, and another node
+    is served.
+    """
     with running(dsn, node_samples_per_second=20) as collector:
         collector.parts.intake.quotas.samples.steady = lambda: 0.0  # however long the requests take
         statuses = [collector.send(large(seq))[0] for seq in (1, 2)]
         assert statuses == [200, 200]
         status, told, answer = collector.request("POST", "/v1/batches", body_of(large(3)), MSGPACK)
         assert status == 429
-        assert answer == {"status": "refused", "detail": "node-1 sends more than 20 samples a second"}
+        assert answer == {
+            "status": "refused",
+            "detail": "node-1 sends more than 20 samples a second",
+        }
         assert 40 <= int(told["Retry-After"]) <= 60
         found = reaction(Reply(status, {"retry-after": told["Retry-After"]}, b""), 0)
         assert (found.step, found.wait_s) == ("retry", float(told["Retry-After"]))
         assert collector.send(large(1, "node-2"))[0] == 200
-        assert 'ingest_batches_total{status="throttled"} 1.0' in collector.request("GET", "/metrics")[2]
+        assert (
+            'ingest_batches_total{status="throttled"} 1.0'
+            in collector.request("GET", "/metrics")[2]
+        )
 
 
 def test_bytes_have_a_quota_too(dsn):
@@ -96,14 +106,18 @@ def test_a_token_of_a_node_is_refused_before_its_body_comes(dsn):
         assert collector.post(body_of(large(1)), bearer)[0] == 200
         with socket.create_connection(("127.0.0.1", collector.port), 60) as connection:
             head = "".join(f"{name}: {value}\r\n" for name, value in bearer.items())
-            connection.sendall(f"POST /v1/batches HTTP/1.1\r\nHost: x\r\n{head}Content-Length: 5000\r\n\r\n".encode())
+            connection.sendall(
+                f"POST /v1/batches HTTP/1.1\r\nHost: x\r\n{head}Content-Length: 5000\r\n\r\n".encode()
+            )
             assert connection.recv(100).startswith(b"HTTP/1.1 429")
 
 
 def test_remote_write_over_its_quota_is_kept_by_prometheus(dsn):
     """503 with Retry-After, not 429: that would be dropped."""
     with running(dsn, remote_write_samples_per_second=1) as collector:
-        collector.parts.remote.quota.steady = lambda: 0.0  # a bucket that fills while the requests go would take more
+        collector.parts.remote.quota.steady = lambda: (
+            0.0
+        )  # a bucket that fills while the requests go would take more
         answers = []
         for at_ms in range(NOON_MS, NOON_MS + 100_000, 1000):
             body = snappy(one(scrape(at_ms)))
@@ -132,25 +146,37 @@ SLOW = {
     "a head without end": (b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: ", b"y"),
     "empty lines": (b"", b"\r\n"),
     "a body": (
-        b"POST /v1/batches HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\nContent-Length: 1000000\r\n\r\n",
+        (
+            b"POST /v1/batches HTTP/1.1\r\nHost: x\r\nContent-Type:"
+            b" application/msgpack\r\nContent-Length: 1000000\r\n\r\n"
+        ),
         b"z",
     ),
     "a body in chunks": (
-        b"POST /v1/batches HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\n"
-        b"Transfer-Encoding: chunked\r\n\r\n",
+        (
+            b"POST /v1/batches HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        ),
         b"1\r\nz\r\n",
     ),
     "a body of remote write": (
-        b"POST /api/v1/write HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n"
-        b"Content-Encoding: snappy\r\nContent-Length: 1000000\r\n\r\n",
+        (
+            b"POST /api/v1/write HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n"
+            b"Content-Encoding: snappy\r\nContent-Length: 1000000\r\n\r\n"
+        ),
         b"z",
     ),
-    "a body of another route": (b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n", b"z"),
+    "a body of another route": (
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n",
+        b"z",
+    ),
 }
 
 
 def drip(port: int, first: bytes, again: bytes, seconds: float) -> float:
-    """Sends `first`, then `again` ten times a second, until the connection is closed; after how many seconds."""
+    """Sends `first`, then `again` ten times a second, until the connection is closed; after how
+    many seconds.
+    """
     begun = time.monotonic()
     with socket.create_connection(("127.0.0.1", port), 60) as connection:
         connection.settimeout(0.1)
@@ -168,7 +194,9 @@ def test_slow_senders_are_expired(impatient):
     """Heads and bodies of a byte now and then, or of nothing: each connection is over in seconds."""
     lasted: dict[str, float] = {}
     threads = [
-        threading.Thread(target=lambda name=name: lasted.update({name: drip(impatient.port, *SLOW[name], 60)}))
+        threading.Thread(
+            target=lambda name=name: lasted.update({name: drip(impatient.port, *SLOW[name], 60)})
+        )
         for name in SLOW
     ]
     for thread in threads:
@@ -190,7 +218,9 @@ def test_a_head_is_bounded(impatient):
 
 
 def test_a_slow_but_steady_body_is_taken(impatient, monkeypatch):
-    """What comes faster than the least rate may take longer than one that does not: here more than a second."""
+    """What comes faster than the least rate may take longer than one that does not: here more than
+    a second.
+    """
     monkeypatch.setattr(limits.BoundedProtocol, "body_seconds", 60.0)
     instants, chance = range(NOON_MS, NOON_MS + 500 * 1000, 1000), random.Random(1)
     noise = samples(2, instants, gpu_utilization_ratio=[chance.random() for _ in range(1000)])
@@ -211,10 +241,16 @@ def test_a_slow_but_steady_body_is_taken(impatient, monkeypatch):
 def test_too_many_connections_are_closed(dsn):
     """Those beyond the bound are closed at once; those within are served."""
     with running(dsn, max_connections=20) as collector, contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.create_connection(("127.0.0.1", collector.port), 60)) for _ in range(20)]
+        held = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", collector.port), 60))
+            for _ in range(20)
+        ]
         held[0].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert held[0].recv(100).startswith(b"HTTP/1.1 200")
-        with socket.create_connection(("127.0.0.1", collector.port), 60) as other, contextlib.suppress(OSError):
+        with (
+            socket.create_connection(("127.0.0.1", collector.port), 60) as other,
+            contextlib.suppress(OSError),
+        ):
             other.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
             assert other.recv(100) == b""
 
@@ -224,14 +260,18 @@ def resident_mib() -> float:
 
 
 def test_a_thousand_slow_senders_take_no_memory(dsn):
-    """1,000 connections that send heads and bodies byte by byte: under 40 MiB in all, and others are served."""
+    """1,000 connections that send heads and bodies byte by byte: under 40 MiB in all, and others
+    are served.
+    """
     with running(dsn) as collector, contextlib.ExitStack() as stack:
         collector.send(batch())
         before = resident_mib()
         kinds = list(SLOW.values())
         held = []
         for number in range(1000):
-            connection = stack.enter_context(socket.create_connection(("127.0.0.1", collector.port), 60))
+            connection = stack.enter_context(
+                socket.create_connection(("127.0.0.1", collector.port), 60)
+            )
             connection.sendall(kinds[number % len(kinds)][0])
             held.append(connection)
         for _ in range(5):
@@ -245,15 +285,30 @@ def test_a_thousand_slow_senders_take_no_memory(dsn):
 
 
 def test_a_large_body_of_any_route_is_refused_without_a_token(dsn):
-    """Readers are asked for their token before a byte is read, a run's report is answered after its first part."""
+    """Readers are asked for their token before a byte is read, a run's report is answered after its
+    first part.
+    """
     part = b"[" * limits.MAX_BODY_BYTES + b"["
     chunk = b"%x\r\n%b\r\n" % (len(part), part)
     with running(dsn, require_tokens=True) as collector:
-        expected = {"/v1/disputes": b"401", "/v1/disputes/1/answers": b"401", "/v1/runs/x/progress": b"413"}
+        expected = {
+            "/v1/disputes": b"401",
+            "/v1/disputes/1/answers": b"401",
+            "/v1/runs/x/progress": b"413",
+        }
         for path, status in expected.items():
-            for framing, sent in (("Content-Length: 100000000", part), ("Transfer-Encoding: chunked", chunk)):
+            for framing, sent in (
+                ("Content-Length: 100000000", part),
+                ("Transfer-Encoding: chunked", chunk),
+            ):
                 with socket.create_connection(("127.0.0.1", collector.port), 30) as connection:
-                    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
+                    head = (
+                        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type:"
+                        f" application/json\r\n{framing}\r\n\r\n"
+                    )
                     connection.sendall(head.encode() + sent)
                     assert connection.recv(100).startswith(b"HTTP/1.1 " + status), (path, framing)
-            assert collector.request("POST", path, b"{}" + b" " * (len(part) - 3), JSON)[0] in {401, 422}
+            assert collector.request("POST", path, b"{}" + b" " * (len(part) - 3), JSON)[0] in {
+                401,
+                422,
+            }

@@ -38,10 +38,18 @@ def set_revision(dsn, revision):
 
 
 def test_migrations_build_the_declared_schema(database):
-    """Tables, columns, types, defaults, comments, indexes and keys are the declared ones, down to the partition key."""
-    options = {"compare_type": True, "compare_server_default": True, "include_object": migrate.own_objects}
+    """Tables, columns, types, defaults, comments, indexes and keys are the declared ones, down to
+    the partition key.
+    """
+    options = {
+        "compare_type": True,
+        "compare_server_default": True,
+        "include_object": migrate.own_objects,
+    }
     with migrate.connected(database.dsn) as connection:
-        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+        assert (
+            compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+        )
         keys = connection.execute(
             sa.text(
                 "SELECT c.relname, pg_get_partkeydef(c.oid) FROM pg_partitioned_table p"
@@ -63,10 +71,16 @@ def test_migrations_build_the_declared_schema(database):
 def test_partitions_do_not_disturb_the_comparison(database):
     """The days made on demand are no part of the declared schema."""
     with Database(database.dsn).transaction() as connection:
-        partitions.ensure(connection, "usage_interval", [1_700_000_000_000 // partitions.DAY_MS * partitions.DAY_MS])
+        partitions.ensure(
+            connection,
+            "usage_interval",
+            [1_700_000_000_000 // partitions.DAY_MS * partitions.DAY_MS],
+        )
     options = {"include_object": migrate.own_objects}
     with migrate.connected(database.dsn) as connection:
-        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+        assert (
+            compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+        )
 
 
 def test_an_empty_database_is_behind_until_upgraded(empty_dsn):
@@ -98,7 +112,9 @@ def test_files_of_migrations_begin_with_their_revisions():
 
 
 def test_the_short_look_agrees_with_the_long_one(empty_dsn):
-    """An empty database, an older and a newer one are no newest one; a current one is, once its wall stands, too."""
+    """An empty database, an older and a newer one are no newest one; a current one is, once its
+    wall stands, too.
+    """
     assert not schema_version.is_newest(empty_dsn)
     migrate.upgrade(empty_dsn)
     assert schema_version.is_newest(empty_dsn, secured=True)
@@ -112,7 +128,9 @@ def test_the_short_look_agrees_with_the_long_one(empty_dsn):
 
 
 def test_a_command_refuses_what_the_long_look_refuses(empty_dsn):
-    """A database by DSN that nobody migrated, that lacks a step, or that only a newer version knows opens no block."""
+    """A database by DSN that nobody migrated, that lacks a step, or that only a newer version knows
+    opens no block.
+    """
     settings = Settings(dsn=empty_dsn)
     with pytest.raises(SchemaBehind, match="gpuledger db upgrade"), wiring.database(settings):
         pass
@@ -133,12 +151,16 @@ def test_a_ledger_from_before_the_first_release_is_refused(empty_dsn):
     with pytest.raises(SchemaBehind, match="before the first release"):
         migrate.upgrade(empty_dsn)
     with Database(empty_dsn).transaction() as connection:
-        rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+        rows = connection.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+        ).fetchall()
     assert rows == [("stretch",)]
 
 
 def test_partitions_are_made_once_and_listed(dsn):
-    """A day's partition is made on demand, found the second time, and takes that day's rows and no others."""
+    """A day's partition is made on demand, found the second time, and takes that day's rows and no
+    others.
+    """
     day = 20_000 * partitions.DAY_MS
     with Database(dsn).transaction() as connection:
         assert partitions.ensure(connection, "gpu_sample", [day, day, day + partitions.DAY_MS]) == [
@@ -153,16 +175,23 @@ def test_partitions_are_made_once_and_listed(dsn):
             ("gpu_sample", day + partitions.DAY_MS),
         ]
         indexes = connection.execute(
-            "SELECT count(*) FROM pg_indexes WHERE tablename = 'gpu_sample_p20241004' AND indexdef LIKE '%brin%'"
+            "SELECT count(*) FROM pg_indexes WHERE tablename = 'gpu_sample_p20241004' AND indexdef"
+            " LIKE '%brin%'"
         ).fetchone()
         assert indexes == (1,)
         with pytest.raises(psycopg.errors.CheckViolation):
-            connection.execute("INSERT INTO gpu_sample (accelerator_id, at_ms) VALUES (1, %s)", (day - 1,))
+            connection.execute(
+                "INSERT INTO gpu_sample (accelerator_id, at_ms) VALUES (1, %s)", (day - 1,)
+            )
 
 
-@pytest.mark.parametrize("dsn", ["nonsense", "host=127.0.0.1 port=1 user=x", "postgresql://x@127.0.0.1:1/x"])
+@pytest.mark.parametrize(
+    "dsn", ["nonsense", "host=127.0.0.1 port=1 user=x", "postgresql://x@127.0.0.1:1/x"]
+)
 def test_a_database_that_is_not_there_is_one_sentence(dsn):
-    """A DSN that cannot be read or reached raises ServerUnavailable, without a word of its password."""
+    """A DSN that cannot be read or reached raises ServerUnavailable, without a word of its
+    password.
+    """
     with pytest.raises(ServerUnavailable) as caught:
         migrate.status(dsn)
     assert "\n" not in str(caught.value)

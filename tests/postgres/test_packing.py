@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_collector.storage.telemetry import sample_codec
-from gpuledger_collector.storage.telemetry.sample_codec import Column, DamagedBlob, Readings, pack, same, unpack
+from gpuledger_collector.storage.telemetry.sample_codec import (
+    Column,
+    DamagedBlob,
+    Readings,
+    pack,
+    same,
+    unpack,
+)
 
 WIDTHS = {"<f4": 32, "<f8": 64, "<i8": 64}
 
@@ -22,8 +29,12 @@ def readings(draw):
     for name in draw(st.lists(st.sampled_from(["a", "gpu_power_watts", "z" * 200]), unique=True)):
         kind = draw(st.sampled_from(sorted(WIDTHS)))
         few = st.sampled_from([0, 1, 2 ** (WIDTHS[kind] - 1), 2 ** WIDTHS[kind] - 1])
-        bits = draw(st.lists(few | st.integers(0, 2 ** WIDTHS[kind] - 1), min_size=rows, max_size=rows))
-        present = draw(st.lists(st.booleans(), min_size=rows, max_size=rows) | st.just([True] * rows))
+        bits = draw(
+            st.lists(few | st.integers(0, 2 ** WIDTHS[kind] - 1), min_size=rows, max_size=rows)
+        )
+        present = draw(
+            st.lists(st.booleans(), min_size=rows, max_size=rows) | st.just([True] * rows)
+        )
         values = np.array(bits, dtype=f"<u{WIDTHS[kind] // 8}").view(kind)
         if kind != "<i8" and draw(st.booleans()):
             # Numbers as drivers tell them: whole, or with few decimals.
@@ -36,8 +47,8 @@ def readings(draw):
 
 @st.composite
 def noise(draw):
-    """Columns as cards give them: noise in a narrow range, with usage intervals that stand still, outliers and
-    absences.
+    """Columns as cards give them: noise in a narrow range, with usage intervals that stand still,
+    outliers and absences.
     """
     rows = draw(st.integers(1, 300))
     dice = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -45,11 +56,15 @@ def noise(draw):
     for name in "abc":
         kind = draw(st.sampled_from(sorted(WIDTHS)))
         span = 2 ** draw(st.integers(0, 63))
-        bits = draw(st.integers(0, 2**64 - 1)) + dice.integers(0, span, rows, dtype="<u8", endpoint=True)
+        bits = draw(st.integers(0, 2**64 - 1)) + dice.integers(
+            0, span, rows, dtype="<u8", endpoint=True
+        )
         values = bits.astype(f"<u{WIDTHS[kind] // 8}").view(kind)
         if kind != "<i8" and draw(st.booleans()):
             places = draw(st.integers(0, 6))
-            values = (draw(st.integers(-(10**6), 10**6)) + dice.integers(0, span % 10**6 + 1, rows)) / 10.0**places
+            values = (
+                draw(st.integers(-(10**6), 10**6)) + dice.integers(0, span % 10**6 + 1, rows)
+            ) / 10.0**places
             values = values.astype(kind)
         still = dice.random(rows) < draw(st.sampled_from([0, 0.5, 1]))
         values = values[np.maximum.accumulate(np.where(still, 0, np.arange(rows)))]
@@ -65,7 +80,10 @@ def test_what_comes_out_is_what_went_in(made):
     assert same(found, made)
     for name, column in made.columns.items():
         if column.present.any():
-            assert found.columns[name].values[column.present].tobytes() == column.values[column.present].tobytes()
+            assert (
+                found.columns[name].values[column.present].tobytes()
+                == column.values[column.present].tobytes()
+            )
             assert found.columns[name].present.tolist() == column.present.tolist()
     assert found.at_ms.tolist() == made.at_ms.tolist()
     assert pack(found) == blob
@@ -79,7 +97,9 @@ def test_every_transform_restores_the_values(made):
         if not len(values):
             continue
         for transform, blocks in sample_codec._encodings(values, None):
-            decoded = sample_codec._decode(b"".join(blocks), transform, values.dtype, len(values), None)
+            decoded = sample_codec._decode(
+                b"".join(blocks), transform, values.dtype, len(values), None
+            )
             assert decoded.tobytes() == values.tobytes(), transform
 
 
@@ -95,7 +115,9 @@ def test_a_difference_of_one_bit_or_one_absence_is_seen():
     whole = np.ones(3, dtype=bool)
     one = Readings(np.arange(3), {"a": Column(np.array([0.0, 1, 2], dtype="<f4"), whole)})
     other = Readings(np.arange(3), {"a": Column(np.array([-0.0, 1, 2], dtype="<f4"), whole)})
-    fewer = Readings(np.arange(3), {"a": Column(one.columns["a"].values, np.array([True, True, False]))})
+    fewer = Readings(
+        np.arange(3), {"a": Column(one.columns["a"].values, np.array([True, True, False]))}
+    )
     assert same(one, one)
     assert not same(one, other)
     assert not same(one, fewer)
@@ -106,7 +128,9 @@ def test_a_difference_of_one_bit_or_one_absence_is_seen():
 @pytest.mark.parametrize("cut", [0, 5, 9, 20, -1])
 def test_a_blob_that_was_cut_is_refused(cut):
     """A sentence, not a guess."""
-    blob = pack(Readings(np.arange(100), {"a": Column(np.arange(100, dtype="<f8"), np.arange(100) % 3 > 0)}))
+    blob = pack(
+        Readings(np.arange(100), {"a": Column(np.arange(100, dtype="<f8"), np.arange(100) % 3 > 0)})
+    )
     with pytest.raises(DamagedBlob):
         unpack(blob[:cut])
     with pytest.raises(DamagedBlob, match="too many"):
@@ -116,7 +140,9 @@ def test_a_blob_that_was_cut_is_refused(cut):
 
 
 def test_numbers_as_drivers_tell_them_take_few_bytes():
-    """Decimals, and two columns with a constant sum, as free and used memory: the second costs next to nothing."""
+    """Decimals, and two columns with a constant sum, as free and used memory: the second costs next
+    to nothing.
+    """
     dice = np.random.default_rng(1)
     used = dice.integers(0, 80_000, 5000).astype("<f8") * 2**20
     free = 85_899_345_920.0 - used
@@ -150,7 +176,9 @@ def golden_readings():
     free = (dice >> np.uint64(48)).astype("<f8") * 2**20
     gray = (place + 5000) * np.uint64(0x9E3779B9) % np.uint64(2**16)
     gray ^= gray >> np.uint64(1)
-    steps = np.bitwise_xor.accumulate(np.uint64(1) << place * np.uint64(7) % np.uint64(61) * (dice % np.uint64(2)))
+    steps = np.bitwise_xor.accumulate(
+        np.uint64(1) << place * np.uint64(7) % np.uint64(61) * (dice % np.uint64(2))
+    )
     few = np.array([0.0, -0.0, np.nan, 8], dtype="<f4")
     columns = {
         "a_any_bits": Column(dice.astype("<u4").view("<f4"), place % 5 > 0),
@@ -161,7 +189,9 @@ def golden_readings():
         "f_counter": Column((place * 1_000_003 + dice % np.uint64(9)).astype("<i8"), place > 9),
         "g_ratio": Column((dice % np.uint64(1001)).astype("<f8") / 1000, whole),
         "h_energy": Column((place * 70 + dice % np.uint64(8)).astype("<f8") / 10, whole),
-        "i_noise": Column((0.9 + (dice >> np.uint64(40)).astype("<f8") / 2**28).astype("<f4"), place % 7 > 0),
+        "i_noise": Column(
+            (0.9 + (dice >> np.uint64(40)).astype("<f8") / 2**28).astype("<f4"), place % 7 > 0
+        ),
         "j_ticks": Column(np.cumsum(dice >> np.uint64(50)).astype("<i8"), whole),
         "k_energy": Column(np.cumsum(dice >> np.uint64(53)).astype("<f8") / 1000, whole),
     }

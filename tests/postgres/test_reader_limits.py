@@ -1,4 +1,6 @@
-"""What one reader may take: questions at once, their time, and nothing after it has gone; agents do not notice."""
+"""What one reader may take: questions at once, their time, and nothing after it has gone; agents do
+not notice.
+"""
 
 import contextlib
 import socket
@@ -28,7 +30,9 @@ WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'billi
 
 
 class Watched:
-    """A database whose billing zones are locked, so that every question about days waits in Postgres."""
+    """A database whose billing zones are locked, so that every question about days waits in
+    Postgres.
+    """
 
     def __init__(self, dsn):
         self.dsn = dsn
@@ -81,10 +85,16 @@ def test_who_goes_away_cancels_the_question(dsn):
 
 def test_one_reader_has_few_questions_at_once(dsn):
     """The rest is 429; agents, other readers and probes are answered meanwhile."""
-    with running(dsn, require_tokens=True, page_seconds=0) as collector, locked_zones(dsn) as watched:
+    with (
+        running(dsn, require_tokens=True, page_seconds=0) as collector,
+        locked_zones(dsn) as watched,
+    ):
         collector.parts.app.state.reader_limits.wait_seconds = 0.2
         viewer = bearer(dsn, "viewer", "crowd", owner={"team": "vision"})
-        finance, agent = bearer(dsn, "finance", "finance"), bearer(dsn, "agent", "node-1", node="node-1")
+        finance, agent = (
+            bearer(dsn, "finance", "finance"),
+            bearer(dsn, "agent", "node-1", node="node-1"),
+        )
         ask = lambda _: collector.request("GET", CHARGEBACK, headers=viewer)  # noqa: E731
         with ThreadPoolExecutor(60) as pool:
             answers = [pool.submit(ask, number) for number in range(60)]
@@ -97,14 +107,19 @@ def test_one_reader_has_few_questions_at_once(dsn):
         by_status = {status: told for status, told, _ in (answer.result() for answer in answers)}
         assert set(by_status) == {200, 429}
         assert int(by_status[429]["Retry-After"]) >= 1
-        refused = next(text for status, _, text in (answer.result() for answer in answers) if status == 429)
+        refused = next(
+            text for status, _, text in (answer.result() for answer in answers) if status == 429
+        )
         assert refused["detail"] == f"crowd has {AT_ONCE} questions in progress: wait for an answer"
         until(lambda: collector.parts.app.state.reader_limits.readers == {})
 
 
 def test_all_readers_leave_threads_for_others(dsn):
     """Probes and agents are answered while more readers ask than there are threads."""
-    with running(dsn, require_tokens=True, page_seconds=0) as collector, locked_zones(dsn) as watched:
+    with (
+        running(dsn, require_tokens=True, page_seconds=0) as collector,
+        locked_zones(dsn) as watched,
+    ):
         collector.parts.app.state.reader_limits.wait_seconds = 0.2
         readers = [bearer(dsn, "finance", f"finance-{number}") for number in range(15)]
         agent = bearer(dsn, "agent", "node-1", node="node-1")
@@ -126,7 +141,9 @@ def test_probes_need_no_thread_of_readers(dsn, monkeypatch):
     with running(dsn, page_seconds=0) as collector, locked_zones(dsn) as watched:
         limits = collector.parts.app.state.reader_limits
         limits.turns._value = 100
-        threads = [threading.Thread(target=collector.request, args=("GET", CHARGEBACK)) for _ in range(45)]
+        threads = [
+            threading.Thread(target=collector.request, args=("GET", CHARGEBACK)) for _ in range(45)
+        ]
         for thread in threads:
             thread.start()
         until(lambda: watched.waiting() == 40)
@@ -137,7 +154,9 @@ def test_probes_need_no_thread_of_readers(dsn, monkeypatch):
 
 
 def test_one_large_answer_at_a_time_is_in_memory(dsn, monkeypatch):
-    """Another one waits for its turn, and no longer than a page may take; its thread notices that it was left."""
+    """Another one waits for its turn, and no longer than a page may take; its thread notices that
+    it was left.
+    """
     monkeypatch.setattr(cancellation, "LARGE_LINES", -1)
     with running(dsn, page_seconds=1) as collector:
         limits = collector.parts.app.state.reader_limits

@@ -39,7 +39,16 @@ def test_what_may_be_read_is_declared():
     assert not set(readers.READABLE) & {"gpu_sample", "usage_interval", "outbox"}
     for table, columns in readers.READABLE_COLUMNS.items():
         assert set(columns) <= set(metadata.tables[table].columns.keys())
-        assert not set(columns) & {"recipient", "subject", "text", "html", "error", "owner", "reason", "evidence"}
+        assert not set(columns) & {
+            "recipient",
+            "subject",
+            "text",
+            "html",
+            "error",
+            "owner",
+            "reason",
+            "evidence",
+        }
 
 
 def test_the_role_logs_in_and_reads(dsn, admin, tmp_path):
@@ -47,8 +56,13 @@ def test_the_role_logs_in_and_reads(dsn, admin, tmp_path):
     secret = tmp_path / "password"
     secret.write_text("quite' \\ secret\n")
     for _ in range(2):
-        assert run(dsn, ROLE, "--password-file", secret) == (0, f"{ROLE} may read rollups and ledgers\n")
-    with psycopg.connect(make_conninfo(dsn, user=ROLE, password="quite' \\ secret"), autocommit=True) as reader:
+        assert run(dsn, ROLE, "--password-file", secret) == (
+            0,
+            f"{ROLE} may read rollups and ledgers\n",
+        )
+    with psycopg.connect(
+        make_conninfo(dsn, user=ROLE, password="quite' \\ secret"), autocommit=True
+    ) as reader:
         assert reader.execute("SELECT count(*) FROM charge").fetchone() == (0,)
         assert reader.execute("SHOW statement_timeout").fetchone() == (readers.STATEMENT_TIMEOUT,)
         for table in ("gpu_sample", "usage_interval", "outbox"):
@@ -73,7 +87,10 @@ def test_a_dry_run_changes_nothing(dsn, admin, tmp_path):
 
 
 def test_an_owner_without_rights_is_told_what_to_ask_for(dsn, admin):
-    """It may not create roles: one sentence with the statement. With the role there, it grants what it may."""
+    """It may not create roles: one sentence with the statement.
+
+    With the role there, it grants what it may.
+    """
     own = owned_by_somebody(dsn, admin)
     code, text = run(own, ROLE)
     assert code == 3
@@ -82,8 +99,12 @@ def test_an_owner_without_rights_is_told_what_to_ask_for(dsn, admin):
     code, text = run(own, ROLE)
     assert code == 0
     assert "left to an administrator: ALTER ROLE" in text
-    assert admin.execute("SELECT has_table_privilege(%s, 'charge', 'SELECT')", (ROLE,)).fetchone() == (True,)
-    assert admin.execute("SELECT has_table_privilege(%s, 'usage_interval', 'SELECT')", (ROLE,)).fetchone() == (False,)
+    assert admin.execute(
+        "SELECT has_table_privilege(%s, 'charge', 'SELECT')", (ROLE,)
+    ).fetchone() == (True,)
+    assert admin.execute(
+        "SELECT has_table_privilege(%s, 'usage_interval', 'SELECT')", (ROLE,)
+    ).fetchone() == (False,)
 
 
 def test_an_owner_that_may_not_alter_the_role_is_told_the_statement(dsn, admin, tmp_path):
@@ -97,7 +118,9 @@ def test_an_owner_that_may_not_alter_the_role_is_told_the_statement(dsn, admin, 
     assert f"""left to an administrator: ALTER ROLE "{ROLE}" LOGIN PASSWORD '...';""" in text
     assert "SCRAM" not in text
     assert "very secret" not in text
-    assert f"""left to an administrator: ALTER ROLE "{ROLE}" SET temp_file_limit = '64MB';""" in text
+    assert (
+        f"""left to an administrator: ALTER ROLE "{ROLE}" SET temp_file_limit = '64MB';""" in text
+    )
 
 
 def owned_by_somebody(dsn, admin):
@@ -106,7 +129,9 @@ def owned_by_somebody(dsn, admin):
     name = conninfo_to_dict(dsn)["dbname"]
     admin.execute(f'ALTER DATABASE "{name}" OWNER TO {OWNER}')
     admin.execute(f"ALTER SCHEMA public OWNER TO {OWNER}")
-    for (table,) in admin.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall():
+    for (table,) in admin.execute(
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+    ).fetchall():
         admin.execute(f'ALTER TABLE "{table}" OWNER TO {OWNER}')
     return make_conninfo(dsn, user=OWNER, password="owner")
 

@@ -1,4 +1,6 @@
-"""/readyz and doctor: a full disk, writers that fail, partitions without end are told before somebody asks why."""
+"""/readyz and doctor: a full disk, writers that fail, partitions without end are told before
+somebody asks why.
+"""
 
 import datetime as dt
 import shutil
@@ -32,32 +34,43 @@ def ready(collector):
 
 
 def test_a_collector_with_a_full_disk_is_not_ready(collector, tmp_path, monkeypatch):
-    """503 with the reason while less is free than the setting asks for, and ready again when there is room."""
+    """503 with the reason while less is free than the setting asks for, and ready again when there
+    is room.
+    """
     collector.parts.readiness.folder = tmp_path / "not" / "made" / "yet"
     assert ready(collector) == (200, None)
     with monkeypatch.context() as full:
         full.setattr(readiness.shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 0))
-        assert ready(collector) == (503, "0 MiB are free on the disk of the database, 256 MiB are needed")
+        assert ready(collector) == (
+            503,
+            "0 MiB are free on the disk of the database, 256 MiB are needed",
+        )
     assert ready(collector) == (200, None)
     collector.parts.readiness.min_free_bytes = shutil.disk_usage(tmp_path).free * 2
     assert ready(collector)[0] == 503
 
 
 def test_the_embedded_database_is_watched_and_one_by_dsn_by_its_writers(database, tmp_path):
-    """The folder of the embedded database is looked at; where another machine's disk is cannot be known."""
+    """The folder of the embedded database is looked at; where another machine's disk is cannot be
+    known.
+    """
     settings = wiring.Settings(data_dir=tmp_path)
     assert wiring.collector(settings, database).readiness.folder is None
     assert wiring.collector(settings, Database(database.dsn, object())).readiness.folder == tmp_path
 
 
 def test_writers_that_fail_are_told_until_they_are_tried_again(collector, monkeypatch):
-    """A database that takes reads and no writes is not ready; it is after a while, or when a batch was written."""
+    """A database that takes reads and no writes is not ready; it is after a while, or when a batch
+    was written.
+    """
     store = collector.parts.commit._store
     true, clock = type(store).flush, [dt.datetime.now(dt.UTC)]
     collector.parts.commit._clock = lambda: clock[0]
 
     def full(*_):
-        raise psycopg.errors.DiskFull("could not extend file: No space left on device\nHINT: Check free disk space.")
+        raise psycopg.errors.DiskFull(
+            "could not extend file: No space left on device\nHINT: Check free disk space."
+        )
 
     monkeypatch.setattr(type(store), "flush", full)
     assert collector.send(batch(1))[0] == 503
@@ -104,7 +117,10 @@ def test_a_heartbeat_that_cannot_be_written_is_told(collector):
     with psycopg.connect(collector.dsn, autocommit=True) as connection:
         connection.execute("ALTER TABLE replica RENAME TO moved")
         presence.beat()
-        assert ready(collector) == (503, 'the database takes no writes: relation "replica" does not exist')
+        assert ready(collector) == (
+            503,
+            'the database takes no writes: relation "replica" does not exist',
+        )
         connection.execute("ALTER TABLE moved RENAME TO replica")
     presence.beat()
     assert ready(collector) == (200, None)
@@ -117,23 +133,34 @@ def test_too_many_partitions_are_noted_and_stop_nothing(collector, monkeypatch):
         partitions.ensure(connection, "usage_interval", [day, day + partitions.DAY_MS])
     collector.parts.readiness.most_partitions = 1
     status, note = ready(collector)
-    assert (status, note) == (200, "2 partitions of evidence, over 1 plans get slow: see gpuledger doctor")
+    assert (status, note) == (
+        200,
+        "2 partitions of evidence, over 1 plans get slow: see gpuledger doctor",
+    )
 
 
 def test_doctor_tells_partitions_and_what_writers_could_not_write(database, monkeypatch):
-    """Both are bad findings with a cure; a failure of long ago, or of a collector that has gone, is none."""
+    """Both are bad findings with a cure; a failure of long ago, or of a collector that has gone, is
+    none.
+    """
     failed = dt.datetime.now(dt.UTC)
 
     def findings():
         with database.transaction() as connection:
-            return {one.topic: one for one in writing(read_health(connection, NOW, NOW - 86_400_000, 600_000))}
+            return {
+                one.topic: one
+                for one in writing(read_health(connection, NOW, NOW - 86_400_000, 600_000))
+            }
 
     assert {topic: one.verdict for topic, one in findings().items()} == {"partitions": "ok"}
     presence = wiring.presence(database, lambda: (failed, "out of shared memory"))
     presence.beat()
     monkeypatch.setattr(partitions, "MAX_PARTITIONS", -1)
     found = findings()
-    assert {topic: one.verdict for topic, one in found.items()} == {"writer": "bad", "partitions": "bad"}
+    assert {topic: one.verdict for topic, one in found.items()} == {
+        "writer": "bad",
+        "partitions": "bad",
+    }
     assert f"{failed:%Y-%m-%d %H:%M:%S}Z: out of shared memory" in found["writer"].sentence
     assert "merge_partitions" in found["partitions"].remedy
     failed -= dt.timedelta(days=2)

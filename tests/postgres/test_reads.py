@@ -45,7 +45,13 @@ def batch(node="n1", seq=1, hours=24 * 12, epoch="0192aaaa-0000-7000-8000-000000
         "seq": seq,
         "heartbeat": {"agent_version": "0", "source": "simulated", "status": "ok"},
         "accelerators": [
-            {"uuid": f"GPU-{node}", "device_uuid": f"GPU-{node}", "index": 0, "model": "NVIDIA L4", "pool": "train"}
+            {
+                "uuid": f"GPU-{node}",
+                "device_uuid": f"GPU-{node}",
+                "index": 0,
+                "model": "NVIDIA L4",
+                "pool": "train",
+            }
         ],
         "workloads": [{"id": "1", "kind": "slurm", "tags": {"team": "vision"}}],
         "usage_intervals": usage_intervals,
@@ -55,7 +61,9 @@ def batch(node="n1", seq=1, hours=24 * 12, epoch="0192aaaa-0000-7000-8000-000000
 @pytest.fixture
 def collector(dsn):
     with running(dsn) as made:
-        status, answer = made.post(json.dumps(batch()).encode(), {"Content-Type": "application/json"})
+        status, answer = made.post(
+            json.dumps(batch()).encode(), {"Content-Type": "application/json"}
+        )
         assert status == 200, answer
         refresh(Database(dsn), ALWAYS, NOW_MS)
         yield made
@@ -67,7 +75,9 @@ def get(collector, path, **headers):
 
 
 def test_chargeback_is_that_of_the_command(collector):
-    """Rows and totals by team; unpriced usage is a row of its own; the notes say up to when it is rated."""
+    """Rows and totals by team; unpriced usage is a row of its own; the notes say up to when it is
+    rated.
+    """
     status, made, _ = get(collector, f"/v1/chargeback?from={day(-5)}&to={day(-2)}&by=team")
     assert status == 200
     (row,) = made["rows"]
@@ -81,7 +91,9 @@ def test_a_period_by_its_name_is_that_of_its_days(collector):
     year, number = int(name[:4]), int(name[5:])
     days = f"from={name}-01&to={year + number // 12}-{number % 12 + 1:02d}-01"
     for path in ("/v1/chargeback", "/v1/runs"):
-        assert get(collector, f"{path}?period={name}")[:2] == get(collector, f"{path}?{days}")[:2], path
+        assert (
+            get(collector, f"{path}?period={name}")[:2] == get(collector, f"{path}?{days}")[:2]
+        ), path
     assert get(collector, f"/v1/chargeback?period={name[:4]}")[0] == 200
 
 
@@ -110,10 +122,17 @@ def test_accelerators_and_nodes_come_in_pages(collector):
     """Each page says where the next one begins; together they hold every item once."""
     for number in range(2, 5):
         made = batch(f"n{number}", hours=2, epoch=f"0192aaaa-0000-7000-8000-00000000000{number}")
-        assert collector.post(json.dumps(made).encode(), {"Content-Type": "application/json"})[0] == 200
+        assert (
+            collector.post(json.dumps(made).encode(), {"Content-Type": "application/json"})[0]
+            == 200
+        )
     for path, key, names in (
         ("/v1/nodes?", "name", ["n1", "n2", "n3", "n4"]),
-        (f"/v1/accelerators?from={day(-20)}&to={day(1)}&", "uuid", ["GPU-n1", "GPU-n2", "GPU-n3", "GPU-n4"]),
+        (
+            f"/v1/accelerators?from={day(-20)}&to={day(1)}&",
+            "uuid",
+            ["GPU-n1", "GPU-n2", "GPU-n3", "GPU-n4"],
+        ),
     ):
         found, after, pages = [], "", 0
         while after is not None:
@@ -138,18 +157,26 @@ def test_forecast_and_scaling_speak_of_pools(collector):
     assert isinstance(advice["desired_gpus"], float)
     assert advice["desired_gpus"] >= advice["demand_gpus"]
     assert all(isinstance(value, str | float | int) for value in advice.values())
-    assert {name for name, value in advice.items() if isinstance(value, bool)} == {"limited", "acting"}
+    assert {name for name, value in advice.items() if isinstance(value, bool)} == {
+        "limited",
+        "acting",
+    }
     assert get(collector, "/v1/scaling/none")[0] == 404
 
 
 def test_stale_demand_gives_no_number(dsn):
-    """When evidence stopped days ago the answer is 503 with Retry-After, and the caller falls back to reacting."""
+    """When evidence stopped days ago the answer is 503 with Retry-After, and the caller falls back
+    to reacting.
+    """
     made = batch(hours=48)
     for usage_interval in made["usage_intervals"]:
         usage_interval["start_ms"] -= 5 * DAY_MS
         usage_interval["end_ms"] -= 5 * DAY_MS
     with running(dsn) as collector:
-        assert collector.post(json.dumps(made).encode(), {"Content-Type": "application/json"})[0] == 200
+        assert (
+            collector.post(json.dumps(made).encode(), {"Content-Type": "application/json"})[0]
+            == 200
+        )
         refresh(Database(dsn), ALWAYS, NOW_MS)
         status, answer, headers = get(collector, "/v1/scaling/train")
     assert status == 503
@@ -158,7 +185,9 @@ def test_stale_demand_gives_no_number(dsn):
 
 
 def test_readers_need_their_token(dsn, tmp_path):
-    """With a token file only its tokens read; an agent's token is none; others are told what is asked for."""
+    """With a token file only its tokens read; an agent's token is none; others are told what is
+    asked for.
+    """
     path = tmp_path / "readers"
     path.write_text("one\ntwo\n")
     with running(dsn, reader_token_file=path) as collector:
@@ -170,7 +199,9 @@ def test_readers_need_their_token(dsn, tmp_path):
 
 
 def test_beyond_loopback_nobody_reads_without_a_token_file(dsn):
-    """A reachable collector without reader tokens keeps the ledger to itself and says which setting opens it."""
+    """A reachable collector without reader tokens keeps the ledger to itself and says which setting
+    opens it.
+    """
     with running(dsn, listen="0.0.0.0:8440") as collector:
         status, answer, _ = get(collector, "/v1/nodes")
     assert status == 403

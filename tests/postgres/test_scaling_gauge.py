@@ -9,7 +9,12 @@ import pytest
 
 from fakes.collector import running
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.api.scaling_gauge import EXPIRE_SECONDS, REFRESH_SECONDS, RETRY_SECONDS, ScalingGauge
+from gpuledger_collector.api.scaling_gauge import (
+    EXPIRE_SECONDS,
+    REFRESH_SECONDS,
+    RETRY_SECONDS,
+    ScalingGauge,
+)
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
@@ -27,7 +32,13 @@ def batch(pool, seq, age_ms=0):
         "seq": seq,
         "heartbeat": {"agent_version": "0", "source": "simulated", "status": "ok"},
         "accelerators": [
-            {"uuid": f"GPU-{pool}", "device_uuid": f"GPU-{pool}", "index": 0, "model": "NVIDIA L4", "pool": pool}
+            {
+                "uuid": f"GPU-{pool}",
+                "device_uuid": f"GPU-{pool}",
+                "index": 0,
+                "model": "NVIDIA L4",
+                "pool": pool,
+            }
         ],
         "workloads": [{"id": "1", "kind": "slurm", "tags": {"team": "vision"}}],
         "usage_intervals": [
@@ -50,7 +61,10 @@ def test_a_scrape_shows_the_number_of_the_api_and_nothing_of_a_stale_pool(dsn):
     """Without the setting there is no such family; with it, the fresh pool alone has a series."""
     with running(dsn) as collector:
         for made in (batch("fresh", 1), batch("old", 1, 5 * DAY_MS)):
-            assert collector.post(json.dumps(made).encode(), {"Content-Type": "application/json"})[0] == 200
+            assert (
+                collector.post(json.dumps(made).encode(), {"Content-Type": "application/json"})[0]
+                == 200
+            )
         refresh(Database(dsn), ALWAYS, NOW_MS)
         assert "gpuledger_scaling" not in collector.request("GET", "/metrics")[2]
     with running(dsn, scaling_gauge_delay_seconds=600) as collector:
@@ -59,7 +73,11 @@ def test_a_scrape_shows_the_number_of_the_api_and_nothing_of_a_stale_pool(dsn):
         while not series:
             assert time.monotonic() < deadline
             text = collector.request("GET", "/metrics")[2]
-            series = [line for line in text.splitlines() if line.startswith("gpuledger_scaling_desired_gpus{")]
+            series = [
+                line
+                for line in text.splitlines()
+                if line.startswith("gpuledger_scaling_desired_gpus{")
+            ]
             time.sleep(0.05)
         status, _, told = collector.request("GET", "/v1/scaling/fresh?delay_s=600")
         assert status == 200
@@ -117,7 +135,9 @@ def test_a_scrape_never_waits_and_looks_again_in_time(steered):
 
 
 def test_what_cannot_be_renewed_dies(steered):
-    """A database that is away: tried again soon, the old number stays for a while and then the series ends."""
+    """A database that is away: tried again soon, the old number stays for a while and then the
+    series ends.
+    """
     clock, made, scrape, settle = steered
     scrape()
     settle()

@@ -21,7 +21,9 @@ NOON = dt.datetime(2026, 10, 1, 12, tzinfo=dt.UTC)
 
 def runs(database) -> list[tuple]:
     with database.connect() as connection:
-        return connection.execute("SELECT job, outcome, detail, started_at FROM job_run ORDER BY id").fetchall()
+        return connection.execute(
+            "SELECT job, outcome, detail, started_at FROM job_run ORDER BY id"
+        ).fetchall()
 
 
 def test_one_replica_leads_until_its_connection_ends(database, dsn):
@@ -31,7 +33,9 @@ def test_one_replica_leads_until_its_connection_ends(database, dsn):
     assert first.holds()
     assert not second.holds()
     with psycopg.connect(dsn, autocommit=True) as admin:
-        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE relation = 'lock_jobs'::regclass")
+        admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE relation = 'lock_jobs'::regclass"
+        )
     until(second.holds)
     assert not first.holds()
     second.close()
@@ -40,7 +44,9 @@ def test_one_replica_leads_until_its_connection_ends(database, dsn):
 
 
 def test_every_run_leaves_a_row_and_no_failure_stops_the_rest(database):
-    """What a job says, that it failed, that the database was away: all in job_run, and the next job runs."""
+    """What a job says, that it failed, that the database was away: all in job_run, and the next job
+    runs.
+    """
 
     def fail() -> None:
         raise ValueError("wrong sums\0")
@@ -65,7 +71,12 @@ def test_every_run_leaves_a_row_and_no_failure_stops_the_rest(database):
         ("away", "unavailable", "the database is away", NOON),
         ("quiet", "done", "", NOON),
     ]
-    assert metrics.registry.get_sample_value("gpuledger_job_runs_total", {"job": "bad", "outcome": "failed"}) == 1
+    assert (
+        metrics.registry.get_sample_value(
+            "gpuledger_job_runs_total", {"job": "bad", "outcome": "failed"}
+        )
+        == 1
+    )
 
 
 def test_a_replica_that_does_not_lead_runs_nothing(database):
@@ -79,7 +90,9 @@ def test_a_replica_that_does_not_lead_runs_nothing(database):
 
 
 def test_jobs_run_at_once_and_again_until_stopped(database):
-    """Started, each job runs in their order without waiting for its first interval; stopped, none runs any more."""
+    """Started, each job runs in their order without waiting for its first interval; stopped, none
+    runs any more.
+    """
     order: list[str] = []
     made = [Job(name, 1, lambda name=name: order.append(name)) for name in ("a", "b", "c")]
     schedule = Schedule(made, database, lambda: dt.datetime.now(dt.UTC), Metrics())
@@ -94,7 +107,9 @@ def test_jobs_run_at_once_and_again_until_stopped(database):
 
 def test_a_database_that_is_away_stops_no_schedule():
     """Without a database nobody leads, and nothing is raised."""
-    schedule = Schedule([], Database("postgresql://nobody@127.0.0.1:1/none"), lambda: NOON, Metrics())
+    schedule = Schedule(
+        [], Database("postgresql://nobody@127.0.0.1:1/none"), lambda: NOON, Metrics()
+    )
     schedule.run(Job("job", 60, lambda: pytest.fail("must not run")))
 
 
@@ -110,7 +125,12 @@ def test_old_runs_are_forgotten(database):
 
 def test_a_job_apart_holds_no_other_up(database):
     """While it runs the others run; only it waits for itself; stopping tells it to give way."""
-    metrics, begun, release, stopping = Metrics(), threading.Event(), threading.Event(), threading.Event()
+    metrics, begun, release, stopping = (
+        Metrics(),
+        threading.Event(),
+        threading.Event(),
+        threading.Event(),
+    )
 
     def long() -> str:
         begun.set()
@@ -136,10 +156,15 @@ def test_a_job_apart_holds_no_other_up(database):
 
 
 def test_a_job_of_0_seconds_is_left_to_its_command(database, tmp_path):
-    """So the collector of the demo, which advises on a past month at that month's instants, never advises as of now."""
+    """So the collector of the demo, which advises on a past month at that month's instants, never
+    advises as of now.
+    """
     stage = demo_stage.set_up(tmp_path / "out", port=9)
     of_the_demo = load(stage.folder / demo_stage.CONFIG, {}, tmp_path)
     every = {job.name for job in scheduled_jobs(Settings(), database)}
     assert {job.name for job in scheduled_jobs(of_the_demo, database)} == every - {"recommend"}
     rare = Settings(idle_seconds=0, anomaly_seconds=0)
-    assert {job.name for job in scheduled_jobs(rare, database)} == every - {"find_idle", "find_anomalies"}
+    assert {job.name for job in scheduled_jobs(rare, database)} == every - {
+        "find_idle",
+        "find_anomalies",
+    }

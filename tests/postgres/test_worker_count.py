@@ -11,7 +11,18 @@ from gpuledger_common.settings import SettingsError
 
 @pytest.mark.parametrize(
     ("wanted", "cores", "count"),
-    [(0, 1, 1), (0, 2, 1), (0, 3, 1), (0, 4, 2), (0, 6, 3), (0, 8, 4), (0, 64, 4), (1, 64, 1), (2, 1, 2), (32, 2, 32)],
+    [
+        (0, 1, 1),
+        (0, 2, 1),
+        (0, 3, 1),
+        (0, 4, 2),
+        (0, 6, 3),
+        (0, 8, 4),
+        (0, 64, 4),
+        (1, 64, 1),
+        (2, 1, 2),
+        (32, 2, 32),
+    ],
 )
 def test_automatic_is_one_unless_cores_are_to_spare(wanted, cores, count):
     """Half of the cores are left to the database, and no more than four are taken unasked."""
@@ -19,7 +30,9 @@ def test_automatic_is_one_unless_cores_are_to_spare(wanted, cores, count):
     assert available_cores() >= 1
 
 
-@pytest.mark.parametrize(("given", "sentence"), [("two", "neither auto nor"), ("33", "at most 32"), ("-1", "neither")])
+@pytest.mark.parametrize(
+    ("given", "sentence"), [("two", "neither auto nor"), ("33", "at most 32"), ("-1", "neither")]
+)
 def test_a_number_that_makes_no_sense_is_refused(given, sentence):
     """One sentence, before anything starts."""
     done = CliRunner().invoke(build(), ["serve", "--workers", given, "--check-config"])

@@ -1,7 +1,8 @@
-"""Rules of Citus, kept on plain Postgres: by the catalog of the migrated schema, and by the product's own SQL.
+"""Rules of Citus, kept on plain Postgres: by the catalog of the migrated schema, and by the
+product's own SQL.
 
-No Citus runs here; tests/engines runs the product on one. Each rule is one that a statement of the product broke
-there, or that Citus documents.
+No Citus runs here; tests/engines runs the product on one. Each rule is one that a statement of the
+product broke there, or that Citus documents.
 """
 
 import re
@@ -26,18 +27,28 @@ from gpuledger_collector.storage.server.distribution import (
     violations,
 )
 
-CHANGED = re.compile(r"(?<!FOR )\b(?:UPDATE|DELETE\s+FROM)\s+(?:ONLY\s+)?(?!SET\b)([a-z_0-9]+)\b(.*)", re.DOTALL)
+CHANGED = re.compile(
+    r"(?<!FOR )\b(?:UPDATE|DELETE\s+FROM)\s+(?:ONLY\s+)?(?!SET\b)([a-z_0-9]+)\b(.*)", re.DOTALL
+)
 """The table that a statement changes, and the rest of it."""
 CHANGED_BY = re.compile(r"\b(?:FROM|USING)\b(?!\s*\()(.*?)(?:\bWHERE\b|\bRETURNING\b|$)", re.DOTALL)
 JOINED = re.compile(r"(?:^|\bJOIN\b|,)\s*(?:ONLY\s+)?([a-z_0-9]+)\b(?!\s*[(.])")
 QUALIFIER = re.compile(r"\b([a-z_]\w*)\.[a-z_]")
-ALIAS = re.compile(r"(?:\bFROM|\bJOIN|,)\s+(?:ONLY\s+)?([a-z_]\w*)\b(?!\.)(?:\([^()]*\))?(?:\s+(?:AS\s+)?([a-z_]\w*))?")
+ALIAS = re.compile(
+    r"(?:\bFROM|\bJOIN|,)\s+(?:ONLY\s+)?([a-z_]\w*)\b(?!\.)(?:\([^()]*\))?(?:\s+(?:AS\s+)?([a-z_]\w*))?"
+)
 TOGETHER = re.compile(
-    r"\w+\.accelerator_id\s*=\s*\w+\.accelerator_id|USING\s*\(accelerator_id|accelerator_id IN \(SELECT", re.IGNORECASE
+    r"\w+\.accelerator_id\s*=\s*\w+\.accelerator_id|USING\s*\(accelerator_id|accelerator_id IN"
+    r" \(SELECT",
+    re.IGNORECASE,
 )
 READ = re.compile(r"\b(?:FROM|JOIN)\s+(?:ONLY\s+)?([a-z_0-9]+)\b(?!\s*\()")
-"""What is read: tables and names of WITH, while set-returning functions have a parenthesis after their name."""
-NAMED = re.compile(r"\b([a-z_0-9]+)(?:\s*\([a-z_, ]*\))?\s+AS\s+(?:(?:NOT )?MATERIALIZED\s+)?\(", re.IGNORECASE)
+"""What is read: tables and names of WITH, while set-returning functions have a parenthesis after
+their name.
+"""
+NAMED = re.compile(
+    r"\b([a-z_0-9]+)(?:\s*\([a-z_, ]*\))?\s+AS\s+(?:(?:NOT )?MATERIALIZED\s+)?\(", re.IGNORECASE
+)
 SUBQUERY = re.compile(r"(\w*)\s*\(\s*SELECT\b", re.IGNORECASE)
 ALONE = {"FROM", "JOIN", "AS", "MATERIALIZED", "IN", "UNION", "ALL", "ANY"}
 """What stands before a subquery that does not depend on the query around it."""
@@ -46,17 +57,24 @@ CORRELATED = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 VOLATILE = re.compile(
-    rf"INSERT INTO (?:{MANAGED})\b.*?\bDO UPDATE SET\b.*?\b(?:now|clock_timestamp|random|nextval)\s*\(",
+    rf"INSERT INTO (?:{MANAGED})\b.*?\bDO UPDATE"
+    r" SET\b.*?\b(?:now|clock_timestamp|random|nextval)\s*\(",
     re.IGNORECASE | re.DOTALL,
 )
-EXPANDED = re.compile(r"\bINSERT\b.*\bFROM\s*\(\s*SELECT\b.*\)\s*(?:AS\s+)?\w+\s*,\s*generate_series\(", re.DOTALL)
+EXPANDED = re.compile(
+    r"\bINSERT\b.*\bFROM\s*\(\s*SELECT\b.*\)\s*(?:AS\s+)?\w+\s*,\s*generate_series\(", re.DOTALL
+)
 
 
 def faults(statement):
     """What of this statement Citus does not take."""
     if not KNOWN.search(statement):
         return list(faults_of_changes(statement)) if TIED_USED.search(statement) else []
-    return [*faults_of_upserts(statement), *faults_of_changes(statement), *faults_of_evidence(statement)]
+    return [
+        *faults_of_upserts(statement),
+        *faults_of_changes(statement),
+        *faults_of_evidence(statement),
+    ]
 
 
 def faults_of_upserts(statement):
@@ -70,7 +88,10 @@ def faults_of_upserts(statement):
 
 
 def faults_of_changes(statement):
-    """Of an UPDATE or DELETE by other tables. Subqueries that do not depend on it and WITH are planned before it."""
+    """Of an UPDATE or DELETE by other tables.
+
+    Subqueries that do not depend on it and WITH are planned before it.
+    """
     own, pairs = without_subqueries(statement)
     change = CHANGED.search(own)
     if change is None:
@@ -80,14 +101,20 @@ def faults_of_changes(statement):
     if target in REFERENCE and others - {*REFERENCE, *TIED}:
         yield "changes a replicated table by a join to one that is not"
     names = {*NAMED.findall(statement)}
-    if target not in (*REFERENCE, *DISTRIBUTED) and others & {*REFERENCE} and others - {*REFERENCE} - names:
+    if (
+        target not in (*REFERENCE, *DISTRIBUTED)
+        and others & {*REFERENCE}
+        and others - {*REFERENCE} - names
+    ):
         yield "changes a table by a join of a replicated one to another"
     for inner in (inner for _, inner in pairs if depends(inner)):
         read = {*READ.findall(inner)} - names
         if target in REFERENCE and read - {*REFERENCE, *TIED}:
             yield "changes a replicated table by a correlated subquery on one that is not"
         elif target not in (*REFERENCE, *DISTRIBUTED) and read & {*DISTRIBUTED, *REFERENCE}:
-            yield "changes a table of the coordinator by a correlated subquery on one of the workers"
+            yield (
+                "changes a table of the coordinator by a correlated subquery on one of the workers"
+            )
 
 
 def depends(subquery):
@@ -106,10 +133,18 @@ def faults_of_evidence(statement):
         yield "is recursive"
     if re.search(r"\b(GROUPING SETS|CUBE|ROLLUP)\b", statement):
         yield "groups by several sets"
-    target = re.search(rf"INSERT INTO ({SPREAD})\b.*?ON CONFLICT\s*(\([^)]*\))?", statement, re.IGNORECASE | re.DOTALL)
+    target = re.search(
+        rf"INSERT INTO ({SPREAD})\b.*?ON CONFLICT\s*(\([^)]*\))?",
+        statement,
+        re.IGNORECASE | re.DOTALL,
+    )
     if target and target[2] and "accelerator_id" not in target[2]:
         yield "ON CONFLICT without the distribution column"
-    if re.search(rf"UPDATE ({SPREAD})\b.*?\bSET\b[^=]*\baccelerator_id\s*=", statement, re.IGNORECASE | re.DOTALL):
+    if re.search(
+        rf"UPDATE ({SPREAD})\b.*?\bSET\b[^=]*\baccelerator_id\s*=",
+        statement,
+        re.IGNORECASE | re.DOTALL,
+    ):
         yield "moves rows between shards"
     for part in re.split(r"\bUNION(?: ALL)?\b", statement, flags=re.IGNORECASE):
         if len(USED.findall(part)) > 1 and not TOGETHER.search(part):
@@ -119,7 +154,9 @@ def faults_of_evidence(statement):
         for one, other in ((outer, inner), (inner, outer)):
             alone = {*READ.findall(other)} - {*DISTRIBUTED, *REFERENCE} - names
             if alone and {*READ.findall(one)} & {*DISTRIBUTED}:
-                yield f"correlated with {', '.join(sorted(alone))}, which is on the coordinator alone"
+                yield (
+                    f"correlated with {', '.join(sorted(alone))}, which is on the coordinator alone"
+                )
         if (
             depends(inner)
             and {*READ.findall(outer)} & {*REFERENCE}
@@ -164,25 +201,51 @@ def test_the_products_statements_keep_the_rules():
         "INSERT INTO gpu_minute (minute_ms) VALUES (1) ON CONFLICT (minute_ms) DO NOTHING",
         "UPDATE usage_hour SET accelerator_id = 2",
         "SELECT 1 FROM usage_hour u JOIN gpu_minute m ON m.minute_ms = u.hour_ms",
-        "SELECT p.a FROM unnest(%s::bigint[]) AS p (a) WHERE EXISTS (SELECT FROM usage_hour u WHERE u.id = p.a)",
+        (
+            "SELECT p.a FROM unnest(%s::bigint[]) AS p (a) WHERE EXISTS (SELECT FROM usage_hour u"
+            " WHERE u.id = p.a)"
+        ),
         "INSERT INTO node (name) VALUES (%s) ON CONFLICT (name) DO UPDATE SET last_seen_at = now()",
-        "INSERT INTO day_recompute SELECT d FROM (SELECT min(in_ms) a FROM capacity) x, generate_series(x.a, 9, 1) d",
-        "SELECT (SELECT min(id) FROM charge c WHERE c.workload_id = u.workload_id) FROM usage_hour u",
-        "INSERT INTO gpu_sample SELECT * FROM incoming i WHERE NOT EXISTS (SELECT FROM gpu_sample s"
-        " WHERE s.accelerator_id = i.accelerator_id)",
-        "UPDATE incoming i SET node = u.node FROM workload w JOIN imported_usage u ON u.workload_id = w.id"
-        " WHERE w.key = i.key",
-        "DELETE FROM imported_usage u USING incoming i JOIN workload w USING (key) WHERE w.id = u.workload_id",
+        (
+            "INSERT INTO day_recompute SELECT d FROM (SELECT min(in_ms) a FROM capacity) x,"
+            " generate_series(x.a, 9, 1) d"
+        ),
+        (
+            "SELECT (SELECT min(id) FROM charge c WHERE c.workload_id = u.workload_id) FROM"
+            " usage_hour u"
+        ),
+        (
+            "INSERT INTO gpu_sample SELECT * FROM incoming i WHERE NOT EXISTS (SELECT FROM"
+            " gpu_sample s WHERE s.accelerator_id = i.accelerator_id)"
+        ),
+        (
+            "UPDATE incoming i SET node = u.node FROM workload w JOIN imported_usage u ON"
+            " u.workload_id = w.id WHERE w.key = i.key"
+        ),
+        (
+            "DELETE FROM imported_usage u USING incoming i JOIN workload w USING (key) WHERE w.id ="
+            " u.workload_id"
+        ),
         "UPDATE workload w SET name = i.name FROM incoming i WHERE i.key = w.key",
-        "WITH new AS MATERIALIZED (SELECT key FROM incoming) UPDATE workload w SET name = '' FROM new"
-        " WHERE new.key = w.key",
+        (
+            "WITH new AS MATERIALIZED (SELECT key FROM incoming) UPDATE workload w SET name = ''"
+            " FROM new WHERE new.key = w.key"
+        ),
         "DELETE FROM incoming i WHERE EXISTS (SELECT FROM workload w WHERE w.key = i.key)",
-        "UPDATE workload w SET name = '' WHERE NOT EXISTS (SELECT FROM charge c WHERE c.workload_id = w.id)",
+        (
+            "UPDATE workload w SET name = '' WHERE NOT EXISTS (SELECT FROM charge c WHERE"
+            " c.workload_id = w.id)"
+        ),
         "WITH RECURSIVE r AS (SELECT min(hour_ms) FROM usage_hour) SELECT * FROM r",
         "SELECT state, sum(held_ms) FROM usage_hour GROUP BY GROUPING SETS ((state), ())",
-        "SELECT * FROM accelerator a LEFT JOIN LATERAL (SELECT max(u.hour_ms) FROM usage_hour u"
-        " WHERE u.accelerator_id = a.id) AS h ON true",
-        "SELECT id FROM workload w WHERE NOT EXISTS (SELECT FROM usage_hour u WHERE u.workload_id = w.id)",
+        (
+            "SELECT * FROM accelerator a LEFT JOIN LATERAL (SELECT max(u.hour_ms) FROM usage_hour u"
+            " WHERE u.accelerator_id = a.id) AS h ON true"
+        ),
+        (
+            "SELECT id FROM workload w WHERE NOT EXISTS (SELECT FROM usage_hour u WHERE"
+            " u.workload_id = w.id)"
+        ),
     ],
 )
 def test_what_breaks_a_rule_is_found(statement):
@@ -194,10 +257,15 @@ def test_what_breaks_a_rule_is_found(statement):
     "statement",
     [
         "UPDATE incoming i SET name = w.name FROM workload w WHERE w.key = i.key",
-        "WITH known AS MATERIALIZED (SELECT i.key FROM incoming i JOIN workload w USING (key) JOIN imported_usage u"
-        " ON u.workload_id = w.id) UPDATE incoming i SET name = '' FROM known k WHERE k.key = i.key",
-        "DELETE FROM imported_usage u USING workload w WHERE w.id = u.workload_id"
-        " AND w.key IN (SELECT key FROM incoming)",
+        (
+            "WITH known AS MATERIALIZED (SELECT i.key FROM incoming i JOIN workload w USING (key)"
+            " JOIN imported_usage u ON u.workload_id = w.id) UPDATE incoming i SET name = '' FROM"
+            " known k WHERE k.key = i.key"
+        ),
+        (
+            "DELETE FROM imported_usage u USING workload w WHERE w.id = u.workload_id"
+            " AND w.key IN (SELECT key FROM incoming)"
+        ),
         "UPDATE workload SET name = '' WHERE key IN (SELECT key FROM incoming)",
         "DELETE FROM incoming i USING usage_hour u WHERE u.workload_id = i.id",
         "WITH RECURSIVE r AS (SELECT id FROM workload UNION SELECT id + 1 FROM r) SELECT * FROM r",
@@ -212,19 +280,27 @@ def test_what_citus_takes_is_no_fault(statement):
 def test_sessions_open_one_connection_a_worker(database):
     """Or Citus refuses to write a node's heartbeat in the transaction that wrote samples."""
     with database.connect() as connection:
-        row = connection.execute("SELECT current_setting('citus.multi_shard_modify_mode')").fetchone()
+        row = connection.execute(
+            "SELECT current_setting('citus.multi_shard_modify_mode')"
+        ).fetchone()
     assert row == ("sequential",)
 
 
 def test_sessions_compile_nothing(database):
-    """Whatever the server's default: there the proof of a small month took ten seconds instead of three."""
+    """Whatever the server's default: there the proof of a small month took ten seconds instead of
+    three.
+    """
     with database.connect() as connection:
-        row = connection.execute("SELECT setting, source FROM pg_settings WHERE name = 'jit'").fetchone()
+        row = connection.execute(
+            "SELECT setting, source FROM pg_settings WHERE name = 'jit'"
+        ).fetchone()
     assert row == ("off", "client")
 
 
 def test_the_schema_keeps_the_rules(dsn):
-    """Each unique key has the accelerator, no trigger, no foreign key between what is spread and what is not."""
+    """Each unique key has the accelerator, no trigger, no foreign key between what is spread and
+    what is not.
+    """
     assert {*DISTRIBUTED, *REFERENCE} <= set(metadata.tables)
     with psycopg.connect(dsn) as connection:
         assert violations(connection) == []
@@ -232,7 +308,8 @@ def test_the_schema_keeps_the_rules(dsn):
             *(f"SELECT create_reference_table('{table}')" for table in REFERENCE),
             "SELECT create_distributed_table('gpu_sample', 'accelerator_id', shard_count => 8)",
             *(
-                f"SELECT create_distributed_table('{table}', 'accelerator_id', colocate_with => 'gpu_sample')"
+                f"SELECT create_distributed_table('{table}', 'accelerator_id', colocate_with =>"
+                " 'gpu_sample')"
                 for table in DISTRIBUTED[1:]
             ),
         ]
@@ -241,17 +318,29 @@ def test_the_schema_keeps_the_rules(dsn):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("CREATE UNIQUE INDEX odd ON gpu_minute (minute_ms, samples)", "gpu_minute: the unique index odd lacks"),
         (
-            "ALTER TABLE usage_interval ADD CONSTRAINT odd FOREIGN KEY (node_id) REFERENCES job_run (id)",
+            "CREATE UNIQUE INDEX odd ON gpu_minute (minute_ms, samples)",
+            "gpu_minute: the unique index odd lacks",
+        ),
+        (
+            (
+                "ALTER TABLE usage_interval ADD CONSTRAINT odd FOREIGN KEY (node_id) REFERENCES"
+                " job_run (id)"
+            ),
             "usage_interval: the foreign",
         ),
         (
-            "ALTER TABLE finding ADD CONSTRAINT odd FOREIGN KEY (accelerator_id) REFERENCES gpu_latest",
+            (
+                "ALTER TABLE finding ADD CONSTRAINT odd FOREIGN KEY (accelerator_id) REFERENCES"
+                " gpu_latest"
+            ),
             "finding: the for",
         ),
         (
-            "CREATE TRIGGER odd BEFORE DELETE ON usage_hour EXECUTE FUNCTION gpuledger_refuse_rewriting()",
+            (
+                "CREATE TRIGGER odd BEFORE DELETE ON usage_hour EXECUTE FUNCTION"
+                " gpuledger_refuse_rewriting()"
+            ),
             "usage_hour: has the trigger odd",
         ),
     ],
@@ -266,13 +355,18 @@ def test_a_schema_that_breaks_a_rule_is_refused_before_anything_runs(dsn, change
 
 
 def refused_policies(connection):
-    """Policies that Citus does not take, by their text: with a subquery, or reading a table that it takes over."""
+    """Policies that Citus does not take, by their text: with a subquery, or reading a table that it
+    takes over.
+    """
     taken = converted(connection)
-    policies = connection.execute("SELECT tablename, policyname, coalesce(qual, '') FROM pg_policies").fetchall()
+    policies = connection.execute(
+        "SELECT tablename, policyname, coalesce(qual, '') FROM pg_policies"
+    ).fetchall()
     return {
         f"{table}.{name}"
         for table, name, qual in policies
-        if (table in taken and "SELECT" in qual) or taken.intersection(re.findall(r"FROM \(?(\w+)", qual))
+        if (table in taken and "SELECT" in qual)
+        or taken.intersection(re.findall(r"FROM \(?(\w+)", qual))
     }
 
 
@@ -291,15 +385,23 @@ def test_tables_that_foreign_keys_tie_to_replicated_ones_are_known(dsn):
 def test_the_page_names_the_tables():
     """docs/scale.md lists what is distributed, replicated and managed."""
     page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
-    rows = [{*re.findall(r"`(\w+)`", line.rpartition("|")[0].rpartition("|")[0])} for line in page.splitlines()]
+    rows = [
+        {*re.findall(r"`(\w+)`", line.rpartition("|")[0].rpartition("|")[0])}
+        for line in page.splitlines()
+    ]
     assert all({*tables} in rows for tables in (DISTRIBUTED, REFERENCE, TIED))
 
 
 def test_citus_takes_the_policies_that_are_left(dsn, monkeypatch):
-    """The plan drops those that it refuses, an upgrade afterwards makes none again, and money keeps its own."""
+    """The plan drops those that it refuses, an upgrade afterwards makes none again, and money keeps
+    its own.
+    """
     with psycopg.connect(dsn, autocommit=True) as connection:
         assert row_level_security.enable(connection) == ""
-        assert refused_policies(connection) >= {"workload.gpuledger_viewer", "counter_series.gpuledger_viewer"}
+        assert refused_policies(connection) >= {
+            "workload.gpuledger_viewer",
+            "counter_series.gpuledger_viewer",
+        }
         drop_policies(connection)
         assert refused_policies(connection) == set()
         monkeypatch.setattr(distribution, "managed", lambda _: {*DISTRIBUTED, *REFERENCE})
@@ -308,7 +410,9 @@ def test_citus_takes_the_policies_that_are_left(dsn, monkeypatch):
         assert refused_policies(connection) == set()
         unfiltered = row_level_security.unfiltered(connection)
         assert unfiltered == {"accelerator", "workload", "counter_series", "counter_hour"}
-        rows = connection.execute("SELECT tablename FROM pg_policies WHERE policyname = 'gpuledger_viewer'")
+        rows = connection.execute(
+            "SELECT tablename FROM pg_policies WHERE policyname = 'gpuledger_viewer'"
+        )
         assert {table for (table,) in rows} == row_level_security.OWNED.keys() - unfiltered
 
 
@@ -331,16 +435,18 @@ def test_a_policy_that_citus_refuses_is_dropped(dsn, table, condition):
 
 
 def test_the_command_prints_the_plan_and_refuses_without_citus(dsn):
-    """--dry-run needs no Citus; without it, one sentence and exit code 3 where the extension is missing."""
+    """--dry-run needs no Citus; without it, one sentence and exit code 3 where the extension is
+    missing.
+    """
 
     def run(*arguments):
         return CliRunner().invoke(build(), ["db", "distribute", *arguments, "--dsn", dsn])
 
     shown = run("--dry-run", "--shards", "16")
     assert shown.exit_code == 0
-    assert len([line for line in shown.stdout.splitlines() if line.startswith("SELECT ")]) == len(DISTRIBUTED) + len(
-        REFERENCE
-    )
+    assert len([line for line in shown.stdout.splitlines() if line.startswith("SELECT ")]) == len(
+        DISTRIBUTED
+    ) + len(REFERENCE)
     assert "shard_count => 16);" in shown.stdout
     refused = run()
     sentence, code = explain(refused.exception)

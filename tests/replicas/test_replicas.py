@@ -82,7 +82,9 @@ def leader_of(pair):
 
 
 def test_jobs_run_on_one_of_them(pair, shared):
-    """Runs are those of the leader alone; no two overlap, but for work that goes on apart, and that not with itself."""
+    """Runs are those of the leader alone; no two overlap, but for work that goes on apart, and that
+    not with itself.
+    """
     leader, other = leader_of(pair)
     until(lambda: leader.job_runs() >= 25)
     assert other.job_runs() == 0
@@ -98,7 +100,9 @@ def test_jobs_run_on_one_of_them(pair, shared):
 
 
 def test_the_same_batch_to_both_at_once_is_stored_once(pair, shared):
-    """Of two copies that start together one is committed and one known; evidence and samples are there once."""
+    """Of two copies that start together one is committed and one known; evidence and samples are
+    there once.
+    """
     lock, statuses = threading.Lock(), []
     barrier = threading.Barrier(2 * NODES)
 
@@ -110,28 +114,33 @@ def test_the_same_batch_to_both_at_once_is_stored_once(pair, shared):
             with lock:
                 statuses.append(status)
 
-    threads = [threading.Thread(target=send, args=(one, f"twin-{n}")) for n in range(NODES) for one in pair]
+    threads = [
+        threading.Thread(target=send, args=(one, f"twin-{n}")) for n in range(NODES) for one in pair
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
     assert statuses == [200] * (2 * NODES * BATCHES)
     whole = NODES * BATCHES
-    assert rows(shared, "SELECT count(*), sum(usage_intervals), sum(samples) FROM ingest_batch") == [
-        (whole, 2 * whole, 12 * whole)
-    ]
-    assert rows(shared, "SELECT count(*), count(DISTINCT (accelerator_id, start_ms)) FROM usage_interval") == [
-        (2 * whole, 2 * whole)
-    ]
-    assert rows(shared, "SELECT count(*), count(DISTINCT (accelerator_id, at_ms)) FROM gpu_sample") == [
-        (12 * whole, 12 * whole)
-    ]
+    assert rows(
+        shared, "SELECT count(*), sum(usage_intervals), sum(samples) FROM ingest_batch"
+    ) == [(whole, 2 * whole, 12 * whole)]
+    assert rows(
+        shared, "SELECT count(*), count(DISTINCT (accelerator_id, start_ms)) FROM usage_interval"
+    ) == [(2 * whole, 2 * whole)]
+    assert rows(
+        shared, "SELECT count(*), count(DISTINCT (accelerator_id, at_ms)) FROM gpu_sample"
+    ) == [(12 * whole, 12 * whole)]
     assert rows(shared, "SELECT count(*) FROM ingest_conflict") == [(0,)]
 
 
 def test_other_bytes_under_one_key_at_both_at_once_are_one_batch_and_one_conflict(pair, shared):
     """Whichever is first counts; the other one is refused by whoever has it."""
-    bodies = [batch(1, node="split", start_ms=NOON_MS), batch(1, node="split", start_ms=NOON_MS + 60_000)]
+    bodies = [
+        batch(1, node="split", start_ms=NOON_MS),
+        batch(1, node="split", start_ms=NOON_MS + 60_000),
+    ]
     assert body_of(bodies[0]) != body_of(bodies[1])
     answers = []
     barrier = threading.Barrier(2)
@@ -140,21 +149,25 @@ def test_other_bytes_under_one_key_at_both_at_once_are_one_batch_and_one_conflic
         barrier.wait(60)
         answers.append(one.send(made))
 
-    threads = [threading.Thread(target=send, args=pair_of) for pair_of in zip(pair, bodies, strict=True)]
+    threads = [
+        threading.Thread(target=send, args=pair_of) for pair_of in zip(pair, bodies, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
     assert answers.count(200) == 1
-    assert rows(shared, "SELECT count(*) FROM ingest_batch b JOIN node n ON n.id = node_id WHERE n.name = 'split'") == [
-        (1,)
-    ]
+    assert rows(
+        shared,
+        "SELECT count(*) FROM ingest_batch b JOIN node n ON n.id = node_id WHERE n.name = 'split'",
+    ) == [(1,)]
     assert rows(shared, "SELECT count(*) FROM ingest_conflict WHERE node_name = 'split'") == [(1,)]
 
 
 def test_the_leader_is_killed_and_the_other_tells_of_a_budget_once(pair, shared, inbox, tmp_path):
-    """kill -9 while mails go out: the other one leads with one of its next jobs, a budget that is crossed meanwhile is
-    told of once to each, and no mail comes twice."""
+    """kill -9 while mails go out: the other one leads with one of its next jobs, a budget that is
+    crossed meanwhile is told of once to each, and no mail comes twice.
+    """
     leader, other = leader_of(pair)
     with psycopg.connect(shared) as connection:
         for number in range(40):
@@ -166,7 +179,12 @@ def test_the_leader_is_killed_and_the_other_tells_of_a_budget_once(pair, shared,
     leader.start()
     leader.wait_ready()
     until(lambda: rows(shared, "SELECT count(*) FROM outbox WHERE kind = 'budget'") == [(2,)])
-    until(lambda: rows(shared, "SELECT count(*) FROM outbox WHERE state IN ('waiting', 'handing_over')") == [(0,)])
+    until(
+        lambda: (
+            rows(shared, "SELECT count(*) FROM outbox WHERE state IN ('waiting', 'handing_over')")
+            == [(0,)]
+        )
+    )
     runs = other.job_runs()
     until(lambda: other.job_runs() > runs + 8)
     assert not leader.leads()
@@ -182,7 +200,9 @@ def test_the_leader_is_killed_and_the_other_tells_of_a_budget_once(pair, shared,
 
 
 def spend(dsn, folder):
-    """Team vision held a GPU since midnight, at a price that crosses both thresholds of its budget within seconds."""
+    """Team vision held a GPU since midnight, at a price that crosses both thresholds of its budget
+    within seconds.
+    """
 
     def command(*arguments):
         done = CliRunner().invoke(build(), [*map(str, arguments), "--dsn", dsn])

@@ -1,4 +1,6 @@
-"""Collectors are stopped and started in turn while agents push: nothing lost or doubled, every request answered."""
+"""Collectors are stopped and started in turn while agents push: nothing lost or doubled, every
+request answered.
+"""
 
 import contextlib
 import http.client
@@ -21,9 +23,14 @@ pytestmark = pytest.mark.slow
 
 @contextlib.contextmanager
 def pushing(balancer: Balancer, folder, count: int):
-    """Agents (real spool, real push) behind the balancer; their ledger of truth, and they themselves."""
+    """Agents (real spool, real push) behind the balancer; their ledger of truth, and they
+    themselves.
+    """
     truth = Truth()
-    nodes = [Node(truth, f"node-{number}", balancer.port, folder / f"spool-{number}") for number in range(count)]
+    nodes = [
+        Node(truth, f"node-{number}", balancer.port, folder / f"spool-{number}")
+        for number in range(count)
+    ]
     threads = [threading.Thread(target=node.run, daemon=True) for node in nodes]
     for thread in threads:
         thread.start()
@@ -38,7 +45,9 @@ def pushing(balancer: Balancer, folder, count: int):
 
 
 def restart(one: Replica) -> None:
-    """SIGTERM; it says 503 while it still serves, closes connections after its answers, ends with 0, and comes back."""
+    """SIGTERM; it says 503 while it still serves, closes connections after its answers, ends with
+    0, and comes back.
+    """
     assert one.process is not None
     kept = http.client.HTTPConnection("127.0.0.1", one.port, timeout=60)
     assert asked(kept, "/readyz") == (200, None)
@@ -60,11 +69,17 @@ def asked(connection: http.client.HTTPConnection, path: str) -> tuple[int, str |
     return answer.status, answer.headers.get("Connection")
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize(
+    "rounds", [1, pytest.param(25, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
+)
 def test_rolling_restarts_lose_nothing_and_double_nothing(folder, dsn, rounds):
-    """Each collector is restarted in turn under load; the ledger, the samples and the bill are those of the truth."""
+    """Each collector is restarted in turn under load; the ledger, the samples and the bill are
+    those of the truth.
+    """
     with (
-        replicas(folder, dsn, GPULEDGER_SHUTDOWN_DELAY_SECONDS="4") as pair,  # long enough to be seen on a slow machine
+        replicas(
+            folder, dsn, GPULEDGER_SHUTDOWN_DELAY_SECONDS="4"
+        ) as pair,  # long enough to be seen on a slow machine
         Balancer([one.port for one in pair]) as balancer,
     ):
         with pushing(balancer, folder, 4) as (truth, nodes):
@@ -75,12 +90,19 @@ def test_rolling_restarts_lose_nothing_and_double_nothing(folder, dsn, rounds):
         refresh(Database(dsn), ALWAYS, int(time.time() * 1000))
         verdict = judge(truth, nodes, dsn)
     assert (verdict.lost, verdict.twice, verdict.unaccounted) == ([], [], [])
-    assert verdict.batches["made"] == verdict.batches["acknowledged"] == verdict.batches["committed"] >= 20 * rounds
+    assert (
+        verdict.batches["made"]
+        == verdict.batches["acknowledged"]
+        == verdict.batches["committed"]
+        >= 20 * rounds
+    )
     assert all(taken > 0 for taken in balancer.taken.values())
 
 
 def test_a_request_under_way_is_answered_before_the_end(folder, dsn):
-    """SIGTERM while a transaction waits for a lock: the batch is committed, its agent hears 200, the exit code is 0."""
+    """SIGTERM while a transaction waits for a lock: the batch is committed, its agent hears 200,
+    the exit code is 0.
+    """
     with replicas(folder, dsn, 1) as (one,):
         assert one.send(batch(1)) == 200
         answers = []
@@ -90,7 +112,12 @@ def test_a_request_under_way_is_answered_before_the_end(folder, dsn):
             sender = threading.Thread(target=lambda: answers.append(one.send(made)))
             sender.start()
             with psycopg.connect(dsn, autocommit=True) as watcher:
-                until(lambda: watcher.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone() is not None)
+                until(
+                    lambda: (
+                        watcher.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone()
+                        is not None
+                    )
+                )
             one.process.terminate()
             # The listener is closed, and still the process waits for its answer.
             until(lambda: not accepts(one))
@@ -100,7 +127,9 @@ def test_a_request_under_way_is_answered_before_the_end(folder, dsn):
         assert one.process.wait(60) == 0
         assert answers == [200]
     with psycopg.connect(dsn) as connection:
-        assert connection.execute("SELECT count(*), sum(usage_intervals) FROM ingest_batch").fetchone() == (2, 4)
+        assert connection.execute(
+            "SELECT count(*), sum(usage_intervals) FROM ingest_batch"
+        ).fetchone() == (2, 4)
 
 
 def accepts(one: Replica) -> bool:

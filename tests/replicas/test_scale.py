@@ -1,4 +1,6 @@
-"""docs/scale.md: every figure of its table again from docs/performance.md and from rows measured here."""
+"""docs/scale.md: every figure of its table again from docs/performance.md and from rows measured
+here.
+"""
 
 import re
 from pathlib import Path
@@ -12,7 +14,10 @@ from gpuledger_collector.storage.telemetry import partitions
 pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE, MEASURED = (DOCS / "scale.md").read_text(encoding="utf-8"), (DOCS / "performance.md").read_text(encoding="utf-8")
+PAGE, MEASURED = (
+    (DOCS / "scale.md").read_text(encoding="utf-8"),
+    (DOCS / "performance.md").read_text(encoding="utf-8"),
+)
 FLEETS = (2_000, 10_000, 100_000)
 MEASURED_AT = 2_000
 READINGS, EVERY_S, PER_NODE, PUSH_S, DAY_S = 28, 10, 8, 60, 86_400
@@ -30,7 +35,11 @@ def bold() -> list[float]:
 
 
 def table() -> dict[str, tuple[str, ...]]:
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.count("|") == 5]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in PAGE.splitlines()
+        if line.count("|") == 5
+    ]
     return {name: tuple(cells) for name, *cells in rows if name and not name.startswith("---")}
 
 
@@ -54,14 +63,33 @@ def test_the_figures_are_those_that_were_measured():
 
 def test_the_table_follows_from_them():
     """Every cell of every fleet, to the digit that is shown."""
-    hot, packed, per_core, hour_s, month_s, minute, usage, usage_interval, change, readings, moved = bold()
+    (
+        hot,
+        packed,
+        per_core,
+        hour_s,
+        month_s,
+        minute,
+        usage,
+        usage_interval,
+        change,
+        readings,
+        moved,
+    ) = bold()
     keep = Settings()
-    days, minute_days, state_days = keep.pack_after_days, keep.keep_minute_days, keep.keep_state_days
+    days, minute_days, state_days = (
+        keep.pack_after_days,
+        keep.keep_minute_days,
+        keep.keep_state_days,
+    )
     wanted = {
         "GPU-samples a second": (lambda n: n / EVERY_S, 0),
         "posts a second": (lambda n: n / PER_NODE / PUSH_S, 1),
         "samples, GB a day until packed": (lambda n: n * DAY_S / EVERY_S * hot / 1e9, 1),
-        f"samples, GB for the {days} days until packed": (lambda n: n * DAY_S / EVERY_S * hot * days / 1e9, 1),
+        f"samples, GB for the {days} days until packed": (
+            lambda n: n * DAY_S / EVERY_S * hot * days / 1e9,
+            1,
+        ),
         "archive, GB a day": (lambda n: n * DAY_S / EVERY_S * packed / 1e9, 1),
         "minutes, million rows a day": (lambda n: n * 1_440 / 1e6, 1),
         "minutes, GB a day": (lambda n: n * 1_440 * minute / 1e9, 1),
@@ -81,7 +109,9 @@ def test_the_table_follows_from_them():
         "rating one more hour, seconds": (lambda n: hour_s * n / MEASURED_AT, 1),
         "rating a whole month, seconds": (lambda n: month_s * n / MEASURED_AT, 1),
     }
-    assert table() == {name: tuple(f"{of(n):,.{digits}f}" for n in FLEETS) for name, (of, digits) in wanted.items()}
+    assert table() == {
+        name: tuple(f"{of(n):,.{digits}f}" for n in FLEETS) for name, (of, digits) in wanted.items()
+    }
     assert f"{FLEETS[2] * 1_440 * minute * 365 / 1e12:.1f} TB a year" in PAGE
     by_agents = measured("*fast*: gpuledger, with Postgres", 3)
     assert f"{by_agents:,.0f} GPU-samples of {READINGS} readings" in PAGE
@@ -102,29 +132,40 @@ def test_the_most_fast_readings_of_a_sample_are_as_many(dsn):
     [
         (
             "usage_hour",
-            "INSERT INTO usage_hour SELECT a, 1790856000000 + h * 3600000, 'held', a, 3600000, 1800000, 1800000, 0,"
-            " 1000, a FROM generate_series(1, 200) a, generate_series(1, 100) h",
+            (
+                "INSERT INTO usage_hour SELECT a, 1790856000000 + h * 3600000, 'held', a, 3600000,"
+                " 1800000, 1800000, 0, 1000, a FROM generate_series(1, 200) a, generate_series(1,"
+                " 100) h"
+            ),
             202,
         ),
         (
             "gpu_minute",
-            "INSERT INTO gpu_minute ({columns}) SELECT {values} FROM generate_series(1, 50) a,"
-            " generate_series(1, 400) m",
+            (
+                "INSERT INTO gpu_minute ({columns}) SELECT {values} FROM generate_series(1, 50) a,"
+                " generate_series(1, 400) m"
+            ),
             143,
         ),
         (
             "usage_interval",
-            "INSERT INTO usage_interval SELECT a, a, 'held', at, at + 60000, 60000, 30000, 30000, 0, 1000, 1,"
-            " '00000000-0000-4000-8000-000000000001', at, a, a, a"
-            " FROM generate_series(1790812800000, 1790812800000 + 999 * 60000, 60000) at, generate_series(1, 20) a",
+            (
+                "INSERT INTO usage_interval SELECT a, a, 'held', at, at + 60000, 60000, 30000,"
+                " 30000, 0, 1000, 1, '00000000-0000-4000-8000-000000000001', at, a, a, a FROM"
+                " generate_series(1790812800000, 1790812800000 + 999 * 60000, 60000) at,"
+                " generate_series(1, 20) a"
+            ),
             204,
         ),
         (
             "gpu_state",
-            "INSERT INTO gpu_state SELECT a, metric, at, random()"
-            " FROM generate_series(1790812800000, 1790812800000 + 999 * 60000, 60000) at, generate_series(1, 5) a,"
-            " unnest(ARRAY['gpu_temperature_margin_celsius', 'gpu_throttle_power_seconds_total',"
-            " 'gpu_throttle_base_clocks_seconds_total', 'gpu_throttle_low_utilization_seconds_total']) metric",
+            (
+                "INSERT INTO gpu_state SELECT a, metric, at, random() FROM"
+                " generate_series(1790812800000, 1790812800000 + 999 * 60000, 60000) at,"
+                " generate_series(1, 5) a, unnest(ARRAY['gpu_temperature_margin_celsius',"
+                " 'gpu_throttle_power_seconds_total', 'gpu_throttle_base_clocks_seconds_total',"
+                " 'gpu_throttle_low_utilization_seconds_total']) metric"
+            ),
             227,
         ),
     ],
@@ -135,7 +176,8 @@ def test_bytes_of_a_row(dsn, table_name, insert, said):
         names = [
             row[0]
             for row in connection.execute(
-                "SELECT column_name FROM information_schema.columns WHERE table_name = %s", (table_name,)
+                "SELECT column_name FROM information_schema.columns WHERE table_name = %s",
+                (table_name,),
             )
         ]
         given = {"accelerator_id": "a", "minute_ms": "1790856000000 + m * 60000", "samples": "6"}
@@ -145,8 +187,8 @@ def test_bytes_of_a_row(dsn, table_name, insert, said):
         connection.execute(insert.format(columns=", ".join(names), values=values).encode())
         connection.execute("VACUUM")
         row = connection.execute(
-            "SELECT sum(pg_total_relation_size(relid)) / 20000.0 FROM (SELECT %(name)s::regclass AS relid UNION "
-            "SELECT relid FROM pg_partition_tree(%(name)s)) AS part",
+            "SELECT sum(pg_total_relation_size(relid)) / 20000.0 FROM (SELECT %(name)s::regclass AS"
+            " relid UNION SELECT relid FROM pg_partition_tree(%(name)s)) AS part",
             {"name": table_name},
         ).fetchone()
     assert row is not None

@@ -1,7 +1,9 @@
-"""A leader that was cut off may not know it yet: letters and decisions are told once even while two of them run.
+"""A leader that was cut off may not know it yet: letters and decisions are told once even while two
+of them run.
 
-The same for budgets, sending, digests and actions stands beside each: `test_two_watchers_at_once_tell_once`,
-`test_replicas_at_once_send_each_message_once`, `test_a_digest_is_sent_once_...`, `test_whoever_dies_while_he_acts_...`.
+The same for budgets, sending, digests and actions stands beside each:
+`test_two_watchers_at_once_tell_once`, `test_replicas_at_once_send_each_message_once`,
+`test_a_digest_is_sent_once_...`, `test_whoever_dies_while_he_acts_...`.
 """
 
 import threading
@@ -70,7 +72,9 @@ def rows(dsn, statement):
 def test_notifications_are_written_once(fleet, findings, run, dsn, tmp_path):
     """Three leaders look at the same idle day: as many letters as one of them writes."""
     furnish(fleet)
-    fleet.connection.execute("UPDATE workload SET name = 'train', user_name = 'ada' WHERE external_id = '1'")
+    fleet.connection.execute(
+        "UPDATE workload SET name = 'train', user_name = 'ada' WHERE external_id = '1'"
+    )
     find_idle(findings, OCTOBER + DAY)
     (tmp_path / "ledger.toml").write_text(CONTACT)
     assert run("apply", tmp_path / "ledger.toml")[0] == 0
@@ -88,7 +92,8 @@ def test_a_decision_is_made_and_told_once(run, dsn, tmp_path):
     hour_ms = int(time.time() * 1000) // HOUR_MS * HOUR_MS
     usage = tmp_path / "usage.csv"
     usage.write_text(
-        "workload_id,start,end,gpus,pool\n" + f"base,{format_instant(hour_ms - 20 * 24 * HOUR_MS)},,16,train\n"
+        "workload_id,start,end,gpus,pool\n"
+        + f"base,{format_instant(hour_ms - 20 * 24 * HOUR_MS)},,16,train\n"
     )
     assert run("import", "usage", usage)[0] == 0
     assert run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2020-01-01")[0] == 0
@@ -99,5 +104,10 @@ def test_a_decision_is_made_and_told_once(run, dsn, tmp_path):
     code, _, error = run("apply", tmp_path / "ledger.toml")
     assert code == 0, error
     at_once(lambda number: advise_scaling(stores[number], hour_ms + 1000))
-    assert rows(dsn, "SELECT mode, count(*) FROM scaling_decision GROUP BY 1 ORDER BY 1") == [("act", 1), ("advice", 1)]
-    assert rows(dsn, "SELECT recipient, count(*) FROM outbox GROUP BY 1") == [("webhook:capacity", 1)]
+    assert rows(dsn, "SELECT mode, count(*) FROM scaling_decision GROUP BY 1 ORDER BY 1") == [
+        ("act", 1),
+        ("advice", 1),
+    ]
+    assert rows(dsn, "SELECT recipient, count(*) FROM outbox GROUP BY 1") == [
+        ("webhook:capacity", 1)
+    ]

@@ -1,4 +1,6 @@
-"""Old and new collectors on one database while it is migrated: real processes, one of another version."""
+"""Old and new collectors on one database while it is migrated: real processes, one of another
+version.
+"""
 
 import contextlib
 import shutil
@@ -59,7 +61,9 @@ BINDS = "CREATE TRIGGER t AFTER INSERT ON price FOR EACH STATEMENT EXECUTE FUNCT
 
 @pytest.fixture
 def newer(folder, monkeypatch):
-    """The migrations of the next version, which this process is from now on: one of each phase more."""
+    """The migrations of the next version, which this process is from now on: one of each phase
+    more.
+    """
     made = folder / "alembic"
     shutil.copytree(schema_version.scripts(), made, ignore=shutil.ignore_patterns("__pycache__"))
     steps = ((PRE, HEAD, "pre", "Adds", ADDS), (POST, PRE, "post", "Takes away", TAKES))
@@ -70,7 +74,9 @@ def newer(folder, monkeypatch):
     return made
 
 
-@pytest.mark.parametrize(("revision", "phase", "script"), MIGRATIONS, ids=[one[0] for one in MIGRATIONS])
+@pytest.mark.parametrize(
+    ("revision", "phase", "script"), MIGRATIONS, ids=[one[0] for one in MIGRATIONS]
+)
 def test_a_pre_migration_does_nothing_that_older_collectors_do_not_survive(revision, phase, script):
     """Every migration file, as the SQL that it runs."""
     assert phase in migrate.PHASES
@@ -109,12 +115,20 @@ def test_what_is_forbidden_is_found(statement):
 
 
 def test_what_only_adds_is_allowed():
-    """New tables with whatever they have, columns that old writers need not know, indexes that nobody waits for."""
+    """New tables with whatever they have, columns that old writers need not know, indexes that
+    nobody waits for.
+    """
     assert forbidden(";".join(ADDS)) == []
     assert (
-        forbidden("CREATE TABLE a (b TEXT NOT NULL); CREATE UNIQUE INDEX c ON a (b); ALTER TABLE a DROP COLUMN b") == []
+        forbidden(
+            "CREATE TABLE a (b TEXT NOT NULL); CREATE UNIQUE INDEX c ON a (b); ALTER TABLE a DROP"
+            " COLUMN b"
+        )
+        == []
     )
-    assert forbidden("CREATE INDEX CONCURRENTLY ix_usage_interval_seq ON usage_interval (seq)") == []
+    assert (
+        forbidden("CREATE INDEX CONCURRENTLY ix_usage_interval_seq ON usage_interval (seq)") == []
+    )
     assert forbidden("ALTER TABLE price ADD CONSTRAINT ck CHECK (node <> 'x') NOT VALID") == []
     assert forbidden("COMMENT ON COLUMN price.node IS 'DROP TABLE; RENAME'") == []
     assert forbidden(f"CREATE TABLE a (b TEXT); {MAKES.format('DELETE FROM a')}; {BINDS}") == []
@@ -122,7 +136,9 @@ def test_what_only_adds_is_allowed():
 
 @pytest.mark.long
 def test_an_old_collector_serves_on_beside_a_newer_schema_and_then_makes_way(folder, dsn, newer):
-    """Batches and jobs of the old one go on while the schema gets ahead; what would break it waits for its end."""
+    """Batches and jobs of the old one go on while the schema gets ahead; what would break it waits
+    for its end.
+    """
 
     def command(*arguments):
         return CliRunner().invoke(build(), ["db", "upgrade", *arguments, "--dsn", dsn])
@@ -162,7 +178,9 @@ def test_an_old_collector_serves_on_beside_a_newer_schema_and_then_makes_way(fol
             assert set(statuses) <= {200, 503}
             assert statuses.count(503) <= 3
             with psycopg.connect(dsn) as connection:
-                outcomes = connection.execute("SELECT DISTINCT outcome FROM job_run WHERE ended_at IS NOT NULL")
+                outcomes = connection.execute(
+                    "SELECT DISTINCT outcome FROM job_run WHERE ended_at IS NOT NULL"
+                )
                 assert ("failed",) not in outcomes.fetchall()
             assert old.stop() == 0
             done = command("--post")
@@ -204,7 +222,9 @@ def test_a_newer_collector_stands_against_nothing(dsn, newer):
 
 
 def test_a_locked_table_is_waited_for_without_stopping_its_writers(dsn, newer, monkeypatch):
-    """A long transaction holds a table: the migration gives way to writers, tries again, and runs when it can."""
+    """A long transaction holds a table: the migration gives way to writers, tries again, and runs
+    when it can.
+    """
     monkeypatch.setattr(migrate, "LOCK_PAUSE_SECONDS", 0.2)
     done = []
     with psycopg.connect(dsn) as reader:

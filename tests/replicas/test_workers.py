@@ -1,4 +1,6 @@
-"""Several workers of one collector: killed, replaced and revoked under load, and seen as one from outside."""
+"""Several workers of one collector: killed, replaced and revoked under load, and seen as one from
+outside.
+"""
 
 import contextlib
 import http.client
@@ -47,7 +49,8 @@ class Collector(Replica):
     def serves_without(self, gone: set[int]) -> bool:
         """Whether these processes have successors, and all serve.
 
-        In this order: a worker answers what it last heard, so that "2 of 2" may be of a moment before the end of one.
+        In this order: a worker answers what it last heard, so that "2 of 2" may be of a moment
+        before the end of one.
         """
         pids = self.workers().values()
         return len(pids) == WORKERS and not gone & set(pids) and self.all_serve()
@@ -87,7 +90,9 @@ def collector(shared):
 
 @contextlib.contextmanager
 def pushing(port: int, folder: Path, prefix: str):
-    """Agents (real spool, real push); the function adds one, and their truth and they themselves are given."""
+    """Agents (real spool, real push); the function adds one, and their truth and they themselves
+    are given.
+    """
     truth, nodes, threads = Truth(), [], []
 
     def add() -> None:
@@ -111,8 +116,8 @@ def pushing(port: int, folder: Path, prefix: str):
 def waiting_writers(connection) -> int:
     """Sessions of writers that wait for a lock, each in the middle of a transaction with batches."""
     row = connection.execute(
-        "SELECT count(DISTINCT pid) FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
-        " WHERE NOT l.granted AND a.application_name = 'gpuledger-ingest' AND datname = current_database()"
+        "SELECT count(DISTINCT pid) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT"
+        " l.granted AND a.application_name = 'gpuledger-ingest' AND datname = current_database()"
     ).fetchone()
     return row[0]
 
@@ -121,17 +126,27 @@ def settled(truth: Truth, nodes: list[Node], dsn: str):
     refresh(Database(dsn), ALWAYS, int(time.time() * 1000))
     verdict = judge(truth, nodes, dsn)
     assert (verdict.lost, verdict.twice, verdict.unaccounted) == ([], [], [])
-    assert verdict.batches["made"] == verdict.batches["acknowledged"] == verdict.batches["committed"]
+    assert (
+        verdict.batches["made"] == verdict.batches["acknowledged"] == verdict.batches["committed"]
+    )
 
 
 @pytest.mark.parametrize("who", ["leader", "other", "supervisor"])
 def test_killed_in_mid_post_nothing_is_lost_or_doubled(collector, shared, tmp_path, who):
-    """SIGKILL while every worker is in a transaction: what was acknowledged is there once, and all serve again."""
+    """SIGKILL while every worker is in a transaction: what was acknowledged is there once, and all
+    serve again.
+    """
     with pushing(collector.port, tmp_path, who) as (truth, nodes, add):
         until(lambda: len(truth.acknowledged) >= 20)
-        with psycopg.connect(shared, autocommit=True) as watcher, psycopg.connect(shared) as blocker:
+        with (
+            psycopg.connect(shared, autocommit=True) as watcher,
+            psycopg.connect(shared) as blocker,
+        ):
             before, leader = collector.workers(), collector.leader()
-            victims = {"leader": leader, "other": next(pid for pid in before.values() if pid != leader)}
+            victims = {
+                "leader": leader,
+                "other": next(pid for pid in before.values() if pid != leader),
+            }
             blocker.execute("LOCK TABLE usage_interval IN SHARE MODE")
             while waiting_writers(watcher) < WORKERS:
                 add()  # the kernel chooses the worker of a connection: one more, until both have one
@@ -151,7 +166,9 @@ def test_killed_in_mid_post_nothing_is_lost_or_doubled(collector, shared, tmp_pa
 
 
 def test_a_worker_that_starts_is_sent_nothing(collector, shared):
-    """While the successor of a killed worker is stopped in its start, every new connection is answered by the other."""
+    """While the successor of a killed worker is stopped in its start, every new connection is
+    answered by the other.
+    """
     before = set(collector.workers().values())
     children = Path(f"/proc/{collector.process.pid}/task/{collector.process.pid}/children")
 
@@ -175,7 +192,9 @@ def test_a_worker_that_starts_is_sent_nothing(collector, shared):
 
 
 def test_sockets_of_one_address_listen_when_their_workers_do():
-    """Only the first one before that; one that stopped listening is sent nothing, and takes its part again later."""
+    """Only the first one before that; one that stopped listening is sent nothing, and takes its
+    part again later.
+    """
     first, second = listen_shared(Settings(listen="127.0.0.1:0"), 2)
     port = first.getsockname()[1]
 
@@ -207,7 +226,9 @@ def test_sockets_of_one_address_listen_when_their_workers_do():
 
 
 def test_a_rolling_restart_refuses_no_connection(collector, shared, tmp_path):
-    """SIGHUP under load: every worker is a new process, /readyz never says no, nothing is refused or lost."""
+    """SIGHUP under load: every worker is a new process, /readyz never says no, nothing is refused
+    or lost.
+    """
     refused, statuses, ended = [], set(), threading.Event()
 
     def knock() -> None:
@@ -239,7 +260,9 @@ def test_a_rolling_restart_refuses_no_connection(collector, shared, tmp_path):
 
 
 def test_metrics_are_those_of_all_workers(collector):
-    """One answer counts the batches of both; the counts of a worker outlive it, and memory is stated of each."""
+    """One answer counts the batches of both; the counts of a worker outlive it, and memory is
+    stated of each.
+    """
     name = 'gpuledger_ingest_batches_total{status="committed"}'
     begun = collector.metric(name)
     sent = 0
@@ -254,7 +277,11 @@ def test_metrics_are_those_of_all_workers(collector):
     assert collector.metric(name) == begun + sent
     assert collector.metric("gpuledger_ingest_answer_seconds_count") >= begun + sent
     assert collector.metric("gpuledger_jobs_leader") == 1
-    assert collector.metric("gpuledger_workers") == collector.metric("gpuledger_workers_wanted") == WORKERS
+    assert (
+        collector.metric("gpuledger_workers")
+        == collector.metric("gpuledger_workers_wanted")
+        == WORKERS
+    )
     for number in range(1, WORKERS + 1):
         assert collector.metric(f'process_resident_memory_bytes{{worker="{number}"}}') > 2**20
     restarts, victim = collector.metric("gpuledger_worker_restarts_total"), collector.workers()[1]
@@ -267,7 +294,8 @@ def test_metrics_are_those_of_all_workers(collector):
 
 
 def test_a_token_revoked_under_load_is_refused_by_every_worker(collector, shared):
-    """Senders on connections of their own post all the time: each hears 200 until it hears 401, and then only that.
+    """Senders on connections of their own post all the time: each hears 200 until it hears 401, and
+    then only that.
 
     The last test of the module: from here on the collector lets nobody in without a token.
     """
@@ -277,7 +305,9 @@ def test_a_token_revoked_under_load_is_refused_by_every_worker(collector, shared
         assert done.exit_code == 0, done.output
         return done.output
 
-    secret = re.search(r"gpl_\S+", command("create", "--role", "agent", "--node", "*", "--name", "fleet")).group()
+    secret = re.search(
+        r"gpl_\S+", command("create", "--role", "agent", "--node", "*", "--name", "fleet")
+    ).group()
     ended, heard = threading.Event(), [[] for _ in range(12)]
 
     def post(number: int) -> None:
@@ -299,7 +329,11 @@ def test_a_token_revoked_under_load_is_refused_by_every_worker(collector, shared
     command("revoke", "fleet")
     until(lambda: all(401 in statuses for statuses in heard))
     lengths = [len(statuses) for statuses in heard]
-    until(lambda: all(len(statuses) >= length + 3 for statuses, length in zip(heard, lengths, strict=True)))
+    until(
+        lambda: all(
+            len(statuses) >= length + 3 for statuses, length in zip(heard, lengths, strict=True)
+        )
+    )
     ended.set()
     for thread in threads:
         thread.join(60)
@@ -312,7 +346,9 @@ def test_what_no_worker_can_start_with_is_said_once(folder, shared):
     """A certificate that is none: one sentence, exit code 3, and nobody is left behind."""
     (folder / "bad.pem").write_text("none")
     pem = str(folder / "bad.pem")
-    bad = Collector(folder, 2, shared, GPULEDGER_TLS_CERTIFICATE_FILE=pem, GPULEDGER_TLS_KEY_FILE=pem)
+    bad = Collector(
+        folder, 2, shared, GPULEDGER_TLS_CERTIFICATE_FILE=pem, GPULEDGER_TLS_KEY_FILE=pem
+    )
     bad.start()
     assert bad.process.wait(120) == 3
     assert bad.log().count("cannot be used for TLS") == 1

@@ -1,4 +1,7 @@
-"""The scenario language: lines of a story, run through the product's own jobs on a real database. See README.md."""
+"""The scenario language: lines of a story, run through the product's own jobs on a real database.
+
+See README.md.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,14 @@ from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
 from gpuledger_collector.services.close import CannotClose, close_period
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.billing import adjustments, commitments, declarations, disputes, node_costs, prices
+from gpuledger_collector.storage.billing import (
+    adjustments,
+    commitments,
+    declarations,
+    disputes,
+    node_costs,
+    prices,
+)
 from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import reports, rules, zones
@@ -43,8 +53,9 @@ _NODE = (
     "ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING id"
 )
 _WORKLOAD = (
-    "INSERT INTO workload (key, kind, external_id, account, user_name, tags, first_seen_at) VALUES (%s, %s, %s, %s, "
-    "%s, %s::jsonb, now()) ON CONFLICT (key) DO UPDATE SET key = excluded.key RETURNING id"
+    "INSERT INTO workload (key, kind, external_id, account, user_name, tags, first_seen_at) VALUES"
+    " (%s, %s, %s, %s, %s, %s::jsonb, now()) ON CONFLICT (key) DO UPDATE SET key = excluded.key"
+    " RETURNING id"
 )
 _OUT = "UPDATE capacity SET out_ms = %s WHERE accelerator_id = %s AND out_ms IS NULL"
 _INTERVAL = """
@@ -86,15 +97,16 @@ class Story:
 
     def do_node(self, text: str) -> None:
         given = match(
-            r"(?P<node>\S+)(?: pool (?P<pool>\S+))?: (?P<count>\d+) x (?P<model>\S+)(?: share (?P<share>[\d.]+))? "
-            + _SPAN,
+            r"(?P<node>\S+)(?: pool (?P<pool>\S+))?: (?P<count>\d+) x (?P<model>\S+)(?: share"
+            r" (?P<share>[\d.]+))? " + _SPAN,
             text,
         )
         node = self._one(_NODE, given["node"])
         for index in range(int(given["count"])):
             name = f"{given['node']}/{index}"
             known = self.accelerators.get(name) or self._one(
-                "INSERT INTO accelerator (uuid, device_uuid, model, gpu_micro) VALUES (%s, %s, %s, %s) RETURNING id",
+                "INSERT INTO accelerator (uuid, device_uuid, model, gpu_micro) VALUES (%s, %s, %s,"
+                " %s) RETURNING id",
                 name,
                 name,
                 f"NVIDIA {given['model']}",
@@ -102,9 +114,16 @@ class Story:
             )
             self.accelerators[name] = known
             self.connection.execute(
-                "INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms, out_ms, source) "
-                "SELECT id, model, gpu_micro, %s, %s, %s, %s, 'agent' FROM accelerator WHERE id = %s",
-                (node, given["pool"] or "default", instant(given["start"]), maybe(given["end"]), known),
+                "INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms,"
+                " out_ms, source) SELECT id, model, gpu_micro, %s, %s, %s, %s, 'agent' FROM"
+                " accelerator WHERE id = %s",
+                (
+                    node,
+                    given["pool"] or "default",
+                    instant(given["start"]),
+                    maybe(given["end"]),
+                    known,
+                ),
             )
             self._mark_days(instant(given["start"]), maybe(given["end"]))
 
@@ -118,15 +137,21 @@ class Story:
             self._mark_days(instant(given["at"]), None)
 
     def do_move(self, text: str) -> None:
-        given = match(rf"(?P<what>\S+) to (?P<node>\S+)(?: pool (?P<pool>\S+))? at (?P<at>{_WHEN})", text)
+        given = match(
+            rf"(?P<what>\S+) to (?P<node>\S+)(?: pool (?P<pool>\S+))? at (?P<at>{_WHEN})", text
+        )
         node = self._one(_NODE, given["node"])
         at_ms = instant(given["at"])
         for accelerator in self._named(given["what"]):
-            pool = self._one("SELECT pool FROM capacity WHERE accelerator_id = %s AND out_ms IS NULL", accelerator)
+            pool = self._one(
+                "SELECT pool FROM capacity WHERE accelerator_id = %s AND out_ms IS NULL",
+                accelerator,
+            )
             self.connection.execute(_OUT, (at_ms, accelerator))
             self.connection.execute(
-                "INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms, source) "
-                "SELECT id, model, gpu_micro, %s, %s, %s, 'agent' FROM accelerator WHERE id = %s",
+                "INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms,"
+                " source) SELECT id, model, gpu_micro, %s, %s, %s, 'agent' FROM accelerator WHERE"
+                " id = %s",
                 (node, given["pool"] or pool, at_ms, accelerator),
             )
             self.connection.execute(_DIRTY_HOUR, (accelerator, at_ms - at_ms % HOUR))
@@ -134,8 +159,10 @@ class Story:
 
     def do_price(self, text: str) -> None:
         given = match(
-            rf"(?P<model>\S+) (?P<rate>[\d.]+) (?P<currency>[A-Z]{{3}}) {_SPAN}(?: pool (?P<pool>\S+))?"
-            r"(?: node (?P<node>\S+))?(?: (?P<purchase>spot|reserved|owned|on_demand))?(?: list (?P<list>[\d.]+))?",
+            rf"(?P<model>\S+) (?P<rate>[\d.]+) (?P<currency>[A-Z]{{3}}) {_SPAN}(?: pool"
+            r" (?P<pool>\S+))?"
+            r"(?: node (?P<node>\S+))?(?: (?P<purchase>spot|reserved|owned|on_demand))?(?: list"
+            r" (?P<list>[\d.]+))?",
             text,
         )
         price = Price(
@@ -155,8 +182,10 @@ class Story:
 
     def do_commitment(self, text: str) -> None:
         given = match(
-            rf"(?P<name>[^:]+): (?P<gpus>\d+) x (?P<model>\S+)(?: pool (?P<pool>\S+))?(?: upfront (?P<upfront>[\d.]+))?"
-            rf"(?: recurring (?P<rate>[\d.]+))? (?P<currency>[A-Z]{{3}}) from (?P<start>{_WHEN}) to (?P<end>{_WHEN})",
+            rf"(?P<name>[^:]+): (?P<gpus>\d+) x (?P<model>\S+)(?: pool (?P<pool>\S+))?(?: upfront"
+            rf" (?P<upfront>[\d.]+))?"
+            rf"(?: recurring (?P<rate>[\d.]+))? (?P<currency>[A-Z]{{3}}) from (?P<start>{_WHEN}) to"
+            rf" (?P<end>{_WHEN})",
             text,
         )
         one = Commitment(
@@ -180,12 +209,16 @@ class Story:
 
     def do_owned(self, text: str) -> None:
         given = match(
-            r"(?P<model>\S+) bought for (?P<capex>[\d.]+) (?P<currency>[A-Z]{3})(?: salvage (?P<salvage>[\d.]+))? "
-            rf"over (?P<months>\d+) months from (?P<start>{_WHEN})(?: takes (?P<watts>[\d.]+) W(?: x (?P<pue>[\d.]+))? "
+            r"(?P<model>\S+) bought for (?P<capex>[\d.]+) (?P<currency>[A-Z]{3})(?: salvage"
+            r" (?P<salvage>[\d.]+))? "
+            rf"over (?P<months>\d+) months from (?P<start>{_WHEN})(?: takes (?P<watts>[\d.]+) W(?:"
+            r" x (?P<pue>[\d.]+))? "
             r"at (?P<kwh>[\d.]+) per kWh)?(?: opex (?P<opex>[\d.]+))?(?P<measured> measured)?",
             text,
         )
-        amount = {name: Decimal(given[name] or 0) for name in ("capex", "salvage", "watts", "kwh", "opex")}
+        amount = {
+            name: Decimal(given[name] or 0) for name in ("capex", "salvage", "watts", "kwh", "opex")
+        }
         one = Owned(
             name=given["model"],
             capex=amount["capex"],
@@ -204,7 +237,8 @@ class Story:
 
     def do_buy(self, text: str) -> None:
         given = match(
-            r"(?P<purchase>spot|reserved|owned|on_demand)(?: in (?P<pool>\S+))?(?: on (?P<node>\S+))?"
+            r"(?P<purchase>spot|reserved|owned|on_demand)(?: in (?P<pool>\S+))?(?: on"
+            r" (?P<node>\S+))?"
             rf"(?: for (?P<tags>\S+=\S+))?(?: from (?P<start>{_WHEN}))?(?: to (?P<end>{_WHEN}))?",
             text,
         )
@@ -224,14 +258,29 @@ class Story:
         commitments.replace_choices(self.connection, self.choices, self._now())
 
     def do_exchange(self, text: str) -> None:
-        given = match(rf"(?P<of>[A-Z]{{3}}) to (?P<to>[A-Z]{{3}}) (?P<rate>[\d.]+) from (?P<start>{_WHEN})", text)
-        one = ExchangeRate(given["of"], given["to"], Decimal(given["rate"]), instant(given["start"]))
-        commitments.replace_exchange(self.connection, [*commitments.exchange(self.connection), one], self._now())
+        given = match(
+            rf"(?P<of>[A-Z]{{3}}) to (?P<to>[A-Z]{{3}}) (?P<rate>[\d.]+) from (?P<start>{_WHEN})",
+            text,
+        )
+        one = ExchangeRate(
+            given["of"], given["to"], Decimal(given["rate"]), instant(given["start"])
+        )
+        commitments.replace_exchange(
+            self.connection, [*commitments.exchange(self.connection), one], self._now()
+        )
 
     def do_rule(self, text: str) -> None:
         given = match(rf"(?P<name>\S+): (?P<match>.+?) gives (?P<assign>.+?)(?: {_SPAN})?", text)
         starts, ends = maybe(given["start"]), maybe(given["end"])
-        rule = Rule(None, given["name"], len(self.rules), pairs(given["match"]), pairs(given["assign"]), starts, ends)
+        rule = Rule(
+            None,
+            given["name"],
+            len(self.rules),
+            pairs(given["match"]),
+            pairs(given["assign"]),
+            starts,
+            ends,
+        )
         self.rules.append(rule)
         rules.replace(self.connection, self.rules, self._now())
 
@@ -241,12 +290,16 @@ class Story:
     def do_shared(self, text: str) -> None:
         given = match(
             r"(?P<name>\S+): (?:(?P<amount>[\d.]+) (?P<currency>[A-Z]{3}) a month"
-            r"|(?P<state>unallocated|unavailable|unobserved|commitment_unused)(?: of pool (?P<pool>\S+))?) "
+            r"|(?P<state>unallocated|unavailable|unobserved|commitment_unused)(?: of pool"
+            r" (?P<pool>\S+))?) "
             rf"by (?P<key>cost|gpu_hours|even|weights (?P<weights>\S+))(?: per (?P<level>\w+))?"
             rf"(?: in (?P<scope>\S+))?(?: from (?P<start>{_DATE}))?(?: to (?P<end>{_DATE}))?",
             text,
         )
-        days = [None if given[name] is None else dt.date.fromisoformat(given[name]) for name in ("start", "end")]
+        days = [
+            None if given[name] is None else dt.date.fromisoformat(given[name])
+            for name in ("start", "end")
+        ]
         amount = None if given["amount"] is None else int(Decimal(given["amount"]) * 1_000_000)
         weights = {owner: int(weight) for owner, weight in pairs(given["weights"] or "").items()}
         cost = SharedCost(
@@ -267,8 +320,10 @@ class Story:
 
     def do_adjust(self, text: str) -> None:
         given = match(
-            r"(?P<name>\S+): (?:(?P<kind>markup|discount) (?P<percent>[\d.]+)%|tiered (?P<steps>\S+) "
-            r"(?P<currency>[A-Z]{3})(?: per (?P<per>\w+))?)(?: of (?P<owner>\w+=\S+))?(?: in (?P<pool>\S+))?"
+            r"(?P<name>\S+): (?:(?P<kind>markup|discount) (?P<percent>[\d.]+)%|tiered"
+            r" (?P<steps>\S+) "
+            r"(?P<currency>[A-Z]{3})(?: per (?P<per>\w+))?)(?: of (?P<owner>\w+=\S+))?(?: in"
+            r" (?P<pool>\S+))?"
             rf"(?: on (?P<model>\S+))?(?: from (?P<start>{_DATE}))?(?: to (?P<end>{_DATE}))?",
             text,
         )
@@ -284,14 +339,18 @@ class Story:
             (given["per"] or "team") if given["steps"] else "",
             None,
             given["currency"],
-            *(None if given[name] is None else dt.date.fromisoformat(given[name]) for name in ("start", "end")),
+            *(
+                None if given[name] is None else dt.date.fromisoformat(given[name])
+                for name in ("start", "end")
+            ),
         )
         kept = [one for one in adjustments.declared(self.connection) if one.name != policy.name]
         adjustments.replace(self.connection, [*kept, policy], self._now())
 
     def do_nodecost(self, text: str) -> None:
         given = match(
-            r"(?P<name>\S+): (?P<rate>[\d.]+) (?P<currency>[A-Z]{3}) a node-hour(?: in (?P<pool>\S+))?"
+            r"(?P<name>\S+): (?P<rate>[\d.]+) (?P<currency>[A-Z]{3}) a node-hour(?: in"
+            r" (?P<pool>\S+))?"
             rf"(?: on (?P<node>\S+))?(?: from (?P<start>{_DATE}))?(?: to (?P<end>{_DATE}))?",
             text,
         )
@@ -306,7 +365,11 @@ class Story:
             to_on=None if given["end"] is None else dt.date.fromisoformat(given["end"]),
         )
         place = cost.name, cost.pool, cost.node
-        kept = [one for one in node_costs.current(self.connection) if (one.name, one.pool, one.node) != place]
+        kept = [
+            one
+            for one in node_costs.current(self.connection)
+            if (one.name, one.pool, one.node) != place
+        ]
         node_costs.replace(self.connection, [*kept, cost], self._now())
 
     def do_drop(self, text: str) -> None:
@@ -341,11 +404,17 @@ class Story:
 
     def do_carbon(self, text: str) -> None:
         given = match(
-            rf"(?P<grams>[\d.]+) g(?: pue (?P<pue>[\d.]+))?(?: pool (?P<pool>\S+))?(?: from (?P<start>{_DATE}))?", text
+            r"(?P<grams>[\d.]+) g(?: pue (?P<pue>[\d.]+))?(?: pool (?P<pool>\S+))?(?: from"
+            rf" (?P<start>{_DATE}))?",
+            text,
         )
         starts = None if given["start"] is None else dt.date.fromisoformat(given["start"])
-        one = Intensity("grid", given["pool"] or "", Decimal(given["grams"]), Decimal(given["pue"] or 1), starts)
-        declarations.replace_carbon(self.connection, [*declarations.carbon(self.connection), one], self._now())
+        one = Intensity(
+            "grid", given["pool"] or "", Decimal(given["grams"]), Decimal(given["pue"] or 1), starts
+        )
+        declarations.replace_carbon(
+            self.connection, [*declarations.carbon(self.connection), one], self._now()
+        )
 
     # what happens
 
@@ -356,20 +425,35 @@ class Story:
         for accelerator in self._named(given["what"]):
             for begin, stop in hours(start, end):
                 length = stop - begin
-                busy, idle = (int(length * Decimal(given[name] or 0) / 100) for name in ("busy", "idle"))
+                busy, idle = (
+                    int(length * Decimal(given[name] or 0) / 100) for name in ("busy", "idle")
+                )
                 energy = int(given["watts"]) * length if given["watts"] else None
-                self._usage_interval(accelerator, workload, "held", begin, stop, length, busy, idle, energy=energy)
+                self._usage_interval(
+                    accelerator, workload, "held", begin, stop, length, busy, idle, energy=energy
+                )
 
     def do_share(self, text: str) -> None:
         given = match(rf"(?P<what>\S+) {_SPAN}: (?P<holders>.+)", text)
-        holders = [match(r"(?P<id>\S+) x (?P<weight>\d+)", part.strip()) for part in given["holders"].split(",")]
+        holders = [
+            match(r"(?P<id>\S+) x (?P<weight>\d+)", part.strip())
+            for part in given["holders"].split(",")
+        ]
         (accelerator,) = self._named(given["what"])
         for begin, stop in hours(instant(given["start"]), instant(given["end"])):
             parts = split(stop - begin, [int(holder["weight"]) for holder in holders])
             self.batches += 1
             for record, (holder, part) in enumerate(zip(holders, parts, strict=True)):
                 self._usage_interval(
-                    accelerator, self._workload(holder["id"], {}), "held", begin, stop, part, 0, 0, record
+                    accelerator,
+                    self._workload(holder["id"], {}),
+                    "held",
+                    begin,
+                    stop,
+                    part,
+                    0,
+                    0,
+                    record,
                 )
 
     def do_free(self, text: str) -> None:
@@ -386,15 +470,23 @@ class Story:
 
     def do_usage(self, text: str) -> None:
         given = match(
-            rf"(?P<id>\S+)(?P<tags>(?: \S+=\S+)*): (?P<gpus>[\d.]+) GPUs of (?P<model>\S+) in (?P<pool>\S+) {_SPAN}",
+            r"(?P<id>\S+)(?P<tags>(?: \S+=\S+)*): (?P<gpus>[\d.]+) GPUs of (?P<model>\S+) in"
+            rf" (?P<pool>\S+) {_SPAN}",
             text,
         )
         workload = self._workload(given["id"], pairs(given["tags"]), "imported")
         start, end = instant(given["start"]), maybe(given["end"])
         self.connection.execute(
-            "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool) "
-            "VALUES (%s, %s, %s, %s, %s, %s)",
-            (workload, start, end, int(Decimal(given["gpus"]) * 1_000_000), given["model"], given["pool"]),
+            "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool)"
+            " VALUES (%s, %s, %s, %s, %s, %s)",
+            (
+                workload,
+                start,
+                end,
+                int(Decimal(given["gpus"]) * 1_000_000),
+                given["model"],
+                given["pool"],
+            ),
         )
         self._mark_days(start, end)
 
@@ -417,20 +509,31 @@ class Story:
         period = Period(instant(given["start"]), instant(given["end"]))
         contest = disputes.Contest({"team": given["team"]}, period, None, given["job"])
         with Database(self.dsn).transaction() as connection:
-            made = disputes.open_dispute(connection, contest, given["reason"], given["team"], self.now_ms)
+            made = disputes.open_dispute(
+                connection, contest, given["reason"], given["team"], self.now_ms
+            )
         self.disputes.append(made.id)
 
     def do_decide(self, text: str) -> None:
-        """The newest dispute is decided: rejected, or accepted for another owner, for nobody, as unavailable."""
+        """The newest dispute is decided: rejected, or accepted for another owner, for nobody, as
+        unavailable.
+        """
         way = r"(?P<no>rejected)|accepted, (?:(?P<broken>unavailable)|(?P<to>\S+=\S+|nobody))"
         given = match(rf"(?:{way}): (?P<note>.+)", text)
-        owner = None if given["no"] or given["broken"] else pairs(given["to"] if given["to"] != "nobody" else "")
+        owner = (
+            None
+            if given["no"] or given["broken"]
+            else pairs(given["to"] if given["to"] != "nobody" else "")
+        )
         remedy = None if given["no"] else Remedy(owner)
         try:
             with Database(self.dsn).transaction() as connection:
-                disputes.resolve(connection, self.disputes[-1], remedy, given["note"], "finance", self.now_ms)
+                disputes.resolve(
+                    connection, self.disputes[-1], remedy, given["note"], "finance", self.now_ms
+                )
                 check(
-                    disputes.seal_holds(connection, disputes.read(connection, self.disputes[-1])), "the seal is broken"
+                    disputes.seal_holds(connection, disputes.read(connection, self.disputes[-1])),
+                    "the seal is broken",
                 )
         except BadStep as error:
             raise Wrong(str(error)) from error
@@ -444,12 +547,21 @@ class Story:
         try:
             with Database(self.dsn).transaction(Lock.LEDGER) as connection:
                 close_period(
-                    connection, name, zones.calendar(connection).month(name), "team", "a scenario", self.now_ms
+                    connection,
+                    name,
+                    zones.calendar(connection).month(name),
+                    "team",
+                    "a scenario",
+                    self.now_ms,
                 )
         except CannotClose as error:
             raise Wrong(str(error)) from error
         made = self._report(f"in {name}")[0]
-        rows = {(row.currency, row.keys[0]): row.total_minor for row in made.rows if row.currency is not None}
+        rows = {
+            (row.currency, row.keys[0]): row.total_minor
+            for row in made.rows
+            if row.currency is not None
+        }
         booked = {key: total for key, (total, _) in self._invoices(name).items()}
         check(
             {key: units for key, units in booked.items() if units}
@@ -458,15 +570,25 @@ class Story:
         )
 
     def _invoices(self, name: str) -> dict[tuple[str, str], tuple[int, int]]:
-        """The invoices of a closed month: minor units, and how much of them is shared, by currency and owner."""
+        """The invoices of a closed month: minor units, and how much of them is shared, by currency
+        and owner.
+        """
         booked = self.connection.execute(
-            "SELECT i.currency, i.owner, i.minor FROM invoice i JOIN billing_period p ON p.start_ms = period_start_ms "
-            "WHERE p.name = %s",
+            "SELECT i.currency, i.owner, i.minor FROM invoice i JOIN billing_period p ON p.start_ms"
+            " = period_start_ms WHERE p.name = %s",
             (name,),
         ).fetchall()
-        (receipt,) = self.connection.execute("SELECT receipt FROM billing_period WHERE name = %s", (name,)).fetchone()
-        shared = {(one["currency"], one["owner"]): one["shared"].replace(".", "") for one in receipt["invoices"]}
-        return {(currency, owner): (minor, int(shared[currency, owner])) for currency, owner, minor in booked}
+        (receipt,) = self.connection.execute(
+            "SELECT receipt FROM billing_period WHERE name = %s", (name,)
+        ).fetchone()
+        shared = {
+            (one["currency"], one["owner"]): one["shared"].replace(".", "")
+            for one in receipt["invoices"]
+        }
+        return {
+            (currency, owner): (minor, int(shared[currency, owner]))
+            for currency, owner, minor in booked
+        }
 
     # what must be so
 
@@ -479,7 +601,10 @@ class Story:
         if kind == "proof":
             with Database(self.dsn).transaction(Lock.LEDGER) as connection:
                 sheet = reconcile(connection, zones.calendar(connection).named(period_of(rest)))
-            check(sheet.holds, f"the proof does not hold: {[day for day in sheet.days if not day.holds]}")
+            check(
+                sheet.holds,
+                f"the proof does not hold: {[day for day in sheet.days if not day.holds]}",
+            )
             check(bool(sheet.days), "no day was rated")
         elif kind == "only":
             names, where = match(r"(?P<names>.+) (?P<where>(?:in|from) .+)", rest).values()
@@ -492,7 +617,9 @@ class Story:
             self._expect_row(text)
 
     def _expect_invoice(self, text: str) -> None:
-        money = r"(?P<amount>[-\d.]+) (?P<currency>[A-Z]{3})(?:, shared (?P<shared>[-\d.]+) [A-Z]{3})?"
+        money = (
+            r"(?P<amount>[-\d.]+) (?P<currency>[A-Z]{3})(?:, shared (?P<shared>[-\d.]+) [A-Z]{3})?"
+        )
         given = match(rf"(?:invoice (?P<owner>\S+)|invoices) in (?P<month>\S+): {money}", text)
         found = self._invoices(given["month"])
         mine = [
@@ -502,8 +629,13 @@ class Story:
         ]
         check(bool(mine), f"invoices are {found}")
         for at, name in enumerate(("amount", "shared")):
-            said = Decimal(Money.from_minor(sum(amounts[at] for amounts in mine), given["currency"]).plain())
-            check(given[name] is None or said == Decimal(given[name]), f"{name} is {said}, not {given[name]}")
+            said = Decimal(
+                Money.from_minor(sum(amounts[at] for amounts in mine), given["currency"]).plain()
+            )
+            check(
+                given[name] is None or said == Decimal(given[name]),
+                f"{name} is {said}, not {given[name]}",
+            )
 
     def _refused(self, words: str, line: str) -> None:
         try:
@@ -515,7 +647,8 @@ class Story:
 
     def _expect_row(self, text: str) -> None:
         given = match(
-            r"(?P<owner>.+?) (?P<where>(?:in|from) .+?)(?: by (?P<level>\w+))?(?: seen in (?P<view>[A-Z]{3}))?"
+            r"(?P<owner>.+?) (?P<where>(?:in|from) .+?)(?: by (?P<level>\w+))?(?: seen in"
+            r" (?P<view>[A-Z]{3}))?"
             r"(?: at (?P<rate>.+?))?: (?P<amounts>.+)",
             text,
         )
@@ -524,12 +657,15 @@ class Story:
             made = self._seen_in(given["view"], period, given["level"] or "team")
         amounts = [
             match(
-                r"(?:(?P<kind>idle|shared|all|list|contracted|adjusted) )?(?P<value>[+-]?[\d.]+|no) (?P<unit>\S+)",
+                r"(?:(?P<kind>idle|shared|all|list|contracted|adjusted) )?(?P<value>[+-]?[\d.]+|no)"
+                r" (?P<unit>\S+)",
                 part.strip(),
             )
             for part in given["amounts"].split(",")
         ]
-        currency = next((one["unit"] for one in amounts if one["unit"] not in {"h", "kWh", "g"}), None)
+        currency = next(
+            (one["unit"] for one in amounts if one["unit"] not in {"h", "kWh", "g"}), None
+        )
         rows = made.totals if given["owner"] == "total" else made.rows
         mine = [
             row
@@ -540,7 +676,8 @@ class Story:
         ]
         check(
             len(mine) == 1,
-            f"{len(mine)} rows of {given['owner']!r}; rows are {[(row.keys, row.currency) for row in made.rows]}",
+            f"{len(mine)} rows of {given['owner']!r}; rows are"
+            f" {[(row.keys, row.currency) for row in made.rows]}",
         )
         (row,) = mine
         currency = row.currency or "USD"
@@ -558,15 +695,23 @@ class Story:
                     "list": row.list_minor,
                     "contracted": row.contracted_minor,
                 }[one["kind"]]
-                actual = None if minor is None else Decimal(Money.from_minor(minor, currency).plain())
+                actual = (
+                    None if minor is None else Decimal(Money.from_minor(minor, currency).plain())
+                )
             wanted = None if one["value"] == "no" else Decimal(one["value"])
             said = f"{one['kind']} {one['unit']}" if one["kind"] else one["unit"]
-            check(actual == wanted, f"{said} is {'nothing' if actual is None else actual}, not {one['value']}")
+            check(
+                actual == wanted,
+                f"{said} is {'nothing' if actual is None else actual}, not {one['value']}",
+            )
 
     def _report(self, where: str, level: str = "team"):
         period = zones.in_zone(self.connection, period_of(where))
         aside = allocate(self.connection, period, (level,), self.now_ms)
-        return report(reports.charged_lines(self.connection, period, (level,)), (level,), aside), period
+        return (
+            report(reports.charged_lines(self.connection, period, (level,)), (level,), aside),
+            period,
+        )
 
     def _seen_in(self, currency: str, period: Period, level: str):
         exchange = Exchange(commitments.exchange(self.connection), currency)
@@ -612,7 +757,9 @@ class Story:
             self.batches += 1
         unknown = held - busy - idle
         measured = (start, end, held, busy, idle, unknown, energy)
-        self.intervals.append((accelerator, workload, state, *measured, EPOCH, self.batches, record or 0))
+        self.intervals.append(
+            (accelerator, workload, state, *measured, EPOCH, self.batches, record or 0)
+        )
 
     def _write_intervals(self) -> None:
         """Write what a line told of accelerators, and ask for the hours to be folded."""
@@ -641,8 +788,8 @@ class Story:
     def _mark_days(self, start_ms: int, end_ms: int | None) -> None:
         stop = min(self.now_ms, end_ms or self.now_ms)
         self.connection.execute(
-            "INSERT INTO day_recompute (day_ms) SELECT d FROM generate_series(%s::bigint, %s::bigint, %s) d "
-            "WHERE d IN (SELECT day_ms FROM conservation_check)",
+            "INSERT INTO day_recompute (day_ms) SELECT d FROM generate_series(%s::bigint,"
+            " %s::bigint, %s) d WHERE d IN (SELECT day_ms FROM conservation_check)",
             (start_ms - start_ms % DAY, stop, DAY),
         )
 
@@ -721,7 +868,9 @@ def maybe(text: str | None) -> int | None:
 
 def period_of(text: str) -> Period:
     """`in 2026-10`, or `from 2026-10-01 to 2026-10-03`."""
-    found = re.fullmatch(r"in (?P<month>\d{4}-\d\d)|from (?P<start>\S+) to (?P<end>\S+)", text.strip())
+    found = re.fullmatch(
+        r"in (?P<month>\d{4}-\d\d)|from (?P<start>\S+) to (?P<end>\S+)", text.strip()
+    )
     if found is None:
         raise Wrong(f"{text!r} is no month and no range of days")
     return month(found["month"]) if found["month"] else date_range(found["start"], found["end"])

@@ -27,7 +27,9 @@ LONG_STORIES = (
 
 def story(path: Path) -> object:
     """A story as a parameter, marked slow when it bills many days."""
-    return pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem.startswith(LONG_STORIES) else [])
+    return pytest.param(
+        path, id=path.stem, marks=[pytest.mark.slow] if path.stem.startswith(LONG_STORIES) else []
+    )
 
 
 @pytest.mark.parametrize("path", map(story, FILES))
@@ -46,14 +48,22 @@ def test_there_are_at_least_forty():
     [
         ("expect vision in 2026-10: 1 h", "0 rows of 'vision'"),
         (
-            "node n1: 1 x H100 from 2026-10-01\nprice any 1.00 USD from 2026-01-01\nnow 2026-10-02\nrate\n"
-            "expect (unobserved) in 2026-10: 23 h",
+            (
+                "node n1: 1 x H100 from 2026-10-01\nprice any 1.00 USD from 2026-01-01\nnow"
+                " 2026-10-02\nrate\nexpect (unobserved) in 2026-10: 23 h"
+            ),
             "h is 24.000000, not 23",
         ),
         ("sing a song", "'sing' is no word that a line begins with"),
         ("price any one USD from 2026-01-01", "is not of the form"),
-        ("node n1: 1 x H100 from 2026-10-01\njob 1 on n1/3 from 2026-10-01 to 2026-10-02", "n1/3 is not there"),
-        ('now 2026-10-02\nexpect refused "never": close 2026-10', "refused, but because 2026-10 is not over"),
+        (
+            "node n1: 1 x H100 from 2026-10-01\njob 1 on n1/3 from 2026-10-01 to 2026-10-02",
+            "n1/3 is not there",
+        ),
+        (
+            'now 2026-10-02\nexpect refused "never": close 2026-10',
+            "refused, but because 2026-10 is not over",
+        ),
     ],
 )
 def test_what_does_not_come_true_fails_with_its_line(text, words, dsn, tmp_path):

@@ -1,4 +1,7 @@
-"""Benchmarks follow the code that they measure: each module can be imported. What they measure is run by hand."""
+"""Benchmarks follow the code that they measure: each module can be imported.
+
+What they measure is run by hand.
+"""
 
 import importlib
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Sources of owners: rules, jobs, pods, containers, processes, and what a source itself knows (dcgm, replay)."""
+"""Sources of owners: rules, jobs, pods, containers, processes, and what a source itself knows
+(dcgm, replay).
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,18 @@ if TYPE_CHECKING:
 
 
 def open_owners(settings: Settings, source: Source) -> list[OwnerSource]:
-    """Open the owner sources in the order of the setting `owners`; the first that knows a holder wins.
+    """Open the owner sources in the order of the setting `owners`; the first that knows a holder
+    wins.
 
-    Owners that the source itself knows come after them. Processes show use, not allocation, and so come last wherever
-    they are listed. Raises SettingsError for a rules file that cannot be used.
+    Owners that the source itself knows come after them. Processes show use, not allocation, and so
+    come last wherever they are listed. Raises SettingsError for a rules file that cannot be used.
     """
     owners: list[OwnerSource] = []
     describers: list[Callable[[Workload], Workload]] = []
     names = settings.owner_sources
-    local = source.name == "nvml"  # jobs, pods and processes are of this machine; those of any other source are not
+    local = (
+        source.name == "nvml"
+    )  # jobs, pods and processes are of this machine; those of any other source are not
     for name in names:
         if name == "static" and settings.owner_rules_file is not None:
             from gpuledger_agent.owners.static import StaticOwners

@@ -1,9 +1,10 @@
 """The containers of a containerd without docker (nerdctl, ctr), by containerd's own gRPC services.
 
-`Tasks/List` names the running containers of a namespace; `Containers/Get` returns image, labels and the OCI
-specification (github.com/containerd/containerd api/services). The devices are in the specification: the hook of
-`--gpus`, device files (CDI), and NVIDIA_VISIBLE_DEVICES under NVIDIA's runtime. A privileged container has the files of
-every device, which assigns none to it. The namespace k8s.io is reported by the kubelet instead.
+`Tasks/List` names the running containers of a namespace; `Containers/Get` returns image, labels and
+the OCI specification (github.com/containerd/containerd api/services). The devices are in the
+specification: the hook of `--gpus`, device files (CDI), and NVIDIA_VISIBLE_DEVICES under NVIDIA's
+runtime. A privileged container has the files of every device, which assigns none to it. The
+namespace k8s.io is reported by the kubelet instead.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ class Containerd:
         self._known: dict[tuple[str, str], Container] = {}
 
     def look(self) -> Mapping[str, Container]:
-        """The running containers by the first digits of their ids. Raises CallFailed or BadMessage."""
+        """The running containers by the first digits of their ids.
+
+        Raises CallFailed or BadMessage.
+        """
         running = [
             (namespace, identity)
             for namespace in self._namespaces()
@@ -83,7 +87,9 @@ class Containerd:
     def _namespaces(self) -> list[str]:
         reader = Reader()
         answer = self._call("namespaces.v1.Namespaces/List")
-        return [_field(reader, content, 1) for number, content in reader.parts(answer) if number == 1]
+        return [
+            _field(reader, content, 1) for number, content in reader.parts(answer) if number == 1
+        ]
 
     def _running(self, namespace: str) -> Iterator[str]:
         reader = Reader()
@@ -96,7 +102,9 @@ class Containerd:
     def _get(self, namespace: str, identity: str) -> Container:
         name = identity.encode()
         # 0x0A: field 1 (the id) with its length; below 128 the length is a single byte.
-        request = b"\x0a" + bytes([len(name)]) + name if len(name) < 128 else b""  # longer ids are not allowed
+        request = (
+            b"\x0a" + bytes([len(name)]) + name if len(name) < 128 else b""
+        )  # longer ids are not allowed
         reader = Reader()
         answer = self._call("containers.v1.Containers/Get", request, namespace)
         container = next((content for number, content in reader.parts(answer) if number == 1), b"")
@@ -107,14 +115,30 @@ class Containerd:
                 labels[_field(reader, content, 1)] = _field(reader, content, 2)
             else:
                 fields[number] = content
-        specification = next((part for number, part in reader.parts(fields.get(5, b"")) if number == 2), b"{}")
-        devices = tuple(dict.fromkeys(specified_devices(specification, b"nvidia" in fields.get(4, b""))))
-        return Container(identity, labels.get("nerdctl/name", identity), text(fields.get(3, b"")), labels, devices)
+        specification = next(
+            (part for number, part in reader.parts(fields.get(5, b"")) if number == 2), b"{}"
+        )
+        devices = tuple(
+            dict.fromkeys(specified_devices(specification, b"nvidia" in fields.get(4, b"")))
+        )
+        return Container(
+            identity,
+            labels.get("nerdctl/name", identity),
+            text(fields.get(3, b"")),
+            labels,
+            devices,
+        )
 
     def _call(self, method: str, request: bytes = b"", namespace: str | None = None) -> bytes:
         # containerd takes the namespace of a call from its metadata.
         metadata = {} if namespace is None else {"containerd-namespace": namespace}
-        return call(self._path, f"{_SERVICES}.{method}", request, timeout_s=self._timeout_s, metadata=metadata)
+        return call(
+            self._path,
+            f"{_SERVICES}.{method}",
+            request,
+            timeout_s=self._timeout_s,
+            metadata=metadata,
+        )
 
 
 def specified_devices(content: bytes, nvidia_runtime: bool) -> Iterator[str]:
@@ -139,4 +163,6 @@ def specified_devices(content: bytes, nvidia_runtime: bool) -> Iterator[str]:
 
 
 def _field(reader: Reader, message: bytes, wanted: int) -> str:
-    return text(next((content for number, content in reader.parts(message) if number == wanted), b""))
+    return text(
+        next((content for number, content in reader.parts(message) if number == wanted), b"")
+    )

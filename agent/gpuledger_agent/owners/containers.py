@@ -1,13 +1,16 @@
-"""Owners from docker and podman: the containers that accelerators are assigned to, with names, images and labels.
+"""Owners from docker and podman: the containers that accelerators are assigned to, with names,
+images and labels.
 
-Both engines answer `GET /containers/json` and `GET /containers/ID/json` over a unix socket. The devices of a container
-are in HostConfig.DeviceRequests (`--gpus`, CDI), in device files (`--device /dev/nvidia0`), in podman's command (CDI),
-and in NVIDIA_VISIBLE_DEVICES for one that runs under NVIDIA's runtime. That variable alone means nothing: CUDA's base
-images set it to `all`, and without that runtime it has no effect.
+Both engines answer `GET /containers/json` and `GET /containers/ID/json` over a unix socket. The
+devices of a container are in HostConfig.DeviceRequests (`--gpus`, CDI), in device files (`--device
+/dev/nvidia0`), in podman's command (CDI), and in NVIDIA_VISIBLE_DEVICES for one that runs under
+NVIDIA's runtime. That variable alone means nothing: CUDA's base images set it to `all`, and without
+that runtime it has no effect.
 
-A running container holds its devices even without a process on them. Engines reserve nothing: containers with the same
-device share it in equal parts. A monitor that needs every GPU (this agent, dcgm-exporter) holds nothing when it has the
-label `gpuledger.hold=false`; pods are reported by the kubelet instead.
+A running container holds its devices even without a process on them. Engines reserve nothing:
+containers with the same device share it in equal parts. A monitor that needs every GPU (this agent,
+dcgm-exporter) holds nothing when it has the label `gpuledger.hold=false`; pods are reported by the
+kubelet instead.
 """
 
 from __future__ import annotations
@@ -50,7 +53,10 @@ class EngineSilent(EngineFailed):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A running container. `devices` are names such as `all`, indices, UUIDs, `0:1` for a MIG instance."""
+    """A running container.
+
+    `devices` are names such as `all`, indices, UUIDs, `0:1` for a MIG instance.
+    """
 
     id: str
     name: str
@@ -61,7 +67,10 @@ class Container:
     @property
     def is_holder(self) -> bool:
         """Whether it holds its devices: monitors do not, and pods are reported by the kubelet."""
-        return self.labels.get(HOLD_LABEL, "").lower() != "false" and "io.kubernetes.pod.uid" not in self.labels
+        return (
+            self.labels.get(HOLD_LABEL, "").lower() != "false"
+            and "io.kubernetes.pod.uid" not in self.labels
+        )
 
 
 class _Listed(msgspec.Struct):
@@ -107,7 +116,10 @@ class _Inspected(msgspec.Struct, rename="pascal"):
 
 
 class Engine:
-    """Asks one engine. The devices of a running container never change, so each is inspected once."""
+    """Asks one engine.
+
+    The devices of a running container never change, so each is inspected once.
+    """
 
     def __init__(self, path: Path, timeout_s: float = 2.0) -> None:
         self._path, self._timeout_s = path, timeout_s
@@ -120,7 +132,9 @@ class Engine:
             raise EngineFailed(f"{self._path}: does not know /containers/json")
         listed = [entry.id for entry in _decode(self._path, body, list[_Listed])][:MAX_CONTAINERS]
         # Containers that have ended are forgotten; new ones are inspected below.
-        self._known = {identity: self._known[identity] for identity in listed if identity in self._known}
+        self._known = {
+            identity: self._known[identity] for identity in listed if identity in self._known
+        }
         failure: EngineFailed | None = None
         for identity in listed:
             if identity not in self._known:
@@ -140,23 +154,33 @@ class Engine:
             return  # it ended between the two requests
         details = _decode(self._path, inspected, _Inspected)
         container = _container(details)
-        # Podman's Docker-compatible answer lacks CDI devices; its own API has the command that created the container.
+        # Podman's Docker-compatible answer lacks CDI devices; its own API has the command that
+        # created the container.
         if not container.devices and details.host_config.runtime == _PODMAN:
             libpod = self._get(f"/v4.0.0/libpod/containers/{identity}/json")
-            command = _decode(self._path, libpod, _Libpod).config.create_command if libpod is not None else None
+            command = (
+                _decode(self._path, libpod, _Libpod).config.create_command
+                if libpod is not None
+                else None
+            )
             container = replace(container, devices=tuple(devices_of_command(command or ())))
         self._known[identity] = container
 
     def _get(self, target: str) -> bytes | None:
         connection = BoundedConnection(
-            "http://localhost", timeout_s=self._timeout_s, max_bytes=MAX_ANSWER_BYTES, unix_path=self._path
+            "http://localhost",
+            timeout_s=self._timeout_s,
+            max_bytes=MAX_ANSWER_BYTES,
+            unix_path=self._path,
         )
         try:
             answer = connection.exchange("GET", target, headers={"Accept": "application/json"})
         except AnswerTooLarge as error:
             raise EngineFailed(f"{self._path}: {target}: {error}") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise EngineSilent(f"{self._path}: {getattr(error, 'strerror', None) or error!r}") from error
+            raise EngineSilent(
+                f"{self._path}: {getattr(error, 'strerror', None) or error!r}"
+            ) from error
         finally:
             connection.close()
         if answer.status == http.client.NOT_FOUND:
@@ -175,17 +199,26 @@ class ContainerOwners:
         self._containers = containers
 
     def holders(self, accelerators: Sequence[Accelerator], _samples: Sequence[Sample]) -> Holders:
-        """The running containers of each accelerator, at equal weights. Raises NoRecentAnswer if unknown."""
+        """The running containers of each accelerator, at equal weights.
+
+        Raises NoRecentAnswer if unknown.
+        """
         holders: dict[str, list[Holder]] = {}
         for container in self._containers.known().values():
             if container.is_holder:
-                for uuid in {uuid for name in container.devices for uuid in resolve(name, accelerators)}:
+                for uuid in {
+                    uuid for name in container.devices for uuid in resolve(name, accelerators)
+                }:
                     holders.setdefault(uuid, []).append(Holder(workload_of(container)))
         return holders
 
     def describe(self, workload: Workload) -> Workload:
         """A container known by its processes, with the name and labels that the engine has for it."""
-        container = (self._containers.value() or {}).get(workload.id) if workload.kind == "container" else None
+        container = (
+            (self._containers.value() or {}).get(workload.id)
+            if workload.kind == "container"
+            else None
+        )
         if container is None:
             return workload
         described = workload_of(container)
@@ -199,10 +232,11 @@ def workload_of(container: Container) -> Workload:
 
 
 def resolve(name: str, accelerators: Sequence[Accelerator]) -> tuple[str, ...]:
-    """The accelerators that NVIDIA's container runtime assigns for a name; none for an unknown name.
+    """The accelerators that NVIDIA's container runtime assigns for a name; none for an unknown
+    name.
 
-    `all`; an index; `0:1`, the second MIG instance of the first device; a UUID or its beginning; each of these behind
-    `nvidia.com/gpu=` of CDI.
+    `all`; an index; `0:1`, the second MIG instance of the first device; a UUID or its beginning;
+    each of these behind `nvidia.com/gpu=` of CDI.
     """
     name = name.rpartition("=")[2].strip()
     if name == "all":
@@ -214,7 +248,9 @@ def resolve(name: str, accelerators: Sequence[Accelerator]) -> tuple[str, ...]:
     if not _SHORT_UUID.match(name):
         return ()
     exact = tuple(entry.uuid for entry in accelerators if entry.uuid.startswith(name))
-    return exact or tuple(entry.uuid for entry in accelerators if entry.device_uuid.startswith(name))
+    return exact or tuple(
+        entry.uuid for entry in accelerators if entry.device_uuid.startswith(name)
+    )
 
 
 def _container(details: _Inspected) -> Container:
@@ -241,26 +277,39 @@ def device_file_numbers(paths: Iterable[str]) -> Iterator[str]:
 def visible_devices(environment: Iterable[str]) -> Iterator[str]:
     """The devices in NVIDIA_VISIBLE_DEVICES of a container's environment (NAME=VALUE)."""
     variables = dict(entry.partition("=")[::2] for entry in environment)
-    return (name for name in variables.get("NVIDIA_VISIBLE_DEVICES", "").split(",") if name not in _NO_DEVICE)
+    return (
+        name
+        for name in variables.get("NVIDIA_VISIBLE_DEVICES", "").split(",")
+        if name not in _NO_DEVICE
+    )
 
 
 def devices_of_command(words: Sequence[str]) -> Iterator[str]:
     """The devices in a podman command: `--device nvidia.com/gpu=0` (CDI), `--gpus all`.
 
-    Podman turns a CDI name into device files and forgets it; the command that created the container still has it.
+    Podman turns a CDI name into device files and forgets it; the command that created the container
+    still has it.
     """
     for word, following in zip(words, [*words[1:], ""], strict=False):
         option, equals, attached = word.partition("=")
         value = attached if equals else following
-        if (option == "--device" and value.startswith("nvidia.com/gpu=")) or (option == "--gpus" and value):
+        if (option == "--device" and value.startswith("nvidia.com/gpu=")) or (
+            option == "--gpus" and value
+        ):
             yield from value.removeprefix("device=").split(",")
 
 
 def _requested(request: _Request) -> Sequence[str]:
-    """The devices of a request; the engine turns a count into the first ones, -1 into all (moby, nvidia_linux.go)."""
+    """The devices of a request; the engine turns a count into the first ones, -1 into all (moby,
+    nvidia_linux.go).
+    """
     if request.device_ids:
         return request.device_ids
-    return ["all"] if request.count < 0 else [str(index) for index in range(min(request.count, MAX_CONTAINERS))]
+    return (
+        ["all"]
+        if request.count < 0
+        else [str(index) for index in range(min(request.count, MAX_CONTAINERS))]
+    )
 
 
 def _decode(path: Path, body: bytes, shape: type[T]) -> T:

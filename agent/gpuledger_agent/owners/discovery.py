@@ -1,7 +1,8 @@
 """Open the owner sources that ask another program on the node, each only where that program exists.
 
-They are enabled by default. The kubelet recreates its socket at each start, so its folder shows that it exists; of a
-container engine the socket does. A program that is absent, or that may not be asked, is not an error.
+They are enabled by default. The kubelet recreates its socket at each start, so its folder shows
+that it exists; of a container engine the socket does. A program that is absent, or that may not be
+asked, is not an error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("gpuledger_agent")
 
 ENGINE_SOCKETS = tuple(
-    map(Path, ("/var/run/docker.sock", "/run/podman/podman.sock", "/run/containerd/containerd.sock"))
+    map(
+        Path, ("/var/run/docker.sock", "/run/podman/podman.sock", "/run/containerd/containerd.sock")
+    )
 )
 POLL_INTERVAL_S = 5.0
 """The kubelet allows 100 requests a second."""
@@ -39,33 +42,49 @@ def kubernetes_owners(settings: Settings) -> KubernetesOwners | None:
         return None
     if _is_missing("h2", "msgspec"):
         log.warning(
-            "owners kubernetes: this node has a kubelet, but h2 is not installed (pip install 'h2>=4.2'); "
-            "pods are unknown"
+            "owners kubernetes: this node has a kubelet, but h2 is not installed (pip install"
+            " 'h2>=4.2'); pods are unknown"
         )
         return None
     from gpuledger_agent.owners.kubernetes import ClusterView, KubernetesOwners
     from gpuledger_agent.owners.kubernetes_api import ApiServer, in_cluster_url
     from gpuledger_agent.owners.podresources import list_pods
 
-    url = None if settings.kubernetes_api_url == "off" else settings.kubernetes_api_url or in_cluster_url()
+    url = (
+        None
+        if settings.kubernetes_api_url == "off"
+        else settings.kubernetes_api_url or in_cluster_url()
+    )
     api = ApiServer(url, settings.kubernetes_account_dir or KUBERNETES_ACCOUNT) if url else None
-    view = ClusterView(partial(list_pods, socket_path), api, settings.node_name, settings.pod_logs_dir)
+    view = ClusterView(
+        partial(list_pods, socket_path), api, settings.node_name, settings.pod_logs_dir
+    )
     cluster = PolledValue("kubernetes", view.look, POLL_INTERVAL_S, settings.owner_stale_s)
     cluster.start(FIRST_ANSWER_S)
     return KubernetesOwners(cluster)
 
 
 def container_owners(settings: Settings) -> ContainerOwners | None:
-    """Owners from this node's container engine; None where there is none, or where it may not be asked."""
-    candidates = ENGINE_SOCKETS if settings.container_socket is None else (settings.container_socket,)
+    """Owners from this node's container engine; None where there is none, or where it may not be
+    asked.
+    """
+    candidates = (
+        ENGINE_SOCKETS if settings.container_socket is None else (settings.container_socket,)
+    )
     socket_path = next((path for path in candidates if os.access(path, os.R_OK | os.W_OK)), None)
     if socket_path is None:
         if settings.container_socket is not None:
-            log.warning("owners containers: %s does not exist or is not accessible", settings.container_socket)
+            log.warning(
+                "owners containers: %s does not exist or is not accessible",
+                settings.container_socket,
+            )
         return None
     speaks_grpc = "containerd" in socket_path.name
     if _is_missing("msgspec", *(["h2"] if speaks_grpc else [])):
-        log.info("owners containers: no client for %s is installed; containers are known by id only", socket_path)
+        log.info(
+            "owners containers: no client for %s is installed; containers are known by id only",
+            socket_path,
+        )
         return None
     from gpuledger_agent.owners.containerd import Containerd
     from gpuledger_agent.owners.containers import ContainerOwners, Engine
@@ -77,16 +96,23 @@ def container_owners(settings: Settings) -> ContainerOwners | None:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether this is a folder, as far as this user may know; `Path.is_dir` would raise where it may not."""
+    """Whether this is a folder, as far as this user may know; `Path.is_dir` would raise where it
+    may not.
+    """
     if os.path.isdir(path):  # noqa: PTH112
         return True
     if os.path.isdir(path.parent) and not os.access(path.parent, os.X_OK):  # noqa: PTH112
-        log.warning("owners kubernetes: %s may not be entered, so pods are unknown; run as root", path.parent)
+        log.warning(
+            "owners kubernetes: %s may not be entered, so pods are unknown; run as root",
+            path.parent,
+        )
     return False
 
 
 def _is_missing(*modules: str) -> bool:
-    """Whether any of the modules is not installed: `check`, `once` and `record` run with nvidia-ml-py alone."""
+    """Whether any of the modules is not installed: `check`, `once` and `record` run with
+    nvidia-ml-py alone.
+    """
     try:
         return any(importlib.util.find_spec(name) is None for name in modules)
     except ModuleNotFoundError:

@@ -1,9 +1,10 @@
-"""One unary gRPC call over a unix socket, without grpcio: `import grpc` alone costs an agent 11 to 30 MiB.
+"""One unary gRPC call over a unix socket, without grpcio: `import grpc` alone costs an agent 11 to
+30 MiB.
 
 gRPC is HTTP/2 with a five-byte prefix before each message and the status in the trailers
-(github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md). `h2` does frames, flow control and header compression;
-it does no I/O, so the deadline of the whole call is kept here. Every call has its own connection: a kubelet that
-restarts is then no special case.
+(github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md). `h2` does frames, flow control and header
+compression; it does no I/O, so the deadline of the whole call is kept here. Every call has its own
+connection: a kubelet that restarts is then no special case.
 """
 
 from __future__ import annotations
@@ -42,9 +43,17 @@ class _Answer:
 
 
 def call(
-    path: Path, method: str, message: bytes = b"", *, timeout_s: float = 2.0, metadata: Mapping[str, str] | None = None
+    path: Path,
+    method: str,
+    message: bytes = b"",
+    *,
+    timeout_s: float = 2.0,
+    metadata: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Call `method` (`/package.Service/Method`). Raises CallFailed, after `timeout_s` at the latest."""
+    """Call `method` (`/package.Service/Method`).
+
+    Raises CallFailed, after `timeout_s` at the latest.
+    """
     from h2.exceptions import H2Error
 
     until = time.monotonic() + timeout_s
@@ -85,10 +94,13 @@ def _exchange(
     # The prefix of a message: not compressed, and its length in four bytes.
     http2.send_data(stream, b"\0" + len(message).to_bytes(4, "big") + message, end_stream=True)
     answer = _Answer()
-    # Each step first sends what h2 has queued (the request, later window updates), then reads and handles events.
+    # Each step first sends what h2 has queued (the request, later window updates), then reads and
+    # handles events.
     while not answer.ended:
         connection.settimeout(_remaining(until))
-        with contextlib.suppress(BrokenPipeError):  # the server has answered and closed; its answer can still be read
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # the server has answered and closed; its answer can still be read
             connection.sendall(http2.data_to_send())
         connection.settimeout(_remaining(until))
         received = connection.recv(_CHUNK)

@@ -1,8 +1,9 @@
-"""Facts on a node's pods that pod-resources does not have, from the API server: UID, phase, labels, namespace labels.
+"""Facts on a node's pods that pod-resources does not have, from the API server: UID, phase, labels,
+namespace labels.
 
-`GET /api/v1/pods?fieldSelector=spec.nodeName=NODE` with a service account's token, which is read anew each time because
-the kubelet rotates it. Needs `list` on pods, on namespaces for their labels, and on resourceslices where devices are
-allocated by claims.
+`GET /api/v1/pods?fieldSelector=spec.nodeName=NODE` with a service account's token, which is read
+anew each time because the kubelet rotates it. Needs `list` on pods, on namespaces for their labels,
+and on resourceslices where devices are allocated by claims.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class NoSuchResource(ApiFailed):
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """A pod as the API server has it. `ended`: its phase is Succeeded or Failed, so it no longer holds anything."""
+    """A pod as the API server has it.
+
+    `ended`: its phase is Succeeded or Failed, so it no longer holds anything.
+    """
 
     uid: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -75,8 +79,13 @@ class _Device(msgspec.Struct):
     @property
     def uuid(self) -> str | None:
         """The driver's attribute `uuid`; the v1beta1 API has the attributes one level down."""
-        attributes = self.attributes or (self.basic.attributes if self.basic is not None else None) or {}
-        return next((value.text for name, value in attributes.items() if name.rpartition("/")[2] == "uuid"), None)
+        attributes = (
+            self.attributes or (self.basic.attributes if self.basic is not None else None) or {}
+        )
+        return next(
+            (value.text for name, value in attributes.items() if name.rpartition("/")[2] == "uuid"),
+            None,
+        )
 
 
 class _Pool(msgspec.Struct):
@@ -111,7 +120,10 @@ class _ListPage(msgspec.Struct, Generic[Item]):
 
 def in_cluster_url() -> str | None:
     """The API server's address in the environment of every pod; None outside of a cluster."""
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    host, port = (
+        os.environ.get("KUBERNETES_SERVICE_HOST"),
+        os.environ.get("KUBERNETES_SERVICE_PORT", "443"),
+    )
     if not host:
         return None
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
@@ -127,26 +139,38 @@ class ApiServer:
         """Facts by (namespace, name) of the pods bound to a node. Raises ApiFailed."""
         return {
             (item.metadata.namespace, item.metadata.name): PodFacts(
-                item.metadata.uid, item.metadata.labels or {}, item.status.phase in {"Succeeded", "Failed"}
+                item.metadata.uid,
+                item.metadata.labels or {},
+                item.status.phase in {"Succeeded", "Failed"},
             )
-            for item in self._list("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"}, _Item)
+            for item in self._list(
+                "/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"}, _Item
+            )
         }
 
     def namespaces(self) -> dict[str, Mapping[str, str]]:
         """Labels by namespace. Raises ApiFailed."""
-        return {item.metadata.name: item.metadata.labels or {} for item in self._list("/api/v1/namespaces", {}, _Item)}
+        return {
+            item.metadata.name: item.metadata.labels or {}
+            for item in self._list("/api/v1/namespaces", {}, _Item)
+        }
 
     def pending(self, kind: type[Item]) -> list[Item]:
         """Every pending pod of the cluster, with the fields that `kind` reads. Raises ApiFailed."""
         return list(self._list("/api/v1/pods", {"fieldSelector": "status.phase=Pending"}, kind))
 
     def device_uuids(self, node: str) -> dict[tuple[str, str, str], str]:
-        """UUIDs by (driver, pool, device) of the devices that DRA drivers offer on a node. Raises ApiFailed."""
+        """UUIDs by (driver, pool, device) of the devices that DRA drivers offer on a node.
+
+        Raises ApiFailed.
+        """
         selector = {"fieldSelector": f"spec.nodeName={node}"}
         try:
             items = list(self._list("/apis/resource.k8s.io/v1/resourceslices", selector, _Item))
         except NoSuchResource:
-            items = list(self._list("/apis/resource.k8s.io/v1beta1/resourceslices", selector, _Item))
+            items = list(
+                self._list("/apis/resource.k8s.io/v1beta1/resourceslices", selector, _Item)
+            )
         return {
             (item.spec.driver, item.spec.pool.name, device.name): device.uuid
             for item in items
@@ -158,7 +182,9 @@ class ApiServer:
         next_page, until = "", time.monotonic() + LIST_S
         for _ in range(MAX_PAGES):
             position = {"continue": next_page} if next_page else {}
-            page = self._page(f"{path}?{urlencode({**query, 'limit': str(_PAGE), **position})}", until, kind)
+            page = self._page(
+                f"{path}?{urlencode({**query, 'limit': str(_PAGE), **position})}", until, kind
+            )
             yield from page.items or ()
             next_page = page.metadata.next
             if not next_page:
@@ -178,7 +204,11 @@ class ApiServer:
             )
             with contextlib.closing(connection):
                 answer = connection.exchange("GET", target, headers=headers)
-        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a malformed token or CA
+        except (
+            OSError,
+            http.client.HTTPException,
+            ValueError,
+        ) as error:  # ValueError: a malformed token or CA
             raise ApiFailed(f"{resource}: {error or type(error).__name__}") from error
         if answer.status == http.client.NOT_FOUND:
             raise NoSuchResource(f"{resource}: there is no such resource")

@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 
 MAX_TAGS, MAX_KEY_CHARACTERS, MAX_VALUE_CHARACTERS = 64, 128, 256
-"""Below the collector's limits (200 tags, keys of 200, values of 4,000 characters), which refuses larger ones."""
+"""Below the collector's limits (200 tags, keys of 200, values of 4,000 characters), which refuses
+larger ones.
+"""
 _FOR_MACHINES = re.compile(
     r"(pod-template-hash|pod-template-generation|controller-revision-hash|controller-uid|"
     r"(batch\.)?kubernetes\.io/(controller-uid|metadata\.name)|statefulset\.kubernetes\.io/pod-name|"
@@ -16,11 +18,14 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def tags_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """The labels as tags, values truncated; plain names (team, project) come first where there are too many."""
+    """The labels as tags, values truncated; plain names (team, project) come first where there are
+    too many.
+    """
     keys = [
         key
         for key, value in labels.items()
-        if 0 < len(key) <= MAX_KEY_CHARACTERS and not (_UNSTORABLE.search(key + value) or _FOR_MACHINES.match(key))
+        if 0 < len(key) <= MAX_KEY_CHARACTERS
+        and not (_UNSTORABLE.search(key + value) or _FOR_MACHINES.match(key))
     ]
     keys.sort(key=lambda key: ("/" in key or "." in key, key))
     return {key: labels[key][:MAX_VALUE_CHARACTERS] for key in keys[:MAX_TAGS]}

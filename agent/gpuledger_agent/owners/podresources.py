@@ -1,8 +1,10 @@
-"""The devices allocated to each pod: the kubelet's pod-resources API, v1 (GA since Kubernetes 1.28).
+"""The devices allocated to each pod: the kubelet's pod-resources API, v1 (GA since Kubernetes
+1.28).
 
-`/v1.PodResourcesLister/List` over the kubelet's unix socket names every pod of the node that holds devices. `Get` (for
-one pod by name) and `GetAllocatableResources` (what could be allocated) say no more about holders and are not called.
-Fields: kubernetes/kubelet pkg/apis/podresources/v1/api.proto; unknown ones are skipped, for newer kubelets.
+`/v1.PodResourcesLister/List` over the kubelet's unix socket names every pod of the node that holds
+devices. `Get` (for one pod by name) and `GetAllocatableResources` (what could be allocated) say no
+more about holders and are not called. Fields: kubernetes/kubelet
+pkg/apis/podresources/v1/api.proto; unknown ones are skipped, for newer kubelets.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ LIST = "/v1.PodResourcesLister/List"
 
 @dataclass(frozen=True, slots=True)
 class AllocatedDevice:
-    """A device allocated to a container: by the device plugin (`resource`, `id`), or by a claim (DRA).
+    """A device allocated to a container: by the device plugin (`resource`, `id`), or by a claim
+    (DRA).
 
-    For a claim `resource` is the driver's name, such as gpu.nvidia.com, and `id` the device's name in `pool`, such as
-    gpu-0; `cdi` are its names for the container runtime.
+    For a claim `resource` is the driver's name, such as gpu.nvidia.com, and `id` the device's name
+    in `pool`, such as gpu-0; `cdi` are its names for the container runtime.
     """
 
     container: str
@@ -75,7 +78,9 @@ def _container(reader: Reader, message: bytes) -> list[AllocatedDevice]:
         inner = list(reader.parts(content)) if number in {2, 5} else []
         if number == 2:  # by the device plugin
             resource = _first_text(inner, 1)
-            devices += [AllocatedDevice(name, resource, text(part)) for field, part in inner if field == 2]
+            devices += [
+                AllocatedDevice(name, resource, text(part)) for field, part in inner if field == 2
+            ]
         elif number == 5:  # by a claim
             claim = _first_text(inner, 2)
             devices += [_claimed(reader, part, name, claim) for field, part in inner if field == 4]

@@ -1,8 +1,9 @@
-"""A value that a thread of its own keeps current, so that a slow kubelet or engine never delays a sample.
+"""A value that a thread of its own keeps current, so that a slow kubelet or engine never delays a
+sample.
 
-Readers get the latest answer unless it is older than the limit; then it is unknown, which is logged once, and once more
-when it is known again. Unknown does not mean nobody: `known` raises, so that the sampler treats accelerators whose
-holder no source names as unobserved, not as free.
+Readers get the latest answer unless it is older than the limit; then it is unknown, which is logged
+once, and once more when it is known again. Unknown does not mean nobody: `known` raises, so that
+the sampler treats accelerators whose holder no source names as unobserved, not as free.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class NoRecentAnswer(AgentError):
 
 
 class PolledValue(Generic[T]):
-    """The latest result of `poll`, which is called every `interval_s` seconds; an exception is kept as the reason."""
+    """The latest result of `poll`, which is called every `interval_s` seconds; an exception is kept
+    as the reason.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,8 @@ class PolledValue(Generic[T]):
                 self._reported_stale = False
                 log.info("owners %s: answers again", self.name)
             return latest[1]
-        # Before the first answer there is nothing to report yet; later silence means that a poll hangs.
+        # Before the first answer there is nothing to report yet; later silence means that a poll
+        # hangs.
         reason = self._reason or ("it hangs" if latest is not None else None)
         if not self._reported_stale and reason is not None:
             self._reported_stale = True

@@ -1,7 +1,9 @@
-"""A minimal reader of protobuf messages: it walks fields, skips unknown ones, and limits their number.
+"""A minimal reader of protobuf messages: it walks fields, skips unknown ones, and limits their
+number.
 
-Wire format: protobuf.dev/programming-guides/encoding. A message is a sequence of (tag, content); the tag is a varint of
-field number and wire type. Whatever the bytes are, the only exception raised is BadMessage.
+Wire format: protobuf.dev/programming-guides/encoding. A message is a sequence of (tag, content);
+the tag is a varint of field number and wire type. Whatever the bytes are, the only exception raised
+is BadMessage.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from collections.abc import Iterator
 from gpuledger_common.readings import AgentError
 
 MAX_FIELDS = 250_000
-"""Fields read of one message with everything nested in it: ten times what 500 pods with 64 replicas each need."""
+"""Fields read of one message with everything nested in it: ten times what 500 pods with 64 replicas
+each need.
+"""
 _VARINT, _BYTES = 0, 2
 _FIXED_SIZES = {1: 8, 5: 4}
 """Bytes of a fixed-size field by wire type."""
@@ -30,10 +34,16 @@ class Reader:
 
     def parts(self, message: bytes) -> Iterator[tuple[int, bytes]]:
         """(field number, content) of each field that is a string or a message."""
-        return ((number, content) for number, content in self.fields(message) if isinstance(content, bytes))
+        return (
+            (number, content)
+            for number, content in self.fields(message)
+            if isinstance(content, bytes)
+        )
 
     def fields(self, message: bytes) -> Iterator[tuple[int, int | bytes]]:
-        """(field number, content) of each varint, string and message; fixed-size fields are skipped."""
+        """(field number, content) of each varint, string and message; fixed-size fields are
+        skipped.
+        """
         at = 0
         while at < len(message):
             self._remaining -= 1

@@ -1,15 +1,18 @@
-"""Owners from Slurm: the jobs that *hold* each accelerator, running or not, from files that a prolog wrote.
+"""Owners from Slurm: the jobs that *hold* each accelerator, running or not, from files that a
+prolog wrote.
 
 One or two folders are read; a job in both counts once.
 
-`jobs_dir`: our own prolog's (deploy/slurm), a file per job, named by its id, of lines `name=value`: job_id, cluster,
-account, user, partition, job_name, comment, wckey, gpus (indices), uuids, shards, boot_id, until (unix seconds).
+`jobs_dir`: our own prolog's (deploy/slurm), a file per job, named by its id, of lines `name=value`:
+job_id, cluster, account, user, partition, job_name, comment, wckey, gpus (indices), uuids, shards,
+boot_id, until (unix seconds).
 
-`mapping_dir`: other programs', a file per accelerator, named by its index, `index.gi` (a GPU instance's id) or UUID. A
-line is a job id (dcgm-exporter's --hpc-job-mapping-dir; the index is NVML's) or `jobid uid` (jobstats' /run/gpustat;
-the index is the device's minor number).
+`mapping_dir`: other programs', a file per accelerator, named by its index, `index.gi` (a GPU
+instance's id) or UUID. A line is a job id (dcgm-exporter's --hpc-job-mapping-dir; the index is
+NVML's) or `jobid uid` (jobstats' /run/gpustat; the index is the device's minor number).
 
-Jobs on one accelerator share it equally, or by their shards where the files of all of them have shards.
+Jobs on one accelerator share it equally, or by their shards where the files of all of them have
+shards.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ log = logging.getLogger(__name__)
 SIGNS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
 """Files of which every node of a Slurm cluster has one."""
 FACTS = frozenset({"kind", "user", "account", "name", "pool", "node"})
-"""Names that attribution rules match as facts; a tag of such a name would let a comment change the account."""
+"""Names that attribution rules match as facts; a tag of such a name would let a comment change the
+account.
+"""
 MAX_FILE_BYTES = 64 * 1024
 MAX_FILES = 4096
 MAX_TAGS = 32
@@ -51,7 +56,10 @@ class BadJobFile(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of the node. `gpu_names` are UUIDs and numbers as written; `minor`: numbers are minors, not indices."""
+    """A job of the node.
+
+    `gpu_names` are UUIDs and numbers as written; `minor`: numbers are minors, not indices.
+    """
 
     workload: Workload
     written: WriteRecord
@@ -70,7 +78,9 @@ class _CachedFile:
 
 @dataclass
 class SlurmOwners:
-    """The jobs in the folders' files; a file is read again when it changes, and a missing folder has no jobs."""
+    """The jobs in the folders' files; a file is read again when it changes, and a missing folder
+    has no jobs.
+    """
 
     jobs_dir: Path | None
     mapping_dir: Path | None = None
@@ -87,7 +97,10 @@ class SlurmOwners:
         """The jobs that hold each accelerator now; never raises, whatever a folder contains."""
         # The sampler passes the same object until the inventory changes.
         if accelerators is not self._accelerators:
-            self._accelerators, self._gpus = accelerators, _GpuNames(accelerators, minors(self.drivers))
+            self._accelerators, self._gpus = (
+                accelerators,
+                _GpuNames(accelerators, minors(self.drivers)),
+            )
         by_uuid: dict[str, dict[str, Job]] = {}
         problems: set[tuple[Path, str]] = set()
         jobs = [(path, job) for path in self._files(problems) for job in self._cache[path].jobs]
@@ -99,7 +112,9 @@ class SlurmOwners:
             for name in job.gpu_names:
                 uuids = self._gpus.uuids(name, job.minor)
                 if not uuids:
-                    self._log_once(path, f"names the GPU {name!a}, which this node does not have", problems)
+                    self._log_once(
+                        path, f"names the GPU {name!a}, which this node does not have", problems
+                    )
                 for uuid in uuids:
                     by_uuid.setdefault(uuid, {}).setdefault(job.workload.id, job)
         self.liveness.keep({job.workload.id for _, job in jobs})
@@ -114,7 +129,9 @@ class SlurmOwners:
                 continue
             try:
                 with os.scandir(folder) as entries:
-                    names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
+                    names = sorted(
+                        entry.name for entry in entries if not entry.name.startswith(".")
+                    )
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -141,7 +158,8 @@ class SlurmOwners:
 
     def _read(self, path: Path, mapping: bool) -> _CachedFile:
         """The file, from the cache while it is unchanged. Raises OSError and BadJobFile."""
-        # Not stat: a link is refused when the file is opened (O_NOFOLLOW), and its target says nothing about it.
+        # Not stat: a link is refused when the file is opened (O_NOFOLLOW), and its target says
+        # nothing about it.
         status = path.lstat()
         version = (status.st_ino, status.st_mtime_ns, status.st_size)
         known = self._cache.get(path)
@@ -154,19 +172,26 @@ class SlurmOwners:
 
 
 def slurm_owners(settings: Settings) -> SlurmOwners | None:
-    """Owners from this node's Slurm; None where neither a folder nor a configuration of Slurm exists.
+    """Owners from this node's Slurm; None where neither a folder nor a configuration of Slurm
+    exists.
 
     The folder of our prolog is created by the first job, so a configuration alone is enough.
     """
     jobs, mapping = settings.slurm_jobs_dir, settings.slurm_mapping_dir
-    if mapping is not None or (jobs is not None and (jobs.is_dir() or any(path.exists() for path in SIGNS))):
+    if mapping is not None or (
+        jobs is not None and (jobs.is_dir() or any(path.exists() for path in SIGNS))
+    ):
         return SlurmOwners(jobs, mapping)
     return None
 
 
 def _text(path: Path) -> str:
-    """A regular file's text; invalid UTF-8 becomes U+FFFD, so that a job with an odd name is still billed."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)  # never block on a fifo
+    """A regular file's text; invalid UTF-8 becomes U+FFFD, so that a job with an odd name is still
+    billed.
+    """
+    descriptor = os.open(
+        path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    )  # never block on a fifo
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise BadJobFile("is not a regular file")
@@ -183,22 +208,34 @@ def prolog_job(name: str, text: str, written_s: float) -> Job:
         key, equals, value = line.partition("=")
         if equals:
             values.setdefault(key.strip(), value.strip()[: 4 * MAX_TEXT])
-    # The name is checked against the content, so that a file that was copied or renamed bills nobody.
+    # The name is checked against the content, so that a file that was copied or renamed bills
+    # nobody.
     if not _JOB.fullmatch(name) or values.get("job_id") != name:
         raise BadJobFile(f"has the job id {values.get('job_id', '')!a}, which is not its name")
     gpu_names = _listed(values.get("uuids", "")) or _numbers(values.get("gpus", ""))
     if not gpu_names:
         raise BadJobFile("names no GPU in uuids= or gpus=")
     workload = Workload(
-        name, "slurm", _short(values, "user"), _short(values, "account"), _short(values, "job_name"), tags_of(values)
+        name,
+        "slurm",
+        _short(values, "user"),
+        _short(values, "account"),
+        _short(values, "job_name"),
+        tags_of(values),
     )
     until = values.get("until", "")
     shards = values.get("shards", "")
-    written = WriteRecord(written_s, values.get("boot_id") or None, float(until) if _JOB.fullmatch(until) else None)
-    return Job(workload, written, gpu_names, shards=int(shards) or None if _JOB.fullmatch(shards) else None)
+    written = WriteRecord(
+        written_s, values.get("boot_id") or None, float(until) if _JOB.fullmatch(until) else None
+    )
+    return Job(
+        workload, written, gpu_names, shards=int(shards) or None if _JOB.fullmatch(shards) else None
+    )
 
 
-def mapped_jobs(name: str, text: str, written_s: float, names: Callable[[int], str] = user_name) -> tuple[Job, ...]:
+def mapped_jobs(
+    name: str, text: str, written_s: float, names: Callable[[int], str] = user_name
+) -> tuple[Job, ...]:
     """The jobs in a file of dcgm-exporter or jobstats about one accelerator. Raises BadJobFile."""
     if not (_NUMBER.fullmatch(name) or name.startswith(("GPU-", "MIG-"))):
         raise BadJobFile("is named neither by a GPU's index nor by a UUID")
@@ -209,8 +246,14 @@ def mapped_jobs(name: str, text: str, written_s: float, names: Callable[[int], s
             continue
         job = _MAPPED_JOB.fullmatch(words[0])
         uid = words[1] if len(words) > 1 else None
-        if not job or len(words) > 2 or (uid is not None and not (uid.isascii() and uid.isdecimal() and len(uid) < 11)):
-            raise BadJobFile(f"line {number}: {line[:60]!a} is neither a job id nor a job id and a user id")
+        if (
+            not job
+            or len(words) > 2
+            or (uid is not None and not (uid.isascii() and uid.isdecimal() and len(uid) < 11))
+        ):
+            raise BadJobFile(
+                f"line {number}: {line[:60]!a} is neither a job id nor a job id and a user id"
+            )
         user = None if uid is None else names(int(uid))
         workload = Workload(job[0], "slurm", user, None, f"job {job[0]}")
         jobs.append(Job(workload, WriteRecord(written_s), (name,), minor=uid is not None))
@@ -218,8 +261,9 @@ def mapped_jobs(name: str, text: str, written_s: float, names: Callable[[int], s
 
 
 def tags_of(values: Mapping[str, str]) -> dict[str, str]:
-    """Tags of a job, as in the import of sacct: the pairs in its comment and wckey, partition and cluster, and its
-    account as the team where no pair names one. A pair never replaces a fact that Slurm itself gives.
+    """Tags of a job, as in the import of sacct: the pairs in its comment and wckey, partition and
+    cluster, and its account as the team where no pair names one. A pair never replaces a fact that
+    Slurm itself gives.
     """
     tags: dict[str, str] = {}
     for text in (values.get("comment", ""), values.get("wckey", "")):
@@ -231,7 +275,9 @@ def tags_of(values: Mapping[str, str]) -> dict[str, str]:
         tags.setdefault("wckey", wckey[:MAX_TEXT])
     if values.get("account"):
         tags.setdefault("team", values["account"][:MAX_TEXT])
-    return tags | {key: values[key][:MAX_TEXT] for key in ("partition", "cluster") if values.get(key)}
+    return tags | {
+        key: values[key][:MAX_TEXT] for key in ("partition", "cluster") if values.get(key)
+    }
 
 
 def _short(values: Mapping[str, str], key: str) -> str | None:
@@ -247,7 +293,10 @@ def _numbers(text: str) -> tuple[str, ...]:
     numbers: list[str] = []
     for part in _listed(text):
         first, dash, last = part.partition("-")
-        if not (_NUMBER.fullmatch(first) and (not dash or (first.isdecimal() and re.fullmatch(r"[0-9]{1,4}", last)))):
+        if not (
+            _NUMBER.fullmatch(first)
+            and (not dash or (first.isdecimal() and re.fullmatch(r"[0-9]{1,4}", last)))
+        ):
             raise BadJobFile(f"gpus: {part[:60]!a} is neither an index nor a range of indices")
         numbers += [str(number) for number in range(int(first), int(last) + 1)] if dash else [first]
     return tuple(dict.fromkeys(numbers))
@@ -261,7 +310,9 @@ def minors(drivers: Path) -> dict[str, str]:
             lines = path.read_text(errors="replace").splitlines()
         except OSError:
             continue
-        entries = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        entries = {
+            key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+        }
         if entries.get("GPU UUID") and entries.get("Device Minor", "").isdecimal():
             numbers[entries["GPU UUID"]] = entries["Device Minor"]
     return numbers

@@ -1,10 +1,12 @@
-"""Whether a Slurm job that a file names still has the node: a job whose epilog never ran must not be billed forever.
+"""Whether a Slurm job that a file names still has the node: a job whose epilog never ran must not
+be billed forever.
 
-Signs of life are the steps that slurmstepd keeps for a job: its cgroups (v1 `CONTROLLER/slurm[_NODE]/uid_U/job_N`, v2
-`system.slice/[NODE_]slurmstepd.scope/job_N`; the `SlurmdCgroupRoot` of cgroup.conf(5)), and its processes, which are
-called `slurmstepd: [JOB.STEP]` where cgroups are not used. A job without a step may still hold its GPUs (an allocation
-of salloc between two sruns), so their absence alone ends a job only if it had an *extern* step, which lives as long as
-the job does (slurm.conf(5), PrologFlags=Contain).
+Signs of life are the steps that slurmstepd keeps for a job: its cgroups (v1
+`CONTROLLER/slurm[_NODE]/uid_U/job_N`, v2 `system.slice/[NODE_]slurmstepd.scope/job_N`; the
+`SlurmdCgroupRoot` of cgroup.conf(5)), and its processes, which are called `slurmstepd: [JOB.STEP]`
+where cgroups are not used. A job without a step may still hold its GPUs (an allocation of salloc
+between two sruns), so their absence alone ends a job only if it had an *extern* step, which lives
+as long as the job does (slurm.conf(5), PrologFlags=Contain).
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ GRACE_S = 60.0
 OVERTIME_S = 600.0
 """Seconds after a job's time limit until it counts as ended (KillWait, a slow epilog)."""
 FORGOTTEN_S = 86_400.0
-"""Seconds after which a file without a time limit, of a job without a sign of life, counts as left behind."""
+"""Seconds after which a file without a time limit, of a job without a sign of life, counts as left
+behind.
+"""
 
 _STEPS = ("system.slice/*slurmstepd.scope/job_*/step_*", "*/slurm*/uid_*/job_*/step_*")
 _STEP = re.compile(r"/job_(\d+)/step_(\w+)")
@@ -31,7 +35,9 @@ _TITLE = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)")
 
 @dataclass(frozen=True, slots=True)
 class WriteRecord:
-    """When a file was written: unix seconds, the boot and the end of the job's time limit where they are known."""
+    """When a file was written: unix seconds, the boot and the end of the job's time limit where
+    they are known.
+    """
 
     at_s: float
     boot_id: str | None = None
@@ -48,14 +54,21 @@ class JobLiveness:
         wall_s: Callable[[], float] = time.time,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._proc, self._cgroups, self._wall_s, self._monotonic_s = proc, cgroups, wall_s, monotonic_s
+        self._proc, self._cgroups, self._wall_s, self._monotonic_s = (
+            proc,
+            cgroups,
+            wall_s,
+            monotonic_s,
+        )
         self._scanned_s: float | None = None
         self._alive: frozenset[str] = frozenset()
         self._extern: set[str] = set()
         self._missing_since: dict[str, float] = {}
 
     def why_ended(self, job: str, written: WriteRecord) -> str | None:
-        """Why a job no longer holds the GPUs in its file, as the end of a sentence; None while it holds them."""
+        """Why a job no longer holds the GPUs in its file, as the end of a sentence; None while it
+        holds them.
+        """
         self._scan()
         if job in self._alive:
             return None
@@ -65,20 +78,27 @@ class JobLiveness:
         missing_s = self._monotonic_s() - self._missing_since.setdefault(job, self._monotonic_s())
         if missing_s < GRACE_S:
             return None
-        # The extern step lasts as long as the job, so one that was seen and is gone proves the end. Without it (no
-        # PrologFlags=contain) a job may rightly have no step, and only the time limit or a day decides.
+        # The extern step lasts as long as the job, so one that was seen and is gone proves the end.
+        # Without it (no PrologFlags=contain) a job may rightly have no step, and only the time
+        # limit or a day decides.
         if job in self._extern:
             return "is of a job whose extern step has ended"
         now_s = self._wall_s()
         if written.until_s is not None:
             late = now_s > written.until_s + OVERTIME_S
             return "is of a job without a step whose time limit has passed" if late else None
-        return "has been there for a day without a step of its job" if now_s > written.at_s + FORGOTTEN_S else None
+        return (
+            "has been there for a day without a step of its job"
+            if now_s > written.at_s + FORGOTTEN_S
+            else None
+        )
 
     def keep(self, jobs: set[str]) -> None:
         """Forget every job but these."""
         self._extern &= jobs
-        self._missing_since = {job: since for job, since in self._missing_since.items() if job in jobs}
+        self._missing_since = {
+            job: since for job, since in self._missing_since.items() if job in jobs
+        }
 
     def _scan(self) -> None:
         now_s = self._monotonic_s()
@@ -115,7 +135,9 @@ class JobLiveness:
         # The boot id is exact. The boot time is a fallback: it moves with the wall clock.
         if written.boot_id:
             try:
-                return (self._proc / "sys/kernel/random/boot_id").read_text().strip() != written.boot_id
+                return (
+                    self._proc / "sys/kernel/random/boot_id"
+                ).read_text().strip() != written.boot_id
             except OSError:
                 return False
         try:

@@ -1,12 +1,8 @@
 """Static rules: accelerators that a file assigns to a workload permanently.
 
-[[hold]]
-node = "gpu-07"            # every key narrows the match; * is a wildcard; a rule without these keys matches everything
-model = "*H100*"
-index = 3
-workload = "reserved-vision"
-user = "amina"             # optional, as are account and name
-tags = { team = "vision", project = "segmentation" }
+[[hold]] node = "gpu-07" # every key narrows the match; * is a wildcard; a rule without these keys
+matches everything model = "*H100*" index = 3 workload = "reserved-vision" user = "amina" #
+optional, as are account and name tags = { team = "vision", project = "segmentation" }
 """
 
 from __future__ import annotations
@@ -33,7 +29,12 @@ class HoldRule:
 
     def matches(self, accelerator: Accelerator, node: str) -> bool:
         """Whether every pattern fits."""
-        actual = {"node": node, "model": accelerator.model, "uuid": accelerator.uuid, "index": str(accelerator.index)}
+        actual = {
+            "node": node,
+            "model": accelerator.model,
+            "uuid": accelerator.uuid,
+            "index": str(accelerator.index),
+        }
         return all(fnmatchcase(actual[name], pattern) for name, pattern in self.patterns.items())
 
 
@@ -49,9 +50,16 @@ class StaticOwners:
     def from_file(cls, path: Path, node: str) -> StaticOwners:
         """Read the file. Raises SettingsError with every fault."""
         content = read_toml(path)
-        faults = [f"{path}: {key} is not known; rules are [[hold]] tables" for key in content if key != "hold"]
+        faults = [
+            f"{path}: {key} is not known; rules are [[hold]] tables"
+            for key in content
+            if key != "hold"
+        ]
         entries = content.get("hold", [])
-        rules = [_rule(f"{path}: hold {number}", entry, faults) for number, entry in enumerate(entries, start=1)]
+        rules = [
+            _rule(f"{path}: hold {number}", entry, faults)
+            for number, entry in enumerate(entries, start=1)
+        ]
         if faults:
             raise SettingsError("; ".join(faults))
         return cls(node, [rule for rule in rules if rule is not None])
@@ -67,15 +75,28 @@ class StaticOwners:
 
 
 def _rule(where: str, entry: Any, faults: list[str]) -> HoldRule | None:
-    if not isinstance(entry, dict) or not isinstance(entry.get("workload"), str) or not entry["workload"]:
+    if (
+        not isinstance(entry, dict)
+        or not isinstance(entry.get("workload"), str)
+        or not entry["workload"]
+    ):
         faults.append(f"{where}: workload, the name of the holder, is required")
         return None
     known = ", ".join(sorted(_KNOWN_KEYS))
-    faults += [f"{where}: {key} is not a key; known are {known}" for key in set(entry) - _KNOWN_KEYS]
+    faults += [
+        f"{where}: {key} is not a key; known are {known}" for key in set(entry) - _KNOWN_KEYS
+    ]
     tags = entry.get("tags", {})
     if not isinstance(tags, dict) or not all(isinstance(value, str) for value in tags.values()):
         faults.append(f"{where}: tags must be texts by name")
         return None
     patterns = {key: str(entry[key]) for key in _PATTERN_KEYS if key in entry}
-    workload = Workload(entry["workload"], "static", entry.get("user"), entry.get("account"), entry.get("name"), tags)
+    workload = Workload(
+        entry["workload"],
+        "static",
+        entry.get("user"),
+        entry.get("account"),
+        entry.get("name"),
+        tags,
+    )
     return HoldRule(patterns, workload)

@@ -1,7 +1,8 @@
-"""The queue for GPUs: the workloads that wait in a scheduler at an instant, read once per cluster and sent.
+"""The queue for GPUs: the workloads that wait in a scheduler at an instant, read once per cluster
+and sent.
 
-Only workloads that more GPUs would start are counted: not a job that its user holds, or that waits for another job, for
-its start time or for its quota.
+Only workloads that more GPUs would start are counted: not a job that its user holds, or that waits
+for another job, for its start time or for its quota.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class QueueFailed(AgentError):
 
 @dataclass(frozen=True, slots=True)
 class QueuedWorkload:
-    """A waiting workload: the GPUs it requests (a MIG instance as a fraction), and since when (unix seconds)."""
+    """A waiting workload: the GPUs it requests (a MIG instance as a fraction), and since when (unix
+    seconds).
+    """
 
     workload_id: str
     gpus: float
@@ -52,13 +55,17 @@ def report(source: str, at_s: float, waiting: Sequence[QueuedWorkload]) -> dict[
     return {"source": source, "at": at_s, "waiting": [asdict(workload) for workload in waiting]}
 
 
-def send(body: dict[str, object], url: str, token_file: Path | None = None, ca_file: Path | None = None) -> str:
+def send(
+    body: dict[str, object], url: str, token_file: Path | None = None, ca_file: Path | None = None
+) -> str:
     """Send a report; returns the status in the collector's answer. Raises QueueFailed."""
     headers = {"Content-Type": "application/json"}
     try:
         if token_file is not None:
             token = read_secret_file(token_file, log.warning)
-            if not (token.isascii() and token.isprintable()):  # http.client would quote it in its error
+            if not (
+                token.isascii() and token.isprintable()
+            ):  # http.client would quote it in its error
                 raise QueueFailed(f"{token_file} holds more than a token")
             headers["Authorization"] = f"Bearer {token}"
         answer = _post(url, json.dumps(body).encode(), headers, ca_file)
@@ -67,7 +74,9 @@ def send(body: dict[str, object], url: str, token_file: Path | None = None, ca_f
             raise QueueFailed(f"{url}{PATH}: HTTP status {answer.status}: {text}")
         content = json.loads(answer.body)
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-        raise QueueFailed(f"{url}{PATH}: {escape_text(str(error).strip()) or type(error).__name__}") from error
+        raise QueueFailed(
+            f"{url}{PATH}: {escape_text(str(error).strip()) or type(error).__name__}"
+        ) from error
     if not isinstance(content, dict):
         raise QueueFailed(f"{url}{PATH}: the answer is not a collector's")
     return str(content.get("status", ""))

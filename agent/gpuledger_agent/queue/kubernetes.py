@@ -1,7 +1,7 @@
 """Pending pods of Kubernetes with the GPUs that they request, by the API server.
 
-A pod that is bound to a node holds its GPUs already, and a gated one does not request any yet: neither waits. A MIG
-instance counts as the sevenths of a GPU in its resource's name.
+A pod that is bound to a node holds its GPUs already, and a gated one does not request any yet:
+neither waits. A MIG instance counts as the sevenths of a GPU in its resource's name.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ _MIG = re.compile(r"nvidia\.com/mig-([1-7])g\..*")
 
 
 class Resources(msgspec.Struct):
-    """What a container requests; for GPUs requests and limits are equal, and limits alone may be given."""
+    """What a container requests; for GPUs requests and limits are equal, and limits alone may be
+    given.
+    """
 
     requests: dict[str, str | int] | None = None
     limits: dict[str, str | int] | None = None
 
 
 class Container(msgspec.Struct):
-    """A container of a pod; an init container with `restartPolicy` Always keeps running (a sidecar)."""
+    """A container of a pod; an init container with `restartPolicy` Always keeps running (a
+    sidecar).
+    """
 
     resources: Resources = msgspec.field(default_factory=Resources)
     restart: str = msgspec.field(default="", name="restartPolicy")
@@ -95,11 +99,18 @@ def pending(server: ApiServer, pool: str = "") -> list[QueuedWorkload]:
 def waits(pod: Pod) -> bool:
     """Whether the pod waits for a node: not bound, not gated, not being deleted."""
     gated = any(condition.reason == "SchedulingGated" for condition in pod.status.conditions or ())
-    return pod.status.phase == "Pending" and not pod.spec.node and not gated and pod.metadata.deleted is None
+    return (
+        pod.status.phase == "Pending"
+        and not pod.spec.node
+        and not gated
+        and pod.metadata.deleted is None
+    )
 
 
 def gpus_of(spec: Spec) -> float:
-    """GPUs that a pod needs at once: its containers together, or the largest init container where that is more."""
+    """GPUs that a pod needs at once: its containers together, or the largest init container where
+    that is more.
+    """
     running = [*(spec.containers or ())]
     initial = [0.0]
     for container in spec.init or ():
@@ -112,7 +123,14 @@ def gpus_of(spec: Spec) -> float:
 
 def model_of(spec: Spec) -> str:
     """The model that the pod's node selector requires; '' for any."""
-    return next((spec.selector[label] for label in MODEL_LABELS if spec.selector and label in spec.selector), "")
+    return next(
+        (
+            spec.selector[label]
+            for label in MODEL_LABELS
+            if spec.selector and label in spec.selector
+        ),
+        "",
+    )
 
 
 def _requested(resources: Resources) -> float:

@@ -1,8 +1,8 @@
 """Pending jobs of Slurm with the GPUs that they request, by `squeue`.
 
-A pending job's request is in TRES where the cluster counts `gres/gpu` (AccountingStorageTRES), else in the options that
-it was submitted with: per job, per node, per task. Shards and MIG profiles are not GPUs and are left out unless TRES
-contains GPUs.
+A pending job's request is in TRES where the cluster counts `gres/gpu` (AccountingStorageTRES), else
+in the options that it was submitted with: per job, per node, per task. Shards and MIG profiles are
+not GPUs and are left out unless TRES contains GPUs.
 """
 
 from __future__ import annotations
@@ -66,14 +66,25 @@ _GRES = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z_][^:,=(]*))?(?:[:=](\d+))?(?:\
 
 
 def pending(pool: str = "", command: Sequence[str] = COMMAND) -> list[QueuedWorkload]:
-    """The jobs that wait for GPUs, in `pool`, else in that of their partition. Raises QueueFailed if squeue fails."""
+    """The jobs that wait for GPUs, in `pool`, else in that of their partition.
+
+    Raises QueueFailed if squeue fails.
+    """
     variables = {**os.environ, "TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}
     try:
         done = subprocess.run(
-            command, env=variables, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
+            command,
+            env=variables,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
         )
     except FileNotFoundError:
-        raise QueueFailed(f"{command[0]} is not installed here: run this on a node of the cluster") from None
+        raise QueueFailed(
+            f"{command[0]} is not installed here: run this on a node of the cluster"
+        ) from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise QueueFailed(f"{command[0]}: {error}") from error
     if done.returncode != 0:
@@ -119,8 +130,14 @@ def gpus_of(job: Mapping[str, str]) -> tuple[int, str]:
     typed = [(model, int(count)) for model, count in tres if model]
     untyped = [int(count) for model, count in tres if not model]
     if tres:  # the untyped entry is the total of the typed ones
-        return (untyped[0] if untyped else sum(count for _, count in typed)), typed[0][0] if len(typed) == 1 else ""
-    multiples = {"tres-per-job": "1", "tres-per-node": job["NumNodes"], "tres-per-task": job["NumTasks"]}
+        return (untyped[0] if untyped else sum(count for _, count in typed)), (
+            typed[0][0] if len(typed) == 1 else ""
+        )
+    multiples = {
+        "tres-per-job": "1",
+        "tres-per-node": job["NumNodes"],
+        "tres-per-task": job["NumTasks"],
+    }
     for name, multiple in multiples.items():
         count, model = _parse_gres(job[name])
         if count:
@@ -135,7 +152,9 @@ def _lower_bound(text: str) -> int:
 
 
 def _parse_gres(text: str) -> tuple[int, str]:
-    """Count and model of entries such as `gres:gpu:h100:2`, separated by commas; a bare `gpu` is one."""
+    """Count and model of entries such as `gres:gpu:h100:2`, separated by commas; a bare `gpu` is
+    one.
+    """
     matches = [_GRES.fullmatch(part.strip()) for part in text.split(",")]
     entries = [(match[1] or "", int(match[2] or 1)) for match in matches if match]
     models = {model for model, _ in entries if model}

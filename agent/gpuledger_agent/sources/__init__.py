@@ -15,8 +15,8 @@ SOURCES = ("nvml", "exporter", "dcgm", "simulated", "replay")
 def open_source(settings: Settings, patient: bool = True) -> Source:
     """Create the source that the settings name; its `open` is not called yet.
 
-    One that is not `patient` waits a few seconds, not a minute, for a driver that starts: its `open` is retried soon.
-    Raises SourceUnavailable for an unknown name or a missing target.
+    One that is not `patient` waits a few seconds, not a minute, for a driver that starts: its
+    `open` is retried soon. Raises SourceUnavailable for an unknown name or a missing target.
     """
     name = settings.source
     if name == "nvml":

@@ -1,6 +1,7 @@
 """The page of a running exporter as a source, and the pod and job labels on its lines as owners.
 
-What the page means is declared by a profile (gpuledger_common.profiles): dcgm-exporter's, another one's, or a file.
+What the page means is declared by a profile (gpuledger_common.profiles): dcgm-exporter's, another
+one's, or a file.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from gpuledger_common.profiles.fetch import fetch
 from gpuledger_common.profiles.library import named_profile, only_match, packaged_profiles
 from gpuledger_common.profiles.lines import read_lines
 from gpuledger_common.profiles.page import Page, PageAccelerator, read_page
-from gpuledger_common.readings import Accelerator, Holder, Holders, Inventory, Sample, SourceUnavailable
+from gpuledger_common.readings import (
+    Accelerator,
+    Holder,
+    Holders,
+    Inventory,
+    Sample,
+    SourceUnavailable,
+)
 
 
 class ExporterSource:
@@ -51,8 +59,12 @@ class ExporterSource:
             return dict(page.accelerators)
         if self._node not in page.hosts:
             hosts = ", ".join(sorted(page.hosts)[:5])
-            raise SourceUnavailable(f"{self._target}: the page shows the hosts {hosts}: --node names one of them")
-        return {uuid: entry for uuid, entry in page.accelerators.items() if entry.host == self._node}
+            raise SourceUnavailable(
+                f"{self._target}: the page shows the hosts {hosts}: --node names one of them"
+            )
+        return {
+            uuid: entry for uuid, entry in page.accelerators.items() if entry.host == self._node
+        }
 
     def _list(self, page: Page) -> Inventory:
         drivers = {entry.driver for entry in self._accelerators.values() if entry.driver}
@@ -65,7 +77,10 @@ class ExporterSource:
         return self._inventory
 
     def read(self, _tiers: Iterable[str]) -> Sequence[Sample]:
-        """A sample of every accelerator on the page. Raises SourceUnavailable while the exporter does not answer."""
+        """A sample of every accelerator on the page.
+
+        Raises SourceUnavailable while the exporter does not answer.
+        """
         inventory = self._list(self._read_page())
         # Parts of a device, and chips without a workload, come and go with what runs on them.
         if self._inventory is not None and inventory != self._inventory:
@@ -83,7 +98,9 @@ class ExporterSource:
         return changed
 
     def holders(self, _accelerators: Sequence[Accelerator], _samples: Sequence[Sample]) -> Holders:
-        """The workloads in the labels of the last page; several pods on one device share it equally."""
+        """The workloads in the labels of the last page; several pods on one device share it
+        equally.
+        """
         return {
             uuid: [Holder(workload) for workload in entry.owners.values()]
             for uuid, entry in self._accelerators.items()

@@ -1,8 +1,9 @@
 """A simulated fleet as a pure function of seed and time.
 
-A demo's month must pass in seconds and continue live, and a test must know the truth. So accelerators that are
-scheduled together form a *lane*, time is cut into blocks of four days, and the workloads of a lane in a block come from
-a random generator seeded with just these. The state at any instant is then known without the instants before it.
+A demo's month must pass in seconds and continue live, and a test must know the truth. So
+accelerators that are scheduled together form a *lane*, time is cut into blocks of four days, and
+the workloads of a lane in a block come from a random generator seeded with just these. The state at
+any instant is then known without the instants before it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ from gpuledger_common.readings import WHOLE_GPU, Accelerator, Workload
 
 DAY_MS = 24 * HOUR_MS
 BLOCK_MS = 4 * DAY_MS
-"""Jobs end with their block at the latest: demand falls at each fourth midnight (UTC), as `simulate --story` says."""
+"""Jobs end with their block at the latest: demand falls at each fourth midnight (UTC), as `simulate
+--story` says.
+"""
 CYCLE_MS = 28 * DAY_MS
 """Faults repeat with this period."""
 
-Shape = Literal["training", "research", "notebook", "serving", "nightly", "reserved", "starved", "crashing"]
+Shape = Literal[
+    "training", "research", "notebook", "serving", "nightly", "reserved", "starved", "crashing"
+]
 
 GIB = 1024**3
 MODELS: dict[str, tuple[str, int, float, float]] = {
@@ -34,7 +39,9 @@ MODELS: dict[str, tuple[str, int, float, float]] = {
     "l40s": ("NVIDIA L40S", 48 * GIB, 35.0, 350.0),
     "l4": ("NVIDIA L4", 24 * GIB, 16.0, 72.0),
 }
-"""Short name to model, memory in bytes, idle and full power in watts (data sheets; idle as commonly read)."""
+"""Short name to model, memory in bytes, idle and full power in watts (data sheets; idle as commonly
+read).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,12 @@ LaneLayout = tuple[Shape, tuple[int, ...], tuple[tuple[str, str], ...]]
 """Shape, slots, and the (team, project) pairs of its workloads."""
 _LAYOUT: tuple[tuple[str, str, int, tuple[LaneLayout, ...]], ...] = (
     ("h100-01", "h100", 8, (("training", tuple(range(8)), _FOUNDATION),)),
-    ("h100-02", "h100", 8, (("training", (0, 1, 2, 3), _VISION), ("training", (4, 5, 6, 7), _FOUNDATION))),
+    (
+        "h100-02",
+        "h100",
+        8,
+        (("training", (0, 1, 2, 3), _VISION), ("training", (4, 5, 6, 7), _FOUNDATION)),
+    ),
     (
         "h100-03",
         "h100",
@@ -97,7 +109,10 @@ _LAYOUT: tuple[tuple[str, str, int, tuple[LaneLayout, ...]], ...] = (
             *[("research", (slot,), _RESEARCH) for slot in range(5)],
             ("notebook", (5,), (("nlp", "retrieval"),)),
             ("notebook", (6,), (("speech", "asr-large"),)),
-            *[("notebook", (slot,), (("vision", "segmentation-v3"), ("", ""))) for slot in (7, 8, 9)],
+            *[
+                ("notebook", (slot,), (("vision", "segmentation-v3"), ("", "")))
+                for slot in (7, 8, 9)
+            ],
         ),
     ),
     (
@@ -135,8 +150,23 @@ _LAYOUT: tuple[tuple[str, str, int, tuple[LaneLayout, ...]], ...] = (
     ),
 )
 _MIG = (("3g.40gb/1", 500_000, 40), ("2g.20gb/5", 285_714, 20), ("1g.10gb/9", 142_857, 10))
-"""Instances of the sliced A100: profile and id, dominant share max(compute/7, memory/8) in micro-GPUs, GiB."""
-_USERS = ("amina", "bjorn", "chen", "divya", "emeka", "farah", "goran", "hana", "ines", "jonas", "kofi", "lena")
+"""Instances of the sliced A100: profile and id, dominant share max(compute/7, memory/8) in
+micro-GPUs, GiB.
+"""
+_USERS = (
+    "amina",
+    "bjorn",
+    "chen",
+    "divya",
+    "emeka",
+    "farah",
+    "goran",
+    "hana",
+    "ines",
+    "jonas",
+    "kofi",
+    "lena",
+)
 SHARED_LANE = ("l4-01", 3)
 FAILED_GPU = ("h100-02", 5)
 SILENT_NODE = "a100-02"
@@ -153,7 +183,9 @@ LOADED_MS = 1_767_225_600_000
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A recurring incident: one workload that holds these lanes (node, first slot) for a time in each cycle."""
+    """A recurring incident: one workload that holds these lanes (node, first slot) for a time in
+    each cycle.
+    """
 
     lanes: tuple[tuple[str, int], ...]
     cycle_ms: int
@@ -240,9 +272,10 @@ KEPT = Incident(
     kind="slurm",
 )
 INCIDENTS = (RUNAWAY, FORGOTTEN, WEEKEND, STORM, KEPT)
-"""A job that runs for two days on every card it gets, a notebook left open, two cards held unused from Friday 18:00 to
-Monday 08:00 UTC, a job that fails after minutes and is restarted again and again, and a session of Slurm that is always
-there: whenever one looks, a card is held idle and a command gives it back.
+"""A job that runs for two days on every card it gets, a notebook left open, two cards held unused
+from Friday 18:00 to Monday 08:00 UTC, a job that fails after minutes and is restarted again and
+again, and a session of Slurm that is always there: whenever one looks, a card is held idle and a
+command gives it back.
 
 Day 0 of unix time was a Thursday.
 """
@@ -252,7 +285,11 @@ FAILED_FROM, FAILED_UNTIL = 11 * DAY_MS + 3 * HOUR_MS, 11 * DAY_MS + 15 * HOUR_M
 SILENT_FROM, SILENT_UNTIL = 18 * DAY_MS + 8 * HOUR_MS, 18 * DAY_MS + 14 * HOUR_MS
 STUCK_FROM, STUCK_UNTIL = 23 * DAY_MS + 6 * HOUR_MS, 25 * DAY_MS + 6 * HOUR_MS
 FAULTS = (
-    (FAILED_FROM, FAILED_UNTIL, f"GPU {FAILED_GPU[1]} of {FAILED_GPU[0]} falls off the bus: unavailable"),
+    (
+        FAILED_FROM,
+        FAILED_UNTIL,
+        f"GPU {FAILED_GPU[1]} of {FAILED_GPU[0]} falls off the bus: unavailable",
+    ),
     (SILENT_FROM, SILENT_UNTIL, f"the agent of {SILENT_NODE} is down: unobserved"),
     (
         STUCK_FROM,
@@ -286,7 +323,9 @@ class Fleet:
         self._latest: dict[str, tuple[int, list[int], tuple[Hold, ...]]] = {}
 
     def node(self, name: str) -> Node:
-        """The node of this name; an unknown name gets the first node's layout and workloads of its own."""
+        """The node of this name; an unknown name gets the first node's layout and workloads of its
+        own.
+        """
         known = self._by_name.get(name)
         return known if known is not None else self._node(name, *_LAYOUT[0][1:])
 
@@ -294,26 +333,41 @@ class Fleet:
         title, memory, _, _ = MODELS[model]
         uuids = [f"GPU-{hash_uuid(self.seed, name, slot)}" for slot in range(gpus)]
         accelerators = [
-            Accelerator(uuid, uuid, slot, title, None, WHOLE_GPU, memory, f"00000000:{0x10 + slot:02X}:00.0")
+            Accelerator(
+                uuid, uuid, slot, title, None, WHOLE_GPU, memory, f"00000000:{0x10 + slot:02X}:00.0"
+            )
             for slot, uuid in enumerate(uuids)
         ]
         if name == "a100-01":  # one more device, divided into MIG instances
-            device, bus = f"GPU-{hash_uuid(self.seed, name, gpus)}", f"00000000:{0x10 + gpus:02X}:00.0"
+            device, bus = (
+                f"GPU-{hash_uuid(self.seed, name, gpus)}",
+                f"00000000:{0x10 + gpus:02X}:00.0",
+            )
             for profile, share, size in _MIG:
                 uuid = f"MIG-{hash_uuid(self.seed, name, profile)}"
-                accelerators.append(Accelerator(uuid, device, gpus, title, profile, share, size * GIB, bus))
+                accelerators.append(
+                    Accelerator(uuid, device, gpus, title, profile, share, size * GIB, bus)
+                )
         return Node(
             name,
             model,
             tuple(accelerators),
             tuple(
-                Lane(f"{name}/{position}", shape, slots, teams, 2 if (name, slots[0]) == SHARED_LANE else 1)
+                Lane(
+                    f"{name}/{position}",
+                    shape,
+                    slots,
+                    teams,
+                    2 if (name, slots[0]) == SHARED_LANE else 1,
+                )
                 for position, (shape, slots, teams) in enumerate(lanes)
             ),
         )
 
     def incidents(self, start_ms: int, end_ms: int) -> list[tuple[int, int, str]]:
-        """Incidents and faults between two instants: start, end (unix ms) and description, in order of time."""
+        """Incidents and faults between two instants: start, end (unix ms) and description, in order
+        of time.
+        """
         entries = [
             (begin, begin + incident.length_ms, incident.description)
             for incident in INCIDENTS
@@ -325,8 +379,14 @@ class Fleet:
                 for begin in _recurring(CYCLE_MS, from_ms, start_ms, end_ms)
             ]
         if start_ms < self.given_back_ms < end_ms:
-            entries.append((self.given_back_ms, end_ms, "the reservation sim2real of robotics is released"))
-        return sorted((max(begin, start_ms), min(end, end_ms), text) for begin, end, text in entries if end > start_ms)
+            entries.append(
+                (self.given_back_ms, end_ms, "the reservation sim2real of robotics is released")
+            )
+        return sorted(
+            (max(begin, start_ms), min(end, end_ms), text)
+            for begin, end, text in entries
+            if end > start_ms
+        )
 
     def holds(self, lane: Lane, at_ms: int) -> tuple[Hold, ...]:
         """The holds of the lane in the block of an instant, ascending and disjoint."""
@@ -336,7 +396,8 @@ class Fleet:
         """The hold of the lane at an instant."""
         block = at_ms // BLOCK_MS
         latest = self._latest.get(lane.name)
-        # Asked at each sample, mostly of the block before: a name is found faster than a lane, whose hash is computed.
+        # Asked at each sample, mostly of the block before: a name is found faster than a lane,
+        # whose hash is computed.
         if latest is None or latest[0] != block:
             holds = self._holds(lane, block)
             latest = self._latest[lane.name] = block, [hold.start_ms for hold in holds], holds
@@ -347,24 +408,36 @@ class Fleet:
     def _make_holds(self, lane: Lane, block: int) -> tuple[Hold, ...]:
         rng = random.Random(f"{self.seed}/{lane.name}/{block}")
         periods = self._until_released(lane, _PERIODS[lane.shape](rng, block * BLOCK_MS))
-        holds = [self._hold(lane, block, number, period, rng) for number, period in enumerate(periods)]
+        holds = [
+            self._hold(lane, block, number, period, rng) for number, period in enumerate(periods)
+        ]
         for incident in _incident_holds(lane, block):
             before = [
                 replace(hold, end_ms=min(hold.end_ms, incident.start_ms))
                 for hold in holds
                 if hold.start_ms < incident.start_ms
             ]
-            holds = [*before, incident, *(hold for hold in holds if hold.start_ms >= incident.end_ms)]
+            holds = [
+                *before,
+                incident,
+                *(hold for hold in holds if hold.start_ms >= incident.end_ms),
+            ]
         return tuple(holds)
 
     def _until_released(self, lane: Lane, periods: Periods) -> Periods:
         """The periods; those of a reservation end when it is given back."""
         for start_ms, end_ms in periods:
-            until = min(end_ms, self.given_back_ms) if lane.shape == "reserved" and self.given_back_ms else end_ms
+            until = (
+                min(end_ms, self.given_back_ms)
+                if lane.shape == "reserved" and self.given_back_ms
+                else end_ms
+            )
             if start_ms < until:
                 yield start_ms, until
 
-    def _hold(self, lane: Lane, block: int, number: int, period: tuple[int, int], rng: random.Random) -> Hold:
+    def _hold(
+        self, lane: Lane, block: int, number: int, period: tuple[int, int], rng: random.Random
+    ) -> Hold:
         team, project = lane.teams[rng.randrange(len(lane.teams))]
         user = _USERS[rng.randrange(len(_USERS))]
         external = str(100_000 + zlib.crc32(f"{lane.name}/{block}/{number}".encode()) % 900_000)
@@ -372,22 +445,30 @@ class Fleet:
         if lane.shape in {"training", "research"} and team:
             tags["experiment"] = f"exp-{rng.randrange(10, 99)}"
         name = f"{project or 'adhoc'}-{lane.shape}"
-        return Hold(*period, Workload(external, "simulated", user, team or None, name, tags), lane.shape)
+        return Hold(
+            *period, Workload(external, "simulated", user, team or None, name, tags), lane.shape
+        )
 
     def failed(self, node: str, slot: int, at_ms: int) -> bool:
         """Whether this GPU is off the bus: half a day in every four weeks."""
         return (node, slot) == FAILED_GPU and FAILED_FROM <= at_ms % CYCLE_MS < FAILED_UNTIL
 
     def stuck(self, node: str, slot: int, at_ms: int) -> bool:
-        """Whether this GPU's utilization shows 100 % while nobody holds it: a weekend in every four weeks."""
+        """Whether this GPU's utilization shows 100 % while nobody holds it: a weekend in every four
+        weeks.
+        """
         return (node, slot) == STUCK_GPU and STUCK_FROM <= at_ms % CYCLE_MS < STUCK_UNTIL
 
     def errors(self, node: str, slot: int, at_ms: int) -> dict[str, int]:
-        """Counts of Xids and of faults of the memory since the driver was loaded; only what has occurred changes."""
+        """Counts of Xids and of faults of the memory since the driver was loaded; only what has
+        occurred changes.
+        """
         age_ms = max(0, at_ms - LOADED_MS)
         here = (node, slot)
         return {
-            "gpu_xid_errors_total": (age_ms - FAILED_FROM) // CYCLE_MS + 1 if here == FAILED_GPU else 0,
+            "gpu_xid_errors_total": (age_ms - FAILED_FROM) // CYCLE_MS + 1
+            if here == FAILED_GPU
+            else 0,
             "gpu_ecc_uncorrected_volatile_total": age_ms // ECC_EVERY_MS if here == ECC_GPU else 0,
             "gpu_remapped_rows_pending": int(here == REMAP_GPU),
             "gpu_pcie_replays_total": age_ms // CYCLE_MS,
@@ -399,7 +480,9 @@ class Fleet:
 
 
 def _recurring(cycle_ms: int, offset_ms: int, start_ms: int, end_ms: int) -> Iterator[int]:
-    """Instants `offset_ms` after the start of a cycle: the last one before `start_ms`, and those up to the end."""
+    """Instants `offset_ms` after the start of a cycle: the last one before `start_ms`, and those up
+    to the end.
+    """
     first = (start_ms - offset_ms) // cycle_ms
     for cycle in range(first, (end_ms - offset_ms) // cycle_ms + 1):
         if cycle * cycle_ms + offset_ms < end_ms:
@@ -413,7 +496,9 @@ def _incident_holds(lane: Lane, block: int) -> Iterator[Hold]:
     for incident in INCIDENTS:
         if (node, lane.slots[0]) not in incident.lanes:
             continue
-        for begin in _recurring(incident.cycle_ms, incident.start_ms, start - incident.length_ms, end):
+        for begin in _recurring(
+            incident.cycle_ms, incident.start_ms, start - incident.length_ms, end
+        ):
             cycle = begin // incident.cycle_ms
             if begin + incident.length_ms <= start:
                 continue
@@ -422,7 +507,9 @@ def _incident_holds(lane: Lane, block: int) -> Iterator[Hold]:
                 if first < end and last > start:
                     run = f"{incident.name}/{cycle}" + (f"/{number}" if incident.run_ms else "")
                     external = str(100_000 + zlib.crc32(run.encode()) % 900_000)
-                    workload = Workload(external, incident.kind, incident.user, incident.team, incident.name, tags)
+                    workload = Workload(
+                        external, incident.kind, incident.user, incident.team, incident.name, tags
+                    )
                     yield Hold(max(first, start), min(last, end), workload, incident.shape, first)
 
 
@@ -433,7 +520,9 @@ def _minutes(rng: random.Random, low: float, high: float) -> int:
     return round(rng.uniform(low, high) * 60) * 1000
 
 
-def _back_to_back(rng: random.Random, start_ms: int, low_h: float, high_h: float, gap_h: float) -> Periods:
+def _back_to_back(
+    rng: random.Random, start_ms: int, low_h: float, high_h: float, gap_h: float
+) -> Periods:
     """Workloads with pauses between them, until the end of the block."""
     at, end = start_ms + _minutes(rng, 0, gap_h * 60), start_ms + BLOCK_MS
     while at < end:
@@ -446,7 +535,8 @@ def _training(rng: random.Random, start_ms: int) -> Periods:
     return _back_to_back(rng, start_ms, 14, 60, 3)
 
 
-# Each generator draws from `rng` in a fixed order: another order would be another fleet for the same seed.
+# Each generator draws from `rng` in a fixed order: another order would be another fleet for the
+# same seed.
 def _research(rng: random.Random, start_ms: int) -> Periods:
     """Shorter runs, begun mostly on working days between 8 and 20 UTC."""
     for day in range(4):
@@ -502,7 +592,9 @@ def noise(key: int, at_ms: int) -> float:
 
 
 def slowed_seconds(at_ms: int, share: float) -> float:
-    """Seconds since the driver was loaded for which clocks were reduced: a share of the time, most at 18:00 UTC."""
+    """Seconds since the driver was loaded for which clocks were reduced: a share of the time, most
+    at 18:00 UTC.
+    """
     age_days = max(0, at_ms - LOADED_MS) / DAY_MS
     # The integral of share x (1 + cos(2 pi (t - 0.75))) days; it never falls.
     offset = math.sin(2 * math.pi * (age_days - 0.75)) - math.sin(2 * math.pi * -0.75)
@@ -522,7 +614,11 @@ def activity(hold: Hold, key: int, at_ms: int) -> float:
     if hold.shape == "serving":
         rhythm = 0.5 - 0.5 * math.cos(2 * math.pi * ((at_ms % DAY_MS) / DAY_MS - 0.12))
         busy = 0.12 + 0.75 * rhythm
-        return (0.2 + 0.6 * rhythm) * (0.8 + 0.4 * random_part) if noise(key + 1, at_ms // 60_000) < busy else 0.0
+        return (
+            (0.2 + 0.6 * rhythm) * (0.8 + 0.4 * random_part)
+            if noise(key + 1, at_ms // 60_000) < busy
+            else 0.0
+        )
     if hold.shape == "starved":
         return (0.75, 0.0, 0.06 * random_part)[at_ms // 20_000 % 3]
     if hold.shape == "crashing":

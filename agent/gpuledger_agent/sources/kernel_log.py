@@ -1,6 +1,8 @@
-"""The kernel log, read without blocking, for Xids that never reach NVML: a hung card reports them nowhere else.
+"""The kernel log, read without blocking, for Xids that never reach NVML: a hung card reports them
+nowhere else.
 
-Reading /dev/kmsg needs CAP_SYSLOG where kernel.dmesg_restrict is 1; without it the agent has NVML's events only.
+Reading /dev/kmsg needs CAP_SYSLOG where kernel.dmesg_restrict is 1; without it the agent has NVML's
+events only.
 """
 
 from __future__ import annotations
@@ -29,10 +31,14 @@ class KernelLog:
             os.lseek(self._file, 0, os.SEEK_END)
         except OSError as error:
             self.close()
-            self.problem = f"the kernel log cannot be read ({error.strerror}): Xids come from NVML alone"
+            self.problem = (
+                f"the kernel log cannot be read ({error.strerror}): Xids come from NVML alone"
+            )
 
     def read(self) -> list[str]:
-        """The messages of new records, oldest first; a record that was overwritten before it was read is skipped."""
+        """The messages of new records, oldest first; a record that was overwritten before it was
+        read is skipped.
+        """
         lines: list[str] = []
         if self._file is None:
             return lines
@@ -49,7 +55,10 @@ class KernelLog:
                 break
             if not record:
                 break
-            lines += [line.partition(";")[2] or line for line in record.decode(errors="replace").splitlines()]
+            lines += [
+                line.partition(";")[2] or line
+                for line in record.decode(errors="replace").splitlines()
+            ]
         return lines
 
     def close(self) -> None:

@@ -1,10 +1,11 @@
-"""NVML through NVIDIA's own binding: every metric of the catalog that a card gives, with a worker thread per GPU.
+"""NVML through NVIDIA's own binding: every metric of the catalog that a card gives, with a worker
+thread per GPU.
 
-NVML is initialized once, not per sample; a lost GPU stays in the inventory by its UUID; what a card does not support is
-tried once per attach and then left out with its reason. With MIG on, the instances are the accelerators, and the
-board's power and energy belong to none of them: there is no sensor per instance, and any split would be invented.
-When the handles are stale (a driver reload, changed MIG instances), the source raises SourceUnavailable, and the next
-`open` attaches again.
+NVML is initialized once, not per sample; a lost GPU stays in the inventory by its UUID; what a card
+does not support is tried once per attach and then left out with its reason. With MIG on, the
+instances are the accelerators, and the board's power and energy belong to none of them: there is no
+sensor per instance, and any split would be invented. When the handles are stale (a driver reload,
+changed MIG instances), the source raises SourceUnavailable, and the next `open` attaches again.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ from gpuledger_common.readings import (
 )
 
 INIT_DEADLINE_S = 60.0
-"""The first client of a card without persistence mode waits up to 3 s per GPU (driver-persistence documentation)."""
+"""The first client of a card without persistence mode waits up to 3 s per GPU (driver-persistence
+documentation).
+"""
 IMPATIENT_S = 5.0
-"""How long the daemon waits for that at a time: meanwhile it cannot stop, release the GPUs or send a heartbeat."""
+"""How long the daemon waits for that at a time: meanwhile it cannot stop, release the GPUs or send
+a heartbeat.
+"""
 ATTACH_DEADLINE_S = 10.0
 READ_DEADLINE_S = 5.0
 STALE = frozenset({1, 2, 28, 999})
@@ -43,10 +48,19 @@ STALE = frozenset({1, 2, 28, 999})
 
 _INIT_ERRORS = {
     9: "the NVIDIA driver is not loaded; load it (modprobe nvidia) or install it",
-    12: "libnvidia-ml.so.1 was not found: install the NVIDIA driver, or start the container with NVIDIA's runtime",
+    12: (
+        "libnvidia-ml.so.1 was not found: install the NVIDIA driver, or start the container with"
+        " NVIDIA's runtime"
+    ),
     4: "NVML refuses this user; give it access to /dev/nvidiactl and /dev/nvidia*",
-    17: "the operating system hides the GPUs from this process; check device permissions and cgroups",
-    18: "driver and library differ in version: the driver was upgraded, a reboot (or module reload) is needed",
+    17: (
+        "the operating system hides the GPUs from this process; check device permissions and"
+        " cgroups"
+    ),
+    18: (
+        "driver and library differ in version: the driver was upgraded, a reboot (or module reload)"
+        " is needed"
+    ),
 }
 
 
@@ -60,7 +74,9 @@ class BoardAccelerator:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """An attached GPU: one accelerator, or its MIG instances and a reader for the health of the board."""
+    """An attached GPU: one accelerator, or its MIG instances and a reader for the health of the
+    board.
+    """
 
     index: int
     uuid: str
@@ -73,7 +89,9 @@ class Board:
 
 @dataclass(slots=True)
 class Slot:
-    """A GPU of the driver's enumeration; without a board, the accelerators known before and why they are not read."""
+    """A GPU of the driver's enumeration; without a board, the accelerators known before and why
+    they are not read.
+    """
 
     worker: Worker | None
     board: Board | None
@@ -100,7 +118,11 @@ class NvmlSource:
         init_deadline_s: float = INIT_DEADLINE_S,
     ) -> None:
         self._init_deadline_s = init_deadline_s
-        self._given, self._deadline_s, self._attach_deadline_s = binding, deadline_s, attach_deadline_s
+        self._given, self._deadline_s, self._attach_deadline_s = (
+            binding,
+            deadline_s,
+            attach_deadline_s,
+        )
         self._monotonic_ns = monotonic_ns
         self._init = Worker("nvml-init")
         self._nvml: Any = binding
@@ -116,18 +138,24 @@ class NvmlSource:
         self._events = events or DriverEvents(KernelLog())
 
     def open(self) -> Inventory:
-        """Load the library and attach every GPU. Raises SourceUnavailable, whose message says what to do."""
+        """Load the library and attach every GPU.
+
+        Raises SourceUnavailable, whose message says what to do.
+        """
         self._unwanted = False
-        # An initialization that did not return in time is still running: wait for its answer instead of starting
-        # another.
+        # An initialization that did not return in time is still running: wait for its answer
+        # instead of starting another.
         pending = self._starting = self._starting or self._init.submit(self._start)
         if pending is None:
-            raise StillStarting("the NVIDIA driver has not answered the previous attempt; see dmesg for Xid errors")
+            raise StillStarting(
+                "the NVIDIA driver has not answered the previous attempt; see dmesg for Xid errors"
+            )
         try:
             gpus, driver = pending.take(time.monotonic() + self._init_deadline_s)
         except TimeoutError:
             raise StillStarting(
-                f"the NVIDIA driver has not answered for {self._init_deadline_s:g} s; see dmesg for Xid errors"
+                f"the NVIDIA driver has not answered for {self._init_deadline_s:g} s; see dmesg for"
+                " Xid errors"
             ) from None
         # A failed attempt is over: the next `open` starts a new one.
         except BaseException:
@@ -137,18 +165,29 @@ class NvmlSource:
         self._gpus, self._counting = gpus, None
         problems = self._attach_all(gpus)
         boards = [slot.board for slot in self._slots if slot.board is not None]
-        self._events.start(self._nvml, [WatchedBoard(board.uuid, board.handle, board.bus) for board in boards])
-        return Inventory(driver, [entry for slot in self._slots for entry in slot.accelerators], problems)
+        self._events.start(
+            self._nvml, [WatchedBoard(board.uuid, board.handle, board.bus) for board in boards]
+        )
+        return Inventory(
+            driver, [entry for slot in self._slots for entry in slot.accelerators], problems
+        )
 
     def _start(self) -> tuple[int, str | None]:
-        """Initialize NVML; returns the number of GPUs and the driver version. Runs in the init worker."""
+        """Initialize NVML; returns the number of GPUs and the driver version.
+
+        Runs in the init worker.
+        """
         nvml = self._load()
         try:
             gpus = int(nvml.nvmlDeviceGetCount())
         except nvml.NVMLError as error:
             self._started = False
-            call_or_none(nvml, nvml.nvmlShutdown)  # NVML counts its inits: one without shutdown would hold the GPUs
-            raise SourceUnavailable(f"NVML cannot count the GPUs: {error_text(nvml, error)}") from error
+            call_or_none(
+                nvml, nvml.nvmlShutdown
+            )  # NVML counts its inits: one without shutdown would hold the GPUs
+            raise SourceUnavailable(
+                f"NVML cannot count the GPUs: {error_text(nvml, error)}"
+            ) from error
         if self._unwanted:  # released while the driver was still starting
             self._started = False
             call_or_none(nvml, nvml.nvmlShutdown)
@@ -156,21 +195,30 @@ class NvmlSource:
         return gpus, text(call_or_none(nvml, nvml.nvmlSystemGetDriverVersion)) or None
 
     def _attach_all(self, gpus: int) -> list[str]:
-        """Attach all GPUs at once, each in its worker; returns messages about those that could not be attached."""
+        """Attach all GPUs at once, each in its worker; returns messages about those that could not
+        be attached.
+        """
         boards = {slot.board.index: slot.board for slot in self._slots if slot.board is not None}
         started = []
         for index in range(gpus):
             if index not in self._workers:
                 self._workers[index] = Worker(f"nvml-{index}")
-            # All attaches run at the same time and share one deadline: GPUs without persistence mode take seconds each.
+            # All attaches run at the same time and share one deadline: GPUs without persistence
+            # mode take seconds each.
             started.append((index, self._begin(index, boards.get(index))))
         deadline = time.monotonic() + self._attach_deadline_s
         problems: list[str] = []
         slots = [self._attached(index, pending, deadline, problems) for index, pending in started]
-        present = {uuid for slot in slots for entry in slot.accelerators for uuid in (entry.uuid, entry.device_uuid)}
+        present = {
+            uuid
+            for slot in slots
+            for entry in slot.accelerators
+            for uuid in (entry.uuid, entry.device_uuid)
+        }
         present |= {slot.board.uuid for slot in slots if slot.board is not None}
         lost = Health("failed", "the GPU is lost: the driver no longer shows it")
-        # Instances that a present board no longer has were destroyed on purpose: they are gone, not lost.
+        # Instances that a present board no longer has were destroyed on purpose: they are gone, not
+        # lost.
         for uuid, entry in self._known.items():
             if uuid not in present and entry.device_uuid not in present:
                 slots.append(Slot(None, None, [entry], lost))
@@ -179,14 +227,22 @@ class NvmlSource:
         return problems
 
     def _begin(self, index: int, old: Board | None) -> PendingAnswer[Board] | None:
-        """A pending attach: the previous one if it was late, else a new one; None while the worker is busy."""
-        return self._late.pop(index, None) or self._workers[index].submit(partial(self._attach, index, old))
+        """A pending attach: the previous one if it was late, else a new one; None while the worker
+        is busy.
+        """
+        return self._late.pop(index, None) or self._workers[index].submit(
+            partial(self._attach, index, old)
+        )
 
-    def _attached(self, index: int, pending: PendingAnswer[Board] | None, deadline: float, problems: list[str]) -> Slot:
+    def _attached(
+        self, index: int, pending: PendingAnswer[Board] | None, deadline: float, problems: list[str]
+    ) -> Slot:
         """The result of an attach; without a board, the reason goes into `problems`."""
         worker = self._workers[index]
         known = [entry for entry in self._known.values() if entry.index == index]
-        silent = Slot(worker, None, known, Health("unknown", "the GPU did not answer when it was attached"))
+        silent = Slot(
+            worker, None, known, Health("unknown", "the GPU did not answer when it was attached")
+        )
         try:
             board = None if pending is None else pending.take(deadline)
         except TimeoutError:
@@ -214,9 +270,13 @@ class NvmlSource:
                 self._nvml.nvmlInit()
                 self._started = True
         except ImportError as error:
-            raise SourceUnavailable("the package nvidia-ml-py is not installed: pip install nvidia-ml-py") from error
+            raise SourceUnavailable(
+                "the package nvidia-ml-py is not installed: pip install nvidia-ml-py"
+            ) from error
         except self._nvml.NVMLError as error:
-            message = _INIT_ERRORS.get(error.value, f"NVML did not start: {error_text(self._nvml, error)}")
+            message = _INIT_ERRORS.get(
+                error.value, f"NVML did not start: {error_text(self._nvml, error)}"
+            )
             raise SourceUnavailable(message) from error
         return self._nvml
 
@@ -224,7 +284,8 @@ class NvmlSource:
         """Attach one GPU. Runs in its worker."""
         nvml = self._nvml
         if old is not None:
-            # The GPM buffers of the old readers belong to this worker, which frees them before it makes new ones.
+            # The GPM buffers of the old readers belong to this worker, which frees them before it
+            # makes new ones.
             release(old)
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid = text(nvml.nvmlDeviceGetUUID(handle))
@@ -236,17 +297,33 @@ class NvmlSource:
         mode = call_or_none(nvml, nvml.nvmlDeviceGetMigMode, handle)
         device = Accelerator(uuid, uuid, index, model, memory_bytes=total, pci_bus_id=pci)
         reader = DeviceReader(nvml, handle)
-        # The mode is a pair of the current and the pending one (after a reset); None where the card has no MIG.
+        # The mode is a pair of the current and the pending one (after a reset); None where the card
+        # has no MIG.
         if mode is None or mode[0] != 1:
-            return Board(index, uuid, handle, pci, (BoardAccelerator(device, reader),), mig_capable=mode is not None)
-        instances = [mig_instance(nvml, handle, instance, device) for instance in instance_handles(nvml, handle)]
-        # Shares of a device are adjusted together, so that they never add up to more than the device.
+            return Board(
+                index,
+                uuid,
+                handle,
+                pci,
+                (BoardAccelerator(device, reader),),
+                mig_capable=mode is not None,
+            )
+        instances = [
+            mig_instance(nvml, handle, instance, device)
+            for instance in instance_handles(nvml, handle)
+        ]
+        # Shares of a device are adjusted together, so that they never add up to more than the
+        # device.
         shares = fitted(entry.accelerator for entry in instances)
-        entries = (replace(entry, accelerator=share) for entry, share in zip(instances, shares, strict=True))
+        entries = (
+            replace(entry, accelerator=share)
+            for entry, share in zip(instances, shares, strict=True)
+        )
         return Board(index, uuid, handle, pci, tuple(entries), reader)
 
     def read(self, tiers: Iterable[str]) -> Sequence[Sample]:
-        """A sample of every accelerator; one that does not answer in time is `unknown`, one that is gone `failed`.
+        """A sample of every accelerator; one that does not answer in time is `unknown`, one that is
+        gone `failed`.
 
         Raises SourceUnavailable when the GPUs are no longer those that were attached.
         """
@@ -268,7 +345,8 @@ class NvmlSource:
         return samples
 
     def _count_again(self, tiers: frozenset[str]) -> None:
-        """Count the GPUs on slow ticks, without waiting for the answer, to detect added and removed ones.
+        """Count the GPUs on slow ticks, without waiting for the answer, to detect added and removed
+        ones.
 
         Raises SourceUnavailable when the driver shows another number of GPUs than were attached.
         """
@@ -290,12 +368,15 @@ class NvmlSource:
     def _submit(self, slot: Slot, wanted: frozenset[str]) -> PendingAnswer[list[Sample]] | None:
         if slot.worker is None:
             return None
-        # The GPU did not answer when it was attached: as soon as its worker is free again, attach everything anew.
+        # The GPU did not answer when it was attached: as soon as its worker is free again, attach
+        # everything anew.
         if slot.board is None:
             return slot.worker.submit(request_attach)
         return slot.worker.submit(partial(self._read, slot.board, wanted))
 
-    def _take(self, slot: Slot, pending: PendingAnswer[list[Sample]] | None, deadline: float) -> list[Sample]:
+    def _take(
+        self, slot: Slot, pending: PendingAnswer[list[Sample]] | None, deadline: float
+    ) -> list[Sample]:
         health = slot.health
         if pending is not None:
             try:
@@ -306,9 +387,12 @@ class NvmlSource:
                 raise
             except Exception as error:  # `read` must not raise for one faulty accelerator
                 health = Health("unknown", f"reading it failed: {error_text(self._nvml, error)}")
-        # A slot with a reason of its own (lost, not attached) keeps it; an attached GPU that is late has none yet.
+        # A slot with a reason of its own (lost, not attached) keeps it; an attached GPU that is
+        # late has none yet.
         if health == Health():
-            health = Health("unknown", f"unresponsive: no answer from the driver within {self._deadline_s:g} s")
+            health = Health(
+                "unknown", f"unresponsive: no answer from the driver within {self._deadline_s:g} s"
+            )
         now_ns = self._monotonic_ns()
         values = {"gpu_lost": 1} if health.status == "failed" else {}
         return [Sample(entry.uuid, now_ns, values, {}, (), health) for entry in slot.accelerators]
@@ -317,14 +401,17 @@ class NvmlSource:
         """Read one GPU. Runs in its worker. Raises StaleHandle."""
         self._check_handles(board, tiers)
         xids = self._events.history(board.uuid)
-        board_health = Health() if board.health_reader is None else board.health_reader.health(tiers)
+        board_health = (
+            Health() if board.health_reader is None else board.health_reader.health(tiers)
+        )
         board_health = worse(board_health, xids.health())
         samples = []
         for entry in board.entries:
             reading = entry.reader.read(tiers)
             values, series = reading.values, reading.series
             values["gpu_lost"] = int(reading.failed == LOST)
-            # 0 only where the driver reports events: elsewhere silence does not mean that there was no Xid.
+            # 0 only where the driver reports events: elsewhere silence does not mean that there was
+            # no Xid.
             if xids.last is not None or self._events.watches(board.uuid):
                 values["gpu_last_xid"] = xids.last or 0
             if xids.last is not None:
@@ -335,14 +422,20 @@ class NvmlSource:
                 values["gpu_mig_instances"] = 0
             health, now_ns = worse(reading.health, board_health), self._monotonic_ns()
             uuid = entry.accelerator.uuid
-            samples.append(Sample(uuid, now_ns, values, reading.absent, reading.processes, health, series))
+            samples.append(
+                Sample(uuid, now_ns, values, reading.absent, reading.processes, health, series)
+            )
         return samples
 
     def _check_handles(self, board: Board, tiers: frozenset[str]) -> None:
-        """Raise StaleHandle if the handles are stale or, checked on slow ticks, the MIG instances have changed."""
+        """Raise StaleHandle if the handles are stale or, checked on slow ticks, the MIG instances
+        have changed.
+        """
         codes = {entry.reader.alive() for entry in board.entries}
         if codes & STALE:
-            if 1 in codes:  # uninitialized: the driver was reloaded, so NVML must be initialized again
+            if (
+                1 in codes
+            ):  # uninitialized: the driver was reloaded, so NVML must be initialized again
                 self._started = False
             raise StaleHandle(f"GPU {board.index}: its handle is stale (NVML {min(codes & STALE)})")
         if board.uuid in self._events.reshaped():
@@ -370,11 +463,16 @@ class NvmlSource:
         self._slots, self._workers, self._late = [], {}, {}
         if self._started:
             self._started = False
-            wait_for_all([self._init.submit(lambda: call_or_none(self._nvml, self._nvml.nvmlShutdown))], deadline)
+            wait_for_all(
+                [self._init.submit(lambda: call_or_none(self._nvml, self._nvml.nvmlShutdown))],
+                deadline,
+            )
 
 
 def request_attach() -> list[Sample]:
-    """Request a new attach from the worker of a GPU that did not answer: once it runs this, the GPU answers again."""
+    """Request a new attach from the worker of a GPU that did not answer: once it runs this, the GPU
+    answers again.
+    """
     raise StaleHandle("a GPU that did not answer does so again")
 
 
@@ -395,7 +493,10 @@ def release(board: Board) -> None:
 def instance_handles(nvml: Any, parent: Any) -> list[Any]:
     """Handles of the MIG instances of a device; positions of destroyed ones are empty."""
     count = call_or_none(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, parent) or 0
-    handles = (call_or_none(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, at) for at in range(count))
+    handles = (
+        call_or_none(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, at)
+        for at in range(count)
+    )
     return [handle for handle in handles if handle is not None]
 
 
@@ -405,12 +506,18 @@ def mig_instance(nvml: Any, parent: Any, handle: Any, device: Accelerator) -> Bo
     attributes = call_or_none(nvml, nvml.nvmlDeviceGetAttributes, handle)
     # The name of an instance ends with its profile: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
     profile = text(call_or_none(nvml, nvml.nvmlDeviceGetName, handle)).rpartition(" ")[2]
-    # Slices of seven, as NVIDIA divides a device; without attributes the instance counts as the entire device.
+    # Slices of seven, as NVIDIA divides a device; without attributes the instance counts as the
+    # entire device.
     compute, slices, memory = 7, 7, None
     if attributes is not None:
-        compute, slices = int(attributes.computeInstanceSliceCount or 1), int(attributes.gpuInstanceSliceCount or 1)
+        compute, slices = (
+            int(attributes.computeInstanceSliceCount or 1),
+            int(attributes.gpuInstanceSliceCount or 1),
+        )
         memory = int(attributes.memorySizeMB) * 1024**2
-    share = measured_share(compute, slices, memory or 0, device.model, device.memory_bytes if memory else None)
+    share = measured_share(
+        compute, slices, memory or 0, device.model, device.memory_bytes if memory else None
+    )
     accelerator = replace(
         device,
         uuid=text(nvml.nvmlDeviceGetUUID(handle)),
@@ -418,7 +525,9 @@ def mig_instance(nvml: Any, parent: Any, handle: Any, device: Accelerator) -> Bo
         gpu_micro=share,
         memory_bytes=memory,
     )
-    return BoardAccelerator(accelerator, DeviceReader(nvml, handle, parent=parent, gpu_instance=gpu_instance))
+    return BoardAccelerator(
+        accelerator, DeviceReader(nvml, handle, parent=parent, gpu_instance=gpu_instance)
+    )
 
 
 def call_or_none(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -434,5 +543,9 @@ def error_text(nvml: Any, error: Any) -> str:
     code = getattr(error, "value", None)
     if not isinstance(code, int):
         return f"{type(error).__name__}: {error}"
-    words = text(call_or_none(nvml, nvml.nvmlErrorString, code)) if hasattr(nvml, "nvmlErrorString") else ""
+    words = (
+        text(call_or_none(nvml, nvml.nvmlErrorString, code))
+        if hasattr(nvml, "nvmlErrorString")
+        else ""
+    )
     return f"{words or error} (NVML {code})"

@@ -1,7 +1,8 @@
 """Xids and MIG changes that the driver reports, from an NVML event set and from the kernel log.
 
-One thread waits for NVML's events with a deadline, so that it can be ended before nvmlShutdown. An Xid may be reported
-by both, or by only one of them (DCGM issue 235): the larger of the two counts is used, never their sum.
+One thread waits for NVML's events with a deadline, so that it can be ended before nvmlShutdown. An
+Xid may be reported by both, or by only one of them (DCGM issue 235): the larger of the two counts
+is used, never their sum.
 """
 
 from __future__ import annotations
@@ -52,10 +53,14 @@ class XidHistory:
 
     def counts(self) -> dict[int, int]:
         """How often each Xid was reported."""
-        return {xid: max(self.nvml[xid], self.kernel[xid]) for xid in sorted({*self.nvml, *self.kernel})}
+        return {
+            xid: max(self.nvml[xid], self.kernel[xid]) for xid in sorted({*self.nvml, *self.kernel})
+        }
 
     def health(self) -> Health:
-        """Degraded by an Xid that requires an action on the card; a fault of a program does not affect the card."""
+        """Degraded by an Xid that requires an action on the card; a fault of a program does not
+        affect the card.
+        """
         if self.standing is None or _RANK[meaning(self.standing).severity] == 0:
             return Health()
         known = meaning(self.standing)
@@ -65,7 +70,9 @@ class XidHistory:
 class DriverEvents:
     """Watches all boards. `poll` is called at each tick; only the thread waits for the driver."""
 
-    def __init__(self, kernel: KernelLog | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, kernel: KernelLog | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
         self._kernel, self._clock = kernel, clock
         if kernel is not None:
             kernel.open()
@@ -81,7 +88,9 @@ class DriverEvents:
         """Set when the events have been registered; earlier events are lost."""
 
     def start(self, nvml: Any, boards: Sequence[WatchedBoard]) -> None:
-        """Watch these boards; earlier Xids no longer affect the health of boards that are attached again."""
+        """Watch these boards; earlier Xids no longer affect the health of boards that are attached
+        again.
+        """
         self.stop()
         self.poll()  # Xids logged during the reset are earlier ones
         with self._lock:
@@ -96,7 +105,10 @@ class DriverEvents:
         self._stop = threading.Event()
         self.ready.clear()
         self._thread = threading.Thread(
-            target=self._wait, args=(nvml, tuple(boards), self._stop), name="nvml-events", daemon=True
+            target=self._wait,
+            args=(nvml, tuple(boards), self._stop),
+            name="nvml-events",
+            daemon=True,
         )
         self._thread.start()
 
@@ -156,7 +168,9 @@ class DriverEvents:
 
     def _note(self, uuid: str, xid: int, reporter: str) -> None:
         known = meaning(xid)
-        level = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}[known.severity]
+        level = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}[
+            known.severity
+        ]
         log.log(level, "Xid %d on %s (%s): %s; %s", xid, uuid, reporter, known.text, known.action)
         with self._lock:
             history = self._histories.setdefault(uuid, XidHistory())
@@ -189,7 +203,9 @@ class DriverEvents:
             return replace(known, nvml=Counter(known.nvml), kernel=Counter(known.kernel))
 
     def watches(self, uuid: str) -> bool:
-        """Whether the driver reports events of this board, so that silence means that there were none."""
+        """Whether the driver reports events of this board, so that silence means that there were
+        none.
+        """
         with self._lock:
             return uuid in self._watched
 

@@ -1,7 +1,8 @@
-"""Read one accelerator by the catalog: plain calls, one batch of field values, and pairs of GPM samples.
+"""Read one accelerator by the catalog: plain calls, one batch of field values, and pairs of GPM
+samples.
 
-The list of metrics is made at attach and shrinks: one that the card does not support is tried once. A field's value is
-valid only if its own return code is 0; otherwise it holds garbage.
+The list of metrics is made at attach and shrinks: one that the card does not support is tried once.
+A field's value is valid only if its own return code is 0; otherwise it holds garbage.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from gpuledger_common.readings import Health, Process, SeriesValue
 
 LOST, RESET_REQUIRED = 15, 16
 PERMANENT_ERRORS = frozenset({2, 3, 4, 13, 25, 26})
-"""Errors that last until the next attach: invalid argument, not supported, no permission, function not found, version
-mismatch, deprecated."""
+"""Errors that last until the next attach: invalid argument, not supported, no permission, function
+not found, version mismatch, deprecated.
+"""
 _REASONS = {
     2: "unknown to this card (invalid argument)",
     3: "not supported by this card",
@@ -33,7 +35,15 @@ _REASONS = {
     25: "another struct version in this driver",
     26: "deprecated by this driver",
 }
-_VALUE_FIELDS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+_VALUE_FIELDS = {
+    0: "dVal",
+    1: "uiVal",
+    2: "ulVal",
+    3: "ullVal",
+    4: "sllVal",
+    5: "siVal",
+    6: "usVal",
+}
 UNKNOWN_PSTATE = 32
 MAX_ENGINES = 8
 NOT_AVAILABLE_MEMORY = 2**64 - 1
@@ -62,15 +72,20 @@ class DeviceReading:
 class DeviceReader:
     """Reads one device or MIG instance; used by one thread."""
 
-    def __init__(self, nvml: Any, handle: Any, *, parent: Any = None, gpu_instance: int | None = None) -> None:
+    def __init__(
+        self, nvml: Any, handle: Any, *, parent: Any = None, gpu_instance: int | None = None
+    ) -> None:
         self._nvml, self._handle = nvml, handle
         self._parent, self._gpu_instance = parent, gpu_instance
         scope = "GPU" if parent is None else "MIG"
-        self._metrics = [metric for metric in METRICS if metric.reader is not None and scope in metric.scopes]
+        self._metrics = [
+            metric for metric in METRICS if metric.reader is not None and scope in metric.scopes
+        ]
         self._unsupported: dict[str, str] = {}
         self._evidence: dict[str, float | int] = {}
         if parent is not None:
-            # A board's sensors cannot be attributed to its instances, so these metrics are absent with that reason.
+            # A board's sensors cannot be attributed to its instances, so these metrics are absent
+            # with that reason.
             self._unsupported |= {
                 metric.name: "not measured per MIG instance"
                 for metric in METRICS
@@ -82,9 +97,12 @@ class DeviceReader:
 
     def read(self, tiers: frozenset[str]) -> DeviceReading:
         """Read the metrics of the requested tiers. Never raises for an unsupported one."""
-        reading = self._gather([metric for metric in self._metrics if metric.tier in tiers], "gpm" in tiers)
+        reading = self._gather(
+            [metric for metric in self._metrics if metric.tier in tiers], "gpm" in tiers
+        )
         self._read_processes(reading)
-        # No reading of this round is trusted, although some calls may have succeeded before the one that failed.
+        # No reading of this round is trusted, although some calls may have succeeded before the one
+        # that failed.
         if reading.failed is not None:
             reading.values.clear()
         else:
@@ -95,13 +113,21 @@ class DeviceReader:
         self._derive(reading)
         reading.health = self._verdict(reading)
         # Only on rounds that read something: on others an empty reading is normal.
-        if "fast" in tiers and reading.health == Health() and not reading.values.keys() - {"gpu_processes"}:
+        if (
+            "fast" in tiers
+            and reading.health == Health()
+            and not reading.values.keys() - {"gpu_processes"}
+        ):
             reading.health = Health("unknown", "the driver refuses every reading")
         return reading
 
     def health(self, tiers: frozenset[str]) -> Health:
-        """The health alone, from the few metrics that it needs: for a board whose MIG instances are read instead."""
-        needed = [metric for metric in self._metrics if metric.tier in tiers and metric.name in EVIDENCE]
+        """The health alone, from the few metrics that it needs: for a board whose MIG instances are
+        read instead.
+        """
+        needed = [
+            metric for metric in self._metrics if metric.tier in tiers and metric.name in EVIDENCE
+        ]
         return self._verdict(self._gather(needed, False))
 
     def alive(self) -> int:
@@ -118,10 +144,16 @@ class DeviceReader:
     def _gather(self, due: Sequence[Metric], gpm: bool) -> DeviceReading:
         reading = DeviceReading()
         supported = [metric for metric in due if metric.name not in self._unsupported]
-        self._read_calls([metric for metric in supported if isinstance(metric.reader, Call)], reading)
-        self._read_fields([metric for metric in supported if isinstance(metric.reader, Field)], reading)
+        self._read_calls(
+            [metric for metric in supported if isinstance(metric.reader, Call)], reading
+        )
+        self._read_fields(
+            [metric for metric in supported if isinstance(metric.reader, Field)], reading
+        )
         if gpm:
-            self._read_gpm([metric for metric in supported if isinstance(metric.reader, Gpm)], reading)
+            self._read_gpm(
+                [metric for metric in supported if isinstance(metric.reader, Gpm)], reading
+            )
         return reading
 
     def _refused(self, metric: Metric, code: int, reading: DeviceReading) -> None:
@@ -140,7 +172,9 @@ class DeviceReader:
         try:
             value = float(raw) * metric.scale
         except (TypeError, ValueError):
-            self._unsupported[metric.name] = reading.absent[metric.name] = "the driver's answer is not a number"
+            self._unsupported[metric.name] = reading.absent[metric.name] = (
+                "the driver's answer is not a number"
+            )
             return
         # NVML_PSTATE_UNKNOWN is a number like the others; it must not enter a column as a state.
         if metric.name == "gpu_performance_state" and value == UNKNOWN_PSTATE:
@@ -172,7 +206,8 @@ class DeviceReader:
         named: dict[str, Any] = {}
         filled: Any = None
         for argument in reader.args:
-            # An argument of the catalog is a constant, `name=constant`, or a struct type that the call fills in.
+            # An argument of the catalog is a constant, `name=constant`, or a struct type that the
+            # call fills in.
             name, equals, constant = argument.partition("=")
             value = getattr(self._nvml, constant or name, None)
             if value is None:
@@ -188,7 +223,10 @@ class DeviceReader:
         return answer if filled is None or isinstance(answer, Refusal) else filled
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
-        """The answer or a Refusal. NVMLLibraryMismatchError is not an NVMLError, hence `except Exception`."""
+        """The answer or a Refusal.
+
+        NVMLLibraryMismatchError is not an NVMLError, hence `except Exception`.
+        """
         try:
             return call()
         except self._nvml.NVMLError as error:
@@ -201,16 +239,23 @@ class DeviceReader:
         wanted = []
         for metric in due:
             reader = metric.reader
-            identity = getattr(self._nvml, reader.constant, None) if isinstance(reader, Field) else None
+            identity = (
+                getattr(self._nvml, reader.constant, None) if isinstance(reader, Field) else None
+            )
             if identity is None or not isinstance(reader, Field):
                 self._refused(metric, 13, reading)
             else:
-                # With a scope (such as a link number) the binding takes a pair instead of the bare field id.
-                wanted.append((metric, identity if reader.scope is None else (identity, reader.scope)))
+                # With a scope (such as a link number) the binding takes a pair instead of the bare
+                # field id.
+                wanted.append(
+                    (metric, identity if reader.scope is None else (identity, reader.scope))
+                )
         if not wanted:
             return
         answers = self._guarded(
-            lambda: self._nvml.nvmlDeviceGetFieldValues(self._handle, [field for _, field in wanted])
+            lambda: self._nvml.nvmlDeviceGetFieldValues(
+                self._handle, [field for _, field in wanted]
+            )
         )
         for position, (metric, _) in enumerate(wanted):
             if isinstance(answers, Refusal):
@@ -240,7 +285,9 @@ class DeviceReader:
             return True
         nvml = self._nvml
         # A MIG instance is sampled through its parent device, so the parent must support GPM.
-        support = self._guarded(lambda: nvml.nvmlGpmQueryDeviceSupport(self._parent or self._handle))
+        support = self._guarded(
+            lambda: nvml.nvmlGpmQueryDeviceSupport(self._parent or self._handle)
+        )
         if isinstance(support, Refusal) or not support.isSupportedDevice:
             for metric in due:
                 self._refused(metric, support.code if isinstance(support, Refusal) else 3, reading)
@@ -260,7 +307,11 @@ class DeviceReader:
 
     def _gpm_compute(self, due: Sequence[Metric], reading: DeviceReading) -> None:
         nvml = self._nvml
-        wanted = [(metric, engine, constant) for metric in due for engine, constant in engines(nvml, metric)]
+        wanted = [
+            (metric, engine, constant)
+            for metric in due
+            for engine, constant in engines(nvml, metric)
+        ]
         request = nvml.c_nvmlGpmMetricsGet_t()
         # NVML checks the version of a struct and refuses one of another size.
         request.version = nvml.NVML_GPM_METRICS_GET_VERSION
@@ -275,8 +326,8 @@ class DeviceReader:
             entry = request.metrics[position]
             if isinstance(answer, Refusal):
                 reading.absent[metric.name] = _REASONS.get(answer.code, f"NVML error {answer.code}")
-            # Engine 0 and metrics without engines decide whether the card supports it; later engines may simply not
-            # exist.
+            # Engine 0 and metrics without engines decide whether the card supports it; later
+            # engines may simply not exist.
             elif entry.nvmlReturn != 0 and not engine:
                 self._refused(metric, int(entry.nvmlReturn), reading)
             # NaN is the only value that differs from itself.
@@ -292,14 +343,17 @@ class DeviceReader:
             reading.absent.pop(name, None)
 
     def _read_processes(self, reading: DeviceReading) -> None:
-        """Read every process with a context, once; without a list from the driver, their number is absent."""
+        """Read every process with a context, once; without a list from the driver, their number is
+        absent.
+        """
         processes: dict[int, Process] = {}
         for kind, names in _PROCESS_CALLS:
             answer = self._first_answer(names)
             if isinstance(answer, Refusal):
                 if answer.code in {LOST, RESET_REQUIRED}:
                     reading.failed = answer.code
-                # Only the first list is essential: MPS and graphics lists are missing on many cards.
+                # Only the first list is essential: MPS and graphics lists are missing on many
+                # cards.
                 if kind == "compute" and names is _PROCESS_CALLS[0][1]:
                     why = _REASONS.get(answer.code, f"NVML error {answer.code}")
                     reading.absent["gpu_processes"] = f"the driver does not list processes: {why}"
@@ -307,24 +361,31 @@ class DeviceReader:
                 continue
             for entry in answer:
                 # A process with both kinds of context is in both lists: it counts once, as compute.
-                processes.setdefault(int(entry.pid), Process(int(entry.pid), _memory(entry.usedGpuMemory), kind))
+                processes.setdefault(
+                    int(entry.pid), Process(int(entry.pid), _memory(entry.usedGpuMemory), kind)
+                )
         reading.processes = tuple(processes.values())
         reading.values["gpu_processes"] = len(processes)
 
     def _first_answer(self, names: Sequence[str]) -> Any:
-        """The answer of the newest version of a call that this driver supports, or the last refusal."""
+        """The answer of the newest version of a call that this driver supports, or the last
+        refusal.
+        """
         answer: Any = Refusal(13)
         for name in names:
             function = getattr(self._nvml, name, None)
             if function is not None:
                 answer = self._guarded(partial(function, self._handle))
-            # 13 and 25: this version of the call is missing or has another struct, so an older one may work.
+            # 13 and 25: this version of the call is missing or has another struct, so an older one
+            # may work.
             if not (isinstance(answer, Refusal) and answer.code in {13, 25}):
                 return answer
         return answer
 
     def _derive(self, reading: DeviceReading) -> None:
-        total, used, free = (reading.values.get(f"gpu_memory_{name}_bytes") for name in ("total", "used", "free"))
+        total, used, free = (
+            reading.values.get(f"gpu_memory_{name}_bytes") for name in ("total", "used", "free")
+        )
         # Of what programs can use: the total also includes memory that the driver reserves.
         if total and used is not None and free is not None and used + free > 0:
             reading.values["gpu_memory_used_ratio"] = used / (used + free)
@@ -333,25 +394,42 @@ class DeviceReader:
         """The health by the latest value of each counter: not all are due at every read."""
         if reading.failed is not None:
             return Health("failed", _REASONS[reading.failed])
-        # Slow counters keep their latest value between their turns, or health would flap with the tiers.
+        # Slow counters keep their latest value between their turns, or health would flap with the
+        # tiers.
         self._evidence |= {name: reading.values[name] for name in EVIDENCE & reading.values.keys()}
         return verdict(self._evidence)
 
 
 _PROCESS_CALLS: tuple[tuple[Literal["compute", "graphics"], tuple[str, ...]], ...] = (
-    ("compute", ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")),
-    ("compute", ("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2")),
-    ("graphics", ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2")),
+    (
+        "compute",
+        ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"),
+    ),
+    (
+        "compute",
+        (
+            "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+            "nvmlDeviceGetMPSComputeRunningProcesses_v2",
+        ),
+    ),
+    (
+        "graphics",
+        ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"),
+    ),
 )
 
 
 def engines(nvml: Any, metric: Metric) -> list[tuple[int | None, int]]:
-    """(engine, GPM metric id) of a metric for each engine; engine None for a metric of the entire device."""
+    """(engine, GPM metric id) of a metric for each engine; engine None for a metric of the entire
+    device.
+    """
     assert isinstance(metric.reader, Gpm)
     before, middle, after = metric.reader.constant.partition("_0_")
     if not middle:
         return [(None, getattr(nvml, metric.reader.constant))]
-    numbered = ((engine, getattr(nvml, f"{before}_{engine}_{after}", None)) for engine in range(MAX_ENGINES))
+    numbered = (
+        (engine, getattr(nvml, f"{before}_{engine}_{after}", None)) for engine in range(MAX_ENGINES)
+    )
     return [(engine, constant) for engine, constant in numbered if constant is not None]
 
 
@@ -369,7 +447,9 @@ def _memory(value: Any) -> int | None:
 
 
 def field_value(metric: Metric, answer: Any) -> float | int:
-    """The value of a field by its type; memory temperature is an unsigned int, although drivers r545 say otherwise."""
+    """The value of a field by its type; memory temperature is an unsigned int, although drivers
+    r545 say otherwise.
+    """
     if metric.name == "gpu_memory_temperature_celsius":
         return int(answer.value.uiVal)
     name = _VALUE_FIELDS.get(int(answer.valueType), "ullVal")

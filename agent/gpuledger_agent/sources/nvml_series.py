@@ -24,7 +24,9 @@ REASONS = (
 MAX_LINKS = 36
 NOT_FOUND, NOT_SUPPORTED = 6, 3
 LOOK_BACK_S = 2.0
-"""How far the first query for process utilization looks back; 0 would return the driver's entire buffer."""
+"""How far the first query for process utilization looks back; 0 would return the driver's entire
+buffer.
+"""
 SPEED_SCALE = 8_000_000
 """NVML_FI_DEV_NVLINK_GET_SPEED is in MB/s."""
 _UTILIZATION = (
@@ -45,7 +47,9 @@ class Refusal:
 
 
 class SeriesReader:
-    """Reads the series of one device or MIG instance; `guarded` makes a call and returns its answer or a Refusal."""
+    """Reads the series of one device or MIG instance; `guarded` makes a call and returns its answer
+    or a Refusal.
+    """
 
     def __init__(
         self,
@@ -56,7 +60,13 @@ class SeriesReader:
         instance: bool,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._nvml, self._handle, self._guarded, self._instance, self._wall = nvml, handle, guarded, instance, wall
+        self._nvml, self._handle, self._guarded, self._instance, self._wall = (
+            nvml,
+            handle,
+            guarded,
+            instance,
+            wall,
+        )
         self._links: tuple[int, ...] | None = None
         self._has_utilization = not instance
         self._utilization_at = 0
@@ -76,7 +86,9 @@ class SeriesReader:
                     _by("reason", name, int(bool(int(mask) & bit))) for name, bit in REASONS
                 ]
             memory = [
-                SeriesValue((("pid", str(process.pid)), ("type", process.kind)), process.memory_bytes)
+                SeriesValue(
+                    (("pid", str(process.pid)), ("type", process.kind)), process.memory_bytes
+                )
                 for process in processes
                 if process.memory_bytes is not None
             ]
@@ -94,13 +106,20 @@ class SeriesReader:
     def _read_utilization(self, series: Series, absent: dict[str, str]) -> None:
         if not self._has_utilization:
             return
-        # The driver keeps a ring of samples; asking since the last timestamp returns only new ones. Microseconds.
+        # The driver keeps a ring of samples; asking since the last timestamp returns only new ones.
+        # Microseconds.
         since = self._utilization_at or int((self._wall() - LOOK_BACK_S) * 1e6)
         answer = self._call("nvmlDeviceGetProcessUtilization", since)
         if isinstance(answer, Refusal):
-            if answer.code not in {0, NOT_FOUND, 7}:  # nothing ran since, or the list grew while it was read
+            if answer.code not in {
+                0,
+                NOT_FOUND,
+                7,
+            }:  # nothing ran since, or the list grew while it was read
                 self._has_utilization = False
-                absent |= {name: "the driver does not report it per process" for name, _ in _UTILIZATION}
+                absent |= {
+                    name: "the driver does not report it per process" for name, _ in _UTILIZATION
+                }
             return
         latest: dict[int, Any] = {}
         for entry in answer:
@@ -122,17 +141,23 @@ class SeriesReader:
         # The first call finds out which links exist; the others are not asked again.
         candidates = range(MAX_LINKS) if self._links is None else self._links
         answers = {link: self._call("nvmlDeviceGetNvLinkState", link) for link in candidates}
-        states = {link: answer for link, answer in answers.items() if not isinstance(answer, Refusal)}
+        states = {
+            link: answer for link, answer in answers.items() if not isinstance(answer, Refusal)
+        }
         if self._links is None:
             self._links = tuple(states)
         if not self._links:
             names = ("gpu_nvlink_link_up", "gpu_nvlink_speed_bits_per_second")
             absent |= dict.fromkeys(names, "this card has no NVLink")
             return
-        series["gpu_nvlink_link_up"] = [_by("link", link, int(state)) for link, state in states.items()]
+        series["gpu_nvlink_link_up"] = [
+            _by("link", link, int(state)) for link, state in states.items()
+        ]
         if speeds:
             field = self._nvml.NVML_FI_DEV_NVLINK_GET_SPEED
-            answers = self._call("nvmlDeviceGetFieldValues", [(field, link) for link in self._links])
+            answers = self._call(
+                "nvmlDeviceGetFieldValues", [(field, link) for link in self._links]
+            )
             if not isinstance(answers, Refusal):
                 series["gpu_nvlink_speed_bits_per_second"] = [
                     _by("link", link, int(answer.value.uiVal) * SPEED_SCALE)
@@ -155,15 +180,21 @@ class SeriesReader:
                 "driver": self._guarded(lambda: nvml.nvmlSystemGetDriverVersion()),
                 "cuda": self._guarded(lambda: nvml.nvmlSystemGetCudaDriverVersion()),
             }
-            self._info = [SeriesValue(tuple((name, _label(answer)) for name, answer in parts.items()), 1)]
+            self._info = [
+                SeriesValue(tuple((name, _label(answer)) for name, answer in parts.items()), 1)
+            ]
         return self._info
 
     def _read_accounting(self, series: Series, absent: dict[str, str]) -> None:
-        """GPU time of processes, also of ended ones, where an administrator has turned accounting mode on."""
+        """GPU time of processes, also of ended ones, where an administrator has turned accounting
+        mode on.
+        """
         names = ("gpu_process_accounting_gpu_seconds", "gpu_process_accounting_max_memory_bytes")
         mode = self._call("nvmlDeviceGetAccountingMode")
         if isinstance(mode, Refusal) or not mode:
-            absent |= dict.fromkeys(names, "accounting mode is off (nvidia-smi --accounting-mode=1)")
+            absent |= dict.fromkeys(
+                names, "accounting mode is off (nvidia-smi --accounting-mode=1)"
+            )
             return
         pids = self._call("nvmlDeviceGetAccountingPids")
         seconds: list[SeriesValue] = []

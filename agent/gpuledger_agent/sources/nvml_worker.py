@@ -1,7 +1,8 @@
 """Worker threads for calls into the driver, so that a hanging call blocks nothing else.
 
-A call into NVML can take seconds or never return, and a thread inside it cannot be ended. So each GPU has one worker;
-callers wait until a deadline at most, and a worker that is still busy gets no new call until the last one returns.
+A call into NVML can take seconds or never return, and a thread inside it cannot be ended. So each
+GPU has one worker; callers wait until a deadline at most, and a worker that is still busy gets no
+new call until the last one returns.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class PendingAnswer(Generic[Answer]):
         self._done.set()
 
     def take(self, deadline: float) -> Answer:
-        """Wait for the answer until `deadline` (time.monotonic()). Raises TimeoutError, or what the call raised."""
+        """Wait for the answer until `deadline` (time.monotonic()).
+
+        Raises TimeoutError, or what the call raised.
+        """
         if not self._done.wait(max(0.0, deadline - time.monotonic())):
             raise TimeoutError
         if self._error is not None:

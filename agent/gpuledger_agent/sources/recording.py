@@ -1,8 +1,9 @@
 """Recordings: the samples of a source as JSON lines, so that a card can be replayed anywhere.
 
-The first line is the header (format, node, driver, accelerators); each further line is one tick with its offset in
-milliseconds, the samples, and the holders. `.gz` files are compressed. A recording comes from elsewhere, so everything
-in it is checked before it is used. Standard library only, so that a machine with nothing but nvidia-ml-py can record.
+The first line is the header (format, node, driver, accelerators); each further line is one tick
+with its offset in milliseconds, the samples, and the holders. `.gz` files are compressed. A
+recording comes from elsewhere, so everything in it is checked before it is used. Standard library
+only, so that a machine with nothing but nvidia-ml-py can record.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from gpuledger_common.readings import (
 )
 
 FORMAT = "gpuledger-recording/1"
-WORKLOAD_KINDS = frozenset({"slurm", "kubernetes", "container", "process", "static", "simulated", "dcgm", "labels"})
+WORKLOAD_KINDS = frozenset(
+    {"slurm", "kubernetes", "container", "process", "static", "simulated", "dcgm", "labels"}
+)
 
 
 _LABEL = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
@@ -60,7 +63,9 @@ def header_line(node: str, inventory: Inventory) -> str:
     )
 
 
-def tick_line(offset_ms: int, samples: Sequence[Sample], holders: Mapping[str, Sequence[Holder]]) -> str:
+def tick_line(
+    offset_ms: int, samples: Sequence[Sample], holders: Mapping[str, Sequence[Holder]]
+) -> str:
     """One tick."""
     rows = []
     for sample in samples:
@@ -68,12 +73,15 @@ def tick_line(offset_ms: int, samples: Sequence[Sample], holders: Mapping[str, S
         if sample.absent:
             row["absent"] = dict(sample.absent)
         if sample.processes:
-            row["processes"] = [[entry.pid, entry.memory_bytes, entry.kind] for entry in sample.processes]
+            row["processes"] = [
+                [entry.pid, entry.memory_bytes, entry.kind] for entry in sample.processes
+            ]
         if sample.health != Health():
             row["health"] = [sample.health.status, sample.health.cause]
         if sample.series:
             row["series"] = {
-                name: [[dict(entry.labels), entry.value] for entry in series] for name, series in sample.series.items()
+                name: [[dict(entry.labels), entry.value] for entry in series]
+                for name, series in sample.series.items()
             }
         if holders.get(sample.uuid):
             row["holders"] = [_holder_row(holder) for holder in holders[sample.uuid]]
@@ -88,7 +96,9 @@ def _holder_row(holder: Holder) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tick:
-    """One tick: its offset in ms, the samples (with monotonic_ns = offset), and the holders by accelerator uuid."""
+    """One tick: its offset in ms, the samples (with monotonic_ns = offset), and the holders by
+    accelerator uuid.
+    """
 
     offset_ms: int
     samples: tuple[Sample, ...]
@@ -110,20 +120,28 @@ def read(path: Path) -> Recording:
         with open_text(path, "r") as file:
             lines = list(_objects(path, file))
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise SourceUnavailable(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        raise SourceUnavailable(
+            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})"
+        ) from error
     if not lines or lines[0][1].get("format") != FORMAT:
         raise SourceUnavailable(f"{path}:1: is not a recording of this program (format {FORMAT})")
     head = lines[0][1]
     try:
         accelerators = [_accelerator(entry) for entry in head["accelerators"]]
-        inventory = Inventory(_optional(head["driver"], str), accelerators, tuple(map(str, head.get("problems", ()))))
+        inventory = Inventory(
+            _optional(head["driver"], str), accelerators, tuple(map(str, head.get("problems", ())))
+        )
     except (KeyError, TypeError, ValueError) as error:
-        raise SourceUnavailable(f"{path}:1: the header has a missing, unknown or bad field: {error}") from error
+        raise SourceUnavailable(
+            f"{path}:1: the header has a missing, unknown or bad field: {error}"
+        ) from error
     known = {entry.uuid for entry in accelerators}
     ticks = tuple(_tick(path, number, line, known) for number, line in lines[1:])
     for (earlier, later), (number, _) in zip(pairwise(ticks), lines[2:], strict=True):
         if later.offset_ms <= earlier.offset_ms:
-            raise SourceUnavailable(f"{path}:{number}: its offset_ms {later.offset_ms} is not after the tick before it")
+            raise SourceUnavailable(
+                f"{path}:{number}: its offset_ms {later.offset_ms} is not after the tick before it"
+            )
     return Recording(str(head.get("node", "")), inventory, ticks)
 
 
@@ -144,7 +162,11 @@ def _tick(path: Path, number: int, line: dict[str, Any], known: set[str]) -> Tic
     try:
         offset_ms = _typed(line["offset_ms"], int)
         samples = tuple(_sample(offset_ms, row) for row in line["samples"])
-        holders = {row["uuid"]: tuple(map(_holder, row["holders"])) for row in line["samples"] if "holders" in row}
+        holders = {
+            row["uuid"]: tuple(map(_holder, row["holders"]))
+            for row in line["samples"]
+            if "holders" in row
+        }
     except KeyError as error:
         raise SourceUnavailable(f"{path}:{number}: is not a tick: {error} is missing") from error
     except (TypeError, ValueError, AttributeError) as error:
@@ -180,7 +202,11 @@ def _accelerator(entry: dict[str, Any]) -> Accelerator:
 
 def _sample(offset_ms: int, row: dict[str, Any]) -> Sample:
     processes = tuple(
-        Process(_typed(pid, int), _optional(memory, int), _one_of(kind, frozenset({"compute", "graphics"})))
+        Process(
+            _typed(pid, int),
+            _optional(memory, int),
+            _one_of(kind, frozenset({"compute", "graphics"})),
+        )
         for pid, memory, kind in row.get("processes", ())
     )
     status, cause = row.get("health", ("ok", ""))
@@ -191,13 +217,17 @@ def _sample(offset_ms: int, row: dict[str, Any]) -> Sample:
         _one_of(name, BY_NAME): [_labeled(name, *entry) for entry in entries]
         for name, entries in row.get("series", {}).items()
     }
-    return Sample(_typed(row["uuid"], str), offset_ms * 1_000_000, values, absent, processes, health, series)
+    return Sample(
+        _typed(row["uuid"], str), offset_ms * 1_000_000, values, absent, processes, health, series
+    )
 
 
 def _labeled(name: str, labels: dict[str, Any], value: Any) -> SeriesValue:
     if not all(_LABEL.fullmatch(label) for label in labels):
         raise ValueError(f"{name} has a malformed label")
-    return SeriesValue(tuple((label, _typed(text, str)) for label, text in labels.items()), _number(name, value))
+    return SeriesValue(
+        tuple((label, _typed(text, str)) for label, text in labels.items()), _number(name, value)
+    )
 
 
 def _number(name: str, value: Any) -> float | int:

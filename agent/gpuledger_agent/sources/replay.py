@@ -41,7 +41,8 @@ class ReplaySource:
         if self._recording is None:
             raise SourceUnavailable(f"{self._path}: the recording is not open")
         now_ns = self._monotonic_ns()
-        # One step after the last tick, so that it lasts as long as the others before the loop begins again.
+        # One step after the last tick, so that it lasts as long as the others before the loop
+        # begins again.
         length = self._offsets[-1] - self._offsets[0] + self._typical_step()
         due = self._offsets[0] + (now_ns - self._start_ns) // 1_000_000 % length
         self._last = self._recording.ticks[max(0, bisect_right(self._offsets, due) - 1)]

@@ -7,7 +7,16 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 
 from gpuledger_agent.clock import wall_ms
-from gpuledger_agent.sources.fleet import GIB, HOT_GPU, MODELS, Fleet, Hold, Lane, activity, slowed_seconds
+from gpuledger_agent.sources.fleet import (
+    GIB,
+    HOT_GPU,
+    MODELS,
+    Fleet,
+    Hold,
+    Lane,
+    activity,
+    slowed_seconds,
+)
 from gpuledger_common.health import verdict
 from gpuledger_common.readings import (
     WHOLE_GPU,
@@ -25,12 +34,15 @@ __all__ = ["Fleet", "SimulatedSource"]
 
 NO_COUNTER = "the simulation has no energy counter; energy is integrated from power"
 IDLE, POWER_CAP, FULL_LOAD = 0x1, 0x4, 0.93
-"""Bits of nvmlClocksEventReason*, and the activity from which the power limit reduces the clocks."""
+"""Bits of nvmlClocksEventReason*, and the activity from which the power limit reduces the clocks.
+"""
 MIG_REASON = "not supported on a MIG instance"
 
 
 class SimulatedSource:
-    """A node of a fleet at the current time, or at that of `clock` (unix ms), which is then its monotonic time too."""
+    """A node of a fleet at the current time, or at that of `clock` (unix ms), which is then its
+    monotonic time too.
+    """
 
     name = "simulated"
 
@@ -54,7 +66,9 @@ class SimulatedSource:
         return at_ms, at_ms * 1_000_000
 
     def read(self, tiers: Iterable[str]) -> Sequence[Sample]:
-        """A sample of every accelerator, with slow metrics when they are due; none while the node's agent is down."""
+        """A sample of every accelerator, with slow metrics when they are due; none while the node's
+        agent is down.
+        """
         slow = "slow" in tiers
         at_ms, monotonic_ns = self._now()
         if self._fleet.silent(self._node.name, at_ms):
@@ -64,9 +78,18 @@ class SimulatedSource:
             for slot, entry in enumerate(self._node.accelerators)
         ]
 
-    def _sample(self, slot: int, entry: Accelerator, at_ms: int, monotonic_ns: int, *, slow: bool) -> Sample:
+    def _sample(
+        self, slot: int, entry: Accelerator, at_ms: int, monotonic_ns: int, *, slow: bool
+    ) -> Sample:
         if self._fleet.failed(self._node.name, slot, at_ms):
-            return Sample(entry.uuid, monotonic_ns, {}, {}, (), Health("failed", "Xid 79: GPU has fallen off the bus"))
+            return Sample(
+                entry.uuid,
+                monotonic_ns,
+                {},
+                {},
+                (),
+                Health("failed", "Xid 79: GPU has fallen off the bus"),
+            )
         lane = self._lane_of.get(slot)
         hold = None if lane is None else self._fleet.holding(lane, at_ms)
         active = 0.0 if hold is None else activity(hold, self._keys[slot], at_ms)
@@ -79,7 +102,9 @@ class SimulatedSource:
             health = verdict(errors)
             if slow:
                 values |= errors | self._limits(slot, at_ms)
-        processes = () if hold is None or hold.shape == "reserved" else (Process(20_000 + slot, None),)
+        processes = (
+            () if hold is None or hold.shape == "reserved" else (Process(20_000 + slot, None),)
+        )
         return Sample(entry.uuid, monotonic_ns, values, absent, processes, health)
 
     def _limits(self, slot: int, at_ms: int) -> dict[str, float]:
@@ -87,7 +112,9 @@ class SimulatedSource:
         is_hot = (self._node.name, slot) == HOT_GPU
         return {
             "gpu_power_limit_watts": MODELS[self._node.model][3],
-            "gpu_throttle_power_seconds_total": slowed_seconds(at_ms, 0.02 if self._node.model == "h100" else 0.002),
+            "gpu_throttle_power_seconds_total": slowed_seconds(
+                at_ms, 0.02 if self._node.model == "h100" else 0.002
+            ),
             "gpu_throttle_thermal_seconds_total": slowed_seconds(at_ms, 0.08) if is_hot else 0.0,
         }
 
@@ -104,12 +131,16 @@ class SimulatedSource:
 
 
 def lane_holders(lane: Lane, hold: Hold) -> tuple[Holder, ...]:
-    """The holders of a lane: one, or (where it is time-sliced) the workload and another one at equal weights."""
+    """The holders of a lane: one, or (where it is time-sliced) the workload and another one at
+    equal weights.
+    """
     first = Holder(hold.workload)
     if lane.sharers == 1:
         return (first,)
     tags = {"team": "nlp", "project": "retrieval"}
-    second = Workload(f"{hold.workload.id}-b", "simulated", "ines", "nlp", "retrieval-serving", tags)
+    second = Workload(
+        f"{hold.workload.id}-b", "simulated", "ines", "nlp", "retrieval-serving", tags
+    )
     return (first, Holder(second))
 
 
@@ -119,7 +150,9 @@ def readings(
     """The readings of such a card: values in base units, and reasons for absent ones."""
     _, memory, idle_watts, full_watts = MODELS[model]
     total = entry.memory_bytes or memory
-    used = 600 * 1024**2 if hold is None else min(int(total * (0.35 + 0.5 * active)), total - GIB // 2)
+    used = (
+        600 * 1024**2 if hold is None else min(int(total * (0.35 + 0.5 * active)), total - GIB // 2)
+    )
     values: dict[str, float | int] = {
         "gpu_memory_used_bytes": used,
         "gpu_memory_free_bytes": total - used,
@@ -134,7 +167,9 @@ def readings(
         "gpu_temperature_celsius": 31.0 + 42.0 * active,
         "gpu_sm_clock_hertz": 345e6 if active == 0.0 else 1.755e9,
         "gpu_performance_state": 0 if hold else 8,
-        "gpu_clocks_event_reasons_bitmask": IDLE if active == 0.0 else (POWER_CAP if active > FULL_LOAD else 0),
+        "gpu_clocks_event_reasons_bitmask": IDLE
+        if active == 0.0
+        else (POWER_CAP if active > FULL_LOAD else 0),
     }
     if model in {"h100", "a100"}:
         values |= {
@@ -142,6 +177,7 @@ def readings(
             "gpu_sm_active_ratio": active,
             "gpu_sm_occupancy_ratio": active * 0.45,
             "gpu_tensor_active_ratio": active * 0.55,
-            "gpu_dram_active_ratio": active * (0.15 if hold is not None and hold.shape == "starved" else 0.5),
+            "gpu_dram_active_ratio": active
+            * (0.15 if hold is not None and hold.shape == "starved" else 0.5),
         }
     return values, {"gpu_energy_joules_total": NO_COUNTER}

@@ -1,17 +1,21 @@
-"""Adjustments: what owners pay or get back beside the rate of their time, as charges of their own kind.
+"""Adjustments: what owners pay or get back beside the rate of their time, as charges of their own
+kind.
 
-Two sorts, in one table and one place of the rating. A *policy* holds for days and follows from what was held on each:
-`markup` and `discount` are a percentage of the cost, `tiered` replaces the rate by steps over the GPU-hours of the
-month. An *entry* is an amount that somebody approved and that is booked once: `credit`, `debit`, and `true_up`, the
-difference to a provider's bill (accounting.true_up).
+Two sorts, in one table and one place of the rating. A *policy* holds for days and follows from what
+was held on each: `markup` and `discount` are a percentage of the cost, `tiered` replaces the rate
+by steps over the GPU-hours of the month. An *entry* is an amount that somebody approved and that is
+booked once: `credit`, `debit`, and `true_up`, the difference to a provider's bill
+(accounting.true_up).
 
-The lines of a day are added up by owner, pool, model and currency. Tiers come first, since they say what an hour costs;
-then every markup and discount that fits takes its percentage of that same cost, so that no order of policies matters.
-Each amount is rounded once a day and split by largest remainder: the parts add up to it.
+The lines of a day are added up by owner, pool, model and currency. Tiers come first, since they say
+what an hour costs; then every markup and discount that fits takes its percentage of that same cost,
+so that no order of policies matters. Each amount is rounded once a day and split by largest
+remainder: the parts add up to it.
 
-Which hours fall in which tier: those of earlier days fill the lower steps, and all hours of one day cost the same mean
-rate. A day costs C(hours up to its end) - C(hours before it), where C is the price of the first hours of the month: the
-days of a month add up to C(all its hours), in whatever order its evidence came.
+Which hours fall in which tier: those of earlier days fill the lower steps, and all hours of one day
+cost the same mean rate. A day costs C(hours up to its end) - C(hours before it), where C is the
+price of the first hours of the month: the days of a month add up to C(all its hours), in whatever
+order its evidence came.
 """
 
 from __future__ import annotations
@@ -37,7 +41,10 @@ ENTRIES = (CREDIT, DEBIT, TRUE_UP)
 KINDS = (*POLICIES, *ENTRIES)
 """The kinds of adjustments, which are the states of their charges."""
 INTERNAL = (*POLICIES, CREDIT, DEBIT)
-"""Kinds between the platform and its owners: no provider is paid by them. A true-up follows a provider's bill."""
+"""Kinds between the platform and its owners: no provider is paid by them.
+
+A true-up follows a provider's bill.
+"""
 PAID_BY_OWNERS = frozenset((HELD, NODE_COST, *KINDS))
 """States of charges that an owner pays; others are time that nobody held."""
 FLEET = "fleet"
@@ -57,10 +64,13 @@ class OwnerShare:
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """A policy or an entry. Empty `owner`, `pool` and `gpu_model` fit everything; `to_on` is not included.
+    """A policy or an entry.
 
-    `steps` of a tier: GPU-hours of the month from which on an hour costs a rate, both as text. `amount_micro` of a
-    credit is what the owner gets back, of a debit what it pays; `shares` of a true-up say who pays what.
+    Empty `owner`, `pool` and `gpu_model` fit everything; `to_on` is not included.
+
+    `steps` of a tier: GPU-hours of the month from which on an hour costs a rate, both as text.
+    `amount_micro` of a credit is what the owner gets back, of a debit what it pays; `shares` of a
+    true-up say who pays what.
     """
 
     id: int | None
@@ -133,7 +143,8 @@ class AdjustedAmount:
 def adjust(
     held: Mapping[Place, HeldCost], policies: Iterable[Adjustment], volumes: Mapping[Place, int]
 ) -> list[AdjustedAmount]:
-    """Apply policies to what was held on a day; `volumes` is what was held in the month before it, in GPU-ns.
+    """Apply policies to what was held on a day; `volumes` is what was held in the month before it,
+    in GPU-ns.
 
     The result does not depend on the order of either argument.
     """
@@ -151,7 +162,8 @@ def adjust(
             before[group] += gpu_ns
     for group, places in sorted(groups.items()):
         tier, weights = tiers[group[0]], [held[place].gpu_ns for place in places]
-        # A difference of two prices of the month so far: days that adjoin add up to the price of all their hours.
+        # A difference of two prices of the month so far: days that adjoin add up to the price of
+        # all their hours.
         total = volume_cost(tier, before[group] + sum(weights)) - volume_cost(tier, before[group])
         if any(weights):
             for place, part in zip(places, split(total, weights), strict=True):
@@ -164,7 +176,9 @@ def adjust(
 
 
 def _tier_group(tiers: Sequence[Adjustment], place: Place) -> tuple[int, str] | None:
-    """The tier that holds for a place (the most specific, then by name), and whose hours it counts there."""
+    """The tier that holds for a place (the most specific, then by name), and whose hours it counts
+    there.
+    """
     fitting = [at for at, tier in enumerate(tiers) if tier.fits(place)]
     if not fitting:
         return None
@@ -175,16 +189,21 @@ def _tier_group(tiers: Sequence[Adjustment], place: Place) -> tuple[int, str] | 
 def volume_cost(tier: Adjustment, gpu_ns: int) -> int:
     """Micro-units that the first hours of a month cost by the steps of a tier, rounded once."""
     steps = tier.steps.items()
-    edges = sorted((int(Decimal(hours) * GPU_NS_PER_HOUR), rate_nano(Decimal(rate))) for hours, rate in steps)
+    edges = sorted(
+        (int(Decimal(hours) * GPU_NS_PER_HOUR), rate_nano(Decimal(rate))) for hours, rate in steps
+    )
     ends = [*(start_ns for start_ns, _ in edges[1:]), gpu_ns]
     total = sum(
-        max(0, min(end_ns, gpu_ns) - start_ns) * rate for (start_ns, rate), end_ns in zip(edges, ends, strict=True)
+        max(0, min(end_ns, gpu_ns) - start_ns) * rate
+        for (start_ns, rate), end_ns in zip(edges, ends, strict=True)
     )
     return round_half_even_div(total, GPU_NS_PER_HOUR * 1000)
 
 
 def _percentage(policy: Adjustment, cost: Mapping[Place, int]) -> list[AdjustedAmount]:
-    """A markup or discount: its percentage of all that it fits, by currency, rounded once and split by cost."""
+    """A markup or discount: its percentage of all that it fits, by currency, rounded once and split
+    by cost.
+    """
     assert policy.percent is not None
     sign = -1 if policy.kind == DISCOUNT else 1
     percent = int(policy.percent.scaleb(PERCENT_DIGITS))
@@ -202,14 +221,17 @@ def _percentage(policy: Adjustment, cost: Mapping[Place, int]) -> list[AdjustedA
 
 
 def excessive_discounts(discounts: Sequence[Adjustment]) -> Sequence[Adjustment]:
-    """Find discounts that can all fit one place on one day, and together take more than all of its cost.
+    """Find discounts that can all fit one place on one day, and together take more than all of its
+    cost.
 
     Two models can be those of one place where one of them is in the other's words.
     """
     return _excessive([], Decimal(0), discounts)
 
 
-def _excessive(together: list[Adjustment], percent: Decimal, others: Sequence[Adjustment]) -> Sequence[Adjustment]:
+def _excessive(
+    together: list[Adjustment], percent: Decimal, others: Sequence[Adjustment]
+) -> Sequence[Adjustment]:
     if percent > 100:
         return together
     for at, discount in enumerate(others):
@@ -231,9 +253,17 @@ def _can_meet(left: Adjustment, right: Adjustment) -> bool:
     return (
         all(right.owner.get(level, name) == name for level, name in left.owner.items())
         and (not left.pool or right.pool in ("", left.pool))
-        and max(model_match(left.gpu_model, right.gpu_model), model_match(right.gpu_model, left.gpu_model)) >= 0
-        and not (left.to_on is not None and right.from_on is not None and left.to_on <= right.from_on)
-        and not (right.to_on is not None and left.from_on is not None and right.to_on <= left.from_on)
+        and max(
+            model_match(left.gpu_model, right.gpu_model),
+            model_match(right.gpu_model, left.gpu_model),
+        )
+        >= 0
+        and not (
+            left.to_on is not None and right.from_on is not None and left.to_on <= right.from_on
+        )
+        and not (
+            right.to_on is not None and left.from_on is not None and right.to_on <= left.from_on
+        )
     )
 
 

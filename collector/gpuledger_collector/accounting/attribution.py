@@ -1,9 +1,9 @@
 """Attribution: from what people wrote on a workload to the owner who pays its charges.
 
-Without rules, a tag named like a level of the tree is that level; the workload's user, where it is known, is the
-level `user`, whatever a tag says.
-Rules that are in force override levels, in their order; what no tag and no rule names is unattributed.
-A level that looks like a reserved row of the reports, such as `(unallocated)`, is escaped here, whatever its source.
+Without rules, a tag named like a level of the tree is that level; the workload's user, where it is
+known, is the level `user`, whatever a tag says. Rules that are in force override levels, in their
+order; what no tag and no rule names is unattributed. A level that looks like a reserved row of the
+reports, such as `(unallocated)`, is escaped here, whatever its source.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ FACTS = ("kind", "user", "account", "name", "pool", "node")
 
 SLURM = "slurm"
 _SACCT_KEY = re.compile(r"imported:import:.*/[^/@]+(@[0-9]+){1,2}", re.ASCII | re.DOTALL)
-"""Keys of jobs that Slurm's accounting brought: CLUSTER/JOB@SUBMITTED, and of a requeued one its start as well."""
+"""Keys of jobs that Slurm's accounting brought: CLUSTER/JOB@SUBMITTED, and of a requeued one its
+start as well.
+"""
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A dated, ordered rule: where all of `match` (tags or facts, `*` as wildcard) hold, `assign` sets levels.
+    """A dated, ordered rule: where all of `match` (tags or facts, `*` as wildcard) hold, `assign`
+    sets levels.
 
-    `assign` may name tags and facts in braces: `{account}`. A level whose placeholder has no value is left as it was.
+    `assign` may name tags and facts in braces: `{account}`. A level whose placeholder has no value
+    is left as it was.
     """
 
     id: int | None
@@ -48,7 +52,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFacts:
-    """What is known of a workload; a fact wins over a tag of the same name: tags are what users like to write."""
+    """What is known of a workload; a fact wins over a tag of the same name: tags are what users
+    like to write.
+    """
 
     id: int
     kind: str
@@ -87,8 +93,13 @@ class Attribution:
 
     def owner_of(self, facts: WorkloadFacts, at_ms: int) -> OwnerPath:
         """The owner that tags and rules name; empty levels where nothing does."""
-        # Tags, then the user that the system reported, then rules: each overrides what came before it.
-        levels = {level: facts.tags[level].strip() for level in LEVELS if facts.tags.get(level, "").strip()}
+        # Tags, then the user that the system reported, then rules: each overrides what came before
+        # it.
+        levels = {
+            level: facts.tags[level].strip()
+            for level in LEVELS
+            if facts.tags.get(level, "").strip()
+        }
         if facts.user:
             levels["user"] = facts.user
         for rule in self.matching(facts, at_ms):
@@ -105,7 +116,9 @@ def _matches(rule: Rule, facts: WorkloadFacts) -> bool:
     for name, pattern in rule.match.items():
         value = facts.value(name)
         # A pattern of `*` does not match a missing value: the rule asks for the tag to be there.
-        if value is None or not (facts.has_kind(pattern) if name == "kind" else fnmatchcase(value, pattern)):
+        if value is None or not (
+            facts.has_kind(pattern) if name == "kind" else fnmatchcase(value, pattern)
+        ):
             return False
     return True
 

@@ -1,7 +1,9 @@
-"""Budgets: what an owner may spend or use in a period, when its people are notified, and why that changed.
+"""Budgets: what an owner may spend or use in a period, when its people are notified, and why that
+changed.
 
-Thresholds are a small state machine for each (budget, period, rule, percent): nothing, pending, firing, acked,
-resolved. Each fires once in its period, whatever happens later. Amounts are micro-units and compared exactly.
+Thresholds are a small state machine for each (budget, period, rule, percent): nothing, pending,
+firing, acked, resolved. Each fires once in its period, whatever happens later. Amounts are
+micro-units and compared exactly.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ MONTH, QUARTER, RANGE = "month", "quarter", "range"
 PERIODS = (MONTH, QUARTER, RANGE)
 DIRECT, TOTAL, GPU_HOURS = "direct", "total", "gpu_hours"
 MEASURES = (DIRECT, TOTAL, GPU_HOURS)
-"""What counts against a budget: direct cost, with the owner's shares of common costs, or hours held."""
+"""What counts against a budget: direct cost, with the owner's shares of common costs, or hours
+held.
+"""
 HOURS_UNIT = "GPU-hours"
 HOUR_DIGITS = 2
 MICRO_HOUR_NS = 3_600_000
@@ -32,12 +36,16 @@ ROW_EVALUATIONS = 3
 EVALUATION_GAP_MS = HOUR_MS
 """Evaluations closer than this count as one."""
 HYSTERESIS_PERCENT = 3
-"""A forecast must fall this far below a threshold, in percent of the budget, before the alert is resolved."""
+"""A forecast must fall this far below a threshold, in percent of the budget, before the alert is
+resolved.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """When to notify whom: percents of the budget; `pace` is a percent of the even pace of the period."""
+    """When to notify whom: percents of the budget; `pace` is a percent of the even pace of the
+    period.
+    """
 
     actual: tuple[int, ...] = (50, 80, 100)
     forecast: tuple[int, ...] = (100,)
@@ -45,16 +53,22 @@ class Terms:
     recipients: tuple[str, ...] = ()
     escalate_to: tuple[str, ...] = ()
     quiet: tuple[int, int] | None = None
-    """Quiet hours in minutes of the UTC day; only alerts that all of the budget is spent are sent then."""
+    """Quiet hours in minutes of the UTC day; only alerts that all of the budget is spent are sent
+    then.
+    """
     escalate_hours: int = 24
-    """Hours after which `escalate_to` is notified that nobody acknowledged that all of the budget is spent."""
+    """Hours after which `escalate_to` is notified that nobody acknowledged that all of the budget
+    is spent.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """An amount for an owner (`owner`: levels of the tree; none: the whole fleet) in each period of its kind.
+    """An amount for an owner (`owner`: levels of the tree; none: the whole fleet) in each period of
+    its kind.
 
-    `amount_micro` is in millionths of its unit: of the currency, or of a GPU-hour, where `currency` is empty.
+    `amount_micro` is in millionths of its unit: of the currency, or of a GPU-hour, where `currency`
+    is empty.
     """
 
     id: int
@@ -92,12 +106,17 @@ class Budget:
     def text(self, micro: int, digits: int | None = None) -> str:
         """An amount as people write it: `USD 40,000.00`, `5,000.00 GPU-hours`."""
         number = self.number(micro, digits)
-        return f"{number} {HOURS_UNIT}" if self.measure == GPU_HOURS else f"{self.currency} {number}"
+        return (
+            f"{number} {HOURS_UNIT}" if self.measure == GPU_HOURS else f"{self.currency} {number}"
+        )
 
     @property
     def owner_label(self) -> str:
         """The owner as people write it: `vision/detector`; `(whole fleet)` for the root."""
-        return "/".join(self.owner[level] for level in LEVELS if level in self.owner) or "(whole fleet)"
+        return (
+            "/".join(self.owner[level] for level in LEVELS if level in self.owner)
+            or "(whole fleet)"
+        )
 
     def period_at(self, at_ms: int) -> Period:
         """The period that holds an instant, in the billing zone; a range is always itself."""
@@ -107,7 +126,8 @@ class Budget:
         first, months = (at.month, 1) if self.kind == MONTH else ((at.month - 1) // 3 * 3 + 1, 3)
         last = first + months
         return self.calendar.date_range(
-            f"{at.year:04d}-{first:02d}-01", f"{at.year + (last > 12):04d}-{(last - 1) % 12 + 1:02d}-01"
+            f"{at.year:04d}-{first:02d}-01",
+            f"{at.year + (last > 12):04d}-{(last - 1) % 12 + 1:02d}-01",
         )
 
 
@@ -115,8 +135,8 @@ class Budget:
 class Reading:
     """What is known of a budget at an instant, in micro-units; None: not known.
 
-    `likely_micro`: what the period's end will reach with four chances in five. `pace_percents`: the burn of the last
-    hour and of the last six hours, in percent of the even pace.
+    `likely_micro`: what the period's end will reach with four chances in five. `pace_percents`: the
+    burn of the last hour and of the last six hours, in percent of the even pace.
     """
 
     at_ms: int
@@ -170,11 +190,14 @@ def thresholds(terms: Terms) -> list[tuple[str, int]]:
     return rules + ([(PACE, terms.pace)] if terms.pace is not None else [])
 
 
-def _next(budget: Budget, reading: Reading, rule: str, percent: int, old: Alert | None) -> Alert | None:
+def _next(
+    budget: Budget, reading: Reading, rule: str, percent: int, old: Alert | None
+) -> Alert | None:
     crossed = _crossed(budget, reading, rule, percent)
     if crossed is None:
         return old
-    # What has fired keeps its instant for the rest of the period: it may resolve and fire again, but notifies once.
+    # What has fired keeps its instant for the rest of the period: it may resolve and fire again,
+    # but notifies once.
     if old is None or old.fired_ms is None:
         return _towards_firing(reading, rule, percent, old, crossed=crossed)
     if crossed and old.state == RESOLVED:
@@ -184,12 +207,19 @@ def _next(budget: Budget, reading: Reading, rule: str, percent: int, old: Alert 
     return old
 
 
-def _towards_firing(reading: Reading, rule: str, percent: int, old: Alert | None, *, crossed: bool) -> Alert | None:
+def _towards_firing(
+    reading: Reading, rule: str, percent: int, old: Alert | None, *, crossed: bool
+) -> Alert | None:
     if not crossed:
         return None if old is None else replace(old, seen=0, evaluated_ms=reading.at_ms)
     if rule != FORECAST:
         return Alert(
-            rule=rule, percent=percent, state=FIRING, seen=1, evaluated_ms=reading.at_ms, fired_ms=reading.at_ms
+            rule=rule,
+            percent=percent,
+            state=FIRING,
+            seen=1,
+            evaluated_ms=reading.at_ms,
+            fired_ms=reading.at_ms,
         )
     if old is None:
         return Alert(rule=rule, percent=percent, state=PENDING, seen=1, evaluated_ms=reading.at_ms)
@@ -214,7 +244,8 @@ def _crossed(budget: Budget, reading: Reading, rule: str, percent: int) -> bool 
     if rule == ACTUAL:
         return reached
     if rule == PACE:
-        # Both windows: the last hour alone is noise, and the last six alone still fire when the burn has stopped.
+        # Both windows: the last hour alone is noise, and the last six alone still fire when the
+        # burn has stopped.
         return None if reading.pace_percents is None else min(reading.pace_percents) >= percent
     if reading.likely_micro is None:
         return None
@@ -230,12 +261,15 @@ def _over(budget: Budget, reading: Reading, rule: str, percent: int) -> bool:
         return reading.pace_percents is not None and reading.pace_percents[0] < percent
     if reading.middle_micro is None:
         return False
-    # The middle and not the likely end, and a margin below: a forecast that wavers must not resolve and fire in turn.
+    # The middle and not the likely end, and a margin below: a forecast that wavers must not resolve
+    # and fire in turn.
     return reading.middle_micro * 100 < budget.amount_micro * (percent - HYSTERESIS_PERCENT)
 
 
 def send_at(terms: Terms, alert: Alert, at_ms: int) -> int:
-    """When an alert may be sent: at once if all of the budget is spent, otherwise after the quiet hours."""
+    """When an alert may be sent: at once if all of the budget is spent, otherwise after the quiet
+    hours.
+    """
     if terms.quiet is None or is_urgent(alert):
         return at_ms
     start, end = terms.quiet
@@ -250,7 +284,9 @@ def is_urgent(alert: Alert) -> bool:
 
 
 def must_escalate(budget: Budget, alert: Alert, at_ms: int) -> bool:
-    """Whether nobody acknowledged in time that all of the budget is spent, so that others are notified, once."""
+    """Whether nobody acknowledged in time that all of the budget is spent, so that others are
+    notified, once.
+    """
     return (
         bool(budget.terms.escalate_to)
         and is_urgent(alert)
@@ -262,13 +298,17 @@ def must_escalate(budget: Budget, alert: Alert, at_ms: int) -> bool:
 
 
 def percent_of(part_micro: int, whole_micro: int) -> int:
-    """The part in whole percents, cut off rather than rounded up: 99.9 % of a budget is not all of it."""
+    """The part in whole percents, cut off rather than rounded up: 99.9 % of a budget is not all of
+    it.
+    """
     return part_micro * 100 // whole_micro
 
 
 @dataclass(frozen=True, slots=True)
 class HolderSpend:
-    """What one holder had in a window: `label` names it to people, `model` is what its price hangs on."""
+    """What one holder had in a window: `label` names it to people, `model` is what its price hangs
+    on.
+    """
 
     label: tuple[str, ...]
     model: str
@@ -295,15 +335,18 @@ class Driver:
 
 
 def drivers(before: Iterable[HolderSpend], after: Iterable[HolderSpend]) -> list[Driver]:
-    """Why spend differs between two windows, one driver a holder and model, the largest change first.
+    """Why spend differs between two windows, one driver a holder and model, the largest change
+    first.
 
-    price: the later quantity at the change of its price; volume: the change of quantity at the earlier average price
-    of all; mix: the change of quantity at what its own earlier price differs from that average. A holder that is new
-    has the earlier price of its model, else its own. Parts are exact fractions, rounded together for each holder, so
-    they add up to its change, and the changes add up to the whole (price-volume-mix variance).
+    price: the later quantity at the change of its price; volume: the change of quantity at the
+    earlier average price of all; mix: the change of quantity at what its own earlier price differs
+    from that average. A holder that is new has the earlier price of its model, else its own. Parts
+    are exact fractions, rounded together for each holder, so they add up to its change, and the
+    changes add up to the whole (price-volume-mix variance).
     """
     old, new = _summed(before), _summed(after)
-    # Without any spend before there is no earlier price; the later one makes all of the change volume.
+    # Without any spend before there is no earlier price; the later one makes all of the change
+    # volume.
     average = _average(list(old.values())) or _average(list(new.values())) or Fraction(0)
     of_model = _model_prices(old)
     changes = []
@@ -313,10 +356,13 @@ def drivers(before: Iterable[HolderSpend], after: Iterable[HolderSpend]) -> list
         own = Fraction(cost_1, quantity_1) if quantity_1 else average
         price_0 = Fraction(cost_0, quantity_0) if quantity_0 else of_model.get(key[1], own)
         more = quantity_1 - quantity_0
-        # The first part is the rest, so the three add up to the change exactly before they are rounded.
+        # The first part is the rest, so the three add up to the change exactly before they are
+        # rounded.
         parts = [cost_1 - cost_0 - more * price_0, more * average, more * (price_0 - average)]
         changes.append(Driver(*key, cost_0, cost_1, *_rounded(parts)))
-    return sorted(changes, key=lambda driver: (-abs(driver.change_micro), driver.label, driver.model))
+    return sorted(
+        changes, key=lambda driver: (-abs(driver.change_micro), driver.label, driver.model)
+    )
 
 
 def _summed(held: Iterable[HolderSpend]) -> dict[tuple[tuple[str, ...], str], tuple[int, int]]:
@@ -332,9 +378,14 @@ def _average(held: Sequence[tuple[int, int]]) -> Fraction | None:
     return Fraction(sum(spend[1] for spend in held), gpu_ns) if gpu_ns else None
 
 
-def _model_prices(held: Mapping[tuple[tuple[str, ...], str], tuple[int, int]]) -> dict[str, Fraction]:
+def _model_prices(
+    held: Mapping[tuple[tuple[str, ...], str], tuple[int, int]],
+) -> dict[str, Fraction]:
     models = {model for _, model in held}
-    prices = {model: _average([value for key, value in held.items() if key[1] == model]) for model in models}
+    prices = {
+        model: _average([value for key, value in held.items() if key[1] == model])
+        for model in models
+    }
     return {model: price for model, price in prices.items() if price is not None}
 
 
@@ -353,4 +404,7 @@ def top(drivers: Sequence[Driver], count: int) -> list[Driver]:
         sum(getattr(driver, name) for driver in rest)
         for name in ("before_micro", "after_micro", "price_micro", "volume_micro", "mix_micro")
     ]
-    return [*drivers[:count], Driver((f"{len(rest)} other{'s' if len(rest) > 1 else ''}",), "", *sums)]
+    return [
+        *drivers[:count],
+        Driver((f"{len(rest)} other{'s' if len(rest) > 1 else ''}",), "", *sums),
+    ]

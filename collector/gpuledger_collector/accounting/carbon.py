@@ -1,7 +1,8 @@
-"""Carbon: measured energy x PUE x the grid's intensity gives grams of CO2 equivalent (GHG Protocol, scope 2).
+"""Carbon: measured energy x PUE x the grid's intensity gives grams of CO2 equivalent (GHG Protocol,
+scope 2).
 
-Energy is the accelerator's own, as measured; what the building adds comes in with the PUE. Unknown energy, or energy
-that no intensity covers, makes unknown grams: never zero.
+Energy is the accelerator's own, as measured; what the building adds comes in with the PUE. Unknown
+energy, or energy that no intensity covers, makes unknown grams: never zero.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ MJ_PER_KWH = 3_600_000_000
 
 @dataclass(frozen=True, slots=True)
 class Intensity:
-    """Grams of CO2 equivalent a kilowatt-hour of a pool (empty: any), and the PUE of its building, while it holds."""
+    """Grams of CO2 equivalent a kilowatt-hour of a pool (empty: any), and the PUE of its building,
+    while it holds.
+    """
 
     region: str
     pool: str
@@ -30,13 +33,21 @@ class Intensity:
 
     def holds_on(self, day: dt.date) -> bool:
         """Whether it holds on a day of the bill: from `from_on` (in) to `to_on` (out)."""
-        return (self.from_on is None or self.from_on <= day) and (self.to_on is None or day < self.to_on)
+        return (self.from_on is None or self.from_on <= day) and (
+            self.to_on is None or day < self.to_on
+        )
 
 
 def intensity_of(in_force: Iterable[Intensity], pool: str) -> Intensity | None:
-    """The intensity of a pool among those that hold: one that names it before one for any, then the latest to begin."""
+    """The intensity of a pool among those that hold: one that names it before one for any, then the
+    latest to begin.
+    """
     fit = [intensity for intensity in in_force if intensity.pool in ("", pool)]
-    return max(fit, key=lambda intensity: (bool(intensity.pool), intensity.from_on or dt.date.min), default=None)
+    return max(
+        fit,
+        key=lambda intensity: (bool(intensity.pool), intensity.from_on or dt.date.min),
+        default=None,
+    )
 
 
 def micrograms(energy_mj: int, intensity: Intensity) -> int:

@@ -1,14 +1,16 @@
 """The cash view: what is paid, on the day on which it is paid, beside what is borne hour by hour.
 
-Amortized, an hour costs its part of every payment that covers it; in cash, a payment is one amount on its date and the
-time that it covers costs nothing more. A commitment is paid for by its upfront payment when its term begins, and by its
-recurring fee for every hour of the term, used or not. Owned hardware is paid for on the day on which it goes into
-service, if its declaration says how many were bought; its depreciation is then no cash, its running costs are.
-Markups, discounts, volume prices, credits and debits move money between the platform and its owners: none of it leaves
+Amortized, an hour costs its part of every payment that covers it; in cash, a payment is one amount
+on its date and the time that it covers costs nothing more. A commitment is paid for by its upfront
+payment when its term begins, and by its recurring fee for every hour of the term, used or not.
+Owned hardware is paid for on the day on which it goes into service, if its declaration says how
+many were bought; its depreciation is then no cash, its running costs are. Markups, discounts,
+volume prices, credits and debits move money between the platform and its owners: none of it leaves
 the bank. A true-up does, since it follows a provider's bill.
 
-Law: over the whole term of a commitment, both views have the same sum (hypothesis). Payments of a closed month are
-those that were declared when it was closed; what is declared later is a correction on the day of the declaration.
+Law: over the whole term of a commitment, both views have the same sum (hypothesis). Payments of a
+closed month are those that were declared when it was closed; what is declared later is a correction
+on the day of the declaration.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ NANO_MICRO_HOUR = GPU_NS_PER_HOUR * 1000
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Owned hardware as it was bought: `count` units (GPUs or nodes) at `unit_price` each, on one instant."""
+    """Owned hardware as it was bought: `count` units (GPUs or nodes) at `unit_price` each, on one
+    instant.
+    """
 
     name: str
     count: int
@@ -57,7 +61,9 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A declaration, the instant at which it was made, and the one at which another took its place (None: in force)."""
+    """A declaration, the instant at which it was made, and the one at which another took its place
+    (None: in force).
+    """
 
     value: Commitment | Hardware
     recorded_ms: int
@@ -68,7 +74,8 @@ class Version:
 class Purchase:
     """One payment. `span` is the time that it is for, `booked_ms` the instant at which it counts.
 
-    `correction_of` names the closed month that it amends; `micro` is then negative where a payment is taken back.
+    `correction_of` names the closed month that it amends; `micro` is then negative where a payment
+    is taken back.
     """
 
     source: Commitment | Hardware
@@ -82,20 +89,24 @@ class Purchase:
 def paid_micro(charge: Charge) -> int | None:
     """What a charge costs in cash; None: no price.
 
-    Nothing more where its time was paid for, and nothing where only the platform and its owners settle it.
+    Nothing more where its time was paid for, and nothing where only the platform and its owners
+    settle it.
     """
     if charge.cost_micro is None:
         return None
     if charge.commitment is not None or charge.state in INTERNAL:
         return 0
     depreciation = depreciation_nano(charge.price)
-    # Towards zero, so that a correction takes back just what the charge said, and as SQL's div does.
+    # Towards zero, so that a correction takes back just what the charge said, and as SQL's div
+    # does.
     whole = abs(charge.gpu_ns) * depreciation // NANO_MICRO_HOUR
     return charge.cost_micro - (whole if charge.gpu_ns >= 0 else -whole)
 
 
 def depreciation_nano(price: Price | None) -> int:
-    """The part of a rate that pays hardware off whose purchase is declared, in billionths; 0 for any other rate."""
+    """The part of a rate that pays hardware off whose purchase is declared, in billionths; 0 for
+    any other rate.
+    """
     basis: Mapping[str, Any] = {} if price is None or price.basis is None else price.basis
     is_declared = "count" in basis.get("from", ())
     return rate_nano(Decimal(basis["parts"]["depreciation"])) if is_declared else 0
@@ -112,8 +123,14 @@ def purchases(
 
     `closed` has the instant at which each closed month was closed, by its name.
     """
-    found = [payment for version in versions for payment in _of_version(version, asked, calendar, closed, until_ms)]
-    return sorted(found, key=lambda payment: (payment.booked_ms, payment.source.name, payment.is_recurring))
+    found = [
+        payment
+        for version in versions
+        for payment in _of_version(version, asked, calendar, closed, until_ms)
+    ]
+    return sorted(
+        found, key=lambda payment: (payment.booked_ms, payment.source.name, payment.is_recurring)
+    )
 
 
 def _of_version(
@@ -126,18 +143,31 @@ def _of_version(
             if superseded_ms is None:
                 yield from _within(version.value, month.clip(asked), until_ms)
             continue
-        if version.recorded_ms <= closed_ms and (superseded_ms is None or superseded_ms > closed_ms):
+        if version.recorded_ms <= closed_ms and (
+            superseded_ms is None or superseded_ms > closed_ms
+        ):
             yield from _within(version.value, month.clip(asked), until_ms)
-        # What changes after the close is a correction on the day on which it changes, as charges are.
+        # What changes after the close is a correction on the day on which it changes, as charges
+        # are.
         if version.recorded_ms > closed_ms and asked.start_ms <= version.recorded_ms < asked.end_ms:
             yield from _corrected(version.value, month, name, version.recorded_ms, 1)
-        if superseded_ms is not None and superseded_ms > closed_ms and asked.start_ms <= superseded_ms < asked.end_ms:
+        if (
+            superseded_ms is not None
+            and superseded_ms > closed_ms
+            and asked.start_ms <= superseded_ms < asked.end_ms
+        ):
             yield from _corrected(version.value, month, name, superseded_ms, -1)
 
 
-def _months(value: Commitment | Hardware, calendar: Calendar, until_ms: int) -> Iterator[tuple[str, Period]]:
+def _months(
+    value: Commitment | Hardware, calendar: Calendar, until_ms: int
+) -> Iterator[tuple[str, Period]]:
     """The months in which something is paid, with their names."""
-    whole = value.term if isinstance(value, Commitment) else Period(value.bought_ms, value.bought_ms + 1)
+    whole = (
+        value.term
+        if isinstance(value, Commitment)
+        else Period(value.bought_ms, value.bought_ms + 1)
+    )
     start_ms, end_ms = whole.start_ms, min(whole.end_ms, until_ms)
     while start_ms < end_ms:
         name = calendar.month_of(start_ms)
@@ -146,13 +176,17 @@ def _months(value: Commitment | Hardware, calendar: Calendar, until_ms: int) -> 
         start_ms = month.end_ms
 
 
-def _corrected(value: Commitment | Hardware, month: Period, name: str, booked_ms: int, sign: int) -> Iterator[Purchase]:
+def _corrected(
+    value: Commitment | Hardware, month: Period, name: str, booked_ms: int, sign: int
+) -> Iterator[Purchase]:
     for payment in _within(value, month, month.end_ms):
         yield replace(payment, micro=sign * payment.micro, booked_ms=booked_ms, correction_of=name)
 
 
 def _within(value: Commitment | Hardware, span: Period | None, until_ms: int) -> Iterator[Purchase]:
-    """The payments of one declaration within a span: the one-time one first, then the recurring one."""
+    """The payments of one declaration within a span: the one-time one first, then the recurring
+    one.
+    """
     span = None if span is None else span.clip(Period(0, until_ms))
     if span is None:
         return
@@ -161,5 +195,9 @@ def _within(value: Commitment | Hardware, span: Period | None, until_ms: int) ->
     if micro and span.start_ms <= at_ms < span.end_ms:
         yield Purchase(value, Period(at_ms, at_ms + HOUR_MS), at_ms, micro, is_recurring=False)
     inside = span.clip(value.term) if isinstance(value, Commitment) else None
-    if isinstance(value, Commitment) and inside is not None and (fee := value.recurring_micro(inside)):
+    if (
+        isinstance(value, Commitment)
+        and inside is not None
+        and (fee := value.recurring_micro(inside))
+    ):
         yield Purchase(value, inside, inside.start_ms, fee, is_recurring=True)

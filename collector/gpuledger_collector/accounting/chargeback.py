@@ -1,8 +1,9 @@
-"""The chargeback report: charges added up for people, rounded so that the rows add up to the totals.
+"""The chargeback report: charges added up for people, rounded so that the rows add up to the
+totals.
 
-Hours are shown to six places and money in the currency's minor unit, both split by largest remainder per currency.
-Time that nobody held and usage without an owner or a rate have rows of their own: nothing is dropped, and amounts of
-two currencies are never added.
+Hours are shown to six places and money in the currency's minor unit, both split by largest
+remainder per currency. Time that nobody held and usage without an owner or a rate have rows of
+their own: nothing is dropped, and amounts of two currencies are never added.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from gpuledger_collector.accounting.money import MICRO, minor_digits
 from gpuledger_collector.accounting.node_costs import NODE_COST
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div, round_in_lists
+from gpuledger_collector.accounting.quantity import (
+    GPU_NS_PER_HOUR,
+    round_half_even_div,
+    round_in_lists,
+)
 from gpuledger_collector.accounting.reserved_names import escaped, is_reserved
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.usage import HELD, STRANDED, UNALLOCATED
@@ -42,23 +47,32 @@ _OWNER_DIMENSIONS = frozenset((*LEVELS, "workload"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRow:
-    """One row as printed, with the exact amounts behind it. None: not known, or not applicable; never zero instead.
+    """One row as printed, with the exact amounts behind it.
 
-    Printed are GPU-hours, minor units of the currency, kWh and grams; exact are GPU-nanoseconds, micro-units,
-    millijoules and micrograms. `shared` is the row's share of common costs (accounting.shared_costs), which is not part
-    of its direct cost; negative where cost was moved away. `list` and `contracted` cost are what `compared`, the part
-    of the cost for which both are known, would have been at those rates. Carbon is None where the energy is unknown or
-    some of it has no carbon intensity.
+    None: not known, or not applicable; never zero instead.
+
+    Printed are GPU-hours, minor units of the currency, kWh and grams; exact are GPU-nanoseconds,
+    micro-units, millijoules and micrograms. `shared` is the row's share of common costs
+    (accounting.shared_costs), which is not part of its direct cost; negative where cost was moved
+    away. `list` and `contracted` cost are what `compared`, the part of the cost for which both are
+    known, would have been at those rates. Carbon is None where the energy is unknown or some of it
+    has no carbon intensity.
     """
 
     keys: tuple[str, ...]
     currency: str | None
     correction_of: str = ""
-    """The closed month that this row amends, its amounts may be negative; empty: the period's own time."""
+    """The closed month that this row amends, its amounts may be negative; empty: the period's own
+    time.
+    """
     exchange: str = ""
-    """In another currency's view: the ledger's currency and the rate at which this row was converted."""
+    """In another currency's view: the ledger's currency and the rate at which this row was
+    converted.
+    """
     state: str = ""
-    """Whether the time was held, or what it was instead; empty in a total, and where it was several."""
+    """Whether the time was held, or what it was instead; empty in a total, and where it was
+    several.
+    """
     gpu_hours: Decimal
     gpu_hours_held_idle: Decimal | None = None
     cost_minor: int | None = None
@@ -88,11 +102,14 @@ class ReportRow:
     """How much of the direct cost is adjustments (accounting.adjustments)."""
     adjusted_micro: int | None = None
     node_minor: int | None = None
-    """How much of an owner's direct cost is node costs; what nobody held does not tell them apart."""
+    """How much of an owner's direct cost is node costs; what nobody held does not tell them apart.
+    """
     node_micro: int | None = None
     cost_center: str = ""
     gl_code: str = ""
-    """Where the owner is booked (accounting.cost_centers); several are joined where they changed or differ below it."""
+    """Where the owner is booked (accounting.cost_centers); several are joined where they changed or
+    differ below it.
+    """
 
     @property
     def total_minor(self) -> int | None:
@@ -122,7 +139,9 @@ PRINTED = (
     ("adjusted_minor", "adjusted_micro", None, 0),
     ("node_minor", "node_micro", None, 0),
 )
-"""What is printed of which exact amount, the unit to which it is rounded (None: the minor unit), and its decimals."""
+"""What is printed of which exact amount, the unit to which it is rounded (None: the minor unit),
+and its decimals.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +155,9 @@ class SharedOut:
 
 @dataclass(frozen=True, slots=True)
 class SharedPart:
-    """What one row pays of a shared cost for a part of a month, in micro-units; negative: what was moved away."""
+    """What one row pays of a shared cost for a part of a month, in micro-units; negative: what was
+    moved away.
+    """
 
     cost: SharedCost
     period: Period
@@ -147,7 +168,8 @@ class SharedPart:
 
 @dataclass(slots=True)
 class Allocations:
-    """Shared cost (micro-units) and carbon (micrograms) that are added to rows, by currency and cells of a row.
+    """Shared cost (micro-units) and carbon (micrograms) that are added to rows, by currency and
+    cells of a row.
 
     `parts` holds the same shares cost by cost; they add up to `shared`.
     """
@@ -221,10 +243,15 @@ class _RowSums:
         borne = line.cost_micro if line.effective_cost_micro is None else line.effective_cost_micro
         self.effective_micro = add_known(self.effective_micro, borne)
         self.energy_mj = add_known(self.energy_mj, line.energy_mj)
-        # A part of the list cost beside the whole cost would look like a saving, so the part of the cost that it is
-        # compared with is summed along. What a commitment left unused has neither: it would hide what the rest saved.
+        # A part of the list cost beside the whole cost would look like a saving, so the part of the
+        # cost that it is compared with is summed along. What a commitment left unused has neither:
+        # it would hide what the rest saved.
         compared = line.compared_cost_micro
-        if compared is None and line.contracted_cost_micro is not None and line.list_cost_micro is not None:
+        if (
+            compared is None
+            and line.contracted_cost_micro is not None
+            and line.list_cost_micro is not None
+        ):
             compared = line.cost_micro
         if compared is not None and line.state != COMMITMENT_UNUSED:
             self.compared_micro = add_known(self.compared_micro, compared)
@@ -240,13 +267,17 @@ def report(
     unpriced_by_holder: bool = False,
     separate_corrections: bool = True,
 ) -> Report:
-    """Make the report of lines that carry the dimensions `by` as keys. Raises ValueError for an unknown dimension.
+    """Make the report of lines that carry the dimensions `by` as keys.
 
-    `unpriced_by_holder` gives usage without a price the rows of who held it, instead of one row of its own.
+    Raises ValueError for an unknown dimension.
 
-    Lines that name the month that they correct have rows of their own, next to the row of the same cells. The rows of
-    each such month are rounded by themselves, so what a correction shows does not change with the open month. Without
-    `separate_corrections` the rows of the same cells are added up after that: an invoice is the sum of its rows.
+    `unpriced_by_holder` gives usage without a price the rows of who held it, instead of one row of
+    its own.
+
+    Lines that name the month that they correct have rows of their own, next to the row of the same
+    cells. The rows of each such month are rounded by themselves, so what a correction shows does
+    not change with the open month. Without `separate_corrections` the rows of the same cells are
+    added up after that: an invoice is the sum of its rows.
     """
     for name in by:
         if name not in DIMENSIONS:
@@ -255,7 +286,13 @@ def report(
     sums: dict[tuple[str | None, _Key], _RowSums] = {}
     for line in lines:
         # Corrections may cancel out; a line without time and money is no row.
-        if line.gpu_ns or line.cost_micro or line.effective_cost_micro or line.idle_ns or line.idle_cost_micro:
+        if (
+            line.gpu_ns
+            or line.cost_micro
+            or line.effective_cost_micro
+            or line.idle_ns
+            or line.idle_cost_micro
+        ):
             cells = holder_keys(line, by) if unpriced_by_holder else shown_keys(line, by)
             key = (line.currency, (cells, line.correction_of))
             state = HELD if line.state in PAID_BY_OWNERS else line.state
@@ -264,10 +301,14 @@ def report(
     currencies = sorted({currency for currency, _ in sums if currency is not None})
     rows: list[ReportRow] = []
     totals: list[ReportRow] = []
-    # Each currency is rounded and totaled by itself; unpriced usage comes last, as a group without a currency.
+    # Each currency is rounded and totaled by itself; unpriced usage comes last, as a group without
+    # a currency.
     for currency in [*currencies, *([None] if any(key[0] is None for key in sums) else [])]:
-        # Remainders are given out in the order of `_ordered`; the sort after it is for display only.
-        own_rows = _rows(currency, _ordered({key: entry for (of, key), entry in sums.items() if of == currency}))
+        # Remainders are given out in the order of `_ordered`; the sort after it is for display
+        # only.
+        own_rows = _rows(
+            currency, _ordered({key: entry for (of, key), entry in sums.items() if of == currency})
+        )
         if not separate_corrections:
             own_rows = add_up_corrections(own_rows)
         own_rows.sort(key=lambda row: (-(row.cost_micro or 0), row.keys, row.correction_of))
@@ -276,8 +317,12 @@ def report(
     return Report(tuple(by), tuple(rows), tuple(totals), tuple(allocations.costs))
 
 
-def _add_allocations(sums: dict[tuple[str | None, _Key], _RowSums], allocations: Allocations) -> None:
-    """Add shares and carbon to the row of the period's own time; carbon to a correction where there is no such row."""
+def _add_allocations(
+    sums: dict[tuple[str | None, _Key], _RowSums], allocations: Allocations
+) -> None:
+    """Add shares and carbon to the row of the period's own time; carbon to a correction where there
+    is no such row.
+    """
     for (currency, keys), micro in allocations.shared.items():
         sums.setdefault((currency, (keys, "")), _RowSums()).shared_micro = micro
     # The empty month sorts first, so the row of the period's own time wins where there is one.
@@ -301,21 +346,31 @@ def add_up_corrections(rows: Iterable[ReportRow]) -> list[ReportRow]:
     for row in rows:
         cells[row.keys].append(row)
     return [
-        same[0] if len(same) == 1 and not same[0].correction_of else replace(_sum(same), correction_of="")
+        (
+            same[0]
+            if len(same) == 1 and not same[0].correction_of
+            else replace(_sum(same), correction_of="")
+        )
         for same in cells.values()
     ]
 
 
 def _sum(rows: Sequence[ReportRow]) -> ReportRow:
-    """Rows of the same cells as one; its state is that of the first, which is the period's own where there is one."""
+    """Rows of the same cells as one; its state is that of the first, which is the period's own
+    where there is one.
+    """
     first = min(rows, key=lambda row: row.correction_of)
-    return replace(_total(first.currency, rows, len(first.keys)), keys=first.keys, state=first.state)
+    return replace(
+        _total(first.currency, rows, len(first.keys)), keys=first.keys, state=first.state
+    )
 
 
 def shown_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
-    """The cells of a line; of time that nobody held, the first owner column (else the first) shows its state.
+    """The cells of a line; of time that nobody held, the first owner column (else the first) shows
+    its state.
 
-    Levels of owners were escaped when they were attributed (accounting.attribution); other names are escaped here.
+    Levels of owners were escaped when they were attributed (accounting.attribution); other names
+    are escaped here.
     """
     # All unpriced usage is one row, whoever used it: the row is about the missing rate.
     if line.currency is None:
@@ -328,16 +383,22 @@ def holder_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
     if line.state in PAID_BY_OWNERS:
         named = zip(line.keys, by, strict=True)
         # An adjustment is paid by an owner and is no workload's: in that column stands its kind.
-        nobody = {"workload": UNATTRIBUTED if line.state in {HELD, NODE_COST} else f"({line.state})"}
+        nobody = {
+            "workload": UNATTRIBUTED if line.state in {HELD, NODE_COST} else f"({line.state})"
+        }
         return tuple(
             [
-                _shown(key, name) or nobody.get(name, UNATTRIBUTED if name in _OWNER_DIMENSIONS else "")
+                _shown(key, name)
+                or nobody.get(name, UNATTRIBUTED if name in _OWNER_DIMENSIONS else "")
                 for key, name in named
             ]
         )
     # Parentheses mark names that no owner can have: owners' names that look like this are escaped.
     marked = next((at for at, name in enumerate(by) if name in _OWNER_DIMENSIONS), 0)
-    cells = ["" if name in _OWNER_DIMENSIONS else _shown(key, name) for key, name in zip(line.keys, by, strict=True)]
+    cells = [
+        "" if name in _OWNER_DIMENSIONS else _shown(key, name)
+        for key, name in zip(line.keys, by, strict=True)
+    ]
     if cells:
         cells[marked] = f"({line.state})"
     return tuple(cells)
@@ -352,9 +413,13 @@ def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[
     months = [correction_of for (_, correction_of), _ in group]
     rounded: dict[str, list[Any]] = {}
     for printed, exact, unit, digits in PRINTED:
-        counts = _round_known([getattr(entry, exact) for _, entry in group], months, unit or minor_unit(currency))
+        counts = _round_known(
+            [getattr(entry, exact) for _, entry in group], months, unit or minor_unit(currency)
+        )
         if unit is not None:
-            rounded[printed] = [None if count is None else Decimal(count).scaleb(-digits) for count in counts]
+            rounded[printed] = [
+                None if count is None else Decimal(count).scaleb(-digits) for count in counts
+            ]
         else:
             rounded[printed] = list(counts)
     return [
@@ -375,21 +440,32 @@ def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[
 
 
 def _with_waste(state: str, sums: dict[str, Any]) -> dict[str, Any]:
-    """The sums of a row with its waste: the idle part of held time, or the whole cost of what nobody held."""
+    """The sums of a row with its waste: the idle part of held time, or the whole cost of what
+    nobody held.
+    """
     if sums["compared_micro"] == sums["cost_micro"]:
         # The same amount is the same cents, whichever other rows it was rounded with.
         sums["compared_minor"] = sums["cost_minor"]
     if state == HELD:
-        sums |= {"waste_minor": sums["cost_held_idle_minor"], "waste_micro": sums["idle_cost_micro"]}
+        sums |= {
+            "waste_minor": sums["cost_held_idle_minor"],
+            "waste_micro": sums["idle_cost_micro"],
+        }
     elif state in WASTED_STATES:
         sums |= {"waste_minor": sums["effective_minor"], "waste_micro": sums["effective_micro"]}
     return sums
 
 
-def _round_known(values: Sequence[int | None], months: Sequence[str], unit: int) -> list[int | None]:
+def _round_known(
+    values: Sequence[int | None], months: Sequence[str], unit: int
+) -> list[int | None]:
     """Round what is known together, month by month, and leave the unknown unknown."""
-    known = [(value, month) for value, month in zip(values, months, strict=True) if value is not None]
-    rounded = iter(round_in_lists([value for value, _ in known], [month for _, month in known], unit))
+    known = [
+        (value, month) for value, month in zip(values, months, strict=True) if value is not None
+    ]
+    rounded = iter(
+        round_in_lists([value for value, _ in known], [month for _, month in known], unit)
+    )
     return [None if value is None else next(rounded) for value in values]
 
 
@@ -419,7 +495,9 @@ def row_of_list(
     unknown_ns: int,
     places: Mapping[str, PlaceInList | None],
 ) -> ReportRow:
-    """A row of a report of which the other rows are not known, only its place among them (exact amount -> place)."""
+    """A row of a report of which the other rows are not known, only its place among them (exact
+    amount -> place).
+    """
     sums: dict[str, Any] = {}
     for printed, exact, unit, digits in PRINTED:
         place = places[exact]
@@ -451,7 +529,10 @@ def unbilled(rows: Iterable[ReportRow]) -> int | None:
 def totals(rows: Sequence[ReportRow]) -> tuple[ReportRow, ...]:
     """One total for each currency of some rows of a report, in the order of the rows."""
     currencies = dict.fromkeys(row.currency for row in rows)
-    return tuple(_total(name, [row for row in rows if row.currency == name], len(rows[0].keys)) for name in currencies)
+    return tuple(
+        _total(name, [row for row in rows if row.currency == name], len(rows[0].keys))
+        for name in currencies
+    )
 
 
 def _total(currency: str | None, rows: Sequence[ReportRow], width: int) -> ReportRow:
@@ -461,7 +542,12 @@ def _total(currency: str | None, rows: Sequence[ReportRow], width: int) -> Repor
     for name in (*printed_and_exact, "waste_minor", "waste_micro"):
         values = [getattr(row, name) for row in rows]
         sums[name] = sum_known(values)
-    return ReportRow(keys=("",) * width, currency=currency, unknown_ns=sum(row.unknown_ns for row in rows), **sums)
+    return ReportRow(
+        keys=("",) * width,
+        currency=currency,
+        unknown_ns=sum(row.unknown_ns for row in rows),
+        **sums,
+    )
 
 
 def sum_known(values: Iterable[_Number | None]) -> _Number | None:

@@ -10,7 +10,10 @@ from gpuledger_collector.accounting.unit_cost import UnitCost
 
 @dataclass(frozen=True, slots=True)
 class ChargedRun:
-    """A workload that was charged in a period, in one currency (None: unpriced). Amounts are micro-units."""
+    """A workload that was charged in a period, in one currency (None: unpriced).
+
+    Amounts are micro-units.
+    """
 
     workload_id: int
     key: str

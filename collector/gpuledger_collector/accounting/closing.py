@@ -1,4 +1,6 @@
-"""Closing a period: what each owner is billed in whole cents, and the receipt that says it all on one page."""
+"""Closing a period: what each owner is billed in whole cents, and the receipt that says it all on
+one page.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from gpuledger_collector.accounting.reserved_names import is_reserved
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedPeriod:
-    """A month that was closed: its charges do not change any more. `seal` is the hexadecimal root over its lines."""
+    """A month that was closed: its charges do not change any more.
+
+    `seal` is the hexadecimal root over its lines.
+    """
 
     name: str
     period: Period
@@ -34,10 +39,11 @@ class ClosedPeriod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invoice:
-    """What one owner is billed for a closed month: the exact amount and the minor units that were booked.
+    """What one owner is billed for a closed month: the exact amount and the minor units that were
+    booked.
 
-    Both hold the direct cost and the shares of common costs; `shared_micro` and `shared_minor` say how much of them
-    are shares.
+    Both hold the direct cost and the shares of common costs; `shared_micro` and `shared_minor` say
+    how much of them are shares.
     """
 
     currency: str
@@ -49,31 +55,40 @@ class Invoice:
 
 
 def billed_to(charge: Charge, level: str) -> str:
-    """The owner at a level of the tree, as the chargeback names it; what nobody held is billed under its state."""
+    """The owner at a level of the tree, as the chargeback names it; what nobody held is billed
+    under its state.
+    """
     if charge.state not in PAID_BY_OWNERS:
         return f"({charge.state})"
     return (charge.owner.level(level) if charge.owner is not None else "") or UNATTRIBUTED
 
 
 def is_paid(owner: str) -> bool:
-    """Whether an invoice's owner pays it: the cost of what nobody held, or could hold, is booked and billed to nobody.
+    """Whether an invoice's owner pays it: the cost of what nobody held, or could hold, is booked
+    and billed to nobody.
 
     Usage that no rule attributes has an owner who is not known yet.
     """
     return owner == UNATTRIBUTED or not is_reserved(owner)
 
 
-def invoices(lines: Iterable[ExportedCharge], level: str, shares: Iterable[SharedPart] = ()) -> list[Invoice]:
-    """An invoice per owner and currency, by direct cost, dearest first: direct cost and shares of common costs.
+def invoices(
+    lines: Iterable[ExportedCharge], level: str, shares: Iterable[SharedPart] = ()
+) -> list[Invoice]:
+    """An invoice per owner and currency, by direct cost, dearest first: direct cost and shares of
+    common costs.
 
-    Direct costs are rounded together by largest remainder, those of each corrected month by themselves, and so are
-    shares, as in the chargeback: an invoice is the `cost_total` of its rows, and the invoices add up to all that was
-    charged and shared.
+    Direct costs are rounded together by largest remainder, those of each corrected month by
+    themselves, and so are shares, as in the chargeback: an invoice is the `cost_total` of its rows,
+    and the invoices add up to all that was charged and shared.
     """
-    sums: dict[str, dict[str, dict[str, int]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(int)))
+    sums: dict[str, dict[str, dict[str, int]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(int))
+    )
     shares_of: dict[tuple[str, str], int] = defaultdict(int)
     for line in lines:
-        # Unpriced usage has no currency and is billed to nobody; a close refuses it unless it is accepted explicitly.
+        # Unpriced usage has no currency and is billed to nobody; a close refuses it unless it is
+        # accepted explicitly.
         if line.charge.currency is not None:
             month = sums[line.charge.currency][line.correction_of]
             month[billed_to(line.charge, level)] += line.charge.cost_micro or 0
@@ -84,13 +99,18 @@ def invoices(lines: Iterable[ExportedCharge], level: str, shares: Iterable[Share
     billed: list[Invoice] = []
     for currency, months in sorted(sums.items()):
         names = {owner for month in months.values() for owner in month}
-        # Rounded as the chargeback rounds its rows, in the same order, so that an invoice equals its rows.
+        # Rounded as the chargeback rounds its rows, in the same order, so that an invoice equals
+        # its rows.
         digits, own = minor_digits(currency), months[""]
         rounded = round_months(months, digits)
         ordered = sorted(names, key=lambda owner: (-own.get(owner, 0), owner))
         shared = [shares_of[currency, owner] for owner in ordered]
-        for owner, shared_micro, shared_minor in zip(ordered, shared, to_minor_units(shared, digits), strict=True):
-            micro, minor = (sum(month.get(owner, 0) for month in each.values()) for each in (months, rounded))
+        for owner, shared_micro, shared_minor in zip(
+            ordered, shared, to_minor_units(shared, digits), strict=True
+        ):
+            micro, minor = (
+                sum(month.get(owner, 0) for month in each.values()) for each in (months, rounded)
+            )
             invoice = Invoice(
                 currency=currency,
                 owner=owner,
@@ -112,13 +132,16 @@ def receipt(
     shares: Sequence[SharedPart] = (),
     codes: Mapping[str, Codes] | None = None,
 ) -> Mapping[str, object]:
-    """The receipt of a close as a JSON object: period, invoices, shares, totals, proof, corrections and the seal."""
+    """The receipt of a close as a JSON object: period, invoices, shares, totals, proof, corrections
+    and the seal.
+    """
     corrections = [line.charge for line in lines if line.booked_day_ms is not None]
     corrected: dict[str, int] = defaultdict(int)
     for charge in corrections:
         if charge.currency is not None:
             corrected[charge.currency] += charge.cost_micro or 0
-    # Rounded together over the lines, so that whoever adds up the exported lines gets the same total.
+    # Rounded together over the lines, so that whoever adds up the exported lines gets the same
+    # total.
     hours = hours_decimal([line.charge.gpu_ns for line in lines])
     return {
         "period": done.name,
@@ -133,7 +156,9 @@ def receipt(
         "coverage_percent": None if proof.coverage is None else str(proof.coverage),
         "holds": proof.holds,
         "unpriced_gpu_ns": proof.unpriced_ns,
-        "invoices": [_invoice_row(invoice, (codes or {}).get(invoice.owner, Codes())) for invoice in billed],
+        "invoices": [
+            _invoice_row(invoice, (codes or {}).get(invoice.owner, Codes())) for invoice in billed
+        ],
         "shares": [_share_row(part) for part in shares],
         "totals": {
             currency: _sum_text((one.minor for one in billed if one.currency == currency), currency)
@@ -141,7 +166,12 @@ def receipt(
         },
         "not_billed": {
             currency: _sum_text(
-                (one.minor for one in billed if one.currency == currency and not is_paid(one.owner)), currency
+                (
+                    one.minor
+                    for one in billed
+                    if one.currency == currency and not is_paid(one.owner)
+                ),
+                currency,
             )
             for currency in sorted({invoice.currency for invoice in billed})
         },
@@ -149,9 +179,15 @@ def receipt(
     }
 
 
-def billed_directly(lines: Iterable[ExportedCharge], level: str) -> dict[tuple[str, str], tuple[int]]:
-    """Micro-units of lines by the owner and the currency of their invoices, without shares of common costs."""
-    return {(invoice.owner, invoice.currency): (invoice.micro,) for invoice in invoices(lines, level)}
+def billed_directly(
+    lines: Iterable[ExportedCharge], level: str
+) -> dict[tuple[str, str], tuple[int]]:
+    """Micro-units of lines by the owner and the currency of their invoices, without shares of
+    common costs.
+    """
+    return {
+        (invoice.owner, invoice.currency): (invoice.micro,) for invoice in invoices(lines, level)
+    }
 
 
 def receipt_direct(content: Mapping[str, Any]) -> dict[tuple[str, str], tuple[int]]:
@@ -174,7 +210,9 @@ def receipt_amounts(content: Mapping[str, Any]) -> dict[tuple[str, str], tuple[i
 
 
 def _invoice_row(invoice: Invoice, codes: Codes) -> Mapping[str, object]:
-    """Both the booked amount and the exact one: the first is what is paid, the second adds up with the ledger."""
+    """Both the booked amount and the exact one: the first is what is paid, the second adds up with
+    the ledger.
+    """
     return {
         "owner": invoice.owner,
         "billed": is_paid(invoice.owner),

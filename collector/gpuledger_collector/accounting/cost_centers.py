@@ -1,8 +1,9 @@
-"""Cost centers and GL codes: under which accounts of the general ledger finance books what an owner pays.
+"""Cost centers and GL codes: under which accounts of the general ledger finance books what an owner
+pays.
 
-Both are declared for an owner of the tree and hold for it and below it, from day to day. Each is found by itself: the
-most specific declaration that says it wins (most levels, then the lowest of them). So a team can have a cost center of
-its own and the GL code of its organization.
+Both are declared for an owner of the tree and hold for it and below it, from day to day. Each is
+found by itself: the most specific declaration that says it wins (most levels, then the lowest of
+them). So a team can have a cost center of its own and the GL code of its organization.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class CostCenter:
 
     def holds_on(self, day: dt.date) -> bool:
         """Whether it holds on a day of the bill."""
-        return (self.from_on is None or self.from_on <= day) and (self.to_on is None or day < self.to_on)
+        return (self.from_on is None or self.from_on <= day) and (
+            self.to_on is None or day < self.to_on
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,7 +41,9 @@ class Codes:
 
 
 class CostCenters:
-    """Declarations, by the owners that they name: an owner asks only those about itself and what is above it."""
+    """Declarations, by the owners that they name: an owner asks only those about itself and what is
+    above it.
+    """
 
     def __init__(self, known: Iterable[CostCenter]) -> None:
         self._known: dict[tuple[str, ...], dict[tuple[str, ...], list[CostCenter]]] = {}

@@ -1,11 +1,13 @@
-"""The other ledger: the same usage with some of its time given back, set free, or held at another rate.
+"""The other ledger: the same usage with some of its time given back, set free, or held at another
+rate.
 
-A saving is the difference of two ledgers over the same usage. Every advice says what it would have done to the time of
-single accelerators in their rating intervals (a `UsageChange`); the changes of several advices are merged before they
-are priced, so time that two of them give back is given back once. Both ledgers are priced by the same rating.
+A saving is the difference of two ledgers over the same usage. Every advice says what it would have
+done to the time of single accelerators in their rating intervals (a `UsageChange`); the changes of
+several advices are merged before they are priced, so time that two of them give back is given back
+once. Both ledgers are priced by the same rating.
 
-Law: what several advices save together never exceeds the sum of what each saves alone, but for the rounding of an
-rating interval's parts (a micro-unit each).
+Law: what several advices save together never exceeds the sum of what each saves alone, but for the
+rounding of an rating interval's parts (a micro-unit each).
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, HourlyUsage
 from gpuledger_common.largest_remainder import split
 
 GIVEN_BACK, SPARE, MOVED = "given_back", "spare", "moved"
-"""States of the other ledger: returned to whom it was rented from, free for others, held at another rate."""
+"""States of the other ledger: returned to whom it was rented from, free for others, held at another
+rate.
+"""
 RENTED = frozenset({"on_demand", "spot"})
 """Ways of buying that stop costing when the accelerator goes back."""
 PERMILLE = 1000
@@ -32,10 +36,11 @@ PERMILLE = 1000
 
 @dataclass(frozen=True, slots=True)
 class UsageChange:
-    """What an advice does to the time that one holder (None: nobody) has of an accelerator from a rating interval's
-    begin on.
+    """What an advice does to the time that one holder (None: nobody) has of an accelerator from a
+    rating interval's begin on.
 
-    `back_permille` and `spare_permille` are thousandths of that time; what remains may be `moved_to` another rate.
+    `back_permille` and `spare_permille` are thousandths of that time; what remains may be
+    `moved_to` another rate.
     """
 
     accelerator_id: int
@@ -48,7 +53,9 @@ class UsageChange:
 
 @dataclass(frozen=True, slots=True)
 class GpuReservation:
-    """So many GPUs of one kind reserved for the whole period, at a rate per GPU-hour that is paid in any case."""
+    """So many GPUs of one kind reserved for the whole period, at a rate per GPU-hour that is paid
+    in any case.
+    """
 
     pool: str
     gpu_model: str
@@ -60,7 +67,9 @@ class GpuReservation:
 
 @dataclass(slots=True)
 class Saving:
-    """The difference of two ledgers in one currency, in micro-units; cash and freed capacity are never added."""
+    """The difference of two ledgers in one currency, in micro-units; cash and freed capacity are
+    never added.
+    """
 
     cash_micro: int = 0
     capacity_micro: int = 0
@@ -68,7 +77,9 @@ class Saving:
     unpriced_gpu_ns: int = 0
     price_ids: set[int] = field(default_factory=set)
     paid_ns: dict[tuple[str, str, str, int], int] = field(default_factory=dict)
-    """GPU-nanoseconds that are still rented on demand: by pool, model, rate as text and hour (for reservations)."""
+    """GPU-nanoseconds that are still rented on demand: by pool, model, rate as text and hour (for
+    reservations).
+    """
 
 
 OwnerOf = Callable[[int, int, int | None], OwnerPath]
@@ -76,7 +87,9 @@ _Place = tuple[int, int | None, int]
 
 
 def merged(changes: Iterable[UsageChange]) -> dict[_Place, UsageChange]:
-    """One change for each accelerator, holder and rating interval: of several the largest part, and the lowest rate."""
+    """One change for each accelerator, holder and rating interval: of several the largest part, and
+    the lowest rate.
+    """
     changed: dict[_Place, UsageChange] = {}
     for change in changes:
         key = (change.accelerator_id, change.workload_id, change.at_ms)
@@ -86,20 +99,27 @@ def merged(changes: Iterable[UsageChange]) -> dict[_Place, UsageChange]:
 
 
 def _both(known: UsageChange, change: UsageChange) -> UsageChange:
-    # The maximum and not the sum: two advices about one minute may both mean the same GPU, and giving it back once is
-    # all there is.
+    # The maximum and not the sum: two advices about one minute may both mean the same GPU, and
+    # giving it back once is all there is.
     back = max(known.back_permille, change.back_permille)
-    # What is given back counts as freed too, so the larger freed share less the returned one is what stays spare.
-    freed = max(known.back_permille + known.spare_permille, change.back_permille + change.spare_permille)
+    # What is given back counts as freed too, so the larger freed share less the returned one is
+    # what stays spare.
+    freed = max(
+        known.back_permille + known.spare_permille, change.back_permille + change.spare_permille
+    )
     rates = [price for price in (known.moved_to, change.moved_to) if price is not None]
     lowest = min(rates, key=lambda price: (price.rate, price.id or 0)) if rates else None
-    return replace(known, back_permille=back, spare_permille=min(PERMILLE, freed) - back, moved_to=lowest)
+    return replace(
+        known, back_permille=back, spare_permille=min(PERMILLE, freed) - back, moved_to=lowest
+    )
 
 
 def changed(
     pieces: Iterable[HourlyUsage], changes: Mapping[_Place, UsageChange]
 ) -> tuple[list[HourlyUsage], dict[Price, list[HourlyUsage]]]:
-    """The pieces after the changes; what moves stays among them as MOVED, and is given again under its new rate."""
+    """The pieces after the changes; what moves stays among them as MOVED, and is given again under
+    its new rate.
+    """
     kept: list[HourlyUsage] = []
     moved: dict[Price, list[HourlyUsage]] = {}
     for piece in pieces:
@@ -110,7 +130,8 @@ def changed(
             kept.append(piece)
             continue
         back, spare = change.back_permille, change.spare_permille
-        # By largest remainder, so the parts of a piece add up to it and both ledgers hold the same time.
+        # By largest remainder, so the parts of a piece add up to it and both ledgers hold the same
+        # time.
         parts = split(piece.held_ms, (PERMILLE - back - spare, back, spare))
         whole = [_part(piece, piece.state, parts[0]), _part(piece, SPARE, parts[2])]
         if change.moved_to is not None:
@@ -149,7 +170,9 @@ def compare(
     owner_of: OwnerOf,
     until_ms: int,
 ) -> None:
-    """Rate one accelerator and day in both ledgers and add the difference to the sums, by currency ('': unpriced)."""
+    """Rate one accelerator and day in both ledgers and add the difference to the sums, by currency
+    ('': unpriced).
+    """
     after, moved = changed(pieces, changes)
     # Both ledgers by the same function as the bill: a saving is in the bill's own micro-units.
     before = rate_accelerator_day(accelerator, day, capacity, pieces, book, owner_of, until_ms)
@@ -160,9 +183,20 @@ def compare(
     for charge in other:
         _count(sums.setdefault(charge.currency or "", Saving()), charge)
     for price, group in moved.items():
-        # The rate as if it applied everywhere and always: the advice has chosen it, so the book must not choose again.
-        forever = replace(price, effective_from_ms=0, effective_to_ms=None, pool="", gpu_model="", node="", region="")
-        for charge in rate_accelerator_day(accelerator, day, (), group, PriceBook([forever]), owner_of, until_ms):
+        # The rate as if it applied everywhere and always: the advice has chosen it, so the book
+        # must not choose again.
+        forever = replace(
+            price,
+            effective_from_ms=0,
+            effective_to_ms=None,
+            pool="",
+            gpu_model="",
+            node="",
+            region="",
+        )
+        for charge in rate_accelerator_day(
+            accelerator, day, (), group, PriceBook([forever]), owner_of, until_ms
+        ):
             saving = sums.setdefault(price.currency, Saving())
             saving.cash_micro -= charge.cost_micro or 0
             if charge.state == SPARE:
@@ -186,8 +220,8 @@ def _count(saving: Saving, charge: Charge) -> None:
         saving.price_ids |= set() if charge.price.id is None else {charge.price.id}
     if freed:
         saving.freed_gpu_ns += charge.gpu_ns
-    # MOVED costs nothing here, since it is charged at its new rate; what was rented stops costing. Owned or reserved
-    # time goes on being paid, so it frees capacity and saves no cash.
+    # MOVED costs nothing here, since it is charged at its new rate; what was rented stops costing.
+    # Owned or reserved time goes on being paid, so it frees capacity and saves no cash.
     if charge.state == MOVED or (charge.state == GIVEN_BACK and rented):
         return
     saving.cash_micro -= charge.cost_micro or 0
@@ -195,19 +229,30 @@ def _count(saving: Saving, charge: Charge) -> None:
         saving.capacity_micro += charge.cost_micro or 0
 
 
-def _still_paid(sums: dict[str, Saving], accelerator: RatedAccelerator, piece: HourlyUsage, book: PriceBook) -> None:
+def _still_paid(
+    sums: dict[str, Saving], accelerator: RatedAccelerator, piece: HourlyUsage, book: PriceBook
+) -> None:
     price = accelerator.price_at(book, piece.start_ms)
     if price is None or price.purchase != "on_demand":
         return
-    key = (accelerator.pool, accelerator.gpu_model, str(price.rate), piece.start_ms - piece.start_ms % HOUR_MS)
+    key = (
+        accelerator.pool,
+        accelerator.gpu_model,
+        str(price.rate),
+        piece.start_ms - piece.start_ms % HOUR_MS,
+    )
     paid = sums.setdefault(price.currency, Saving()).paid_ns
     paid[key] = paid.get(key, 0) + gpu_ns(accelerator.gpu_micro, piece.held_ms)
 
 
-def reserved_saving(paid_ns: Mapping[tuple[str, str, str, int], int], reservation: GpuReservation, hours: int) -> int:
-    """What a reservation saves over `hours` hours in which so much would be rented on demand; negative: it costs more.
+def reserved_saving(
+    paid_ns: Mapping[tuple[str, str, str, int], int], reservation: GpuReservation, hours: int
+) -> int:
+    """What a reservation saves over `hours` hours in which so much would be rented on demand;
+    negative: it costs more.
 
-    The reservation replaces on-demand time hour by hour, the dearest first, and is paid in every hour.
+    The reservation replaces on-demand time hour by hour, the dearest first, and is paid in every
+    hour.
     """
     by_hour: dict[int, list[tuple[Decimal, int]]] = {}
     for (pool, model, rate, hour_ms), quantity in paid_ns.items():
@@ -221,21 +266,29 @@ def reserved_saving(paid_ns: Mapping[tuple[str, str, str, int], int], reservatio
             taken = min(left, quantity)
             saved += cost_micro(taken, dearest)
             left -= taken
-    return saved - hours * cost_micro(gpu_ns(reservation.gpus * GPU_MICRO, HOUR_MS), reservation.rate)
+    return saved - hours * cost_micro(
+        gpu_ns(reservation.gpus * GPU_MICRO, HOUR_MS), reservation.rate
+    )
 
 
 def dearer(price: Price, permille: int) -> Price:
-    """Return the price with its rate raised by `permille` thousandths, rounded to the decimal places of a rate."""
+    """Return the price with its rate raised by `permille` thousandths, rounded to the decimal
+    places of a rate.
+    """
     factor = Decimal(PERMILLE + permille).scaleb(-3)
     return replace(price, rate=(price.rate * factor).quantize(Decimal(1).scaleb(-RATE_DIGITS)))
 
 
 def amount(sums: Mapping[str, Saving]) -> tuple[str | None, Saving | None]:
-    """Return the single currency and its saving; (None, None) where changed time is unpriced or currencies mix."""
+    """Return the single currency and its saving; (None, None) where changed time is unpriced or
+    currencies mix.
+    """
     if any(saving.unpriced_gpu_ns for saving in sums.values()):
         return None, None
     priced = {currency: saving for currency, saving in sums.items() if currency}
-    changed_in = [currency for currency, saving in priced.items() if saving.freed_gpu_ns or saving.cash_micro]
+    changed_in = [
+        currency for currency, saving in priced.items() if saving.freed_gpu_ns or saving.cash_micro
+    ]
     # Savings in two currencies are no single amount, and are not converted.
     if len(changed_in) > 1:
         return None, None

@@ -1,10 +1,12 @@
-"""What a counter counted, from readings of it: increases between two readings of one life, and the time they cover.
+"""What a counter counted, from readings of it: increases between two readings of one life, and the
+time they cover.
 
-A counter begins at zero with its process. An increase is counted only between two neighboring readings of the same
-life: a value that fell, or another start of the process, ends a life, and a longer pause than `max_gap_ms` proves
-nothing. What happened in such an interval is unknown: it adds no units and covers no time, and is never zero. A pair
-that crosses an hour is split over its hours by time (largest remainder), so that the hours add up to it. Readings may
-come late, doubled and in any order: the same set of readings gives the same hours.
+A counter begins at zero with its process. An increase is counted only between two neighboring
+readings of the same life: a value that fell, or another start of the process, ends a life, and a
+longer pause than `max_gap_ms` proves nothing. What happened in such an interval is unknown: it adds
+no units and covers no time, and is never zero. A pair that crosses an hour is split over its hours
+by time (largest remainder), so that the hours add up to it. Readings may come late, doubled and in
+any order: the same set of readings gives the same hours.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_common.largest_remainder import split
 
 SAME_START_MS = 2_000
-"""Starts of a process that lie closer together are one start: clocks differ and starts are rounded."""
+"""Starts of a process that lie closer together are one start: clocks differ and starts are rounded.
+"""
 ENDPOINT_GAP_MS = 600_000
 """An endpoint is read once a minute or oftener."""
 REPORT_GAP_MS = 86_400_000
@@ -25,8 +28,9 @@ REPORT_GAP_MS = 86_400_000
 REPORTED = frozenset({"steps", "tokens", "samples", "epochs"})
 """Counters of a run itself; the others are those of endpoints."""
 LATEST_DAYS, KEEP_DAYS = 30, 35
-"""Days after which a late reading is refused, since its neighbors may have expired, and days for which readings are
-kept."""
+"""Days after which a late reading is refused, since its neighbors may have expired, and days for
+which readings are kept.
+"""
 MAX_COUNTED = 2**53
 """Metrics pages and remote write carry counters as doubles, which are not exact above it."""
 COUNTERS = ("inferences", "requests", "prompt_tokens", "generated_tokens", *sorted(REPORTED))
@@ -34,7 +38,10 @@ COUNTERS = ("inferences", "requests", "prompt_tokens", "generated_tokens", *sort
 
 @dataclass(frozen=True, slots=True)
 class CounterReading:
-    """The value of a counter at an instant. `started_ms`: begin of its process, None where it does not say."""
+    """The value of a counter at an instant.
+
+    `started_ms`: begin of its process, None where it does not say.
+    """
 
     at_ms: int
     value: int

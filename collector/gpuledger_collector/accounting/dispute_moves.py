@@ -1,8 +1,9 @@
 """What the decision of a dispute takes from whom and charges to whom, day by day.
 
-Both sides come from rating itself, once without the decision and once with it. A decision has one destination. Time
-that the others lose is what it gains; money is not, where prices depend on who holds: each side has its own discounts
-and volume prices, and hours that move change the volume price of later days of the month.
+Both sides come from rating itself, once without the decision and once with it. A decision has one
+destination. Time that the others lose is what it gains; money is not, where prices depend on who
+holds: each side has its own discounts and volume prices, and hours that move change the volume
+price of later days of the month.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from gpuledger_collector.accounting.usage import UNAVAILABLE
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Time and money that leave an owner on a day, in one currency (None, and no cost: without a price).
+    """Time and money that leave an owner on a day, in one currency (None, and no cost: without a
+    price).
 
-    `to` None: the time becomes unavailable. `closed`: the day is closed, so the move becomes a correction. Without
-    time it is a day whose price changes, because earlier hours of its month moved.
+    `to` None: the time becomes unavailable. `closed`: the day is closed, so the move becomes a
+    correction. Without time it is a day whose price changes, because earlier hours of its month
+    moved.
     """
 
     day_ms: int
@@ -35,7 +38,9 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What a decision changes: the moves, and by currency what its destination pays more, at its own price."""
+    """What a decision changes: the moves, and by currency what its destination pays more, at its
+    own price.
+    """
 
     moves: list[Move]
     to: OwnerPath | None
@@ -52,7 +57,9 @@ class Decided:
 
 
 def find_moves(changes: Iterable[Charge], to: OwnerPath | None, *, closed: bool) -> list[Move]:
-    """Find what the others lose on a day by the change of its charges that a decision in favor of `to` makes."""
+    """Find what the others lose on a day by the change of its charges that a decision in favor of
+    `to` makes.
+    """
     gains: dict[tuple[int, OwnerPath, str | None], Measures] = {}
     for line in changes:
         if line.owner is not None and line.owner != to:
@@ -68,7 +75,9 @@ def find_moves(changes: Iterable[Charge], to: OwnerPath | None, *, closed: bool)
             cost_micro=None if gain.cost_micro is None else -gain.cost_micro,
             closed=closed,
         )
-        for (day_ms, owner, currency), gain in sorted(gains.items(), key=lambda item: (*item[0][:2], item[0][2] or ""))
+        for (day_ms, owner, currency), gain in sorted(
+            gains.items(), key=lambda item: (*item[0][:2], item[0][2] or "")
+        )
         if gain.gpu_ns or gain.cost_micro
     ]
 

@@ -1,11 +1,13 @@
-"""Disputes: an owner contests lines, the evidence is sealed as it stands, finance answers and decides once.
+"""Disputes: an owner contests lines, the evidence is sealed as it stands, finance answers and
+decides once.
 
     open --answer--> answered --(the owner replies)--> open
     open, answered --resolve--> accepted | rejected        and nothing after that
 
-The evidence is kept as one canonical JSON text; its SHA-256 is the seal, so that whoever holds the file can check it
-with `sha256sum`. An accepted dispute becomes reattributions (accounting.reattribution): the ledger of an open month is
-rated again, a closed month keeps its charges and gets a correction.
+The evidence is kept as one canonical JSON text; its SHA-256 is the seal, so that whoever holds the
+file can check it with `sha256sum`. An accepted dispute becomes reattributions
+(accounting.reattribution): the ledger of an open month is rated again, a closed month keeps its
+charges and gets a correction.
 """
 
 from __future__ import annotations
@@ -40,9 +42,11 @@ class DisputeEntry:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What an accepted dispute does with the contested time: another owner pays it, or it counts as unavailable.
+    """What an accepted dispute does with the contested time: another owner pays it, or it counts as
+    unavailable.
 
-    `owner` (level -> value; empty: unattributed) None means unavailable. Raises ValueError for a reserved name.
+    `owner` (level -> value; empty: unattributed) None means unavailable. Raises ValueError for a
+    reserved name.
     """
 
     owner: Mapping[str, str] | None
@@ -55,7 +59,10 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class Dispute:
-    """A dispute without its evidence. Amounts (micro-units by currency) are those billed at the opening."""
+    """A dispute without its evidence.
+
+    Amounts (micro-units by currency) are those billed at the opening.
+    """
 
     id: int
     owner: Mapping[str, str]
@@ -106,5 +113,7 @@ def words_of(text: str, what: str) -> str:
     if len(words) > MAX_WORDS:
         raise ValueError(f"{what}: {len(words)} characters; at most {MAX_WORDS} are kept")
     if "\x00" in words or any("\ud800" <= character <= "\udfff" for character in words):
-        raise ValueError(f"{what}: holds a character that no text can keep (NUL, or half of a pair)")
+        raise ValueError(
+            f"{what}: holds a character that no text can keep (NUL, or half of a pair)"
+        )
     return words

@@ -1,7 +1,7 @@
 """Exchange: another currency's view of a report. The ledger keeps its own.
 
-A line is converted at one dated rate, which its row names; lines at another rate are another row. A currency without
-a rate is not converted. So two currencies, and two rates, are never added.
+A line is converted at one dated rate, which its row names; lines at another rate are another row. A
+currency without a rate is not converted. So two currencies, and two rates, are never added.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from gpuledger_collector.accounting.quantity import round_half_even_div
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRate:
-    """One unit of `from_currency` is `rate` units of `to_currency`, from a day on until the next one.
+    """One unit of `from_currency` is `rate` units of `to_currency`, from a day on until the next
+    one.
 
     `effective_from_ms` names that day as one of UTC.
     """
@@ -34,7 +35,8 @@ class ExchangeRate:
     def text(self) -> str:
         """As a row names it: `USD at 0.92 from 2026-10-01`."""
         return (
-            f"{self.from_currency} at {format(self.rate.normalize(), 'f')} from {format_date(self.effective_from_ms)}"
+            f"{self.from_currency} at {format(self.rate.normalize(), 'f')} from"
+            f" {format_date(self.effective_from_ms)}"
         )
 
     def convert(self, micro: int) -> int:
@@ -48,33 +50,48 @@ class Exchange:
     The inverse of a rate is another rate, and is not guessed.
     """
 
-    def __init__(self, rates: Iterable[ExchangeRate], to_currency: str, calendar: Calendar = UTC_DAYS) -> None:
+    def __init__(
+        self, rates: Iterable[ExchangeRate], to_currency: str, calendar: Calendar = UTC_DAYS
+    ) -> None:
         own_rates = [rate for rate in rates if rate.to_currency == to_currency]
-        begins = (calendar.named(Period(rate.effective_from_ms, rate.effective_from_ms)).start_ms for rate in own_rates)
+        begins = (
+            calendar.named(Period(rate.effective_from_ms, rate.effective_from_ms)).start_ms
+            for rate in own_rates
+        )
         self.to_currency = to_currency
         self._rates = sorted(zip(begins, own_rates, strict=True), key=lambda dated: dated[0])
 
     def rate_at(self, currency: str, at_ms: int) -> ExchangeRate | None:
         """The rate in force at an instant, None when there is none."""
-        dated_rates = (dated for dated in reversed(self._rates) if dated[1].from_currency == currency)
+        dated_rates = (
+            dated for dated in reversed(self._rates) if dated[1].from_currency == currency
+        )
         return next((rate for begins_ms, rate in dated_rates if begins_ms <= at_ms), None)
 
     def spans(self, period: Period) -> list[Period]:
-        """The period, cut where a rate begins to hold: within each part one rate holds for each currency."""
-        inside = {begins_ms for begins_ms, _ in self._rates if period.start_ms < begins_ms < period.end_ms}
+        """The period, cut where a rate begins to hold: within each part one rate holds for each
+        currency.
+        """
+        inside = {
+            begins_ms for begins_ms, _ in self._rates if period.start_ms < begins_ms < period.end_ms
+        }
         edges = sorted({period.start_ms, *inside, period.end_ms})
         return [Period(start, end) for start, end in pairwise(edges)]
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeByMonth:
-    """Rates by months, each with those that hold for it: of a closed month, as they were declared at its close."""
+    """Rates by months, each with those that hold for it: of a closed month, as they were declared
+    at its close.
+    """
 
     months: Sequence[tuple[Period, Exchange]]
 
     def rate_at(self, currency: str, at_ms: int) -> ExchangeRate | None:
         """The rate in force at an instant, None when there is none."""
-        exchanges = (exchange for month, exchange in self.months if month.start_ms <= at_ms < month.end_ms)
+        exchanges = (
+            exchange for month, exchange in self.months if month.start_ms <= at_ms < month.end_ms
+        )
         exchange = next(exchanges, None)
         return None if exchange is None else exchange.rate_at(currency, at_ms)
 
@@ -96,7 +113,9 @@ def view(
     by: Sequence[str],
     exchange: Exchange | ExchangeByMonth,
 ) -> Report:
-    """The report in another currency. `parts` are those of `exchange.spans`, each with its lines and its allocations.
+    """The report in another currency.
+
+    `parts` are those of `exchange.spans`, each with its lines and its allocations.
 
     Rows of one rate stand together with a total of their own; what has no rate keeps its currency.
     """
@@ -104,11 +123,15 @@ def view(
     for span, lines, allocations in parts:
         for line in lines:
             rate = None if line.currency is None else exchange.rate_at(line.currency, span.start_ms)
-            groups.setdefault(rate, _Group()).lines.append(line if rate is None else _converted(line, rate))
+            groups.setdefault(rate, _Group()).lines.append(
+                line if rate is None else _converted(line, rate)
+            )
         _add_allocations(groups, allocations, exchange, span.start_ms)
     rows: list[ReportRow] = []
     totals: list[ReportRow] = []
-    for rate, group in sorted(groups.items(), key=lambda item: "" if item[0] is None else item[0].text):
+    for rate, group in sorted(
+        groups.items(), key=lambda item: "" if item[0] is None else item[0].text
+    ):
         converted = report(group.lines, by, group.allocations)
         text = "" if rate is None else rate.text
         rows += [replace(row, exchange=text) for row in converted.rows]
@@ -117,12 +140,22 @@ def view(
 
 
 def _converted(line: ChargedLine, rate: ExchangeRate) -> ChargedLine:
-    # Each line is rounded on its own: rows of a view add up to its totals, not to the converted total.
-    costs = {name: micro for name, micro in line.amounts.items() if name.endswith("_micro") and micro is not None}
+    # Each line is rounded on its own: rows of a view add up to its totals, not to the converted
+    # total.
+    costs = {
+        name: micro
+        for name, micro in line.amounts.items()
+        if name.endswith("_micro") and micro is not None
+    }
     converted = line.with_amounts({name: rate.convert(micro) for name, micro in costs.items()})
     compared = None if line.compared_cost_micro is None else rate.convert(line.compared_cost_micro)
     borne = None if line.effective_cost_micro is None else rate.convert(line.effective_cost_micro)
-    return replace(converted, currency=rate.to_currency, compared_cost_micro=compared, effective_cost_micro=borne)
+    return replace(
+        converted,
+        currency=rate.to_currency,
+        compared_cost_micro=compared,
+        effective_cost_micro=borne,
+    )
 
 
 def _add_allocations(

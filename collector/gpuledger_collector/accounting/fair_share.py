@@ -1,9 +1,11 @@
-"""Fair share: what teams held of their share of a pool, and what they lent and borrowed, step by step.
+"""Fair share: what teams held of their share of a pool, and what they lent and borrowed, step by
+step.
 
-A share is a fraction of the pool's capacity or a number of GPUs, dated. In each step of five minutes the share of a
-team is compared with what it held. What it held beyond is taken first from capacity that is nobody's share; the rest is
-borrowed from teams that held less than theirs, and lent by them in proportion to what each left unused. So lent and
-borrowed are equal in every step, in time and in money, which is the borrowers' own charge for that time.
+A share is a fraction of the pool's capacity or a number of GPUs, dated. In each step of five
+minutes the share of a team is compared with what it held. What it held beyond is taken first from
+capacity that is nobody's share; the rest is borrowed from teams that held less than theirs, and
+lent by them in proportion to what each left unused. So lent and borrowed are equal in every step,
+in time and in money, which is the borrowers' own charge for that time.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ MICRO = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class PoolShare:
-    """A team's share of a pool: `fraction` of its capacity, or `gpus`. Dates are days of the bill; `to_on` is not
-    included. `read_from` is empty for a declared share, else where it was read from.
+    """A team's share of a pool: `fraction` of its capacity, or `gpus`.
+
+    Dates are days of the bill; `to_on` is not included. `read_from` is empty for a declared share,
+    else where it was read from.
     """
 
     team: str
@@ -41,7 +45,8 @@ class PoolShare:
 class PoolStep:
     """A pool in five minutes. `capacity_ns`: time that could be held; None: nothing reports it.
 
-    `held`: nanoseconds and micro-units by team. `waiting`: GPUs that they wait for, in millionths; None: not read.
+    `held`: nanoseconds and micro-units by team. `waiting`: GPUs that they wait for, in millionths;
+    None: not read.
     """
 
     at_ms: int
@@ -53,10 +58,12 @@ class PoolStep:
 
 @dataclass(slots=True)
 class ShareUse:
-    """What a team had of its share of a pool. Times are GPU-nanoseconds, costs micro-units by currency.
+    """What a team had of its share of a pool.
 
-    `waited_ns`: time that it lent while its own jobs waited; None where no queue was read. `lent_micro` is what
-    borrowers were charged for the time that they had from this team.
+    Times are GPU-nanoseconds, costs micro-units by currency.
+
+    `waited_ns`: time that it lent while its own jobs waited; None where no queue was read.
+    `lent_micro` is what borrowers were charged for the time that they had from this team.
     """
 
     team: str
@@ -71,8 +78,11 @@ class ShareUse:
     borrowed_micro: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
 
-def share_use(steps: Iterable[PoolStep], shares: Sequence[PoolShare], calendar: Calendar) -> list[ShareUse]:
-    """Sum what teams held, lent and borrowed, by pool and team; only of pools in which somebody has a share.
+def share_use(
+    steps: Iterable[PoolStep], shares: Sequence[PoolShare], calendar: Calendar
+) -> list[ShareUse]:
+    """Sum what teams held, lent and borrowed, by pool and team; only of pools in which somebody has
+    a share.
 
     Where shares of a step exceed the pool's capacity, each counts for its proportion of it.
     """
@@ -82,7 +92,9 @@ def share_use(steps: Iterable[PoolStep], shares: Sequence[PoolShare], calendar: 
         day = calendar.day_of(step.at_ms).start_ms
         if (day, step.pool) not in in_force:
             date = calendar.date_of(day)
-            in_force[day, step.pool] = [share for share in shares if share.pool == step.pool and _holds(share, date)]
+            in_force[day, step.pool] = [
+                share for share in shares if share.pool == step.pool and _holds(share, date)
+            ]
         entitled = _entitled(in_force[day, step.pool], step.capacity_ns)
         if entitled:
             _add_step(uses, step, entitled)
@@ -90,12 +102,15 @@ def share_use(steps: Iterable[PoolStep], shares: Sequence[PoolShare], calendar: 
 
 
 def _holds(share: PoolShare, date: dt.date) -> bool:
-    return (share.from_on is None or share.from_on <= date) and (share.to_on is None or date < share.to_on)
+    return (share.from_on is None or share.from_on <= date) and (
+        share.to_on is None or date < share.to_on
+    )
 
 
 def _entitled(shares: Sequence[PoolShare], capacity_ns: int | None) -> dict[str, int]:
-    """Each team's share of a step, in GPU-nanoseconds; together at most the capacity. A fraction of an unknown capacity
-    is left out.
+    """Each team's share of a step, in GPU-nanoseconds; together at most the capacity.
+
+    A fraction of an unknown capacity is left out.
     """
     wanted: dict[str, int] = defaultdict(int)
     for share in shares:
@@ -108,12 +123,16 @@ def _entitled(shares: Sequence[PoolShare], capacity_ns: int | None) -> dict[str,
     return dict(wanted)
 
 
-def _add_step(uses: dict[tuple[str, str], ShareUse], step: PoolStep, entitled: Mapping[str, int]) -> None:
+def _add_step(
+    uses: dict[tuple[str, str], ShareUse], step: PoolStep, entitled: Mapping[str, int]
+) -> None:
     teams = sorted(entitled.keys() | step.held.keys())
     held = {team: step.held.get(team, (0, {}))[0] for team in teams}
     over = [max(held[team] - entitled.get(team, 0), 0) for team in teams]
     under = [max(entitled.get(team, 0) - held[team], 0) for team in teams]
-    nobodys_ns = 0 if step.capacity_ns is None else max(step.capacity_ns - sum(entitled.values()), 0)
+    nobodys_ns = (
+        0 if step.capacity_ns is None else max(step.capacity_ns - sum(entitled.values()), 0)
+    )
     # More can be held than was there only where evidence overlaps; nobody lends what did not exist.
     moved_ns = min(max(sum(over) - nobodys_ns, 0), sum(under))
     borrowed = split(moved_ns, over) if moved_ns else [0] * len(teams)

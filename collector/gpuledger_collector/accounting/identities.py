@@ -1,8 +1,9 @@
 """The identities of the ledger: which of its numbers must be equal, by what, and in what.
 
-A bill follows from evidence in steps, and each step is stored: hours, charges, the ledgers of days and of months, what
-a close sealed and invoiced. An identity names two neighbors of this chain. `services/reconciliation.py` compares them;
-whatever says that a ledger holds (reconcile, close, periods --verify, doctor, pages, assistants) asks that.
+A bill follows from evidence in steps, and each step is stored: hours, charges, the ledgers of days
+and of months, what a close sealed and invoiced. An identity names two neighbors of this chain.
+`services/reconciliation.py` compares them; whatever says that a ledger holds (reconcile, close,
+periods --verify, doctor, pages, assistants) asks that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Depth(enum.StrEnum):
     tables = "tables"
     """Derived tables only: sums of the database, whatever the size of the fleet."""
     declarations = "declarations"
-    """Also prices, inventory, imported files and policies, from which one side is computed again."""
+    """Also prices, inventory, imported files and policies, from which one side is computed again.
+    """
     evidence = "evidence"
     """Also usage intervals and hours: fold and rating run again."""
     sealed = "sealed"
@@ -32,7 +34,9 @@ class Depth(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Two sides of the ledger that must be equal for each value of the keys, in each of the measures."""
+    """Two sides of the ledger that must be equal for each value of the keys, in each of the
+    measures.
+    """
 
     name: str
     expected: str
@@ -44,7 +48,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Where an identity does not hold: `place` by its keys; an amount is None where that side has no line."""
+    """Where an identity does not hold: `place` by its keys; an amount is None where that side has
+    no line.
+    """
 
     identity: Identity
     place: Mapping[str, str]
@@ -67,15 +73,38 @@ CHARGES = Identity(
     "hours, imported rows, prices and rules, rated again",
     "the charges and their corrections",
     (
-        *("day", "accelerator", "workload", "owner", "state", "pool", "gpu_model", "node", "currency", "price"),
+        *(
+            "day",
+            "accelerator",
+            "workload",
+            "owner",
+            "state",
+            "pool",
+            "gpu_model",
+            "node",
+            "currency",
+            "price",
+        ),
         *("declaration", "time"),
     ),
     MEASURES,
     Depth.evidence,
 )
-RECORDED = Identity("recorded", "the check of the day, made again", "the recorded check", ("day",), (), Depth.evidence)
+RECORDED = Identity(
+    "recorded",
+    "the check of the day, made again",
+    "the recorded check",
+    ("day",),
+    (),
+    Depth.evidence,
+)
 CHECKED = Identity(
-    "checked", "the charges of the day", "the recorded check of the day", ("day",), ("gpu_ns",), Depth.tables
+    "checked",
+    "the charges of the day",
+    "the recorded check of the day",
+    ("day",),
+    ("gpu_ns",),
+    Depth.tables,
 )
 CAPACITY = Identity(
     "capacity",
@@ -101,8 +130,17 @@ ADJUSTMENTS = Identity(
     ("cost_micro",),
     Depth.declarations,
 )
-DAYS = Identity("days", "the charges", "the ledger of days", ("day", *_LINE), MEASURES, Depth.tables)
-MONTHS = Identity("months", "the ledger of days", "the ledger of months", ("month", *_LINE), MEASURES, Depth.tables)
+DAYS = Identity(
+    "days", "the charges", "the ledger of days", ("day", *_LINE), MEASURES, Depth.tables
+)
+MONTHS = Identity(
+    "months",
+    "the ledger of days",
+    "the ledger of months",
+    ("month", *_LINE),
+    MEASURES,
+    Depth.tables,
+)
 DECLARED = Identity(
     "declared",
     "the audit log",
@@ -113,7 +151,8 @@ DECLARED = Identity(
 )
 BOOKED = Identity(
     "booked",
-    "the day on which a correction was found, or the last day of the month that was about to be closed",
+    "the day on which a correction was found, or the last day of the month that was about to be"
+    " closed",
     "the day on which it is booked",
     ("day", "booked"),
     ("booked_day_ms",),
@@ -136,10 +175,20 @@ SEALED_TABLES = Identity(
     Depth.sealed,
 )
 SEAL = Identity(
-    "seal", "the lines that were sealed", "the charges and corrections", ("month",), ("lines",), Depth.sealed
+    "seal",
+    "the lines that were sealed",
+    "the charges and corrections",
+    ("month",),
+    ("lines",),
+    Depth.sealed,
 )
 INVOICES = Identity(
-    "invoices", "the receipt of the close", "the invoices", ("owner", "currency"), ("micro", "minor"), Depth.sealed
+    "invoices",
+    "the receipt of the close",
+    "the invoices",
+    ("owner", "currency"),
+    ("micro", "minor"),
+    Depth.sealed,
 )
 RECEIPT = Identity(
     "receipt",
@@ -150,7 +199,20 @@ RECEIPT = Identity(
     Depth.sealed,
 )
 IDENTITIES = (
-    *(HOURS, CHARGES, RECORDED, DECLARED, CHECKED, CAPACITY, IMPORTED, ADJUSTMENTS, DAYS, BOOKED, TIMES, MONTHS),
+    *(
+        HOURS,
+        CHARGES,
+        RECORDED,
+        DECLARED,
+        CHECKED,
+        CAPACITY,
+        IMPORTED,
+        ADJUSTMENTS,
+        DAYS,
+        BOOKED,
+        TIMES,
+        MONTHS,
+    ),
     *(SEAL, RECEIPT, INVOICES, SEALED_TABLES),
 )
 """All of them, in the order of the way from evidence to an invoice."""
@@ -161,7 +223,8 @@ def differences(
     expected: Mapping[Key, Sequence[int | None]],
     stored: Mapping[Key, Sequence[int | None]],
 ) -> list[Mismatch]:
-    """Compare two sides by the identity's keys; what is zero in every measure equals a line that is not there.
+    """Compare two sides by the identity's keys; what is zero in every measure equals a line that is
+    not there.
 
     In a line that both sides have, unknown is not zero.
     """

@@ -33,11 +33,16 @@ REGION = "region"
 class Locations:
     """The location of each pool at every instant."""
 
-    def __init__(self, declared: Iterable[PoolLocation] = (), calendar: Calendar = UTC_DAYS) -> None:
-        self._of_pool: dict[str, list[tuple[int | None, int | None, PoolLocation]]] = defaultdict(list)
+    def __init__(
+        self, declared: Iterable[PoolLocation] = (), calendar: Calendar = UTC_DAYS
+    ) -> None:
+        self._of_pool: dict[str, list[tuple[int | None, int | None, PoolLocation]]] = defaultdict(
+            list
+        )
         for location in declared:
             start_ms, end_ms = (
-                None if day is None else calendar.start_of(day) for day in (location.from_on, location.to_on)
+                None if day is None else calendar.start_of(day)
+                for day in (location.from_on, location.to_on)
             )
             self._of_pool[location.pool].append((start_ms, end_ms, location))
 
@@ -62,7 +67,9 @@ class Locations:
         return None
 
     def of_purchase(self, pool: str, region: str, at_ms: int) -> PoolLocation | None:
-        """Where something stands that was bought for a pool and a region, both may be empty; None: not declared."""
+        """Where something stands that was bought for a pool and a region, both may be empty; None:
+        not declared.
+        """
         location = self.at(pool, at_ms) if pool else None
         if not region or (location is not None and location.region == region):
             return location
@@ -72,7 +79,8 @@ class Locations:
 
     def region(self, pool: str, at_ms: int) -> str:
         """The region of a pool at an instant; empty: not declared."""
-        # Rating asks this for every interval of every accelerator, and most ledgers have no locations.
+        # Rating asks this for every interval of every accelerator, and most ledgers have no
+        # locations.
         location = self.at(pool, at_ms) if self._of_pool else None
         return "" if location is None else location.region
 

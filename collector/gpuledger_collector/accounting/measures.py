@@ -1,4 +1,6 @@
-"""Measures: what everything that is charged, added up, reported or corrected says in the same nine numbers."""
+"""Measures: what everything that is charged, added up, reported or corrected says in the same nine
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ from typing import Any, Self
 class Measures:
     """Time in GPU-nanoseconds, amounts in micro-units of one currency, energy in millijoules.
 
-    `busy_ns`, `idle_ns` and `unknown_ns` are the activity of held time, and add up to its `gpu_ns`. `cost_micro` is
-    what is charged, the effective cost: time that a commitment covers costs the commitment's share. The price book's
-    rate (contracted) and its list rate say what the same time would have cost without the commitment or the discount.
-    None means unknown (no rate, nothing measured), never zero.
+    `busy_ns`, `idle_ns` and `unknown_ns` are the activity of held time, and add up to its `gpu_ns`.
+    `cost_micro` is what is charged, the effective cost: time that a commitment covers costs the
+    commitment's share. The price book's rate (contracted) and its list rate say what the same time
+    would have cost without the commitment or the discount. None means unknown (no rate, nothing
+    measured), never zero.
     """
 
     gpu_ns: int = 0
@@ -35,7 +38,8 @@ class Measures:
 
     @property
     def has_known_activity(self) -> bool:
-        """Whether some of the time is known to be busy or idle; only then do idle time and its cost mean something.
+        """Whether some of the time is known to be busy or idle; only then do idle time and its cost
+        mean something.
 
         A correction of a price has no time of its own: its idle cost says that the time was known.
         """
@@ -53,7 +57,9 @@ class Measures:
 
     def plus(self, other: Measures) -> Self:
         """Add another's measures to this one's; a sum is unknown only when both parts are."""
-        return self.with_amounts({name: add_known(getattr(self, name), getattr(other, name)) for name in MEASURES})
+        return self.with_amounts(
+            {name: add_known(getattr(self, name), getattr(other, name)) for name in MEASURES}
+        )
 
     def with_amounts(self, amounts: Mapping[str, int | None]) -> Self:
         """The same with other measures, by name."""
@@ -66,7 +72,9 @@ MEASURES = tuple(field.name for field in fields(Measures))
 amounts_of: Callable[[Measures], tuple[Any, ...]] = attrgetter(*MEASURES)
 """The measures in the order of their names."""
 COMPARED = ("list_cost_micro", "contracted_cost_micro")
-"""Measures that are compared with the cost, so that their sum is only known when every part of it is."""
+"""Measures that are compared with the cost, so that their sum is only known when every part of it
+is.
+"""
 SUMMED = tuple(name for name in MEASURES if name not in COMPARED)
 """Measures whose sum leaves out what is unknown."""
 

@@ -1,8 +1,9 @@
 """Money: integers of millionths of a currency's major unit; cents only where people read them.
 
-A cost is one multiplication of an integer quantity with a decimal rate, rounded once, half to even. What is shown in
-minor units is split by largest remainder, so that the rows of a list add up to its total. A list is what is billed of
-one month: a period's own time, or the corrections of one closed month (docs/guides/what-a-gpu-hour-costs.md).
+A cost is one multiplication of an integer quantity with a decimal rate, rounded once, half to even.
+What is shown in minor units is split by largest remainder, so that the rows of a list add up to its
+total. A list is what is billed of one month: a period's own time, or the corrections of one closed
+month (docs/guides/what-a-gpu-hour-costs.md).
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from functools import lru_cache
 from typing import Self
 
 from gpuledger_collector.accounting.currencies import MINOR_DIGITS
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div, round_together
+from gpuledger_collector.accounting.quantity import (
+    GPU_NS_PER_HOUR,
+    round_half_even_div,
+    round_together,
+)
 
 MICRO = 1_000_000
 """Micro-units in one major unit of any currency."""
@@ -24,8 +29,11 @@ RATE_DIGITS = 9
 
 
 def minor_digits(currency: str) -> int:
-    """Decimal places of the currency's minor unit (ISO 4217, list one); two for a code that the list has not (yet)."""
-    # Most currencies have two; a code that is newer than the table must not keep a month from being billed.
+    """Decimal places of the currency's minor unit (ISO 4217, list one); two for a code that the
+    list has not (yet).
+    """
+    # Most currencies have two; a code that is newer than the table must not keep a month from being
+    # billed.
     return MINOR_DIGITS.get(currency, 2)
 
 
@@ -64,9 +72,13 @@ class Money:
         return f"+{self.grouped()}" if self.minor > 0 else self.grouped()
 
     def exact(self, places: int | None = None) -> str:
-        """To the last micro-unit, with at least that many decimals (the minor unit's): -127875000 is `-127.875`."""
+        """To the last micro-unit, with at least that many decimals (the minor unit's): -127875000
+        is `-127.875`.
+        """
         whole, _, decimals = decimal_text(self.micro).partition(".")
-        decimals = decimals.rstrip("0").ljust(minor_digits(self.currency) if places is None else places, "0")
+        decimals = decimals.rstrip("0").ljust(
+            minor_digits(self.currency) if places is None else places, "0"
+        )
         return f"{whole}.{decimals}" if decimals else whole
 
     def estimate(self) -> str:
@@ -79,7 +91,9 @@ class Money:
 
 
 def round_amounts(micros: Sequence[int], currency: str) -> list[Money]:
-    """Amounts in whole minor units that add up to the rounded total, each within one minor unit of its own."""
+    """Amounts in whole minor units that add up to the rounded total, each within one minor unit of
+    its own.
+    """
     units = to_minor_units(micros, minor_digits(currency))
     return [Money(micro, currency, unit) for micro, unit in zip(micros, units, strict=True)]
 
@@ -92,7 +106,10 @@ def parse_amount(text: str) -> int:
         raise ValueError(f"{text!r} is not an amount; write it as 40000 or 40000.50") from None
     micro = value * MICRO if value.is_finite() else value
     if not value.is_finite() or value <= 0 or micro != int(micro) or micro >= 2**62:
-        raise ValueError(f"{text!r} is not an amount of money: it must be more than 0, with at most 6 decimal places")
+        raise ValueError(
+            f"{text!r} is not an amount of money: it must be more than 0, with at most 6 decimal"
+            " places"
+        )
     return int(micro)
 
 
@@ -104,11 +121,14 @@ def group_digits(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def rate_nano(rate: Decimal) -> int:
-    """The rate in billionths of the major unit. Raises ValueError when it has more places or is no number."""
+    """The rate in billionths of the major unit.
+
+    Raises ValueError when it has more places or is no number.
+    """
     if not rate.is_finite():
         raise ValueError(f"{rate} is not a rate")
-    # Refuse more digits instead of rounding them: a rate rounded here would differ from the one that the price book
-    # shows.
+    # Refuse more digits instead of rounding them: a rate rounded here would differ from the one
+    # that the price book shows.
     scaled = rate.scaleb(RATE_DIGITS)
     whole = int(scaled)
     if whole != scaled:
@@ -117,22 +137,28 @@ def rate_nano(rate: Decimal) -> int:
 
 
 def cost_micro(gpu_ns: int, rate: Decimal) -> int:
-    """Micro-units for a quantity in GPU-nanoseconds at a rate per GPU-hour, rounded once, half to even."""
-    # GPU-ns x nano-units / (GPU-ns per hour) is nano-units; the same division takes them to micro-units, so there is no
-    # second rounding.
+    """Micro-units for a quantity in GPU-nanoseconds at a rate per GPU-hour, rounded once, half to
+    even.
+    """
+    # GPU-ns x nano-units / (GPU-ns per hour) is nano-units; the same division takes them to
+    # micro-units, so there is no second rounding.
     nano_per_micro = 10**RATE_DIGITS // MICRO
     return round_half_even_div(gpu_ns * rate_nano(rate), GPU_NS_PER_HOUR * nano_per_micro)
 
 
 def to_minor_units(micros: Sequence[int], digits: int) -> list[int]:
-    """Amounts in minor units: they add up to the rounded total, each within one minor unit of its own amount."""
+    """Amounts in minor units: they add up to the rounded total, each within one minor unit of its
+    own amount.
+    """
     return round_together(micros, MICRO // 10**digits)
 
 
 def round_months(micros: Mapping[str, Mapping[str, int]], digits: int) -> dict[str, dict[str, int]]:
-    """Amounts of owners in minor units, by the month that they correct (empty: the period's own time).
+    """Amounts of owners in minor units, by the month that they correct (empty: the period's own
+    time).
 
-    Each month is a list by itself, dearest first: what a correction shows does not depend on the open month beside it.
+    Each month is a list by itself, dearest first: what a correction shows does not depend on the
+    open month beside it.
     """
     rounded = {}
     for month, owners in micros.items():
@@ -143,7 +169,9 @@ def round_months(micros: Mapping[str, Mapping[str, int]], digits: int) -> dict[s
 
 
 def decimal_text(units: int, digits: int = MICRO_DIGITS) -> str:
-    """A decimal from its digits: 1234 with two places is `12.34`; without a number of them, from millionths."""
+    """A decimal from its digits: 1234 with two places is `12.34`; without a number of them, from
+    millionths.
+    """
     if digits == 0:
         return str(units)
     whole, part = divmod(abs(units), 10**digits)

@@ -24,7 +24,9 @@ class Standing(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MonthProof:
-    """What the proof said of a month: when it was asked, how deep, whether it held, and on which dates it did not."""
+    """What the proof said of a month: when it was asked, how deep, whether it held, and on which
+    dates it did not.
+    """
 
     month: Period
     asked_ms: int
@@ -44,13 +46,18 @@ class PeriodProof:
 
     @property
     def asked_ms(self) -> int | None:
-        """The instant up to which all of it was asked: of its months the earliest. None: not all of them were."""
+        """The instant up to which all of it was asked: of its months the earliest.
+
+        None: not all of them were.
+        """
         asked = [month.asked_ms for month in self.months if month is not None]
         return min(asked) if asked and len(asked) == len(self.months) else None
 
     @property
     def broken(self) -> Sequence[MonthProof]:
-        """Months of which it did not hold, whatever was told since: only asking again takes that back."""
+        """Months of which it did not hold, whatever was told since: only asking again takes that
+        back.
+        """
         return [month for month in self.months if month is not None and not month.holds]
 
     @property
@@ -76,7 +83,11 @@ class PeriodProof:
         if self.asked_ms is None:
             return "waiting: the proof has not been asked yet"
         proven = f"proven at {_instant(self.asked_ms)} for all that was told until then"
-        return proven if self.standing is Standing.holds else f"{proven}; what was told since is waiting for its proof"
+        return (
+            proven
+            if self.standing is Standing.holds
+            else f"{proven}; what was told since is waiting for its proof"
+        )
 
     @property
     def short(self) -> str:

@@ -1,8 +1,10 @@
-"""Node costs: what CPU, memory, local disk and network of a GPU node cost, beside the rates of its accelerators.
+"""Node costs: what CPU, memory, local disk and network of a GPU node cost, beside the rates of its
+accelerators.
 
-A node's hour costs price x time, rounded once: the time for which any of its accelerators was there. Of several
-declarations of one name the most specific holds for a node; those of different names add up. Which node cost how much
-follows from capacity and declarations alone; who pays it follows from usage (accounting.node_charges).
+A node's hour costs price x time, rounded once: the time for which any of its accelerators was
+there. Of several declarations of one name the most specific holds for a node; those of different
+names add up. Which node cost how much follows from capacity and declarations alone; who pays it
+follows from usage (accounting.node_charges).
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.quantity import round_half_even_div
 
 NODE_COST = "node_cost"
-"""The state of a charge that an owner pays for its share of a node; what nobody held keeps the state of its time."""
+"""The state of a charge that an owner pays for its share of a node; what nobody held keeps the
+state of its time.
+"""
 ZERO = Decimal(0)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """A price of a node-hour, flat and by core and gigabyte, for days of the bill (`to_on` not included).
+    """A price of a node-hour, flat and by core and gigabyte, for days of the bill (`to_on` not
+    included).
 
     An empty pool or node matches any; `node` may have `*` as wildcard.
     """
@@ -46,20 +51,35 @@ class NodeCost:
     @property
     def rate(self) -> Decimal:
         """What an hour of a node costs."""
-        return self.per_node_hour + self.per_core_hour * (self.cores or 0) + self.per_gb_hour * (self.memory_gb or 0)
+        return (
+            self.per_node_hour
+            + self.per_core_hour * (self.cores or 0)
+            + self.per_gb_hour * (self.memory_gb or 0)
+        )
 
     @property
     def precedence(self) -> tuple[object, ...]:
         """The most specific first: a node before a pattern before a pool."""
         is_pattern = "*" in self.node
-        return not self.node, is_pattern, -len(self.node) if is_pattern else 0, not self.pool, self.pool, self.node
+        return (
+            not self.node,
+            is_pattern,
+            -len(self.node) if is_pattern else 0,
+            not self.pool,
+            self.pool,
+            self.node,
+        )
 
     def holds_on(self, day_on: dt.date) -> bool:
         """Whether it holds on a day of the bill."""
-        return (self.from_on is None or self.from_on <= day_on) and (self.to_on is None or day_on < self.to_on)
+        return (self.from_on is None or self.from_on <= day_on) and (
+            self.to_on is None or day_on < self.to_on
+        )
 
     def fits(self, node: str, pools: Collection[str]) -> bool:
-        """Whether it is about a node whose accelerators stand in these pools; without one it is not there."""
+        """Whether it is about a node whose accelerators stand in these pools; without one it is not
+        there.
+        """
         return bool(pools) and self.pool in ("", *pools) and fnmatchcase(node, self.node or "*")
 
     def cost_micro(self, ms: int) -> int:
@@ -84,7 +104,9 @@ NodePlace = tuple[str, str, Sequence[Period]]
 def node_hours(
     places: Iterable[NodePlace], costs: Sequence[NodeCost], day: Period, until_ms: int
 ) -> Iterator[NodeHour]:
-    """What each node cost, hour by hour, in the order of nodes; `costs` are those that hold on the day."""
+    """What each node cost, hour by hour, in the order of nodes; `costs` are those that hold on the
+    day.
+    """
     by_node: dict[str, list[tuple[str, Sequence[Period]]]] = defaultdict(list)
     for node, pool, capacity in places:
         by_node[node].append((pool, capacity))

@@ -1,15 +1,17 @@
-"""Owned hardware: what a GPU-hour of it costs, from what was paid for it and what it takes to run it.
+"""Owned hardware: what a GPU-hour of it costs, from what was paid for it and what it takes to run
+it.
 
     rate = (capex - salvage) / GPUs / hours of life + opex x months of life / GPUs / hours of life
          + watts / 1000 x PUE x price of a kWh / GPUs
 
-Hours are those between the two dates, not a month divided by thirty: over its life a machine earns exactly what it
-cost. It is a rate for *capacity*: never divided by utilization, so that idle time shows instead of making everyone
-dearer. When the hardware is written off, its depreciation ends and the other costs remain.
+Hours are those between the two dates, not a month divided by thirty: over its life a machine earns
+exactly what it cost. It is a rate for *capacity*: never divided by utilization, so that idle time
+shows instead of making everyone dearer. When the hardware is written off, its depreciation ends and
+the other costs remain.
 
-Measured energy is not charged in addition to the rate: charges must add up to capacity x rate, and energy that nothing
-measured would be paid by nobody. With `energy = measured` it is left out of the rate; the kWh stand on every charge as
-they are.
+Measured energy is not charged in addition to the rate: charges must add up to capacity x rate, and
+energy that nothing measured would be paid by nobody. With `energy = measured` it is left out of the
+rate; the kWh stand on every charge as they are.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ PER = ("gpu", "node")
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """Hardware of one kind, in service from `starts_ms` on; amounts in the currency's major unit, per `per`."""
+    """Hardware of one kind, in service from `starts_ms` on; amounts in the currency's major unit,
+    per `per`.
+    """
 
     name: str
     capex: Decimal
@@ -58,11 +62,15 @@ class Owned:
     region: str = ""
     list_rate: Decimal | None = None
     count: int | None = None
-    """How many GPUs or nodes were bought; None: not declared, and then the cash view knows no purchase."""
+    """How many GPUs or nodes were bought; None: not declared, and then the cash view knows no
+    purchase.
+    """
 
     @property
     def written_off_ms(self) -> int:
-        """The instant at which its depreciation ends: the same day of the month, so many months later."""
+        """The instant at which its depreciation ends: the same day of the month, so many months
+        later.
+        """
         return add_months(self.starts_ms, self.months)
 
     @property
@@ -76,28 +84,41 @@ class Owned:
         each_hour = each * Fraction(HOUR_MS, self.written_off_ms - self.starts_ms)
         kilowatts = Fraction(self.watts) * Fraction(1, 1000) * Fraction(self.pue)
         return {
-            "depreciation": Fraction(0) if written_off else Fraction(self.capex - self.salvage) * each_hour,
-            # All months over all hours: a month's cost divided by that month's hours would make February dearer.
+            "depreciation": Fraction(0)
+            if written_off
+            else Fraction(self.capex - self.salvage) * each_hour,
+            # All months over all hours: a month's cost divided by that month's hours would make
+            # February dearer.
             "opex": Fraction(self.opex_per_month) * self.months * each_hour,
-            "energy": Fraction(0) if self.energy == MEASURED else kilowatts * Fraction(self.price_per_kwh) * each,
+            "energy": Fraction(0)
+            if self.energy == MEASURED
+            else kilowatts * Fraction(self.price_per_kwh) * each,
         }
 
     def prices(self) -> list[Price]:
-        """Its entries of the price book: while it is depreciated, and from then on. Each says how it was derived."""
+        """Its entries of the price book: while it is depreciated, and from then on.
+
+        Each says how it was derived.
+        """
         ends_ms = self.written_off_ms
-        # Two versions of one price: the rate falls by its depreciation on the day on which it is written off.
+        # Two versions of one price: the rate falls by its depreciation on the day on which it is
+        # written off.
         spans = ((self.starts_ms, ends_ms, False), (ends_ms, None, True))
         return [self._price(starts, ends, written_off=done) for starts, ends, done in spans]
 
     def _price(self, starts_ms: int, ends_ms: int | None, *, written_off: bool) -> Price:
         parts = rounded(self.parts(written_off=written_off))
-        basis: dict[str, object] = {"name": self.name, "parts": {name: f"{part:f}" for name, part in parts.items()}}
+        basis: dict[str, object] = {
+            "name": self.name,
+            "parts": {name: f"{part:f}" for name, part in parts.items()},
+        }
         return Price(
             id=None,
             pool=self.pool,
             gpu_model=self.gpu_model,
             purchase="owned",
-            # The rate is the sum of the rounded parts, so that people can add up what they are shown.
+            # The rate is the sum of the rounded parts, so that people can add up what they are
+            # shown.
             rate=sum(parts.values(), Decimal(0)),
             currency=self.currency,
             effective_from_ms=starts_ms,
@@ -143,11 +164,17 @@ def rounded(parts: Mapping[str, Fraction]) -> dict[str, Decimal]:
 
 def as_number(number: Fraction) -> str:
     """A whole number as such, another as a quotient: never as a float."""
-    return str(number.numerator) if number.denominator == 1 else f"{number.numerator}/{number.denominator}"
+    return (
+        str(number.numerator)
+        if number.denominator == 1
+        else f"{number.numerator}/{number.denominator}"
+    )
 
 
 def add_months(at_ms: int, months: int) -> int:
-    """The same instant of the day (UTC) so many months later; where that day does not exist, the first after it."""
+    """The same instant of the day (UTC) so many months later; where that day does not exist, the
+    first after it.
+    """
     date = format_date(at_ms)
     at = int(date[:4]) * 12 + int(date[5:7]) - 1 + months
     first_ms = parse_date(f"{at // 12:04d}-{at % 12 + 1:02d}-01")

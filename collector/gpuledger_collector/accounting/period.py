@@ -93,8 +93,9 @@ _FISCAL = re.compile(r"FY[- ]?([0-9]{4})(?:[-/ ]?Q([1-4]))?")
 
 
 def parse_period(text: str, fiscal_month: int | None = None) -> Period:
-    """The month `2026-10`, the quarter `2026-Q3`, `2026Q3` or `Q3 2026`, the year `2026`, or the fiscal `FY2027` or
-    `FY2027-Q1`, named after the year in which it ends. `fiscal_month`: the month in which fiscal years begin, 1 to 12.
+    """The month `2026-10`, the quarter `2026-Q3`, `2026Q3` or `Q3 2026`, the year `2026`, or the
+    fiscal `FY2027` or `FY2027-Q1`, named after the year in which it ends. `fiscal_month`: the month
+    in which fiscal years begin, 1 to 12.
 
     Raises ValueError with a sentence.
     """
@@ -113,16 +114,23 @@ def parse_period(text: str, fiscal_month: int | None = None) -> Period:
 def _fiscal(year: int, quarter: int, first_month: int | None) -> Period:
     """A fiscal year, or a quarter of it (0: all of it)."""
     if first_month is None:
-        raise ValueError('no fiscal year is declared: apply a file with fiscal_year_begins = "July", or your month')
+        raise ValueError(
+            'no fiscal year is declared: apply a file with fiscal_year_begins = "July", or your'
+            " month"
+        )
     if not 1901 <= year < 2200:
         raise ValueError(f"fiscal year {year} lies outside the years 1901 to 2199")
     first = 12 * year + first_month - 1 - (12 if first_month > 1 else 0) + 3 * max(quarter - 1, 0)
-    first_name, last_name = (f"{at // 12:04d}-{at % 12 + 1:02d}" for at in (first, first + (3 if quarter else 12) - 1))
+    first_name, last_name = (
+        f"{at // 12:04d}-{at % 12 + 1:02d}" for at in (first, first + (3 if quarter else 12) - 1)
+    )
     return Period(month(first_name).start_ms, month(last_name).end_ms)
 
 
 def months_of(period: Period) -> list[str]:
-    """The names of the months of a period that begins and ends with one, such as that of `parse_period`."""
+    """The names of the months of a period that begins and ends with one, such as that of
+    `parse_period`.
+    """
     names, at_ms = [], period.start_ms
     while at_ms < period.end_ms:
         names.append(format_date(at_ms)[:7])
@@ -134,14 +142,19 @@ def date_range(start: str, end: str) -> Period:
     """From a date (in) to a date (out). Raises ValueError with a sentence."""
     period_start, period_end = parse_date(start), parse_date(end)
     if period_end <= period_start:
-        raise ValueError(f"the range {start} to {end} is empty: its end, which is not included, must come later")
+        raise ValueError(
+            f"the range {start} to {end} is empty: its end, which is not included, must come later"
+        )
     if period_start < _YEAR_1900_MS or period_end > _YEAR_2200_MS:
         raise ValueError(f"the range {start} to {end} lies outside the years 1900 to 2200")
     return Period(period_start, period_end)
 
 
 def parse_instant(text: str) -> int:
-    """Milliseconds of an RFC 3339 instant with zone, or of unix seconds. Raises ValueError with a sentence."""
+    """Milliseconds of an RFC 3339 instant with zone, or of unix seconds.
+
+    Raises ValueError with a sentence.
+    """
     cleaned = text.strip()
     at_ms = _unix_ms(cleaned) if _UNIX_SECONDS.fullmatch(cleaned) else _rfc3339_ms(cleaned)
     if not _YEAR_1900_MS <= at_ms <= _YEAR_2200_MS:
@@ -160,9 +173,13 @@ def _rfc3339_ms(text: str) -> int:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not an instant; write it as 2026-10-31T12:00:00Z or as unix seconds") from None
+        raise ValueError(
+            f"{text!r} is not an instant; write it as 2026-10-31T12:00:00Z or as unix seconds"
+        ) from None
     if at.tzinfo is None:
-        raise ValueError(f"{text!r} has no zone; write 2026-10-31T12:00:00Z or 2026-10-31T12:00:00+01:00")
+        raise ValueError(
+            f"{text!r} has no zone; write 2026-10-31T12:00:00Z or 2026-10-31T12:00:00+01:00"
+        )
     return _to_ms(at)
 
 
@@ -179,7 +196,9 @@ def format_date(at_ms: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """A zone in which days of the bill begin, from the midnight `from_ms` on that was the one of `first_on`."""
+    """A zone in which days of the bill begin, from the midnight `from_ms` on that was the one of
+    `first_on`.
+    """
 
     name: str
     tz: tzinfo
@@ -189,10 +208,12 @@ class Zone:
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """Days and months of the bill: from midnight to midnight in the billing zone, 23 to 25 hours where its clocks move.
+    """Days and months of the bill: from midnight to midnight in the billing zone, 23 to 25 hours
+    where its clocks move.
 
-    Zones follow each other where one was changed. The first day of a later zone begins where the last day of the zone
-    before it ended, so that no instant belongs to no day or to two; it may be longer or shorter than others.
+    Zones follow each other where one was changed. The first day of a later zone begins where the
+    last day of the zone before it ended, so that no instant belongs to no day or to two; it may be
+    longer or shorter than others.
     """
 
     zones: tuple[Zone, ...] = (Zone("UTC", UTC),)
@@ -205,7 +226,9 @@ class Calendar:
         return all(zone.name == "UTC" for zone in self.zones)
 
     def start_of(self, day: date) -> int:
-        """The instant at which a day begins; where its midnight does not exist, that at which the clocks jump."""
+        """The instant at which a day begins; where its midnight does not exist, that at which the
+        clocks jump.
+        """
         for zone in reversed(self.zones[1:]):
             if day == zone.first_on:
                 return zone.from_ms
@@ -216,14 +239,18 @@ class Calendar:
 
     def zone_at(self, at_ms: int) -> Zone:
         """The zone whose days hold an instant."""
-        return next(zone for zone in reversed(self.zones) if zone.from_ms <= at_ms or zone is self.zones[0])
+        return next(
+            zone for zone in reversed(self.zones) if zone.from_ms <= at_ms or zone is self.zones[0]
+        )
 
     def date_of(self, at_ms: int) -> date:
         """The day that holds an instant."""
         zone = self.zone_at(at_ms)
-        # Right after a change of zone the new zone's clock may still show the day before; that time belongs to its
-        # first day.
-        return max((_EPOCH + timedelta(milliseconds=at_ms)).astimezone(zone.tz).date(), zone.first_on)
+        # Right after a change of zone the new zone's clock may still show the day before; that time
+        # belongs to its first day.
+        return max(
+            (_EPOCH + timedelta(milliseconds=at_ms)).astimezone(zone.tz).date(), zone.first_on
+        )
 
     def day_of(self, at_ms: int) -> Period:
         """The day that holds an instant, as a period."""
@@ -264,7 +291,10 @@ class Calendar:
 
     def named(self, nominal: Period) -> Period:
         """The days of the bill that have the names of these UTC days."""
-        bounds = ((_EPOCH + timedelta(milliseconds=at_ms)).date() for at_ms in (nominal.start_ms, nominal.end_ms))
+        bounds = (
+            (_EPOCH + timedelta(milliseconds=at_ms)).date()
+            for at_ms in (nominal.start_ms, nominal.end_ms)
+        )
         return Period(*(self.start_of(day) for day in bounds))
 
     def months_of(self, period: Period) -> list[str]:
@@ -272,7 +302,9 @@ class Calendar:
         return list(dict.fromkeys(self.month_of(day.start_ms) for day in self.days(period)))
 
     def cuts(self, period: Period) -> list[int]:
-        """Midnights strictly inside a period that lie inside an hour of UTC: zones of half and quarter hours."""
+        """Midnights strictly inside a period that lie inside an hour of UTC: zones of half and
+        quarter hours.
+        """
         return [day.start_ms for day in self.days(period)[1:] if day.start_ms % HOUR_MS]
 
 
@@ -280,5 +312,6 @@ UTC_DAYS = Calendar()
 
 
 def _midnight(day: date, tz: tzinfo) -> int:
-    # In a gap `fold` 0 has the offset from before it, which makes this the instant of the jump; of two, the first.
+    # In a gap `fold` 0 has the offset from before it, which makes this the instant of the jump; of
+    # two, the first.
     return _to_ms(datetime(day.year, day.month, day.day, tzinfo=tz).astimezone(UTC))

@@ -1,7 +1,8 @@
-"""Postings: an invoice in the parts that the general ledger tells apart; its cents are split over them.
+"""Postings: an invoice in the parts that the general ledger tells apart; its cents are split over
+them.
 
-Direct cost and shares of common costs are split each by itself, as the chargeback rounds them: the parts of an owner
-add up to its invoice.
+Direct cost and shares of common costs are split each by itself, as the chargeback rounds them: the
+parts of an owner add up to its invoice.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class InvoiceParts:
         minors = dict.fromkeys(sorted(self.gpu_ns), 0)
         for sums, total in ((self.direct, direct_minor), (self.shared, shared_minor)):
             cells = sorted(sums)
-            for each, minor in zip(cells, split_minor([sums[each] for each in cells], unit, total), strict=True):
+            for each, minor in zip(
+                cells, split_minor([sums[each] for each in cells], unit, total), strict=True
+            ):
                 minors[each] += minor
         return minors

@@ -1,8 +1,9 @@
 """The price book: dated rates, and which one is in force for an accelerator at an instant.
 
-The most specific rate wins (node before pool before model before region; an exact model before a model named by its
-tokens), then the latest one to have become effective. Versions are added, never edited. Which way of buying applies is
-chosen by pool, node, model or tag where somebody says so, else by an order of preference.
+The most specific rate wins (node before pool before model before region; an exact model before a
+model named by its tokens), then the latest one to have become effective. Versions are added, never
+edited. Which way of buying applies is chosen by pool, node, model or tag where somebody says so,
+else by an order of preference.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ PURCHASES = ("on_demand", "reserved", "owned", "spot")
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A rate per GPU-hour, from `effective_from_ms` (in) to `effective_to_ms` (out). Empty fields match any."""
+    """A rate per GPU-hour, from `effective_from_ms` (in) to `effective_to_ms` (out).
+
+    Empty fields match any.
+    """
 
     id: int | None
     pool: str
@@ -46,38 +50,54 @@ class Price:
     @property
     def identity(self) -> tuple[object, ...]:
         """What makes two prices versions of one; they have one currency."""
-        return (self.pool, self.gpu_model, self.purchase, self.region, self.node, self.effective_from_ms)
+        return (
+            self.pool,
+            self.gpu_model,
+            self.purchase,
+            self.region,
+            self.node,
+            self.effective_from_ms,
+        )
 
     def in_force(self, at_ms: int) -> bool:
         """Whether the rate holds at an instant."""
-        return self.effective_from_ms <= at_ms and (self.effective_to_ms is None or at_ms < self.effective_to_ms)
+        return self.effective_from_ms <= at_ms and (
+            self.effective_to_ms is None or at_ms < self.effective_to_ms
+        )
 
 
 @lru_cache(maxsize=4096)
 def model_tokens(model: str) -> frozenset[str]:
-    """The words and numbers of a model's name, lower case: `NVIDIA A100-SXM4-80GB` has nvidia, a100, sxm4, 80gb."""
+    """The words and numbers of a model's name, lower case: `NVIDIA A100-SXM4-80GB` has nvidia,
+    a100, sxm4, 80gb.
+    """
     return frozenset(re.findall(r"[a-z0-9]+", model.lower()))
 
 
 @lru_cache(maxsize=65536)
 def model_match(wanted: str, model: str) -> int:
-    """2 for the same name, 1 when every token of `wanted` is one of the model's, 0 for any model, -1 for another."""
+    """2 for the same name, 1 when every token of `wanted` is one of the model's, 0 for any model,
+    -1 for another.
+    """
     if not wanted:
         return 0
-    # The exact name beats tokens: a rate for `NVIDIA A100` must not lose against one for any board with these tokens.
+    # The exact name beats tokens: a rate for `NVIDIA A100` must not lose against one for any board
+    # with these tokens.
     if wanted.casefold() == model.casefold():
         return 2
-    # A subset, in any order: price lists write `A100 80GB` where the driver says `NVIDIA A100-SXM4-80GB`.
+    # A subset, in any order: price lists write `A100 80GB` where the driver says `NVIDIA
+    # A100-SXM4-80GB`.
     tokens = model_tokens(wanted)
     return 1 if tokens and tokens <= model_tokens(model) else -1
 
 
 @dataclass(frozen=True, slots=True)
 class PurchaseChoice:
-    """Which way of buying applies in a place, from an instant (in) to an instant (out); empty fields match any.
+    """Which way of buying applies in a place, from an instant (in) to an instant (out); empty
+    fields match any.
 
-    `tags` (`*` as wildcard) choose for usage imported as counts only: an accelerator was bought in one way, whoever
-    holds it.
+    `tags` (`*` as wildcard) choose for usage imported as counts only: an accelerator was bought in
+    one way, whoever holds it.
     """
 
     id: int | None
@@ -91,9 +111,13 @@ class PurchaseChoice:
     effective_from_ms: int | None = None
     effective_to_ms: int | None = None
 
-    def holds(self, pool: str, gpu_model: str, node: str, tags: Mapping[str, str], at_ms: int) -> bool:
+    def holds(
+        self, pool: str, gpu_model: str, node: str, tags: Mapping[str, str], at_ms: int
+    ) -> bool:
         """Whether it chooses for this place, these tags and this instant."""
-        if any(wanted and wanted != actual for wanted, actual in ((self.pool, pool), (self.node, node))):
+        if any(
+            wanted and wanted != actual for wanted, actual in ((self.pool, pool), (self.node, node))
+        ):
             return False
         if self.effective_from_ms is not None and at_ms < self.effective_from_ms:
             return False
@@ -109,14 +133,18 @@ class _Timeline:
 
     def __init__(self, ranked: Sequence[Price]) -> None:
         """`ranked` best first."""
-        # The best price can only change where one begins or ends, so it is looked up once for each such edge.
+        # The best price can only change where one begins or ends, so it is looked up once for each
+        # such edge.
         edges = {price.effective_from_ms for price in ranked}
         edges |= {price.effective_to_ms for price in ranked if price.effective_to_ms is not None}
         self._edges = sorted(edges)
         # The entry before the first edge: nothing is in force yet.
         self._best: list[Price | None] = [None]
-        # Ranks stand for prices: the smallest rank in the heap is the best of those that have begun.
-        waiting = sorted(range(len(ranked)), key=lambda at: ranked[at].effective_from_ms, reverse=True)
+        # Ranks stand for prices: the smallest rank in the heap is the best of those that have
+        # begun.
+        waiting = sorted(
+            range(len(ranked)), key=lambda at: ranked[at].effective_from_ms, reverse=True
+        )
         running: list[int] = []
         for edge in self._edges:
             while waiting and ranked[waiting[-1]].effective_from_ms <= edge:
@@ -134,8 +162,8 @@ class _Timeline:
 class PriceBook:
     """Prices that can be asked, and the choices between ways of buying.
 
-    Prices of one place are laid out along time once, and places with the same prices share that: a series of ten
-    thousand spot rates costs an hour of a fleet no more than one rate does.
+    Prices of one place are laid out along time once, and places with the same prices share that: a
+    series of ten thousand spot rates costs an hour of a fleet no more than one rate does.
     """
 
     def __init__(
@@ -145,24 +173,34 @@ class PriceBook:
         also_cut: Iterable[int] = (),
         locations: Locations = NOWHERE,
     ) -> None:
-        """`also_cut`: instants at which something else that rating goes by begins or ends to hold, such as a rule.
+        """`also_cut`: instants at which something else that rating goes by begins or ends to hold,
+        such as a rule.
 
-        `locations` says in which region a pool stands. They change between days of the bill, so they cut no hour.
+        `locations` says in which region a pool stands. They change between days of the bill, so
+        they cut no hour.
         """
         self.prices = tuple(prices)
         self.locations = locations
         # Choices apply in the order of the file; the first that holds wins, like rules.
         self.choices = tuple(sorted(choices, key=lambda choice: (choice.position, choice.id or 0)))
         edges = {price.effective_from_ms for price in self.prices}
-        edges |= {price.effective_to_ms for price in self.prices if price.effective_to_ms is not None}
         edges |= {
-            at for choice in self.choices for at in (choice.effective_from_ms, choice.effective_to_ms) if at is not None
+            price.effective_to_ms for price in self.prices if price.effective_to_ms is not None
+        }
+        edges |= {
+            at
+            for choice in self.choices
+            for at in (choice.effective_from_ms, choice.effective_to_ms)
+            if at is not None
         }
         self._edges = sorted(edges | set(also_cut))
-        # Prices by what they name. A book has few such places, however many dated versions each of them has.
+        # Prices by what they name. A book has few such places, however many dated versions each of
+        # them has.
         self._places: dict[tuple[str, str, str, str], list[Price]] = {}
         for price in self.prices:
-            self._places.setdefault((price.node, price.pool, price.region, price.gpu_model), []).append(price)
+            self._places.setdefault(
+                (price.node, price.pool, price.region, price.gpu_model), []
+            ).append(price)
         self._timelines: dict[tuple[str, str, str, str, str | None], _Timeline] = {}
         self._shared: dict[object, _Timeline] = {}
 
@@ -175,9 +213,11 @@ class PriceBook:
         purchase: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> Price | None:
-        """The rate in force, None when no rate covers this place and instant: *unpriced*, never zero.
+        """The rate in force, None when no rate covers this place and instant: *unpriced*, never
+        zero.
 
-        Without `purchase` the first choice that holds decides it. What a choice names and no rate covers is unpriced.
+        Without `purchase` the first choice that holds decides it. What a choice names and no rate
+        covers is unpriced.
         """
         if purchase is None and self.choices:
             purchase = self.purchase_at(pool, gpu_model, node, tags or {}, at_ms)
@@ -185,15 +225,27 @@ class PriceBook:
         key = (pool, gpu_model, node, region, purchase)
         timeline = self._timelines.get(key)
         if timeline is None:
-            timeline = self._timelines[key] = self._timeline(pool, gpu_model, node, region, purchase)
+            timeline = self._timelines[key] = self._timeline(
+                pool, gpu_model, node, region, purchase
+            )
         return timeline.at(at_ms)
 
-    def purchase_at(self, pool: str, gpu_model: str, node: str, tags: Mapping[str, str], at_ms: int) -> str | None:
-        """The way of buying that is chosen here, None where nothing chooses: the order of PURCHASES prefers then."""
-        chosen = (choice.purchase for choice in self.choices if choice.holds(pool, gpu_model, node, tags, at_ms))
+    def purchase_at(
+        self, pool: str, gpu_model: str, node: str, tags: Mapping[str, str], at_ms: int
+    ) -> str | None:
+        """The way of buying that is chosen here, None where nothing chooses: the order of PURCHASES
+        prefers then.
+        """
+        chosen = (
+            choice.purchase
+            for choice in self.choices
+            if choice.holds(pool, gpu_model, node, tags, at_ms)
+        )
         return next(chosen, None)
 
-    def _timeline(self, pool: str, gpu_model: str, node: str, region: str, purchase: str | None) -> _Timeline:
+    def _timeline(
+        self, pool: str, gpu_model: str, node: str, region: str, purchase: str | None
+    ) -> _Timeline:
         """The prices that match this place, along time."""
         matching = []
         for place in self._places:
@@ -208,17 +260,31 @@ class PriceBook:
         timeline = self._shared.get(key)
         if timeline is None:
             scored = [
-                # Specificity first, then the preferred way of buying, then the latest to become effective; the id makes
-                # a later version of the same instant win.
-                ((specific, -PURCHASES.index(price.purchase), price.effective_from_ms, price.id or 0), price)
+                # Specificity first, then the preferred way of buying, then the latest to become
+                # effective; the id makes a later version of the same instant win.
+                (
+                    (
+                        specific,
+                        -PURCHASES.index(price.purchase),
+                        price.effective_from_ms,
+                        price.id or 0,
+                    ),
+                    price,
+                )
                 for specific, place in matching
                 for price in self._places[place]
                 if purchase is None or price.purchase == purchase
             ]
-            ranked = [price for _, price in sorted(scored, key=lambda entry: entry[0], reverse=True)]
+            ranked = [
+                price for _, price in sorted(scored, key=lambda entry: entry[0], reverse=True)
+            ]
             timeline = self._shared[key] = _Timeline(ranked)
         return timeline
 
     def cuts(self, period: Period) -> list[int]:
-        """Instants strictly inside the period at which a rate, or what else cuts hours, begins or ends to hold."""
-        return self._edges[bisect_right(self._edges, period.start_ms) : bisect_left(self._edges, period.end_ms)]
+        """Instants strictly inside the period at which a rate, or what else cuts hours, begins or
+        ends to hold.
+        """
+        return self._edges[
+            bisect_right(self._edges, period.start_ms) : bisect_left(self._edges, period.end_ms)
+        ]

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A mistake in an input. `source` names the place (`prices.csv:12:rate_per_gpu_hour`), `message` the reason."""
+    """A mistake in an input.
+
+    `source` names the place (`prices.csv:12:rate_per_gpu_hour`), `message` the reason.
+    """
 
     code: str
     source: str

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ProviderNames:
-    """`provider` makes it available and invoices it; `publisher` produced it: on a marketplace another company."""
+    """`provider` makes it available and invoices it; `publisher` produced it: on a marketplace
+    another company.
+    """
 
     provider: str
     publisher: str

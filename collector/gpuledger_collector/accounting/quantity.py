@@ -1,8 +1,9 @@
 """Quantities: GPU-nanoseconds, and how they are rounded without losing any.
 
-A share of a device is counted in millionths (*micro-GPU*), time in milliseconds; their product is an integer number of
-GPU-nanoseconds, so that a tenth of a GPU for one millisecond is exact. Rounded rows add up to the rounded total: what
-rounding leaves over goes to the largest remainders, as in `gpuledger_common.largest_remainder`.
+A share of a device is counted in millionths (*micro-GPU*), time in milliseconds; their product is
+an integer number of GPU-nanoseconds, so that a tenth of a GPU for one millisecond is exact. Rounded
+rows add up to the rounded total: what rounding leaves over goes to the largest remainders, as in
+`gpuledger_common.largest_remainder`.
 """
 
 from __future__ import annotations
@@ -22,20 +23,26 @@ def gpu_ns(gpu_micro: int, ms: int) -> int:
 
 
 def round_half_even_div(numerator: int, denominator: int) -> int:
-    """The quotient rounded to the nearest integer, halves to the even one (IEEE 754 §4.3.1). Exact for any size."""
-    # Not round(numerator / denominator): a month of GPU-nanoseconds times a rate has more digits than a float holds.
+    """The quotient rounded to the nearest integer, halves to the even one (IEEE 754 §4.3.1).
+
+    Exact for any size.
+    """
+    # Not round(numerator / denominator): a month of GPU-nanoseconds times a rate has more digits
+    # than a float holds.
     quotient, remainder = divmod(numerator, denominator)
     twice = 2 * remainder
     return quotient + (twice > denominator or (twice == denominator and quotient % 2 == 1))
 
 
 def round_together(values: Sequence[int], unit: int) -> list[int]:
-    """Signed values in multiples of `unit`: they add up to the rounded sum (half to even), each within one of its own.
+    """Signed values in multiples of `unit`: they add up to the rounded sum (half to even), each
+    within one of its own.
 
-    The difference between the rounded sum and the floors goes to the largest remainders, ties to the earlier value.
+    The difference between the rounded sum and the floors goes to the largest remainders, ties to
+    the earlier value.
     """
-    # `//` and `%` round toward minus infinity, so a negative amount (a correction) has a remainder from 0 to unit - 1
-    # too, and what is left over is never negative.
+    # `//` and `%` round toward minus infinity, so a negative amount (a correction) has a remainder
+    # from 0 to unit - 1 too, and what is left over is never negative.
     floors = [value // unit for value in values]
     left = round_half_even_div(sum(values), unit) - sum(floors)
     if left:
@@ -53,7 +60,9 @@ def round_in_lists(values: Sequence[int], lists: Sequence[object], unit: int) ->
         members.setdefault(name, []).append(at)
     rounded = [0] * len(values)
     for places in members.values():
-        for at, units in zip(places, round_together([values[at] for at in places], unit), strict=True):
+        for at, units in zip(
+            places, round_together([values[at] for at in places], unit), strict=True
+        ):
             rounded[at] = units
     return rounded
 

@@ -1,9 +1,10 @@
-"""What accepted advice saved: the time of the days before at the rates since, less what the days since cost.
+"""What accepted advice saved: the time of the days before at the rates since, less what the days
+since cost.
 
-Time is priced where it was, day by day, by the rates that the price book has for the days since. A rate that fell or
-rose meanwhile is therefore no saving; only less time is, and time in another place. Time that a
-commitment covered costs what the commitment costs while its term lasts. Where a rate is unknown, so is the saving; it
-is never zero for want of a price.
+Time is priced where it was, day by day, by the rates that the price book has for the days since. A
+rate that fell or rose meanwhile is therefore no saving; only less time is, and time in another
+place. Time that a commitment covered costs what the commitment costs while its term lasts. Where a
+rate is unknown, so is the saving; it is never zero for want of a price.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_
 from gpuledger_collector.accounting.usage import rating_intervals
 
 IDLE_TIME, SAME_WORK, TIME = (
-    f"cost of {what}, at the rates since" for what in ("idle time, a day", "the same busy time", "the time, a day")
+    f"cost of {what}, at the rates since"
+    for what in ("idle time, a day", "the same busy time", "the time, a day")
 )
 """What is compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class PricedPlace:
-    """Where time was charged, as far as its rate depends on it; `tags` are those of usage imported as counts.
+    """Where time was charged, as far as its rate depends on it; `tags` are those of usage imported
+    as counts.
 
-    `unused`: it is what a commitment paid for and nobody had, which costs nothing once its term has ended.
+    `unused`: it is what a commitment paid for and nobody had, which costs nothing once its term has
+    ended.
     """
 
     pool: str
@@ -45,7 +49,10 @@ class PricedPlace:
 
 @dataclass(frozen=True, slots=True)
 class ChargedPlace(Measures):
-    """Charges of one day and place in one currency, added up. `currency` None: unpriced, so the amounts say nothing."""
+    """Charges of one day and place in one currency, added up.
+
+    `currency` None: unpriced, so the amounts say nothing.
+    """
 
     day_ms: int
     place: PricedPlace
@@ -76,11 +83,13 @@ def measure_saving(
     idle: bool,
     same_purchase: bool = False,
 ) -> SavingComparison:
-    """Compare what the time of `before` (days of `before_ms` altogether) would have cost on `days` with `after`.
+    """Compare what the time of `before` (days of `before_ms` altogether) would have cost on `days`
+    with `after`.
 
-    `idle`: compare idle time that was to go, scaled by days. Otherwise the time of the same work (busy time), so that
-    work which simply ended is no saving; where nothing was busy on one side, the time scaled by days. `same_purchase`:
-    the advice is to buy in another way, so the time before is priced in the way in which it was bought.
+    `idle`: compare idle time that was to go, scaled by days. Otherwise the time of the same work
+    (busy time), so that work which simply ended is no saving; where nothing was busy on one side,
+    the time scaled by days. `same_purchase`: the advice is to buy in another way, so the time
+    before is priced in the way in which it was bought.
     """
     busy_before, busy_after = (sum(charged.busy_ns for charged in side) for side in (before, after))
     shares: Mapping[Period, Fraction] = {day: Fraction(day.ms, before_ms) for day in days}
@@ -93,7 +102,9 @@ def measure_saving(
         shares = {day: Fraction(busy[day.start_ms], busy_before) for day in days}
     cost_after = _cost(after, currency, idle=idle)
     if cost_after is None:
-        return SavingComparison(compared, unknown=f"some of the time since has no price in {currency}")
+        return SavingComparison(
+            compared, unknown=f"some of the time since has no price in {currency}"
+        )
     quantities: dict[PricedPlace, int] = defaultdict(int)
     for charged in before:
         place = _without_irrelevant(charged.place, book, same_purchase=same_purchase)
@@ -106,7 +117,9 @@ def measure_saving(
             rate = _rate(place, day, currency, book)
             if rate is None:
                 where = f"{place.gpu_model} in pool {place.pool}"
-                return SavingComparison(compared, unknown=f"no rate in {currency} covers {where} on every day since")
+                return SavingComparison(
+                    compared, unknown=f"no rate in {currency} covers {where} on every day since"
+                )
             exact_before += quantity * share * rate
     cost_before = round_half_even_div(exact_before.numerator, exact_before.denominator)
     return SavingComparison(compared, cost_before - cost_after, cost_before)
@@ -133,7 +146,9 @@ def _without_irrelevant(place: PricedPlace, book: PriceBook, *, same_purchase: b
 
 
 def _rate(place: PricedPlace, day: Period, currency: str, book: PriceBook) -> Fraction | None:
-    """Micro-units for a GPU-nanosecond of time spread evenly over a day; None where a part of it has no rate."""
+    """Micro-units for a GPU-nanosecond of time spread evenly over a day; None where a part of it
+    has no rate.
+    """
     commitment, tags = place.commitment, dict(place.tags)
     total = Fraction(0)
     nano_ms = 0
@@ -145,8 +160,12 @@ def _rate(place: PricedPlace, day: Period, currency: str, book: PriceBook) -> Fr
             continue
         if place.unused:
             continue
-        price = book.price_at(place.pool, place.gpu_model, place.node, part.start_ms, place.purchase, tags)
+        price = book.price_at(
+            place.pool, place.gpu_model, place.node, part.start_ms, place.purchase, tags
+        )
         if price is None or price.currency != currency:
             return None
         nano_ms += rate_nano(price.rate) * part.ms
-    return (total + Fraction(nano_ms, GPU_NS_PER_HOUR * (10**RATE_DIGITS // MICRO))) * Fraction(1, day.ms)
+    return (total + Fraction(nano_ms, GPU_NS_PER_HOUR * (10**RATE_DIGITS // MICRO))) * Fraction(
+        1, day.ms
+    )

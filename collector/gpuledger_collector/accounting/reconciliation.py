@@ -1,4 +1,6 @@
-"""What a reconciliation finds: owners + unallocated + unavailable + unobserved + stranded against capacity x rate."""
+"""What a reconciliation finds: owners + unallocated + unavailable + unobserved + stranded against
+capacity x rate.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from gpuledger_collector.accounting.identities import ADJUSTMENTS, CAPACITY, MONTHS, Identity, Mismatch
+from gpuledger_collector.accounting.identities import (
+    ADJUSTMENTS,
+    CAPACITY,
+    MONTHS,
+    Identity,
+    Mismatch,
+)
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.placement import RefusedClaim
 
 PARTS = ("owners", "unallocated", "unavailable", "unobserved", "stranded")
-"""Where the time of the capacity went. What commitments left unused is nobody's time, and only has a cost."""
+"""Where the time of the capacity went.
+
+What commitments left unused is nobody's time, and only has a cost.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ChargedState(Measures):
-    """The charges of a day in one state and currency, those of accelerators apart from those of imported counts."""
+    """The charges of a day in one state and currency, those of accelerators apart from those of
+    imported counts.
+    """
 
     day_ms: int
     state: str
@@ -53,7 +66,10 @@ class DayCheck:
 
 @dataclass(frozen=True)
 class Reconciliation:
-    """The proof of a period, `parts` by the names of PARTS. `imported` is usage without inventory: outside of it."""
+    """The proof of a period, `parts` by the names of PARTS.
+
+    `imported` is usage without inventory: outside of it.
+    """
 
     period: Period
     parts: Mapping[str, Sums]
@@ -62,7 +78,9 @@ class Reconciliation:
     unpriced_ns: int
     days: Sequence[DayCheck]
     unused: Sums = field(default_factory=Sums)
-    """Commitments' unused part: GPU-nanoseconds beyond the capacity, and their cost, which is part of the whole."""
+    """Commitments' unused part: GPU-nanoseconds beyond the capacity, and their cost, which is part
+    of the whole.
+    """
     calendar: Calendar = UTC_DAYS
     untrue_months: Sequence[Period] = ()
     """Months of the ledger that are not the sum of its days."""
@@ -71,29 +89,40 @@ class Reconciliation:
     nodes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Node costs, which are part of the whole: micro-units by name and currency."""
     mismatches: Sequence[Mismatch] = ()
-    """Where an identity of the ledger does not hold, with both amounts; days and months stand in their own fields."""
+    """Where an identity of the ledger does not hold, with both amounts; days and months stand in
+    their own fields.
+    """
     compared: Sequence[Identity] = ()
     """The identities that were asked."""
     claims: Sequence[RefusedClaim] = ()
     """Claims of the period that were refused and that nobody has decided."""
     uncovered: Mapping[str, int] = field(default_factory=dict)
-    """Declared rows, by table, that are older than the audit log, or of which it does not have all."""
+    """Declared rows, by table, that are older than the audit log, or of which it does not have all.
+    """
 
     @property
     def equation(self) -> str:
         """What the charges must add up to, in words."""
         commitments = [] if self.charged is self.parts else ["commitments"]
-        return " + ".join(["capacity x rate", *commitments, *(["node costs"] if self.nodes else [])])
+        return " + ".join(
+            ["capacity x rate", *commitments, *(["node costs"] if self.nodes else [])]
+        )
 
     @property
     def charged(self) -> Mapping[str, Sums]:
         """What was charged, by name: `parts`, and what commitments left unused where there are any."""
-        return {**self.parts, "commitment_unused": self.unused} if self.unused.gpu_ns else self.parts
+        return (
+            {**self.parts, "commitment_unused": self.unused} if self.unused.gpu_ns else self.parts
+        )
 
     @property
     def holds(self) -> bool:
-        """Whether every identity holds that was asked: no report may call a ledger right that this calls wrong."""
-        return all(day.holds for day in self.days) and not self.untrue_months and not self.mismatches
+        """Whether every identity holds that was asked: no report may call a ledger right that this
+        calls wrong.
+        """
+        return (
+            all(day.holds for day in self.days) and not self.untrue_months and not self.mismatches
+        )
 
     def identity_holds(self, identity: Identity) -> bool | None:
         """Whether one identity holds; None when it was not asked."""
@@ -108,19 +137,33 @@ class Reconciliation:
     @property
     def misadjusted(self) -> list[int]:
         """Days (unix ms) whose adjustments are not what policies and entries make of what was held."""
-        dates = {mismatch.place["day"] for mismatch in self.mismatches if mismatch.identity is ADJUSTMENTS}
-        return [day.day_ms for day in self.days if self.calendar.date_of(day.day_ms).isoformat() in dates]
+        dates = {
+            mismatch.place["day"]
+            for mismatch in self.mismatches
+            if mismatch.identity is ADJUSTMENTS
+        }
+        return [
+            day.day_ms
+            for day in self.days
+            if self.calendar.date_of(day.day_ms).isoformat() in dates
+        ]
 
     @property
     def currencies(self) -> list[str]:
         """Every currency that appears."""
         return sorted(
-            {currency for sums in [*self.parts.values(), self.unused, self.capacity] for currency in sums.cost}
+            {
+                currency
+                for sums in [*self.parts.values(), self.unused, self.capacity]
+                for currency in sums.cost
+            }
         )
 
     @property
     def coverage(self) -> Decimal | None:
-        """Percent of the capacity that was observed (to two places, cut off), None without capacity."""
+        """Percent of the capacity that was observed (to two places, cut off), None without
+        capacity.
+        """
         capacity = sum(day.capacity_ns for day in self.days)
         if not capacity:
             return None

@@ -1,7 +1,8 @@
-"""The seal of a closed period: one hash over every line, from which a single line can be proven to be in it.
+"""The seal of a closed period: one hash over every line, from which a single line can be proven to
+be in it.
 
-A Merkle tree as in RFC 6962 §2.1 (SHA-256; a leaf is hashed after the byte 0, a node after the byte 1): whoever holds
-the seal can check one line and its path without seeing anybody else's lines.
+A Merkle tree as in RFC 6962 §2.1 (SHA-256; a leaf is hashed after the byte 0, a node after the byte
+1): whoever holds the seal can check one line and its path without seeing anybody else's lines.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 
 def leaf(line: bytes) -> bytes:
     """The hash of one line."""
-    # The prefix byte keeps leaves and nodes apart: without it an inner node could be passed off as a line (RFC 6962
-    # §2.1).
+    # The prefix byte keeps leaves and nodes apart: without it an inner node could be passed off as
+    # a line (RFC 6962 §2.1).
     return hashlib.sha256(b"\x00" + line).digest()
 
 
@@ -35,24 +36,30 @@ def root(leaves: Sequence[bytes]) -> bytes:
 
 
 def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
-    """From the leaves up to the root; an odd last node goes up as it is, which is RFC 6962's split for every size."""
+    """From the leaves up to the root; an odd last node goes up as it is, which is RFC 6962's split
+    for every size.
+    """
     levels = [list(leaves)]
     while len(levels[-1]) > 1:
         below = levels[-1]
         above = [_node(below[at], below[at + 1]) for at in range(0, len(below) - 1, 2)]
-        # `len & ~1` is the largest even number up to the length: the slice holds the odd last node, or nothing.
+        # `len & ~1` is the largest even number up to the length: the slice holds the odd last node,
+        # or nothing.
         levels.append(above + below[len(below) & ~1 :])
     return levels
 
 
 def path(leaves: Sequence[bytes], at: int) -> list[tuple[str, bytes]]:
-    """The hashes to combine with leaf `at`, from the bottom up: ("left" or "right", hash). Raises IndexError."""
+    """The hashes to combine with leaf `at`, from the bottom up: ("left" or "right", hash).
+
+    Raises IndexError.
+    """
     if not 0 <= at < len(leaves):
         raise IndexError(at)
     steps = []
     for level in _levels(leaves)[:-1]:
-        # The sibling's number differs in the last bit. An odd last node has none and goes up unhashed, so it adds no
-        # step.
+        # The sibling's number differs in the last bit. An odd last node has none and goes up
+        # unhashed, so it adds no step.
         other = at ^ 1
         if other < len(level):
             steps.append(("left" if other < at else "right", level[other]))
@@ -69,7 +76,9 @@ def proves(line: bytes, way: Sequence[tuple[str, bytes]], seal: bytes) -> bool:
 
 
 def line_of(exported: ExportedCharge) -> bytes:
-    """A charge as one canonical JSON text: names instead of a database's ids, integers, the rate as decimal text."""
+    """A charge as one canonical JSON text: names instead of a database's ids, integers, the rate as
+    decimal text.
+    """
     charge = exported.charge
     price = charge.price
     owner = None if charge.owner is None else {name: charge.owner.level(name) for name in LEVELS}
@@ -98,14 +107,18 @@ def line_of(exported: ExportedCharge) -> bytes:
         "energy_mj": charge.energy_mj,
     }
     if charge.commitment is not None:
-        # Lines without a commitment keep the form that they had before commitments existed, and so their seal.
-        content |= {"commitment": charge.commitment.name, "contracted_cost_micro": charge.contracted_cost_micro}
+        # Lines without a commitment keep the form that they had before commitments existed, and so
+        # their seal.
+        content |= {
+            "commitment": charge.commitment.name,
+            "contracted_cost_micro": charge.contracted_cost_micro,
+        }
     if charge.adjustment is not None:
         content["adjustment"] = charge.adjustment.name
     if charge.node_cost is not None:
         content |= {"node_cost": charge.node_cost.name, "rate": _rate_text(charge.node_cost.rate)}
-    # Sorted keys and no spaces: one charge has one text, whoever computes it. Names change after a close and are not
-    # part of it (decision 0009).
+    # Sorted keys and no spaces: one charge has one text, whoever computes it. Names change after a
+    # close and are not part of it (decision 0009).
     return _JSON.encode(content).encode()
 
 

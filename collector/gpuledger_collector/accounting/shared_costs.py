@@ -1,10 +1,11 @@
-"""Shared costs: what no owner caused alone is split over owners by a declared key, in addition to their direct cost.
+"""Shared costs: what no owner caused alone is split over owners by a declared key, in addition to
+their direct cost.
 
-A shared cost is an amount of every month (support, network, licenses), or the cost of a state (unallocated,
-unavailable, unobserved, stranded, commitment_unused) that is moved to those who held something. It is split in a fixed
-order: over the owners of a level by the key, then over each owner's lines by what they cost; both times by largest
-remainder. Law: direct + shared is, to the micro-unit, the direct total + the amounts; a moved cost leaves its row as it
-comes to the others.
+A shared cost is an amount of every month (support, network, licenses), or the cost of a state
+(unallocated, unavailable, unobserved, stranded, commitment_unused) that is moved to those who held
+something. It is split in a fixed order: over the owners of a level by the key, then over each
+owner's lines by what they cost; both times by largest remainder. Law: direct + shared is, to the
+micro-unit, the direct total + the amounts; a moved cost leaves its row as it comes to the others.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from gpuledger_common.largest_remainder import split
 
 AMOUNT = "amount"
 SOURCES = (AMOUNT, *(state for state in STATES if state != HELD), COMMITMENT_UNUSED)
-"""Where a shared cost comes from: an amount a month, or the cost of time that nobody held, or of unused commitments."""
+"""Where a shared cost comes from: an amount a month, or the cost of time that nobody held, or of
+unused commitments.
+"""
 COST = "cost"
 KEYS = (COST, "gpu_hours", "even", "weights")
 """What it is split by."""
@@ -32,7 +35,10 @@ UNSHARED = "(unshared)"
 
 @dataclass(frozen=True, slots=True)
 class SharedCost:
-    """A dated cost and its key. `weights` and `scope` name owners of the tree; `level` is the one that shares."""
+    """A dated cost and its key.
+
+    `weights` and `scope` name owners of the tree; `level` is the one that shares.
+    """
 
     name: str
     source: str
@@ -48,7 +54,9 @@ class SharedCost:
 
     def holds_on(self, day: dt.date) -> bool:
         """Whether it is shared on a day of the bill: from `from_on` (in) to `to_on` (out)."""
-        return (self.from_on is None or self.from_on <= day) and (self.to_on is None or day < self.to_on)
+        return (self.from_on is None or self.from_on <= day) and (
+            self.to_on is None or day < self.to_on
+        )
 
 
 DIMENSIONS = (*LEVELS, "pool")
@@ -57,7 +65,10 @@ DIMENSIONS = (*LEVELS, "pool")
 
 @dataclass(frozen=True, slots=True)
 class LineShare:
-    """What a shared cost adds to a line; negative: takes from it. `line` None: nobody of its scope held any time."""
+    """What a shared cost adds to a line; negative: takes from it.
+
+    `line` None: nobody of its scope held any time.
+    """
 
     name: str
     currency: str
@@ -66,22 +77,30 @@ class LineShare:
 
 
 def month_part(amount_micro: int, month_ms: int, start_ms: int, end_ms: int) -> int:
-    """An amount of a month for a part of it, given in milliseconds since the month began: parts that adjoin add up."""
-    # A difference of two floors, not a floor of the difference: the parts of a month then add up to its amount.
+    """An amount of a month for a part of it, given in milliseconds since the month began: parts
+    that adjoin add up.
+    """
+    # A difference of two floors, not a floor of the difference: the parts of a month then add up to
+    # its amount.
     return amount_micro * end_ms // month_ms - amount_micro * start_ms // month_ms
 
 
 def share(cost: SharedCost, lines: Sequence[ChargedLine], amount_micro: int = 0) -> list[LineShare]:
-    """Split one cost over the lines of one period; `amount_micro` is the amount for it, of source amount.
+    """Split one cost over the lines of one period; `amount_micro` is the amount for it, of source
+    amount.
 
-    The cost of a state is shared within its currency, and is not moved when nobody of the scope held anything.
+    The cost of a state is shared within its currency, and is not moved when nobody of the scope
+    held anything.
     """
     if cost.source == AMOUNT:
         assert cost.currency is not None
         bearers = _bearers(cost, lines, cost.currency)
-        # Nobody to share it with: the amount stays visible in a row of its own, so the total still holds.
+        # Nobody to share it with: the amount stays visible in a row of its own, so the total still
+        # holds.
         split_shares = _split(cost, bearers, cost.currency, amount_micro)
-        return split_shares or ([LineShare(cost.name, cost.currency, None, amount_micro)] if amount_micro else [])
+        return split_shares or (
+            [LineShare(cost.name, cost.currency, None, amount_micro)] if amount_micro else []
+        )
     shares: list[LineShare] = []
     for currency in sorted({line.currency for line in lines if line.currency is not None}):
         # Currency by currency: a cost is never moved to a line in another one.
@@ -92,17 +111,25 @@ def share(cost: SharedCost, lines: Sequence[ChargedLine], amount_micro: int = 0)
         # Taken away only when somebody gets it: the sum over all lines is zero.
         if split_shares:
             shares += [
-                LineShare(cost.name, currency, line, -(line.cost_micro or 0)) for line in moved if line.cost_micro
+                LineShare(cost.name, currency, line, -(line.cost_micro or 0))
+                for line in moved
+                if line.cost_micro
             ]
             shares += split_shares
     return shares
 
 
 def _is_moved(cost: SharedCost, line: ChargedLine, currency: str) -> bool:
-    return line.state == cost.source and line.currency == currency and cost.pool in ("", line.keys[len(LEVELS)])
+    return (
+        line.state == cost.source
+        and line.currency == currency
+        and cost.pool in ("", line.keys[len(LEVELS)])
+    )
 
 
-def _bearers(cost: SharedCost, lines: Iterable[ChargedLine], currency: str) -> dict[str, list[ChargedLine]]:
+def _bearers(
+    cost: SharedCost, lines: Iterable[ChargedLine], currency: str
+) -> dict[str, list[ChargedLine]]:
     """The held lines of each owner of the level that is in the scope, in the order of names."""
     bearers: dict[str, list[ChargedLine]] = defaultdict(list)
     for line in lines:

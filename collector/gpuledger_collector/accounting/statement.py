@@ -1,6 +1,8 @@
-"""The statement of one owner for one month: the row of the chargeback, taken apart so that every part adds up to it.
+"""The statement of one owner for one month: the row of the chargeback, taken apart so that every
+part adds up to it.
 
-Cents are those of the chargeback: each table splits the amount that its row shows, by largest remainder.
+Cents are those of the chargeback: each table splits the amount that its row shows, by largest
+remainder.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ UNNAMED = "(not named)"
 class OwnerDay(Measures):
     """What an owner held of one model on one day, in one currency.
 
-    `amended_ms`: the closed day that it corrects; None: it is the day's own. `below`: the next level of the tree.
+    `amended_ms`: the closed day that it corrects; None: it is the day's own. `below`: the next
+    level of the tree.
     """
 
     at_ms: int
@@ -56,7 +59,9 @@ class OwnerJob(Measures):
 
 @dataclass(frozen=True, slots=True)
 class Contested:
-    """A dispute that waits for a decision, and the name and user of the job that it is about, where it names one."""
+    """A dispute that waits for a decision, and the name and user of the job that it is about, where
+    it names one.
+    """
 
     dispute: Dispute
     job: tuple[str, str] | None
@@ -64,7 +69,10 @@ class Contested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLine(Measures):
-    """A line of a table. `cost_minor` and `idle_cost_minor` add up over the table to what the chargeback shows."""
+    """A line of a table.
+
+    `cost_minor` and `idle_cost_minor` add up over the table to what the chargeback shows.
+    """
 
     label: tuple[str, ...]
     cost_minor: int
@@ -73,7 +81,9 @@ class TableLine(Measures):
 
 @dataclass(frozen=True, slots=True)
 class SharedAmount:
-    """What the owner pays of a shared cost; the minor units of all add up to the row's `shared_minor`."""
+    """What the owner pays of a shared cost; the minor units of all add up to the row's
+    `shared_minor`.
+    """
 
     cost: SharedCost
     micro: int
@@ -110,10 +120,13 @@ class SpendChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatementSection:
-    """What an owner was billed in one currency. `row` is the row of the chargeback: direct cost, shares, both.
+    """What an owner was billed in one currency.
 
-    Tables split the direct cost, corrections in lines of their own; `shared` splits the shares, cost by cost. `held` is
-    the period's own time, without corrections of closed months; `idle_ns` is None where its activity is unknown.
+    `row` is the row of the chargeback: direct cost, shares, both.
+
+    Tables split the direct cost, corrections in lines of their own; `shared` splits the shares,
+    cost by cost. `held` is the period's own time, without corrections of closed months; `idle_ns`
+    is None where its activity is unknown.
     """
 
     currency: str
@@ -138,7 +151,10 @@ def make_section(
     calendar: Calendar = UTC_DAYS,
     shares: Iterable[SharedPart] = (),
 ) -> StatementSection:
-    """Take a chargeback row that has a currency apart. `rated`: days (unix ms) of the month that are rated."""
+    """Take a chargeback row that has a currency apart.
+
+    `rated`: days (unix ms) of the month that are rated.
+    """
     assert row.currency is not None
     owner_days = [part for part in owner_days if part.currency == row.currency]
     jobs = [job for job in jobs if job.currency == row.currency]
@@ -152,16 +168,26 @@ def make_section(
         idle_ns=sum(known_idle) if known_idle else None,
         energy_mj=total(owner_days).energy_mj,
         days=tuple(_day(day.start_ms, own, rated) for day in calendar.days(month)),
-        below=_table(row, owner_days, lambda part: (part.below or UNNAMED, *_correction(part, calendar))),
-        models=_table(row, owner_days, lambda part: (escaped(part.model) or UNNAMED, *_correction(part, calendar))),
+        below=_table(
+            row, owner_days, lambda part: (part.below or UNNAMED, *_correction(part, calendar))
+        ),
+        models=_table(
+            row,
+            owner_days,
+            lambda part: (escaped(part.model) or UNNAMED, *_correction(part, calendar)),
+        ),
         jobs=_table(row, jobs, _job_label, MAX_JOBS),
-        corrections=tuple(sorted((line for line in corrections if line.label), key=lambda line: line.label)),
+        corrections=tuple(
+            sorted((line for line in corrections if line.label), key=lambda line: line.label)
+        ),
         shared=_shared(row, shares),
     )
 
 
 def _shared(row: ReportRow, shares: Iterable[SharedPart]) -> tuple[SharedAmount, ...]:
-    """The shares of a row, cost by cost, dearest first; costs that differ in key or dates are not added up."""
+    """The shares of a row, cost by cost, dearest first; costs that differ in key or dates are not
+    added up.
+    """
     sums: list[tuple[SharedCost, int]] = []
     for part in shares:
         if part.currency != row.currency or part.keys != row.keys:
@@ -175,7 +201,9 @@ def _shared(row: ReportRow, shares: Iterable[SharedPart]) -> tuple[SharedAmount,
     sums.sort(key=lambda item: (-item[1], item[0].name))
     unit = MICRO // 10 ** minor_digits(row.currency or "")
     minors = split_minor([micro for _, micro in sums], unit, row.shared_minor or 0)
-    return tuple(SharedAmount(cost, micro, minor) for (cost, micro), minor in zip(sums, minors, strict=True))
+    return tuple(
+        SharedAmount(cost, micro, minor) for (cost, micro), minor in zip(sums, minors, strict=True)
+    )
 
 
 def _corrected_month(part: OwnerDay, calendar: Calendar) -> tuple[str, ...]:
@@ -200,7 +228,10 @@ def _day(day_ms: int, own: Iterable[OwnerDay], rated: frozenset[int]) -> Stateme
 
 
 def _table(
-    row: ReportRow, lines: Iterable[_Line], label: Callable[[_Line], tuple[str, ...]], limit: int | None = None
+    row: ReportRow,
+    lines: Iterable[_Line],
+    label: Callable[[_Line], tuple[str, ...]],
+    limit: int | None = None,
 ) -> tuple[TableLine, ...]:
     """Lines added up by label, dearest first; their minor units add up to those of the row.
 
@@ -212,14 +243,24 @@ def _table(
     sums = [(key, total(group), _idle_cost(group)) for key, group in groups.items()]
     sums.sort(key=lambda item: (-(item[1].cost_micro or 0), item[0]))
     unit = MICRO // 10 ** minor_digits(row.currency or "")
-    # Split from the booked cents of the row, not rounded anew: each table of a statement adds up to the invoice.
-    costs = split_minor([measures.cost_micro or 0 for _, measures, _ in sums], unit, row.cost_minor or 0)
-    known_idle = iter(split_minor([idle for *_, idle in sums if idle is not None], unit, row.cost_held_idle_minor or 0))
+    # Split from the booked cents of the row, not rounded anew: each table of a statement adds up to
+    # the invoice.
+    costs = split_minor(
+        [measures.cost_micro or 0 for _, measures, _ in sums], unit, row.cost_minor or 0
+    )
+    known_idle = iter(
+        split_minor(
+            [idle for *_, idle in sums if idle is not None], unit, row.cost_held_idle_minor or 0
+        )
+    )
     idle_costs = [None if idle is None else next(known_idle) for *_, idle in sums]
     shown = [(key, measures) for key, measures, _ in sums]
     # One line more than the limit is shown as it is: `1 others` would take the same space.
     if limit is not None and len(shown) > limit + 1:
-        others = (f"{len(shown) - limit:,} others",), total(measures for _, measures in shown[limit:])
+        others = (
+            (f"{len(shown) - limit:,} others",),
+            total(measures for _, measures in shown[limit:]),
+        )
         known = [idle for idle in idle_costs[limit:] if idle is not None]
         costs = [*costs[:limit], sum(costs[limit:])]
         idle_costs = [*idle_costs[:limit], sum(known) if known else None]
@@ -232,15 +273,20 @@ def _table(
 
 def _idle_cost(lines: Iterable[Measures]) -> int | None:
     """Known as the chargeback knows it: of lines of which some activity is known."""
-    known = [line.idle_cost_micro for line in lines if line.has_known_activity and line.idle_cost_micro is not None]
+    known = [
+        line.idle_cost_micro
+        for line in lines
+        if line.has_known_activity and line.idle_cost_micro is not None
+    ]
     return sum(known) if known else None
 
 
 def split_minor(micros: Sequence[int], unit: int, total: int) -> list[int]:
     """Split a total into minor units of `unit` micro-units, each about as its own amount.
 
-    `total` is the sum rounded down or up, or a unit beside it for each corrected month in it. What the floors leave
-    goes to the largest remainders (ties: the earlier); what they have too much is taken from the smallest.
+    `total` is the sum rounded down or up, or a unit beside it for each corrected month in it. What
+    the floors leave goes to the largest remainders (ties: the earlier); what they have too much is
+    taken from the smallest.
     """
     floors = [micro // unit for micro in micros]
     left = total - sum(floors)
@@ -251,7 +297,10 @@ def split_minor(micros: Sequence[int], unit: int, total: int) -> list[int]:
 
 
 def explain_change(
-    currency: str, before: Sequence[OwnerJob], after: Sequence[OwnerJob], windows: tuple[Period, Period]
+    currency: str,
+    before: Sequence[OwnerJob],
+    after: Sequence[OwnerJob],
+    windows: tuple[Period, Period],
 ) -> SpendChange:
     """Explain why the bill in a currency differs between two windows (before, after)."""
     old, new = (_spend(jobs, currency) for jobs in (before, after))
@@ -277,17 +326,20 @@ def _spend(jobs: Iterable[OwnerJob], currency: str) -> list[HolderSpend]:
 def compared_windows(
     month: Period, known_ms: int, rated_before: frozenset[int], calendar: Calendar = UTC_DAYS
 ) -> tuple[Period, Period] | None:
-    """Which days are compared, before and after: the month before and this month, whole, or as many whole days of each
-    as this month has; where the ledger lacks some of those before, as many days on both sides of the month's begin.
+    """Which days are compared, before and after: the month before and this month, whole, or as many
+    whole days of each as this month has; where the ledger lacks some of those before, as many days
+    on both sides of the month's begin.
 
-    `rated_before`: days (unix ms) before the month that are rated. None when there is nothing to compare.
+    `rated_before`: days (unix ms) before the month that are rated. None when there is nothing to
+    compare.
     """
     end_ms = min(month.end_ms, calendar.day_of(known_ms).start_ms)
     if end_ms <= month.start_ms:
         return None
     before, after = month_before(month, calendar), Period(month.start_ms, end_ms)
     earlier, later = calendar.days(before), calendar.days(after)
-    # An unfinished month is compared with as many days: a full month before would always look dearer.
+    # An unfinished month is compared with as many days: a full month before would always look
+    # dearer.
     if end_ms < month.end_ms:
         count = min(len(earlier), len(later))
         before = Period(before.start_ms, earlier[count - 1].end_ms)
@@ -303,8 +355,12 @@ def compared_windows(
     return Period(first, month.start_ms), Period(month.start_ms, later[count - 1].end_ms)
 
 
-def days_left_out(before: Period, after: Period, asked: Period, known_ms: int, calendar: Calendar = UTC_DAYS) -> str:
-    """Say in a sentence why fewer whole days of a period are compared than it has; empty where all of them are."""
+def days_left_out(
+    before: Period, after: Period, asked: Period, known_ms: int, calendar: Calendar = UTC_DAYS
+) -> str:
+    """Say in a sentence why fewer whole days of a period are compared than it has; empty where all
+    of them are.
+    """
     end_ms = min(asked.end_ms, calendar.day_of(known_ms).start_ms)
     whole = len(calendar.days(Period(asked.start_ms, end_ms))) if end_ms > asked.start_ms else 0
     compared = len(calendar.days(after))

@@ -1,12 +1,15 @@
-"""What a token, an inference or a step cost: the charges of a workload over what its counters counted.
+"""What a token, an inference or a step cost: the charges of a workload over what its counters
+counted.
 
-A day's charge is laid over the hours in which its accelerator was held, by time and without rest, so that the hours add
-up to the charge. Of each hour only the part counts that its counters cover: cost of covered time over units of covered
-time. Nothing is extrapolated over the rest; every cost comes with the share of the charged time that is covered.
+A day's charge is laid over the hours in which its accelerator was held, by time and without rest,
+so that the hours add up to the charge. Of each hour only the part counts that its counters cover:
+cost of covered time over units of covered time. Nothing is extrapolated over the rest; every cost
+comes with the share of the charged time that is covered.
 
-Several endpoints of one workload count together. One that was seen before and after an hour is expected in it, and
-where it was not read, that part of the hour is not covered; each endpoint stands for an equal part of the workload.
-Where one counter comes two ways (the agent and remote write), an hour takes the way that covers more of it.
+Several endpoints of one workload count together. One that was seen before and after an hour is
+expected in it, and where it was not read, that part of the hour is not covered; each endpoint
+stands for an equal part of the workload. Where one counter comes two ways (the agent and remote
+write), an hour takes the way that covers more of it.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ DIGITS = 6
 
 @dataclass(frozen=True, slots=True)
 class HeldHour:
-    """What a workload had of an accelerator from `at_ms` to the end of its hour; `shared`: others had it, too."""
+    """What a workload had of an accelerator from `at_ms` to the end of its hour; `shared`: others
+    had it, too.
+    """
 
     accelerator_id: int
     at_ms: int
@@ -69,9 +74,11 @@ class CountedHour:
 
 @dataclass(slots=True)
 class HourCost:
-    """An hour of a workload: the time for which it held anything, and its cost by currency in micro-units.
+    """An hour of a workload: the time for which it held anything, and its cost by currency in
+    micro-units.
 
-    `used`: the part of it in which its accelerators worked. `held_ms` is an upper bound where accelerators are shared.
+    `used`: the part of it in which its accelerators worked. `held_ms` is an upper bound where
+    accelerators are shared.
     """
 
     held_ms: int = 0
@@ -83,8 +90,9 @@ class HourCost:
 class UnitCost:
     """What units of one counter cost in one currency, over all time or in one bucket.
 
-    `cost_micro` and `used_micro` are of the covered time alone, `charged_micro` of all of it. `held_ms` is the charged
-    time of the workload, `covered_ms` the part of it that the counters cover.
+    `cost_micro` and `used_micro` are of the covered time alone, `charged_micro` of all of it.
+    `held_ms` is the charged time of the workload, `covered_ms` the part of it that the counters
+    cover.
     """
 
     counter: str
@@ -100,7 +108,9 @@ class UnitCost:
 
     @property
     def coverage(self) -> Decimal:
-        """Covered part of the charged time, 0 to 1, to DIGITS places; 1 only where nothing is left out."""
+        """Covered part of the charged time, 0 to 1, to DIGITS places; 1 only where nothing is left
+        out.
+        """
         share = self.covered_ms * 10**DIGITS // self.held_ms if self.held_ms else 0
         return Decimal(share).scaleb(-DIGITS)
 
@@ -111,7 +121,9 @@ class UnitCost:
 
     @property
     def cost(self) -> Decimal | None:
-        """Held cost in major units for `per` units, half to even; None where nothing was produced in covered time."""
+        """Held cost in major units for `per` units, half to even; None where nothing was produced
+        in covered time.
+        """
         return cost_per(self.cost_micro, self.units, self.per)
 
     @property
@@ -128,7 +140,10 @@ def cost_per(micro: int, units: int, per: int) -> Decimal | None:
 
 
 def hour_costs(charges: Iterable[Charge], held: Iterable[HeldHour]) -> dict[int, HourCost]:
-    """The cost of each hour of one workload. Its hours add up to its priced charges, corrections included."""
+    """The cost of each hour of one workload.
+
+    Its hours add up to its priced charges, corrections included.
+    """
     by_card: dict[int, list[HeldHour]] = defaultdict(list)
     for hour in sorted(held, key=lambda hour: (hour.accelerator_id, hour.at_ms)):
         by_card[hour.accelerator_id].append(hour)
@@ -148,7 +163,9 @@ def hour_costs(charges: Iterable[Charge], held: Iterable[HeldHour]) -> dict[int,
 
 
 def _hold(hours: dict[int, HourCost], rating_intervals: Sequence[HeldHour]) -> None:
-    """The time for which the workload held this accelerator, hour by hour; of several the longest counts."""
+    """The time for which the workload held this accelerator, hour by hour; of several the longest
+    counts.
+    """
     wall: dict[int, int] = defaultdict(int)
     for hour in rating_intervals:
         hour_ms = hour.at_ms - hour.at_ms % HOUR_MS
@@ -160,7 +177,14 @@ def _hold(hours: dict[int, HourCost], rating_intervals: Sequence[HeldHour]) -> N
 def _even(charge: Charge) -> list[HeldHour]:
     """The hours of a charge of which nobody saw more than its begin and end, as of imported usage."""
     return [
-        HeldHour(accelerator_id=0, at_ms=part.start_ms, held_ms=part.ms, busy_ms=0, idle_ms=0, unknown_ms=part.ms)
+        HeldHour(
+            accelerator_id=0,
+            at_ms=part.start_ms,
+            held_ms=part.ms,
+            busy_ms=0,
+            idle_ms=0,
+            unknown_ms=part.ms,
+        )
         for part in Period(charge.start_ms, max(charge.end_ms, charge.start_ms + 1)).hours()
     ]
 
@@ -168,7 +192,9 @@ def _even(charge: Charge) -> list[HeldHour]:
 def _lay(hours: dict[int, HourCost], charge: Charge, rating_intervals: Sequence[HeldHour]) -> None:
     cost, currency = charge.cost_micro or 0, charge.currency or ""
     sign = -1 if cost < 0 else 1
-    for hour, part in zip(rating_intervals, split(abs(cost), [hour.held_ms for hour in rating_intervals]), strict=True):
+    for hour, part in zip(
+        rating_intervals, split(abs(cost), [hour.held_ms for hour in rating_intervals]), strict=True
+    ):
         entry = hours[hour.at_ms - hour.at_ms % HOUR_MS]
         if charge.accelerator_id is None:
             entry.held_ms = max(entry.held_ms, hour.held_ms)
@@ -181,7 +207,8 @@ def _lay(hours: dict[int, HourCost], charge: Charge, rating_intervals: Sequence[
 def with_totals(counted: Sequence[CountedHour]) -> list[CountedHour]:
     """These and, where an endpoint counts prompt and generated tokens, both together.
 
-    One page has both, so they cover the same time; an hour in which they do not is not known for the two together.
+    One page has both, so they cover the same time; an hour in which they do not is not known for
+    the two together.
     """
     both: dict[tuple[str, str, int], dict[str, CountedHour]] = defaultdict(dict)
     for count in counted:
@@ -207,7 +234,9 @@ def with_totals(counted: Sequence[CountedHour]) -> list[CountedHour]:
 
 
 def unit_costs(
-    hours: Mapping[int, HourCost], counted: Sequence[CountedHour], bucket: Callable[[int], int] = lambda _: 0
+    hours: Mapping[int, HourCost],
+    counted: Sequence[CountedHour],
+    bucket: Callable[[int], int] = lambda _: 0,
 ) -> list[UnitCost]:
     """Unit costs by counter, bucket (a begin that `bucket` gives to an hour) and currency.
 
@@ -231,7 +260,9 @@ def unit_costs(
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """An hour of the way that was chosen: units, and covered time of each endpoint that is expected in it."""
+    """An hour of the way that was chosen: units, and covered time of each endpoint that is expected
+    in it.
+    """
 
     units: int
     covered: tuple[int, ...]
@@ -249,12 +280,17 @@ def _by_hour(counted: Sequence[CountedHour]) -> dict[int, _Counted]:
     for hour_ms, ways in by_hour.items():
         best: tuple[int, int, _Counted] | None = None
         for via, rows in ways.items():
-            expected = sum(way == via and first <= hour_ms <= last for (way, _), (first, last) in lives.items())
-            # An endpoint that counted before and after this hour was there: its silence is uncovered time, not zero
-            # units.
+            expected = sum(
+                way == via and first <= hour_ms <= last for (way, _), (first, last) in lives.items()
+            )
+            # An endpoint that counted before and after this hour was there: its silence is
+            # uncovered time, not zero units.
             covered = [*(row.covered_ms for row in rows), *[0] * (expected - len(rows))]
-            candidate = _Counted(sum(row.units for row in rows), tuple(covered), max(row.restarts for row in rows))
-            # The way of counting that covers most of the hour; of equals the one that comes first in WAYS.
+            candidate = _Counted(
+                sum(row.units for row in rows), tuple(covered), max(row.restarts for row in rows)
+            )
+            # The way of counting that covers most of the hour; of equals the one that comes first
+            # in WAYS.
             rank = sum(covered) * HOUR_MS // len(covered)
             if best is None or (rank, -WAYS.index(via)) > best[:2]:
                 best = rank, -WAYS.index(via), candidate
@@ -272,8 +308,8 @@ def _add(unit: UnitCost, hour: HourCost, cost_micro: int, counted: _Counted | No
     covered = sum(min(ms, hour.held_ms) for ms in counted.covered)
     unit.units += counted.units
     unit.restarts += counted.restarts
-    # Only the cost of the time that counters cover: units of half an hour against the cost of a full one would look
-    # dear.
+    # Only the cost of the time that counters cover: units of half an hour against the cost of a
+    # full one would look dear.
     unit.cost_micro += round_half_even_div(cost_micro * covered, whole)
     unit.used_micro += round_half_even_div(hour.used.get(unit.currency, 0) * covered, whole)
     unit.covered_ms += covered // len(counted.covered)

@@ -1,8 +1,8 @@
 """What wasted time cost: GPU-nanoseconds x the rate that was in force, exactly.
 
-An estimate decides *which* minutes were wasted; what they cost is accounting. Quantities are kept under the instant at
-which their rating interval begins (a clock hour, cut where a rate begins or ends), so that each is priced by one rate,
-once.
+An estimate decides *which* minutes were wasted; what they cost is accounting. Quantities are kept
+under the instant at which their rating interval begins (a clock hour, cut where a rate begins or
+ends), so that each is priced by one rate, once.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ class Waste:
     gpu_ns: int
 
 
-def rating_intervals(minutes: Iterable[tuple[int, int]], gpu_micro: int, cuts: Iterable[int] = ()) -> dict[int, int]:
-    """Wasted GPU-nanoseconds by rating interval, from minutes (unix ms of their start, wasted thousandths).
+def rating_intervals(
+    minutes: Iterable[tuple[int, int]], gpu_micro: int, cuts: Iterable[int] = ()
+) -> dict[int, int]:
+    """Wasted GPU-nanoseconds by rating interval, from minutes (unix ms of their start, wasted
+    thousandths).
 
     A minute is cut where a rate begins or ends inside it.
     """
@@ -60,7 +63,9 @@ def rating_intervals(minutes: Iterable[tuple[int, int]], gpu_micro: int, cuts: I
             wasted[_rating_interval(at_ms, edges)] += whole * permille // PERMILLE
             continue
         for piece in _pieces(Period(at_ms, at_ms + MINUTE_MS), edges):
-            wasted[_rating_interval(piece.start_ms, edges)] += gpu_ns(gpu_micro, piece.ms) * permille // PERMILLE
+            wasted[_rating_interval(piece.start_ms, edges)] += (
+                gpu_ns(gpu_micro, piece.ms) * permille // PERMILLE
+            )
     return dict(wasted)
 
 
@@ -71,18 +76,23 @@ def _pieces(minute: Period, edges: list[int]) -> list[Period]:
 
 
 def _rating_interval(at_ms: int, edges: list[int]) -> int:
-    """Start of the rating interval of an instant: its clock hour, or the last edge within that hour."""
+    """Start of the rating interval of an instant: its clock hour, or the last edge within that
+    hour.
+    """
     hour = at_ms - at_ms % HOUR_MS
     before = bisect_right(edges, at_ms)
     return max(hour, edges[before - 1]) if before else hour
 
 
-def price_waste(place: AcceleratorPlace, wasted: Mapping[int, int], book: PriceBook, now_ms: int) -> Waste:
-    """What the wasted quantities cost, and what a whole day more of it would, at the rate in force at `now_ms`.
+def price_waste(
+    place: AcceleratorPlace, wasted: Mapping[int, int], book: PriceBook, now_ms: int
+) -> Waste:
+    """What the wasted quantities cost, and what a whole day more of it would, at the rate in force
+    at `now_ms`.
 
-    Each rating interval is rounded once, as a charge is. Without a rate for any part of it the whole has no cost:
-    unpriced is never zero. Rating intervals of several currencies have none either, since amounts of two currencies are
-    never added.
+    Each rating interval is rounded once, as a charge is. Without a rate for any part of it the
+    whole has no cost: unpriced is never zero. Rating intervals of several currencies have none
+    either, since amounts of two currencies are never added.
     """
     total = sum(wasted.values())
     amount, currencies = 0, set[str]()
@@ -96,7 +106,11 @@ def price_waste(place: AcceleratorPlace, wasted: Mapping[int, int], book: PriceB
         amount += cost_micro(quantity, price.rate)
     current = book.price_at(place.pool, place.gpu_model, place.node, now_ms)
     day = None if current is None else cost_micro(gpu_ns(place.gpu_micro, DAY_MS), current.rate)
-    if not priced or len(currencies) > 1 or (current is not None and currencies - {current.currency}):
+    if (
+        not priced
+        or len(currencies) > 1
+        or (current is not None and currencies - {current.currency})
+    ):
         return Waste(None, None, None, total)
     currency = next(iter(currencies), None if current is None else current.currency)
     return Waste(currency, amount, day, total)

@@ -1,8 +1,8 @@
 """GET and POST /v1/budgets/ack and /v1/notifications/ack: the pages behind the links of mails.
 
-The signature of a link is its only credential. A link works once; afterwards its page says when it was used. The link
-of a finding's notification expires as well, and so does the acknowledgement: after some days the finding is notified
-again.
+The signature of a link is its only credential. A link works once; afterwards its page says when it
+was used. The link of a finding's notification expires as well, and so does the acknowledgement:
+after some days the finding is notified again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ PAGE = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{tit
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="robots" content="noindex"></head>
 <body style="font-family:sans-serif;max-width:32em;margin:3em auto;padding:0 1em;line-height:1.5">
 <h1 style="font-size:1.3em">{title}</h1>{body}</body></html>"""
-BUTTON = '<form method="post"><button style="font-size:1em;padding:.6em 1.2em">Acknowledge</button></form>'
+BUTTON = (
+    '<form method="post"><button style="font-size:1em;padding:.6em'
+    ' 1.2em">Acknowledge</button></form>'
+)
 MUTE_DAYS = (1, 7, 30)
 """Days that a page offers."""
 MUTE_BUTTON = (
@@ -37,8 +40,10 @@ MUTE_BUTTON = (
 )
 HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'self'; "
-    "frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'"
+    ),
 }
 REFUSALS: dict[int | str, dict[str, Any]] = {
     403: {"description": "The signature of the link is wrong."},
@@ -48,7 +53,13 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 Number = Annotated[int, Query(ge=0, lt=2**62)]
 Mac = Annotated[str, Query(max_length=64)]
 NotifiedAt = Annotated[
-    int, Query(alias="sent", ge=0, lt=2**62, description="When the mail was written; 0: by an earlier version.")
+    int,
+    Query(
+        alias="sent",
+        ge=0,
+        lt=2**62,
+        description="When the mail was written; 0: by an earlier version.",
+    ),
 ]
 
 
@@ -100,28 +111,39 @@ def _add_budget_routes(
         return page(f"Budget {name}", f"<p>{effect}</p>{BUTTON}")
 
     @routes.post(PATH, response_class=HTMLResponse)
-    def acknowledge(budget: Number, period: Number, mac: Mac, notified_at: NotifiedAt = 0) -> HTMLResponse:
+    def acknowledge(
+        budget: Number, period: Number, mac: Mac, notified_at: NotifiedAt = 0
+    ) -> HTMLResponse:
         """Acknowledge the budget's firing alerts of the period, once."""
         name, used_ms = read_link(budget, period, notified_at, mac)
         at_ms = round(clock().timestamp() * 1000)
         with database.transaction() as connection:
-            # Used and acknowledged in one transaction; of two clicks at once one is told that the link was used.
+            # Used and acknowledged in one transaction; of two clicks at once one is told that the
+            # link was used.
             if not links.use(connection, mac, at_ms):
                 return used_page(f"Budget {name}", used_ms or at_ms)
             count = budgets.acknowledge(connection, name, "by the link of a mail", at_ms, period)
-        result = f"<p>{count} alerts are acknowledged.</p>" if count else "<p>No alert is waiting any more.</p>"
+        result = (
+            f"<p>{count} alerts are acknowledged.</p>"
+            if count
+            else "<p>No alert is waiting any more.</p>"
+        )
         return page(f"Budget {name}", result)
 
 
 def _add_notification_routes(
     routes: APIRouter, ack_links: AckLinks, database: Database, clock: Callable[[], dt.datetime]
 ) -> None:
-    def read_link(notification_id: int, expires: int, mac: str) -> tuple[Notification, str, int | None]:
+    def read_link(
+        notification_id: int, expires: int, mac: str
+    ) -> tuple[Notification, str, int | None]:
         """The notification, its subject, and when the link was used."""
         if not ack_links.holds_notification(notification_id, expires, mac):
             raise HTTPException(403, "the signature of this link is wrong")
         if clock().timestamp() * 1000 >= expires:
-            raise HTTPException(410, "this link has expired; use `gpuledger notifications ack` instead")
+            raise HTTPException(
+                410, "this link has expired; use `gpuledger notifications ack` instead"
+            )
         with database.transaction() as connection:
             notification = finding_notifications.by_id(connection, notification_id)
             if notification is None:
@@ -135,11 +157,16 @@ def _add_notification_routes(
         linked, subject, used_ms = read_link(notification, expires, mac)
         if used_ms is not None:
             return used_page(subject, used_ms)
-        return page(subject, _question(linked, f"?notification={notification}&expires={expires}&mac={mac}"))
+        return page(
+            subject, _question(linked, f"?notification={notification}&expires={expires}&mac={mac}")
+        )
 
     @routes.post(NOTIFICATION_PATH, response_class=HTMLResponse)
     def acknowledge_notification(
-        notification: Number, expires: Number, mac: Mac, days: Annotated[int, Query(ge=1, le=MAX_ACK_DAYS)] = 7
+        notification: Number,
+        expires: Number,
+        mac: Mac,
+        days: Annotated[int, Query(ge=1, le=MAX_ACK_DAYS)] = 7,
     ) -> HTMLResponse:
         """Acknowledge the finding as intended for some days, once; it is recorded in the audit log."""
         linked, subject, used_ms = read_link(notification, expires, mac)
@@ -150,8 +177,14 @@ def _add_notification_routes(
                 return used_page(subject, used_ms or at_ms)
             by = "by the link of its notification"
             finding_notifications.acknowledge(connection, linked.id, by, until_ms, "", at_ms)
-        later = "Afterwards you are notified again." if linked.kind == IDLE else "A later episode is notified as usual."
-        return page(subject, f"<p>Acknowledged until {_escape(format_instant(until_ms))}. {later}</p>")
+        later = (
+            "Afterwards you are notified again."
+            if linked.kind == IDLE
+            else "A later episode is notified as usual."
+        )
+        return page(
+            subject, f"<p>Acknowledged until {_escape(format_instant(until_ms))}. {later}</p>"
+        )
 
 
 def _question(notification: Notification, query: str) -> str:

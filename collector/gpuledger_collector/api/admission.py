@@ -1,10 +1,21 @@
-"""What each HTTP route admits: one row for every route and method, from the constants and settings that enforce it."""
+"""What each HTTP route admits: one row for every route and method, from the constants and settings
+that enforce it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuledger_collector.api import batches, intake, limits, queue, reader_limits, remote_write, runs, samples
+from gpuledger_collector.api import (
+    batches,
+    intake,
+    limits,
+    queue,
+    reader_limits,
+    remote_write,
+    runs,
+    samples,
+)
 from gpuledger_collector.api.context import MAX_DAYS, MAX_ROWS
 from gpuledger_collector.api.series import MAX_STEPS
 from gpuledger_collector.export.proof import SHOWN_CLAIMS
@@ -29,10 +40,12 @@ NODE = "node of the token; with a token for any node, the node in the batch"
 SENDER = "node of the token, else the token"
 READER = "token; without tokens, the address"
 READING = (
-    f"{reader_limits.AT_ONCE} of a payer and {reader_limits.AT_ONCE_OF_ALL} of all in a worker, after "
-    f"{reader_limits.WAIT_SECONDS:g} s 429 or 503"
+    f"{reader_limits.AT_ONCE} of a payer and {reader_limits.AT_ONCE_OF_ALL} of all in a worker,"
+    f" after {reader_limits.WAIT_SECONDS:g} s 429 or 503"
 )
-READ_DEADLINE = f"`page_seconds` ({DEFAULTS.page_seconds}), then 503; cancelled when the reader disconnects"
+READ_DEADLINE = (
+    f"`page_seconds` ({DEFAULTS.page_seconds}), then 503; cancelled when the reader disconnects"
+)
 BODY = f"{limits.MAX_BODY_BYTES // 1024} KiB"
 BODY_DEADLINE = (
     f"{intake.BODY_SECONDS:.0f} s for the body, {intake.MIN_BYTES_PER_SECOND} bytes a second after "
@@ -82,7 +95,9 @@ REPORTS = (
         f"POST {queue.PATH}",
         bytes=_mib(queue.MAX_BYTES),
         records=f"waiting {queue.MAX_WAITING:,}",
-        rate=_rates("node_queue_readings_per_hour", "node_samples_per_second", "node_bytes_per_second"),
+        rate=_rates(
+            "node_queue_readings_per_hour", "node_samples_per_second", "node_bytes_per_second"
+        ),
         in_progress=f"{SHARE}, one reading; {queue.STORES} readings stored at once",
         deadline=f"{BODY_DEADLINE}; {queue.STORE_SECONDS} s to store it",
         adds=f"{_mib(queue.MAX_STORED_BYTES)} a reading, {_rates('node_queue_bytes_per_hour')}",
@@ -147,7 +162,13 @@ SIGNED = tuple(
 
 def _read(way_in: str, query: str, **bounds_of_it: str) -> Admission:
     """A route that answers readers from the ledger."""
-    return replace(_open(way_in, query), payer=READER, in_progress=READING, deadline=READ_DEADLINE, **bounds_of_it)
+    return replace(
+        _open(way_in, query),
+        payer=READER,
+        in_progress=READING,
+        deadline=READ_DEADLINE,
+        **bounds_of_it,
+    )
 
 
 LINES = f"at most {MOST_LINES_IN_MEMORY:,} lines, one answer of more than {LARGE_LINES:,} at a time"
@@ -181,8 +202,10 @@ ANSWERS = tuple(
         "/v1/recommendations": PAGED,
         "/v1/runs": f"the period asked for, at most {runs.MAX_LISTED} rows an answer",
         "/v1/series": f"at most {MAX_STEPS:,} steps",
-        "/v1/samples": f"{samples.MAX_ACCELERATORS} accelerators, {samples.MAX_ACCELERATOR_DAYS} of their days, "
-        f"{samples.MAX_POINTS:,} instants",
+        "/v1/samples": (
+            f"{samples.MAX_ACCELERATORS} accelerators, {samples.MAX_ACCELERATOR_DAYS} of their"
+            f" days, {samples.MAX_POINTS:,} instants"
+        ),
         "/v1/forecast": "weeks of one pool or of all",
         "/v1/forecast/history": "stored forecasts",
         "/v1/scaling/{pool:name}": "weeks of one pool",
@@ -197,7 +220,11 @@ DECISIONS = (
         f"{DAYS}, at most {MOST_LINES:,} lines",
         adds=f"{MOST_OPEN} undecided disputes of an organization or team, each of other lines",
     ),
-    _read("POST /v1/disputes/{number}/answers", "one dispute", adds=f"{MOST_ENTRIES} messages of a dispute"),
+    _read(
+        "POST /v1/disputes/{number}/answers",
+        "one dispute",
+        adds=f"{MOST_ENTRIES} messages of a dispute",
+    ),
     _read("POST /v1/disputes/{number}/preview", "the contested days"),
     _read("POST /v1/disputes/{number}/resolution", "the contested days", adds="a decision, once"),
 )

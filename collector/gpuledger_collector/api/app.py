@@ -60,10 +60,11 @@ def create(
 ) -> FastAPI:
     """Create the application.
 
-    `readiness_problem` returns what prevents serving, in a sentence; it may block. `note` returns what does not prevent
-    it but needs attention. `readers` admits questions of readers. `is_leaving` returns whether the collector stops
-    soon: it still serves, while /readyz sends new requests elsewhere. `lifespan` is entered while the application
-    serves. `workers` returns how many processes of this collector serve; None: it is one process.
+    `readiness_problem` returns what prevents serving, in a sentence; it may block. `note` returns
+    what does not prevent it but needs attention. `readers` admits questions of readers.
+    `is_leaving` returns whether the collector stops soon: it still serves, while /readyz sends new
+    requests elsewhere. `lifespan` is entered while the application serves. `workers` returns how
+    many processes of this collector serve; None: it is one process.
     """
     endpoints = {
         batches.PATH: batches.create_endpoint(intake),
@@ -73,7 +74,10 @@ def create(
         endpoints,
         title="GPU Ledger collector",
         version=__version__,
-        description="A second-exact ledger of who held, used and wasted every GPU of a fleet, and what it cost.",
+        description=(
+            "A second-exact ledger of who held, used and wasted every GPU of a fleet, and what it"
+            " cost."
+        ),
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
@@ -86,7 +90,17 @@ def create(
     app.include_router(remote_write.router(endpoints[remote_write.PATH]))
     app.include_router(queue.router(intake, context.database))
     app.include_router(runs.progress_router(context, intake))
-    for module in (ledger, capacity, findings, recommendations, runs, audit, disputes, list_pages, pool_page):
+    for module in (
+        ledger,
+        capacity,
+        findings,
+        recommendations,
+        runs,
+        audit,
+        disputes,
+        list_pages,
+        pool_page,
+    ):
         app.include_router(module.router(context))
     outlook = HourlyCache(lambda: pages.forecast_outlook(context))
     app.include_router(pages.router(context, outlook))
@@ -105,8 +119,13 @@ def _add_refusals(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def refuse_invalid(_request: Request, error: RequestValidationError) -> Response:
-        """Say what is wrong with a request without repeating its values, which need not be valid JSON text."""
-        reasons = [{"loc": item["loc"], "msg": item["msg"], "type": item["type"]} for item in error.errors()]
+        """Say what is wrong with a request without repeating its values, which need not be valid
+        JSON text.
+        """
+        reasons = [
+            {"loc": item["loc"], "msg": item["msg"], "type": item["type"]}
+            for item in error.errors()
+        ]
         return Response(json.dumps({"detail": reasons}), 422, media_type="application/json")
 
     @app.exception_handler(404)
@@ -147,10 +166,14 @@ def _add_operation_routes(
         """The process is alive."""
         return {"status": "ok", **serving()}
 
-    @app.get("/readyz", tags=["operation"], responses={503: {"description": "Not ready, with the reason."}})
+    @app.get(
+        "/readyz",
+        tags=["operation"],
+        responses={503: {"description": "Not ready, with the reason."}},
+    )
     async def readyz(response: Response) -> dict[str, str]:
-        """Batches can be committed: the database is reachable, migrated, writable and has room, and this collector
-        is not stopping. `note` names what needs attention before that changes.
+        """Batches can be committed: the database is reachable, migrated, writable and has room, and
+        this collector is not stopping. `note` names what needs attention before that changes.
         """
         return await anyio.to_thread.run_sync(readiness, response, limiter=threads)
 
@@ -161,7 +184,11 @@ def _add_operation_routes(
             metrics.database_up.set(reason is None)
         if reason is None:
             attention = note()
-            return {"status": "ready", **serving(), **({} if attention is None else {"note": attention})}
+            return {
+                "status": "ready",
+                **serving(),
+                **({} if attention is None else {"note": attention}),
+            }
         response.status_code = 503
         response.headers["Retry-After"] = RETRY_AFTER_SECONDS
         return {"status": "not ready", **serving(), "reason": reason}
@@ -173,7 +200,9 @@ def _add_operation_routes(
         if not is_leaving():
             problem: str | None = "no answer"
             with anyio.move_on_after(DATABASE_CHECK_S):
-                problem = await anyio.to_thread.run_sync(readiness_problem, limiter=threads, abandon_on_cancel=True)
+                problem = await anyio.to_thread.run_sync(
+                    readiness_problem, limiter=threads, abandon_on_cancel=True
+                )
             metrics.database_up.set(problem is None)
         text = await anyio.to_thread.run_sync(generate_latest, metrics.registry, limiter=threads)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -206,9 +235,11 @@ def with_security_headers(send: Send) -> Send:
 
 
 class Application(FastAPI):
-    """FastAPI with a shortcut for reports: its layers cost more than decoding and validating a batch.
+    """FastAPI with a shortcut for reports: its layers cost more than decoding and validating a
+    batch.
 
-    The endpoints of reports do themselves what those layers would: they bound the body and answer every exception.
+    The endpoints of reports do themselves what those layers would: they bound the body and answer
+    every exception.
     """
 
     def __init__(self, report_endpoints: Mapping[str, ASGIApp], **settings: Any) -> None:
@@ -220,7 +251,9 @@ class Application(FastAPI):
         endpoint = None
         if scope["type"] == "http":
             send = with_security_headers(send)
-            endpoint = self._report_endpoints.get(scope["path"]) if scope["method"] == "POST" else None
+            endpoint = (
+                self._report_endpoints.get(scope["path"]) if scope["method"] == "POST" else None
+            )
         await (endpoint or super().__call__)(scope, receive, send)
 
 
@@ -233,7 +266,9 @@ class NoNul:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward to the app, or answer 422."""
         if scope["type"] == "http" and ("\0" in scope["path"] or b"%00" in scope["query_string"]):
-            await JSONResponse({"detail": "paths and queries must not contain NUL"}, 422)(scope, receive, send)
+            await JSONResponse({"detail": "paths and queries must not contain NUL"}, 422)(
+                scope, receive, send
+            )
             return
         await self.app(scope, receive, send)
 
@@ -241,7 +276,9 @@ class NoNul:
 def describe(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI description with the schemas of msgspec structs, which FastAPI does not know."""
     if app.openapi_schema is None:
-        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schema = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
         _, components = msgspec.json.schema_components(
             [Batch, Answer, queue.Queue], ref_template="#/components/schemas/{name}"
         )

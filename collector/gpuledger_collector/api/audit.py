@@ -9,7 +9,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.api.context import REFUSALS, Limit, ReadContext, ReadRoute, paginate, require_reader
+from gpuledger_collector.api.context import (
+    REFUSALS,
+    Limit,
+    ReadContext,
+    ReadRoute,
+    paginate,
+    require_reader,
+)
 from gpuledger_collector.storage.access import audit
 
 MAX_NUMBER = 2**63 - 1
@@ -23,14 +30,21 @@ def router(context: ReadContext) -> APIRouter:
     @routes.get("/audit")
     def entries(
         limit: Limit = 100,
-        after: Annotated[int, Query(ge=0, le=MAX_NUMBER, description="`next` of the previous answer.")] = 0,
+        after: Annotated[
+            int, Query(ge=0, le=MAX_NUMBER, description="`next` of the previous answer.")
+        ] = 0,
         principal: Principal = admin,
     ) -> dict[str, Any]:
-        """The audit log from its first row on: who changed which price, rule, budget, token or month, and how."""
+        """The audit log from its first row on: who changed which price, rule, budget, token or
+        month, and how.
+        """
         with context.connection(principal) as connection:
             items = [asdict(entry) for entry in audit.entries(connection, after, limit + 1)]
         for item in items:
-            item |= {name: None if item[name] is None else json.loads(item[name]) for name in ("before", "after")}
+            item |= {
+                name: None if item[name] is None else json.loads(item[name])
+                for name in ("before", "after")
+            }
         return paginate(items, limit, "number")
 
     return routes

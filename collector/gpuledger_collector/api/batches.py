@@ -1,7 +1,8 @@
 """POST /v1/batches: receive, decode, validate and commit a batch, then answer.
 
-Whatever is wrong with the input is a 4xx with a sentence. Whatever is wrong with the collector is a 503 with
-Retry-After, because the agent keeps the batch and sends it again. Nothing is answered 200 before COMMIT.
+Whatever is wrong with the input is a 4xx with a sentence. Whatever is wrong with the collector is a
+503 with Retry-After, because the agent keeps the batch and sends it again. Nothing is answered 200
+before COMMIT.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ from gpuledger_collector.api.limits import Load, OverQuota
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.ingest.batches.bounds import inflated_bytes
 from gpuledger_collector.ingest.batches.commit import Unavailable
-from gpuledger_collector.ingest.batches.decode import ENCODINGS, JSON_TYPES, MSGPACK_TYPES, Refused, decode
+from gpuledger_collector.ingest.batches.decode import (
+    ENCODINGS,
+    JSON_TYPES,
+    MSGPACK_TYPES,
+    Refused,
+    decode,
+)
 from gpuledger_collector.ingest.batches.store import NewItems
 from gpuledger_collector.ingest.batches.validate import Accepted, accept
 from gpuledger_common.wire import MAX_DECODED_BYTES, Answer
@@ -38,7 +45,9 @@ from gpuledger_common.wire import MAX_DECODED_BYTES, Answer
 PATH = "/v1/batches"
 RETRY_AFTER_SECONDS = 5
 INLINE_BYTES = 64 * 1024
-"""Bodies up to this size are decoded on the event loop: a thread costs more than decoding a small one."""
+"""Bodies up to this size are decoded on the event loop: a thread costs more than decoding a small
+one.
+"""
 INLINE_INFLATED_BYTES = 1024 * 1024
 """Unless they decompress to more than this."""
 HOUR_MS = 3_600_000
@@ -58,7 +67,8 @@ def router(endpoint: ASGIApp) -> APIRouter:
     async def batches() -> Forward:
         """Commit one batch of a node; the answer comes after COMMIT.
 
-        The batch counts once, however often it is sent. Refused records are listed, the others are committed.
+        The batch counts once, however often it is sent. Refused records are listed, the others are
+        committed.
         """
         return Forward(endpoint)
 
@@ -88,7 +98,11 @@ def create_endpoint(intake: Intake) -> ASGIApp:
             status, answer = await answer_request(BatchRequest(scope, receive), intake)
         except ClientDisconnect:
             # Nobody hears this answer; the batch was not refused, and comes again.
-            status, answer, outcome = 400, Answer("refused", detail="the sender disconnected"), "disconnected"
+            status, answer, outcome = (
+                400,
+                Answer("refused", detail="the sender disconnected"),
+                "disconnected",
+            )
         except Refused as refusal:
             status, answer = refusal.status, Answer("refused", detail=refusal.detail)
         except Denied as denial:
@@ -103,10 +117,16 @@ def create_endpoint(intake: Intake) -> ASGIApp:
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             # Not 422: that would mean that the rest of the batch is committed.
             reason = str(error).strip().partition("\n")[0]
-            status, answer = 400, Answer("refused", detail=f"the database refuses this batch: {reason}")
+            status, answer = (
+                400,
+                Answer("refused", detail=f"the database refuses this batch: {reason}"),
+            )
         except Exception:
             log.exception("unexpected error while handling a batch")
-            status, answer = 503, Answer("refused", detail="internal error; see the collector's log")
+            status, answer = (
+                503,
+                Answer("refused", detail="internal error; see the collector's log"),
+            )
         intake.metrics.answer_seconds.observe(time.perf_counter() - began)
         # The answer to these is `refused`, but they are no fault of the sender's.
         counters[outcome or {503: "unavailable", 429: "throttled"}.get(status, answer.status)].inc()
@@ -124,14 +144,18 @@ def create_endpoint(intake: Intake) -> ASGIApp:
 
 
 async def answer_request(request: AnyRequest, intake: Intake) -> tuple[int, Answer]:
-    """HTTP status and answer of a request. Raises Denied, OverQuota, Refused, Unavailable, or what writers raised."""
+    """HTTP status and answer of a request.
+
+    Raises Denied, OverQuota, Refused, Unavailable, or what writers raised.
+    """
     # From cheap to dear: token, quota and headers are checked before a byte of the body is read.
     sender = await authenticate_agent(request, intake.keys)
     if sender.node is not None:
         intake.quotas.check(sender.node)
     content_type, encoding = _media_types(request)
     sent_at_ms = _sent_at(request)
-    # A token for any node may be that of every agent: their batches are bounded by node, in `commit`.
+    # A token for any node may be that of every agent: their batches are bounded by node, in
+    # `commit`.
     with Reservation(intake, sender, is_fleet=sender.node is None) as reservation:
         try:
             body = await receive_body(request, reservation)
@@ -141,10 +165,17 @@ async def answer_request(request: AnyRequest, intake: Intake) -> tuple[int, Answ
 
         def read() -> Accepted:
             now_ms = int(intake.clock().timestamp() * 1000)
-            skew_ms = None if sent_at_ms is None or abs(now_ms - sent_at_ms) >= MAX_SKEW_MS else now_ms - sent_at_ms
-            return accept(decode(body, content_type, encoding), now_ms, skew_ms, intake.oldest_ms(now_ms))
+            skew_ms = (
+                None
+                if sent_at_ms is None or abs(now_ms - sent_at_ms) >= MAX_SKEW_MS
+                else now_ms - sent_at_ms
+            )
+            return accept(
+                decode(body, content_type, encoding), now_ms, skew_ms, intake.oldest_ms(now_ms)
+            )
 
-        # As the frame states it, before anything is decompressed; gzip's statement can be forged and counts as unknown.
+        # As the frame states it, before anything is decompressed; gzip's statement can be forged
+        # and counts as unknown.
         size = inflated_bytes(body, encoding)
         if len(body) <= INLINE_BYTES and size is not None and size <= INLINE_INFLATED_BYTES:
             return await commit(read(), len(body), intake, sender)
@@ -156,7 +187,9 @@ async def answer_request(request: AnyRequest, intake: Intake) -> tuple[int, Answ
             return await commit(accepted, len(body), intake, sender)
 
 
-async def commit(accepted: Accepted, size: int, intake: Intake, sender: Principal) -> tuple[int, Answer]:
+async def commit(
+    accepted: Accepted, size: int, intake: Intake, sender: Principal
+) -> tuple[int, Answer]:
     """Commit what was accepted of a body of this size. Raises Denied, OverQuota, Unavailable."""
     # Only now is the node known: it stands in the batch.
     sender.require_node(accepted.node)
@@ -187,7 +220,9 @@ def _load(accepted: Accepted, size: int, new: NewItems) -> Load:
 
 def _count(accepted: Accepted, answer: Answer, metrics: Metrics) -> None:
     """Count what was committed; a repeated answer counts nothing again."""
-    if answer.status == "committed" or (answer.status == "partial" and answer.rejected is accepted.rejected):
+    if answer.status == "committed" or (
+        answer.status == "partial" and answer.rejected is accepted.rejected
+    ):
         metrics.samples.inc(accepted.samples)
         metrics.usage_intervals.inc(len(accepted.usage_intervals))
         metrics.rejected.inc(len(accepted.rejected))
@@ -221,7 +256,9 @@ DESCRIPTION = {
             "in": "header",
             "required": False,
             "schema": {"type": "integer"},
-            "description": "The sender's clock, unix milliseconds; stored as the node's clock skew.",
+            "description": (
+                "The sender's clock, unix milliseconds; stored as the node's clock skew."
+            ),
         },
         {
             "name": "Content-Encoding",
@@ -251,7 +288,10 @@ ANSWERS: dict[int | str, dict[str, object]] = {
         409: "Other bytes are known under this batch's key.",
         413: "The body is too large, as sent or decompressed: split the batch.",
         415: "Unsupported content type or encoding.",
-        422: "Some records are refused and listed; the others are committed. Resending gets the same answer.",
+        422: (
+            "Some records are refused and listed; the others are committed. Resending gets the same"
+            " answer."
+        ),
         429: "The node is over its quota: retry after Retry-After.",
         503: "Not committed: retry after Retry-After.",
     }.items()

@@ -1,4 +1,6 @@
-"""GET: the demand of pools to come, how good past forecasts were, and how many GPUs a pool should hold."""
+"""GET: the demand of pools to come, how good past forecasts were, and how many GPUs a pool should
+hold.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ Pool = Annotated[str | None, Query(description="Only this pool.")]
 PoolName = Annotated[str, Path(description="Name of the pool.")]
 Horizon = Annotated[int, Query(ge=1, le=168, description="Hours to forecast.")]
 Delay = Annotated[
-    int | None, Query(ge=1, le=86_400, description="Seconds from an order to the GPU that serves; default: the pool's.")
+    int | None,
+    Query(
+        ge=1,
+        le=86_400,
+        description="Seconds from an order to the GPU that serves; default: the pool's.",
+    ),
 ]
 
 
@@ -28,16 +35,27 @@ def router(context: ReadContext) -> APIRouter:
     fleet = require_reader(context.keys, fleet=True)
 
     @routes.get("/forecast")
-    def forecast(horizon_hours: Horizon = 24, pool: Pool = None, principal: Principal = fleet) -> dict[str, Any]:
+    def forecast(
+        horizon_hours: Horizon = 24, pool: Pool = None, principal: Principal = fleet
+    ) -> dict[str, Any]:
         """Demand of each pool as quantiles, hour by hour."""
         with context.connection(principal) as connection:
             pools = pool_demand(connection, context.now_ms, pool)
         items = []
         for entry in forecast_pools(pools, horizon_hours):
             names = [f"q{quantile:g}" for quantile in entry.quantiles]
-            rows = zip(entry.at_ms, entry.mean.round(6).tolist(), entry.values.round(6).tolist(), strict=True)
+            rows = zip(
+                entry.at_ms,
+                entry.mean.round(6).tolist(),
+                entry.values.round(6).tolist(),
+                strict=True,
+            )
             points = [
-                {"ts": format_instant(int(at_ms)), "mean": mean, **dict(zip(names, values, strict=True))}
+                {
+                    "ts": format_instant(int(at_ms)),
+                    "mean": mean,
+                    **dict(zip(names, values, strict=True)),
+                }
                 for at_ms, mean, values in rows
             ]
             items.append({"pool": entry.series, "note": entry.note, "points": points})
@@ -45,14 +63,22 @@ def router(context: ReadContext) -> APIRouter:
 
     @routes.get("/forecast/history")
     def forecast_history(pool: Pool = None, principal: Principal = fleet) -> dict[str, Any]:
-        """How good past forecasts of each pool were: hours inside the band, loss compared with a naive forecast."""
+        """How good past forecasts of each pool were: hours inside the band, loss compared with a
+        naive forecast.
+        """
         with context.connection(principal) as connection:
-            return {"items": [asdict(record) for record in records(connection, "pool", pool)], "next": None}
+            return {
+                "items": [asdict(record) for record in records(connection, "pool", pool)],
+                "next": None,
+            }
 
     @routes.get("/scaling/{pool:name}")
-    def scaling(pool: PoolName, delay_s: Delay = None, principal: Principal = fleet) -> dict[str, Any]:
-        """GPUs that the pool should hold now, within its limits, as one flat object with numbers as numbers (KEDA's
-        metrics-api scaler reads `desired_gpus`); 503 without a number when recent demand is unknown.
+    def scaling(
+        pool: PoolName, delay_s: Delay = None, principal: Principal = fleet
+    ) -> dict[str, Any]:
+        """GPUs that the pool should hold now, within its limits, as one flat object with numbers as
+        numbers (KEDA's metrics-api scaler reads `desired_gpus`); 503 without a number when recent
+        demand is unknown.
         """
         with context.connection(principal) as connection:
             decision = decide_pool(connection, context.now_ms, pool, delay_s)

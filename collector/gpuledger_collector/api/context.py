@@ -1,7 +1,9 @@
-"""What reading routes share: the ledger, the reader behind a request, errors as HTTP answers, and parameters.
+"""What reading routes share: the ledger, the reader behind a request, errors as HTTP answers, and
+parameters.
 
-Reading changes nothing and rates nothing: jobs do that, and answers state up to when. Without any reader token everyone
-on loopback may read; afterwards only those with a token. A viewer sees one owner's subtree.
+Reading changes nothing and rates nothing: jobs do that, and answers state up to when. Without any
+reader token everyone on loopback may read; afterwards only those with a token. A viewer sees one
+owner's subtree.
 """
 
 from __future__ import annotations
@@ -33,21 +35,39 @@ MAX_DAYS = 400
 MAX_ROWS = 1000
 REFUSALS: dict[int | str, dict[str, Any]] = {
     401: {"description": "A reader's token is needed."},
-    403: {"description": "This token may not read this, or other machines reach the collector and there is no token."},
-    429: {"description": "Too many questions of this reader are in progress: retry after Retry-After."},
+    403: {
+        "description": (
+            "This token may not read this, or other machines reach the collector and there is no"
+            " token."
+        )
+    },
+    429: {
+        "description": "Too many questions of this reader are in progress: retry after Retry-After."
+    },
     503: {
-        "description": "It takes too long, or the database or recent demand is unavailable: retry after Retry-After."
+        "description": (
+            "It takes too long, or the database or recent demand is unavailable: retry after"
+            " Retry-After."
+        )
     },
 }
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-Limit = Annotated[int, Query(ge=1, le=MAX_ROWS, description="Largest number of items in the answer.")]
+Limit = Annotated[
+    int, Query(ge=1, le=MAX_ROWS, description="Largest number of items in the answer.")
+]
 After = Annotated[str, Query(description="`next` of the previous answer; empty: from the start.")]
-Start = Annotated[str, Query(alias="from", description="First day (of the billing zone), included, as 2026-10-01.")]
+Start = Annotated[
+    str,
+    Query(alias="from", description="First day (of the billing zone), included, as 2026-10-01."),
+]
 End = Annotated[str, Query(alias="to", description="Last day (of the billing zone), not included.")]
 PeriodName = Annotated[
     str,
-    Query(alias="period", description="Instead of from and to: 2026-10, 2026-Q4, 2026, FY2027 or FY2027-Q1."),
+    Query(
+        alias="period",
+        description="Instead of from and to: 2026-10, 2026-Q4, 2026, FY2027 or FY2027-Q1.",
+    ),
 ]
 
 
@@ -76,7 +96,9 @@ class ReadContext:
 
 
 def require_reader(keys: Keys, *, fleet: bool = False, admin: bool = False) -> Any:
-    """A dependency: the reader behind the request, who may see the entire fleet, or is an admin, if that is needed."""
+    """A dependency: the reader behind the request, who may see the entire fleet, or is an admin, if
+    that is needed.
+    """
 
     def reader(request: Request) -> Principal:
         principal = keys.person(request)
@@ -93,7 +115,11 @@ def as_http_error(error: Exception) -> HTTPException | None:
     """The HTTP answer to an error that a reading route may raise; None for a bug."""
     retry = {"Retry-After": RETRY_AFTER_SECONDS}
     if isinstance(error, Denied):
-        return HTTPException(error.status, str(error), {"WWW-Authenticate": "Bearer"} if error.status == 401 else None)
+        return HTTPException(
+            error.status,
+            str(error),
+            {"WWW-Authenticate": "Bearer"} if error.status == 401 else None,
+        )
     if isinstance(error, ReadRefused):
         return HTTPException(error.status, str(error), {"Retry-After": str(error.seconds)})
     if isinstance(error, TooManyLines):
@@ -103,7 +129,9 @@ def as_http_error(error: Exception) -> HTTPException | None:
     if isinstance(error, KeysUnavailable | NoAdvice):
         return HTTPException(503, str(error), retry)
     if isinstance(getattr(error, "orig", error), psycopg.errors.InsufficientPrivilege):
-        return HTTPException(403, "this token sees one owner's part only, and this answer needs more")
+        return HTTPException(
+            403, "this token sees one owner's part only, and this answer needs more"
+        )
     if isinstance(error, StorageError | psycopg.OperationalError):
         return HTTPException(503, UNAVAILABLE, retry)
     if isinstance(error, ValueError):
@@ -178,8 +206,11 @@ def paginate(items: list[dict[str, Any]], limit: int, key: str) -> dict[str, Any
     return {"items": shown, "next": shown[-1][key] if len(items) > limit else None}
 
 
-def in_pieces(pieces: Iterable[str], media_type: str, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer that is sent piece by piece; it is made before, so that whatever fails is answered with an error.
+def in_pieces(
+    pieces: Iterable[str], media_type: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """An answer that is sent piece by piece; it is made before, so that whatever fails is answered
+    with an error.
 
     A slow client holds its compressed text, and neither rows nor a thread.
     """
@@ -189,4 +220,6 @@ def in_pieces(pieces: Iterable[str], media_type: str, headers: Mapping[str, str]
         for piece in packed:
             yield piece
 
-    return StreamingResponse(sent(), 200, {**(headers or {}), "Content-Length": str(packed.bytes)}, media_type)
+    return StreamingResponse(
+        sent(), 200, {**(headers or {}), "Content-Length": str(packed.bytes)}, media_type
+    )

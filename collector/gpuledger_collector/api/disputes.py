@@ -1,7 +1,9 @@
-"""/v1/disputes: readers contest lines that they see and follow what becomes of them; finance decides.
+"""/v1/disputes: readers contest lines that they see and follow what becomes of them; finance
+decides.
 
-The steps are those of `gpuledger disputes`. Rating is a job: after an acceptance `rated` is false until it has run. A
-viewer sees the disputes of its own subtree, and does not learn that others exist.
+The steps are those of `gpuledger disputes`. Rating is a job: after an acceptance `rated` is false
+until it has run. A viewer sees the disputes of its own subtree, and does not learn that others
+exist.
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ from fastapi import APIRouter, HTTPException, Path, Query
 from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from gpuledger_collector.accounting.disputes import MAX_WORDS, RESOLVED, STATES, BadStep, Dispute, Remedy, words_of
+from gpuledger_collector.accounting.disputes import (
+    MAX_WORDS,
+    RESOLVED,
+    STATES,
+    BadStep,
+    Dispute,
+    Remedy,
+    words_of,
+)
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import (
@@ -35,7 +45,9 @@ from gpuledger_collector.storage.ledger import zones
 
 Number = Annotated[int, Path(ge=1, lt=2**62, description="Number of the dispute.")]
 Words = Annotated[str, Field(min_length=1, max_length=MAX_WORDS)]
-Name = Annotated[str, Field(min_length=1, max_length=400), AfterValidator(lambda text: words_of(text, "name"))]
+Name = Annotated[
+    str, Field(min_length=1, max_length=400), AfterValidator(lambda text: words_of(text, "name"))
+]
 Level = Literal["org", "team", "project", "experiment", "run", "user"]
 ANSWERS: dict[int | str, dict[str, Any]] = {
     **REFUSALS,
@@ -65,8 +77,8 @@ class Reply(BaseModel):
 
 
 class Outcome(BaseModel):
-    """The effect of an acceptance: `to` names who pays for the time (empty: unattributed); `unavailable` declares that
-    the accelerator could not be used.
+    """The effect of an acceptance: `to` names who pays for the time (empty: unattributed);
+    `unavailable` declares that the accelerator could not be used.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -76,7 +88,9 @@ class Outcome(BaseModel):
     def accepted(self) -> Remedy:
         """What happens to the time. Raises ValueError."""
         if (self.to is None) != self.unavailable:
-            raise ValueError("an acceptance states who pays for the time: either `to`, or `unavailable`")
+            raise ValueError(
+                "an acceptance states who pays for the time: either `to`, or `unavailable`"
+            )
         return Remedy(None if self.to is None else sort_levels(self.to))
 
 
@@ -90,25 +104,37 @@ class Decision(Outcome):
         """What happens to the time. Raises ValueError."""
         if not self.accept:
             if self.to is not None or self.unavailable:
-                raise ValueError("a rejection changes nothing: `to` and `unavailable` go with accept")
+                raise ValueError(
+                    "a rejection changes nothing: `to` and `unavailable` go with accept"
+                )
             return None
         return self.accepted()
 
 
 def sort_levels(given: dict[Level, str]) -> dict[str, str]:
     """Sort the levels of an owner from the top down."""
-    return {str(level): value for level, value in sorted(given.items(), key=lambda item: LEVELS.index(item[0]))}
+    return {
+        str(level): value
+        for level, value in sorted(given.items(), key=lambda item: LEVELS.index(item[0]))
+    }
 
 
 class DisputeRoute(ReadRoute):
-    """A route of disputes: impossible steps are 404 or 409; an invalid body is refused without being repeated."""
+    """A route of disputes: impossible steps are 404 or 409; an invalid body is refused without
+    being repeated.
+    """
 
     def translate(self, error: Exception) -> HTTPException | None:
         """The HTTP answer to an error."""
         if isinstance(error, RequestValidationError):
-            # The body need not be valid text, so only where and why it is invalid is repeated, in ASCII.
-            reasons = [f"{'.'.join(map(str, item['loc'][1:]))}: {item['msg']}" for item in error.errors()]
-            return HTTPException(422, "; ".join(reasons).encode("ascii", "backslashreplace").decode())
+            # The body need not be valid text, so only where and why it is invalid is repeated, in
+            # ASCII.
+            reasons = [
+                f"{'.'.join(map(str, item['loc'][1:]))}: {item['msg']}" for item in error.errors()
+            ]
+            return HTTPException(
+                422, "; ".join(reasons).encode("ascii", "backslashreplace").decode()
+            )
         if isinstance(error, NoDispute):
             return HTTPException(404, str(error))
         if isinstance(error, BadStep):
@@ -118,7 +144,9 @@ class DisputeRoute(ReadRoute):
 
 def router(context: ReadContext) -> APIRouter:
     """The routes."""
-    routes = APIRouter(prefix="/v1/disputes", tags=["disputes"], responses=ANSWERS, route_class=DisputeRoute)
+    routes = APIRouter(
+        prefix="/v1/disputes", tags=["disputes"], responses=ANSWERS, route_class=DisputeRoute
+    )
     _add_reading_routes(routes, context)
     _add_party_routes(routes, context)
     _add_finance_routes(routes, context)
@@ -140,7 +168,8 @@ def _add_reading_routes(routes: APIRouter, context: ReadContext) -> None:
             raise ValueError("after: is not the `next` of an answer")
         states = [state for state in STATES if everything or state not in RESOLVED]
         with context.connection(principal) as connection:
-            # Filtered before the page is cut: a shorter page must not reveal that others have disputes.
+            # Filtered before the page is cut: a shorter page must not reveal that others have
+            # disputes.
             rows = [row for row in disputes.listed(connection, states) if principal.sees(row.owner)]
         newer = sorted((row for row in rows if row.id > int(after or 0)), key=lambda row: row.id)
         answer = paginate([as_object(row) for row in newer], limit, "id")
@@ -148,7 +177,9 @@ def _add_reading_routes(routes: APIRouter, context: ReadContext) -> None:
 
     @routes.get("/{number}")
     def show(number: Number, principal: Principal = reader) -> dict[str, Any]:
-        """A dispute with its evidence, whether its seal holds, and what the owner pays for the time now."""
+        """A dispute with its evidence, whether its seal holds, and what the owner pays for the time
+        now.
+        """
         with context.database.transaction(read_only=True) as connection:
             with as_viewer(connection, principal.owner):
                 dispute = visible_dispute(disputes.read(connection, number), principal)
@@ -177,7 +208,11 @@ def _add_party_routes(routes: APIRouter, context: ReadContext) -> None:
         with context.database.transaction() as connection:
             period = zones.in_zone(connection, days)
             contest = Contest(owner, period, opening.accelerator, opening.workload, opening.line)
-            return as_object(disputes.open_dispute(connection, contest, opening.reason, principal.name, context.now_ms))
+            return as_object(
+                disputes.open_dispute(
+                    connection, contest, opening.reason, principal.name, context.now_ms
+                )
+            )
 
     @routes.post("/{number}/answers")
     def answer(number: Number, reply: Reply, principal: Principal = reader) -> dict[str, Any]:
@@ -187,7 +222,14 @@ def _add_party_routes(routes: APIRouter, context: ReadContext) -> None:
             with as_viewer(connection, principal.owner):
                 visible_dispute(disputes.read(connection, number), principal)
             return as_object(
-                disputes.answer(connection, number, reply.note, principal.name, context.now_ms, from_owner=from_owner)
+                disputes.answer(
+                    connection,
+                    number,
+                    reply.note,
+                    principal.name,
+                    context.now_ms,
+                    from_owner=from_owner,
+                )
             )
 
 
@@ -196,15 +238,19 @@ def _add_finance_routes(routes: APIRouter, context: ReadContext) -> None:
 
     @routes.post("/{number}/preview")
     def preview(number: Number, outcome: Outcome, principal: Principal = fleet) -> dict[str, Any]:  # noqa: ARG001
-        """What an acceptance would move, by day, owner and currency: for finance and admin. Changes nothing.
+        """What an acceptance would move, by day, owner and currency: for finance and admin.
 
-        A move without GPU-time is a day whose volume price changes. `destination_cost_micro` is what the destination
-        pays more, at its own price. It is exact for what is rated; `rated` says whether rating of the contested days
-        is complete.
+        Changes nothing.
+
+        A move without GPU-time is a day whose volume price changes. `destination_cost_micro` is
+        what the destination pays more, at its own price. It is exact for what is rated; `rated`
+        says whether rating of the contested days is complete.
         """
         remedy = outcome.accepted()
         with context.database.transaction(read_only=True) as connection:
-            decided = preview_decision(connection, disputes.proposed(connection, number, remedy), context.now_ms)
+            decided = preview_decision(
+                connection, disputes.proposed(connection, number, remedy), context.now_ms
+            )
             _, rated = disputes.billed_now(connection, disputes.read(connection, number))
             calendar = zones.calendar(connection)
             return {
@@ -215,16 +261,22 @@ def _add_finance_routes(routes: APIRouter, context: ReadContext) -> None:
 
     @routes.post("/{number}/resolution")
     def resolve(number: Number, decision: Decision, principal: Principal = fleet) -> dict[str, Any]:
-        """Decide a dispute, once: for finance and admin. Returns how many days are rated again for it."""
+        """Decide a dispute, once: for finance and admin.
+
+        Returns how many days are rated again for it.
+        """
         remedy = decision.remedy()
         with context.database.transaction() as connection:
-            dispute, days = disputes.resolve(connection, number, remedy, decision.note, principal.name, context.now_ms)
+            dispute, days = disputes.resolve(
+                connection, number, remedy, decision.note, principal.name, context.now_ms
+            )
         return {**as_object(dispute), "days_to_rate": days}
 
 
 def visible_dispute(dispute: Dispute, principal: Principal) -> Dispute:
     """The dispute. Raises NoDispute where the reader does not see its owner."""
     if not principal.sees(dispute.owner):
-        # The same answer as for a number that does not exist: a viewer must not learn of others' disputes.
+        # The same answer as for a number that does not exist: a viewer must not learn of others'
+        # disputes.
         raise NoDispute(f"there is no dispute {dispute.id}")
     return dispute

@@ -1,4 +1,6 @@
-"""GET /v1/idle and /v1/anomalies: open and resolved findings of the jobs, with amounts in micro-units."""
+"""GET /v1/idle and /v1/anomalies: open and resolved findings of the jobs, with amounts in
+micro-units.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from fastapi import APIRouter, Query
 
 from gpuledger_collector.accounting.period import DAY_MS, Period, format_instant
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.api.context import REFUSALS, After, Limit, ReadContext, ReadRoute, paginate, require_reader
+from gpuledger_collector.api.context import (
+    REFUSALS,
+    After,
+    Limit,
+    ReadContext,
+    ReadRoute,
+    paginate,
+    require_reader,
+)
 from gpuledger_collector.export.findings import ANOMALIES, IDLE
 from gpuledger_collector.export.report import Report
 from gpuledger_collector.insight.findings import NamedFinding
@@ -61,9 +71,11 @@ def router(context: ReadContext) -> APIRouter:
         after: After = "",
         principal: Principal = reader,
     ) -> dict[str, Any]:
-        """Episodes of unusual spending, with price, volume and mix against the same hours before, by key.
+        """Episodes of unusual spending, with price, volume and mix against the same hours before,
+        by key.
 
-        Amounts are of GPU-time at the rates of the price book, without node costs, commitments and adjustments.
+        Amounts are of GPU-time at the rates of the price book, without node costs, commitments and
+        adjustments.
         """
         return page_of_findings(context, "anomaly", days, open_only, limit, after, principal)
 
@@ -82,7 +94,9 @@ def page_of_findings(
     """One page of findings, and up to when the job has looked (None: it never ran)."""
     now_ms = context.now_ms
     with context.database.transaction(read_only=True) as connection:
-        found = list_findings(connection, kind, Period(now_ms - days * DAY_MS, now_ms + 1), principal)
+        found = list_findings(
+            connection, kind, Period(now_ms - days * DAY_MS, now_ms + 1), principal
+        )
     shown = (found.ongoing if open_only else found).by_key()
     items = [finding_json(item, REPORTS[kind]) for item in shown.items if item.key > after]
     looked_until = None if found.looked_ms is None else format_instant(found.looked_ms)
@@ -90,13 +104,19 @@ def page_of_findings(
 
 
 def finding_json(finding: NamedFinding, report: Report[NamedFinding]) -> dict[str, Any]:
-    """A finding by the columns of its report, and by the names that it had before: those win where both have one."""
+    """A finding by the columns of its report, and by the names that it had before: those win where
+    both have one.
+    """
     fields = asdict(finding)
     instants = {
-        name.removesuffix("_ms"): None if fields[name] is None else format_instant(fields[name]) for name in INSTANTS
+        name.removesuffix("_ms"): None if fields[name] is None else format_instant(fields[name])
+        for name in INSTANTS
     }
     evidence = dict(finding.evidence)
     if (wasted := evidence.pop("wasted_gpu_ns", None)) is not None:
         evidence["wasted_gpu_ns"] = sum(wasted.values())
     named = {**{name: fields[name] for name in FIELDS}, **instants, "evidence": evidence}
-    return {**named, **{name: value for name, value in report.exact(finding).items() if name not in named}}
+    return {
+        **named,
+        **{name: value for name, value in report.exact(finding).items() if name not in named},
+    }

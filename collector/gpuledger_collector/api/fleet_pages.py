@@ -1,4 +1,5 @@
-"""GET /demand and /trust: the demand of every pool with its forecast, and the proof that nothing was lost.
+"""GET /demand and /trust: the demand of every pool with its forecast, and the proof that nothing
+was lost.
 
 Both are about the entire fleet.
 """
@@ -13,7 +14,14 @@ from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.reconciliation import DayCheck
 from gpuledger_collector.api.context import ReadContext
-from gpuledger_collector.api.page_routes import HourlyCache, PageRoute, View, csv_file, page, require_view
+from gpuledger_collector.api.page_routes import (
+    HourlyCache,
+    PageRoute,
+    View,
+    csv_file,
+    page,
+    require_view,
+)
 from gpuledger_collector.api.pages import PoolOutlook, being_forecast, pool_facts
 from gpuledger_collector.export import html, proof
 from gpuledger_collector.export.cells import csv_of, names
@@ -55,16 +63,22 @@ def router(context: ReadContext, outlook: HourlyCache[list[PoolOutlook]]) -> API
     return routes
 
 
-def demand_page(context: ReadContext, outlook: HourlyCache[list[PoolOutlook]], view: View) -> Response:
+def demand_page(
+    context: ReadContext, outlook: HourlyCache[list[PoolOutlook]], view: View
+) -> Response:
     """Past and coming demand of every pool, and how good the forecasts were."""
     now_ms = context.now_ms
     # Read as the reader, so that a viewer is refused even if the check of its role were forgotten.
     with context.connection(view.reader) as connection:
         records = backtests.records(connection, "pool")
         pools = outlook.get(now_ms)
-        site = view.site(connection, DEMAND, now_ms, has_csv=pools is not None, periods=(), is_filtered=False)
+        site = view.site(
+            connection, DEMAND, now_ms, has_csv=pools is not None, periods=(), is_filtered=False
+        )
     if view.wants_csv:
-        return csv_file(csv_of(DEMAND_COLUMNS, outlook_rows(pools or ()), DEMAND_COLUMNS[2:]), "demand")
+        return csv_file(
+            csv_of(DEMAND_COLUMNS, outlook_rows(pools or ()), DEMAND_COLUMNS[2:]), "demand"
+        )
     if pools is None:
         site = being_forecast(site)
     text = html.render(
@@ -139,6 +153,15 @@ def trust_page(context: ReadContext, view: View) -> Response:
 
 def _day(day: DayCheck, date: str) -> dict[str, object]:
     capacity, observed = hours_decimal([day.capacity_ns, day.observed_ns], 6)
-    percent = "" if not day.capacity_ns else f"{day.observed_ns * 10_000 // day.capacity_ns / 100:.2f}"
-    cells = (date, format_instant(day.until_ms), capacity, observed, percent, "yes" if day.holds else "no")
+    percent = (
+        "" if not day.capacity_ns else f"{day.observed_ns * 10_000 // day.capacity_ns / 100:.2f}"
+    )
+    cells = (
+        date,
+        format_instant(day.until_ms),
+        capacity,
+        observed,
+        percent,
+        "yes" if day.holds else "no",
+    )
     return dict(zip(DAY_COLUMNS, cells, strict=True))

@@ -1,4 +1,6 @@
-"""GET /docs: the API for people, rendered here from its OpenAPI description; nothing is loaded from elsewhere."""
+"""GET /docs: the API for people, rendered here from its OpenAPI description; nothing is loaded from
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def router(describe: Callable[[], dict[str, Any]]) -> APIRouter:
         for tag, operation in operations(schema):
             groups.setdefault(tag, []).append(operation)
         site = Site(path="/docs", sees_fleet=False)
-        return page(html.render("api.html", site=site, version=schema["info"]["version"], groups=groups))
+        return page(
+            html.render("api.html", site=site, version=schema["info"]["version"], groups=groups)
+        )
 
     return routes
 
@@ -54,11 +58,18 @@ def operations(schema: Mapping[str, Any]) -> Iterator[tuple[str, Operation]]:
                     path,
                     described.get("description") or described.get("summary", ""),
                     tuple(
-                        (parameter["name"], place_and_type(parameter), parameter.get("description", ""))
+                        (
+                            parameter["name"],
+                            place_and_type(parameter),
+                            parameter.get("description", ""),
+                        )
                         for parameter in described.get("parameters", ())
                     ),
                     ", ".join(described.get("requestBody", {}).get("content", ())),
-                    tuple((code, answer["description"]) for code, answer in described.get("responses", {}).items()),
+                    tuple(
+                        (code, answer["description"])
+                        for code, answer in described.get("responses", {}).items()
+                    ),
                 ),
             )
 

@@ -53,10 +53,14 @@ class Intake:
     """Takes note of the new owners of a batch once it is committed."""
     in_progress: int = field(default=0, init=False)
     """Bytes of bodies that are being received or committed."""
-    decoders: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DECODERS), init=False)
+    decoders: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(DECODERS), init=False
+    )
     refusals: Refusals = field(init=False)
     payers: dict[str, Progress] = field(default_factory=dict, init=False)
-    """What each sender has in progress, by `Principal.payer`; fleets that share a token are left out."""
+    """What each sender has in progress, by `Principal.payer`; fleets that share a token are left
+    out.
+    """
 
     def __post_init__(self) -> None:
         self.refusals = Refusals(self.metrics)
@@ -69,14 +73,16 @@ class Intake:
     def too_slow(self) -> str:
         """Why a slow body is refused."""
         return (
-            f"the body took longer than {self.body_seconds:.0f} s, or came at less than {MIN_BYTES_PER_SECOND} bytes a "
-            f"second after {self.grace_seconds:.0f} s"
+            f"the body took longer than {self.body_seconds:.0f} s, or came at less than"
+            f" {MIN_BYTES_PER_SECOND} bytes a second after {self.grace_seconds:.0f} s"
         )
 
 
 @dataclass(slots=True)
 class Progress:
-    """What one payer has in progress: requests, bytes, and a lock that admits one large body at a time."""
+    """What one payer has in progress: requests, bytes, and a lock that admits one large body at a
+    time.
+    """
 
     requests: int = 0
     bytes: int = 0
@@ -94,7 +100,8 @@ class Reservation:
     sender: Principal
     """Who pays."""
     is_fleet: bool = False
-    """Whether all agents of a fleet may share the sender's token, so that it may occupy everything."""
+    """Whether all agents of a fleet may share the sender's token, so that it may occupy everything.
+    """
     bytes: int = 0
 
     def __enter__(self) -> Reservation:
@@ -140,14 +147,17 @@ class Reservation:
 
 
 class BatchRequest:
-    """A request with a batch, created at a tenth of the cost of Starlette's: there are many, and little is needed."""
+    """A request with a batch, created at a tenth of the cost of Starlette's: there are many, and
+    little is needed.
+    """
 
     __slots__ = ("headers", "receive", "scope")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         # As in Starlette, the first of several headers of a name counts.
         self.headers: Mapping[str, str] = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in reversed(scope["headers"])
         }
         self.scope, self.receive = scope, receive
 
@@ -163,8 +173,13 @@ async def authenticate_agent(request: AnyRequest, keys: Keys) -> Principal:
     return keys.agent(header)
 
 
-async def receive_body(request: AnyRequest, reservation: Reservation, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Receive a body. Raises Refused (408, 413), Unavailable, ClientDisconnect, and TimeoutError when it is slow."""
+async def receive_body(
+    request: AnyRequest, reservation: Reservation, max_bytes: int = MAX_BODY_BYTES
+) -> bytes:
+    """Receive a body.
+
+    Raises Refused (408, 413), Unavailable, ClientDisconnect, and TimeoutError when it is slow.
+    """
     announced = _announced_length(request, max_bytes)
     if COMPLETE_BODY in request.scope.get("extensions", ()):
         body, _ = await _receive_part(request, reservation)
@@ -175,16 +190,21 @@ async def receive_body(request: AnyRequest, reservation: Reservation, max_bytes:
     return body
 
 
-async def _receive_parts(request: AnyRequest, reservation: Reservation, announced: int | None, max_bytes: int) -> bytes:
+async def _receive_parts(
+    request: AnyRequest, reservation: Reservation, announced: int | None, max_bytes: int
+) -> bytes:
     intake, loop = reservation.intake, asyncio.get_running_loop()
     began, body, has_more = loop.time(), bytearray(), True
     async with asyncio.timeout(min(intake.body_seconds, intake.grace_seconds)) as limit:
         while has_more and len(body) <= max_bytes:
             part, has_more = await _receive_part(request, reservation)
             body += part
-            # The deadline moves with what has arrived; a body that has its announced length only lacks its end.
+            # The deadline moves with what has arrived; a body that has its announced length only
+            # lacks its end.
             if has_more and len(body) != announced:
-                seconds = min(intake.body_seconds, intake.grace_seconds + len(body) / MIN_BYTES_PER_SECOND)
+                seconds = min(
+                    intake.body_seconds, intake.grace_seconds + len(body) / MIN_BYTES_PER_SECOND
+                )
                 limit.reschedule(began + seconds)
     return bytes(body)
 
@@ -200,7 +220,10 @@ async def _receive_part(request: AnyRequest, reservation: Reservation) -> tuple[
 
 
 def _announced_length(request: AnyRequest, max_bytes: int) -> int | None:
-    """The announced length of a body. Raises Refused (413) when it is too large, before a byte of it is read."""
+    """The announced length of a body.
+
+    Raises Refused (413) when it is too large, before a byte of it is read.
+    """
     length = request.headers.get("content-length", "")
     if not length.isdigit():
         return None

@@ -33,15 +33,23 @@ from gpuledger_collector.api.context import (
 from gpuledger_collector.export.budgets import rows as budget_rows
 from gpuledger_collector.export.chargeback import as_json, shared_notes
 from gpuledger_collector.services.budget_status import statuses
-from gpuledger_collector.services.chargeback import NO_INVENTORY, notices, read_cash, read_chargeback
+from gpuledger_collector.services.chargeback import (
+    NO_INVENTORY,
+    notices,
+    read_cash,
+    read_chargeback,
+)
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.telemetry.activity import activity
 
-StartUtc = Annotated[str, Query(alias="from", description="First day (UTC), included, as 2026-10-01.")]
+StartUtc = Annotated[
+    str, Query(alias="from", description="First day (UTC), included, as 2026-10-01.")
+]
 EndUtc = Annotated[str, Query(alias="to", description="Last day (UTC), not included.")]
 By = Annotated[str, Query(description=f"Dimensions, separated by commas: {', '.join(DIMENSIONS)}.")]
 View = Annotated[
-    Literal["amortized", "cash"], Query(description="Cost as it is borne hour by hour, or as it is paid on its day.")
+    Literal["amortized", "cash"],
+    Query(description="Cost as it is borne hour by hour, or as it is paid on its day."),
 ]
 NODES = """SELECT name, first_seen_at, last_seen_at, status, status_detail, agent_version, source, driver FROM node
     WHERE name > %s ORDER BY name LIMIT %s"""
@@ -67,27 +75,47 @@ def router(context: ReadContext) -> APIRouter:
 
     @routes.get("/accelerators")
     def accelerators(
-        start: StartUtc, end: EndUtc, limit: Limit = 100, after: After = "", principal: Principal = fleet
+        start: StartUtc,
+        end: EndUtc,
+        limit: Limit = 100,
+        after: After = "",
+        principal: Principal = fleet,
     ) -> dict[str, Any]:
-        """Held, busy, idle, unknown, unallocated and unavailable milliseconds of each accelerator, by UUID."""
+        """Held, busy, idle, unknown, unallocated and unavailable milliseconds of each accelerator,
+        by UUID.
+        """
         period = parse_days(start, end)
         with context.connection(principal) as connection:
-            rows = sorted(activity(connection, period.start_ms, period.end_ms), key=lambda row: row.uuid)
+            rows = sorted(
+                activity(connection, period.start_ms, period.end_ms), key=lambda row: row.uuid
+            )
         return paginate([asdict(row) for row in rows if row.uuid > after], limit, "uuid")
 
     @routes.get("/nodes")
-    def nodes(limit: Limit = 100, after: After = "", principal: Principal = fleet) -> dict[str, Any]:
+    def nodes(
+        limit: Limit = 100, after: After = "", principal: Principal = fleet
+    ) -> dict[str, Any]:
         """Every node with the last heartbeat of its agent, by name."""
         with context.connection(principal) as connection:
-            rows = connection.cursor(row_factory=dict_row).execute(NODES, (after, limit + 1)).fetchall()
+            rows = (
+                connection.cursor(row_factory=dict_row)
+                .execute(NODES, (after, limit + 1))
+                .fetchall()
+            )
         return paginate(rows, limit, "name")
 
     @routes.get("/budgets")
     def budgets(principal: Principal = reader) -> dict[str, Any]:
-        """Every budget in its current period: spent, forecast with its band, pace, run-out and alerts."""
+        """Every budget in its current period: spent, forecast with its band, pace, run-out and
+        alerts.
+        """
         with context.connection(principal) as connection:
             standing = statuses(connection, context.now_ms)
-        return {"budgets": budget_rows([status for status in standing if principal.sees(status.budget.owner)])}
+        return {
+            "budgets": budget_rows(
+                [status for status in standing if principal.sees(status.budget.owner)]
+            )
+        }
 
     return routes
 
@@ -106,7 +134,10 @@ def chargeback_json(
     Raises ValueError for a viewer's cash view.
     """
     if view == CASH and principal.owner is not None:
-        raise ValueError("view=cash is what is paid to providers, which is no owner's: ask with a token that sees all")
+        raise ValueError(
+            "view=cash is what is paid to providers, which is no owner's: ask with a token that"
+            " sees all"
+        )
     names = split_names(by) or ("team",)
     report([], names)  # refuses an unknown dimension before the database is asked
     if start and end:
@@ -116,12 +147,18 @@ def chargeback_json(
         if view == CASH:
             chargeback = read_cash(connection, period, names, context.now_ms).report
         else:
-            chargeback = read_chargeback(connection, period, names, context.now_ms, principal.owner).report
+            chargeback = read_chargeback(
+                connection, period, names, context.now_ms, principal.owner
+            ).report
         checks = reports.conservation_checks(connection, period)
         has_capacity = reports.has_capacity(connection, period)
         months = zones.calendar(connection).months_of(period)
         # Whoever sees one owner's part is told nothing of others' imports and disputes.
-        more = [] if principal.owner is not None else notices(connection, period, context.now_ms, chargeback)
+        more = (
+            []
+            if principal.owner is not None
+            else notices(connection, period, context.now_ms, chargeback)
+        )
     rated_ms = max((check.until_ms for check in checks), default=period.start_ms)
     said = more or ([] if has_capacity else [NO_INVENTORY])
     notes = [f"rated up to {format_instant(rated_ms)}", *said]

@@ -1,9 +1,11 @@
-"""Limits on one sender: records, bytes, names and days of a node, the time for a request, connections.
+"""Limits on one sender: records, bytes, names and days of a node, the time for a request,
+connections.
 
-A quota is a token bucket. What a node sends is taken out of it, and while the bucket is negative the node is asked to
-come back when it no longer is. A single large batch is always accepted, and a spool that is sent after an outage finds
-the full bucket of a quiet minute; so nothing is refused forever, and nothing that is refused is lost.
-`BoundedProtocol` disconnects slow senders: uvicorn itself waits forever for a head that never ends.
+A quota is a token bucket. What a node sends is taken out of it, and while the bucket is negative
+the node is asked to come back when it no longer is. A single large batch is always accepted, and a
+spool that is sent after an outage finds the full bucket of a quiet minute; so nothing is refused
+forever, and nothing that is refused is lost. `BoundedProtocol` disconnects slow senders: uvicorn
+itself waits forever for a head that never ends.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ MAX_BODY_BYTES = 256 * 1024
 OPERATION_THREADS = 4
 """Threads for /readyz and /metrics, which may wait for the database."""
 PROGRESS_SAMPLES = 100
-"""What a report of progress takes of the samples: it is a transaction of its own, a sample is part of one."""
+"""What a report of progress takes of the samples: it is a transaction of its own, a sample is part
+of one.
+"""
 COMPLETE_BODY = "gpuledger.complete_body"
 """Extension of a request's scope: its body has arrived completely, in one part."""
 
@@ -60,17 +64,23 @@ class OverQuota(Exception):
 
 @dataclass(slots=True)
 class Quota:
-    """Buckets by name. `rate` is units per second, 0 for no quota; `unit` names them in the refusal."""
+    """Buckets by name.
+
+    `rate` is units per second, 0 for no quota; `unit` names them in the refusal.
+    """
 
     rate: float
     unit: str
     steady: Callable[[], float] = time.monotonic
     burst_s: float = BURST_SECONDS
-    """Size of a bucket in seconds of its rate; with an hour, the refusal states the rate per hour."""
+    """Size of a bucket in seconds of its rate; with an hour, the refusal states the rate per hour.
+    """
     _buckets: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
     """Level of each bucket, and when it was computed."""
     _unsettled: dict[str, float] = field(default_factory=dict, init=False)
-    """Taken of buckets that are not nearly full, and not yet known to other processes (`shared_quotas`)."""
+    """Taken of buckets that are not nearly full, and not yet known to other processes
+    (`shared_quotas`).
+    """
 
     def check(self, name: str) -> None:
         """Raise OverQuota while the bucket is negative."""
@@ -78,8 +88,14 @@ class Quota:
             return
         level = self._level(name)
         if level < 0:
-            rate, per = (self.rate * 3600, "an hour") if self.burst_s == HOUR_SECONDS else (self.rate, "a second")
-            raise OverQuota(f"{name} sends more than {rate:.0f} {self.unit} {per}", -level / self.rate, name)
+            rate, per = (
+                (self.rate * 3600, "an hour")
+                if self.burst_s == HOUR_SECONDS
+                else (self.rate, "a second")
+            )
+            raise OverQuota(
+                f"{name} sends more than {rate:.0f} {self.unit} {per}", -level / self.rate, name
+            )
 
     def take(self, name: str, amount: float) -> None:
         """Take an amount out of the bucket, which may become negative. Call `check` before."""
@@ -91,7 +107,8 @@ class Quota:
         while len(self._buckets) >= MAX_BUCKETS:
             del self._buckets[next(iter(self._buckets))]
         self._buckets[name] = level, self.steady()
-        # Others need not know of senders that never come near their quota: in quiet times nothing is written.
+        # Others need not know of senders that never come near their quota: in quiet times nothing
+        # is written.
         if level < (1 - SHARED_FROM) * self.rate * self.burst_s:
             self._unsettled[name] = self._unsettled.get(name, 0.0) + amount
 
@@ -148,8 +165,12 @@ class Quotas:
     new_names: Quota = field(default_factory=lambda: Quota(0, "new names", burst_s=HOUR_SECONDS))
     new_days: Quota = field(default_factory=lambda: Quota(0, "new days", burst_s=HOUR_SECONDS))
     new_owners: Quota = field(default_factory=lambda: Quota(0, "new owners", burst_s=HOUR_SECONDS))
-    queue_readings: Quota = field(default_factory=lambda: Quota(0, "queue readings", burst_s=HOUR_SECONDS))
-    queue_bytes: Quota = field(default_factory=lambda: Quota(0, "bytes of queue readings", burst_s=HOUR_SECONDS))
+    queue_readings: Quota = field(
+        default_factory=lambda: Quota(0, "queue readings", burst_s=HOUR_SECONDS)
+    )
+    queue_bytes: Quota = field(
+        default_factory=lambda: Quota(0, "bytes of queue readings", burst_s=HOUR_SECONDS)
+    )
 
     def check(self, node: str) -> None:
         """Raise OverQuota while a quota that applies to every batch is used up."""
@@ -174,12 +195,18 @@ class Quotas:
             quota.take(node, getattr(load, amount.name))
 
     def take_progress(self, payer: str) -> None:
-        """Take a report of a run's progress, as so many samples. Raises OverQuota, and then nothing is taken."""
+        """Take a report of a run's progress, as so many samples.
+
+        Raises OverQuota, and then nothing is taken.
+        """
         self.samples.check(payer)
         self.samples.take(payer, PROGRESS_SAMPLES)
 
     def take_queue_reading(self, payer: str) -> None:
-        """Take a reading of a queue, before a byte of it is received. Raises OverQuota, and then nothing is taken."""
+        """Take a reading of a queue, before a byte of it is received.
+
+        Raises OverQuota, and then nothing is taken.
+        """
         for quota in (self.samples, self.bytes, self.queue_readings, self.queue_bytes):
             quota.check(payer)
         self.queue_readings.take(payer, 1)
@@ -192,7 +219,9 @@ class Quotas:
 
 
 class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's HTTP protocol with bounds on the time for heads and bodies, the size of heads, and connections."""
+    """uvicorn's HTTP protocol with bounds on the time for heads and bodies, the size of heads, and
+    connections.
+    """
 
     max_connections: int
     head_seconds = HEAD_SECONDS
@@ -216,12 +245,13 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         cycle: Any = self.cycle
         if cycle is not None and cycle is not self._cycle:
             self._cycle, self._head_bytes = cycle, 0
-            # The deadline for the head ends with it; from here on it is the body's, or nobody's while the answer is
-            # computed.
+            # The deadline for the head ends with it; from here on it is the body's, or nobody's
+            # while the answer is computed.
             self._set_deadline(self.body_seconds if cycle.more_body else None)
             if not cycle.more_body:
                 cycle.scope.setdefault("extensions", {})[COMPLETE_BODY] = {}
-        # Bytes before any request, or after a complete one: they belong to a head that is not complete yet.
+        # Bytes before any request, or after a complete one: they belong to a head that is not
+        # complete yet.
         elif cycle is None or (cycle.response_complete and not cycle.more_body):
             self._count_head(len(data))
         elif not cycle.more_body:
@@ -238,7 +268,9 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def _set_deadline(self, seconds: float | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+        self._deadline = (
+            None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Clean up after a connection."""
@@ -247,7 +279,9 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 class BodyLimit:
-    """Refuses large bodies, except on paths that bound them: elsewhere a body is read before its token is checked."""
+    """Refuses large bodies, except on paths that bound them: elsewhere a body is read before its
+    token is checked.
+    """
 
     def __init__(self, app: ASGIApp, exempt: Container[str]) -> None:
         self.app = app

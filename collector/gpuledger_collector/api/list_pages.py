@@ -1,6 +1,8 @@
-"""GET /idle, /anomalies and /jobs: findings and jobs as pages and as CSV, narrowed by period and owner.
+"""GET /idle, /anomalies and /jobs: findings and jobs as pages and as CSV, narrowed by period and
+owner.
 
-The rows are those of `gpuledger idle`, `gpuledger anomalies` and `gpuledger runs`, as the jobs have stored them.
+The rows are those of `gpuledger idle`, `gpuledger anomalies` and `gpuledger runs`, as the jobs have
+stored them.
 """
 
 from __future__ import annotations
@@ -77,7 +79,10 @@ def router(context: ReadContext) -> APIRouter:
 
 
 def idle_page(context: ReadContext, view: View) -> Response:
-    """Idle GPUs with what they cost and the command that gives each back. Without a period: what is idle now."""
+    """Idle GPUs with what they cost and the command that gives each back.
+
+    Without a period: what is idle now.
+    """
     now_ms = context.now_ms
     is_now = not view.filters.period
     with context.database.transaction(read_only=True) as connection:
@@ -88,7 +93,9 @@ def idle_page(context: ReadContext, view: View) -> Response:
         if view.wants_csv:
             return csv_file(reports.IDLE.csv_rows(found.items), "idle", view.filters.period)
         # Beyond the rights of a viewer, and shown for what it sees alone.
-        workloads = {workload.workload_id: workload for workload in idle_workloads(connection, now_ms)}
+        workloads = {
+            workload.workload_id: workload for workload in idle_workloads(connection, now_ms)
+        }
         fleet = overview.fleet(connection, now_ms - SILENT_MS)
         site = view.site(connection, IDLE, now_ms, default_period="now", has_csv=True)
     shown = []
@@ -104,7 +111,11 @@ def idle_page(context: ReadContext, view: View) -> Response:
         is_now=is_now,
         is_known=found.looked_ms is not None and (bool(found.items) or not is_now or fleet.reports),
         silent=_silent_text(fleet, view.owner is None) if is_now else "",
-        looked=None if found.looked_ms is None else format_instant(found.looked_ms - found.looked_ms % 1000),
+        looked=(
+            None
+            if found.looked_ms is None
+            else format_instant(found.looked_ms - found.looked_ms % 1000)
+        ),
         rows=shown,
         left_out=len(found.items) - len(shown),
         count=len(found.items),
@@ -118,7 +129,9 @@ def idle_page(context: ReadContext, view: View) -> Response:
 
 
 def _silent_text(fleet: overview.Fleet, shows_fleet: bool) -> str:
-    """The nodes of which nothing is known now, in a sentence; how many there are only to who sees them all."""
+    """The nodes of which nothing is known now, in a sentence; how many there are only to who sees
+    them all.
+    """
     if not fleet.silent:
         return "" if fleet.nodes else "No node reports here: what its GPUs do is not known."
     whose = f"{fleet.silent} of {fleet.nodes}" if shows_fleet else "Some"
@@ -129,16 +142,24 @@ def anomalies_page(context: ReadContext, view: View) -> Response:
     """Unusual spending, each episode with its cause and the jobs that moved it."""
     now_ms = context.now_ms
     with context.database.transaction(read_only=True) as connection:
-        span = view.period(zones.calendar(connection), Period(now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1))
+        span = view.period(
+            zones.calendar(connection), Period(now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1)
+        )
         found = list_findings(connection, "anomaly", span, view.reader, view.scope)
-        site = view.site(connection, ANOMALIES, now_ms, default_period=f"last {ANOMALY_DAYS} days", has_csv=True)
+        site = view.site(
+            connection, ANOMALIES, now_ms, default_period=f"last {ANOMALY_DAYS} days", has_csv=True
+        )
     if view.wants_csv:
         return csv_file(reports.ANOMALIES.csv_rows(found.items), "anomalies", view.filters.period)
     text = html.render(
         "anomalies.html",
         site=site,
         now=format_instant(now_ms - now_ms % 1000),
-        looked=None if found.looked_ms is None else format_instant(found.looked_ms - found.looked_ms % 1000),
+        looked=(
+            None
+            if found.looked_ms is None
+            else format_instant(found.looked_ms - found.looked_ms % 1000)
+        ),
         rows=[reports.anomaly_facts(item) for item in found.items[:SHOWN]],
         left_out=max(len(found.items) - SHOWN, 0),
         count=len(found.items),
@@ -186,7 +207,8 @@ def jobs_page(context: ReadContext, view: View, name: str, order: str) -> Respon
         left_costs=charged.others_cost,
         count=charged.workloads,
         orders=[
-            (text, site.with_filters(sort="" if key == "cost" else key), key == order) for key, text in ORDERS.items()
+            (text, site.with_filters(sort="" if key == "cost" else key), key == order)
+            for key, text in ORDERS.items()
         ],
         with_units=any(item.unit for item in charged.items),
         unit_names=UNITS,
@@ -201,25 +223,42 @@ def job_page(context: ReadContext, view: View, name: str) -> Response:
         with as_viewer(connection, view.reader.owner):
             found = workloads_called(connection, name)
         if not found:
-            raise NoPage(f"No job has the key, the id or the name {name!r}, or nothing is charged for it yet.")
+            raise NoPage(
+                f"No job has the key, the id or the name {name!r}, or nothing is charged for it"
+                " yet."
+            )
         if len(found) > 1:
             return RedirectResponse(address(JOBS, {**view.filters.parameters(), "name": name}), 303)
         number, key, *_ = found[0]
         now_ms = context.now_ms
         owner = view.reader.owner
         if owner is not None and key not in keys_of_owner(connection, owner, [key], now_ms):
-            raise Denied(403, "a part of this job is charged to others, and this token sees one owner's part only")
+            raise Denied(
+                403,
+                "a part of this job is charged to others, and this token sees one owner's part"
+                " only",
+            )
         report = report_run(connection, number, "day", now_ms)
         if report is None:
-            raise NoPage(f"Nothing is charged for {key} yet: rating follows a minute after its evidence.")
+            raise NoPage(
+                f"Nothing is charged for {key} yet: rating follows a minute after its evidence."
+            )
         if owner is not None:
             own = keys_of_owner(connection, owner, [peer.key for peer in report.peers], now_ms)
             peers = [peer for peer in report.peers if peer.key in own]
-            report = replace(report, peers=peers, scaling=report.scaling if len(peers) == len(report.peers) else ())
+            report = replace(
+                report,
+                peers=peers,
+                scaling=report.scaling if len(peers) == len(report.peers) else (),
+            )
         path, _, is_dots = job_path(key).partition("?")
-        narrowed = replace(view, filters=replace(view.filters, owner={"team": report.team} if report.team else {}))
+        narrowed = replace(
+            view, filters=replace(view.filters, owner={"team": report.team} if report.team else {})
+        )
         extra = {"key": key} if is_dots else {}
-        site = narrowed.site(connection, path, now_ms, has_csv=True, is_filtered=False, periods=(), extra=extra)
+        site = narrowed.site(
+            connection, path, now_ms, has_csv=True, is_filtered=False, periods=(), extra=extra
+        )
     if view.wants_csv:
         return csv_file(receipt_csv(report), "job")
     return page(as_html(report, site), site=site)

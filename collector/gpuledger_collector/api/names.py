@@ -1,6 +1,7 @@
 """Path parameters for names with any characters, including line breaks and slashes.
 
-Starlette's `path` ends at a line break and a plain parameter at a slash, so `/pools/a%0A` would answer for `a`.
+Starlette's `path` ends at a line break and a plain parameter at a slash, so `/pools/a%0A` would
+answer for `a`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What the pages share: who reads them, what an address narrows them to, answers as pages and as CSV.
+"""What the pages share: who reads them, what an address narrows them to, answers as pages and as
+CSV.
 
-Pages are rendered without scripts. Reading rates nothing, so a page says up to when the ledger is rated. Who may read
-is decided as in api.context; a browser sends the token as the password of HTTP Basic, with any user name.
+Pages are rendered without scripts. Reading rates nothing, so a page says up to when the ledger is
+rated. Who may read is decided as in api.context; a browser sends the token as the password of HTTP
+Basic, with any user name.
 """
 
 from __future__ import annotations
@@ -52,8 +54,12 @@ class HourlyCache(Generic[T]):
         hour = now_ms // HOUR_MS
         with self.lock:
             # One thread at a time, however many pages ask; while it runs the older value is shown.
-            if (self.value is None or self.value[0] != hour) and (self.thread is None or not self.thread.is_alive()):
-                self.thread = threading.Thread(target=self._run, args=(hour,), name="hourly-cache", daemon=True)
+            if (self.value is None or self.value[0] != hour) and (
+                self.thread is None or not self.thread.is_alive()
+            ):
+                self.thread = threading.Thread(
+                    target=self._run, args=(hour,), name="hourly-cache", daemon=True
+                )
                 self.thread.start()
             thread = self.thread if self.value is None else None
         if thread is not None:
@@ -96,9 +102,11 @@ class PageRoute(APIRoute):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a page shows to its reader: the part of `owner` (None: of everybody), as narrowed by the address.
+    """What a page shows to its reader: the part of `owner` (None: of everybody), as narrowed by the
+    address.
 
-    Rows are read with the rights of the reader, and then narrowed: `owner` may be less than the reader may see.
+    Rows are read with the rights of the reader, and then narrowed: `owner` may be less than the
+    reader may see.
     """
 
     reader: Principal
@@ -109,10 +117,15 @@ class View:
 
     @classmethod
     def of(cls, reader: Principal, parameters: Mapping[str, str]) -> View:
-        """Narrow a reader to what an address asks for. Raises Denied where that is another's part."""
+        """Narrow a reader to what an address asks for.
+
+        Raises Denied where that is another's part.
+        """
         filters = Filters.of(parameters)
         # Nobody's time is stored under an empty team.
-        wanted = {level: "" if name == UNATTRIBUTED else name for level, name in filters.owner.items()}
+        wanted = {
+            level: "" if name == UNATTRIBUTED else name for level, name in filters.owner.items()
+        }
         own = reader.owner or {}
         if any(own.get(level, name) != name for level, name in wanted.items()):
             raise Denied(403, ANOTHER_OWNER)
@@ -144,14 +157,22 @@ class View:
             sees_fleet=self.reader.owner is None,
             filters=self.filters,
             is_still=self.is_still,
-            **{"periods": months[:MAX_MONTHS], "being_made": backlog_text(connection, now_ms), **more},
+            **{
+                "periods": months[:MAX_MONTHS],
+                "being_made": backlog_text(connection, now_ms),
+                **more,
+            },
         )
 
 
 def backlog_text(connection: Connection, now_ms: int) -> str:
     """What of the past is not added up yet, in a sentence; empty when all is."""
     since_ms = overview.backlog(connection, now_ms // HOUR_MS * HOUR_MS)
-    return "" if since_ms is None else f"New evidence from {format_date(since_ms)} on is being added up"
+    return (
+        ""
+        if since_ms is None
+        else f"New evidence from {format_date(since_ms)} on is being added up"
+    )
 
 
 def require_page_reader(keys: Keys) -> Any:
@@ -164,7 +185,9 @@ def require_page_reader(keys: Keys) -> Any:
 
 
 def require_view(keys: Keys, *, fleet: bool = False) -> Any:
-    """A dependency: what the reader behind the request wants to see; `fleet`: one who sees everything."""
+    """A dependency: what the reader behind the request wants to see; `fleet`: one who sees
+    everything.
+    """
 
     def view(request: Request) -> View:
         principal = keys.person(request, bearer_header(request.headers.get("authorization", "")))
@@ -176,7 +199,9 @@ def require_view(keys: Keys, *, fleet: bool = False) -> Any:
 
 
 def page(text: str, status: int = 200, site: Site | None = None) -> Response:
-    """A page with the headers that keep foreign content out of it, and that reload it while something is computed."""
+    """A page with the headers that keep foreign content out of it, and that reload it while
+    something is computed.
+    """
     headers = {**HEADERS, "Content-Security-Policy": f"{html.policy()}; frame-ancestors 'none'"}
     if site is not None and site.reloads:
         headers["Refresh"] = str(site.seconds)

@@ -1,4 +1,5 @@
-"""GET / and /statements: the fleet now, who pays in a month, and the statement of one owner, as pages and as CSV.
+"""GET / and /statements: the fleet now, who pays in a month, and the statement of one owner, as
+pages and as CSV.
 
 The numbers are those of the commands.
 """
@@ -46,7 +47,12 @@ from gpuledger_collector.services.demand_forecast import forecast_pools, pool_de
 from gpuledger_collector.services.findings import list_findings
 from gpuledger_collector.services.node_health import SILENT_MS, is_silent
 from gpuledger_collector.services.nodes import INVENTORY, UNINSTALLED
-from gpuledger_collector.services.statement import NoStatement, monthly_chargeback, read_statement, require_level
+from gpuledger_collector.services.statement import (
+    NoStatement,
+    monthly_chargeback,
+    read_statement,
+    require_level,
+)
 from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.billing import statements as stored
@@ -63,7 +69,9 @@ PAST_HOURS, HOURS_AHEAD = 72, 24
 
 @dataclass(frozen=True, slots=True)
 class PoolOutlook:
-    """Demand of a pool in GPUs: past hours (None: unknown), and low, middle and high of the coming ones."""
+    """Demand of a pool in GPUs: past hours (None: unknown), and low, middle and high of the coming
+    ones.
+    """
 
     name: str
     past: tuple[float | None, ...]
@@ -80,17 +88,23 @@ def router(context: ReadContext, outlook: HourlyCache[list[PoolOutlook]]) -> API
 
     @routes.get("/")
     def home(request: Request, view: View = wanted) -> Response:
-        """The overview of the fleet, of a month and of now; for a viewer, or of one owner, that part of it."""
+        """The overview of the fleet, of a month and of now; for a viewer, or of one owner, that
+        part of it.
+        """
         return overview_page(context, outlook, str(request.base_url).rstrip("/"), view)
 
     @routes.get("/statements")
     def newest(view: View = wanted) -> Response:
         """The statements of this month."""
         with context.database.transaction(read_only=True) as connection:
-            return RedirectResponse(view.site(connection, "/statements", context.now_ms).links[1].path, 303)
+            return RedirectResponse(
+                view.site(connection, "/statements", context.now_ms).links[1].path, 303
+            )
 
     @routes.get("/statements/{level}/{month}")
-    def statements(level: str, month: str, owner: str | None = None, view: View = wanted) -> Response:
+    def statements(
+        level: str, month: str, owner: str | None = None, view: View = wanted
+    ) -> Response:
         """Who pays in a month, or the statement of an owner whose name cannot be part of a path."""
         if owner is not None:
             return statement_page(context, level, owner, month, view)
@@ -104,7 +118,9 @@ def router(context: ReadContext, outlook: HourlyCache[list[PoolOutlook]]) -> API
     return routes
 
 
-def statement_page(context: ReadContext, level: str, owner: str, month: str, view: View) -> Response:
+def statement_page(
+    context: ReadContext, level: str, owner: str, month: str, view: View
+) -> Response:
     """The statement, as the command writes it; as CSV what the owner pays by job.
 
     Raises Denied when this reader may not see all of that owner.
@@ -123,7 +139,15 @@ def statement_page(context: ReadContext, level: str, owner: str, month: str, vie
         narrowed = replace(view, filters=Filters(month, {level: owner}))
         path, _, is_dots = statement_path(level, owner, month).partition("?")
         extra = {"owner": owner} if is_dots else {}
-        site = narrowed.site(connection, path, context.now_ms, has_csv=True, periods=(), extra=extra, is_filtered=False)
+        site = narrowed.site(
+            connection,
+            path,
+            context.now_ms,
+            has_csv=True,
+            periods=(),
+            extra=extra,
+            is_filtered=False,
+        )
         try:
             with as_viewer(connection, reader.owner):
                 reading = (connection, level, owner, month, context.now_ms, chargeback)
@@ -146,17 +170,25 @@ def month_page(context: ReadContext, level: str, month: str, view: View) -> Resp
         report = _month_report(connection, period, level, context.now_ms, reader)
         if view.wants_csv:
             # A notice may name other owners, which a viewer must not see.
-            said = notices(connection, period, context.now_ms, report) if reader.owner is None else []
+            said = (
+                notices(connection, period, context.now_ms, report) if reader.owner is None else []
+            )
             return csv_file(csv_rows(report, said), level, month)
         narrowed = replace(view, filters=replace(view.filters, period=month))
         path = f"/statements/{level}/{month}"
-        site = narrowed.site(connection, path, context.now_ms, has_csv=True, is_filtered=False, periods=())
+        site = narrowed.site(
+            connection, path, context.now_ms, has_csv=True, is_filtered=False, periods=()
+        )
         months = stored.months(connection)
     return page(forms.index(level, month, report, site, months), site=site)
 
 
-def _month_report(connection: Connection, period: Period, level: str, now_ms: int, reader: Principal) -> Report:
-    """Who pays by a level; for a viewer its own rows of that, so that their cents are those of the invoice."""
+def _month_report(
+    connection: Connection, period: Period, level: str, now_ms: int, reader: Principal
+) -> Report:
+    """Who pays by a level; for a viewer its own rows of that, so that their cents are those of the
+    invoice.
+    """
     if reader.owner is None:
         return read_chargeback(connection, period, (level,), now_ms).report
     if set(reader.owner) != {level}:
@@ -167,7 +199,11 @@ def _month_report(connection: Connection, period: Period, level: str, now_ms: in
 def forecast_outlook(context: ReadContext) -> list[PoolOutlook]:
     """Past and coming demand of each pool; takes seconds."""
     with context.database.connect() as connection:
-        pools = {series.name: series for series in pool_demand(connection, context.now_ms) if series.known}
+        pools = {
+            series.name: series
+            for series in pool_demand(connection, context.now_ms)
+            if series.known
+        }
         forecasts = forecast_pools(list(pools.values()), HOURS_AHEAD)
     outlook = []
     for forecast in forecasts:
@@ -175,21 +211,31 @@ def forecast_outlook(context: ReadContext) -> list[PoolOutlook]:
         values = series.values[-PAST_HOURS:]
         past = tuple(float(value) if np.isfinite(value) else None for value in values)
         low, middle, high = (forecast.quantiles.index(quantile) for quantile in (0.1, 0.5, 0.9))
-        ahead = tuple((float(row[low]), float(row[middle]), float(row[high])) for row in forecast.values)
+        ahead = tuple(
+            (float(row[low]), float(row[middle]), float(row[high])) for row in forecast.values
+        )
         first_ms = series.end_ms - (len(past) - 1) * HOUR_MS
         outlook.append(PoolOutlook(forecast.series, past, ahead, forecast.note or "", first_ms))
     return outlook
 
 
-def overview_page(context: ReadContext, outlook: HourlyCache[list[PoolOutlook]], address: str, view: View) -> Response:
-    """The overview. Everything about the entire fleet is left out where one owner's part is shown."""
+def overview_page(
+    context: ReadContext, outlook: HourlyCache[list[PoolOutlook]], address: str, view: View
+) -> Response:
+    """The overview.
+
+    Everything about the entire fleet is left out where one owner's part is shown.
+    """
     now_ms = context.now_ms
     shows_fleet = view.owner is None
-    # One snapshot, so that the parts of a page agree with each other; rendering happens after it is released.
+    # One snapshot, so that the parts of a page agree with each other; rendering happens after it is
+    # released.
     with context.database.transaction(read_only=True) as connection:
         ledger = _ledger_facts(connection, now_ms, view)
         is_open = context.keys.lets_anybody_report
-        current = _current_facts(connection, now_ms, view, reports=ledger["fleet"].reports, is_open=is_open)
+        current = _current_facts(
+            connection, now_ms, view, reports=ledger["fleet"].reports, is_open=is_open
+        )
         site = view.site(connection, "/", now_ms)
     empty = not ledger["fleet"].nodes and not ledger["has_rows"] and not site.periods
     # Forecasting takes seconds: the page shows the last one, and none while there is none yet.
@@ -259,7 +305,9 @@ def _ledger_facts(connection: Connection, now_ms: int, view: View) -> dict[str, 
     }
 
 
-def _nothing(connection: Connection, period: Period, view: View, rated_ms: int | None) -> tuple[str, str]:
+def _nothing(
+    connection: Connection, period: Period, view: View, rated_ms: int | None
+) -> tuple[str, str]:
     """Say why a period has no amount: in a few words, and in a sentence with what to do."""
     calendar = zones.calendar(connection)
     if not overview.has_prices(connection):
@@ -268,25 +316,40 @@ def _nothing(connection: Connection, period: Period, view: View, rated_ms: int |
         named = ", ".join(f"{level} {name}" for level, name in view.owner.items())
         return "nobody has this name", f"Nothing was ever charged to {named}: is the name right?"
     if rated_ms is not None:
-        return "nothing was used", "Nothing was charged in this period: it is rated, and none of its time was used."
+        return (
+            "nothing was used",
+            "Nothing was charged in this period: it is rated, and none of its time was used.",
+        )
     first_ms = overview.first_rated_ms(connection)
     if first_ms is not None and period.end_ms <= first_ms:
         began = calendar.date_of(first_ms)
-        return f"before {began}", f"The ledger begins on {began}: nothing is known of the time before."
-    return "nothing is rated yet", "Nothing of it is rated yet: rating starts a minute after the first evidence."
+        return (
+            f"before {began}",
+            f"The ledger begins on {began}: nothing is known of the time before.",
+        )
+    return (
+        "nothing is rated yet",
+        "Nothing of it is rated yet: rating starts a minute after the first evidence.",
+    )
 
 
-def _current_facts(connection: Connection, now_ms: int, view: View, *, reports: bool, is_open: bool) -> dict[str, Any]:
+def _current_facts(
+    connection: Connection, now_ms: int, view: View, *, reports: bool, is_open: bool
+) -> dict[str, Any]:
     """What the overview says about now: findings, budgets and nodes, for the template.
 
     `reports`: whether a node does; `is_open`: whether any agent may, without a token.
     """
     scope = view.scope
-    idle = list_findings(connection, "idle", Period(now_ms - DAY_MS, now_ms + 1), view.reader, scope)
+    idle = list_findings(
+        connection, "idle", Period(now_ms - DAY_MS, now_ms + 1), view.reader, scope
+    )
     month = Period(now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1)
     anomalies = list_findings(connection, "anomaly", month, view.reader, scope)
     with as_viewer(connection, view.reader.owner):
-        budgets = [status for status in standings(connection, now_ms) if scope.sees(status.budget.owner)]
+        budgets = [
+            status for status in standings(connection, now_ms) if scope.sees(status.budget.owner)
+        ]
     nodes = overview.nodes(connection) if view.owner is None else []
     heard = first_heard(connection, now_ms - DAY_MS) if view.owner is None and is_open else []
     ongoing = idle.ongoing.dearest_first()
@@ -312,7 +375,9 @@ def _spend(
     trend: Sequence[Period],
     has_inventory: bool,
 ) -> dict[str, Any]:
-    """One currency: the rows of the chargeback, each with its trend; time without a holder is marked."""
+    """One currency: the rows of the chargeback, each with its trend; time without a holder is
+    marked.
+    """
     currency = total.currency or ""
     own_rows = [row for row in report.rows if row.currency == currency and not row.correction_of]
     # Whoever may choose tags may invent teams by the thousand: the page lists the dearest.
@@ -323,7 +388,9 @@ def _spend(
         "currency": currency,
         "total": total,
         "unbilled": unbilled_line(report, total),
-        "waste": [waste_line(waste) for waste in whole_waste(own_rows + corrections, has_inventory)],
+        "waste": [
+            waste_line(waste) for waste in whole_waste(own_rows + corrections, has_inventory)
+        ],
         "rows": [
             {
                 "row": row,
@@ -346,7 +413,9 @@ def _spend(
 
 
 def _correction(month: str, rows: Sequence[ReportRow]) -> dict[str, Any]:
-    """The corrections of a closed month as one row: its cost, and the hours that were added and taken away."""
+    """The corrections of a closed month as one row: its cost, and the hours that were added and
+    taken away.
+    """
     return {
         "month": month,
         "added_ns": sum(row.gpu_ns for row in rows if row.gpu_ns > 0),
@@ -355,14 +424,18 @@ def _correction(month: str, rows: Sequence[ReportRow]) -> dict[str, Any]:
     }
 
 
-def _trend(owner: str, teams: dict[str, dict[int, int]], trend: Sequence[Period], currency: str) -> Any:
+def _trend(
+    owner: str, teams: dict[str, dict[int, int]], trend: Sequence[Period], currency: str
+) -> Any:
     days = teams.get("" if owner == UNATTRIBUTED else owner)
     if days is None:
         return ""
     first = min(day for team in teams.values() for day in team)
     values = [days.get(day.start_ms, 0) / MICRO if day.start_ms >= first else None for day in trend]
     known = [value for value in values if value is not None]
-    summary = f"{plural(len(known), 'day')}, from {min(known):,.0f} to {max(known):,.0f} {currency} a day"
+    summary = (
+        f"{plural(len(known), 'day')}, from {min(known):,.0f} to {max(known):,.0f} {currency} a day"
+    )
     return plots.spark(values, f"Spend of {owner} by day", summary, height=36)
 
 
@@ -371,16 +444,22 @@ def pool_facts(pool: PoolOutlook) -> dict[str, Any]:
     lows, middles, highs = zip(*pool.ahead, strict=True)
     peak = max(range(len(middles)), key=lambda hour: highs[hour])
     summary = (
-        f"Over the next {plural(len(middles), 'hour')} between {min(lows):.0f} and {max(highs):.0f} GPUs with 80 % "
-        f"probability; the peak, in {plural(peak + 1, 'hour')}, between {lows[peak]:.0f} and {highs[peak]:.0f}."
+        f"Over the next {plural(len(middles), 'hour')} between {min(lows):.0f} and {max(highs):.0f}"
+        f" GPUs with 80 % probability; the peak, in {plural(peak + 1, 'hour')}, between"
+        f" {lows[peak]:.0f} and {highs[peak]:.0f}."
     )
-    title = f"Demand of pool {pool.name} in GPUs: the last {plural(len(pool.past), 'hour')} and the next {len(middles)}"
+    title = (
+        f"Demand of pool {pool.name} in GPUs: the last {plural(len(pool.past), 'hour')} and the"
+        f" next {len(middles)}"
+    )
     days = plots.dates(pool.first_ms, HOUR_MS, len(pool.past) + len(pool.ahead))
     return {
         "name": pool.name,
         "path": pool_path(pool.name),
         "said": summary,
-        "plot": plots.spark(pool.past, title, summary, pool.ahead, width=720, height=200, axis=True, days=days),
+        "plot": plots.spark(
+            pool.past, title, summary, pool.ahead, width=720, height=200, axis=True, days=days
+        ),
         "note": pool.note,
         "rows": [(hour + 1, *pool.ahead[hour]) for hour in range(2, len(pool.ahead), 3)],
     }

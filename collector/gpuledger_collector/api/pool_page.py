@@ -1,8 +1,10 @@
-"""GET /pools/{pool}: what predicting the demand of a pool would have brought in money, beside the switch for it.
+"""GET /pools/{pool}: what predicting the demand of a pool would have brought in money, beside the
+switch for it.
 
-The numbers are those of `gpuledger scale backtest --pool`. A back-test replays the demand under several policies and is
-stored in no table, so no dashboard can show it; demand, forecasts and decisions are on the demand board. It takes
-seconds and is computed on a thread, once an hour for a pool that somebody looks at.
+The numbers are those of `gpuledger scale backtest --pool`. A back-test replays the demand under
+several policies and is stored in no table, so no dashboard can show it; demand, forecasts and
+decisions are on the demand board. It takes seconds and is computed on a thread, once an hour for a
+pool that somebody looks at.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from fastapi import APIRouter, Response
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import ReadContext
-from gpuledger_collector.api.page_routes import HourlyCache, PageRoute, View, csv_file, page, require_view
+from gpuledger_collector.api.page_routes import (
+    HourlyCache,
+    PageRoute,
+    View,
+    csv_file,
+    page,
+    require_view,
+)
 from gpuledger_collector.export import html, pool_plots
 from gpuledger_collector.export.cells import csv_of, names
 from gpuledger_collector.export.scaling import row
@@ -87,14 +96,18 @@ def router(context: ReadContext) -> APIRouter:
 
     @routes.get("/pools/{pool:name}")
     def pool(pool: str, name: str = "", view: View = wanted) -> Response:
-        """A pool, for readers of the entire fleet; `name`: of a pool whose name cannot be part of a path."""
+        """A pool, for readers of the entire fleet; `name`: of a pool whose name cannot be part of a
+        path.
+        """
         pool = pool or name
         return pool_page(context, cache.get(pool, view.reader), pool, view)
 
     return routes
 
 
-def pool_page(context: ReadContext, backtest: PoolBacktest | None, pool: str, view: View) -> Response:
+def pool_page(
+    context: ReadContext, backtest: PoolBacktest | None, pool: str, view: View
+) -> Response:
     """The page, or its policies as CSV. Raises Denied for a reader who sees one owner's part."""
     view.reader.require_fleet()
     now_ms = context.now_ms
@@ -106,7 +119,9 @@ def pool_page(context: ReadContext, backtest: PoolBacktest | None, pool: str, vi
         path, _, is_dots = pool_path(pool).partition("?")
         extra = {"name": pool} if is_dots else {}
         has_csv = backtest is not None and backtest.backtest is not None
-        site = view.site(connection, path, now_ms, has_csv=has_csv, is_filtered=False, periods=(), extra=extra)
+        site = view.site(
+            connection, path, now_ms, has_csv=has_csv, is_filtered=False, periods=(), extra=extra
+        )
     if view.wants_csv:
         rows = [] if backtest is None else backtest.rows()
         return csv_file(csv_of(POLICY_COLUMNS, rows, POLICY_COLUMNS[1:]), "pool")
@@ -159,7 +174,8 @@ def _money_facts(backtest: PoolBacktest) -> dict[str, Any]:
         if policy in outcomes
     ]
     summary = "; ".join(
-        f"{label}: {wait:,.1f} GPU-hours of wait for {spent:,.0f} {unit}" for label, spent, wait in points
+        f"{label}: {wait:,.1f} GPU-hours of wait for {spent:,.0f} {unit}"
+        for label, spent, wait in points
     )
     front = [(cost(capacity), wait) for capacity, wait in backtest.front]
     return facts | {
@@ -193,7 +209,10 @@ def _compare(rows: Sequence[dict[str, object]], currency: str | None) -> str:
     policies = {str(policy["policy"]): policy for policy in rows}
     ours, reactive = policies["gpuledger"], policies["reactive-tuned"]
     wait, reactive_wait = float(str(ours["wait"])), float(str(reactive["wait"]))
-    sentence = f"It would have waited {wait:,.1f} GPU-hours, the best reactive setting {reactive_wait:,.1f}"
+    sentence = (
+        f"It would have waited {wait:,.1f} GPU-hours, the best reactive setting"
+        f" {reactive_wait:,.1f}"
+    )
     if currency is not None:
         more = float(str(ours["cost"])) - float(str(reactive["cost"]))
         sentence += f", for {abs(more):,.0f} {currency} {'more' if more >= 0 else 'less'}"

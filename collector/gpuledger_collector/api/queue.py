@@ -43,7 +43,11 @@ REFUSALS: dict[int | str, dict[str, str]] = {
     408: {"description": "The body took too long."},
     413: {"description": "The body, or what is to be stored of it, is too large."},
     415: {"description": "The content type is not application/json."},
-    429: {"description": "The node, or the token for any node, is over its quota: retry after Retry-After."},
+    429: {
+        "description": (
+            "The node, or the token for any node, is over its quota: retry after Retry-After."
+        )
+    },
     503: {"description": "Not stored: retry after Retry-After."},
 }
 
@@ -80,17 +84,28 @@ DESCRIPTION = {
 def router(intake: Intake, database: Database) -> APIRouter:
     """The route; tokens, quotas and bounds are those of batches."""
     routes = APIRouter(tags=["agents"], responses=REFUSALS, route_class=LedgerRoute)
-    storing, writing = asyncio.Semaphore(STORES), database.as_application("gpuledger-queue", SESSION)
+    storing, writing = (
+        asyncio.Semaphore(STORES),
+        database.as_application("gpuledger-queue", SESSION),
+    )
 
     @routes.post(PATH, openapi_extra=DESCRIPTION)
     async def queue(request: Request) -> dict[str, str]:
-        """Store one reading of a queue; the answer comes after COMMIT. The same reading again changes nothing."""
+        """Store one reading of a queue; the answer comes after COMMIT.
+
+        The same reading again changes nothing.
+        """
         sender = await authenticate_agent(request, intake.keys)
         with _refusals_as_answers(intake):
-            # From cheap to dear: the quota and the type are checked before a byte of the body is read.
+            # From cheap to dear: the quota and the type are checked before a byte of the body is
+            # read.
             intake.quotas.take_queue_reading(sender.payer)
-            # A web page that is open on this machine may post text to loopback, but not JSON without our consent.
-            if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in JSON_TYPES:
+            # A web page that is open on this machine may post text to loopback, but not JSON
+            # without our consent.
+            if (
+                request.headers.get("content-type", "").partition(";")[0].strip().lower()
+                not in JSON_TYPES
+            ):
                 raise Refused(415, "the content type must be application/json")
             with Reservation(intake, sender) as reservation:
                 body = await receive_body(request, reservation, MAX_BYTES)
@@ -99,7 +114,9 @@ def router(intake: Intake, database: Database) -> APIRouter:
                     reservation.add(len(body))
                     row, sums = await _read(body, intake, sender)
                     async with storing:
-                        return {"status": await asyncio.to_thread(_store, writing, row, sums, intake)}
+                        return {
+                            "status": await asyncio.to_thread(_store, writing, row, sums, intake)
+                        }
 
     return routes
 
@@ -136,7 +153,10 @@ async def _read(body: bytes, intake: Intake, sender: Principal) -> tuple[QueueRo
     # What is refused has cost its bytes, and no more of it is kept.
     intake.quotas.take_queue_rows(sender.payer, len(row.waiting), len(body), len(sums))
     if len(sums) > MAX_STORED_BYTES:
-        raise Refused(413, f"the sums of this queue by owner, pool and model are over {MAX_STORED_BYTES} bytes")
+        raise Refused(
+            413,
+            f"the sums of this queue by owner, pool and model are over {MAX_STORED_BYTES} bytes",
+        )
     return row, sums
 
 
@@ -152,7 +172,9 @@ def _parse(body: bytes, now_ms: int, oldest_ms: int) -> QueueRow:
         # Counted before they become objects: a workload of 30 bytes takes 400 as one.
         bounds.check_list(body, "waiting", MAX_WAITING)
         reading = msgspec.json.decode(body, type=Queue)
-        at_ms = parse_instant(reading.at) if isinstance(reading.at, str) else round(reading.at * 1000)
+        at_ms = (
+            parse_instant(reading.at) if isinstance(reading.at, str) else round(reading.at * 1000)
+        )
     except bounds.TooLarge as error:
         raise Refused(413, str(error)) from error
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
@@ -160,8 +182,15 @@ def _parse(body: bytes, now_ms: int, oldest_ms: int) -> QueueRow:
     if not reading.source or len(reading.source) > MAX_TEXT or "\0" in reading.source:
         raise Refused(400, "source: a name of the scheduler is needed, such as slurm:NAME")
     if not oldest_ms <= at_ms <= now_ms + HOUR_MS:
-        days = f"{(now_ms - oldest_ms) // DAY_MS} days old (max_evidence_age_days), or in an hour from now"
-        raise Refused(400, f"at: a queue cannot have been read over {days}; gpuledger import queue takes older ones")
+        days = (
+            f"{(now_ms - oldest_ms) // DAY_MS} days old (max_evidence_age_days), or in an hour"
+            " from now"
+        )
+        raise Refused(
+            400,
+            f"at: a queue cannot have been read over {days}; gpuledger import queue takes older"
+            " ones",
+        )
     return QueueRow(reading.source, at_ms, tuple(_waiting_rows(reading.waiting)))
 
 
@@ -178,12 +207,19 @@ def _waiting_rows(waiting: Sequence[WaitingWorkload]) -> Iterable[WaitingRow]:
             workload.account,
         )
         if not workload.workload_id or any(len(text) > MAX_TEXT or "\0" in text for text in names):
-            raise Refused(400, f"waiting[{place}]: an id is needed, and texts of at most {MAX_TEXT} characters")
+            raise Refused(
+                400,
+                f"waiting[{place}]: an id is needed, and texts of at most {MAX_TEXT} characters",
+            )
         if not 0 < workload.gpus <= MAX_GPUS:
             raise Refused(400, f"waiting[{place}].gpus: must be more than 0 and at most {MAX_GPUS}")
         submitted = workload.submitted
-        submitted_ms = None if submitted is None or not 0 <= submitted < 4e9 else round(submitted * 1000)
+        submitted_ms = (
+            None if submitted is None or not 0 <= submitted < 4e9 else round(submitted * 1000)
+        )
         gpu_micro = round(workload.gpus * MICRO)
         # By id: a scheduler that lists a workload twice has it wait once.
-        rows[workload.workload_id] = WaitingRow(workload.workload_id, gpu_micro, *names[1:], submitted_ms=submitted_ms)
+        rows[workload.workload_id] = WaitingRow(
+            workload.workload_id, gpu_micro, *names[1:], submitted_ms=submitted_ms
+        )
     return rows.values()

@@ -1,9 +1,11 @@
-"""Limits of readers: how many questions of one reader are answered at once, and how long each may take.
+"""Limits of readers: how many questions of one reader are answered at once, and how long each may
+take.
 
-A question occupies a thread, a session of the database and processor time. So those of one reader wait for each other,
-and those of all readers leave threads for everything else. A question that takes too long, or whose reader has
-disconnected, is cancelled in the database. One large answer at a time is in memory. While readers are answered threads
-take shorter turns, so that an agent's batch does not wait for sixteen of them at each step.
+A question occupies a thread, a session of the database and processor time. So those of one reader
+wait for each other, and those of all readers leave threads for everything else. A question that
+takes too long, or whose reader has disconnected, is cancelled in the database. One large answer at
+a time is in memory. While readers are answered threads take shorter turns, so that an agent's batch
+does not wait for sixteen of them at each step.
 """
 
 from __future__ import annotations
@@ -29,17 +31,24 @@ AT_ONCE_OF_ALL = 16
 WAIT_SECONDS = 2.0
 """How long a question waits for its turn."""
 CANCEL_AGAIN_SECONDS = 0.5
-"""Between cancellations of a question that goes on: one that finds no statement running has no effect."""
+"""Between cancellations of a question that goes on: one that finds no statement running has no
+effect.
+"""
 PAGE_SECONDS = 30
 CALM_SWITCH_SECONDS, BUSY_SWITCH_SECONDS = 0.005, 0.0005
-"""How long a thread computes before another one's turn: Python's default, and while a reader's question is answered.
+"""How long a thread computes before another one's turn: Python's default, and while a reader's
+question is answered.
 
-Beside fifteen threads that compute, ten steps of the event loop took 4 to 5 s at the default and 0.3 to 0.4 s so.
+Beside fifteen threads that compute, ten steps of the event loop took 4 to 5 s at the default and
+0.3 to 0.4 s so.
 """
 
 
 class ReadRefused(Exception):
-    """A question that is not answered now: the status (429, 503) and a sentence. Retry after `seconds`."""
+    """A question that is not answered now: the status (429, 503) and a sentence.
+
+    Retry after `seconds`.
+    """
 
     def __init__(self, status: int, sentence: str, seconds: int) -> None:
         super().__init__(sentence)
@@ -56,32 +65,44 @@ class _Reader:
 
 @dataclass(slots=True)
 class ReaderLimits:
-    """Admits questions of readers, and abandons those that take longer than `page_seconds`; 0: any time."""
+    """Admits questions of readers, and abandons those that take longer than `page_seconds`; 0: any
+    time.
+    """
 
     keys: Keys
     page_seconds: float = PAGE_SECONDS
     wait_seconds: float = WAIT_SECONDS
-    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE_OF_ALL), init=False)
+    turns: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(AT_ONCE_OF_ALL), init=False
+    )
     large: threading.Lock = field(default_factory=threading.Lock, init=False)
     """Held by the question whose answer is large."""
     readers: dict[str, _Reader] = field(default_factory=dict, init=False)
     """By name of the token, or by address; those without questions are removed."""
     _tasks: set[asyncio.Task[object]] = field(default_factory=set, init=False)
 
-    async def answer(self, request: Request, handler: Callable[[Request], Awaitable[Response]]) -> Response:
-        """Answer a question. Raises ReadRefused, Denied, KeysUnavailable, and what the handler raises."""
+    async def answer(
+        self, request: Request, handler: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        """Answer a question.
+
+        Raises ReadRefused, Denied, KeysUnavailable, and what the handler raises.
+        """
         principal = await self._authenticate(request)
         release = await self._admit(payer_of(principal, request))
         sessions = Sessions(self.large)
         with collected_in(sessions):
             answering = asyncio.create_task(_run(handler, request))
-        # Not when this request ends: an abandoned question keeps its turn until its thread has noticed.
+        # Not when this request ends: an abandoned question keeps its turn until its thread has
+        # noticed.
         answering.add_done_callback(lambda _: sessions.release_lines())
         answering.add_done_callback(lambda _: release())
         departure = asyncio.create_task(_disconnected(request))
         try:
             await asyncio.wait(
-                {answering, departure}, timeout=self.page_seconds or None, return_when=asyncio.FIRST_COMPLETED
+                {answering, departure},
+                timeout=self.page_seconds or None,
+                return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
             departure.cancel()
@@ -112,9 +133,15 @@ class ReaderLimits:
         reader = self.readers.setdefault(payer, _Reader())
         reader.questions += 1
         try:
-            await self._acquire(reader.turns, 429, f"{payer} has {AT_ONCE} questions in progress: wait for an answer")
+            await self._acquire(
+                reader.turns,
+                429,
+                f"{payer} has {AT_ONCE} questions in progress: wait for an answer",
+            )
             try:
-                await self._acquire(self.turns, 503, "too many questions of readers are in progress")
+                await self._acquire(
+                    self.turns, 503, "too many questions of readers are in progress"
+                )
             except BaseException:
                 reader.turns.release()
                 raise
@@ -151,8 +178,9 @@ class ReaderLimits:
 
     def _sentence(self, request: Request) -> str:
         return (
-            f"{request.url.path} takes over {self.page_seconds:g} s (page_seconds): ask for a shorter period, one "
-            "owner or one pool, or use the command of gpuledger that answers the same, which has no limit"
+            f"{request.url.path} takes over {self.page_seconds:g} s (page_seconds): ask for a"
+            " shorter period, one owner or one pool, or use the command of gpuledger that answers"
+            " the same, which has no limit"
         )
 
 
@@ -168,7 +196,9 @@ async def _run(handler: Callable[[Request], Awaitable[Response]], request: Reque
 
 
 async def _disconnected(request: Request) -> None:
-    """Wait until the client is gone; only where no body is expected, which is the handler's to receive."""
+    """Wait until the client is gone; only where no body is expected, which is the handler's to
+    receive.
+    """
     if request.method not in ("GET", "HEAD"):
         await asyncio.Event().wait()
     while (await request.receive())["type"] != "http.disconnect":

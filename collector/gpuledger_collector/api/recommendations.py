@@ -1,4 +1,6 @@
-"""GET /v1/recommendations: what to do about waste, what it would have saved, what it saved, and what was not judged."""
+"""GET /v1/recommendations: what to do about waste, what it would have saved, what it saved, and
+what was not judged.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,18 @@ def router(context: ReadContext) -> APIRouter:
 
     @routes.get("/recommendations")
     def recommendations(
-        state: State = "open,accepted", limit: Limit = 100, after: After = "", principal: Principal = reader
+        state: State = "open,accepted",
+        limit: Limit = 100,
+        after: After = "",
+        principal: Principal = reader,
     ) -> dict[str, Any]:
-        """Savings of the observed window as low, expected and high: cash, freed capacity and energy apart, by key.
+        """Savings of the observed window as low, expected and high: cash, freed capacity and energy
+        apart, by key.
 
-        Amounts are of GPU-time at the rates of the price book, without node costs, commitments and adjustments.
-        `joint` is all open advice followed at once; the items overlap and must not be added up. It and
-        `not_evaluated` concern the entire fleet and are left out for a token that sees one owner's part.
+        Amounts are of GPU-time at the rates of the price book, without node costs, commitments and
+        adjustments. `joint` is all open advice followed at once; the items overlap and must not be
+        added up. It and `not_evaluated` concern the entire fleet and are left out for a token that
+        sees one owner's part.
         """
         states = split_names(state)
         if unknown := [name for name in states if name not in STATES]:
@@ -70,7 +77,9 @@ def router(context: ReadContext) -> APIRouter:
                     if principal.sees(row["owner"] or {}, row["team"] or "")
                 ]
             run = last_run(connection)
-        items = sorted((_as_json(row) for row in rows if row["key"] > after), key=lambda item: str(item["key"]))
+        items = sorted(
+            (_as_json(row) for row in rows if row["key"] > after), key=lambda item: str(item["key"])
+        )
         looked_until = None if run is None else format_instant(run["made_ms"])
         answer = {**paginate(items, limit, "key"), "looked_until": looked_until}
         if run is not None and principal.owner is None:
@@ -81,10 +90,17 @@ def router(context: ReadContext) -> APIRouter:
 
 
 def _as_json(row: dict[str, Any]) -> dict[str, Any]:
-    """A recommendation: instants in RFC 3339, money as integers of micro-units, null where it is unknown."""
-    instants = {name.removesuffix("_ms"): None if row[name] is None else format_instant(row[name]) for name in INSTANTS}
+    """A recommendation: instants in RFC 3339, money as integers of micro-units, null where it is
+    unknown.
+    """
+    instants = {
+        name.removesuffix("_ms"): None if row[name] is None else format_instant(row[name])
+        for name in INSTANTS
+    }
     amounts = {
-        f"{kind}_micro": {which: row[f"{kind}_{which}_micro"] for which in ("low", "expected", "high")}
+        f"{kind}_micro": {
+            which: row[f"{kind}_{which}_micro"] for which in ("low", "expected", "high")
+        }
         for kind in ("cash", "capacity", "energy")
     }
     return {**{name: row[name] for name in FIELDS}, **instants, **amounts}

@@ -1,7 +1,7 @@
 """Who was refused lately, for /readyz, /metrics and `gpuledger doctor`.
 
-Nothing is recorded of reports that are taken. /readyz and /metrics are open to everybody, so they have numbers; the
-names are settled with the quotas, into the database.
+Nothing is recorded of reports that are taken. /readyz and /metrics are open to everybody, so they
+have numbers; the names are settled with the quotas, into the database.
 """
 
 from __future__ import annotations
@@ -69,10 +69,16 @@ class Refusals:
         since = self.steady() - RECENT_SECONDS
         senders = sum(at >= since for at in list(self._latest.values()))
         if self._all_refused_at is not None and self._all_refused_at >= since:
-            return "reports of any sender were refused in the last minute: too many bytes are in progress"
+            return (
+                "reports of any sender were refused in the last minute: too many bytes are in"
+                " progress"
+            )
         if not senders:
             return None
-        return f"{plural(senders, 'sender')} exceeded a limit in the last minute and were refused: see gpuledger doctor"
+        return (
+            f"{plural(senders, 'sender')} exceeded a limit in the last minute and were refused: see"
+            " gpuledger doctor"
+        )
 
 
 def _cause_of(error: Exception) -> tuple[str, str]:

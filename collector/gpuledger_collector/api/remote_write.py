@@ -1,7 +1,8 @@
-"""POST /api/v1/write: Prometheus remote write 1.0 and 2.0, by the receiver's rules of their specification.
+"""POST /api/v1/write: Prometheus remote write 1.0 and 2.0, by the receiver's rules of their
+specification.
 
-A sender drops what is answered 4xx and keeps what is answered 5xx. So wrong samples are a 400, and a fault of the
-collector or a temporary condition is a 503. Nothing is answered 2xx before COMMIT.
+A sender drops what is answered 4xx and keeps what is answered 5xx. So wrong samples are a 400, and
+a fault of the collector or a temporary condition is a 503. Nothing is answered 2xx before COMMIT.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpuledger_collector.api.auth.keys import KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied
-from gpuledger_collector.api.batches import INLINE_BYTES, INLINE_INFLATED_BYTES, RETRY_AFTER_SECONDS, Forward
+from gpuledger_collector.api.batches import (
+    INLINE_BYTES,
+    INLINE_INFLATED_BYTES,
+    RETRY_AFTER_SECONDS,
+    Forward,
+)
 from gpuledger_collector.api.intake import (
     DECODERS,
     BatchRequest,
@@ -29,7 +35,12 @@ from gpuledger_collector.api.intake import (
 from gpuledger_collector.api.limits import OverQuota, Quota
 from gpuledger_collector.ingest.batches.commit import GroupCommit, Unavailable
 from gpuledger_collector.ingest.batches.decode import Refused
-from gpuledger_collector.ingest.remote_write.decode import WriteRequest, decode, decode_known, inflated_size
+from gpuledger_collector.ingest.remote_write.decode import (
+    WriteRequest,
+    decode,
+    decode_known,
+    inflated_size,
+)
 from gpuledger_collector.ingest.remote_write.series import SeriesCache
 from gpuledger_collector.ingest.remote_write.store import WriteResult
 
@@ -87,14 +98,21 @@ class TooSlow(Unavailable):
 
 
 def router(endpoint: ASGIApp) -> APIRouter:
-    """The route for FastAPI and its description; `Application` of api/app.py sends requests past it."""
+    """The route for FastAPI and its description; `Application` of api/app.py sends requests past
+    it.
+    """
     routes = APIRouter()
 
-    @routes.post(PATH, status_code=204, responses=ANSWERS, openapi_extra=DESCRIPTION, tags=["prometheus"])
+    @routes.post(
+        PATH, status_code=204, responses=ANSWERS, openapi_extra=DESCRIPTION, tags=["prometheus"]
+    )
     async def write() -> Forward:
-        """Commit samples of dcgm-exporter and of agents from Prometheus. Other samples are counted and ignored.
+        """Commit samples of dcgm-exporter and of agents from Prometheus.
 
-        The same samples again change nothing. Scrapes may be late by up to `remote_write_window_seconds`.
+        Other samples are counted and ignored.
+
+        The same samples again change nothing. Scrapes may be late by up to
+        `remote_write_window_seconds`.
         """
         return Forward(endpoint)
 
@@ -155,7 +173,11 @@ async def answer_request(request: BatchRequest, remote: RemoteIntake) -> Outcome
     sender = await authenticate_agent(request, intake.keys)
     # One Prometheus sends for many nodes, which a token of a single node must not speak for.
     if sender.node is not None:
-        raise Denied(403, f"the token of {sender.name} is for one node: remote write needs one for any (--node '*')")
+        raise Denied(
+            403,
+            f"the token of {sender.name} is for one node: remote write needs one for any (--node"
+            " '*')",
+        )
     version = _version(request)
     # Over quota is 503, not 429: Prometheus drops what is answered 429 unless it is told to retry.
     remote.quota.check(sender.name)
@@ -165,14 +187,16 @@ async def answer_request(request: BatchRequest, remote: RemoteIntake) -> Outcome
         except TimeoutError as error:
             raise TooSlow(intake.too_slow) from error
         intake.metrics.bytes.inc(len(body))
-        # The block format states its length in the first bytes (a varint of at most five): memory is reserved before
-        # decompressing.
+        # The block format states its length in the first bytes (a varint of at most five): memory
+        # is reserved before decompressing.
         size = inflated_size(body[:5])
         reservation.add(size)
         return await commit(body, size, version, remote, sender.name)
 
 
-async def commit(body: bytes, size: int, version: int, remote: RemoteIntake, sender: str) -> Outcome:
+async def commit(
+    body: bytes, size: int, version: int, remote: RemoteIntake, sender: str
+) -> Outcome:
     """Decode and commit a body of `size` decompressed bytes."""
     now_ms = int(remote.intake.clock().timestamp() * 1000)
     cache, oldest_ms = remote.current_cache(), remote.intake.oldest_ms(now_ms)
@@ -197,8 +221,12 @@ async def commit(body: bytes, size: int, version: int, remote: RemoteIntake, sen
         remote.intake.metrics.remote_samples.labels(outcome=outcome).inc(samples)
     reasons = list(decoded.refused)
     if result.too_old:
-        reasons.append(f"{result.too_old} samples are older than their accelerator's newest by more than the window")
-    # 400, since Prometheus does not retry it: the good samples are committed, and the others would be refused again.
+        reasons.append(
+            f"{result.too_old} samples are older than their accelerator's newest by more than the"
+            " window"
+        )
+    # 400, since Prometheus does not retry it: the good samples are committed, and the others would
+    # be refused again.
     return Outcome(400 if reasons else 204, result.samples, "; ".join(reasons))
 
 
@@ -215,7 +243,9 @@ def _version(request: BatchRequest) -> int:
         if name.strip() == "proto":
             proto = value.strip().strip('"')
     if proto not in VERSIONS:
-        raise Refused(415, "proto must be prometheus.WriteRequest or io.prometheus.write.v2.Request")
+        raise Refused(
+            415, "proto must be prometheus.WriteRequest or io.prometheus.write.v2.Request"
+        )
     return VERSIONS[proto]
 
 
@@ -227,7 +257,11 @@ DESCRIPTION = {
 }
 ANSWERS: dict[int | str, dict[str, object]] = {
     204: {"description": "Committed, or known already; the headers say how many samples."},
-    400: {"description": "Not decodable, or some samples are refused for good; the others are committed."},
+    400: {
+        "description": (
+            "Not decodable, or some samples are refused for good; the others are committed."
+        )
+    },
     401: {"description": "No valid bearer token."},
     403: {"description": "The token is bound to one node, or not an agent's."},
     413: {"description": "The body is too large, as sent or decompressed."},

@@ -1,7 +1,9 @@
-"""GET /v1/samples: raw readings of a few accelerators, recent and packed alike, or means of them over longer spans.
+"""GET /v1/samples: raw readings of a few accelerators, recent and packed alike, or means of them
+over longer spans.
 
-It reads as `gpuledger export samples` does. Raw rows cover at most an hour; with `step` each instant is the mean of its
-readings, and the span may be long. Bounds keep one request cheap: a packed day of an accelerator is one blob to decode.
+It reads as `gpuledger export samples` does. Raw rows cover at most an hour; with `step` each
+instant is the mean of its readings, and the span may be long. Bounds keep one request cheap: a
+packed day of an accelerator is one blob to decode.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from fastapi import APIRouter, HTTPException, Query
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.api.context import REFUSALS, ReadContext, ReadRoute, require_reader, split_names
+from gpuledger_collector.api.context import (
+    REFUSALS,
+    ReadContext,
+    ReadRoute,
+    require_reader,
+    split_names,
+)
 from gpuledger_collector.api.series import End, Start, parse_instants
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import archive
@@ -26,10 +34,18 @@ MAX_ACCELERATOR_DAYS = 128
 MAX_POINTS = 5_000
 
 Gpus = Annotated[str, Query(description=f"UUIDs, comma-separated, at most {MAX_ACCELERATORS}.")]
-Node = Annotated[str, Query(description="Instead of UUIDs: accelerators of this node, while they were there.")]
-Metrics = Annotated[str, Query(description="Names of the catalog, comma-separated; empty: all stored ones.")]
-Step = Annotated[int, Query(ge=0, le=86_400, description="Seconds of each mean; 0: raw, an hour at most.")]
-Limit = Annotated[int, Query(ge=1, le=MAX_POINTS, description="Largest number of instants, of all accelerators.")]
+Node = Annotated[
+    str, Query(description="Instead of UUIDs: accelerators of this node, while they were there.")
+]
+Metrics = Annotated[
+    str, Query(description="Names of the catalog, comma-separated; empty: all stored ones.")
+]
+Step = Annotated[
+    int, Query(ge=0, le=86_400, description="Seconds of each mean; 0: raw, an hour at most.")
+]
+Limit = Annotated[
+    int, Query(ge=1, le=MAX_POINTS, description="Largest number of instants, of all accelerators.")
+]
 After = Annotated[int, Query(ge=0, description="`next` of the previous answer.")]
 
 
@@ -50,18 +66,27 @@ def router(context: ReadContext) -> APIRouter:
         after: After = 0,
         principal: Principal = fleet,
     ) -> dict[str, Any]:
-        """Instants and readings by metric, one accelerator after the other; null is an absent reading."""
+        """Instants and readings by metric, one accelerator after the other; null is an absent
+        reading.
+        """
         period = parse_instants(start, end)
         names = split_names(metrics) or tuple(archive.KINDS)
         if unknown := sorted(set(names) - set(archive.KINDS)):
-            raise ValueError(f"metrics: {unknown[0]!r} is not stored; stored are {', '.join(archive.KINDS)}")
+            raise ValueError(
+                f"metrics: {unknown[0]!r} is not stored; stored are {', '.join(archive.KINDS)}"
+            )
         uuids = split_names(gpu)
         if bool(uuids) == bool(node):
             raise ValueError("gpu and node: name the accelerators with one of them")
         if not step and period.ms > RAW_MS:
-            raise ValueError("from and to: raw samples cover at most an hour; use step, in seconds, for longer spans")
+            raise ValueError(
+                "from and to: raw samples cover at most an hour; use step, in seconds, for longer"
+                " spans"
+            )
         with context.connection(principal) as connection:
-            return _read_page(connection, _find(connection, period, uuids, node), names, step * 1000, limit, after)
+            return _read_page(
+                connection, _find(connection, period, uuids, node), names, step * 1000, limit, after
+            )
 
     return routes
 
@@ -83,7 +108,8 @@ def _read_page(
         if step_ms:
             readings = means(readings, step_ms)
         rows = len(readings)
-        # `after` counts instants over all accelerators, so what is skipped is used up by one after the other.
+        # `after` counts instants over all accelerators, so what is skipped is used up by one after
+        # the other.
         first, skip = min(skip, rows), max(0, skip - rows)
         count = min(remaining, rows - first)
         if count:
@@ -94,7 +120,9 @@ def _read_page(
     return {"items": items, "next": None}
 
 
-def _find(connection: Connection, period: Period, uuids: Sequence[str], node: str) -> list[archive.AcceleratorPeriod]:
+def _find(
+    connection: Connection, period: Period, uuids: Sequence[str], node: str
+) -> list[archive.AcceleratorPeriod]:
     accelerators = archive.accelerator_periods(connection, period, node) if node else []
     for uuid in uuids:
         periods = archive.accelerator_periods(connection, period, uuid=uuid)
@@ -104,18 +132,21 @@ def _find(connection: Connection, period: Period, uuids: Sequence[str], node: st
     if not accelerators:
         raise HTTPException(404, f"no accelerator was on node {node!r}")
     if len(accelerators) > MAX_ACCELERATORS:
-        raise ValueError(f"{len(accelerators)} accelerators: at most {MAX_ACCELERATORS} can be requested at once")
+        raise ValueError(
+            f"{len(accelerators)} accelerators: at most {MAX_ACCELERATORS} can be requested at once"
+        )
     days = len(accelerators) * -(-period.ms // DAY_MS)
     if days > MAX_ACCELERATOR_DAYS:
         raise ValueError(
-            f"{days} days of accelerators: at most {MAX_ACCELERATOR_DAYS} can be requested at once; "
-            "shorten the span or name fewer"
+            f"{days} days of accelerators: at most {MAX_ACCELERATOR_DAYS} can be requested at once;"
+            " shorten the span or name fewer"
         )
     return accelerators
 
 
 def means(readings: Readings, step_ms: int) -> Readings:
-    """The mean of each metric over each step with a sample, without absent readings and non-finite numbers.
+    """The mean of each metric over each step with a sample, without absent readings and non-finite
+    numbers.
 
     Counters are averaged as well: their difference over a step is lost only below the step.
     """
@@ -126,7 +157,9 @@ def means(readings: Readings, step_ms: int) -> Readings:
         is_present = column.present & np.isfinite(values)
         count = np.bincount(place[is_present], minlength=len(at))
         total = np.bincount(place[is_present], weights=values[is_present], minlength=len(at))
-        columns[name] = Column(np.divide(total, count, out=np.zeros(len(at)), where=count > 0), count > 0)
+        columns[name] = Column(
+            np.divide(total, count, out=np.zeros(len(at)), where=count > 0), count > 0
+        )
     return Readings(at, columns)
 
 
@@ -145,6 +178,12 @@ def _values(column: Column | None, part: slice, rows: int) -> list[float | int |
         return [None] * rows
     values = column.values[part]
     is_present = column.present[part] & np.isfinite(values.astype(np.float64))
-    # A float32 is shown by its own shortest digits, not by those of the float64 that it converts to.
-    shortest = [float(str(value)) for value in values] if values.dtype == np.float32 else values.tolist()
-    return [value if present else None for value, present in zip(shortest, is_present.tolist(), strict=True)]
+    # A float32 is shown by its own shortest digits, not by those of the float64 that it converts
+    # to.
+    shortest = (
+        [float(str(value)) for value in values] if values.dtype == np.float32 else values.tolist()
+    )
+    return [
+        value if present else None
+        for value, present in zip(shortest, is_present.tolist(), strict=True)
+    ]

@@ -1,8 +1,9 @@
-"""The desired GPUs of every pool as a Prometheus gauge, absent where GET /v1/scaling/{pool} gives no number, and the
-outcome of decisions in the last 28 days.
+"""The desired GPUs of every pool as a Prometheus gauge, absent where GET /v1/scaling/{pool} gives
+no number, and the outcome of decisions in the last 28 days.
 
-A scrape never waits: pools are computed on a thread at most every `REFRESH_SECONDS`. Values older than `EXPIRE_SECONDS`
-are not exposed, so an unavailable database ends the series instead of freezing it.
+A scrape never waits: pools are computed on a thread at most every `REFRESH_SECONDS`. Values older
+than `EXPIRE_SECONDS` are not exposed, so an unavailable database ends the series instead of
+freezing it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ NAME = "gpuledger_scaling_desired_gpus"
 HELP = "GPUs that the pool should hold now; absent when its recent demand is unknown."
 OUTCOME = "gpuledger_scaling_outcome_gpu_seconds"
 OUTCOME_HELP = (
-    "GPU-seconds of the last 28 days had each decision been followed: demand, wait (below demand), waste (above it), "
-    "and wait and waste of the best reactive setting."
+    "GPU-seconds of the last 28 days had each decision been followed: demand, wait (below demand),"
+    " waste (above it), and wait and waste of the best reactive setting."
 )
 REFRESH_SECONDS = 300.0
 RETRY_SECONDS = 30.0
@@ -30,7 +31,8 @@ log = logging.getLogger(__name__)
 
 
 class ScalingGauge(Collector):
-    """`desired` returns GPUs by pool, without pools that get no number; `outcomes` GPU-seconds by pool and kind.
+    """`desired` returns GPUs by pool, without pools that get no number; `outcomes` GPU-seconds by
+    pool and kind.
 
     Both may block and raise.
     """
@@ -62,7 +64,9 @@ class ScalingGauge(Collector):
         with self._lock:
             # At most one refresh at a time, and the scrape does not wait for it.
             if self._refreshing is None and (self._due is None or now >= self._due):
-                self._refreshing = threading.Thread(target=self._refresh, name="scaling-gauge", daemon=True)
+                self._refreshing = threading.Thread(
+                    target=self._refresh, name="scaling-gauge", daemon=True
+                )
                 self._refreshing.start()
             is_current = now - self._read_at <= EXPIRE_SECONDS
             desired, outcomes = (self._desired, self._outcome_sums) if is_current else ({}, {})

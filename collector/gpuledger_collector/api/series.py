@@ -1,7 +1,9 @@
-"""GET /v1/series: what owners and pools held over time, in steps of five minutes, an hour or a day, for charts.
+"""GET /v1/series: what owners and pools held over time, in steps of five minutes, an hour or a day,
+for charts.
 
-Numbers come from the five-minute series, whose hours add up to the hourly ledger and whose days to the charges. A step
-that is not rated yet, or has expired, is null in every series: null means unknown, not zero.
+Numbers come from the five-minute series, whose hours add up to the hourly ledger and whose days to
+the charges. A step that is not rated yet, or has expired, is null in every series: null means
+unknown, not zero.
 """
 
 from __future__ import annotations
@@ -10,9 +12,23 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Query
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant, parse_date, parse_instant
+from gpuledger_collector.accounting.period import (
+    DAY_MS,
+    HOUR_MS,
+    Period,
+    format_instant,
+    parse_date,
+    parse_instant,
+)
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.api.context import REFUSALS, Limit, ReadContext, ReadRoute, require_reader, split_names
+from gpuledger_collector.api.context import (
+    REFUSALS,
+    Limit,
+    ReadContext,
+    ReadRoute,
+    require_reader,
+    split_names,
+)
 from gpuledger_collector.storage.telemetry import series
 
 STEPS_MS = {"5m": series.STEP_MS, "1h": HOUR_MS, "1d": DAY_MS}
@@ -20,11 +36,22 @@ MAX_STEPS = 9_000
 """Thirty-one days at five minutes, a year by the hour."""
 DATE_LENGTH = len("2026-10-01")
 
-Start = Annotated[str, Query(alias="from", description="Date (UTC) or instant, included; a whole step.")]
-End = Annotated[str, Query(alias="to", description="Date (UTC) or instant, not included; a whole step.")]
-By = Annotated[str, Query(description="Comma-separated: org, team, project, pool, model, state; empty: one series.")]
+Start = Annotated[
+    str, Query(alias="from", description="Date (UTC) or instant, included; a whole step.")
+]
+End = Annotated[
+    str, Query(alias="to", description="Date (UTC) or instant, not included; a whole step.")
+]
+By = Annotated[
+    str,
+    Query(
+        description="Comma-separated: org, team, project, pool, model, state; empty: one series."
+    ),
+]
 Step = Annotated[Literal["5m", "1h", "1d"], Query(description="Length of a step.")]
-State = Annotated[Literal["held", "unallocated", "unavailable"], Query(description="Which time to return.")]
+State = Annotated[
+    Literal["held", "unallocated", "unavailable"], Query(description="Which time to return.")
+]
 After = Annotated[int, Query(alias="after", ge=0, description="`next` of the previous answer.")]
 
 
@@ -44,7 +71,9 @@ def router(context: ReadContext) -> APIRouter:
         after: After = 0,
         principal: Principal = reader,
     ) -> dict[str, Any]:
-        """GPUs, energy and cost of each series by step, ordered by name; a viewer sees only its owner's held time."""
+        """GPUs, energy and cost of each series by step, ordered by name; a viewer sees only its
+        owner's held time.
+        """
         period, step_ms = parse_instants(start, end), STEPS_MS[step]
         names = split_names(by)
         if unknown := sorted(set(names) - set(series.GROUPS)):
@@ -52,7 +81,10 @@ def router(context: ReadContext) -> APIRouter:
         if period.start_ms % step_ms or period.end_ms % step_ms:
             raise ValueError(f"from and to: must be multiples of {step} in UTC")
         if period.ms // step_ms > MAX_STEPS:
-            raise ValueError(f"from and to: {period.ms // step_ms} steps of {step}; at most {MAX_STEPS} are allowed")
+            raise ValueError(
+                f"from and to: {period.ms // step_ms} steps of {step}; at most {MAX_STEPS} are"
+                " allowed"
+            )
         _check_viewer(principal, state)
         with context.connection(principal) as connection:
             rows = series.read(connection, period, step_ms, names, principal.owner, (state,))
@@ -86,12 +118,18 @@ def _check_viewer(principal: Principal, state: str) -> None:
         return
     # The series keep no deeper levels: filtering by a higher one would show others' numbers.
     if deeper := sorted(set(principal.owner) - set(series.OWNER_LEVELS)):
-        raise HTTPException(403, f"series exist by org, team and project: this token is limited to one {deeper[0]}")
+        raise HTTPException(
+            403, f"series exist by org, team and project: this token is limited to one {deeper[0]}"
+        )
     if state != "held":
-        raise HTTPException(403, f"{state} time belongs to no owner: this token sees one owner's only")
+        raise HTTPException(
+            403, f"{state} time belongs to no owner: this token sees one owner's only"
+        )
 
 
-def _as_json(row: series.OwnerSeries, names: tuple[str, ...], known: list[bool], step_ms: int) -> dict[str, Any]:
+def _as_json(
+    row: series.OwnerSeries, names: tuple[str, ...], known: list[bool], step_ms: int
+) -> dict[str, Any]:
     """A series with a value for each step: null where the step, or the measure in it, is unknown."""
 
     def values(name: str, per: float) -> list[float | None]:

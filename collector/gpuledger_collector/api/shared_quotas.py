@@ -1,9 +1,10 @@
 """Makes quotas hold for all workers and collectors of one database.
 
-Each process admits by buckets of its own, at the cost of an arithmetic operation. Once a second it writes what heavy
-senders have used since, in one statement, and takes over what all processes have admitted of them. A bucket keeps its
-debt, so the rate holds over time. Beyond one bucket a sender gets at most `SHARED_FROM` of it from each process, and
-what those admit until they have settled: a second or two, and one request.
+Each process admits by buckets of its own, at the cost of an arithmetic operation. Once a second it
+writes what heavy senders have used since, in one statement, and takes over what all processes have
+admitted of them. A bucket keeps its debt, so the rate holds over time. Beyond one bucket a sender
+gets at most `SHARED_FROM` of it from each process, and what those admit until they have settled: a
+second or two, and one request.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class SharedQuotas:
             settling.cancel()
 
     async def settle(self) -> None:
-        """Settle what was taken since the last time. A database that fails is asked again a second later."""
+        """Settle what was taken since the last time.
+
+        A database that fails is asked again a second later.
+        """
         uses = [
             Use(payer, name, used, quota.rate)
             for name, quota in self._quotas.items()
@@ -77,7 +81,9 @@ class SharedQuotas:
     def _report(self, failure: str) -> None:
         """Log the first of several failures."""
         if failure and not self._has_failed:
-            log.warning("quotas hold for this process alone until the database answers: %s", failure)
+            log.warning(
+                "quotas hold for this process alone until the database answers: %s", failure
+            )
         self._has_failed = bool(failure)
 
     async def _run(self) -> None:

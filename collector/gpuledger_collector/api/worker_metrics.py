@@ -1,8 +1,9 @@
 """Metrics of several workers in one answer.
 
-Each worker writes its values to files of its own, which whoever is scraped reads and adds up (prometheus-client's mode
-for several processes). The files survive a worker that is killed, and its successor goes on with them, so a sum never
-falls and nothing that was counted is lost. Memory and CPU are of each worker, by its number.
+Each worker writes its values to files of its own, which whoever is scraped reads and adds up
+(prometheus-client's mode for several processes). The files survive a worker that is killed, and its
+successor goes on with them, so a sum never falls and nothing that was counted is lost. Memory and
+CPU are of each worker, by its number.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from gpuledger_collector.worker_group import WorkerGroup
 
 
 def share_metrics(registry: CollectorRegistry, group: WorkerGroup) -> None:
-    """Keep the values of all metrics of this process in the group's folder; `registry` answers with those of all."""
+    """Keep the values of all metrics of this process in the group's folder; `registry` answers with
+    those of all.
+    """
     folder = str(group.metrics_folder)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
     values.ValueClass = values.MultiProcessValue(lambda: group.place.metrics_name)  # type: ignore[no-untyped-call]
@@ -41,11 +44,17 @@ class WorkerProcesses(Collector):
         families: dict[str, Metric] = {}
         for number, pid in sorted(self._group.pids.items()):
             for family in ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
-                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                merged = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
                 for sample in family.samples:
                     merged.add_sample(sample.name, {"worker": str(number)}, sample.value)
-        running = GaugeMetricFamily("gpuledger_workers", "Workers that serve.", value=len(self._group.pids))
-        wanted = GaugeMetricFamily("gpuledger_workers_wanted", "Workers that there should be.", self._group.wanted)
+        running = GaugeMetricFamily(
+            "gpuledger_workers", "Workers that serve.", value=len(self._group.pids)
+        )
+        wanted = GaugeMetricFamily(
+            "gpuledger_workers_wanted", "Workers that there should be.", self._group.wanted
+        )
         restarts = CounterMetricFamily(
             "gpuledger_worker_restarts_total",
             "Workers started again after they ended unasked.",

@@ -16,8 +16,16 @@ PANELS = {
     "Bill": (
         Entry("chargeback", "chargeback", "Who pays for what"),
         Entry("statement", "statement", "One owner's month as a page to read, print and keep"),
-        Entry("reconcile", "reconcile", "Prove that the bill covers all capacity, or check a provider's bill"),
-        Entry("adjustments", "adjustments", "Markups, discounts, tiers, credits, and true-ups to a provider's bill"),
+        Entry(
+            "reconcile",
+            "reconcile",
+            "Prove that the bill covers all capacity, or check a provider's bill",
+        ),
+        Entry(
+            "adjustments",
+            "adjustments",
+            "Markups, discounts, tiers, credits, and true-ups to a provider's bill",
+        ),
         Entry("close", "close", "Close a month and book its invoices"),
         Entry("periods", "close", "Closed months and their seals"),
         Entry("corrections", "close", "What was found about a closed month after its close"),
@@ -37,13 +45,19 @@ PANELS = {
     ),
     "Look ahead": (
         Entry("budgets", "budgets", "How far budgets are spent, and when they run out"),
-        Entry("forecast", "forecast", "GPUs wanted in the next hours, and spending to the end of the month"),
+        Entry(
+            "forecast",
+            "forecast",
+            "GPUs wanted in the next hours, and spending to the end of the month",
+        ),
         Entry("scale", "scale", "GPUs to hold now, and what capacity policies would have cost"),
         Entry("plan", "plan", "Memory, days, money, storage and network of a model before it runs"),
     ),
     "Bring in": (
         Entry("start", "start", "From a file of jobs to its bill in one command"),
-        Entry("import", "imports", "Usage, prices, inventory, samples, queues and bills from files"),
+        Entry(
+            "import", "imports", "Usage, prices, inventory, samples, queues and bills from files"
+        ),
         Entry("apply", "apply", "Rules, prices, budgets and pools declared in a file"),
         Entry("prices", "prices", "The price book"),
         Entry("tags", "tags", "Check which tags and rules attribute usage"),
@@ -81,7 +95,10 @@ def build() -> typer.Typer:
     app = new_app(
         name="gpuledger",
         cls=TopGroup,
-        help="A second-exact ledger of who held, used and wasted every GPU of a fleet, and what it cost.",
+        help=(
+            "A second-exact ledger of who held, used and wasted every GPU of a fleet, and what it"
+            " cost."
+        ),
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -98,7 +115,9 @@ def print_version(wanted: bool) -> None:
 
 
 def top(
-    version: bool = Option(False, "--version", help="Print the version.", callback=print_version, is_eager=True),
+    version: bool = Option(
+        False, "--version", help="Print the version.", callback=print_version, is_eager=True
+    ),
 ) -> None:
     """A second-exact ledger of who held, used and wasted every GPU of a fleet, and what it cost."""
 

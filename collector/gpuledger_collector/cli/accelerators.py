@@ -53,7 +53,9 @@ def accelerators(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """List accelerators with their held, busy, idle and unallocated hours (held and known activity only)."""
+    """List accelerators with their held, busy, idle and unallocated hours (held and known activity
+    only).
+    """
     asked = time_range(period, start, end, days)
     with open_session(dsn, config) as session:
         span = asked.resolve(session.calendar, session.now_ms)
@@ -63,12 +65,16 @@ def accelerators(
 
 
 def sort_activities(activities: list[Activity], order: Order) -> list[Activity]:
-    """Sort by the order; accelerators without known activity are neither among the busiest nor the idlest."""
+    """Sort by the order; accelerators without known activity are neither among the busiest nor the
+    idlest.
+    """
     if order is Order.node:
         return activities
     known = [entry for entry in activities if entry.busy_permille is not None]
     if order is Order.busiest:
-        return sorted(known, key=lambda entry: (-(entry.busy_permille or 0), -entry.busy_ms, entry.uuid))
+        return sorted(
+            known, key=lambda entry: (-(entry.busy_permille or 0), -entry.busy_ms, entry.uuid)
+        )
     return sorted(known, key=lambda entry: (-entry.idle_ms, entry.uuid))
 
 

@@ -1,4 +1,6 @@
-"""gpuledger adjustments: markups, discounts, tiers, credits, debits, and true-ups to a provider's bill."""
+"""gpuledger adjustments: markups, discounts, tiers, credits, debits, and true-ups to a provider's
+bill.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from gpuledger_collector.services.provider_bill import NoBill
 from gpuledger_collector.services.true_up import ProposedTrueUp, book_true_up, propose_true_up
 from gpuledger_collector.storage.billing import adjustments
 
-app = new_app(name="adjustments", help="What owners pay beside the rate of their time.", no_args_is_help=True)
+app = new_app(
+    name="adjustments", help="What owners pay beside the rate of their time.", no_args_is_help=True
+)
 COLUMNS = (
     Column("name"),
     Column("kind"),
@@ -43,9 +47,17 @@ COLUMNS = (
     Column("approver", is_optional=True),
     Column("reversed", is_optional=True),
 )
-SHARE_COLUMNS = (Column("owner"), Column("pool"), Column("model"), number("amount"), Column("currency"))
+SHARE_COLUMNS = (
+    Column("owner"),
+    Column("pool"),
+    Column("model"),
+    number("amount"),
+    Column("currency"),
+)
 Reason = Annotated[str, Option("--reason", help="Why; it is kept with the entry.")]
-Approver = Annotated[str, Option("--approver", metavar="NAME", help="Who approved it; it is kept with the entry.")]
+Approver = Annotated[
+    str, Option("--approver", metavar="NAME", help="Who approved it; it is kept with the entry.")
+]
 
 
 class Key(enum.StrEnum):
@@ -65,13 +77,25 @@ class Amount(enum.StrEnum):
 
 @app.command("list", epilog="Example: gpuledger adjustments list --format csv")
 def list_adjustments(
-    form: options.Form = options.Format.table, dsn: options.Dsn = None, config: options.Config = None
+    form: options.Form = options.Format.table,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
-    """List the markups, discounts and tiers in force, and every credit, debit and true-up that was booked."""
+    """List the markups, discounts and tiers in force, and every credit, debit and true-up that was
+    booked.
+    """
     with open_session(dsn, config) as session, session.database.transaction() as connection:
         known = adjustments.current(connection)
-    reversals = {adjustment.reverses: adjustment.name for adjustment in known if adjustment.reverses is not None}
-    emit(form, COLUMNS, [to_row(adjustment, reversals.get(adjustment.id or 0, "")) for adjustment in known])
+    reversals = {
+        adjustment.reverses: adjustment.name
+        for adjustment in known
+        if adjustment.reverses is not None
+    }
+    emit(
+        form,
+        COLUMNS,
+        [to_row(adjustment, reversals.get(adjustment.id or 0, "")) for adjustment in known],
+    )
 
 
 def to_row(adjustment: Adjustment, reversal: str = "") -> Row:
@@ -83,7 +107,9 @@ def to_row(adjustment: Adjustment, reversal: str = "") -> Row:
     micro = None
     if adjustment.kind not in POLICIES:
         micro = sum(share.micro for share in adjustment.entry_shares())
-    owners = f"{len({share.owner for share in adjustment.shares})} owners" if adjustment.shares else ""
+    owners = (
+        f"{len({share.owner for share in adjustment.shares})} owners" if adjustment.shares else ""
+    )
     return {
         "name": adjustment.name,
         "kind": adjustment.kind,
@@ -102,25 +128,44 @@ def to_row(adjustment: Adjustment, reversal: str = "") -> Row:
 def _money(micro: int, currency: str) -> str:
     # An entry of fewer than a cent's parts is written in full: what is booked is exact.
     amount = Money(micro, currency)
-    return amount.plain() if Money.from_minor(amount.minor, currency) == amount else amount.exact(MICRO_DIGITS)
+    return (
+        amount.plain()
+        if Money.from_minor(amount.minor, currency) == amount
+        else amount.exact(MICRO_DIGITS)
+    )
 
 
 def _entry(kind: str) -> None:
     @app.command(
         kind,
-        help=f"Book a {kind}: an amount that an owner {'gets back' if kind == 'credit' else 'pays'}, once.",
+        help=(
+            f"Book a {kind}: an amount that an owner {'gets back' if kind == 'credit' else 'pays'},"
+            " once."
+        ),
         epilog=(
-            f'Example: gpuledger adjustments {kind} "outage of 7 October" --owner team=vision --amount 250 '
-            '--currency USD --from 2026-10-07 --to 2026-10-08 --reason "no InfiniBand" --approver m.keller'
+            f'Example: gpuledger adjustments {kind} "outage of 7 October" --owner team=vision'
+            ' --amount 250 --currency USD --from 2026-10-07 --to 2026-10-08 --reason "no'
+            ' InfiniBand" --approver m.keller'
         ),
     )
     def book(
-        name: Annotated[str, Argument(metavar="NAME", help="Names the entry; no other adjustment has it.")],
-        owner: Annotated[str, Option("--owner", metavar="LEVEL=NAME", help="Who, such as team=vision.")],
+        name: Annotated[
+            str, Argument(metavar="NAME", help="Names the entry; no other adjustment has it.")
+        ],
+        owner: Annotated[
+            str, Option("--owner", metavar="LEVEL=NAME", help="Who, such as team=vision.")
+        ],
         amount: Annotated[str, Option("--amount", help="Money, more than 0.")],
         currency: Annotated[str, Option("--currency", help="ISO 4217 code.")],
-        start: Annotated[str, Option("--from", metavar="DATE", help="First day that it is about; it is booked on it.")],
-        end: Annotated[str, Option("--to", metavar="DATE", help="Last day, not included; of the same month.")],
+        start: Annotated[
+            str,
+            Option(
+                "--from", metavar="DATE", help="First day that it is about; it is booked on it."
+            ),
+        ],
+        end: Annotated[
+            str, Option("--to", metavar="DATE", help="Last day, not included; of the same month.")
+        ],
         reason: Reason,
         approver: Approver,
         pool: Annotated[str, Option("--pool", help="The pool that it is shown under.")] = "",
@@ -143,9 +188,15 @@ def _entry(kind: str) -> None:
             "gpu_model": model,
         }
         problems: list[Problem] = []
-        declared: list[Adjustment] = DeclaredAdjustment.collect([Record(f"adjustments {kind}", 1, given)], problems)
+        declared: list[Adjustment] = DeclaredAdjustment.collect(
+            [Record(f"adjustments {kind}", 1, given)], problems
+        )
         if problems:
-            refuse("; ".join(f"{problem.source.split(':', 2)[-1]} {problem.message}" for problem in problems))
+            refuse(
+                "; ".join(
+                    f"{problem.source.split(':', 2)[-1]} {problem.message}" for problem in problems
+                )
+            )
         with open_session(dsn, config) as session:
             try:
                 with session.database.transaction(dry_run=dry_run) as connection:
@@ -154,7 +205,10 @@ def _entry(kind: str) -> None:
             except adjustments.EntryRefused as error:
                 refuse(str(error))
         (share,) = entry.entry_shares()
-        said = f"{_money(share.micro, entry.currency or '')} {entry.currency} for {owner_text(entry.owner)}"
+        said = (
+            f"{_money(share.micro, entry.currency or '')} {entry.currency} for"
+            f" {owner_text(entry.owner)}"
+        )
         print(f"booked {kind} {entry.name!r}: {said} on {entry.from_on}{dry_run_note(dry_run)}")
 
 
@@ -168,7 +222,10 @@ for _kind in ("credit", "debit"):
 
 
 @app.command(
-    epilog='Example: gpuledger adjustments reverse "outage of 7 October" --reason "booked twice" --approver kim'
+    epilog=(
+        'Example: gpuledger adjustments reverse "outage of 7 October" --reason "booked twice"'
+        " --approver kim"
+    )
 )
 def reverse(
     name: Annotated[str, Argument(metavar="NAME", help="The credit, debit or true-up.")],
@@ -178,12 +235,17 @@ def reverse(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Take a booked entry back by an entry of the opposite amounts; both stay. Of a closed month it is a correction."""
+    """Take a booked entry back by an entry of the opposite amounts; both stay.
+
+    Of a closed month it is a correction.
+    """
     _require_words(reason, approver)
     with open_session(dsn, config) as session:
         try:
             with session.database.transaction(dry_run=dry_run) as connection:
-                entry = adjustments.reverse(connection, name, reason.strip(), approver.strip(), wiring.now())
+                entry = adjustments.reverse(
+                    connection, name, reason.strip(), approver.strip(), wiring.now()
+                )
         except adjustments.EntryRefused as error:
             refuse(str(error))
     print(f"booked {entry.name!r} on {entry.from_on}{dry_run_note(dry_run)}")
@@ -197,19 +259,30 @@ def _require_words(reason: str, approver: str) -> None:
 
 @app.command(
     "true-up",
-    epilog='Example: gpuledger adjustments true-up --period 2026-10 --bill "Big Cloud" --by sku '
-    '--reason "October as invoiced" --approver m.keller',
+    epilog=(
+        'Example: gpuledger adjustments true-up --period 2026-10 --bill "Big Cloud" --by sku '
+        '--reason "October as invoiced" --approver m.keller'
+    ),
 )
 def true_up(
-    provider: Annotated[str, Option("--bill", metavar="PROVIDER", help="The bill, as `import bill` brought it.")],
+    provider: Annotated[
+        str, Option("--bill", metavar="PROVIDER", help="The bill, as `import bill` brought it.")
+    ],
     reason: Reason,
     approver: Approver,
     period: options.Month = None,
     key: Annotated[Key, Option("--by", help="What each owner's part follows from.")] = Key.sku,
     kinds: Annotated[
-        str, Option("--kinds", metavar="KIND,...", help="Kinds of differences to book, as `reconcile --bill` has them.")
+        str,
+        Option(
+            "--kinds",
+            metavar="KIND,...",
+            help="Kinds of differences to book, as `reconcile --bill` has them.",
+        ),
     ] = ",".join(BOOKED),
-    amount: Annotated[Amount, Option("--cost", help="Which cost of the bill counts.")] = Amount.billed,
+    amount: Annotated[
+        Amount, Option("--cost", help="Which cost of the bill counts.")
+    ] = Amount.billed,
     form: options.Form = options.Format.table,
     dry_run: options.DryRun = False,
     dsn: options.Dsn = None,
@@ -217,8 +290,9 @@ def true_up(
 ) -> None:
     """Book the difference between a provider's bill of a month and the ledger to owners, once.
 
-    `reconcile --bill` explains the difference, kind by kind; a true-up books the kinds that are explained, exactly,
-    with the bill's lines as evidence. The same command again changes nothing; `adjustments reverse` takes it back.
+    `reconcile --bill` explains the difference, kind by kind; a true-up books the kinds that are
+    explained, exactly, with the bill's lines as evidence. The same command again changes nothing;
+    `adjustments reverse` takes it back.
     """
     _require_words(reason, approver)
     asked = time_range(period, None, None, None)
@@ -228,13 +302,21 @@ def true_up(
         try:
             with session.database.transaction(dry_run=dry_run) as connection:
                 effective = amount is Amount.effective
-                proposed = propose_true_up(connection, provider, span, key.value, chosen, effective=effective)
-                entries = book_true_up(connection, proposed, reason.strip(), approver.strip(), wiring.now())
+                proposed = propose_true_up(
+                    connection, provider, span, key.value, chosen, effective=effective
+                )
+                entries = book_true_up(
+                    connection, proposed, reason.strip(), approver.strip(), wiring.now()
+                )
         except (NoBill, ValueError) as error:
             refuse(str(error))
         if not dry_run:
             session.rate(span)
-    rows = [_share_row(entry, at) for entry in entries or proposed.booked for at in range(len(entry.shares))]
+    rows = [
+        _share_row(entry, at)
+        for entry in entries or proposed.booked
+        for at in range(len(entry.shares))
+    ]
     emit(form, SHARE_COLUMNS, rows)
     for line in _sentences(proposed, entries, dry_run):
         say(f"gpuledger: {line}", error=True)
@@ -257,16 +339,23 @@ def _sentences(proposed: ProposedTrueUp, entries: Sequence[Adjustment], dry_run:
     for entry in entries:
         micro = sum(share.micro for share in entry.shares)
         lines.append(
-            f"booked {entry.name!r}: {_money(micro, entry.currency or '')} {entry.currency}{dry_run_note(dry_run)}"
+            f"booked {entry.name!r}: {_money(micro, entry.currency or '')}"
+            f" {entry.currency}{dry_run_note(dry_run)}"
         )
     if proposed.booked:
         names = ", ".join(repr(entry.name) for entry in proposed.booked)
-        due = ", ".join(f"{_money(micro, currency)} {currency}" for currency, micro in proposed.due().items())
+        due = ", ".join(
+            f"{_money(micro, currency)} {currency}" for currency, micro in proposed.due().items()
+        )
         more = f"; the bill now asks {due} more: reverse it and book it anew" if due else ""
         lines.append(f"booked already as {names}: nothing was changed{more}")
     elif not entries:
-        lines.append("nothing is to be booked: no difference of these kinds, or nobody held anything")
-    return lines + [_left_line(kind, currency, rows) for (kind, currency), rows in _left(proposed).items()]
+        lines.append(
+            "nothing is to be booked: no difference of these kinds, or nobody held anything"
+        )
+    return lines + [
+        _left_line(kind, currency, rows) for (kind, currency), rows in _left(proposed).items()
+    ]
 
 
 def _left(proposed: ProposedTrueUp) -> dict[tuple[str, str], list[Difference]]:
@@ -278,4 +367,6 @@ def _left(proposed: ProposedTrueUp) -> dict[tuple[str, str], list[Difference]]:
 
 def _left_line(kind: str, currency: str, differences: Sequence[Difference]) -> str:
     micro = sum(int(difference.amount * 1_000_000) for difference in differences)
-    return f"not booked: {kind} {Money(micro, currency).plain()} {currency} (--kinds {kind} books it)"
+    return (
+        f"not booked: {kind} {Money(micro, currency).plain()} {currency} (--kinds {kind} books it)"
+    )

@@ -43,8 +43,11 @@ def anomalies(
         Option(
             "--series",
             metavar="FILE",
-            help="CSV with ts,series,value, evenly spaced; an empty value is no data; - reads standard input. "
-            "Without it: every team's spending in the ledger.",
+            help=(
+                "CSV with ts,series,value, evenly spaced; an empty value is no data; - reads"
+                " standard input. "
+                "Without it: every team's spending in the ledger."
+            ),
         ),
     ] = None,
     period: options.PeriodName = None,
@@ -62,7 +65,9 @@ def anomalies(
     """
     asked = time_range(period, start, end, days)
     if series is not None:
-        from gpuledger_collector.cli.read_series import read_series  # pandas takes a third of a second
+        from gpuledger_collector.cli.read_series import (
+            read_series,
+        )  # pandas takes a third of a second
 
         print_series(read_series(series), form)
         return
@@ -73,7 +78,10 @@ def anomalies(
         with session.database.transaction() as connection:
             found = list_findings(connection, "anomaly", span, WholeFleet())
     count = plural(len(found.items), "episode")
-    note = f"{count}; amounts are the exact difference to the same hours a week (or days) ago, {AT_LISTED_RATES}"
+    note = (
+        f"{count}; amounts are the exact difference to the same hours a week (or days) ago,"
+        f" {AT_LISTED_RATES}"
+    )
     emit_report(form, ANOMALIES, found.items, [note])
     end_with(bool(found.ongoing.items), exit_code)
 
@@ -82,10 +90,17 @@ def print_series(file: SeriesFile, form: options.Format) -> None:
     """Print the series of a file: the episodes as a table, every instant as CSV or JSON."""
     detections = [detect(series) for series in file.series]
     if form is not options.Format.table:
-        emit(form, SERIES_COLUMNS, [row for detection in detections for row in instant_rows(detection, file)])
+        emit(
+            form,
+            SERIES_COLUMNS,
+            [row for detection in detections for row in instant_rows(detection, file)],
+        )
         return
     rows = [row for detection in detections for row in episode_rows(detection, file)]
-    note = f"{plural(len(rows), 'episode')} in {len(detections)} series; 'above expected': the series' unit times steps"
+    note = (
+        f"{plural(len(rows), 'episode')} in {len(detections)} series; 'above expected': the series'"
+        " unit times steps"
+    )
     emit(form, SERIES_EPISODES, rows, [note])
 
 
@@ -94,9 +109,14 @@ def instant_rows(detection: Detection, file: SeriesFile) -> Iterator[Row]:
     series = detection.series
     instants = file.write_instants(series.start_ms + series.step_ms * np.arange(len(series.values)))
     numbers = (series.values, detection.expected, detection.lower, detection.upper, detection.score)
-    columns = [[None if np.isnan(cell) else round(cell, 6) + 0.0 for cell in column.tolist()] for column in numbers]
+    columns = [
+        [None if np.isnan(cell) else round(cell, 6) + 0.0 for cell in column.tolist()]
+        for column in numbers
+    ]
     names = [column.name for column in SERIES_COLUMNS]
-    for at, cells, flag in zip(instants, zip(*columns, strict=True), detection.flag.tolist(), strict=True):
+    for at, cells, flag in zip(
+        instants, zip(*columns, strict=True), detection.flag.tolist(), strict=True
+    ):
         yield dict(zip(names, (at, series.name, *cells, int(flag)), strict=True))
 
 
@@ -104,7 +124,9 @@ def episode_rows(detection: Detection, file: SeriesFile) -> Iterator[Row]:
     """A row per episode: when, how much above what was expected, and the highest score."""
     series = detection.series
     for episode in group_episodes(detection):
-        first, last = file.write_instants(series.start_ms + series.step_ms * np.array([episode.first, episode.last]))
+        first, last = file.write_instants(
+            series.start_ms + series.step_ms * np.array([episode.first, episode.last])
+        )
         score = np.nanmax(detection.score[episode.first : episode.last + 1])
         yield {
             "series": series.name,

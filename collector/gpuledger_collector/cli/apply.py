@@ -31,19 +31,23 @@ COLUMNS = (Column("what"), *map(number, COUNTS), Column("dry_run"))
 
 @app.command(epilog="Example: gpuledger apply ledger.toml --dry-run")
 def apply(
-    file: Annotated[Path, Argument(metavar="FILE.toml", help="[[rule]], [[price]] and [[budget]] tables.")],
+    file: Annotated[
+        Path, Argument(metavar="FILE.toml", help="[[rule]], [[price]] and [[budget]] tables.")
+    ],
     form: options.Form = options.Format.table,
     dry_run: options.DryRun = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Apply attribution rules, prices and budgets declared in a file; the same file again changes nothing.
+    """Apply attribution rules, prices and budgets declared in a file; the same file again changes
+    nothing.
 
-    If the file has [[rule]] tables, the rules in force become exactly these, in this order; other rules are superseded,
-    never deleted. The same holds for [[adjustment]] (markups, discounts, tiers), [[location]], [[node_cost]],
-    [[budget]], [[shared_cost]], [[share]], [[cost_center]], [[carbon]], [[recipient]], [[contact]], [[anomaly_floor]],
-    [[action]] and [[pool]] tables. Prices are added as `import prices` does; credits and debits are booked once. The
-    affected days are rated again.
+    If the file has [[rule]] tables, the rules in force become exactly these, in this order; other
+    rules are superseded, never deleted. The same holds for [[adjustment]] (markups, discounts,
+    tiers), [[location]], [[node_cost]], [[budget]], [[shared_cost]], [[share]], [[cost_center]],
+    [[carbon]], [[recipient]], [[contact]], [[anomaly_floor]], [[action]] and [[pool]] tables.
+    Prices are added as `import prices` does; credits and debits are booked once. The affected days
+    are rated again.
     """
     parsed = read_declared(file)
     for problem in in_order(parsed.problems):
@@ -61,7 +65,14 @@ def apply(
                 say(str(problem), error=True)
             refuse(f"{file}: {plural(len(error.problems), 'problem')}, nothing was applied")
     if form is not options.Format.table:
-        emit(form, COLUMNS, [{"what": name, **_counts(done), "dry_run": dry_run} for name, done in outcomes.items()])
+        emit(
+            form,
+            COLUMNS,
+            [
+                {"what": name, **_counts(done), "dry_run": dry_run}
+                for name, done in outcomes.items()
+            ],
+        )
         return
     if not outcomes:
         print(f"{file} declares nothing: nothing was changed")
@@ -77,20 +88,27 @@ def days_note(outcome: ImportOutcome) -> str:
 
 
 def warn_of_regions(connection: Connection) -> None:
-    """Name regions of rates and commitments in which no pool stands: a typing error would be silent otherwise."""
+    """Name regions of rates and commitments in which no pool stands: a typing error would be silent
+    otherwise.
+    """
     for region in locations.unknown_regions(connection):
         say(f"gpuledger: {no_pool_in(region)}", error=True)
 
 
 def warn_of_owners(connection: Connection, entries: Sequence[Adjustment]) -> None:
-    """Name owners of credits and debits whom nobody ever charged: a typing error would be silent otherwise."""
+    """Name owners of credits and debits whom nobody ever charged: a typing error would be silent
+    otherwise.
+    """
     for owner in adjustments.uncharged_owners(connection, entries):
         say(f"gpuledger: nobody of this name was ever charged: {owner_text(owner)}", error=True)
 
 
 def no_pool_in(region: str) -> str:
     """Say what a region without pools means."""
-    return f"no pool stands in region {region!r}: what names it matches nothing until a [[location]] does"
+    return (
+        f"no pool stands in region {region!r}: what names it matches nothing until a [[location]]"
+        " does"
+    )
 
 
 def _counts(outcome: ImportOutcome) -> dict[str, int]:

@@ -18,13 +18,21 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.access.audit import Entry
 from gpuledger_common.plurals import plural
 
-app = new_app(name="audit", help="Who changed prices, rules, budgets, tokens and months.", no_args_is_help=True)
-COLUMNS = tuple(Column(name) for name in ("number", "at", "who", "what", "subject", "before", "after", "hash"))
+app = new_app(
+    name="audit",
+    help="Who changed prices, rules, budgets, tokens and months.",
+    no_args_is_help=True,
+)
+COLUMNS = tuple(
+    Column(name) for name in ("number", "at", "who", "what", "subject", "before", "after", "hash")
+)
 
 
 @app.command("list", epilog="Example: gpuledger audit list --what price --last 20")
 def list_entries(
-    what: Annotated[str | None, Option("--what", help="Only price, rule, budget, token or close.")] = None,
+    what: Annotated[
+        str | None, Option("--what", help="Only price, rule, budget, token or close.")
+    ] = None,
     last: Annotated[int, Option("--last", min=1, help="How many, the newest.")] = 50,
     form: options.Form = options.Format.table,
     dsn: options.Dsn = None,
@@ -38,7 +46,10 @@ def list_entries(
         return
     for entry in entries:
         at = instant_text(entry.at_ms)
-        say(f"{entry.number:>6}  {at}  {entry.who:<12} {entry.what:<7} {_change(entry):<7}  {entry.subject}")
+        say(
+            f"{entry.number:>6}  {at}  {entry.who:<12} {entry.what:<7} {_change(entry):<7} "
+            f" {entry.subject}"
+        )
         for line in _differences(entry):
             say(f"{'':8}{line}")
     if not entries:
@@ -75,12 +86,14 @@ def _differences(entry: Entry) -> list[str]:
 @app.command(epilog="Example: gpuledger audit verify --noted 1289:5f1c...")
 def verify(
     noted: Annotated[
-        str | None, Option("--noted", metavar="NUMBER:HASH", help="A head noted before, to be found again.")
+        str | None,
+        Option("--noted", metavar="NUMBER:HASH", help="A head noted before, to be found again."),
     ] = None,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Check every row of the log and the chain between them; prints the head, to be noted elsewhere.
+    """Check every row of the log and the chain between them; prints the head, to be noted
+    elsewhere.
 
     Ends with 1 when a row was removed, changed or moved, or when the noted head is not in the log.
     """

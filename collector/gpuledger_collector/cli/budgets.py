@@ -29,7 +29,11 @@ from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.notifications.messages import Content
 from gpuledger_collector.wiring import ack_links, page_links
 
-app = new_app(name="budgets", help="How far budgets are spent, and when they run out.", invoke_without_command=True)
+app = new_app(
+    name="budgets",
+    help="How far budgets are spent, and when they run out.",
+    invoke_without_command=True,
+)
 COLUMNS = (
     *(Column(name) for name in ("budget", "owner", "period_from", "period_to", "currency")),
     *(number(name) for name in ("amount", "spent", "spent_percent", "elapsed_percent")),
@@ -63,8 +67,8 @@ def show(
 ) -> None:
     """Show every budget: spent, forecast with its band, pace, run-out date and alerts.
 
-    Budgets are declared in a file and applied with `gpuledger apply FILE.toml`. With --exit-code it ends with 1 when
-    one is spent.
+    Budgets are declared in a file and applied with `gpuledger apply FILE.toml`. With --exit-code it
+    ends with 1 when one is spent.
     """
     if context.invoked_subcommand is None:
         _show(form, exit_code=exit_code, dsn=dsn, config=config)
@@ -89,10 +93,14 @@ def _show(form: options.Format, *, exit_code: bool, dsn: str | None, config: Pat
             refresh(session.database, period, session.now_ms)
         with session.database.transaction() as connection:
             for budget in budgets.current(connection):
-                evaluate_shares(connection, budget, budget.period_at(session.now_ms), session.now_ms)
+                evaluate_shares(
+                    connection, budget, budget.period_at(session.now_ms), session.now_ms
+                )
             standing = statuses(connection, session.now_ms)
     if not standing:
-        print("gpuledger: no budget is in force; declare them in a file and apply it", file=sys.stderr)
+        print(
+            "gpuledger: no budget is in force; declare them in a file and apply it", file=sys.stderr
+        )
     if form is options.Format.json:
         print_json({"budgets": rows(standing)})
     elif form is options.Format.csv:
@@ -111,7 +119,10 @@ def ack(
     config: options.Config = None,
 ) -> None:
     """Acknowledge the alerts of a budget: they are not escalated."""
-    with open_session(dsn, config) as session, session.database.transaction(dry_run=dry_run) as connection:
+    with (
+        open_session(dsn, config) as session,
+        session.database.transaction(dry_run=dry_run) as connection,
+    ):
         names = [budget.name for budget in budgets.current(connection)]
         if name not in names:
             refuse(f"{name!r} is not a budget in force; there are {', '.join(names) or 'none'}")
@@ -129,9 +140,11 @@ def replay(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Watch budgets as of the end of each past day: which alerts these thresholds would have sent, and when.
+    """Watch budgets as of the end of each past day: which alerts these thresholds would have sent,
+    and when.
 
-    Thresholds that have fired in a period stay as they are. Without --dry-run the messages are sent, dated that day.
+    Thresholds that have fired in a period stay as they are. Without --dry-run the messages are
+    sent, dated that day.
     """
     asked = time_range(period, start, end, days)
     with open_session(dsn, config) as session:
@@ -140,12 +153,15 @@ def replay(
         past = [day for day in session.calendar.days(span) if day.start_ms < session.now_ms]
         instants = [min(day.end_ms, session.now_ms) for day in past]
         if dry_run:
-            # All instants in one transaction: an alert that has fired must be seen by the instants after it.
+            # All instants in one transaction: an alert that has fired must be seen by the instants
+            # after it.
             with session.database.transaction(dry_run=True) as connection:
                 lines = _replay(lambda: nullcontext(connection), instants, budget_mail.write)
         else:
             settings = load_settings(config, dsn)
-            write = partial(budget_mail.write, links=ack_links(settings), pages=page_links(settings))
+            write = partial(
+                budget_mail.write, links=ack_links(settings), pages=page_links(settings)
+            )
             lines = _replay(partial(session.database.transaction, Lock.BUDGETS), instants, write)
     for line in lines:
         say(line)
@@ -158,7 +174,9 @@ def _replay(begin: Begin, instants: list[int], mail: Callable[[News], Content]) 
 
     def write(news: News) -> Content:
         content = mail(news)
-        lines.append(f"{news.status.budget.calendar.date_of(news.status.known_ms - 1)}  {content.subject}")
+        lines.append(
+            f"{news.status.budget.calendar.date_of(news.status.known_ms - 1)}  {content.subject}"
+        )
         return content
 
     for at_ms in instants:

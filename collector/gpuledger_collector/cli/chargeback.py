@@ -28,7 +28,13 @@ from gpuledger_collector.cli.common import (
     require_folder,
     time_range,
 )
-from gpuledger_collector.cli.output import Column, table_text, terminal_width, write_pieces, write_text
+from gpuledger_collector.cli.output import (
+    Column,
+    table_text,
+    terminal_width,
+    write_pieces,
+    write_text,
+)
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export import beancount, focus, focus_split, parquet
@@ -104,31 +110,56 @@ def chargeback(
     end: options.LastDay = None,
     days: options.LastDays = None,
     by: Annotated[
-        str, Option("--by", help="Columns: levels of the owner tree, workload, pool, model, node, region; or share.")
+        str,
+        Option(
+            "--by",
+            help=(
+                "Columns: levels of the owner tree, workload, pool, model, node, region; or share."
+            ),
+        ),
     ] = "team",
-    form: Annotated[ChargebackFormat, Option("--format", help="Form of the output.")] = ChargebackFormat.table,
+    form: Annotated[
+        ChargebackFormat, Option("--format", help="Form of the output.")
+    ] = ChargebackFormat.table,
     focus_version: Annotated[
-        FocusVersion, Option("--focus-version", help="For focus: 1.2, or 1.4 with the columns of split allocation.")
+        FocusVersion,
+        Option(
+            "--focus-version", help="For focus: 1.2, or 1.4 with the columns of split allocation."
+        ),
     ] = FocusVersion.v1_2,
     output: Annotated[
         Path | None,
-        Option("-o", "--output", metavar="FILE", help="Write to a file; focus into FILE.parquet is Parquet."),
+        Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Write to a file; focus into FILE.parquet is Parquet.",
+        ),
     ] = None,
     currency: Annotated[
-        str, Option("--currency", metavar="CODE", help="In another currency, at the declared [[exchange]] rates.")
+        str,
+        Option(
+            "--currency",
+            metavar="CODE",
+            help="In another currency, at the declared [[exchange]] rates.",
+        ),
     ] = "",
     view: Annotated[
-        View, Option("--view", help="Cost as it is borne hour by hour, or as it is paid on its day (cash).")
+        View,
+        Option(
+            "--view", help="Cost as it is borne hour by hour, or as it is paid on its day (cash)."
+        ),
     ] = View.amortized,
     zone: options.BillingZone = None,
     exit_code: options.ExitCode = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Say who pays for what; time that nobody held, that nobody is known to pay or that has no rate has its own rows.
+    """Say who pays for what; time that nobody held, that nobody is known to pay or that has no rate
+    has its own rows.
 
-    `--by share` compares what teams held with their shares of pools: lent, borrowed, and waited for while it was lent.
-    With --exit-code it ends with 1 when some usage has no price.
+    `--by share` compares what teams held with their shares of pools: lent, borrowed, and waited for
+    while it was lent. With --exit-code it ends with 1 when some usage has no price.
     """
     asked = time_range(period, start, end, days)
     _require_fitting(form, currency, output, view)
@@ -153,8 +184,13 @@ def chargeback(
                 rows = (dict(zip(columns, map(str, line), strict=True)) for line in lines)
                 parquet.write(rows, output, parquet.chargeback_kinds(columns, bill.by))
             else:
-                heading = range_line(span, session.calendar) if form is ChargebackFormat.table else ""
-                write_pieces(chain([heading], _list_text(connection, bill, span, form, notes, said, output)), output)
+                heading = (
+                    range_line(span, session.calendar) if form is ChargebackFormat.table else ""
+                )
+                write_pieces(
+                    chain([heading], _list_text(connection, bill, span, form, notes, said, output)),
+                    output,
+                )
     for note in notes:
         say(f"gpuledger: {note}", error=True)
     end_with(bool(bill.unpriced), exit_code)
@@ -171,12 +207,21 @@ def _list_text(
 ) -> Iterator[str]:
     """The chargeback as table, CSV or JSON."""
     width = terminal_width() if output is None else None
-    waste = whole_waste(bill.rows, reports.has_capacity(connection, span), zones.calendar(connection).months_of(span))
+    waste = whole_waste(
+        bill.rows,
+        reports.has_capacity(connection, span),
+        zones.calendar(connection).months_of(span),
+    )
     return report_text(bill, span, options.Format(form.value), notes, width, waste, said)
 
 
 def _read_bill(
-    connection: Connection, period: Period, names: tuple[str, ...], view: View, currency: str, now_ms: int
+    connection: Connection,
+    period: Period,
+    names: tuple[str, ...],
+    view: View,
+    currency: str,
+    now_ms: int,
 ) -> tuple[Report, list[str], list[str]]:
     """The report, the notes that change how a number is read, and all notes."""
     read = read_cash if view is View.cash else read_chargeback
@@ -215,11 +260,16 @@ def _write_shares(
             uses, notes = read_share_use(connection, span), share_notes(connection, span)
     if not uses:
         notes.append(
-            "no team has a share of a pool; declare [[share]] tables, or run gpuledger import shares FILE --pool POOL"
+            "no team has a share of a pool; declare [[share]] tables, or run gpuledger import"
+            " shares FILE --pool POOL"
         )
     rows = share_rows(uses)
     columns = [
-        Column(name) if name in {"pool", "team", "currency"} else Column(name, name, is_number=True, is_optional=True)
+        (
+            Column(name)
+            if name in {"pool", "team", "currency"}
+            else Column(name, name, is_number=True, is_optional=True)
+        )
         for name in SHARE_COLUMNS
     ]
     if form is ChargebackFormat.table:
@@ -233,7 +283,9 @@ def _write_shares(
 
 def range_line(period: Period, calendar: Calendar) -> str:
     """The days that a table is about."""
-    days = f"{calendar.date_of(period.start_ms)} to {calendar.date_of(period.end_ms)} (not included)"
+    days = (
+        f"{calendar.date_of(period.start_ms)} to {calendar.date_of(period.end_ms)} (not included)"
+    )
     return f"{days}, days of {calendar.zone_at(period.start_ms).name}\n"
 
 
@@ -246,7 +298,8 @@ def report_text(
     waste: Sequence[WholeWaste] = (),
     said: Sequence[str] = (),
 ) -> Iterator[str]:
-    """A chargeback in pieces, as CSV, JSON or a table of at most `width` columns, totals and the whole waste last.
+    """A chargeback in pieces, as CSV, JSON or a table of at most `width` columns, totals and the
+    whole waste last.
 
     `said` are those of the notes that change how a number is read.
     """
@@ -262,10 +315,15 @@ def report_text(
         shown = [name for name in shown if any(row.get(name) for row in known)]
     columns = [*map(Column, bill.by), *map(_measure_column, shown)]
     totals = [
-        {**texts(total), bill.by[0]: "unpriced" if total.currency is None and not bill.has_no_price else "total"}
+        {
+            **texts(total),
+            bill.by[0]: "unpriced" if total.currency is None and not bill.has_no_price else "total",
+        }
         for total in bill.totals
     ]
-    lines = [cash_line(bill, total) for total in bill.totals if bill.view == CASH and total.currency]
+    lines = [
+        cash_line(bill, total) for total in bill.totals if bill.view == CASH and total.currency
+    ]
     lines += [waste_line(one) for one in waste if one.minor is not None]
     lines += filter(None, (unbilled_line(bill, total) for total in bill.totals))
     table = table_text(columns, [_table_row(row, bill) for row in rows], width, totals)
@@ -280,18 +338,27 @@ def _measure_column(name: str) -> Column:
     return Column(name, name, is_number=name in NUMBERED, is_optional=name not in ALWAYS_SHOWN)
 
 
-def _require_fitting(form: ChargebackFormat, currency: str, output: Path | None, view: View) -> None:
+def _require_fitting(
+    form: ChargebackFormat, currency: str, output: Path | None, view: View
+) -> None:
     """Refuse options that do not go together, before any work is done."""
-    if view is View.cash and (currency or form in {ChargebackFormat.focus, ChargebackFormat.beancount}):
+    if view is View.cash and (
+        currency or form in {ChargebackFormat.focus, ChargebackFormat.beancount}
+    ):
         refuse(
             "--view cash is in the ledger's currencies"
             if currency
-            else "--view: FOCUS has both views in every row, BilledCost and EffectiveCost"
-            if form is ChargebackFormat.focus
-            else "--view cash: the journal books what is borne"
+            else (
+                "--view: FOCUS has both views in every row, BilledCost and EffectiveCost"
+                if form is ChargebackFormat.focus
+                else "--view cash: the journal books what is borne"
+            )
         )
     if currency and form not in LISTS:
-        refuse(f"--currency is a view of the table, csv and json; {form.value} has the ledger's currencies")
+        refuse(
+            f"--currency is a view of the table, csv and json; {form.value} has the ledger's"
+            " currencies"
+        )
     require_folder(output)
     if form is not ChargebackFormat.parquet and (output is None or output.suffix != ".parquet"):
         return
@@ -335,7 +402,9 @@ def _write_focus(
     closed = {closed_period.name for closed_period in periods.closed(connection)}
     make_lines: Callable[..., Iterator[dict[str, str]]]
     make_lines, columns = (
-        (focus.lines, focus.COLUMNS) if version is FocusVersion.v1_2 else (focus_split.lines, focus_split.COLUMNS)
+        (focus.lines, focus.COLUMNS)
+        if version is FocusVersion.v1_2
+        else (focus_split.lines, focus_split.COLUMNS)
     )
     calendar = zones.calendar(connection)
     shared = shares(connection, period, level, now_ms)
@@ -360,9 +429,13 @@ def _write_focus(
         focus.write(lines, file, columns)
 
 
-def _write_journal(connection: Connection, period: Period, level: str, now_ms: int, output: Path | None) -> None:
+def _write_journal(
+    connection: Connection, period: Period, level: str, now_ms: int, output: Path | None
+) -> None:
     calendar = zones.calendar(connection)
-    days = [(day, reports.charged_lines(connection, day, (level,))) for day in calendar.days(period)]
+    days = [
+        (day, reports.charged_lines(connection, day, (level,))) for day in calendar.days(period)
+    ]
     shared = shares(connection, period, level, now_ms)
     codes = BilledCodes(connection).of_owners(period, level)
     with text_file(output) as file:

@@ -45,19 +45,31 @@ COLUMNS = (
 @app.command(epilog="Example: gpuledger close --period 2026-10 --dry-run")
 def close(
     period: Annotated[str, Option("--period", metavar="YYYY-MM", help="The month.")],
-    level: Annotated[str, Option("--level", help="Level of the owner tree that gets an invoice.")] = "team",
-    by: Annotated[str, Option("--by", help="Who closes, for the record; empty: the unix user.")] = "",
-    unpriced: Annotated[bool, Option("--allow-unpriced", help="Close though some usage has no price.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show the receipt and close nothing.")] = False,
-    output: Annotated[Path | None, Option("-o", "--output", metavar="FILE", help="Write the receipt.")] = None,
+    level: Annotated[
+        str, Option("--level", help="Level of the owner tree that gets an invoice.")
+    ] = "team",
+    by: Annotated[
+        str, Option("--by", help="Who closes, for the record; empty: the unix user.")
+    ] = "",
+    unpriced: Annotated[
+        bool, Option("--allow-unpriced", help="Close though some usage has no price.")
+    ] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Show the receipt and close nothing.")
+    ] = False,
+    output: Annotated[
+        Path | None, Option("-o", "--output", metavar="FILE", help="Write the receipt.")
+    ] = None,
     form: options.PageForm = options.PageFormat.table,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Close a month: its charges are final, its invoices are booked in cents, and a receipt seals it.
+    """Close a month: its charges are final, its invoices are booked in cents, and a receipt seals
+    it.
 
-    Ends with 1, and closes nothing, when the month is not over, its proof does not hold or usage has no price. What is
-    found later is booked as a correction in an open month; what was found of months closed before is in this one.
+    Ends with 1, and closes nothing, when the month is not over, its proof does not hold or usage
+    has no price. What is found later is booked as a correction in an open month; what was found of
+    months closed before is in this one.
     """
     require_level(level)
     nominal = _month(period)
@@ -67,44 +79,66 @@ def close(
         # A month that is not over cannot be closed; rating it first would only delay the refusal.
         if session.now_ms >= span.end_ms:
             with bar("rating") as on_day:
-                # Corrections of closed months that wait are booked in this month as long as it is open.
+                # Corrections of closed months that wait are booked in this month as long as it is
+                # open.
                 refresh(session.database, span, session.now_ms, on_day, span.end_ms - 1)
         try:
-            # The ledger's lock keeps rating out between the checks and the seal. The audit log's is taken last, as
-            # everywhere.
+            # The ledger's lock keeps rating out between the checks and the seal. The audit log's is
+            # taken last, as everywhere.
             with session.database.transaction(Lock.LEDGER, Lock.AUDIT) as connection:
                 person = by or _user()
                 closing = close_period(
-                    connection, period, span, level, person, session.now_ms, unpriced=unpriced, dry=dry_run
+                    connection,
+                    period,
+                    span,
+                    level,
+                    person,
+                    session.now_ms,
+                    unpriced=unpriced,
+                    dry=dry_run,
                 )
         except CannotClose as error:
             refuse(str(error), FINDINGS)
     is_json = form is options.PageFormat.json
-    write_text(json_text(closing.receipt) + "\n" if is_json else _page(closing.receipt, dry_run), output)
+    write_text(
+        json_text(closing.receipt) + "\n" if is_json else _page(closing.receipt, dry_run), output
+    )
 
 
 @app.command(epilog="Example: gpuledger periods --verify 2026-10")
 def periods(
     check: Annotated[
         str | None,
-        Option("--verify", metavar="YYYY-MM", help="Check that month's lines against its seal, and its reports."),
+        Option(
+            "--verify",
+            metavar="YYYY-MM",
+            help="Check that month's lines against its seal, and its reports.",
+        ),
     ] = None,
     form: options.Form = options.Format.table,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """List the closed months, or check one: its lines against its seal, and all that its reports read against them.
+    """List the closed months, or check one: its lines against its seal, and all that its reports
+    read against them.
 
-    Ends with 1 when the lines no longer match a seal, or when the ledger of days or of months, a recorded sum, the
-    receipt or an invoice no longer matches the lines.
+    Ends with 1 when the lines no longer match a seal, or when the ledger of days or of months, a
+    recorded sum, the receipt or an invoice no longer matches the lines.
     """
     if check is not None:
         _month(check)
-    with open_session(dsn, config) as session, session.database.transaction(Lock.LEDGER) as connection:
-        closed = [period for period in closed_periods.closed(connection) if check in (None, period.name)]
+    with (
+        open_session(dsn, config) as session,
+        session.database.transaction(Lock.LEDGER) as connection,
+    ):
+        closed = [
+            period for period in closed_periods.closed(connection) if check in (None, period.name)
+        ]
         if check is not None and not closed:
             refuse(f"{check} is open: there is no seal yet", FINDINGS)
-        checked = {period.name: verify(connection, period) for period in closed if check is not None}
+        checked = {
+            period.name: verify(connection, period) for period in closed if check is not None
+        }
     rows = [
         {
             "period": period.name,
@@ -122,7 +156,10 @@ def periods(
     elif not rows:
         print("no month is closed")
     for row in rows if form is options.Format.table else ():
-        say(f"{row['period']}  closed {row['closed_at']} by {row['closed_by']}, {plural(str(row['lines']), 'line')}")
+        say(
+            f"{row['period']}  closed {row['closed_at']} by {row['closed_by']},"
+            f" {plural(str(row['lines']), 'line')}"
+        )
         say(f"         seal {row['seal']}{_verdict(checked.get(str(row['period'])))}")
         for sentence in checked[str(row["period"])].failures if row["period"] in checked else ():
             say(f"         {sentence}")
@@ -134,13 +171,17 @@ def periods(
 
 @app.command(epilog="Example: gpuledger corrections --period 2026-10 --by team")
 def corrections(
-    period: Annotated[str, Option("--period", metavar="YYYY-MM", help="The closed month that was amended.")],
+    period: Annotated[
+        str, Option("--period", metavar="YYYY-MM", help="The closed month that was amended.")
+    ],
     level: Annotated[str, Option("--by", help="Level of the owner tree.")] = "team",
     form: options.Form = options.Format.table,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Show what was found about a closed month after its close, by owner; it is billed where it is booked."""
+    """Show what was found about a closed month after its close, by owner; it is billed where it is
+    booked.
+    """
     require_level(level, "--by")
     nominal = _month(period)
     with open_session(dsn, config) as session:
@@ -170,10 +211,14 @@ def _checked(result: Verification | None) -> dict[str, object]:
 
 
 def _uncovered(result: Verification | None) -> list[str]:
-    """A sentence where the close of a month, by an earlier version, recorded less than closes do now."""
+    """A sentence where the close of a month, by an earlier version, recorded less than closes do
+    now.
+    """
     if result is None or not result.uncovered:
         return []
-    return [f"closed by an earlier version, whose record does not cover: {', '.join(result.uncovered)}"]
+    return [
+        f"closed by an earlier version, whose record does not cover: {', '.join(result.uncovered)}"
+    ]
 
 
 def _verdict(result: Verification | None) -> str:
@@ -181,7 +226,11 @@ def _verdict(result: Verification | None) -> str:
         return ""
     if not result.sealed:
         return ": the lines are NOT those that were sealed"
-    return ": reports of it are NOT of the sealed lines" if result.failures else ": every line is as it was sealed"
+    return (
+        ": reports of it are NOT of the sealed lines"
+        if result.failures
+        else ": every line is as it was sealed"
+    )
 
 
 def _month(name: str) -> Period:
@@ -190,7 +239,10 @@ def _month(name: str) -> Period:
     except ValueError as error:
         with contextlib.suppress(ValueError):
             parse_period(name, 1)
-            refuse(f"a close is of one month, and {name} has several: close each of them, such as --period 2026-10")
+            refuse(
+                f"a close is of one month, and {name} has several: close each of them, such as"
+                " --period 2026-10"
+            )
         refuse(str(error))
 
 
@@ -208,12 +260,20 @@ def _page(receipt: Mapping[str, Any], dry_run: bool) -> str:
     texts = [*(invoice["amount"] for invoice in invoices), *receipt["totals"].values()]
     money = max(map(len, texts), default=0)
     lines = [
-        f"{receipt['period']} {'would be' if dry_run else 'is'} closed: {receipt['from']} to {receipt['to']}",
+        (
+            f"{receipt['period']} {'would be' if dry_run else 'is'} closed: {receipt['from']} to"
+            f" {receipt['to']}"
+        ),
         f"{receipt['gpu_hours']} GPU-hours in {plural(receipt['lines'], 'line')}; "
-        + (f"{receipt['coverage_percent']} % observed" if receipt["coverage_percent"] else "no inventory"),
+        + (
+            f"{receipt['coverage_percent']} % observed"
+            if receipt["coverage_percent"]
+            else "no inventory"
+        ),
         "",
         *(
-            f"{invoice['owner']:{width}}  {invoice['amount']:>{money}} {invoice['currency']}{_shared(invoice)}"
+            f"{invoice['owner']:{width}}  {invoice['amount']:>{money}}"
+            f" {invoice['currency']}{_shared(invoice)}"
             for invoice in invoices
         ),
         *(
@@ -223,7 +283,10 @@ def _page(receipt: Mapping[str, Any], dry_run: bool) -> str:
         "",
     ]
     if receipt["corrections"]["lines"]:
-        lines.append(f"{receipt['corrections']['lines']} of the lines are corrections of months closed before")
+        lines.append(
+            f"{receipt['corrections']['lines']} of the lines are corrections of months closed"
+            " before"
+        )
     lines.append(f"seal {receipt['seal']}")
     return lines_text(lines)
 
@@ -235,6 +298,8 @@ def _unbilled(receipt: Mapping[str, Any], currency: str) -> str:
 
 
 def _shared(invoice: Mapping[str, Any]) -> str:
-    """How much of an invoice is shared cost, if any, and whether an owner pays it; old receipts do not say that."""
+    """How much of an invoice is shared cost, if any, and whether an owner pays it; old receipts do
+    not say that.
+    """
     shared = f"  including {invoice['shared']} of shared costs" if invoice["shared_micro"] else ""
     return shared + ("" if invoice.get("billed", True) else "  not billed to any owner")

@@ -24,7 +24,9 @@ from gpuledger_collector.cli.terminal import say, shield
 from gpuledger_common.escapes import escape_lines
 
 DONE, FINDINGS, BAD_INPUT, UNAVAILABLE = 0, 1, 2, 3
-"""Exit codes: done; a check failed, or something was found and --exit-code given; bad input; no driver, database..."""
+"""Exit codes: done; a check failed, or something was found and --exit-code given; bad input; no
+driver, database...
+"""
 INTERRUPTED = 130
 OTHER_NAMES = {
     **dict.fromkeys(("account", "department", "group", "namespace", "squad", "tenant"), "team"),
@@ -41,12 +43,23 @@ COMPLETE_VARIABLE = "_GPULEDGER_COMPLETE"
 
 
 def new_app(**options: Any) -> typer.Typer:
-    """A command or a group. Help is plain text: brackets in it stay, and nothing heavy is imported for it."""
+    """A command or a group.
+
+    Help is plain text: brackets in it stay, and nothing heavy is imported for it.
+    """
     return typer.Typer(rich_markup_mode=None, add_completion=False, **options)
 
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d|w)")
-UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+UNIT_MS = {
+    "ms": 1,
+    "s": 1_000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 604_800_000,
+}
 
 
 class Refusal(Exception):
@@ -75,7 +88,9 @@ def dry_run_note(dry_run: bool) -> str:
 
 @dataclass(frozen=True)
 class TimeRange:
-    """The days that a command asks about, by their names, before the billing zone and the clock are known."""
+    """The days that a command asks about, by their names, before the billing zone and the clock are
+    known.
+    """
 
     nominal: Period | None = None
     """The days as UTC days of the same names."""
@@ -103,7 +118,9 @@ def named_period(calendar: Calendar, name: str) -> Period:
         refuse(f"--period: {error}")
 
 
-def time_range(period: str | None, start: str | None, end: str | None, days: int | None = None) -> TimeRange:
+def time_range(
+    period: str | None, start: str | None, end: str | None, days: int | None = None
+) -> TimeRange:
     """The one rule of time: --period, or --from with --to, or --days; without any, this month."""
     if (period is not None) + (start is not None or end is not None) + (days is not None) > 1:
         refuse("give one of --period, --from with --to, and --days")
@@ -111,7 +128,9 @@ def time_range(period: str | None, start: str | None, end: str | None, days: int
         refuse("give both --from and --to: --from 2026-10-01 --to 2026-11-01")
     try:
         if period is not None:
-            parse_period(period, 1)  # what no period has as a name is refused before the database is asked
+            parse_period(
+                period, 1
+            )  # what no period has as a name is refused before the database is asked
             return TimeRange(name=period)
         if start is not None and end is not None:
             return TimeRange(date_range(start, end))
@@ -131,7 +150,9 @@ def column_names(by: str, known: Sequence[str]) -> tuple[str, ...]:
 
 
 def _known_as(name: str, known: Sequence[str]) -> str:
-    """What a name of other tools is called here, or the known name that it resembles; empty for others."""
+    """What a name of other tools is called here, or the known name that it resembles; empty for
+    others.
+    """
     other = name.lower().removesuffix("s")
     level = OTHER_NAMES.get(other, "")
     if level in known:
@@ -147,7 +168,10 @@ def require_level(level: str, option: str = "--level") -> None:
 
 
 def owner_levels(texts: Sequence[str], option: str = "--owner") -> dict[str, str]:
-    """`LEVEL=VALUE` texts of `--owner` as level -> value. Refuses what is no level of the owner tree."""
+    """`LEVEL=VALUE` texts of `--owner` as level -> value.
+
+    Refuses what is no level of the owner tree.
+    """
     levels = {}
     for text in texts:
         level, _, value = text.partition("=")
@@ -158,7 +182,9 @@ def owner_levels(texts: Sequence[str], option: str = "--owner") -> dict[str, str
 
 
 def declared_owner(texts: Sequence[str], option: str = "--owner") -> dict[str, str]:
-    """The same for a declaration of who pays or who may read: the names of report rows are reserved."""
+    """The same for a declaration of who pays or who may read: the names of report rows are
+    reserved.
+    """
     levels = owner_levels(texts, option)
     for name in levels.values():
         if is_reserved(name):
@@ -181,13 +207,18 @@ def require_folder(output: Path | None) -> None:
 
 
 def run(build: Callable[[], typer.Typer]) -> None:
-    """Build and run the app, and turn a failure that the user can fix into a sentence and an exit code."""
+    """Build and run the app, and turn a failure that the user can fix into a sentence and an exit
+    code.
+    """
     # First of all: whatever is printed from here on cannot act on the terminal.
     sys.stdout = shield(sys.stdout)
-    # Importing creates tens of thousands of objects and no garbage: looking for it takes a tenth of a short command.
+    # Importing creates tens of thousands of objects and no garbage: looking for it takes a tenth of
+    # a short command.
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
     if COMPLETE_VARIABLE in os.environ:
-        from typer.completion import get_completion_inspect_parameters  # a fifth of the time of `--help`
+        from typer.completion import (
+            get_completion_inspect_parameters,
+        )  # a fifth of the time of `--help`
 
         get_completion_inspect_parameters()  # has typer know the shells
     try:
@@ -198,7 +229,8 @@ def run(build: Callable[[], typer.Typer]) -> None:
             raise
         _end(f"stopped: {interrupt}" if interrupt.args else "stopped", INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output (head, less) has gone: nothing may be flushed to it when the interpreter ends.
+        # The reader of our output (head, less) has gone: nothing may be flushed to it when the
+        # interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(DONE)
     except Exception as error:  # no traceback to a user
@@ -227,7 +259,11 @@ def explain(error: Exception) -> tuple[str, int]:
         from gpuledger_collector.storage.errors import ReadReplica
 
         return str(ReadReplica()), UNAVAILABLE
-    if kinds & {"psycopg.OperationalError", "sqlalchemy.exc.OperationalError", "psycopg.errors.OperationalError"}:
+    if kinds & {
+        "psycopg.OperationalError",
+        "sqlalchemy.exc.OperationalError",
+        "psycopg.errors.OperationalError",
+    }:
         reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
         if "psycopg.errors.DiskFull" in kinds or "No space left on device" in reason:
             return f"the disk of the database is full: {reason}", UNAVAILABLE
@@ -240,22 +276,26 @@ def explain(error: Exception) -> tuple[str, int]:
 
 
 def _is_read_only(error: Exception) -> bool:
-    """Whether the server refused a write because it is a read replica; SQLAlchemy wraps the driver's error."""
+    """Whether the server refused a write because it is a read replica; SQLAlchemy wraps the
+    driver's error.
+    """
     return type(getattr(error, "orig", None) or error).__qualname__ == "ReadOnlySqlTransaction"
 
 
 def _report_bug(error: Exception) -> str:
     """Write the report of a fault of our own, and say in a sentence where it is.
 
-    Only for somebody at a terminal it goes to a file. A container's files are gone with its restart, and a service has
-    a log: there it goes to standard error.
+    Only for somebody at a terminal it goes to a file. A container's files are gone with its
+    restart, and a service has a log: there it goes to standard error.
     """
     report = faults.report(error) + "\n"
     fault = f"a fault in gpuledger itself ({faults.sentence(error)})"
     if sys.stderr.isatty():
         with (
             contextlib.suppress(OSError),
-            tempfile.NamedTemporaryFile("w", prefix="gpuledger-", suffix=".log", delete=False) as file,
+            tempfile.NamedTemporaryFile(
+                "w", prefix="gpuledger-", suffix=".log", delete=False
+            ) as file,
         ):
             file.write(report)
             return f"{fault}; please report it with {file.name}"

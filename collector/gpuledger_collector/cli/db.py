@@ -30,25 +30,36 @@ from gpuledger_collector.storage.telemetry.partitions import listing
 from gpuledger_collector.wiring import archive_retention
 from gpuledger_common.plurals import plural
 
-app = new_app(name="db", help="The database: schema, partitions, backup and restore.", no_args_is_help=True)
-VERSION_COLUMNS = tuple(Column(name) for name in ("server", "supported", "schema", "newest", "pending"))
+app = new_app(
+    name="db", help="The database: schema, partitions, backup and restore.", no_args_is_help=True
+)
+VERSION_COLUMNS = tuple(
+    Column(name) for name in ("server", "supported", "schema", "newest", "pending")
+)
 PARTITION_COLUMNS = (Column("table"), Column("name"), number("bytes"))
 DryRunOfStatements = Annotated[bool, Option("--dry-run", help="Print the statements and run none.")]
 
 
-@app.command(epilog="Example: gpuledger db upgrade --dsn postgresql://gpuledger@db.example/gpuledger")
+@app.command(
+    epilog="Example: gpuledger db upgrade --dsn postgresql://gpuledger@db.example/gpuledger"
+)
 def upgrade(
     post: Annotated[
-        bool, Option("--post", help="Also remove what only older collectors use, once none of them is alive.")
+        bool,
+        Option(
+            "--post", help="Also remove what only older collectors use, once none of them is alive."
+        ),
     ] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Say what would be migrated, and migrate nothing.")] = (False),
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Say what would be migrated, and migrate nothing.")
+    ] = (False),
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
     """Migrate the schema to this version while older collectors keep working; data is kept.
 
-    Migrations that would break them are left, and named: run `--post` when every collector is of this version. That
-    ends with 1, and migrates nothing more, while one of them is alive.
+    Migrations that would break them are left, and named: run `--post` when every collector is of
+    this version. That ends with 1, and migrates nothing more, while one of them is alive.
     """
     with open_database(dsn, config, migrated=False) as database:
         if dry_run:
@@ -63,7 +74,10 @@ def upgrade(
     for migration in result.left:
         print(f"left        {migration}")
     if result.older:
-        print(f"older collectors are alive: {', '.join(result.older)}; run it again when they have ended")
+        print(
+            f"older collectors are alive: {', '.join(result.older)}; run it again when they have"
+            " ended"
+        )
     elif result.left:
         print("run `gpuledger db upgrade --post` when every collector is of this version")
     elif not result.done:
@@ -73,7 +87,11 @@ def upgrade(
 
 
 @app.command(epilog="Example: gpuledger db check && gpuledger serve")
-def check(form: options.Form = options.Format.table, dsn: options.Dsn = None, config: options.Config = None) -> None:
+def check(
+    form: options.Form = options.Format.table,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
+) -> None:
     """Say which versions server and schema have; ends with 1 when migrations are pending."""
     with open_database(dsn, config, migrated=False) as database:
         status = migrate.status(database.dsn)
@@ -83,7 +101,11 @@ def check(form: options.Form = options.Format.table, dsn: options.Dsn = None, co
         names = [column.name for column in VERSION_COLUMNS]
         emit(form, VERSION_COLUMNS, [dict(zip(names, values, strict=True))])
     else:
-        verdict = "supported" if status.supported else f"not supported: {SUPPORTED[0]} to {SUPPORTED[-1]} are"
+        verdict = (
+            "supported"
+            if status.supported
+            else f"not supported: {SUPPORTED[0]} to {SUPPORTED[-1]} are"
+        )
         print(f"server    PostgreSQL {server} ({verdict})")
         print(f"schema    {status.current or 'empty'} (newest {status.head})")
         for migration in status.pending:
@@ -97,12 +119,17 @@ def check(form: options.Form = options.Format.table, dsn: options.Dsn = None, co
 
 @app.command(epilog="Example: gpuledger db partitions")
 def partitions(
-    form: options.Form = options.Format.table, dsn: options.Dsn = None, config: options.Config = None
+    form: options.Form = options.Format.table,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
     """List the partitions of the big tables, days and months, with their sizes."""
     with open_session(dsn, config) as session, session.database.transaction() as connection:
         sizes = listing(connection, sized=True)
-    rows = [{"table": partition.table, "name": partition.name, "bytes": partition.bytes} for partition in sizes]
+    rows = [
+        {"table": partition.table, "name": partition.name, "bytes": partition.bytes}
+        for partition in sizes
+    ]
     total = sum(partition.bytes for partition in sizes)
     emit(form, PARTITION_COLUMNS, rows, [f"{len(sizes)} partitions, {total} bytes"])
 
@@ -110,13 +137,18 @@ def partitions(
 @app.command(epilog="Example: gpuledger db distribute --dry-run")
 def distribute(
     shards: Annotated[
-        int, Option("--shards", min=1, max=4096, help="Number of parts; at most as many workers are used.")
+        int,
+        Option(
+            "--shards", min=1, max=4096, help="Number of parts; at most as many workers are used."
+        ),
     ] = 32,
     dry_run: DryRunOfStatements = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Spread samples and usage over the workers of a Citus cluster, by accelerator. Stop the collectors before.
+    """Spread samples and usage over the workers of a Citus cluster, by accelerator.
+
+    Stop the collectors before.
 
     docs/scale.md says from which size on, and what was tried.
     """
@@ -130,7 +162,9 @@ def distribute(
 
 @app.command(epilog="Example: gpuledger db pack --dry-run")
 def pack(
-    dry_run: Annotated[bool, Option("--dry-run", help="Say which days would be packed, and pack none.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Say which days would be packed, and pack none.")
+    ] = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
@@ -150,8 +184,9 @@ def pack(
             result = pack_samples(session.database, retention, session.now_ms, on_day)
     for day in result.packed:
         print(
-            f"packed {format_date(day.day_ms)}: {plural(day.rows, 'sample')} of "
-            f"{plural(day.accelerators, 'accelerator')}, {day.hot_bytes} bytes to {day.archive_bytes}"
+            f"packed {format_date(day.day_ms)}: {plural(day.rows, 'sample')} of"
+            f" {plural(day.accelerators, 'accelerator')}, {day.hot_bytes} bytes to"
+            f" {day.archive_bytes}"
         )
     print(result)
     if result.busy:
@@ -160,7 +195,9 @@ def pack(
 
 @app.command(epilog="Example: gpuledger db backup /backup/gpuledger-$(date +%F).dump")
 def backup(
-    file: Annotated[Path, Argument(metavar="FILE", help="Where to write it; readable by you alone.")],
+    file: Annotated[
+        Path, Argument(metavar="FILE", help="Where to write it; readable by you alone.")
+    ],
     force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
@@ -174,18 +211,27 @@ def backup(
     print(f"{file}: {size} bytes")
 
 
-@app.command(epilog="Example: gpuledger db restore gpuledger.dump --dsn postgresql://gpuledger@new.example/gpuledger")
+@app.command(
+    epilog=(
+        "Example: gpuledger db restore gpuledger.dump --dsn"
+        " postgresql://gpuledger@new.example/gpuledger"
+    )
+)
 def restore(
     file: Annotated[
-        Path, Argument(metavar="FILE", exists=True, dir_okay=False, help="What `gpuledger db backup` wrote.")
+        Path,
+        Argument(
+            metavar="FILE", exists=True, dir_okay=False, help="What `gpuledger db backup` wrote."
+        ),
     ],
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Restore a backup into an empty database, migrate its schema to this version, and check every closed month's seal.
+    """Restore a backup into an empty database, migrate its schema to this version, and check every
+    closed month's seal.
 
-    Every supported version of Postgres takes it, newer or older: this is how to upgrade Postgres. All of it is
-    restored or nothing. Ends with 1 when a seal does not hold.
+    Every supported version of Postgres takes it, newer or older: this is how to upgrade Postgres.
+    All of it is restored or nothing. Ends with 1 when a seal does not hold.
     """
     with open_database(dsn, config, migrated=False) as database:
         try:
@@ -204,25 +250,41 @@ def restore(
 def broken_seals(database: Database) -> list[str]:
     """Closed months of which the lines are not those that were sealed."""
     with database.transaction(Lock.LEDGER) as connection:
-        return [period.name for period in periods.closed(connection) if not verify(connection, period).holds]
+        return [
+            period.name
+            for period in periods.closed(connection)
+            if not verify(connection, period).holds
+        ]
 
 
 @app.command(epilog="Example: gpuledger db grant-reader grafana --password-file grafana.password")
 def grant_reader(
-    role: Annotated[str, Argument(help="Role of the dashboards' data source; created when it does not exist.")],
+    role: Annotated[
+        str, Argument(help="Role of the dashboards' data source; created when it does not exist.")
+    ],
     password_file: Annotated[
         Path | None,
-        Option("--password-file", metavar="FILE", help="Set the role's password to the content of this file."),
+        Option(
+            "--password-file",
+            metavar="FILE",
+            help="Set the role's password to the content of this file.",
+        ),
     ] = None,
     owner: Annotated[
         list[str] | None,
-        Option("--owner", metavar="LEVEL=VALUE", help="Only this part of the owner tree, by row-level security."),
+        Option(
+            "--owner",
+            metavar="LEVEL=VALUE",
+            help="Only this part of the owner tree, by row-level security.",
+        ),
     ] = None,
     dry_run: DryRunOfStatements = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Let a role read rollups and ledgers, and nothing else; repeat it after an upgrade, for its new tables."""
+    """Let a role read rollups and ledgers, and nothing else; repeat it after an upgrade, for its
+    new tables.
+    """
     levels = declared_owner(owner or []) or None
     password = None if password_file is None else read_secret(password_file, "--password-file")
     with open_session(dsn, config) as session, session.database.transaction() as connection:
@@ -231,7 +293,10 @@ def grant_reader(
                 print(f"{statement};" if not statement.startswith("--") else statement)
             return
         left = readers.grant(connection, role, password, levels)
-    say(f"{role} may read " + ("rollups and ledgers" if levels is None else "the ledger of " + " ".join(owner or [])))
+    say(
+        f"{role} may read "
+        + ("rollups and ledgers" if levels is None else "the ledger of " + " ".join(owner or []))
+    )
     for statement in left:
         print(f"left to an administrator: {statement};")
 
@@ -243,7 +308,9 @@ def revoke_reader(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Take a role's rights and its login away, and end its sessions at once; grant-reader with a password undoes it."""
+    """Take a role's rights and its login away, and end its sessions at once; grant-reader with a
+    password undoes it.
+    """
     with open_session(dsn, config) as session:
         with session.database.transaction() as connection:
             if dry_run:

@@ -1,8 +1,10 @@
-"""gpuledger demo: a month of a simulated fleet through the real agent and the real collector, then live.
+"""gpuledger demo: a month of a simulated fleet through the real agent and the real collector, then
+live.
 
-Nothing here computes a number: the demo runs the commands that a user would run, keeps what they print in its log,
-and repeats the lines that matter at the end. The month is sampled more coarsely than the live part, so that it passes
-within a minute; the code is the same. What does not need the other's result runs side by side.
+Nothing here computes a number: the demo runs the commands that a user would run, keeps what they
+print in its log, and repeats the lines that matter at the end. The month is sampled more coarsely
+than the live part, so that it passes within a minute; the code is the same. What does not need the
+other's result runs side by side.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ PRICES = """pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from,ef
 ,L4,on_demand,0.80,USD,{start},,0.80
 ,H100,on_demand,5.95,USD,{change},,6.88
 """
-"""On-demand medians per GPU-hour of a large cloud; H100 becomes cheaper in the middle of an hour of the month."""
+"""On-demand medians per GPU-hour of a large cloud; H100 becomes cheaper in the middle of an hour of
+the month.
+"""
 
 BUDGETS = """[[budget]]
 name = "vision"
@@ -67,10 +71,14 @@ ADVISED = "sim2real"
 MIXED, PAGE_STEP = "mixed", "15m"
 """The folder of pages of other vendors' exporters in the examples; each page holds for an hour."""
 FINE_NODE, FINE_HOURS, STEP, FINE_STEP = "a100-02", 36, "5m", "20s"
-"""One node's last hours are sampled finely: that a job waits for its data shows within minutes, not between them."""
+"""One node's last hours are sampled finely: that a job waits for its data shows within minutes, not
+between them.
+"""
 STEP_MINUTES = 5
 CATCH_UP_FROM = timedelta(minutes=5)
-"""A month that takes longer is followed by these minutes: evidence that is older than fifteen says nothing of now."""
+"""A month that takes longer is followed by these minutes: evidence that is older than fifteen says
+nothing of now.
+"""
 CARBON = """[[carbon]]
 region = "an average grid"
 grams_per_kwh = 450
@@ -86,7 +94,9 @@ recipients = ["platform@example.com"]
 leads = ["head-of-research@example.com"]
 """
 VISION_A_DAY, FOUNDATION_A_DAY, DAYS_TO_COME = 400, 2500, 6
-"""Vision's budget is too small for what it does, which the forecast sees before it is spent; foundation's is not."""
+"""Vision's budget is too small for what it does, which the forecast sees before it is spent;
+foundation's is not.
+"""
 IDLE_NOW: Command = ("gpuledger", "idle", "--now", "--top", "8")
 RECOMMEND: Command = ("gpuledger", "recommend", "--top", "3")
 FORECAST: Command = ("gpuledger", "forecast", "--horizon", "24h", "--format", "csv")
@@ -140,7 +150,9 @@ class Month:
 
     @property
     def closed(self) -> tuple[str, datetime] | None:
-        """Name and end of the calendar month before this one; None when the demo has seen too little of it."""
+        """Name and end of the calendar month before this one; None when the demo has seen too
+        little of it.
+        """
         first = self.until.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         if first - self.start < timedelta(days=LATE_DAYS + 1):
             return None
@@ -149,22 +161,34 @@ class Month:
 
 @app.command(epilog="Example: gpuledger demo --once")
 def demo(
-    once: Annotated[bool, Option("--once", help="End after the month instead of serving live.")] = False,
-    days: Annotated[int, Option("--days", min=1, max=90, help="How many past days to simulate.")] = 30,
-    output: Annotated[Path, Option("--output", metavar="DIR", help="Folder for the files that the demo makes.")] = Path(
-        "demo-output"
-    ),
-    port: Annotated[int, Option("--port", help="Port of the collector; 0 takes 8440, or a free one.")] = 0,
-    mixed: Annotated[
-        bool, Option("--mixed", help="Add an AMD and a TPU node, by replaying pages of their exporters.")
+    once: Annotated[
+        bool, Option("--once", help="End after the month instead of serving live.")
     ] = False,
-    verbose: Annotated[bool, Option("--verbose", "-v", help="Print what every command prints.")] = False,
+    days: Annotated[
+        int, Option("--days", min=1, max=90, help="How many past days to simulate.")
+    ] = 30,
+    output: Annotated[
+        Path, Option("--output", metavar="DIR", help="Folder for the files that the demo makes.")
+    ] = Path("demo-output"),
+    port: Annotated[
+        int, Option("--port", help="Port of the collector; 0 takes 8440, or a free one.")
+    ] = 0,
+    mixed: Annotated[
+        bool,
+        Option("--mixed", help="Add an AMD and a TPU node, by replaying pages of their exporters."),
+    ] = False,
+    verbose: Annotated[
+        bool, Option("--verbose", "-v", help="Print what every command prints.")
+    ] = False,
 ) -> None:
-    """Show the product on a simulated fleet: its bill, its waste, and the proof that every GPU-second is there.
+    """Show the product on a simulated fleet: its bill, its waste, and the proof that every
+    GPU-second is there.
 
     Ends with a summary; logs/demo.log has every command that was run, with its output.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended, as after Ctrl-C
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # what was started is ended, as after Ctrl-C
     stage = set_up(output, port)
     stage.verbose = verbose
     with collector(stage, meanwhile=lambda: preload(MODULES)):
@@ -177,10 +201,17 @@ def demo(
         highlights = report(stage, month)
         print("\n" + "\n".join(summary(stage.folder, highlights)), flush=True)
         if mixed:
-            print("\n" + "\n".join(stage.run("gpuledger", "chargeback", *month.span, "--by", "model")), flush=True)
+            print(
+                "\n"
+                + "\n".join(stage.run("gpuledger", "chargeback", *month.span, "--by", "model")),
+                flush=True,
+            )
         if once:
             first, *others = questions(stage)
-            print("\n".join([f"Ask it:        {first}", *(f"{'':15}{other}" for other in others)]), flush=True)
+            print(
+                "\n".join([f"Ask it:        {first}", *(f"{'':15}{other}" for other in others)]),
+                flush=True,
+            )
         else:
             live(stage, month, mixed)
 
@@ -196,7 +227,8 @@ def month_until_now(stage: Stage, days: int) -> Month:
 def simulate_month(stage: Stage, month: Month) -> None:
     """The fleet's past, with one recommendation that is followed in the middle.
 
-    The first half is judged while the second half arrives: advice as of an instant rests on nothing after it.
+    The first half is judged while the second half arrives: advice as of an instant rests on nothing
+    after it.
     """
     enter_prices(stage, month)
     stage.say(f"simulating {month.days} days of a fleet through the real agent code ...")
@@ -205,7 +237,10 @@ def simulate_month(stage: Stage, month: Month) -> None:
         return
     stage.environment["GPULEDGER_AGENT_GIVEN_BACK_MS"] = str(round(month.middle.timestamp() * 1000))
     stage.run_lanes(*fleet(stage, month, month.start, month.middle))
-    stage.say("half of the month is over: one recommendation is accepted, and its saving measured from then on ...")
+    stage.say(
+        "half of the month is over: one recommendation is accepted, and its saving measured from"
+        " then on ..."
+    )
     seen = instant(month.middle)
     half = ("--from", f"{month.start:%Y-%m-%d}", "--to", f"{month.middle:%Y-%m-%d}")
     advice: Command = ("gpuledger", "recommend", "--as-of", seen, "--format", "csv")
@@ -218,8 +253,12 @@ def simulate_month(stage: Stage, month: Month) -> None:
         stage.run("gpuledger", "recommend", "accept", number, "--at", seen, "--reason", reason)
 
 
-def simulation(stage: Stage, start: datetime, end: datetime, *options: str, step: str = STEP) -> list[Command]:
-    """The command that simulates a part of the fleet's past and sends it to the collector; none for no time."""
+def simulation(
+    stage: Stage, start: datetime, end: datetime, *options: str, step: str = STEP
+) -> list[Command]:
+    """The command that simulates a part of the fleet's past and sends it to the collector; none for
+    no time.
+    """
     if start >= end:
         return []
     bounds = ("--from", instant(start), "--to", instant(end), "--step", step)
@@ -227,15 +266,24 @@ def simulation(stage: Stage, start: datetime, end: datetime, *options: str, step
 
 
 def fleet(stage: Stage, month: Month, start: datetime, end: datetime) -> list[list[Command]]:
-    """All nodes from start to end, but for what the late node saw while it was cut off: that lies in its spool."""
+    """All nodes from start to end, but for what the late node saw while it was cut off: that lies
+    in its spool.
+    """
     fine = min(max(start, month.until - timedelta(hours=FINE_HOURS)), end)
     only = ("--only", FINE_NODE)
     # Most samples first, so that no core is left with them at the end.
-    lanes = [[*simulation(stage, start, fine, *only), *simulation(stage, fine, end, *only, step=FINE_STEP)]]
+    lanes = [
+        [
+            *simulation(stage, start, fine, *only),
+            *simulation(stage, fine, end, *only, step=FINE_STEP),
+        ]
+    ]
     for node in month.nodes:
         if node == LATE_NODE and month.closed is not None:
             _, over = month.closed
-            before = simulation(stage, start, min(end, over - timedelta(days=LATE_DAYS)), "--only", node)
+            before = simulation(
+                stage, start, min(end, over - timedelta(days=LATE_DAYS)), "--only", node
+            )
             lanes.append([*before, *simulation(stage, max(start, over), end, "--only", node)])
         elif node != FINE_NODE:
             lanes.append(simulation(stage, start, end, "--only", node))
@@ -243,15 +291,27 @@ def fleet(stage: Stage, month: Month, start: datetime, end: datetime) -> list[li
 
 
 def catch_up(stage: Stage, month: Month) -> None:
-    """Simulate the time that the demo took, where that was long: what is idle now is judged by the last minutes."""
+    """Simulate the time that the demo took, where that was long: what is idle now is judged by the
+    last minutes.
+    """
     end = now()
     if end - month.until > CATCH_UP_FROM:
-        stage.say(f"simulating the {round((end - month.until) / timedelta(minutes=1))} minutes that this took ...")
-        stage.run_lanes(*(simulation(stage, month.until, end, "--only", node, step=FINE_STEP) for node in month.nodes))
+        stage.say(
+            f"simulating the {round((end - month.until) / timedelta(minutes=1))} minutes that this"
+            " took ..."
+        )
+        stage.run_lanes(
+            *(
+                simulation(stage, month.until, end, "--only", node, step=FINE_STEP)
+                for node in month.nodes
+            )
+        )
 
 
 def replay_pages(stage: Stage, month: Month) -> None:
-    """Nodes of other vendors: the pages of their exporters through the real agent code, with their prices."""
+    """Nodes of other vendors: the pages of their exporters through the real agent code, with their
+    prices.
+    """
     stage.say("replaying the pages of an AMD and a TPU node through the real agent code ...")
     stage.run("gpuledger", "apply", str(shipped("examples") / MIXED / "ledger.toml"))
     pages = str(shipped("examples") / MIXED)
@@ -259,8 +319,13 @@ def replay_pages(stage: Stage, month: Month) -> None:
 
 
 def close_month(stage: Stage, name: str, end: datetime) -> None:
-    """Last month is closed; then the spool of the node that was cut off arrives: the closed month stays as it is."""
-    stage.say(f"closing {name}; what {LATE_NODE} saw in its last {LATE_DAYS} days arrives after the close ...")
+    """Last month is closed; then the spool of the node that was cut off arrives: the closed month
+    stays as it is.
+    """
+    stage.say(
+        f"closing {name}; what {LATE_NODE} saw in its last {LATE_DAYS} days arrives after the"
+        " close ..."
+    )
     stage.run("gpuledger", "close", "--period", name)
     stage.run_lanes(simulation(stage, end - timedelta(days=LATE_DAYS), end, "--only", LATE_NODE))
     stage.run("gpuledger", "corrections", "--period", name)
@@ -276,7 +341,9 @@ def enter_prices(stage: Stage, month: Month) -> None:
     """The demo's price book."""
     change = month.middle + timedelta(hours=9, minutes=30)
     book = stage.folder / "prices.csv"
-    book.write_text(PRICES.format(start=instant(month.start - timedelta(days=1)), change=instant(change)))
+    book.write_text(
+        PRICES.format(start=instant(month.start - timedelta(days=1)), change=instant(change))
+    )
     stage.run("gpuledger", "import", "prices", "prices.csv")
 
 
@@ -293,7 +360,9 @@ def declare(stage: Stage, month: Month) -> None:
     )
     (stage.folder / "contacts.toml").write_text(CONTACTS)
     (stage.folder / "carbon.toml").write_text(CARBON)
-    stage.run_lanes([("gpuledger", "apply", f"{name}.toml") for name in ("carbon", "budgets", "contacts")])
+    stage.run_lanes(
+        [("gpuledger", "apply", f"{name}.toml") for name in ("carbon", "budgets", "contacts")]
+    )
 
 
 def report(stage: Stage, month: Month) -> Highlights:
@@ -302,16 +371,23 @@ def report(stage: Stage, month: Month) -> Highlights:
     stage.run("gpuledger", "chargeback", *month.span, "--by", "team")
     declare(stage, month)
     catch_up(stage, month)
-    stage.say("the bill as files, forecasts; budgets, idle GPUs, unusual spending, recommendations ...")
+    stage.say(
+        "the bill as files, forecasts; budgets, idle GPUs, unusual spending, recommendations ..."
+    )
     proof: Command = ("gpuledger", "reconcile", *month.span)
     anomalies: Command = ("gpuledger", "anomalies", "--days", str(month.days))
-    printed = stage.run_lanes([*bill(month), proof, *budgets(month), *outlook(month)], waste(month, anomalies))
+    printed = stage.run_lanes(
+        [*bill(month), proof, *budgets(month), *outlook(month)], waste(month, anomalies)
+    )
     if month.closed is not None:
         close_month(stage, *month.closed)
     stage.run_lanes(
         *(
             [("gpuledger", "statement", "--all", "--period", name, "--dir", f"statements/{name}")]
-            for name in [*([] if month.closed is None else [month.closed[0]]), f"{month.until:%Y-%m}"]
+            for name in [
+                *([] if month.closed is None else [month.closed[0]]),
+                f"{month.until:%Y-%m}",
+            ]
         )
     )
     stage.say(f"done; the files are in {stage.folder}")
@@ -341,13 +417,23 @@ def bill(month: Month) -> list[Command]:
 
 
 def outlook(month: Month) -> list[Command]:
-    """What lies ahead; and the fleet's own script, which the log has before what the ledger found of it."""
+    """What lies ahead; and the fleet's own script, which the log has before what the ledger found
+    of it.
+    """
     return [
         FORECAST,
         ("gpuledger", "forecast", "--horizon", "24h"),
         ("gpuledger", "forecast", "history"),
         ADVISE,
-        ("gpuledger-agent", "simulate", "--story", "--from", instant(month.start), "--to", instant(month.until)),
+        (
+            "gpuledger-agent",
+            "simulate",
+            "--story",
+            "--from",
+            instant(month.start),
+            "--to",
+            instant(month.until),
+        ),
     ]
 
 
@@ -355,7 +441,15 @@ def budgets(month: Month) -> list[Command]:
     """The budgets as of each day of the month, with their mails, and as of now."""
     tomorrow = month.until + timedelta(days=1)
     return [
-        ("gpuledger", "budgets", "replay", "--from", f"{month.start:%Y-%m-%d}", "--to", f"{tomorrow:%Y-%m-%d}"),
+        (
+            "gpuledger",
+            "budgets",
+            "replay",
+            "--from",
+            f"{month.start:%Y-%m-%d}",
+            "--to",
+            f"{tomorrow:%Y-%m-%d}",
+        ),
         ("gpuledger", "outbox", "send"),
         ("gpuledger", "budgets"),
     ]
@@ -377,13 +471,18 @@ def waste(month: Month, anomalies: Command) -> list[Command]:
 def live(stage: Stage, month: Month, mixed: bool) -> None:
     """Agents of the whole fleet at ten seconds a sample, until Ctrl-C."""
     agents: list[subprocess.Popen[bytes]] = []
-    pages = {folder.name: folder for folder in (shipped("examples") / MIXED).iterdir() if mixed and folder.is_dir()}
+    pages = {
+        folder.name: folder
+        for folder in (shipped("examples") / MIXED).iterdir()
+        if mixed and folder.is_dir()
+    }
     names = [*month.nodes, *sorted(pages)]
     metrics = [f"127.0.0.1:{free_port(0)}" for _ in names]
     try:
         # one by one: those that run are ended
         agents.extend(
-            start_agent(stage, name, address, pages.get(name)) for name, address in zip(names, metrics, strict=True)
+            start_agent(stage, name, address, pages.get(name))
+            for name, address in zip(names, metrics, strict=True)
         )
         grafana = write_grafana(stage, metrics)
         tell(stage, month.until, len(agents))
@@ -415,12 +514,17 @@ Ask it, in another terminal:
 
 def questions(stage: Stage) -> list[str]:
     """Commands to begin with."""
-    asked = (("chargeback", "--days", "30", "--by", "team,project"), ("idle", "--now", "--top", "5"))
+    asked = (
+        ("chargeback", "--days", "30", "--by", "team,project"),
+        ("idle", "--now", "--top", "5"),
+    )
     return [shlex.join(stage.command("gpuledger", *words)) for words in asked]
 
 
 def write_grafana(stage: Stage, metrics: Sequence[str]) -> str:
-    """Let a role read, write what Grafana and Prometheus need beside this demo, and return how to start them."""
+    """Let a role read, write what Grafana and Prometheus need beside this demo, and return how to
+    start them.
+    """
     files = GrafanaFiles(stage.folder / "grafana")
     files.create_password()
     stage.run("gpuledger", "db", "grant-reader", ROLE, "--password-file", str(files.password))
@@ -429,9 +533,15 @@ def write_grafana(stage: Stage, metrics: Sequence[str]) -> str:
     return files.how_to_start()
 
 
-def start_agent(stage: Stage, name: str, metrics: str, pages: Path | None) -> subprocess.Popen[bytes]:
-    """One node's agent, with a spool of its own and its metrics at this address; of simulated GPUs, or of a page."""
-    source = ["simulated"] if pages is None else ["exporter", "--target", str(min(pages.glob("*.prom")))]
+def start_agent(
+    stage: Stage, name: str, metrics: str, pages: Path | None
+) -> subprocess.Popen[bytes]:
+    """One node's agent, with a spool of its own and its metrics at this address; of simulated GPUs,
+    or of a page.
+    """
+    source = (
+        ["simulated"] if pages is None else ["exporter", "--target", str(min(pages.glob("*.prom")))]
+    )
     return stage.start(
         f"agent-{name}",
         "gpuledger-agent",

@@ -1,7 +1,9 @@
-"""Run commands of the product side by side, each in a process of its own that is forked from this one.
+"""Run commands of the product side by side, each in a process of its own that is forked from this
+one.
 
-Importing takes most commands longer than their work. A fork has imported it already; everything else is as if a shell
-had started the command: its arguments, environment, folder, output and exit code.
+Importing takes most commands longer than their work. A fork has imported it already; everything
+else is as if a shell had started the command: its arguments, environment, folder, output and exit
+code.
 """
 
 from __future__ import annotations
@@ -65,8 +67,11 @@ class Run:
         return self.output.read().decode(errors="replace")
 
 
-def run_lanes(lanes: Sequence[Sequence[Command]], environment: Mapping[str, str], folder: Path) -> list[Run]:
-    """Run the commands of each lane one after the other, as many lanes at a time as there are cores.
+def run_lanes(
+    lanes: Sequence[Sequence[Command]], environment: Mapping[str, str], folder: Path
+) -> list[Run]:
+    """Run the commands of each lane one after the other, as many lanes at a time as there are
+    cores.
 
     Returns all of them, lane by lane. After a failure nothing more is started.
     """
@@ -82,7 +87,9 @@ def run_lanes(lanes: Sequence[Sequence[Command]], environment: Mapping[str, str]
                     _start(running[number], environment, folder)
             if not running:
                 break
-            connection.wait([run.process.sentinel for run in running.values() if run.process is not None])
+            connection.wait(
+                [run.process.sentinel for run in running.values() if run.process is not None]
+            )
             ended = [number for number, run in running.items() if not run.is_running]
             # Asked once: what failed between two looks would be taken for what went well.
             failed = failed or any(running[number].code for number in ended)
@@ -95,8 +102,11 @@ def run_lanes(lanes: Sequence[Sequence[Command]], environment: Mapping[str, str]
 
 
 def _start(run: Run, environment: Mapping[str, str], folder: Path) -> None:
-    process = get_context("fork").Process(target=_become, args=(run.command, environment, folder, run.output.fileno()))
-    # An interrupt reaches the fork as well. It waits until that is the command, which knows what to do with it.
+    process = get_context("fork").Process(
+        target=_become, args=(run.command, environment, folder, run.output.fileno())
+    )
+    # An interrupt reaches the fork as well. It waits until that is the command, which knows what to
+    # do with it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
     try:
         process.start()

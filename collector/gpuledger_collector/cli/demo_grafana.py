@@ -1,7 +1,8 @@
-"""Grafana and Prometheus beside the demo: files in the demo's folder with which both start as they are.
+"""Grafana and Prometheus beside the demo: files in the demo's folder with which both start as they
+are.
 
-The demo's database listens on a port that it chose itself, so the shipped provisioning is copied with its names filled
-in. Nothing is started here: the demo says how to.
+The demo's database listens on a port that it chose itself, so the shipped provisioning is copied
+with its names filled in. Nothing is started here: the demo says how to.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class GrafanaFiles:
             "${GRAFANA_LEDGER_SSLMODE}": "disable",
             "${GRAFANA_PROMETHEUS_URL}": f"http://{PROMETHEUS}",
             "${GRAFANA_ALERT_ADDRESS}": ALERT_ADDRESS,
-            # In the file itself, for a Grafana that runs as another user: the role reads simulated data alone.
+            # In the file itself, for a Grafana that runs as another user: the role reads simulated
+            # data alone.
             "$__file{/run/secrets/reader_password}": self.password.read_text(),
             "/var/lib/grafana/dashboards/gpuledger": str(DASHBOARDS / "json"),
         }

@@ -55,12 +55,18 @@ class Stage:
         print(f"[{time.monotonic() - self.started:5.1f} s] {sentence}", flush=True)
 
     def command(self, *arguments: str) -> list[str]:
-        """A command line of the product that asks the demo's ledger, from whatever folder it is run."""
+        """A command line of the product that asks the demo's ledger, from whatever folder it is
+        run.
+        """
         return own_command(self.with_settings(arguments))
 
     def with_settings(self, command: Command) -> Command:
         """The command with the demo's settings named, where it reads any."""
-        return (*command, "--config", str(self.folder / CONFIG)) if command[0] == "gpuledger" else command
+        return (
+            (*command, "--config", str(self.folder / CONFIG))
+            if command[0] == "gpuledger"
+            else command
+        )
 
     @property
     def log(self) -> Path:
@@ -68,7 +74,10 @@ class Stage:
         return self.folder / "logs" / "demo.log"
 
     def run(self, *command: str) -> list[str]:
-        """Run a command of the product and return the lines it prints. Refuses to continue when it fails."""
+        """Run a command of the product and return the lines it prints.
+
+        Refuses to continue when it fails.
+        """
         return self.run_lanes([command])[command]
 
     def run_lanes(self, *lanes: Sequence[Command]) -> dict[Command, list[str]]:
@@ -84,7 +93,9 @@ class Stage:
                 printed[command] = self._logged(run).splitlines()
         for command, run in zip([command for lane in lanes for command in lane], runs, strict=True):
             if run.code:
-                last = ([line for line in printed[command] if line.strip()] or ["(it said nothing)"])[-1]
+                last = (
+                    [line for line in printed[command] if line.strip()] or ["(it said nothing)"]
+                )[-1]
                 sentence = f"the demo stopped: `{' '.join(command)}` ended with {run.code}: {last}"
                 refuse(f"{sentence} (see {self.log})", UNAVAILABLE)
         return printed
@@ -108,7 +119,8 @@ class Stage:
                 cwd=self.folder,
                 stdout=log,
                 stderr=log,
-                # A session of its own: Ctrl-C reaches the demo alone, which ends its processes in order.
+                # A session of its own: Ctrl-C reaches the demo alone, which ends its processes in
+                # order.
                 start_new_session=True,
             )
 
@@ -118,9 +130,14 @@ def set_up(output: Path, port: int) -> Stage:
     folder = output.resolve()
     # The folder is deleted below, so it must be one that the demo itself has made.
     if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
-        refuse(f"{folder} is not empty and was not made by the demo; name another folder with --output")
+        refuse(
+            f"{folder} is not empty and was not made by the demo; name another folder with --output"
+        )
     if in_use(folder / "data"):
-        refuse(f"a demo is running in {folder}: end it first (Ctrl-C), or name another folder with --output")
+        refuse(
+            f"a demo is running in {folder}: end it first (Ctrl-C), or name another folder with"
+            " --output"
+        )
     if folder.exists():
         shutil.rmtree(folder)
     for name in ("logs", TEMPORARY):
@@ -128,7 +145,8 @@ def set_up(output: Path, port: int) -> Stage:
     # Commands name files beside it.
     (folder / "logs" / "demo.log").write_text(f"$ cd {shlex.quote(str(folder))}\n")
     (folder / MARKER).write_text("made by gpuledger demo; may be deleted\n")
-    # Settings of a real installation on this machine must not reach the demo, nor its data the other way round.
+    # Settings of a real installation on this machine must not reach the demo, nor its data the
+    # other way round.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPULEDGER_")}
     chosen = port or free_port(PORT)
     settings: dict[str, str | int] = {
@@ -141,20 +159,25 @@ def set_up(output: Path, port: int) -> Stage:
         "max_evidence_age_days": 0,
         # The month is replayed day by day; a watch before that would write about all of it at once.
         "budget_seconds": 3600,
-        # The month is advised at its own instants; advice as of now, made meanwhile, would refuse an earlier one.
+        # The month is advised at its own instants; advice as of now, made meanwhile, would refuse
+        # an earlier one.
         "recommend_seconds": 0,
         # Its old days are still arriving when the collector packs such days for the first time.
         "pack_after_days": 400,
     }
     # A string of JSON is one of TOML, and so is a number.
-    (folder / CONFIG).write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
+    (folder / CONFIG).write_text(
+        "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+    )
     own = {f"GPULEDGER_{name.upper()}": str(value) for name, value in settings.items()}
     environment = {**kept, **own, "TMPDIR": str(folder / TEMPORARY)}
     return Stage(folder, environment, chosen)
 
 
 def in_use(data: Path) -> bool:
-    """Whether some command uses the embedded Postgres of this data folder: each holds a lock on its file `users`."""
+    """Whether some command uses the embedded Postgres of this data folder: each holds a lock on its
+    file `users`.
+    """
     try:
         with (data / "users").open("a") as users:
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -179,7 +202,9 @@ def free_port(wanted: int) -> int:
 
 @contextmanager
 def collector(stage: Stage, meanwhile: Callable[[], None]) -> Iterator[None]:
-    """The collector, up and ready while the block runs, and ended with it; `meanwhile` is called while it starts."""
+    """The collector, up and ready while the block runs, and ended with it; `meanwhile` is called
+    while it starts.
+    """
     server = stage.start("collector", "gpuledger", "serve")
     try:
         meanwhile()

@@ -1,4 +1,6 @@
-"""The end of the demo, of at most 22 lines, each of them what a command has printed or a file holds."""
+"""The end of the demo, of at most 22 lines, each of them what a command has printed or a file
+holds.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Highlights:
 def summary(folder: Path, highlights: Highlights) -> list[str]:
     """Bill, proof, waste, what lies ahead, and where everything is."""
     closed = (
-        [f"Closed month:  {highlights.closed}, sealed; late evidence became corrections"] if highlights.closed else []
+        [f"Closed month:  {highlights.closed}, sealed; late evidence became corrections"]
+        if highlights.closed
+        else []
     )
     mails = plural(len(list((folder / "mails").glob("*.eml"))), "mail")
     return [
@@ -43,8 +47,10 @@ def summary(folder: Path, highlights: Highlights) -> list[str]:
         f"To save:       {_line(highlights.recommended, 'all open advice').partition('; ')[0]}",
         f"Tomorrow:      {_tomorrow(highlights.forecast)}",
         f"Capacity:      {_line(highlights.advice, ': hold ')}",
-        f"Files:         chargeback.csv, focus.csv, statements/*/index.html, {mails} in mails/; logs/demo.log has each "
-        "command with its output",
+        (
+            f"Files:         chargeback.csv, focus.csv, statements/*/index.html, {mails} in mails/;"
+            " logs/demo.log has each command with its output"
+        ),
     ]
 
 
@@ -54,13 +60,14 @@ def _bill(folder: Path) -> list[str]:
     # A line that says "1 more owner" could show that owner.
     most = MAX_OWNERS + 1 if len(rows) == MAX_OWNERS + 1 else MAX_OWNERS
     shown = [
-        f"  {escape_text(row['team'] or '(unattributed)'):15}{float(row['gpu_hours']):>12,.1f} GPU-hours"
-        f"{row['cost']:>14} {row['currency']}"
+        f"  {escape_text(row['team'] or '(unattributed)'):15}{float(row['gpu_hours']):>12,.1f}"
+        f" GPU-hours{row['cost']:>14} {row['currency']}"
         for row in rows[:most]
     ]
     more = [f"  and {plural(len(rows) - most, 'more owner')}"] if len(rows) > most else []
     totals = [
-        f"  {'total':15}{float(row['gpu_hours']):>12,.1f} GPU-hours{row['cost']:>14} {row['currency']}"
+        f"  {'total':15}{float(row['gpu_hours']):>12,.1f} GPU-hours{row['cost']:>14}"
+        f" {row['currency']}"
         for row in bill["totals"]
     ]
     return [f"The bill of {bill['from'][:10]} to {bill['to'][:10]}", *shown, *more, *totals]
@@ -79,5 +86,6 @@ def _tomorrow(lines: Sequence[str]) -> str:
     last = rows[-1]
     low, likely, high = (f"{float(last[name]):.0f}" for name in ("q0.1", "q0.5", "q0.9"))
     return (
-        f"about {likely} GPUs of pool {escape_text(last['series'])} at {last['ts'][:16]} ({low} to {high} in 8 of 10)"
+        f"about {likely} GPUs of pool {escape_text(last['series'])} at {last['ts'][:16]} ({low} to"
+        f" {high} in 8 of 10)"
     )

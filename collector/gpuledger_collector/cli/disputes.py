@@ -15,7 +15,14 @@ from gpuledger_collector.accounting.disputes import RESOLVED, STATES, BadStep, D
 from gpuledger_collector.accounting.owner_tree import path_of
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.common import FINDINGS, declared_owner, dry_run_note, new_app, refuse, time_range
+from gpuledger_collector.cli.common import (
+    FINDINGS,
+    declared_owner,
+    dry_run_note,
+    new_app,
+    refuse,
+    time_range,
+)
 from gpuledger_collector.cli.output import Column, Row, emit, print_json
 from gpuledger_collector.cli.session import Session, open_session
 from gpuledger_collector.cli.terminal import say
@@ -40,7 +47,9 @@ from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_common.plurals import plural
 
-app = new_app(name="disputes", help="Lines that owners contest, with their evidence.", no_args_is_help=True)
+app = new_app(
+    name="disputes", help="Lines that owners contest, with their evidence.", no_args_is_help=True
+)
 SHOWN_LINES = 20
 OPTIONS = ("owner", "accelerator", "workload", "line", "reason", "note")
 """Errors of the ledger that begin with one of these are about the option of that name."""
@@ -48,14 +57,21 @@ COLUMNS = tuple(Column(name) for name in ("id", "state", "owner", "days", "amoun
 
 Number = Annotated[int, Argument(metavar="ID", min=1, help="Number of the dispute.")]
 Owner = Annotated[
-    list[str], Option("--owner", metavar="TEAM|LEVEL=VALUE", help="Whose lines; may be repeated per level.")
+    list[str],
+    Option("--owner", metavar="TEAM|LEVEL=VALUE", help="Whose lines; may be repeated per level."),
 ]
-Accelerator = Annotated[str | None, Option("--accelerator", metavar="UUID", help="Of this accelerator.")]
+Accelerator = Annotated[
+    str | None, Option("--accelerator", metavar="UUID", help="Of this accelerator.")
+]
 Workload = Annotated[str | None, Option("--workload", metavar="ID", help="Of this workload.")]
-Line = Annotated[str | None, Option("--line", metavar="HASH", help="This line, by the start of its hash.")]
+Line = Annotated[
+    str | None, Option("--line", metavar="HASH", help="This line, by the start of its hash.")
+]
 
 
-@app.command(epilog="Example: gpuledger disputes lines --owner vision --from 2026-10-01 --to 2026-10-03")
+@app.command(
+    epilog="Example: gpuledger disputes lines --owner vision --from 2026-10-01 --to 2026-10-03"
+)
 def lines(
     owner: Owner,
     period: options.PeriodName = None,
@@ -89,11 +105,17 @@ def lines(
 
 
 @app.command(
-    "open", epilog='Example: gpuledger disputes open --owner vision --from 2026-10-01 --to 2026-10-03 --reason "not us"'
+    "open",
+    epilog=(
+        "Example: gpuledger disputes open --owner vision --from 2026-10-01 --to 2026-10-03 --reason"
+        ' "not us"'
+    ),
 )
 def open_dispute(
     owner: Owner,
-    reason: Annotated[str, Option("--reason", metavar="TEXT", help="Why these lines are contested.")],
+    reason: Annotated[
+        str, Option("--reason", metavar="TEXT", help="Why these lines are contested.")
+    ],
     period: options.PeriodName = None,
     start: options.FirstDay = None,
     end: options.LastDay = None,
@@ -115,7 +137,9 @@ def open_dispute(
         contest = Contest(payer, session.rated(asked), accelerator, workload, line)
         dispute = _step(
             session,
-            lambda connection, person: disputes.open_dispute(connection, contest, reason, person, session.now_ms),
+            lambda connection, person: disputes.open_dispute(
+                connection, contest, reason, person, session.now_ms
+            ),
             dry_run,
         )
     name = "a dispute" if dry_run else f"dispute {dispute.id}"
@@ -155,7 +179,8 @@ def list_disputes(
 def show(
     number: Number,
     evidence: Annotated[
-        Path | None, Option("--evidence", metavar="FILE", help="Write the evidence; its sha256sum is the seal.")
+        Path | None,
+        Option("--evidence", metavar="FILE", help="Write the evidence; its sha256sum is the seal."),
     ] = None,
     form: options.PageForm = options.PageFormat.table,
     dsn: options.Dsn = None,
@@ -187,12 +212,17 @@ def show(
         raise typer.Exit(FINDINGS)
 
 
-@app.command(epilog='Example: gpuledger disputes answer 3 --note "job 42 was submitted by your user mk"')
+@app.command(
+    epilog='Example: gpuledger disputes answer 3 --note "job 42 was submitted by your user mk"'
+)
 def answer(
     number: Number,
     note: Annotated[str, Option("--note", metavar="TEXT", help="The answer.")],
     from_owner: Annotated[
-        bool, Option("--from-owner", help="It comes from the owner: the dispute waits for an answer again.")
+        bool,
+        Option(
+            "--from-owner", help="It comes from the owner: the dispute waits for an answer again."
+        ),
     ] = False,
     dry_run: options.DryRun = False,
     dsn: options.Dsn = None,
@@ -210,7 +240,12 @@ def answer(
     print(f"dispute {number} is {dispute.state}" + dry_run_note(dry_run))
 
 
-@app.command(epilog='Example: gpuledger disputes resolve 3 --accept --to team=speech --note "borrowed, see ticket 9"')
+@app.command(
+    epilog=(
+        'Example: gpuledger disputes resolve 3 --accept --to team=speech --note "borrowed, see'
+        ' ticket 9"'
+    )
+)
 def resolve(
     number: Number,
     note: Annotated[str, Option("--note", metavar="TEXT", help="The reason of the decision.")],
@@ -218,9 +253,15 @@ def resolve(
     reject: Annotated[bool, Option("--reject", help="The lines stay as they are.")] = False,
     to: Annotated[
         list[str] | None,
-        Option("--to", metavar="LEVEL=VALUE", help="With --accept: who pays for the time; repeated per level."),
+        Option(
+            "--to",
+            metavar="LEVEL=VALUE",
+            help="With --accept: who pays for the time; repeated per level.",
+        ),
     ] = None,
-    nobody: Annotated[bool, Option("--unattributed", help="With --accept: nobody is known to pay.")] = False,
+    nobody: Annotated[
+        bool, Option("--unattributed", help="With --accept: nobody is known to pay.")
+    ] = False,
     unavailable: Annotated[
         bool, Option("--unavailable", help="With --accept: the accelerator could not be used.")
     ] = False,
@@ -230,8 +271,9 @@ def resolve(
 ) -> None:
     """Decide a dispute, once. Accepting moves the contested time to its owner.
 
-    Only time that is charged to the contesting owner moves; what moves is shown, with --dry-run before anything does.
-    Days of open months are rated again; what lies in a closed month becomes corrections of an open one.
+    Only time that is charged to the contesting owner moves; what moves is shown, with --dry-run
+    before anything does. Days of open months are rated again; what lies in a closed month becomes
+    corrections of an open one.
     """
     remedy = _remedy(accept, reject, to or [], nobody, unavailable)
     days = 0
@@ -277,16 +319,23 @@ def _hull(days: Sequence[Period]) -> Period:
     return Period(days[0].start_ms, days[-1].end_ms)
 
 
-def _remedy(accept: bool, reject: bool, to: list[str], nobody: bool, unavailable: bool) -> Remedy | None:
+def _remedy(
+    accept: bool, reject: bool, to: list[str], nobody: bool, unavailable: bool
+) -> Remedy | None:
     targets = bool(to) + nobody + unavailable
     if accept == reject:
         refuse("give either --accept or --reject")
     if reject:
         if targets:
-            refuse("--reject changes nothing: --to, --unattributed and --unavailable go with --accept")
+            refuse(
+                "--reject changes nothing: --to, --unattributed and --unavailable go with --accept"
+            )
         return None
     if targets != 1:
-        refuse("--accept: say who pays for the time, by --to team=NAME, --unattributed or --unavailable")
+        refuse(
+            "--accept: say who pays for the time, by --to team=NAME, --unattributed or"
+            " --unavailable"
+        )
     if unavailable:
         return Remedy(None)
     return Remedy({} if nobody else declared_owner(_as_levels(to), "--to"))
@@ -298,7 +347,9 @@ def _as_levels(owner: list[str]) -> list[str]:
 
 
 def _step(session: Session, work: Callable[[Connection, str], Dispute], dry_run: bool) -> Dispute:
-    """Take a step of a dispute in one transaction, undone in a dry run; what is not possible is refused."""
+    """Take a step of a dispute in one transaction, undone in a dry run; what is not possible is
+    refused.
+    """
     try:
         with session.database.transaction(dry_run=dry_run) as connection:
             return work(connection, audit.person())
@@ -306,11 +357,16 @@ def _step(session: Session, work: Callable[[Connection, str], Dispute], dry_run:
         refuse(f"--{error}" if str(error).partition(":")[0] in OPTIONS else str(error))
 
 
-def _preview(session: Session, number: int, remedy: Remedy, days: Sequence[Period]) -> tuple[Costs, list[str]]:
-    """What the ledger charges for the affected days, and what accepting a dispute moves, in sentences."""
+def _preview(
+    session: Session, number: int, remedy: Remedy, days: Sequence[Period]
+) -> tuple[Costs, list[str]]:
+    """What the ledger charges for the affected days, and what accepting a dispute moves, in
+    sentences.
+    """
     with session.database.transaction(Lock.LEDGER, dry_run=True) as connection:
         before = decided_costs.charged(connection, days)
-        # Evidence that arrived since the last fold moves as well; it is folded here and rolled back with the rest.
+        # Evidence that arrived since the last fold moves as well; it is folded here and rolled back
+        # with the rest.
         fold_requested(connection, usage.recompute_requests(connection, _hull(days)))
         return before, _moves(session, connection, number, remedy)
 

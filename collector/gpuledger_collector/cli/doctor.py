@@ -44,7 +44,9 @@ COLORS = {"bad": "1;31", "note": "33", "ok": "32"}
 
 @app.command(epilog="Example: gpuledger doctor")
 def doctor(
-    form: options.PageForm = options.PageFormat.table, dsn: options.Dsn = None, config: options.Config = None
+    form: options.PageForm = options.PageFormat.table,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
     """Look for what is most likely misconfigured, and name the remedy. Changes nothing.
 
@@ -57,14 +59,18 @@ def doctor(
         findings += database_findings(chosen, dsn, config)
     except Exception as error:  # whatever it is, the other findings are still worth printing
         sentence, _ = explain(error)
-        findings.append(bad("database", sentence, "see the sentence; `gpuledger db check` looks closer"))
+        findings.append(
+            bad("database", sentence, "see the sentence; `gpuledger db check` looks closer")
+        )
         code = UNAVAILABLE
     findings.sort(key=lambda finding: list(MARKS).index(finding.verdict))
     if form is options.PageFormat.json:
         print_json([asdict(finding) for finding in findings])
     else:
         print_findings(findings)
-    raise typer.Exit(code or (FINDINGS if any(finding.verdict == "bad" for finding in findings) else DONE))
+    raise typer.Exit(
+        code or (FINDINGS if any(finding.verdict == "bad" for finding in findings) else DONE)
+    )
 
 
 def database_findings(chosen: Settings, dsn: str | None, config: Path | None) -> list[Finding]:
@@ -74,13 +80,25 @@ def database_findings(chosen: Settings, dsn: str | None, config: Path | None) ->
         with database.connect() as connection:
             if problem := distribution.worker_problem(connection):
                 # Nothing that reads evidence has an answer until then.
-                return [bad("workers", problem, "start Postgres there; docs/scale.md says how a worker is replaced")]
+                return [
+                    bad(
+                        "workers",
+                        problem,
+                        "start Postgres there; docs/scale.md says how a worker is replaced",
+                    )
+                ]
         with database.transaction() as connection:
             version = connection.info.parameter_status("server_version") or ""
             seen = read_health(connection, now_ms, now_ms - DAYS * DAY_MS, SILENT_MS)
-            declared_ms = clock_ms()  # read again: the clocks of collector and database are compared
+            declared_ms = (
+                clock_ms()
+            )  # read again: the clocks of collector and database are compared
             declared = read_declarations(connection, declared_ms, declared_ms - DAYS * DAY_MS)
-            remedy = "" if row_level_security.is_enabled(connection) else row_level_security.advice(connection)
+            remedy = (
+                ""
+                if row_level_security.is_enabled(connection)
+                else row_level_security.advice(connection)
+            )
             unlimited = readers.not_held(connection)
             wrong = broken_proofs(connection, Period(now_ms - DAYS * DAY_MS, now_ms))
             grant = schema_rights.missing(connection)
@@ -130,7 +148,9 @@ def assistants(chosen: Settings) -> Iterator[Finding]:
     """Whether assistants that are to be answered can be."""
     if chosen.mcp and not wiring.has_mcp():
         yield bad(
-            "assistants", "mcp is true, and the package mcp is not installed: they get no answer", wiring.MCP_REMEDY
+            "assistants",
+            "mcp is true, and the package mcp is not installed: they get no answer",
+            wiring.MCP_REMEDY,
         )
 
 
@@ -146,7 +166,8 @@ def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
     elif seen.unpriced_ns:
         yield bad(
             "prices",
-            f"{seen.unpriced_ns // GPU_NS_PER_HOUR} GPU-hours of the last {DAYS} days have no price",
+            f"{seen.unpriced_ns // GPU_NS_PER_HOUR} GPU-hours of the last {DAYS} days have no"
+            " price",
             "add the missing pool or model: gpuledger prices list, gpuledger prices set",
         )
     else:
@@ -154,16 +175,22 @@ def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
     if seen.held_ns and seen.unattributed_ns * UNATTRIBUTED_SHARE > seen.held_ns:
         yield bad(
             "attribution",
-            f"{100 * seen.unattributed_ns // seen.held_ns} % of the held time of the last {DAYS} days has no team",
+            f"{100 * seen.unattributed_ns // seen.held_ns} % of the held time of the last {DAYS}"
+            " days has no team",
             "gpuledger tags check shows whose; add tags, or rules with gpuledger apply",
         )
     elif seen.held_ns:
-        yield ok("attribution", f"{seen.held_ns // GPU_NS_PER_HOUR} GPU-hours held, at most a tenth without a team")
+        yield ok(
+            "attribution",
+            f"{seen.held_ns // GPU_NS_PER_HOUR} GPU-hours held, at most a tenth without a team",
+        )
     yield from jobs(seen, now_ms)
     yield from writing(seen)
     yield from refused(seen)
     for claim in seen.claims:
-        yield bad("integrity", claim.sentence(), "look at the node; gpuledger import inventory decides it")
+        yield bad(
+            "integrity", claim.sentence(), "look at the node; gpuledger import inventory decides it"
+        )
     if seen.unbound_tokens:
         yield note(
             "tokens",
@@ -179,20 +206,29 @@ def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
 
 
 def viewers(remedy: str, unfiltered: Sequence[str] = ()) -> Finding:
-    """Whether row-level security holds viewers over HTTP to their rows; `remedy`: what to run where it does not.
+    """Whether row-level security holds viewers over HTTP to their rows; `remedy`: what to run where
+    it does not.
 
     `unfiltered`: tables that take no policy on Citus.
     """
     if not remedy and unfiltered:
         names = ", ".join(unfiltered)
-        return ok("viewers", f"row-level security holds viewers over HTTP to their rows, but on Citus not for {names}")
+        return ok(
+            "viewers",
+            "row-level security holds viewers over HTTP to their rows, but on Citus not for"
+            f" {names}",
+        )
     if not remedy:
         return ok("viewers", "row-level security holds viewers over HTTP to their rows")
-    return note("viewers", "only the collector's own filters hold viewers over HTTP to their rows", remedy)
+    return note(
+        "viewers", "only the collector's own filters hold viewers over HTTP to their rows", remedy
+    )
 
 
 def broken_proofs(connection: Connection, period: Period) -> Sequence[str]:
-    """What the ledger states twice and differently, in sentences; none where its days have no bounds."""
+    """What the ledger states twice and differently, in sentences; none where its days have no
+    bounds.
+    """
     try:
         return proof.failures(reconcile(connection, period, anew=False))
     except ValueError:  # a billing zone that this machine does not know has a finding of its own
@@ -210,11 +246,14 @@ def proofs(wrong: Sequence[str]) -> Iterator[Finding]:
 
 
 def rights(grant: str) -> Iterator[Finding]:
-    """Whether every session may create the partition of a new day; `grant`: the statement that is missing."""
+    """Whether every session may create the partition of a new day; `grant`: the statement that is
+    missing.
+    """
     if grant:
         yield bad(
             "partitions",
-            "sessions of the collector may be refused the partition of a new day, and its batches then wait",
+            "sessions of the collector may be refused the partition of a new day, and its batches"
+            " then wait",
             f"run `gpuledger db upgrade`, or let an administrator of the database run: {grant}",
         )
 
@@ -225,14 +264,19 @@ def roles(unlimited: Sequence[str]) -> Iterator[Finding]:
         yield note(
             "readers",
             f"the role {role} is not held to its share of the database",
-            f"gpuledger db grant-reader {role}, with its --owner, prints what an administrator must run",
+            f"gpuledger db grant-reader {role}, with its --owner, prints what an administrator"
+            " must run",
         )
 
 
 def agents(seen: LedgerHealth) -> Iterator[Finding]:
     """Nodes and what they report."""
     if seen.nodes == 0:
-        yield note("agents", "no agent has reported yet", "gpuledger-agent run, or gpuledger import usage FILE")
+        yield note(
+            "agents",
+            "no agent has reported yet",
+            "gpuledger-agent run, or gpuledger import usage FILE",
+        )
         return
     if seen.silent:
         yield bad(
@@ -243,25 +287,37 @@ def agents(seen: LedgerHealth) -> Iterator[Finding]:
     if seen.back_again:
         yield note(
             "agents",
-            f"retired, and back again: {', '.join(seen.back_again)}: its GPUs are capacity from then on",
-            "stop its agent, and gpuledger nodes retire NODE again; or gpuledger nodes retire NODE --keep",
+            f"retired, and back again: {', '.join(seen.back_again)}: its GPUs are capacity from"
+            " then on",
+            "stop its agent, and gpuledger nodes retire NODE again; or gpuledger nodes retire NODE"
+            " --keep",
         )
     if seen.uninstalled:
         yield note(
             "agents",
-            f"uninstalled: {', '.join(seen.uninstalled)}: its GPUs stay capacity, which nobody observes",
-            "gpuledger nodes retire NODE, or an out_at in the inventory; or install its agent again",
+            f"uninstalled: {', '.join(seen.uninstalled)}: its GPUs stay capacity, which nobody"
+            " observes",
+            "gpuledger nodes retire NODE, or an out_at in the inventory; or install its agent"
+            " again",
         )
     for name, detail in seen.troubled:
         yield bad("agents", f"{name}: {detail or 'not well'}", "on the node: gpuledger-agent check")
     if not seen.silent and not seen.troubled:
         verb = "reports" if seen.nodes == 1 else "report"
-        yield ok("agents", f"{plural(seen.nodes, 'node')} {verb}, {plural(seen.accelerators, 'accelerator')}")
+        yield ok(
+            "agents",
+            f"{plural(seen.nodes, 'node')} {verb}, {plural(seen.accelerators, 'accelerator')}",
+        )
 
 
 def unasked(seen: LedgerHealth, chosen: Settings) -> Iterator[Finding]:
     """Nodes that were taken without a token, the day they were first heard of."""
-    asks = chosen.require_tokens or not chosen.on_loopback or chosen.agent_tokens() or chosen.identity_header
+    asks = (
+        chosen.require_tokens
+        or not chosen.on_loopback
+        or chosen.agent_tokens()
+        or chosen.identity_header
+    )
     if seen.first_heard and not seen.has_agent_tokens and not asks:
         yield note("tokens", new_nodes.sentence(seen.first_heard), new_nodes.CURE)
 
@@ -269,9 +325,15 @@ def unasked(seen: LedgerHealth, chosen: Settings) -> Iterator[Finding]:
 def jobs(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
     """The scheduled work."""
     for job, detail in seen.failed_jobs:
-        yield bad("jobs", f"{job} failed recently: {detail.partition(chr(10))[0]}", "see the collector's log")
+        yield bad(
+            "jobs",
+            f"{job} failed recently: {detail.partition(chr(10))[0]}",
+            "see the collector's log",
+        )
     if seen.last_job_ms is None:
-        yield note("jobs", "no job has run yet: reports rate what they need themselves", "gpuledger serve")
+        yield note(
+            "jobs", "no job has run yet: reports rate what they need themselves", "gpuledger serve"
+        )
     elif not seen.failed_jobs:
         yield ok("jobs", f"the last one began {(now_ms - seen.last_job_ms) // 1000} s ago")
 
@@ -282,8 +344,8 @@ def refused(seen: LedgerHealth) -> Iterator[Finding]:
         yield bad(
             "refused",
             f"reports of {payer} exceed a limit: about {count} were refused lately",
-            "its agent's log names the limit (docs/reference/admission.md): raise that setting, or, where nothing on "
-            "that node explains it, gpuledger token revoke",
+            "its agent's log names the limit (docs/reference/admission.md): raise that setting, or,"
+            " where nothing on that node explains it, gpuledger token revoke",
         )
 
 
@@ -298,9 +360,10 @@ def writing(seen: LedgerHealth) -> Iterator[Finding]:
     if seen.partitions > partitions.MAX_PARTITIONS:
         yield bad(
             "partitions",
-            f"{seen.partitions} partitions; with over {partitions.MAX_PARTITIONS} planning gets slow",
-            "the job merge_partitions makes a month of old days: it runs daily in `gpuledger serve`; "
-            "max_evidence_age_days keeps old days out",
+            f"{seen.partitions} partitions; with over {partitions.MAX_PARTITIONS} planning gets"
+            " slow",
+            "the job merge_partitions makes a month of old days: it runs daily in `gpuledger"
+            " serve`; max_evidence_age_days keeps old days out",
         )
     else:
         yield ok("partitions", f"{plural(seen.partitions, 'partition')} of evidence")

@@ -16,11 +16,17 @@ app = new_app()
 CODE = shutil.ignore_patterns("*.py", "__pycache__")
 
 
-@app.command(epilog="Example: gpuledger examples && gpuledger start gpuledger-examples/jobs.csv --rate 2.50")
+@app.command(
+    epilog="Example: gpuledger examples && gpuledger start gpuledger-examples/jobs.csv --rate 2.50"
+)
 def examples(
-    folder: Annotated[Path, Argument(help="A folder that does not exist yet.")] = Path("gpuledger-examples"),
+    folder: Annotated[Path, Argument(help="A folder that does not exist yet.")] = Path(
+        "gpuledger-examples"
+    ),
 ) -> None:
-    """Write the example files, the Grafana dashboards with their provisioning, and the alert rules of Prometheus."""
+    """Write the example files, the Grafana dashboards with their provisioning, and the alert rules
+    of Prometheus.
+    """
     if folder.exists():
         refuse(f"{folder} exists already: name another folder")
     shutil.copytree(shipped("examples"), folder, ignore=CODE)

@@ -38,23 +38,37 @@ class SampleFormat(enum.StrEnum):
     parquet = "parquet"
 
 
-@app.command(epilog="Example: gpuledger export samples --node gpu-01 --from 2026-10-01 --to 2026-10-02 > samples.csv")
+@app.command(
+    epilog=(
+        "Example: gpuledger export samples --node gpu-01 --from 2026-10-01 --to 2026-10-02 >"
+        " samples.csv"
+    )
+)
 def samples(
     period: options.PeriodName = None,
-    start: Annotated[str | None, Option("--from", metavar="TIME", help="Or: date (UTC) or instant, included.")] = None,
-    end: Annotated[str | None, Option("--to", metavar="TIME", help="Date (UTC) or instant, not included.")] = None,
+    start: Annotated[
+        str | None, Option("--from", metavar="TIME", help="Or: date (UTC) or instant, included.")
+    ] = None,
+    end: Annotated[
+        str | None, Option("--to", metavar="TIME", help="Date (UTC) or instant, not included.")
+    ] = None,
     days: options.LastDays = None,
-    node: Annotated[str | None, Option("--node", metavar="NAME", help="Accelerators of this node.")] = None,
+    node: Annotated[
+        str | None, Option("--node", metavar="NAME", help="Accelerators of this node.")
+    ] = None,
     gpu: Annotated[str | None, Option("--gpu", metavar="UUID", help="This accelerator.")] = None,
     zone: options.BillingZone = None,
-    form: Annotated[SampleFormat, Option("--format", help="Form of the output.")] = SampleFormat.csv,
+    form: Annotated[
+        SampleFormat, Option("--format", help="Form of the output.")
+    ] = SampleFormat.csv,
     output: options.Output = None,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
     """Write raw samples, recent and packed ones alike; `gpuledger import samples` reads the file.
 
-    An empty cell is an absent reading. Of a node, accelerators count while the inventory has them there.
+    An empty cell is an absent reading. Of a node, accelerators count while the inventory has them
+    there.
     """
     if (node is None) == (gpu is None):
         refuse("name the accelerators with either --node or --gpu")
@@ -70,11 +84,17 @@ def samples(
         with session.database.transaction() as connection:
             placements = archive.accelerator_periods(connection, span, node, gpu)
             if not placements:
-                refuse(f"--gpu: no accelerator is called {gpu}" if gpu else f"--node: nothing was on {node} then")
+                refuse(
+                    f"--gpu: no accelerator is called {gpu}"
+                    if gpu
+                    else f"--node: nothing was on {node} then"
+                )
             parts = (
                 (placement.uuid, part)
                 for placement in over("reading samples", placements, len(placements))
-                for _, part in archive.readings(connection, [placement.accelerator_id], placement.period)
+                for _, part in archive.readings(
+                    connection, [placement.accelerator_id], placement.period
+                )
             )
             if form is SampleFormat.parquet and output is not None:
                 parquet.write_samples(parts, output, archive.KINDS)
@@ -87,7 +107,11 @@ def _instants(start: str, end: str) -> Period:
     bounds = []
     for option, text in (("--from", start), ("--to", end)):
         try:
-            bounds.append(parse_date(text) if len(text) == DATE_LENGTH and "-" in text else parse_instant(text))
+            bounds.append(
+                parse_date(text)
+                if len(text) == DATE_LENGTH and "-" in text
+                else parse_instant(text)
+            )
         except ValueError as error:
             refuse(f"{option}: {error}")
     if bounds[1] <= bounds[0]:
@@ -95,30 +119,47 @@ def _instants(start: str, end: str) -> Period:
     return Period(*bounds)
 
 
-@app.command(epilog="Example: gpuledger export config -o ledger.toml && gpuledger apply ledger.toml --dry-run")
-def config(output: options.Output = None, dsn: options.Dsn = None, settings_file: options.Config = None) -> None:
-    """Write what is applied as a TOML file: `gpuledger apply` takes it back unchanged, here or in another ledger.
+@app.command(
+    epilog=(
+        "Example: gpuledger export config -o ledger.toml && gpuledger apply ledger.toml --dry-run"
+    )
+)
+def config(
+    output: options.Output = None, dsn: options.Dsn = None, settings_file: options.Config = None
+) -> None:
+    """Write what is applied as a TOML file: `gpuledger apply` takes it back unchanged, here or in
+    another ledger.
 
-    It holds rules, prices, locations, commitments, budgets, shared costs, carbon intensities, the billing zone,
-    notification rules and pools. Rates of [[owned]] hardware are in it as the prices derived from them.
+    It holds rules, prices, locations, commitments, budgets, shared costs, carbon intensities, the
+    billing zone, notification rules and pools. Rates of [[owned]] hardware are in it as the prices
+    derived from them.
     """
     require_folder(output)
-    with open_database(dsn, settings_file) as database, database.transaction(read_only=True) as connection:
+    with (
+        open_database(dsn, settings_file) as database,
+        database.transaction(read_only=True) as connection,
+    ):
         text = export_declared(connection)
     write_text(text, output)
 
 
-@app.command(epilog="Example: gpuledger export erp --template erp.toml --period 2026-10 -o postings.csv")
+@app.command(
+    epilog="Example: gpuledger export erp --template erp.toml --period 2026-10 -o postings.csv"
+)
 def erp(
-    template: Annotated[Path, Option("--template", metavar="FILE.toml", help="The columns of the file.")],
+    template: Annotated[
+        Path, Option("--template", metavar="FILE.toml", help="The columns of the file.")
+    ],
     period: options.Month = None,
     output: options.Output = None,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Write a month's invoices for the import of an ERP, laid out by a template: columns with a field or a constant.
+    """Write a month's invoices for the import of an ERP, laid out by a template: columns with a
+    field or a constant.
 
-    Amounts add up to the invoices, owner by owner. Cost centers and GL codes are those of [[cost_center]].
+    Amounts add up to the invoices, owner by owner. Cost centers and GL codes are those of
+    [[cost_center]].
     """
     asked = time_range(period, None, None)
     layout = read_template(template)
@@ -135,7 +176,9 @@ def erp(
         with session.database.transaction(read_only=True) as connection:
             span = session.calendar.month(name)
             postings = read_postings(connection, span, layout.level, layout.naming, session.now_ms)
-            closed = next((closed for closed in periods.closed(connection) if closed.name == name), None)
+            closed = next(
+                (closed for closed in periods.closed(connection) if closed.name == name), None
+            )
     month = erp_export.PostedMonth(
         name=name,
         first_day=session.calendar.date_of(span.start_ms),
@@ -148,4 +191,7 @@ def erp(
         say(f"gpuledger: {name} is not closed: its invoices may still change", error=True)
     owners = erp_export.without_codes(postings)
     if owners:
-        say(f"gpuledger: no cost center is declared for {', '.join(owners)} ([[cost_center]])", error=True)
+        say(
+            f"gpuledger: no cost center is declared for {', '.join(owners)} ([[cost_center]])",
+            error=True,
+        )

@@ -23,7 +23,9 @@ from gpuledger_collector.export.focus_check import NotFocus, Violation, check
 from gpuledger_collector.storage.billing import periods as closed_periods
 from gpuledger_collector.storage.ledger import reports
 
-app = new_app(name="focus", help="Files in FOCUS, the FinOps Foundation's format.", no_args_is_help=True)
+app = new_app(
+    name="focus", help="Files in FOCUS, the FinOps Foundation's format.", no_args_is_help=True
+)
 SHOWN = 5
 """Violations of one rule in one column that are shown, unless all are asked for."""
 
@@ -39,12 +41,15 @@ class Version(enum.StrEnum):
 def check_file(
     path: Annotated[Path, Argument(metavar="FILE", help="A file of charges in FOCUS (CSV).")],
     version: Annotated[
-        Version | None, Option("--focus-version", help="Version to check against; else the one of its header.")
+        Version | None,
+        Option("--focus-version", help="Version to check against; else the one of its header."),
     ] = None,
     everything: Annotated[bool, Option("--all", help="Show every violation.")] = False,
     form: options.PageForm = options.PageFormat.table,
 ) -> None:
-    """Check a FOCUS file: columns, values and formats, and whether the bill adds up. Needs no database.
+    """Check a FOCUS file: columns, values and formats, and whether the bill adds up.
+
+    Needs no database.
 
     Ends with 1 when the file breaks a rule; each violation names its line and column.
     """
@@ -75,7 +80,9 @@ def check_file(
 
 
 @app.command(epilog="Example: gpuledger focus periods -o billing-periods.csv")
-def periods(output: options.Output = None, dsn: options.Dsn = None, config: options.Config = None) -> None:
+def periods(
+    output: options.Output = None, dsn: options.Dsn = None, config: options.Config = None
+) -> None:
     """Write FOCUS 1.4's billing periods: every month that was rated, Open or Closed.
 
     A closed month never opens again; what is found later is a Correction row of an open one.
@@ -86,6 +93,8 @@ def periods(output: options.Output = None, dsn: options.Dsn = None, config: opti
         for day_ms, at in reports.proved(connection):
             name = session.calendar.month_of(day_ms)
             rated[name] = max(at, rated.get(name, at))
-        rows = focus_split.periods({*closed, *rated}, rated, closed, focus.Issuer(), session.calendar)
+        rows = focus_split.periods(
+            {*closed, *rated}, rated, closed, focus.Issuer(), session.calendar
+        )
         with text_file(output) as file:
             focus.write(rows, file, focus_split.PERIOD_COLUMNS)

@@ -90,23 +90,35 @@ def forecast(
         Option(
             "--series",
             metavar="FILE",
-            help="CSV with ts,series,value, evenly spaced; an empty value is a gap; - reads standard input. "
-            "Without it: the ledger's own demand, by pool and hour.",
+            help=(
+                "CSV with ts,series,value, evenly spaced; an empty value is a gap; - reads standard"
+                " input. "
+                "Without it: the ledger's own demand, by pool and hour."
+            ),
         ),
     ] = None,
     pool: Annotated[str | None, Option("--pool", help="Only this pool of the ledger.")] = None,
     owner: Annotated[
-        str | None, Option("--owner", metavar="LEVEL=VALUE", help="Only this owner, as team=vision.")
+        str | None,
+        Option("--owner", metavar="LEVEL=VALUE", help="Only this owner, as team=vision."),
     ] = None,
     model: Annotated[str | None, Option("--model", help="Only this GPU model.")] = None,
     by: Annotated[
         Group, Option("--by", help="Series of the ledger: by pool, GPU model or level of owners.")
     ] = Group.pool,
-    step: Annotated[str, Option("--step", metavar="5m|1h", help="Step of the ledger's series.")] = "1h",
+    step: Annotated[
+        str, Option("--step", metavar="5m|1h", help="Step of the ledger's series.")
+    ] = "1h",
     method: Annotated[
-        str, Option("--method", help="analog, persistence, or an added one; several, as a,b (docs/forecasting.md).")
+        str,
+        Option(
+            "--method",
+            help="analog, persistence, or an added one; several, as a,b (docs/forecasting.md).",
+        ),
     ] = "analog",
-    horizon: Annotated[str, Option("--horizon", metavar="SPAN", help="How far ahead: 6h, 24h, 7d.")] = "24h",
+    horizon: Annotated[
+        str, Option("--horizon", metavar="SPAN", help="How far ahead: 6h, 24h, 7d.")
+    ] = "24h",
     form: options.Form = options.Format.table,
     exit_code: options.ExitCode = False,
     dsn: options.Dsn = None,
@@ -126,7 +138,9 @@ def forecast(
     if step_ms not in STEPS_MS:
         refuse(f"--step: {step!r} is neither 5m nor 1h")
     if series is not None:
-        from gpuledger_collector.cli.read_series import read_series  # pandas takes a third of a second
+        from gpuledger_collector.cli.read_series import (
+            read_series,
+        )  # pandas takes a third of a second
 
         file = read_series(series)
     else:
@@ -134,7 +148,10 @@ def forecast(
     usable = [entry for entry in file.series if entry.known]
     for entry in file.series:
         if not entry.known:
-            say(f"gpuledger: series {entry.name!r} has no known value: no forecast of it", error=True)
+            say(
+                f"gpuledger: series {entry.name!r} has no known value: no forecast of it",
+                error=True,
+            )
     forecasts = compute_forecasts(usable, span_ms, method)
     for result in forecasts:
         if result.note:
@@ -143,7 +160,9 @@ def forecast(
     end_with(len(usable) < len(file.series), exit_code)
 
 
-def _group_and_name(pool: str | None, owner: str | None, model: str | None, by: Group) -> tuple[str, str | None]:
+def _group_and_name(
+    pool: str | None, owner: str | None, model: str | None, by: Group
+) -> tuple[str, str | None]:
     """What the ledger's demand is summed by, and the one name that is wanted of it."""
     given = {"--pool": pool, "--owner": owner, "--model": model}
     names = [name for name, value in given.items() if value is not None]
@@ -156,7 +175,9 @@ def _group_and_name(pool: str | None, owner: str | None, model: str | None, by: 
     return ("pool", pool) if pool is not None else (by.value, None)
 
 
-def compute_forecasts(series: Sequence[Series], span_ms: int, method: str = "analog") -> list[Forecast]:
+def compute_forecasts(
+    series: Sequence[Series], span_ms: int, method: str = "analog"
+) -> list[Forecast]:
     """Forecasts over `span_ms`, in the order of `series`; series of one step are forecast together."""
     if unknown := [name for name in method.split(",") if name not in methods.names()]:
         refuse(f"--method: {unknown[0]!r} is not one of {', '.join(methods.names())}")
@@ -167,7 +188,8 @@ def compute_forecasts(series: Sequence[Series], span_ms: int, method: str = "ana
         if not 1 <= steps <= MAX_STEPS:
             name = group[0].name
             refuse(
-                f"--horizon: {steps} steps of {step_ms / 1000:g} s for series {name!r}; 1 to {MAX_STEPS} are allowed"
+                f"--horizon: {steps} steps of {step_ms / 1000:g} s for series {name!r}; 1 to"
+                f" {MAX_STEPS} are allowed"
             )
         try:
             for result in compute(group, steps, method=method, track=_progress):
@@ -192,13 +214,16 @@ def print_forecasts(forecasts: Sequence[Forecast], file: SeriesFile, form: optio
     if form is options.Format.json:
         print_json([to_object(result, file) for result in forecasts])
     elif form is options.Format.csv:
-        names = [f"q{quantile:g}" for quantile in forecasts[0].quantiles] if forecasts else QUANTILES
+        names = (
+            [f"q{quantile:g}" for quantile in forecasts[0].quantiles] if forecasts else QUANTILES
+        )
         columns = [Column("ts"), Column("series"), number("mean"), *map(number, names)]
         emit(form, columns, [row for result in forecasts for row in instant_rows(result, file)])
     else:
         rows = [row for result in forecasts for row in table_rows(result, file)]
         note = (
-            "better than no change: how much smaller our error was than that of 'it stays as it is', over its own past"
+            "better than no change: how much smaller our error was than that of 'it stays as it"
+            " is', over its own past"
         )
         emit(form, TABLE, rows, [note])
 
@@ -208,7 +233,12 @@ def instant_rows(result: Forecast, file: SeriesFile) -> Iterator[Row]:
     names = [f"q{quantile:g}" for quantile in result.quantiles]
     means, values = (result.mean.round(6) + 0.0).tolist(), (result.values.round(6) + 0.0).tolist()
     for at, mean, row in zip(file.write_instants(result.at_ms), means, values, strict=True):
-        yield {"ts": at, "series": result.series, "mean": mean, **dict(zip(names, row, strict=True))}
+        yield {
+            "ts": at,
+            "series": result.series,
+            "mean": mean,
+            **dict(zip(names, row, strict=True)),
+        }
 
 
 def to_object(result: Forecast, file: SeriesFile) -> dict[str, object]:
@@ -219,11 +249,19 @@ def to_object(result: Forecast, file: SeriesFile) -> dict[str, object]:
             **{name: value for name, value in row.items() if name != "series"},
             "naive": dict(zip(names, naive, strict=True)),
         }
-        for row, naive in zip(instant_rows(result, file), result.naive.round(6).tolist(), strict=True)
+        for row, naive in zip(
+            instant_rows(result, file), result.naive.round(6).tolist(), strict=True
+        )
     ]
     skill = None if result.skill is None else round(result.skill, 4)
     weights = {name: round(weight, 4) for name, weight in result.weights.items()}
-    return {"series": result.series, "skill": skill, "models": weights, "note": result.note, "points": points}
+    return {
+        "series": result.series,
+        "skill": skill,
+        "models": weights,
+        "note": result.note,
+        "points": points,
+    }
 
 
 def table_rows(result: Forecast, file: SeriesFile) -> Iterator[Row]:
@@ -231,7 +269,9 @@ def table_rows(result: Forecast, file: SeriesFile) -> Iterator[Row]:
     rows = list(instant_rows(result, file))
     last = len(rows) - 1
     for place, index in enumerate(sorted({0, last // 4, last // 2, last})):
-        texts = {name: f"{value:.2f}" for name, value in rows[index].items() if isinstance(value, float)}
+        texts = {
+            name: f"{value:.2f}" for name, value in rows[index].items() if isinstance(value, float)
+        }
         is_first = place == 0
         yield {
             **texts,
@@ -244,16 +284,19 @@ def table_rows(result: Forecast, file: SeriesFile) -> Iterator[Row]:
 @app.command(epilog="Example: gpuledger forecast history --pool train")
 def history(
     pool: Annotated[str | None, Option("--pool", help="Only this pool.")] = None,
-    team: Annotated[str | None, Option("--team", help="Only this team; its forecasts instead of the pools'.")] = None,
+    team: Annotated[
+        str | None, Option("--team", help="Only this team; its forecasts instead of the pools'.")
+    ] = None,
     form: options.Form = options.Format.table,
     exit_code: options.ExitCode = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Say how good past forecasts were: how often demand lay in their band, and their error next to the naive model's.
+    """Say how good past forecasts were: how often demand lay in their band, and their error next to
+    the naive model's.
 
-    A forecast of the next day is kept every day. Days before the first run are replayed from what was known then, and
-    counted apart. With --exit-code it ends with 1 while nothing is known yet.
+    A forecast of the next day is kept every day. Days before the first run are replayed from what
+    was known then, and counted apart. With --exit-code it ends with 1 while nothing is known yet.
     """
     if pool is not None and team is not None:
         refuse("--pool and --team: give one of them")
@@ -298,10 +341,12 @@ def spend(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Say what each owner will have spent at the end of this month, with a band that holds eight times in ten.
+    """Say what each owner will have spent at the end of this month, with a band that holds eight
+    times in ten.
 
-    From the rated days of the last eight weeks; an owner with fewer than five full days gets what is spent and no
-    estimate. Estimates never reach a bill. With --exit-code it ends with 1 when an estimate is missing.
+    From the rated days of the last eight weeks; an owner with fewer than five full days gets what
+    is spent and no estimate. Estimates never reach a bill. With --exit-code it ends with 1 when an
+    estimate is missing.
     """
     level = by.value
     require_level(level, "--by")
@@ -323,7 +368,11 @@ def spend(
             "days of history": owner.days,
         }
         if owner.forecast is not None:
-            paths = {"forecast": owner.forecast.middle, "low": owner.forecast.low, "high": owner.forecast.high}
+            paths = {
+                "forecast": owner.forecast.middle,
+                "low": owner.forecast.low,
+                "high": owner.forecast.high,
+            }
             row |= {name: minor_amount(path[-1], owner.currency) for name, path in paths.items()}
         rows.append(row)
     is_partial = any(owner.forecast is None for owner in owners)
@@ -333,5 +382,10 @@ def spend(
         *(number(name) for name in ("spent", "forecast", "low", "high")),
         number("days of history", is_optional=True),
     ]
-    emit(form, columns, rows, ["without a forecast: fewer than five full days are rated"] if is_partial else [])
+    emit(
+        form,
+        columns,
+        rows,
+        ["without a forecast: fewer than five full days are rated"] if is_partial else [],
+    )
     end_with(is_partial or not owners, exit_code)

@@ -52,27 +52,37 @@ def idle(
     end: options.LastDay = None,
     days: options.LastDays = None,
     team: Annotated[str | None, Option("--team", help="Only this team's.")] = None,
-    state: Annotated[str | None, Option("--state", help="Only this state, such as gone_idle or never_used.")] = None,
+    state: Annotated[
+        str | None, Option("--state", help="Only this state, such as gone_idle or never_used.")
+    ] = None,
     services: Annotated[
-        bool, Option("--services", help="Warm replicas: what each service holds, and needs when busiest.")
+        bool,
+        Option(
+            "--services", help="Warm replicas: what each service holds, and needs when busiest."
+        ),
     ] = False,
     by: Annotated[By | None, Option("--by", help="A row for each state, or team.")] = None,
     top: Annotated[
-        int | None, Option("--top", min=0, help="Only the first N; 0: all. Default: 20 in a table, else all.")
+        int | None,
+        Option("--top", min=0, help="Only the first N; 0: all. Default: 20 in a table, else all."),
     ] = None,
     form: options.Form = options.Format.table,
     exit_code: options.ExitCode = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """List idle accelerators: who has them, since when, how sure that is, and what it costs so far and per day.
+    """List idle accelerators: who has them, since when, how sure that is, and what it costs so far
+    and per day.
 
-    The list has what was idle at some time in the period, each finding with its full time and cost. Warm replicas of
-    services are not in it; --services judges them over the last seven days: all that were busy at once in 99 of 100
-    minutes are needed, and one in reserve.
+    The list has what was idle at some time in the period, each finding with its full time and cost.
+    Warm replicas of services are not in it; --services judges them over the last seven days: all
+    that were busy at once in 99 of 100 minutes are needed, and one in reserve.
     """
     if (only_now or services) and (period, start, end, days) != (None,) * 4:
-        refuse("--now and --services have their own time: --period, --from, --to and --days do not go with them")
+        refuse(
+            "--now and --services have their own time: --period, --from, --to and --days do not go"
+            " with them"
+        )
     if services and (only_now or state is not None or by is not None):
         refuse("--services judges a week of replicas: --now, --state and --by do not go with it")
     if state is not None and state not in STATES:
@@ -82,7 +92,12 @@ def idle(
         fold_usage(session.database)
         if services:
             judged = assess_services(session.database, session.now_ms)
-            end_with(print_services([service for service in judged if team in {None, service.team}], form), exit_code)
+            end_with(
+                print_services(
+                    [service for service in judged if team in {None, service.team}], form
+                ),
+                exit_code,
+            )
             return
         span = asked.resolve(session.calendar, session.now_ms)
         # Ends are not included: one millisecond is what is ongoing at this instant.
@@ -90,14 +105,25 @@ def idle(
         found = find(session, Period(*bounds))
         is_unknown = not found.items and not has_nodes(session.database, session.now_ms)
     chosen = found.only(
-        lambda item: (not only_now or item.is_ongoing) and team in {None, holder(item)} and state in {None, item.state}
+        lambda item: (
+            (not only_now or item.is_ongoing)
+            and team in {None, holder(item)}
+            and state in {None, item.state}
+        )
     )
     summary = NOT_OBSERVED if is_unknown else summarize(chosen)
     if by is None:
-        print_findings(chosen, TABLE_ROWS if top is None and form is options.Format.table else top, form, summary)
+        print_findings(
+            chosen,
+            TABLE_ROWS if top is None and form is options.Format.table else top,
+            form,
+            summary,
+        )
     else:
         measures = (number(name) for name in ("findings", "hours", "cost", "ongoing"))
-        emit(form, (Column(by.value), *measures, Column("mostly")), group_rows(chosen, by), [summary])
+        emit(
+            form, (Column(by.value), *measures, Column("mostly")), group_rows(chosen, by), [summary]
+        )
     end_with(bool(chosen.items), exit_code)
 
 
@@ -112,11 +138,18 @@ def print_findings(found: FindingList, top: int | None, form: options.Format, su
     """Print the first `top` findings (None or 0: all) and what all of them amount to."""
     shown = found.items[: top or None]
     left = len(found.items) - len(shown)
-    emit_report(form, IDLE, shown, [*([f"... and {left} more (--top 0 shows all)"] if left else []), summary])
+    emit_report(
+        form,
+        IDLE,
+        shown,
+        [*([f"... and {left} more (--top 0 shows all)"] if left else []), summary],
+    )
 
 
 def group_rows(found: FindingList, by: By) -> list[Row]:
-    """A row for each state or team: how often, how long, what it cost, and where most of it; dearest first."""
+    """A row for each state or team: how often, how long, what it cost, and where most of it;
+    dearest first.
+    """
     return [
         {
             by.value: group.name,
@@ -135,7 +168,10 @@ def summarize(found: FindingList) -> str:
     so_far = ", ".join(map(str, found.costs)) or "no known price"
     daily = ", ".join(map(str, found.per_day)) or "nothing"
     count = plural(len(found.items), "finding")
-    return f"{count}, {len(found.ongoing.items)} ongoing: {so_far} so far, {daily} for each further day"
+    return (
+        f"{count}, {len(found.ongoing.items)} ongoing: {so_far} so far, {daily} for each"
+        " further day"
+    )
 
 
 def print_services(services: Sequence[ServiceReplicas], form: options.Format) -> bool:
@@ -149,11 +185,15 @@ def print_services(services: Sequence[ServiceReplicas], form: options.Format) ->
             "held": str(service.assessment.held),
             "busiest": str(service.assessment.peak),
             "needed": str(service.assessment.needed),
-            "spare": "not known" if service.assessment.spare is None else str(service.assessment.spare),
+            "spare": (
+                "not known" if service.assessment.spare is None else str(service.assessment.spare)
+            ),
             "known": f"{service.assessment.known:.2f}",
-            "per_day": str(Money(service.per_day_micro, service.currency))
-            if service.per_day_micro is not None and service.currency
-            else "",
+            "per_day": (
+                str(Money(service.per_day_micro, service.currency))
+                if service.per_day_micro is not None and service.currency
+                else ""
+            ),
         }
         for service in services
     ]

@@ -66,32 +66,61 @@ BILLED_UP_TO_NOW = "billed up to now and not to the time of the file, until a fi
 ANY_INSTANT = "--allow-any-instant"
 File = Annotated[Path, Argument(metavar="FILE", help="CSV or .xlsx; .csv.gz is read as well.")]
 AnyInstant = Annotated[
-    bool, Option(ANY_INSTANT, help="Accept instants before 2000 and after tomorrow, from 1970 to 2100.")
+    bool,
+    Option(ANY_INSTANT, help="Accept instants before 2000 and after tomorrow, from 1970 to 2100."),
 ]
-SkipBad = Annotated[bool, Option("--skip-bad", help="Import the good rows and leave out the bad ones.")]
+SkipBad = Annotated[
+    bool, Option("--skip-bad", help="Import the good rows and leave out the bad ones.")
+]
 EmptyStart = Annotated[
     str | None,
-    Option("--empty-start", metavar="skip|INSTANT", help="What a row without a start means; else it is bad."),
+    Option(
+        "--empty-start",
+        metavar="skip|INSTANT",
+        help="What a row without a start means; else it is bad.",
+    ),
 ]
-Zone = Annotated[str | None, Option("--zone", metavar="ZONE", help="Of times that name none: Europe/Berlin, UTC, ...")]
-Dates = Annotated[DateOrder | None, Option("--dates", help="How 03/04/2026 is read, where the file leaves it open.")]
+Zone = Annotated[
+    str | None,
+    Option("--zone", metavar="ZONE", help="Of times that name none: Europe/Berlin, UTC, ..."),
+]
+Dates = Annotated[
+    DateOrder | None,
+    Option("--dates", help="How 03/04/2026 is read, where the file leaves it open."),
+]
 ColumnNames = Annotated[
     list[str] | None,
-    Option("--column", metavar="MEANING=NAME", help="A column that is not known by its name; may be repeated."),
+    Option(
+        "--column",
+        metavar="MEANING=NAME",
+        help="A column that is not known by its name; may be repeated.",
+    ),
 ]
-Sheet = Annotated[str | None, Option("--sheet", metavar="NAME", help="Which sheet of an .xlsx; else the first.")]
+Sheet = Annotated[
+    str | None, Option("--sheet", metavar="NAME", help="Which sheet of an .xlsx; else the first.")
+]
 Replace = Annotated[
-    bool, Option("--replace", help="Where another source brought usage of this time: remove it, this file counts.")
+    bool,
+    Option(
+        "--replace",
+        help="Where another source brought usage of this time: remove it, this file counts.",
+    ),
 ]
-Also = Annotated[bool, Option("--also", help="Bill it beside usage of this time from another source: other GPUs.")]
+Also = Annotated[
+    bool,
+    Option("--also", help="Bill it beside usage of this time from another source: other GPUs."),
+]
 Work = Callable[[Connection, OnRow], ImportOutcome]
 
 
-@app.command(epilog="Example: gpuledger import usage pods.csv.gz --pool research --empty-start skip")
+@app.command(
+    epilog="Example: gpuledger import usage pods.csv.gz --pool research --empty-start skip"
+)
 def usage(
     file: File,
     pool: Annotated[
-        str | None, Option("--pool", help="Pool of rows that name none; else the known one, or imported.")
+        str | None,
+        Option("--pool", help="Pool of rows that name none; else the known one, or imported."),
     ] = None,
     empty_start: EmptyStart = None,
     zone: Zone = None,
@@ -106,16 +135,20 @@ def usage(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Import who held how many GPUs: workload_id,start,end,gpus and, if known, gpu_model,pool,node,user,tag:NAME...
+    """Import who held how many GPUs: workload_id,start,end,gpus and, if known,
+    gpu_model,pool,node,user,tag:NAME...
 
-    Columns may have other usual names (job_id, partition, team), any delimiter and any order; a duration (elapsed,
-    hours) may stand for the end. Instants are RFC 3339, unix seconds, or local times with --zone; an empty end means
-    still running. The same file twice changes nothing; a known workload_id with other values is updated. Of two rows of
-    a workload, the one that has ended counts.
-    Workloads of more than 90 days are named, because a forgotten end is billed until one is imported.
+    Columns may have other usual names (job_id, partition, team), any delimiter and any order; a
+    duration (elapsed, hours) may stand for the end. Instants are RFC 3339, unix seconds, or local
+    times with --zone; an empty end means still running. The same file twice changes nothing; a
+    known workload_id with other values is updated. Of two rows of a workload, the one that has
+    ended counts. Workloads of more than 90 days are named, because a forgotten end is billed until
+    one is imported.
     """
     on_overlap, table = overlap_option(replaces, also), table_options(zone, dates, column, sheet)
-    usage_options = UsageOptions(optional_pool(pool), start_of_empty(empty_start), instants(any_instant), table)
+    usage_options = UsageOptions(
+        optional_pool(pool), start_of_empty(empty_start), instants(any_instant), table
+    )
     with reading(file) as on_line:
         parsed = read_usage(file, usage_options, on_line)
     refuse_bad(file, parsed, skip_bad)
@@ -126,7 +159,9 @@ def usage(
 @app.command(epilog="Example: gpuledger import sacct jobs.txt")
 def sacct(
     file: File,
-    pool: Annotated[str | None, Option("--pool", help="Pool of all jobs; else their partition is.")] = None,
+    pool: Annotated[
+        str | None, Option("--pool", help="Pool of all jobs; else their partition is.")
+    ] = None,
     zone: Zone = None,
     skip_bad: SkipBad = False,
     any_instant: AnyInstant = False,
@@ -136,39 +171,55 @@ def sacct(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Import Slurm's accounting, printed by sacct -X -a -P -n -D with TZ=UTC SLURM_TIME_FORMAT=%s and the columns
+    """Import Slurm's accounting, printed by sacct -X -a -P -n -D with TZ=UTC SLURM_TIME_FORMAT=%s
+    and the columns
     jobidraw,cluster,account,user,partition,qos,state,submit,eligible,start,end,elapsedraw,suspended,alloctres,nodelist,
     comment,wckey,jobname in this order.
 
-    The account is the team unless the job's comment names one (team=x;project=y). Suspended time is not held. The same
-    file twice changes nothing; a job that has ended since is updated. Local times, as sacct prints them by itself, are
-    read with --zone.
+    The account is the team unless the job's comment names one (team=x;project=y). Suspended time is
+    not held. The same file twice changes nothing; a job that has ended since is updated. Local
+    times, as sacct prints them by itself, are read with --zone.
     """
     on_overlap = overlap_option(replaces, also)
     with reading(file) as on_line:
-        parsed = read_sacct(file, optional_pool(pool), instants(any_instant), zone_option(zone), on_line)
+        parsed = read_sacct(
+            file, optional_pool(pool), instants(any_instant), zone_option(zone), on_line
+        )
     refuse_bad(file, parsed, skip_bad)
     with open_session(dsn, config) as session:
         print(import_usage(session, file, parsed, dry_run, on_overlap))
 
 
-def import_usage(session: Session, file: Path, parsed: UsageFile, dry_run: bool, on_overlap: OnOverlap) -> str:
-    """Warn of workloads that look forgotten, import usage in one transaction, and return what changed."""
-    for sentence in (*long_usage(file, parsed.rows, clock_ms()), *overfull_nodes(session, parsed.rows)):
+def import_usage(
+    session: Session, file: Path, parsed: UsageFile, dry_run: bool, on_overlap: OnOverlap
+) -> str:
+    """Warn of workloads that look forgotten, import usage in one transaction, and return what
+    changed.
+    """
+    for sentence in (
+        *long_usage(file, parsed.rows, clock_ms()),
+        *overfull_nodes(session, parsed.rows),
+    ):
         say(sentence, error=True)
     still = sum(row.end_ms is None for row in parsed.rows)
-    without_end = f"; {plural(still, 'workload')} without an end, {BILLED_UP_TO_NOW}" if still else ""
+    without_end = (
+        f"; {plural(still, 'workload')} without an end, {BILLED_UP_TO_NOW}" if still else ""
+    )
     return write_usage(session, parsed, dry_run, on_overlap) + without_end + dry_run_note(dry_run)
 
 
 def overfull_nodes(session: Session, rows: Sequence[UsageRow]) -> list[str]:
-    """Sentences about nodes on which jobs hold more GPUs at once than the ledger knows there, or than is usual."""
+    """Sentences about nodes on which jobs hold more GPUs at once than the ledger knows there, or
+    than is usual.
+    """
     loads = list(node_loads(rows))
     if not loads:
         return []
     period = Period(min(load.at_ms for load in loads), max(load.at_ms for load in loads) + 1)
     with session.database.transaction(read_only=True) as connection:
-        return overfull(loads, placements.gpus_by_node(connection, [load.node for load in loads], period))
+        return overfull(
+            loads, placements.gpus_by_node(connection, [load.node for load in loads], period)
+        )
 
 
 def write_usage(session: Session, parsed: UsageFile, dry_run: bool, on_overlap: OnOverlap) -> str:
@@ -176,7 +227,9 @@ def write_usage(session: Session, parsed: UsageFile, dry_run: bool, on_overlap: 
 
     def work(connection: Connection, on_row: OnRow) -> ImportOutcome:
         now = wiring.now()
-        return imports.add_usage(connection, parsed.rows, now, parsed.columns, parsed.source, on_overlap, on_row)
+        return imports.add_usage(
+            connection, parsed.rows, now, parsed.columns, parsed.source, on_overlap, on_row
+        )
 
     try:
         return _write(session, "workloads", work, dry_run)
@@ -202,7 +255,9 @@ def table_options(
         if not meaning or not name:
             refuse(f"--column: {text!r} is not MEANING=NAME, such as gpus=Anzahl")
         columns[meaning] = name
-    return TableOptions(columns, zone, None if dates is None else dates is DateOrder.day_first, sheet)
+    return TableOptions(
+        columns, zone, None if dates is None else dates is DateOrder.day_first, sheet
+    )
 
 
 def zone_option(zone: str | None) -> ZoneInfo | None:
@@ -251,17 +306,19 @@ def prices(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Import a price book: pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from[,effective_to,...].
+    """Import a price book:
+    pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from[,effective_to,...].
 
-    Versions are never edited: an equal row changes nothing, another rate for the same place and instant supersedes the
-    one before it, and the affected days are rated again.
+    Versions are never edited: an equal row changes nothing, another rate for the same place and
+    instant supersedes the one before it, and the affected days are rated again.
     """
     with reading(file) as on_line:
         parsed = read_prices(file, on_line)
     refuse_bad(file, parsed, skip_bad)
 
     def work(connection: Connection, on_row: OnRow) -> ImportOutcome:
-        # Known only here: the currency of a rate must be that of the rates in force for the same place.
+        # Known only here: the currency of a rate must be that of the rates in force for the same
+        # place.
         parsed.problems = price_book.currency_changes(connection, parsed.rows)
         refuse_bad(file, parsed, skip_bad)
         bad = {problem.source.rpartition(":")[0] for problem in parsed.problems}
@@ -282,23 +339,29 @@ def inventory(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Import when each accelerator was present: node,uuid,gpu_model,pool,in_at,out_at (empty: still present).
+    """Import when each accelerator was present: node,uuid,gpu_model,pool,in_at,out_at (empty: still
+    present).
 
-    The file is the authority for the accelerators that it names: their placements become those of the file.
+    The file is the authority for the accelerators that it names: their placements become those of
+    the file.
     """
     with reading(file) as on_line:
         parsed = read_inventory(file, instants(any_instant), on_line)
     refuse_bad(file, parsed, skip_bad)
     _write_file(
         "placements of accelerators",
-        lambda connection, on_row: placements.replace(connection, parsed.rows, wiring.now(), on_row),
+        lambda connection, on_row: placements.replace(
+            connection, parsed.rows, wiring.now(), on_row
+        ),
         dsn,
         config,
         dry_run,
     )
 
 
-@app.command(epilog="Example: gpuledger import samples recording.jsonl --start 2026-10-01T00:00:00Z")
+@app.command(
+    epilog="Example: gpuledger import samples recording.jsonl --start 2026-10-01T00:00:00Z"
+)
 def samples(
     file: File,
     start: Annotated[
@@ -310,9 +373,11 @@ def samples(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Import samples: CSV ts,uuid and metrics by catalog name, or JSON lines as `gpuledger-agent record` writes.
+    """Import samples: CSV ts,uuid and metrics by catalog name, or JSON lines as `gpuledger-agent
+    record` writes.
 
-    Samples show what accelerators did, and feed the minute rollup; who held them comes from agents or usage imports.
+    Samples show what accelerators did, and feed the minute rollup; who held them comes from agents
+    or usage imports.
     """
     start_ms = None if start is None else _instant("--start", start)
     with reading(file) as on_line:
@@ -330,17 +395,22 @@ def samples(
 
 @app.command(epilog="Example: gpuledger import bill aws-2026-10.csv.gz")
 def bill(
-    file: Annotated[Path, Argument(metavar="FILE", help="FOCUS 1.0 to 1.4: CSV, .csv.gz or .parquet.")],
+    file: Annotated[
+        Path, Argument(metavar="FILE", help="FOCUS 1.0 to 1.4: CSV, .csv.gz or .parquet.")
+    ],
     provider: Annotated[
-        str | None, Option("--provider", metavar="NAME", help="Whose bill it is, where the file does not say.")
+        str | None,
+        Option("--provider", metavar="NAME", help="Whose bill it is, where the file does not say."),
     ] = None,
     dry_run: options.DryRun = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Import a provider's bill, to be compared with the ledger by `gpuledger reconcile --period M --bill PROVIDER`.
+    """Import a provider's bill, to be compared with the ledger by `gpuledger reconcile --period M
+    --bill PROVIDER`.
 
-    A newer file of a billing period supersedes the one before, which is kept; the same file again changes nothing.
+    A newer file of a billing period supersedes the one before, which is kept; the same file again
+    changes nothing.
     """
     try:
         with reading(file) as on_line:
@@ -351,10 +421,15 @@ def bill(
         say(str(sentence), error=True)
     if parsed.problems:
         refuse(f"{file}: {_bad_rows(parsed.problems)}, nothing was imported")
-    rows = [(key.provider, Period(key.start_ms, key.end_ms), lines) for key, lines in parsed.bills.items()]
+    rows = [
+        (key.provider, Period(key.start_ms, key.end_ms), lines)
+        for key, lines in parsed.bills.items()
+    ]
     _write_file(
         "bills",
-        lambda connection, on_line: bills.add(connection, rows, file.name, parsed.sha256, wiring.now(), on_line),
+        lambda connection, on_line: bills.add(
+            connection, rows, file.name, parsed.sha256, wiring.now(), on_line
+        ),
         dsn,
         config,
         dry_run,
@@ -372,10 +447,12 @@ def queue(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Import what waited for GPUs: at,workload_id,gpus and, if known, pool,gpu_model,team,user,account,submitted.
+    """Import what waited for GPUs: at,workload_id,gpus and, if known,
+    pool,gpu_model,team,user,account,submitted.
 
-    A column source may name the scheduler. All rows of a source and an instant are its whole queue then; a row without
-    workload_id says that nothing waited. Demand and forecasts count what waits from the first reading on.
+    A column source may name the scheduler. All rows of a source and an instant are its whole queue
+    then; a row without workload_id says that nothing waited. Demand and forecasts count what waits
+    from the first reading on.
     """
     with reading(file) as on_line:
         parsed = read_queue(file, source, pool_name(pool), instants(any_instant), on_line)
@@ -394,17 +471,20 @@ def shares(
     file: Annotated[Path, Argument(metavar="FILE", help="What sacctmgr or kubectl printed.")],
     pool: Annotated[str, Option("--pool", help="Pool of which these are shares.")],
     effective_from: Annotated[
-        str | None, Option("--effective-from", metavar="DAY", help="First day; else they hold for all days.")
+        str | None,
+        Option("--effective-from", metavar="DAY", help="First day; else they hold for all days."),
     ] = None,
     dry_run: options.DryRun = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Import teams' shares of a pool: GPU limits or Shares of Slurm's accounts, or quotas of Kubernetes' namespaces.
+    """Import teams' shares of a pool: GPU limits or Shares of Slurm's accounts, or quotas of
+    Kubernetes' namespaces.
 
-    Slurm: sacctmgr -P show assoc format=account,parentname,user,fairshare,grptres; an account in which jobs run is a
-    team, bounded by the limits of its parents. Kubernetes: kubectl get resourcequota -A -o json; a namespace is a team.
-    Shares that were read before from the same scheduler for this pool are superseded; declared [[share]] tables stay.
+    Slurm: sacctmgr -P show assoc format=account,parentname,user,fairshare,grptres; an account in
+    which jobs run is a team, bounded by the limits of its parents. Kubernetes: kubectl get
+    resourcequota -A -o json; a namespace is a team. Shares that were read before from the same
+    scheduler for this pool are superseded; declared [[share]] tables stay.
     """
     try:
         from_on = None if effective_from is None else dt.date.fromisoformat(effective_from)
@@ -417,7 +497,9 @@ def shares(
     rows = [replace(share, read_from=read_from) for share in parsed.rows]
     _write_file(
         "shares",
-        lambda connection, on_row: declarations.replace_shares(connection, rows, wiring.now(), read_from, on_row),
+        lambda connection, on_row: declarations.replace_shares(
+            connection, rows, wiring.now(), read_from, on_row
+        ),
         dsn,
         config,
         dry_run,
@@ -425,7 +507,9 @@ def shares(
 
 
 def refuse_bad(file: Path, parsed: Parsed[Any], skip_bad: bool) -> None:
-    """Print every problem and note; end the command when there are problems that `--skip-bad` does not skip."""
+    """Print every problem and note; end the command when there are problems that `--skip-bad` does
+    not skip.
+    """
     for problem in in_order(parsed.problems):
         say(str(problem), error=True)
     for note in parsed.notes:
@@ -475,12 +559,24 @@ def _write(session: Session, noun: str, work: Work, dry_run: bool) -> str:
     ):
         outcome = work(connection, on_row)
     changes = f"{outcome.added} added, {outcome.updated} updated, {outcome.unchanged} unchanged"
-    kept = f"; {plural(outcome.kept, 'row')} kept what their file has no column for" if outcome.kept else ""
-    replaced = f"; {plural(outcome.replaced, 'workload')} of another source removed" if outcome.replaced else ""
-    nearby = f"; {outcome.nearby} of it stay, a few hours outside of this file's time" if outcome.nearby else ""
+    kept = (
+        f"; {plural(outcome.kept, 'row')} kept what their file has no column for"
+        if outcome.kept
+        else ""
+    )
+    replaced = (
+        f"; {plural(outcome.replaced, 'workload')} of another source removed"
+        if outcome.replaced
+        else ""
+    )
+    nearby = (
+        f"; {outcome.nearby} of it stay, a few hours outside of this file's time"
+        if outcome.nearby
+        else ""
+    )
     unknown = (
-        f"; beside {plural(outcome.unknown, 'workload')} of its time that an earlier version imported from an unknown "
-        "source: if they are the same GPUs, they are billed twice"
+        f"; beside {plural(outcome.unknown, 'workload')} of its time that an earlier version"
+        " imported from an unknown source: if they are the same GPUs, they are billed twice"
         if outcome.unknown
         else ""
     )

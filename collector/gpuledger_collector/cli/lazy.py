@@ -1,7 +1,9 @@
-"""A command group that knows its commands by a table, and imports a command's module only when it is needed.
+"""A command group that knows its commands by a table, and imports a command's module only when it
+is needed.
 
-`gpuledger --help` and the shell's completion read the table. Running a command, or asking for its own help, imports
-that module and no other; so a command module imports what it needs at its top, however heavy.
+`gpuledger --help` and the shell's completion read the table. Running a command, or asking for its
+own help, imports that module and no other; so a command module imports what it needs at its top,
+however heavy.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from gpuledger_collector.cli.parameters import absent_is_false, adapt_parameters
 
 
 class Entry(NamedTuple):
-    """A command in the table: its name, the module of this package that has it, and its line in `--help`."""
+    """A command in the table: its name, the module of this package that has it, and its line in
+    `--help`.
+    """
 
     name: str
     module: str
@@ -44,7 +48,10 @@ class LazyCommands(Mapping[str, Any]):
 
 
 def load(entry: Entry) -> Any:
-    """Import a command. A module's `app` is the command or group of that name, or has it among others."""
+    """Import a command.
+
+    A module's `app` is the command or group of that name, or has it among others.
+    """
     command = get_command(import_module(f"gpuledger_collector.cli.{entry.module}").app)
     # A module of several top-level commands is a group without a name of its own.
     if command.name != entry.name and isinstance(command, TyperGroup):

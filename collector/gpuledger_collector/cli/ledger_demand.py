@@ -35,9 +35,13 @@ def read_demand(
     names = [entry.name for entry in series]
     if only is not None and only not in names:
         known = ", ".join(filter(None, names)) or "none"
-        refuse(f"--{group}: no {group} {only!r} held GPUs in the last {days} days; there are {known}")
+        refuse(
+            f"--{group}: no {group} {only!r} held GPUs in the last {days} days; there are {known}"
+        )
     if not series:
-        refuse(f"the ledger has no usage in the last {days} days: nothing to look ahead from", FINDINGS)
+        refuse(
+            f"the ledger has no usage in the last {days} days: nothing to look ahead from", FINDINGS
+        )
     return SeriesFile([entry for entry in series if only in {None, entry.name}], write_instants)
 
 

@@ -17,16 +17,26 @@ from gpuledger_collector.logs import configure_logging
 app = new_app()
 
 
-@app.command(epilog="Example: gpuledger mcp --config /etc/gpuledger/collector.toml --token-file ~/.gpuledger-token")
+@app.command(
+    epilog=(
+        "Example: gpuledger mcp --config /etc/gpuledger/collector.toml --token-file"
+        " ~/.gpuledger-token"
+    )
+)
 def mcp(
     token_file: Annotated[
         Path | None,
-        Option("--token-file", metavar="FILE", help="Reader's token: see only what it may see (mcp_token_file)."),
+        Option(
+            "--token-file",
+            metavar="FILE",
+            help="Reader's token: see only what it may see (mcp_token_file).",
+        ),
     ] = None,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Answer an assistant over the Model Context Protocol on standard input and output; it starts this command itself.
+    """Answer an assistant over the Model Context Protocol on standard input and output; it starts
+    this command itself.
 
     Nothing is written to the ledger. Numbers are as the collector last rated them.
     """

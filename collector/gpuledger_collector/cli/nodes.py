@@ -16,7 +16,9 @@ from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.services import nodes
 from gpuledger_collector.services.nodes import NodeRefused
 
-app = new_app(name="nodes", help="The nodes of the fleet, and those that leave it.", no_args_is_help=True)
+app = new_app(
+    name="nodes", help="The nodes of the fleet, and those that leave it.", no_args_is_help=True
+)
 COLUMNS = (
     Column("node"),
     Column("state"),
@@ -31,9 +33,13 @@ NodeName = Annotated[str, Argument(metavar="NODE", help="Its name.")]
 
 @app.command("list", epilog="Example: gpuledger nodes list --format json")
 def list_nodes(
-    form: options.Form = options.Format.table, dsn: options.Dsn = None, config: options.Config = None
+    form: options.Form = options.Format.table,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
-    """List every node: ok, silent, retired, back again after it was retired, or what its agent says is wrong."""
+    """List every node: ok, silent, retired, back again after it was retired, or what its agent says
+    is wrong.
+    """
     with open_session(dsn, config) as session, session.database.transaction() as connection:
         known = nodes.list_nodes(connection)
     rows = [
@@ -55,14 +61,16 @@ def list_nodes(
 def retire(
     node: NodeName,
     at: Annotated[
-        str | None, Option("--at", metavar="INSTANT", help="When it left; default: its last sign of life.")
+        str | None,
+        Option("--at", metavar="INSTANT", help="When it left; default: its last sign of life."),
     ] = None,
     keep: Annotated[bool, Option("--keep", help="Take the retirement back.")] = False,
     dry_run: options.DryRun = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Take a node out of the fleet that is gone on purpose: its capacity ends, and it is no longer silent.
+    """Take a node out of the fleet that is gone on purpose: its capacity ends, and it is no longer
+    silent.
 
     When it reports again its accelerators are there again, from then on.
     """
@@ -73,7 +81,10 @@ def retire(
     except ValueError as error:
         refuse(f"--at: {error}")
     try:
-        with open_session(dsn, config) as session, session.database.transaction(dry_run=dry_run) as connection:
+        with (
+            open_session(dsn, config) as session,
+            session.database.transaction(dry_run=dry_run) as connection,
+        ):
             if keep:
                 nodes.keep(connection, node, session.now_ms)
             else:
@@ -83,4 +94,7 @@ def retire(
     if keep:
         say(f"{node} is part of the fleet again{dry_run_note(dry_run)}")
     else:
-        say(f"{node} is retired from {format_instant(row.retired_ms or 0)} on{dry_run_note(dry_run)}")
+        say(
+            f"{node} is retired from {format_instant(row.retired_ms or 0)}"
+            f" on{dry_run_note(dry_run)}"
+        )

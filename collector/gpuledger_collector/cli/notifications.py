@@ -1,4 +1,6 @@
-"""gpuledger notifications and actions: who was notified of idle GPUs, and what is reclaimed where nobody answers."""
+"""gpuledger notifications and actions: who was notified of idle GPUs, and what is reclaimed where
+nobody answers.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,26 @@ MAX_LISTED = 200
 MAX_REASON = 500
 FAILED = {"failed", "doing"}
 NOTIFICATION_COLUMNS = tuple(
-    Column(name) for name in ("id", "notified_at", "kind", "standing", "team", "subject", "recipients")
+    Column(name)
+    for name in ("id", "notified_at", "kind", "standing", "team", "subject", "recipients")
 )
-ACTION_COLUMNS = tuple(Column(name) for name in ("at", "state", "what", "team", "workload", "detail"))
+ACTION_COLUMNS = tuple(
+    Column(name) for name in ("at", "state", "what", "team", "workload", "detail")
+)
 CANDIDATE_COLUMNS = tuple(
     Column(name) for name in ("verdict", "what", "team", "workload", "label", "since", "due", "why")
 )
 
 notifications = new_app(
-    name="notifications", help="Who was notified of idle GPUs and of spending that stands out.", no_args_is_help=True
+    name="notifications",
+    help="Who was notified of idle GPUs and of spending that stands out.",
+    no_args_is_help=True,
 )
-actions = new_app(name="actions", help="GPUs reclaimed automatically, where a team opted in.", no_args_is_help=True)
+actions = new_app(
+    name="actions",
+    help="GPUs reclaimed automatically, where a team opted in.",
+    no_args_is_help=True,
+)
 app = new_app()
 app.add_typer(notifications)
 app.add_typer(actions)
@@ -45,7 +56,9 @@ app.add_typer(actions)
 
 @notifications.command("list", epilog="Example: gpuledger notifications list")
 def list_notifications(
-    form: options.Form = options.Format.table, dsn: options.Dsn = None, config: options.Config = None
+    form: options.Form = options.Format.table,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
     """List the last notifications, newest first: of what, when, to whom, and what became of it."""
     with open_session(dsn, config) as session, session.database.connect() as connection:
@@ -85,11 +98,15 @@ def _standing(notification: Notification, now_ms: int) -> str:
 
 @notifications.command(epilog="Example: gpuledger notifications write --dry-run")
 def write(
-    dry_run: Annotated[bool, Option("--dry-run", help="Show the notifications, and send none.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Show the notifications, and send none.")
+    ] = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Write the notifications that are due now, as the collector does on its schedule; with --dry-run, show them."""
+    """Write the notifications that are due now, as the collector does on its schedule; with
+    --dry-run, show them.
+    """
     writers = notification_writers(load_settings(config, dsn))
     with open_session(dsn, config) as session:
         report = notify_findings(session.database, session.now_ms, writers, dry_run=dry_run)
@@ -100,20 +117,33 @@ def write(
     print(f"{report} (dry run: nobody is notified)" if dry_run else report)
 
 
-@notifications.command(epilog='Example: gpuledger notifications ack 17 --days 7 --why "deadline on Friday"')
+@notifications.command(
+    epilog='Example: gpuledger notifications ack 17 --days 7 --why "deadline on Friday"'
+)
 def ack(
-    number: Annotated[int, Argument(metavar="ID", help="Its number (gpuledger notifications list).")],
-    days: Annotated[int, Option("--days", min=1, max=90, help="For how long it is acknowledged.")] = 7,
+    number: Annotated[
+        int, Argument(metavar="ID", help="Its number (gpuledger notifications list).")
+    ],
+    days: Annotated[
+        int, Option("--days", min=1, max=90, help="For how long it is acknowledged.")
+    ] = 7,
     why: Annotated[str, Option("--why", help="The reason, kept in the audit log.")] = "",
     dry_run: options.DryRun = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Acknowledge a notification: until then nobody is notified of its episode again, and nothing is reclaimed."""
-    with open_session(dsn, config) as session, session.database.transaction(dry_run=dry_run) as connection:
+    """Acknowledge a notification: until then nobody is notified of its episode again, and nothing
+    is reclaimed.
+    """
+    with (
+        open_session(dsn, config) as session,
+        session.database.transaction(dry_run=dry_run) as connection,
+    ):
         until_ms = session.now_ms + days * DAY_MS
         reason, person = why[:MAX_REASON], audit.person()
-        acknowledged = finding_notifications.acknowledge(connection, number, person, until_ms, reason, session.now_ms)
+        acknowledged = finding_notifications.acknowledge(
+            connection, number, person, until_ms, reason, session.now_ms
+        )
     if acknowledged is None:
         refuse(f"there is no notification {number}; gpuledger notifications list shows them")
     print(f"noted until {format_instant(until_ms)}" + dry_run_note(dry_run))
@@ -126,7 +156,10 @@ def list_actions(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """List the last actions, newest first. With --exit-code it ends with 1 when one failed or did not finish."""
+    """List the last actions, newest first.
+
+    With --exit-code it ends with 1 when one failed or did not finish.
+    """
     with open_session(dsn, config) as session, session.database.connect() as connection:
         listed = finding_notifications.actions(connection, MAX_LISTED)
     rows = [
@@ -141,13 +174,23 @@ def list_actions(
         emit(form, ACTION_COLUMNS, rows)
     for row in rows if form is options.Format.table else ():
         detail = f"  ({row['detail']})" if row["detail"] else ""
-        say(f"{row['at']}  {row['state']:7}  {row['what']}  {row['team']}  {row['workload']}{detail}")
+        say(
+            f"{row['at']}  {row['state']:7}  {row['what']}  {row['team']} "
+            f" {row['workload']}{detail}"
+        )
     end_with(any(action.state in FAILED for action in listed), exit_code)
 
 
 @actions.command("dry-run", epilog="Example: gpuledger actions dry-run")
-def dry_run(form: options.Form = options.Format.table, dsn: options.Dsn = None, config: options.Config = None) -> None:
-    """Show what would be reclaimed, and since when that is shown; and what is spared, and why. Changes nothing."""
+def dry_run(
+    form: options.Form = options.Format.table,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
+) -> None:
+    """Show what would be reclaimed, and since when that is shown; and what is spared, and why.
+
+    Changes nothing.
+    """
     enabled = load_settings(config, dsn).actions
     with open_session(dsn, config) as session, session.database.connect() as connection:
         reclaimable = candidates(connection, session.now_ms)
@@ -173,26 +216,36 @@ def dry_run(form: options.Form = options.Format.table, dsn: options.Dsn = None, 
         emit(form, CANDIDATE_COLUMNS, rows)
     for row in rows if form is options.Format.table else ():
         reason = row["why"] or f"since {row['since']}, due at {row['due']}"
-        say(f"{row['verdict']:6}  {row['what']}  {row['team']}  {row['workload']}  {row['label']}  ({reason})")
+        say(
+            f"{row['verdict']:6}  {row['what']}  {row['team']}  {row['workload']}  {row['label']} "
+            f" ({reason})"
+        )
     if not enabled:
-        print("actions are off: they are only shown (actions = true in the settings)", file=sys.stderr)
+        print(
+            "actions are off: they are only shown (actions = true in the settings)", file=sys.stderr
+        )
 
 
 @actions.command(epilog="Example: gpuledger actions run")
 def run(dsn: options.Dsn = None, config: options.Config = None) -> None:
     """Reclaim now what a dry run has shown for long enough, as the collector does on its schedule.
 
-    Needs `actions = true` in the settings, an [[action]] of the team, and a notification that its people had before.
-    Ends with 1 when an action failed.
+    Needs `actions = true` in the settings, an [[action]] of the team, and a notification that its
+    people had before. Ends with 1 when an action failed.
     """
     settings = load_settings(config, dsn)
     if not settings.actions:
         refuse(
-            "actions are off: set actions = true in the settings; gpuledger actions dry-run shows what would be done"
+            "actions are off: set actions = true in the settings; gpuledger actions dry-run shows"
+            " what would be done"
         )
     with open_session(dsn, config) as session:
         result = reclaim_idle(
-            session.database, session.now_ms, reclaim_backends(settings), finding_mail.acted, enabled=True
+            session.database,
+            session.now_ms,
+            reclaim_backends(settings),
+            finding_mail.acted,
+            enabled=True,
         )
     print(result)
     if result.failed:

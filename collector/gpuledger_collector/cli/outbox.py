@@ -29,13 +29,18 @@ COLUMNS = (
 
 @app.command("list", epilog="Example: gpuledger outbox list --state dead --format csv")
 def list_messages(
-    state: Annotated[str, Option("--state", help=f"Only {', '.join(STATES[:-1])} or dead ones.")] = "",
+    state: Annotated[
+        str, Option("--state", help=f"Only {', '.join(STATES[:-1])} or dead ones.")
+    ] = "",
     form: options.Form = options.Format.table,
     exit_code: options.ExitCode = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """List messages, newest first. With --exit-code it ends with 1 when one failed or its delivery is unconfirmed."""
+    """List messages, newest first.
+
+    With --exit-code it ends with 1 when one failed or its delivery is unconfirmed.
+    """
     if state and state not in STATES:
         refuse(f"--state: {state!r} is none of {', '.join(STATES)}")
     with open_session(dsn, config) as session, session.database.connect() as connection:
@@ -48,7 +53,10 @@ def list_messages(
     else:
         rows = [
             {
-                **{name: getattr(message, name) for name in ("kind", "state", "recipient", "subject")},
+                **{
+                    name: getattr(message, name)
+                    for name in ("kind", "state", "recipient", "subject")
+                },
                 "made_at": format_instant(message.made_ms),
                 "attempts": message.attempts,
                 "not_before": format_instant(message.not_before_ms),
@@ -63,11 +71,16 @@ def list_messages(
 
 @app.command(epilog="Example: gpuledger outbox send --dry-run")
 def send(
-    dry_run: Annotated[bool, Option("--dry-run", help="Say what would be sent now, and send nothing.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Say what would be sent now, and send nothing.")
+    ] = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Send what is due now, as the collector does on its schedule. Ends with 1 when something could not be sent."""
+    """Send what is due now, as the collector does on its schedule.
+
+    Ends with 1 when something could not be sent.
+    """
     settings = load_settings(config, dsn)
     if not (settings.mail_server or settings.mail_dir or settings.hooks_file):
         refuse("no way to send is configured: set mail_server, mail_dir or hooks_file")
@@ -75,7 +88,9 @@ def send(
         sender = make_sender(settings, session.database)
         if dry_run:
             with session.database.transaction(dry_run=True) as connection:
-                due = outbox.rehearse(connection, sender.clock(), digest_mail.write, list(sender.transports))
+                due = outbox.rehearse(
+                    connection, sender.clock(), digest_mail.write, list(sender.transports)
+                )
             for recipient, subject in due:
                 say(f"would send  {recipient}  {subject}")
             print(f"{len(due)} to send (dry run: nothing was sent)")

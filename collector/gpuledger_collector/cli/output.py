@@ -62,7 +62,9 @@ def emit(
     footer: Iterable[str] = (),
     totals: Sequence[Row] = (),
 ) -> None:
-    """Print a list. `footer`: lines below the table; `totals`: its last rows. Neither is part of CSV and JSON.
+    """Print a list.
+
+    `footer`: lines below the table; `totals`: its last rows. Neither is part of CSV and JSON.
 
     JSON has all keys of a row, also those that are no column.
     """
@@ -118,7 +120,9 @@ def csv_text(columns: Sequence[Column], rows: Iterable[Row]) -> str:
     for row in rows:
         values = [(column, row.get(column.name)) for column in columns]
         # A number may be negative; an apostrophe before its sign would make it a text.
-        writer.writerow(plain(value) if column.is_number else neutral(plain(value)) for column, value in values)
+        writer.writerow(
+            plain(value) if column.is_number else neutral(plain(value)) for column, value in values
+        )
     return text.getvalue()
 
 
@@ -127,16 +131,24 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def table_text(columns: Sequence[Column], rows: Sequence[Row], width: int | None, totals: Sequence[Row] = ()) -> str:
-    """A table of at most `width` columns (None: as wide as it needs), if its numbers fit; '' without rows."""
+def table_text(
+    columns: Sequence[Column], rows: Sequence[Row], width: int | None, totals: Sequence[Row] = ()
+) -> str:
+    """A table of at most `width` columns (None: as wide as it needs), if its numbers fit; ''
+    without rows.
+    """
     if not rows and not totals:
         return ""
     shown = [column for column in columns if column.in_table]
-    # Escaped before they are measured: an escape is longer than the invisible character that it stands for.
+    # Escaped before they are measured: an escape is longer than the invisible character that it
+    # stands for.
     cells = {
-        column.name: [escape_text(column.show(row.get(column.name))) for row in (*rows, *totals)] for column in shown
+        column.name: [escape_text(column.show(row.get(column.name))) for row in (*rows, *totals)]
+        for column in shown
     }
-    needs = {column.name: max(map(cell_len, [_heading(column), *cells[column.name]])) for column in shown}
+    needs = {
+        column.name: max(map(cell_len, [_heading(column), *cells[column.name]])) for column in shown
+    }
     if width is None:
         return "\n".join(_plain_lines(shown, cells, needs)) + "\n"
     from rich.console import Console  # a pipe needs neither colors nor folding
@@ -160,7 +172,12 @@ def table_text(columns: Sequence[Column], rows: Sequence[Row], width: int | None
     text = io.StringIO()
     needed = sum(needs[column.name] + GAP for column in shown)
     Console(
-        file=text, width=max(needed, 1), force_terminal=sys.stdout.isatty(), markup=False, emoji=False, highlight=False
+        file=text,
+        width=max(needed, 1),
+        force_terminal=sys.stdout.isatty(),
+        markup=False,
+        emoji=False,
+        highlight=False,
     ).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
@@ -169,7 +186,10 @@ def _plain_lines(
     columns: Sequence[Column], cells: Mapping[str, Sequence[str]], needs: Mapping[str, int]
 ) -> Iterator[str]:
     """The heading and each row, every column as wide as it needs."""
-    lines = [[_heading(column) for column in columns], *zip(*(cells[column.name] for column in columns), strict=True)]
+    lines = [
+        [_heading(column) for column in columns],
+        *zip(*(cells[column.name] for column in columns), strict=True),
+    ]
     for line in lines:
         parts = []
         for column, cell in zip(columns, line, strict=True):
@@ -186,10 +206,15 @@ def _fit(columns: list[Column], needs: dict[str, int], width: int) -> list[Colum
     """The columns that fit, with the widths of texts in `needs` made narrower until they do."""
     shown = list(columns)
     while True:
-        # Narrow the widest text by one, as long as that can suffice; else leave out the last optional column and look
-        # again; with none left, narrow every text as far as it goes. Numbers keep their width throughout.
+        # Narrow the widest text by one, as long as that can suffice; else leave out the last
+        # optional column and look again; with none left, narrow every text as far as it goes.
+        # Numbers keep their width throughout.
         excess = sum(needs[column.name] + GAP for column in shown) - GAP - width
-        texts = [column.name for column in shown if not column.is_number and needs[column.name] > MIN_TEXT]
+        texts = [
+            column.name
+            for column in shown
+            if not column.is_number and needs[column.name] > MIN_TEXT
+        ]
         if excess <= 0:
             return shown
         if texts and sum(needs[name] - MIN_TEXT for name in texts) >= excess:

@@ -1,6 +1,7 @@
 """Options and arguments as `--help` names their values, and as typer reads them.
 
-Both follow from the types that a command's function declares, so that nothing here depends on typer's internals.
+Both follow from the types that a command's function declares, so that nothing here depends on
+typer's internals.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def adapt_parameters(command: Any) -> None:
 
 
 def absent_is_false(flag: Any) -> Any:
-    """The flag, False where it is not given: typer would convert None to a bool, which takes what is said below."""
+    """The flag, False where it is not given: typer would convert None to a bool, which takes what
+    is said below.
+    """
     if flag is not None:
         flag.default = False
     return flag
@@ -74,8 +77,8 @@ def _own_words(error: BadParameter) -> str:
 def _process_value(parameter: Any, kind: Any) -> Callable[[Any, Any], Any]:
     """Read a value as typer does, and without typer where nothing is to be converted.
 
-    typer converts by pydantic, importing which takes longer than what most commands compute. A command that is called
-    with few options never needs it: its other values are absent or defaults.
+    typer converts by pydantic, importing which takes longer than what most commands compute. A
+    command that is called with few options never needs it: its other values are absent or defaults.
     """
     process_by_typer = parameter.process_value
     choices = _choices(kind)

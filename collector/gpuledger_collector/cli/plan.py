@@ -7,7 +7,13 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from gpuledger_collector.cli import options, plan_capacity, plan_network, plan_storage, plan_training
+from gpuledger_collector.cli import (
+    options,
+    plan_capacity,
+    plan_network,
+    plan_storage,
+    plan_training,
+)
 from gpuledger_collector.cli.common import new_app, refuse
 from gpuledger_collector.cli.plan_forms import Page, big, gib, print_page, size_bytes
 from gpuledger_collector.cli.plan_model import (
@@ -41,7 +47,10 @@ from gpuledger_collector.insight.plans.memory import (
 
 app = new_app(
     name="plan",
-    help="What a model will need: memory, days and money, storage, network; what capacity a pool will need. Estimates.",
+    help=(
+        "What a model will need: memory, days and money, storage, network; what capacity a pool"
+        " will need. Estimates."
+    ),
     no_args_is_help=True,
 )
 for module in (plan_training, plan_storage, plan_network, plan_capacity):
@@ -52,19 +61,33 @@ Layers = Annotated[int | None, Option("--layers", min=1, max=MAX_SIZE, help="Lay
 Hidden = Annotated[int | None, Option("--hidden", min=1, max=MAX_SIZE, help="Hidden size.")]
 Heads = Annotated[int | None, Option("--heads", min=1, max=MAX_SIZE, help="Attention heads.")]
 KvHeads = Annotated[int | None, Option("--kv-heads", min=1, max=MAX_SIZE, help="Key-value heads.")]
-MlpHidden = Annotated[int | None, Option("--mlp-hidden", min=1, max=MAX_SIZE, help="Hidden size of the MLP.")]
+MlpHidden = Annotated[
+    int | None, Option("--mlp-hidden", min=1, max=MAX_SIZE, help="Hidden size of the MLP.")
+]
 Vocabulary = Annotated[int | None, Option("--vocabulary", min=1, max=MAX_SIZE, help="Words.")]
 IsInference = Annotated[bool, Option("--inference", help="A server rather than a training run.")]
 KvPrecision = Annotated[str, Option("--kv-precision", help="Precision of the KV cache.")]
-AllGpus = Annotated[int | None, Option("--gpus", min=1, max=MAX_GPUS, help="GPUs in all; else tensor x pipeline.")]
-SequenceParallel = Annotated[bool, Option("--sequence-parallel", help="Norms and dropouts split too.")]
-Batch = Annotated[int, Option("--batch", min=1, max=MAX_SIZE, help="Sequences at a time: micro-batch, or served.")]
+AllGpus = Annotated[
+    int | None, Option("--gpus", min=1, max=MAX_GPUS, help="GPUs in all; else tensor x pipeline.")
+]
+SequenceParallel = Annotated[
+    bool, Option("--sequence-parallel", help="Norms and dropouts split too.")
+]
+Batch = Annotated[
+    int, Option("--batch", min=1, max=MAX_SIZE, help="Sequences at a time: micro-batch, or served.")
+]
 Recompute = Annotated[str, Option("--recompute", help="Of activations: none, selective or full.")]
-Fragmentation = Annotated[float, Option("--fragmentation", help="Allowance for buffers and fragmentation, a share.")]
-ContextSize = Annotated[str, Option("--context", metavar="SIZE", help="Of the CUDA context and NCCL.")]
+Fragmentation = Annotated[
+    float, Option("--fragmentation", help="Allowance for buffers and fragmentation, a share.")
+]
+ContextSize = Annotated[
+    str, Option("--context", metavar="SIZE", help="Of the CUDA context and NCCL.")
+]
 
 
-@app.command(epilog="Example: gpuledger plan memory --parameters 70e9 --precision bf16 --zero 3 --gpus 64")
+@app.command(
+    epilog="Example: gpuledger plan memory --parameters 70e9 --precision bf16 --zero 3 --gpus 64"
+)
 def memory(
     parameters: Parameters = None,
     known_as: KnownAs = None,
@@ -91,7 +114,9 @@ def memory(
     context: ContextSize = "1GiB",
     form: options.PageForm = options.PageFormat.table,
 ) -> None:
-    """GPU memory of a model in training or inference, which GPU models hold it, and with how many GPUs at least."""
+    """GPU memory of a model in training or inference, which GPU models hold it, and with how many
+    GPUs at least.
+    """
     sizes = dict(zip(SIZES, (layers, hidden, heads, kv_heads, mlp_hidden, vocabulary), strict=True))
     given: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
     model, total = resize_model(parameters, known_as, given)
@@ -107,8 +132,13 @@ def memory(
     }
     if inference:
         if gpus not in {None, tensor * pipeline}:
-            refuse(f"--gpus {gpus}: a replica in inference has tensor x pipeline GPUs, that is {tensor * pipeline}")
-        page = inference_page(or_refuse(lambda: InferenceSetup(kv_precision=kv_precision, batch=batch, **shared)))
+            refuse(
+                f"--gpus {gpus}: a replica in inference has tensor x pipeline GPUs, that is"
+                f" {tensor * pipeline}"
+            )
+        page = inference_page(
+            or_refuse(lambda: InferenceSetup(kv_precision=kv_precision, batch=batch, **shared))
+        )
     else:
         run: dict[str, Any] = {
             "optimizer": optimizer,
@@ -116,7 +146,11 @@ def memory(
             "gpus": gpus or tensor * pipeline,
             "micro_batch": batch,
         }
-        run |= {"sequence_parallel": sequence_parallel, "recompute": recompute, "fp32_gradients": fp32_gradients}
+        run |= {
+            "sequence_parallel": sequence_parallel,
+            "recompute": recompute,
+            "fp32_gradients": fp32_gradients,
+        }
         page = training_page(or_refuse(lambda: TrainingSetup(**shared, **run)))
     print_page(page, form)
 
@@ -124,9 +158,10 @@ def memory(
 def training_page(run: TrainingSetup) -> Page:
     """The memory of a training run."""
     title = (
-        f"memory of one GPU in training: {big(run.parameters)} parameters, {run.precision}, {run.optimizer}, ZeRO "
-        f"{run.zero}, {run.gpus} GPUs = data {run.data_parallel} x tensor {run.tensor} x pipeline {run.pipeline}, "
-        f"micro-batch {run.micro_batch} x {run.sequence} tokens, recomputation {run.recompute}"
+        f"memory of one GPU in training: {big(run.parameters)} parameters, {run.precision},"
+        f" {run.optimizer}, ZeRO {run.zero}, {run.gpus} GPUs = data {run.data_parallel} x tensor"
+        f" {run.tensor} x pipeline {run.pipeline}, micro-batch {run.micro_batch} x {run.sequence}"
+        f" tokens, recomputation {run.recompute}"
     )
     return _memory_page(title, run, training_need(run), [training_fit(run, gpu) for gpu in GPUS])
 
@@ -134,16 +169,24 @@ def training_page(run: TrainingSetup) -> Page:
 def inference_page(server: InferenceSetup) -> Page:
     """The memory of a server."""
     title = (
-        f"memory of one GPU in inference: {big(server.parameters)} parameters, {server.precision}, tensor "
-        f"{server.tensor} x pipeline {server.pipeline}, {server.batch} x {server.sequence} tokens in the cache "
-        f"({server.kv_precision})"
+        f"memory of one GPU in inference: {big(server.parameters)} parameters, {server.precision},"
+        f" tensor {server.tensor} x pipeline {server.pipeline}, {server.batch} x {server.sequence}"
+        f" tokens in the cache ({server.kv_precision})"
     )
-    return _memory_page(title, server, inference_need(server), [inference_fit(server, gpu) for gpu in GPUS])
+    return _memory_page(
+        title, server, inference_need(server), [inference_fit(server, gpu) for gpu in GPUS]
+    )
 
 
-def _memory_page(title: str, plan: TrainingSetup | InferenceSetup, need: MemoryNeed, fits: list[MemoryFit]) -> Page:
+def _memory_page(
+    title: str, plan: TrainingSetup | InferenceSetup, need: MemoryNeed, fits: list[MemoryFit]
+) -> Page:
     parts = asdict(need)
-    lines = [(name.removesuffix("_bytes").replace("_", " "), gib(value)) for name, value in parts.items() if value]
+    lines = [
+        (name.removesuffix("_bytes").replace("_", " "), gib(value))
+        for name, value in parts.items()
+        if value
+    ]
     rows = [
         (
             fit.gpu_model,
@@ -156,13 +199,22 @@ def _memory_page(title: str, plan: TrainingSetup | InferenceSetup, need: MemoryN
     ]
     notes = [
         *assumption_notes(plan.architecture),
-        "sources: Rajbhandari et al. 2020 (ZeRO), Korthikanti et al. 2022 (activations); fragmentation is an allowance",
+        (
+            "sources: Rajbhandari et al. 2020 (ZeRO), Korthikanti et al. 2022 (activations);"
+            " fragmentation is an allowance"
+        ),
     ]
-    unable = [gpu.name for gpu in GPUS if plan.precision in TRAINING and plan.precision not in gpu.peak_flops]
+    unable = [
+        gpu.name
+        for gpu in GPUS
+        if plan.precision in TRAINING and plan.precision not in gpu.peak_flops
+    ]
     if unable:
         notes.append(f"no {plan.precision} arithmetic: {', '.join(unable)}")
     if plan.precision == "fp8" and parts["optimizer_bytes"]:
-        notes.append("fp8 training keeps weights, gradients and activations in bf16; it saves no memory here")
+        notes.append(
+            "fp8 training keeps weights, gradients and activations in bf16; it saves no memory here"
+        )
     record = {
         "plan": asdict(plan),
         "need_per_gpu": {**parts, "total_bytes": need.total_bytes},

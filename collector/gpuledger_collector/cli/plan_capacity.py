@@ -1,4 +1,6 @@
-"""gpuledger plan capacity: demand to the end of a quarter, capacity against wait by price, and what to reserve."""
+"""gpuledger plan capacity: demand to the end of a quarter, capacity against wait by price, and what
+to reserve.
+"""
 
 from __future__ import annotations
 
@@ -45,44 +47,68 @@ COLUMNS = (
 WAYS = {"on_demand": "on demand", "reserved": "reserved", "spot": "spot"}
 
 
-@app.command(epilog="Example: gpuledger plan capacity --pool train --reserved-rate 1.40 --spot-rate 0.90")
+@app.command(
+    epilog="Example: gpuledger plan capacity --pool train --reserved-rate 1.40 --spot-rate 0.90"
+)
 def capacity(
-    pool: Annotated[str | None, Option("--pool", help="The pool; may be left out where there is one only.")] = None,
-    period: Annotated[
-        str | None, Option("--period", metavar="PERIOD", help="Quarter 2026-Q4, month or year; else this quarter.")
+    pool: Annotated[
+        str | None, Option("--pool", help="The pool; may be left out where there is one only.")
     ] = None,
-    end: Annotated[str | None, Option("--to", metavar="DATE", help="Or: to this day, not included.")] = None,
+    period: Annotated[
+        str | None,
+        Option(
+            "--period", metavar="PERIOD", help="Quarter 2026-Q4, month or year; else this quarter."
+        ),
+    ] = None,
+    end: Annotated[
+        str | None, Option("--to", metavar="DATE", help="Or: to this day, not included.")
+    ] = None,
     on_demand_rate: Annotated[
-        str | None, Option("--on-demand-rate", metavar="MONEY", help="Per GPU-hour; else from the price book.")
+        str | None,
+        Option("--on-demand-rate", metavar="MONEY", help="Per GPU-hour; else from the price book."),
     ] = None,
     reserved_rate: Annotated[
         str | None,
-        Option("--reserved-rate", metavar="MONEY", help="The same; else from the price book or the commitments."),
+        Option(
+            "--reserved-rate",
+            metavar="MONEY",
+            help="The same; else from the price book or the commitments.",
+        ),
     ] = None,
     spot_rate: Annotated[
-        str | None, Option("--spot-rate", metavar="MONEY", help="The same; else from the price book.")
+        str | None,
+        Option("--spot-rate", metavar="MONEY", help="The same; else from the price book."),
     ] = None,
     spot_interruptions: Annotated[
         float,
-        Option("--spot-interruptions", min=0, max=MAX_INTERRUPTIONS, help="Interruptions of a spot GPU a day."),
+        Option(
+            "--spot-interruptions",
+            min=0,
+            max=MAX_INTERRUPTIONS,
+            help="Interruptions of a spot GPU a day.",
+        ),
     ] = 1.0,
     currency: Annotated[
-        str | None, Option("--currency", help="ISO 4217 code of the rates given; else the price book's.")
+        str | None,
+        Option("--currency", help="ISO 4217 code of the rates given; else the price book's."),
     ] = None,
     form: options.Form = options.Format.table,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Demand of a pool to the end of a quarter, what capacity costs against wait, and how many GPUs to reserve.
+    """Demand of a pool to the end of a quarter, what capacity costs against wait, and how many GPUs
+    to reserve.
 
-    With a band and the growth of each team. Estimates, which never reach a bill. Ends with 1 where the ledger has too
-    short a past.
+    With a band and the growth of each team. Estimates, which never reach a bill. Ends with 1 where
+    the ledger has too short a past.
     """
     if problem := currency_problem(currency) if currency is not None else None:
         refuse(f"--currency: {problem}")
     texts = {"on_demand": on_demand_rate, "reserved": reserved_rate, "spot": spot_rate}
     given = {
-        name: hourly_rate(text, f"--{name.replace('_', '-')}-rate") for name, text in texts.items() if text is not None
+        name: hourly_rate(text, f"--{name.replace('_', '-')}-rate")
+        for name, text in texts.items()
+        if text is not None
     }
     rates = GivenRates(given, currency, spot_interruptions)
     with open_session(dsn, config) as session:
@@ -118,32 +144,62 @@ def _planned_days(session: Session, period: str | None, end: str | None) -> Peri
     else:
         refuse("give one of --period and --to")
     if days.end_ms <= today.end_ms:
-        refuse(f"the period ends on {format_date(days.end_ms)}: there is nothing left of it to plan")
+        refuse(
+            f"the period ends on {format_date(days.end_ms)}: there is nothing left of it to plan"
+        )
     if days.end_ms > today.start_ms + MAX_DAYS * DAY_MS:
-        refuse(f"the period ends on {format_date(days.end_ms)}: a plan reaches at most {MAX_DAYS} days ahead")
+        refuse(
+            f"the period ends on {format_date(days.end_ms)}: a plan reaches at most {MAX_DAYS} days"
+            " ahead"
+        )
     return days
 
 
 def measures(priced: PricedPlan) -> Iterator[Row]:
     """The plan as lines of COLUMNS."""
 
-    def line(about: str, name: str, measure: str, unit: str, *values: float | None, judged: str = "") -> Row:
+    def line(
+        about: str, name: str, measure: str, unit: str, *values: float | None, judged: str = ""
+    ) -> Row:
         low, likely, high = values if len(values) == 3 else (None, values[0], None)
         cells = {"low": low, "likely": likely, "high": high}
         rounded = {key: None if value is None else round(value, 4) for key, value in cells.items()}
-        return {"about": about, "name": name, "measure": measure, "unit": unit, **rounded, "judged": judged}
+        return {
+            "about": about,
+            "name": name,
+            "measure": measure,
+            "unit": unit,
+            **rounded,
+            "judged": judged,
+        }
 
     plan, currency = priced.plan, priced.currency
     for about, entry in [("pool", plan.pool), *(("team", team) for team in plan.teams)]:
         for ahead in (entry.plan, *entry.next):
-            judged = "" if ahead.backtest is None else "no" if ahead.backtest.covered is None else "yes"
+            judged = (
+                "" if ahead.backtest is None else "no" if ahead.backtest.covered is None else "yes"
+            )
             where = (about, entry.name)
-            yield line(*where, f"demand of {ahead.days} days", "GPU-hours", *_values(ahead.gpu_hours), judged=judged)
-            yield line(*where, f"growth in {ahead.days} days", "ratio", *_values(ahead.growth), judged=judged)
+            yield line(
+                *where,
+                f"demand of {ahead.days} days",
+                "GPU-hours",
+                *_values(ahead.gpu_hours),
+                judged=judged,
+            )
+            yield line(
+                *where,
+                f"growth in {ahead.days} days",
+                "ratio",
+                *_values(ahead.growth),
+                judged=judged,
+            )
             yield line(*where, f"growth over {ahead.days} days", "ratio", ahead.grown)
     for point in plan.curve:
         gpus = str(point.gpus)
-        yield line("capacity", gpus, "wait", "GPU-hours", point.wait_low, point.wait, point.wait_high)
+        yield line(
+            "capacity", gpus, "wait", "GPU-hours", point.wait_low, point.wait, point.wait_high
+        )
         yield line("capacity", gpus, "wait on spot", "GPU-hours", point.wait_spot)
         for way, label in WAYS.items():
             yield line("capacity", gpus, f"cost {label}", currency, getattr(point, way))
@@ -152,7 +208,9 @@ def measures(priced: PricedPlan) -> Iterator[Row]:
         yield line("reservation", name, "GPUs", "GPU", advice.low, advice.gpus, advice.high)
         yield line("reservation", name, "cost", currency, advice.cost)
         yield line("reservation", name, "cost all on demand", currency, advice.on_demand_cost)
-        yield line("reservation", name, "regret", currency, advice.regret_low, None, advice.regret_high)
+        yield line(
+            "reservation", name, "regret", currency, advice.regret_low, None, advice.regret_high
+        )
 
 
 def _values(band: Band | None) -> tuple[float | None, float | None, float | None]:
@@ -180,14 +238,29 @@ def _page(priced: PricedPlan) -> Page:
         (f"{priced.currency} per GPU-hour", ", ".join(rates)),
         *_reservation_lines(priced),
     ]
-    header = ("", "GPUs", "days", "grown", "grows", "low", "high", "GPU-hours", "low", "high", "in band")
+    header = (
+        "",
+        "GPUs",
+        "days",
+        "grown",
+        "grows",
+        "low",
+        "high",
+        "GPU-hours",
+        "low",
+        "high",
+        "in band",
+    )
     rows = [
         (name, gpus, *_horizon_cells(ahead))
         for entry in (plan.pool, *plan.teams)
         for place, ahead in enumerate((*entry.next, entry.plan))
         for name, gpus in [("", "") if place else (entry.name, _number(entry.gpus, ",.1f"))]
     ]
-    title = f"capacity of pool {plan.pool.name!r} from {first} to {last}, {days} days; an estimate, never a bill"
+    title = (
+        f"capacity of pool {plan.pool.name!r} from {first} to {last}, {days} days; an estimate,"
+        " never a bill"
+    )
     return Page(title, lines, priced.record(), header, rows, _notes(priced), _curve_table(priced))
 
 
@@ -207,11 +280,26 @@ def _reservation_lines(priced: PricedPlan) -> Iterator[tuple[str, str]]:
         yield "to reserve", "unknown without both an on-demand and a reserved rate"
         return
     cost, on_demand = _number(advice.cost), _number(advice.on_demand_cost)
-    yield "to reserve", f"{advice.gpus:,} GPUs with the rest on demand: {cost} {currency}, all on demand {on_demand}"
-    yield "if demand is low", f"{advice.low:,} would be best: {_number(advice.regret_low)} {currency} lost"
-    yield "if it is high", f"{advice.high:,} would be best: {_number(advice.regret_high)} {currency} lost"
+    yield (
+        "to reserve",
+        (
+            f"{advice.gpus:,} GPUs with the rest on demand: {cost} {currency}, all on demand"
+            f" {on_demand}"
+        ),
+    )
+    yield (
+        "if demand is low",
+        f"{advice.low:,} would be best: {_number(advice.regret_low)} {currency} lost",
+    )
+    yield (
+        "if it is high",
+        f"{advice.high:,} would be best: {_number(advice.regret_high)} {currency} lost",
+    )
     if priced.committed_gpus:
-        yield "committed now", f"{priced.committed_gpus:,} GPUs, which the number to reserve includes"
+        yield (
+            "committed now",
+            f"{priced.committed_gpus:,} GPUs, which the number to reserve includes",
+        )
 
 
 def _curve_table(priced: PricedPlan) -> list[tuple[str, ...]]:
@@ -232,14 +320,27 @@ def _curve_table(priced: PricedPlan) -> list[tuple[str, ...]]:
 def _notes(priced: PricedPlan) -> list[str]:
     rates = priced.plan.rates
     return [
-        "low and high: every day at its 0.1 and its 0.9 quantile, so that totals are rarely outside",
-        "grown: mean of the last 7 days over that of the 7 days so many days earlier; grows: the last 7 of the days "
-        "ahead over the last 7 days; - is unknown",
-        "in band: days of past periods of this length whose demand was between low and high (80 % is right)",
+        (
+            "low and high: every day at its 0.1 and its 0.9 quantile, so that totals are rarely"
+            " outside"
+        ),
+        (
+            "grown: mean of the last 7 days over that of the 7 days so many days earlier; grows:"
+            " the last 7 of the days ahead over the last 7 days; - is unknown"
+        ),
+        (
+            "in band: days of past periods of this length whose demand was between low and high (80"
+            " % is right)"
+        ),
         "teams by the GPUs that they hold; what waits in queues is in the demand of the pool alone",
-        "wait: GPU-hours of demand above the capacity; reserved GPUs are paid in every hour, the others follow demand",
-        f"spot: {plural(f'{rates.interruptions:g}', 'interruption')} a GPU and day, so that an hour of work takes "
-        f"{rates.spot_effort:.3f} GPU-hours",
+        (
+            "wait: GPU-hours of demand above the capacity; reserved GPUs are paid in every hour,"
+            " the others follow demand"
+        ),
+        (
+            f"spot: {plural(f'{rates.interruptions:g}', 'interruption')} a GPU and day, so that an"
+            f" hour of work takes {rates.spot_effort:.3f} GPU-hours"
+        ),
     ]
 
 

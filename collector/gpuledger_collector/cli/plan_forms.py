@@ -24,12 +24,15 @@ SIZE = {
 MAX_RATE = 10**6
 MAX_VALUE = 1e18
 """A larger number is a typing error."""
-_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
 class Page:
-    """A plan as people read it: lines of (label, text), a table, perhaps another, and the assumptions.
+    """A plan as people read it: lines of (label, text), a table, perhaps another, and the
+    assumptions.
 
     `record` is its JSON.
     """
@@ -46,12 +49,19 @@ class Page:
 
 def count(text: str, option: str) -> float:
     """A number such as 70e9, 70B or 1.4T; refuses other texts, naming the option."""
-    return _scaled(text, option, COUNT, "a number above 0 and to 1e18; write for example 70e9, 70B or 1.4T")
+    return _scaled(
+        text, option, COUNT, "a number above 0 and to 1e18; write for example 70e9, 70B or 1.4T"
+    )
 
 
 def size_bytes(text: str, option: str) -> float:
     """Bytes of 2MB, 1.5TiB or 4096; refuses other texts, naming the option."""
-    return _scaled(text, option, SIZE, "a size above 0 and to 1e18 bytes; write for example 500MB, 2GiB or 1.5TB")
+    return _scaled(
+        text,
+        option,
+        SIZE,
+        "a size above 0 and to 1e18 bytes; write for example 500MB, 2GiB or 1.5TB",
+    )
 
 
 def _scaled(text: str, option: str, units: Mapping[str, float], expected: str) -> float:
@@ -139,12 +149,17 @@ def _wrapped(text: str, indent: str) -> str:
     """The text in lines of the terminal; unchanged where something else reads it."""
     if not sys.stdout.isatty():
         return text
-    return textwrap.fill(text, shutil.get_terminal_size().columns, subsequent_indent=indent, break_long_words=False)
+    return textwrap.fill(
+        text, shutil.get_terminal_size().columns, subsequent_indent=indent, break_long_words=False
+    )
 
 
 def _print_rows(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         first, *rest = row
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+        cells = [
+            first.ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)),
+        ]
         print(("  " + "  ".join(cells)).rstrip())

@@ -1,4 +1,6 @@
-"""The model that a plan is about, and the figures of hardware, as people name them on the command line."""
+"""The model that a plan is about, and the figures of hardware, as people name them on the command
+line.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +20,45 @@ MAX_GPUS = 10**7
 MAX_SIZE = 10**9
 """A larger number is a typing error."""
 DEFAULT_VOCABULARY = 32_000
-Parameters = Annotated[str | None, Option("--parameters", metavar="N", help="Parameters of the model: 70e9, 70B.")]
+Parameters = Annotated[
+    str | None, Option("--parameters", metavar="N", help="Parameters of the model: 70e9, 70B.")
+]
 Active = Annotated[
-    str | None, Option("--active-parameters", metavar="N", help="Of them those of a token, in a mixture of experts.")
+    str | None,
+    Option(
+        "--active-parameters",
+        metavar="N",
+        help="Of them those of a token, in a mixture of experts.",
+    ),
 ]
 KnownAs = Annotated[
-    str | None, Option("--architecture", metavar="NAME", help="A published shape, such as llama-2-70b.")
+    str | None,
+    Option("--architecture", metavar="NAME", help="A published shape, such as llama-2-70b."),
 ]
-Precision = Annotated[str, Option("--precision", help="fp32, tf32, bf16, fp16, fp8; inference also int8, int4.")]
+Precision = Annotated[
+    str, Option("--precision", help="fp32, tf32, bf16, fp16, fp8; inference also int8, int4.")
+]
 Optimizer = Annotated[str, Option("--optimizer", help="adam, adam8bit, momentum or sgd.")]
 Zero = Annotated[int, Option("--zero", help="ZeRO stage, 0 to 3; 3 is FSDP's full sharding.")]
-GpuName = Annotated[str, Option("--gpu-model", metavar="MODEL", help="H100, H200, A100-80GB and so on.")]
+GpuName = Annotated[
+    str, Option("--gpu-model", metavar="MODEL", help="H100, H200, A100-80GB and so on.")
+]
 Gpus = Annotated[int, Option("--gpus", min=1, max=MAX_GPUS, help="GPUs in all.")]
 Tensor = Annotated[int, Option("--tensor", min=1, max=MAX_GPUS, help="Tensor-parallel GPUs.")]
-Pipeline = Annotated[int, Option("--pipeline", min=1, max=MAX_GPUS, help="Pipeline-parallel stages.")]
+Pipeline = Annotated[
+    int, Option("--pipeline", min=1, max=MAX_GPUS, help="Pipeline-parallel stages.")
+]
 Sequence = Annotated[int, Option("--sequence", min=1, max=MAX_SIZE, help="Tokens of a sequence.")]
-Mfu = Annotated[str, Option("--mfu", metavar="SHARE", help="Measured or assumed: 0.41, or a range 0.3-0.5.")]
+Mfu = Annotated[
+    str, Option("--mfu", metavar="SHARE", help="Measured or assumed: 0.41, or a range 0.3-0.5.")
+]
 Fp32Gradients = Annotated[bool, Option("--fp32-gradients", help="Gradients are summed in fp32.")]
 
 
 def or_refuse(build: Callable[[], T]) -> T:
-    """What `build` returns; values that make no sense end the command with the sentence of the ValueError."""
+    """What `build` returns; values that make no sense end the command with the sentence of the
+    ValueError.
+    """
     try:
         return build()
     except ValueError as error:
@@ -46,7 +66,9 @@ def or_refuse(build: Callable[[], T]) -> T:
 
 
 def find_model(parameters: str | None, known_as: str | None) -> tuple[Architecture, float]:
-    """The architecture and its parameters: a published one, or one assumed from the number of parameters."""
+    """The architecture and its parameters: a published one, or one assumed from the number of
+    parameters.
+    """
     if known_as is not None:
         model = or_refuse(lambda: known(known_as))
         return model, model.parameters if parameters is None else count(parameters, "--parameters")
@@ -61,13 +83,18 @@ def assumption_notes(model: Architecture) -> list[str]:
     if not model.assumed:
         return []
     return [
-        f"shape assumed from the number of parameters: {model.layers} layers of {model.hidden}, {model.heads} heads, "
-        "no grouped queries; name yours with --architecture or --layers, --hidden, --heads, --kv-heads"
+        f"shape assumed from the number of parameters: {model.layers} layers of {model.hidden},"
+        f" {model.heads} heads, no grouped queries; name yours with --architecture or --layers,"
+        " --hidden, --heads, --kv-heads"
     ]
 
 
-def resize_model(parameters: str | None, known_as: str | None, given: dict[str, Any]) -> tuple[Architecture, float]:
-    """The shape with the given sizes in place of its own; its parameters follow unless they are given, too."""
+def resize_model(
+    parameters: str | None, known_as: str | None, given: dict[str, Any]
+) -> tuple[Architecture, float]:
+    """The shape with the given sizes in place of its own; its parameters follow unless they are
+    given, too.
+    """
     if not given:
         return find_model(parameters, known_as)
     if known_as is not None or parameters is not None:
@@ -77,7 +104,11 @@ def resize_model(parameters: str | None, known_as: str | None, given: dict[str, 
     missing = [name for name in ("layers", "hidden", "heads") if name not in given]
     if missing:
         refuse(f"--{missing[0]}: give it too, or --parameters N, or --architecture NAME")
-    derived = {"kv_heads": given["heads"], "mlp_hidden": 4 * given["hidden"], "vocabulary": DEFAULT_VOCABULARY}
+    derived = {
+        "kv_heads": given["heads"],
+        "mlp_hidden": 4 * given["hidden"],
+        "vocabulary": DEFAULT_VOCABULARY,
+    }
     model = or_refuse(lambda: Architecture(**{**derived, **given}, gated=False))
     return model, model.parameters
 

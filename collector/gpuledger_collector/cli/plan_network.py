@@ -9,7 +9,15 @@ from typer import Option
 
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import new_app
-from gpuledger_collector.cli.plan_forms import Page, big, decimal_bytes, percent, print_page, size_bytes, span
+from gpuledger_collector.cli.plan_forms import (
+    Page,
+    big,
+    decimal_bytes,
+    percent,
+    print_page,
+    size_bytes,
+    span,
+)
 from gpuledger_collector.cli.plan_model import (
     MAX_GPUS,
     MAX_SIZE,
@@ -46,42 +54,65 @@ app = new_app()
 HEADER = ("collective", "algorithm", "time", "algorithm bandwidth", "bus bandwidth")
 FULL_RECOMPUTE_SHARE = 0.75
 """Of the operations with full recomputation, those that the model itself needs."""
-LinkName = Annotated[str | None, Option("--link", help="Link inside a node; else the GPU model's own.")]
-Chunks = Annotated[int, Option("--chunks", min=1, max=MAX_SIZE, help="Pipeline chunks a GPU (interleaved schedule).")]
+LinkName = Annotated[
+    str | None, Option("--link", help="Link inside a node; else the GPU model's own.")
+]
+Chunks = Annotated[
+    int,
+    Option("--chunks", min=1, max=MAX_SIZE, help="Pipeline chunks a GPU (interleaved schedule)."),
+]
 Message = Annotated[
-    str | None, Option("--message", metavar="SIZE", help="Only collectives of this size, over all GPUs.")
+    str | None,
+    Option("--message", metavar="SIZE", help="Only collectives of this size, over all GPUs."),
 ]
 
 
 @app.command(
-    epilog="Example: gpuledger plan network --architecture llama-2-70b --gpus 512 --tensor 8 --zero 1 --accumulate 8"
+    epilog=(
+        "Example: gpuledger plan network --architecture llama-2-70b --gpus 512 --tensor 8 --zero 1"
+        " --accumulate 8"
+    )
 )
 def network(
     parameters: Parameters = None,
     known_as: KnownAs = None,
     gpu_model: GpuName = "H100",
     gpus: Gpus = 8,
-    node_gpus: Annotated[int, Option("--node-gpus", min=1, max=MAX_GPUS, help="GPUs of a node.")] = 8,
+    node_gpus: Annotated[
+        int, Option("--node-gpus", min=1, max=MAX_GPUS, help="GPUs of a node.")
+    ] = 8,
     inside: LinkName = None,
-    between: Annotated[str, Option("--network", help="Adapter of each GPU: ib-ndr, ib-hdr, eth-100.")] = "ib-ndr",
-    efficiency: Annotated[float, Option("--efficiency", help="Share of the links that is reached.")] = 0.8,
+    between: Annotated[
+        str, Option("--network", help="Adapter of each GPU: ib-ndr, ib-hdr, eth-100.")
+    ] = "ib-ndr",
+    efficiency: Annotated[
+        float, Option("--efficiency", help="Share of the links that is reached.")
+    ] = 0.8,
     message: Message = None,
     precision: Precision = "bf16",
     zero: Zero = 0,
     tensor: Tensor = 1,
     pipeline: Pipeline = 1,
     chunks: Chunks = 1,
-    batch: Annotated[int, Option("--batch", min=1, max=MAX_SIZE, help="Sequences of a micro-batch.")] = 1,
-    accumulate: Annotated[int, Option("--accumulate", min=1, max=MAX_SIZE, help="Micro-batches of a step.")] = 1,
+    batch: Annotated[
+        int, Option("--batch", min=1, max=MAX_SIZE, help="Sequences of a micro-batch.")
+    ] = 1,
+    accumulate: Annotated[
+        int, Option("--accumulate", min=1, max=MAX_SIZE, help="Micro-batches of a step.")
+    ] = 1,
     sequence: Sequence = 4096,
-    full_recompute: Annotated[bool, Option("--full-recompute", help="Recompute all activations.")] = False,
+    full_recompute: Annotated[
+        bool, Option("--full-recompute", help="Recompute all activations.")
+    ] = False,
     fp32_gradients: Fp32Gradients = False,
     kernel_efficiency: Annotated[
         float, Option("--kernel-efficiency", help="Share of the peak while nothing waits.")
     ] = 0.6,
     form: options.PageForm = options.PageFormat.table,
 ) -> None:
-    """Time and bus bandwidth of collectives, and their share of a training step, with the pipeline's bubble."""
+    """Time and bus bandwidth of collectives, and their share of a training step, with the
+    pipeline's bubble.
+    """
     gpu = or_refuse(lambda: gpu_named(gpu_model))
     link, adapter = or_refuse(lambda: (link_named(inside or gpu.link), link_named(between)))
     fabric = or_refuse(lambda: Fabric(link, adapter, node_gpus, efficiency))
@@ -97,7 +128,11 @@ def network(
         "chunks": chunks,
         "micro_batch": batch,
     }
-    layout |= {"micro_batches": accumulate, "sequence": sequence, "kernel_efficiency": kernel_efficiency}
+    layout |= {
+        "micro_batches": accumulate,
+        "sequence": sequence,
+        "kernel_efficiency": kernel_efficiency,
+    }
     layout |= {"full_recompute": full_recompute, "fp32_gradients": fp32_gradients}
     step = or_refuse(lambda: TrainingStep(model, total, gpu, gpus, precision, **layout))
     print_page(_step_page(step, fabric), form)
@@ -131,9 +166,11 @@ def _speed(value: float | None) -> str:
 
 def _fabric_note(fabric: Fabric) -> str:
     return (
-        f"{fabric.inside.name} {decimal_bytes(fabric.inside.bytes_per_second)}/s inside a node of {fabric.node_gpus}, "
-        f"{fabric.between.name} {decimal_bytes(fabric.between.bytes_per_second)}/s for each GPU between nodes; "
-        f"{percent(fabric.efficiency)} of it is assumed to be reached: measure yours with nccl-tests"
+        f"{fabric.inside.name} {decimal_bytes(fabric.inside.bytes_per_second)}/s inside a node of"
+        f" {fabric.node_gpus}, {fabric.between.name}"
+        f" {decimal_bytes(fabric.between.bytes_per_second)}/s for each GPU between nodes;"
+        f" {percent(fabric.efficiency)} of it is assumed to be reached: measure yours with"
+        " nccl-tests"
     )
 
 
@@ -170,7 +207,11 @@ def _step_page(step: TrainingStep, fabric: Fabric) -> Page:
         ("step", times.overlapped_seconds),
         ("step, no overlap", times.serial_seconds),
     )
-    lines = [(name, f"{span(seconds):>9}  {percent(times.share(seconds)):>8}") for name, seconds in parts if seconds]
+    lines = [
+        (name, f"{span(seconds):>9}  {percent(times.share(seconds)):>8}")
+        for name, seconds in parts
+        if seconds
+    ]
     useful = FULL_RECOMPUTE_SHARE if step.full_recompute else 1.0
     mfu = step.kernel_efficiency * times.share(times.compute_seconds) * useful
     lines.append(("resulting MFU", f"{mfu:.2f}"))
@@ -185,9 +226,9 @@ def _step_page(step: TrainingStep, fabric: Fabric) -> Page:
         "collectives": [asdict(entry) for entry in collectives],
     }
     title = (
-        f"a training step of {big(step.parameters)} parameters on {step.gpus:,} x {step.card.name} = data "
-        f"{step.data_parallel} x tensor {step.tensor} x pipeline {step.pipeline}, ZeRO {step.zero}; collectives of its "
-        f"gradients, {decimal_bytes(step.gradient_bytes)} a GPU"
+        f"a training step of {big(step.parameters)} parameters on {step.gpus:,} x {step.card.name}"
+        f" = data {step.data_parallel} x tensor {step.tensor} x pipeline {step.pipeline}, ZeRO"
+        f" {step.zero}; collectives of its gradients, {decimal_bytes(step.gradient_bytes)} a GPU"
     )
     notes = [*assumption_notes(step.architecture), _fabric_note(fabric)]
     return Page(title, lines, record, HEADER, _rows(collectives), notes)

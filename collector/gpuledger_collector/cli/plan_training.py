@@ -1,4 +1,6 @@
-"""gpuledger plan training: days and money of a run, with its failures, and the budget that it makes."""
+"""gpuledger plan training: days and money of a run, with its failures, and the budget that it
+makes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.amounts import minor_amount
 from gpuledger_collector.cli.common import declared_owner, duration_ms, new_app, refuse
-from gpuledger_collector.cli.plan_forms import Page, big, count, hourly_rate, percent, print_page, span
+from gpuledger_collector.cli.plan_forms import (
+    Page,
+    big,
+    count,
+    hourly_rate,
+    percent,
+    print_page,
+    span,
+)
 from gpuledger_collector.cli.plan_model import (
     Active,
     GpuName,
@@ -58,26 +68,46 @@ app = new_app()
 LOOK_BACK_DAYS = 90
 MAX_PAST_RUNS = 5
 SIMILAR_FACTOR = 4
-"""A past run is similar when it had at most this many times more or fewer GPUs of the same model."""
+"""A past run is similar when it had at most this many times more or fewer GPUs of the same model.
+"""
 MAX_CHECKPOINT_SHARE = 0.05
 Estimates = tuple[TrainingEstimate, TrainingEstimate, TrainingEstimate]
 RateText = Annotated[str | None, Option("--rate", help="Money per GPU-hour.")]
 Currency = Annotated[str, Option("--currency", help="ISO 4217 code of --rate.")]
-FromPriceBook = Annotated[bool, Option("--price-book", help="The rate of the ledger's price book now.")]
+FromPriceBook = Annotated[
+    bool, Option("--price-book", help="The rate of the ledger's price book now.")
+]
 Pool = Annotated[str, Option("--pool", help="Pool whose rate is taken from the price book.")]
-FromLedger = Annotated[bool, Option("--from-ledger", help="Show what the ledger measured of similar runs.")]
-Mtbf = Annotated[str | None, Option("--mtbf", metavar="HOURS", help="Hours between failures of one GPU; else 50677.")]
-Checkpoint = Annotated[str, Option("--checkpoint", metavar="SPAN", help="How long one stops the run.")]
-Every = Annotated[str | None, Option("--every", metavar="SPAN", help="Between checkpoints; else Daly's best.")]
+FromLedger = Annotated[
+    bool, Option("--from-ledger", help="Show what the ledger measured of similar runs.")
+]
+Mtbf = Annotated[
+    str | None,
+    Option("--mtbf", metavar="HOURS", help="Hours between failures of one GPU; else 50677."),
+]
+Checkpoint = Annotated[
+    str, Option("--checkpoint", metavar="SPAN", help="How long one stops the run.")
+]
+Every = Annotated[
+    str | None, Option("--every", metavar="SPAN", help="Between checkpoints; else Daly's best.")
+]
 Restart = Annotated[str, Option("--restart", metavar="SPAN", help="From a failure to work again.")]
-BudgetName = Annotated[str | None, Option("--save-budget", metavar="NAME", help="Make the expected cost a budget.")]
-Owner = Annotated[str | None, Option("--owner", metavar="LEVEL=NAME", help="Whose budget: team=vision,run=v7.")]
-Start = Annotated[str | None, Option("--from", metavar="DATE", help="First day of the budget; else today.")]
+BudgetName = Annotated[
+    str | None, Option("--save-budget", metavar="NAME", help="Make the expected cost a budget.")
+]
+Owner = Annotated[
+    str | None, Option("--owner", metavar="LEVEL=NAME", help="Whose budget: team=vision,run=v7.")
+]
+Start = Annotated[
+    str | None, Option("--from", metavar="DATE", help="First day of the budget; else today.")
+]
 
 
 @app.command(
-    epilog="Example: gpuledger plan training --architecture llama-2-70b --tokens 2T --gpu-model H100 --gpus 1024 "
-    "--rate 2.49"
+    epilog=(
+        "Example: gpuledger plan training --architecture llama-2-70b --tokens 2T --gpu-model H100"
+        " --gpus 1024 --rate 2.49"
+    )
 )
 def training(
     tokens: Annotated[str, Option("--tokens", metavar="N", help="Tokens to train on: 1.4e12, 2T.")],
@@ -110,7 +140,9 @@ def training(
     working = total if active is None else count(active, "--active-parameters")
     gpu = or_refuse(lambda: gpu_named(gpu_model))
     token_count, shares = count(tokens, "--tokens"), mfu_range(mfu)
-    run = or_refuse(lambda: TrainingRun(model, working, token_count, gpu, gpus, precision, sequence, shares))
+    run = or_refuse(
+        lambda: TrainingRun(model, working, token_count, gpu, gpus, precision, sequence, shares)
+    )
     lost = or_refuse(lambda: overhead(_failures(mtbf, checkpoint, every, restart), gpus))
     if rate is not None and price_book:
         refuse("--rate and --price-book: give one of them")
@@ -148,46 +180,75 @@ def _given_rate(text: str, currency: str) -> GpuHourRate:
 
 
 def _book_rate(gpu: str, pool: str, dsn: str | None, config: Path | None) -> GpuHourRate:
-    """The rate in force now for this GPU model, by its short name or by a longer one that the book has."""
+    """The rate in force now for this GPU model, by its short name or by a longer one that the book
+    has.
+    """
     with open_session(dsn, config) as session, session.database.transaction() as connection:
         book = PriceBook(prices.current(connection), locations=locations.current(connection))
-    # Longer names first: the book may call an H100 `NVIDIA H100 80GB HBM3`, which the short name does not match.
-    longer = sorted({price.gpu_model for price in book.prices if model_match(gpu, price.gpu_model) > 0})
+    # Longer names first: the book may call an H100 `NVIDIA H100 80GB HBM3`, which the short name
+    # does not match.
+    longer = sorted(
+        {price.gpu_model for price in book.prices if model_match(gpu, price.gpu_model) > 0}
+    )
     candidates = (book.price_at(pool, name, "", session.now_ms) for name in (*longer, gpu))
     price = next((candidate for candidate in candidates if candidate is not None), None)
     if price is None:
         place = f"in pool {pool!r}" if pool else "outside pools (give --pool)"
-        refuse(f"the price book has no rate in force for {gpu} {place}; see `gpuledger prices list`, or give --rate")
+        refuse(
+            f"the price book has no rate in force for {gpu} {place}; see `gpuledger prices list`,"
+            " or give --rate"
+        )
     return GpuHourRate(price.rate, price.currency)
 
 
-def _notes(run: TrainingRun, lost: FailureOverhead, rate: GpuHourRate | None, parameters: float) -> list[str]:
+def _notes(
+    run: TrainingRun, lost: FailureOverhead, rate: GpuHourRate | None, parameters: float
+) -> list[str]:
     ratio = run.tokens / parameters
     notes = [
         *assumption_notes(run.architecture),
-        "sources: 6N + 12Lhs operations a token (Hoffmann et al. 2022, Chowdhery et al. 2022); "
-        f"{run.card.source}; failures by Daly 2006",
-        f"{ratio:.3g} tokens a parameter; compute-optimal is about {TOKENS_PER_PARAMETER} (Hoffmann et al. 2022)",
+        (
+            "sources: 6N + 12Lhs operations a token (Hoffmann et al. 2022, Chowdhery et al. 2022); "
+            f"{run.card.source}; failures by Daly 2006"
+        ),
+        (
+            f"{ratio:.3g} tokens a parameter; compute-optimal is about {TOKENS_PER_PARAMETER}"
+            " (Hoffmann et al. 2022)"
+        ),
     ]
     if rate is None:
         notes.append("no money: give --rate 2.49, or --price-book for the ledger's own")
     notes += _fit_note(run, parameters)
     if lost.checkpoint_share > MAX_CHECKPOINT_SHARE:
-        notes.append(f"checkpoints stop the run for {percent(lost.checkpoint_share)} of its time: write them faster")
+        notes.append(
+            f"checkpoints stop the run for {percent(lost.checkpoint_share)} of its time: write them"
+            " faster"
+        )
     return notes
 
 
 def _fit_note(run: TrainingRun, parameters: float) -> list[str]:
     """A warning when not even the layout with the least memory fits on so many GPUs."""
-    smallest = TrainingSetup(run.architecture, parameters, run.precision, zero=3, sequence=run.sequence, recompute=FULL)
+    smallest = TrainingSetup(
+        run.architecture, parameters, run.precision, zero=3, sequence=run.sequence, recompute=FULL
+    )
     fewest = training_fit(smallest, run.card).fewest_gpus
     if fewest is not None and fewest <= run.gpus:
         return []
-    needed = "no number of them is enough without pipeline stages" if fewest is None else f"it takes {fewest:,}"
-    return [f"does not fit on {run.gpus:,} x {run.card.name}, even with ZeRO 3 and full recomputation: {needed}"]
+    needed = (
+        "no number of them is enough without pipeline stages"
+        if fewest is None
+        else f"it takes {fewest:,}"
+    )
+    return [
+        f"does not fit on {run.gpus:,} x {run.card.name}, even with ZeRO 3 and full recomputation:"
+        f" {needed}"
+    ]
 
 
-def _similar_runs(gpu: str, gpus: int, dsn: str | None, config: Path | None) -> tuple[list[PastRun], str]:
+def _similar_runs(
+    gpu: str, gpus: int, dsn: str | None, config: Path | None
+) -> tuple[list[PastRun], str]:
     """Past runs of the last weeks on this GPU model with about as many GPUs, and a note about them."""
     with open_session(dsn, config) as session, session.database.transaction() as connection:
         today = session.now_ms // DAY_MS * DAY_MS
@@ -198,9 +259,13 @@ def _similar_runs(gpu: str, gpus: int, dsn: str | None, config: Path | None) -> 
     if not runs:
         sizes = f"{bounds[0]} to {bounds[1]} {gpu}"
         return [], f"the ledger has no run of {sizes} charged in the last {LOOK_BACK_DAYS} days"
-    return runs, (
-        "tensor activity is the share of time that tensor cores worked, recomputation too: a proxy for MFU; means over "
-        "the last day of each run, in hours held alone; - is not measured"
+    return (
+        runs,
+        (
+            "tensor activity is the share of time that tensor cores worked, recomputation too: a"
+            " proxy for MFU; means over the last day of each run, in hours held alone; - is not"
+            " measured"
+        ),
     )
 
 
@@ -208,7 +273,15 @@ def _past_rows(runs: list[PastRun]) -> list[tuple[str, ...]]:
     def share(value: float | None) -> str:
         return "-" if value is None else percent(value)
 
-    header = ("similar past run", "GPU model", "GPUs", "GPU-hours", "SM active", "tensor active", "cost")
+    header = (
+        "similar past run",
+        "GPU model",
+        "GPUs",
+        "GPU-hours",
+        "SM active",
+        "tensor active",
+        "cost",
+    )
     rows = [
         (
             f"{run.kind} {run.name or run.external_id}",
@@ -217,7 +290,11 @@ def _past_rows(runs: list[PastRun]) -> list[tuple[str, ...]]:
             f"{run.gpu_ns / GPU_NS_PER_HOUR:,.1f}",
             share(run.sm_active_ratio),
             share(run.tensor_active_ratio),
-            f"{minor_amount(run.cost_micro, run.currency)} {run.currency}" if run.cost_micro is not None else "-",
+            (
+                f"{minor_amount(run.cost_micro, run.currency)} {run.currency}"
+                if run.cost_micro is not None
+                else "-"
+            ),
         )
         for run in runs
     ]
@@ -246,19 +323,26 @@ def _page(
     ]
     lines = [
         ("operations", f"{run.flops:.3g} ({run.flops_per_token:.3g} a token)"),
-        ("peak of a GPU", f"{run.card.peak(run.precision) / 1e12:,.4g} Tflop/s dense {run.precision}"),
+        (
+            "peak of a GPU",
+            f"{run.card.peak(run.precision) / 1e12:,.4g} Tflop/s dense {run.precision}",
+        ),
         ("job fails every", span(lost.mtbf_seconds)),
         ("checkpoint every", span(lost.interval_seconds)),
         ("lost to both", percent(lost.lost_share)),
     ]
     title = (
-        f"training {big(run.parameters)} parameters on {big(run.tokens)} tokens with {run.gpus:,} x {run.card.name}, "
-        f"{run.precision}, sequences of {run.sequence}"
+        f"training {big(run.parameters)} parameters on {big(run.tokens)} tokens with {run.gpus:,} x"
+        f" {run.card.name}, {run.precision}, sequences of {run.sequence}"
     )
     record: dict[str, Any] = {
         "plan": {**asdict(run), "flops": run.flops, "flops_per_token": run.flops_per_token},
         "overhead": {**asdict(lost), "lost_share": lost.lost_share},
-        "rate": None if rate is None else {"per_gpu_hour": str(rate.per_gpu_hour), "currency": rate.currency},
+        "rate": (
+            None
+            if rate is None
+            else {"per_gpu_hour": str(rate.per_gpu_hour), "currency": rate.currency}
+        ),
         "outcomes": [
             {**asdict(estimate), "cost": None if estimate.cost is None else str(estimate.cost)}
             for estimate in estimates
@@ -310,10 +394,17 @@ def _save_budget(
         with connection.transaction():
             others = [budget for budget in budgets.current(connection) if budget.name != name]
             outcome = budgets.replace(connection, [*others, *added], wiring.now())
-    verdict = "saved" if outcome.added else "replaced the one before" if outcome.updated else "is the same as before"
+    verdict = (
+        "saved"
+        if outcome.added
+        else "replaced the one before"
+        if outcome.updated
+        else "is the same as before"
+    )
     return (
-        f"budget {name!r} {verdict}: {expected.cost:,f} {rate.currency} for {added[0].owner_label} {first} to {last}; "
-        "a file that declares [[budget]] tables replaces all budgets, so put it there too"
+        f"budget {name!r} {verdict}: {expected.cost:,f} {rate.currency} for {added[0].owner_label}"
+        f" {first} to {last}; a file that declares [[budget]] tables replaces all budgets, so put"
+        " it there too"
     )
 
 

@@ -23,7 +23,9 @@ from gpuledger_collector.config.prices import DeclaredPrice
 from gpuledger_collector.storage.billing import commitments, locations, prices
 from gpuledger_common.plurals import plural
 
-app = new_app(name="prices", help="The price book: dated rates, versions never edited.", no_args_is_help=True)
+app = new_app(
+    name="prices", help="The price book: dated rates, versions never edited.", no_args_is_help=True
+)
 COLUMNS = (
     Column("pool"),
     Column("gpu_model"),
@@ -43,12 +45,18 @@ NAMES = tuple(column.name for column in COLUMNS)
 def list_prices(
     form: options.Form = options.Format.table,
     explain: Annotated[
-        bool, Option("--explain", help="Say how derived rates were made, and list commitments and choices.")
+        bool,
+        Option(
+            "--explain", help="Say how derived rates were made, and list commitments and choices."
+        ),
     ] = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """List the rates in force; csv can be imported again. With --explain: their derivation, and what is committed."""
+    """List the rates in force; csv can be imported again.
+
+    With --explain: their derivation, and what is committed.
+    """
     if explain and form is not options.Format.table:
         refuse("--explain goes with the table: csv and json hold what can be imported again")
     with open_session(dsn, config) as session, session.database.transaction() as connection:
@@ -60,42 +68,59 @@ def list_prices(
         *map(no_pool_in, unknown),
     ]
     if explain:
-        footer += [*_derivations(book), *map(_commitment_line, committed), *map(_choice_line, choices)]
+        footer += [
+            *_derivations(book),
+            *map(_commitment_line, committed),
+            *map(_choice_line, choices),
+        ]
     emit(form, COLUMNS, [to_row(price) for price in book], footer)
 
 
 def to_row(price: Price) -> Row:
     """A rate by COLUMNS."""
     return {
-        **{name: getattr(price, name) for name in ("pool", "gpu_model", "purchase", "currency", "region", "node")},
+        **{
+            name: getattr(price, name)
+            for name in ("pool", "gpu_model", "purchase", "currency", "region", "node")
+        },
         "rate_per_gpu_hour": _trimmed(str(price.rate)),
         "effective_from": format_instant(price.effective_from_ms),
-        "effective_to": "" if price.effective_to_ms is None else format_instant(price.effective_to_ms),
+        "effective_to": (
+            "" if price.effective_to_ms is None else format_instant(price.effective_to_ms)
+        ),
         "list_rate": "" if price.list_rate is None else _trimmed(str(price.list_rate)),
     }
 
 
 def _derivations(book: list[Price]) -> list[str]:
-    """How each derived rate was made: its parts, which add up to it, and the figures that they follow from."""
+    """How each derived rate was made: its parts, which add up to it, and the figures that they
+    follow from.
+    """
     lines = []
     for price in book:
         if price.basis is None:
             continue
         facts: dict[str, str] = price.basis["from"]  # type: ignore[assignment]
         parts: dict[str, str] = price.basis["parts"]  # type: ignore[assignment]
-        total = " + ".join(f"{name} {_trimmed(part)}" for name in PARTS if (part := parts.get(name)))
+        total = " + ".join(
+            f"{name} {_trimmed(part)}" for name in PARTS if (part := parts.get(name))
+        )
         unit = f"{plural(facts['gpus'], 'GPU')} of a node" if facts["per"] == "node" else "a GPU"
         energy = (
             "energy is measured, and not part of it"
             if facts["energy"] == "measured"
             else f"{facts['watts']} W x PUE {facts['pue']} at {facts['price_per_kwh']} per kWh"
         )
-        rate, starts = f"{_trimmed(str(price.rate))} {price.currency}", format_instant(price.effective_from_ms)
+        rate, starts = (
+            f"{_trimmed(str(price.rate))} {price.currency}",
+            format_instant(price.effective_from_ms),
+        )
         lines.append(f"{price.basis['name']}: {rate} per GPU-hour from {starts} = {total}")
         lines.append(
-            f"  for {unit}: {facts['capex']} paid, {facts['salvage']} salvage, {plural(facts['months'], 'month')} = "
-            f"{facts['hours']} hours from {facts['in_service']} to {facts['written_off']}; "
-            f"opex {facts['opex_per_month']} a month; {energy}"
+            f"  for {unit}: {facts['capex']} paid, {facts['salvage']} salvage,"
+            f" {plural(facts['months'], 'month')} = {facts['hours']} hours from"
+            f" {facts['in_service']} to {facts['written_off']}; opex {facts['opex_per_month']} a"
+            f" month; {energy}"
         )
     return lines
 
@@ -110,15 +135,17 @@ def _commitment_line(commitment: Commitment) -> str:
         for micro in (commitment.upfront_micro, commitment.cost(commitment.term))
     )
     return (
-        f"commitment {commitment.name}: {plural(commitment.gpus, 'GPU')} of {place} from {starts} to {ends}, "
-        f"{plural(str(hours), 'hour')}; {upfront} {commitment.currency} upfront + "
-        f"{_trimmed(str(commitment.rate))} per GPU-hour = {total} {commitment.currency} in all"
+        f"commitment {commitment.name}: {plural(commitment.gpus, 'GPU')} of {place} from {starts}"
+        f" to {ends}, {plural(str(hours), 'hour')}; {upfront} {commitment.currency} upfront +"
+        f" {_trimmed(str(commitment.rate))} per GPU-hour = {total} {commitment.currency} in all"
     )
 
 
 def _choice_line(choice: PurchaseChoice) -> str:
     tags = " ".join(f"{name}={value}" for name, value in choice.tags.items())
-    place = " ".join(filter(None, (choice.pool, choice.gpu_model, choice.node, tags))) or "everything"
+    place = (
+        " ".join(filter(None, (choice.pool, choice.gpu_model, choice.node, tags))) or "everything"
+    )
     return f"{choice.purchase} for {place}" + (f" ({choice.name})" if choice.name else "")
 
 
@@ -126,17 +153,32 @@ def _trimmed(decimal: str) -> str:
     return decimal.rstrip("0").rstrip(".") if "." in decimal else decimal
 
 
-@app.command("set", epilog="Example: gpuledger prices set --model H100 --rate 2.49 --currency USD --from 2026-11-01")
+@app.command(
+    "set",
+    epilog=(
+        "Example: gpuledger prices set --model H100 --rate 2.49 --currency USD --from 2026-11-01"
+    ),
+)
 def set_price(
     rate: Annotated[str, Option("--rate", help="Money per GPU-hour, at most 9 decimals.")],
     currency: Annotated[str, Option("--currency", help="ISO 4217 code.")],
-    start: Annotated[str, Option("--from", metavar="INSTANT", help="In force from (a date is its UTC midnight).")],
-    end: Annotated[str, Option("--to", metavar="INSTANT", help="In force until, not included.")] = "",
+    start: Annotated[
+        str, Option("--from", metavar="INSTANT", help="In force from (a date is its UTC midnight).")
+    ],
+    end: Annotated[
+        str, Option("--to", metavar="INSTANT", help="In force until, not included.")
+    ] = "",
     pool: Annotated[str, Option("--pool", help="Only for this pool.")] = "",
-    model: Annotated[str, Option("--model", help="Only for this GPU model (a name, or words of it).")] = "",
-    purchase: Annotated[str, Option("--purchase", help="on_demand, spot, reserved or owned.")] = "on_demand",
+    model: Annotated[
+        str, Option("--model", help="Only for this GPU model (a name, or words of it).")
+    ] = "",
+    purchase: Annotated[
+        str, Option("--purchase", help="on_demand, spot, reserved or owned.")
+    ] = "on_demand",
     list_rate: Annotated[str, Option("--list-rate", help="List price per GPU-hour.")] = "",
-    region: Annotated[str, Option("--region", help="Only for pools that [[location]] puts there.")] = "",
+    region: Annotated[
+        str, Option("--region", help="Only for pools that [[location]] puts there.")
+    ] = "",
     node: Annotated[str, Option("--node", help="Only on this node.")] = "",
     dry_run: options.DryRun = False,
     dsn: options.Dsn = None,
@@ -145,9 +187,15 @@ def set_price(
     """Add one rate; the same place and instant with another rate supersedes the one before."""
     given = (pool, model, purchase, rate, currency, start, end, list_rate, region, node)
     problems: list[Problem] = []
-    declared = DeclaredPrice.collect([Record("prices set", 1, dict(zip(NAMES, given, strict=True)))], problems)
+    declared = DeclaredPrice.collect(
+        [Record("prices set", 1, dict(zip(NAMES, given, strict=True)))], problems
+    )
     if problems:
-        refuse("; ".join(f"{problem.source.rsplit(':', 1)[1]} {problem.message}" for problem in problems))
+        refuse(
+            "; ".join(
+                f"{problem.source.rsplit(':', 1)[1]} {problem.message}" for problem in problems
+            )
+        )
     with open_session(dsn, config) as session:
         try:
             with session.database.transaction(dry_run=dry_run) as connection:
@@ -155,5 +203,11 @@ def set_price(
                 warn_of_regions(connection)
         except prices.CurrencyChanged as error:
             refuse("; ".join(f"--currency: {problem.message}" for problem in error.problems))
-    verdict = "added" if outcome.added else "superseded the one before" if outcome.updated else "is the same as before"
+    verdict = (
+        "added"
+        if outcome.added
+        else "superseded the one before"
+        if outcome.updated
+        else "is the same as before"
+    )
     print(f"the rate {verdict}; {days_note(outcome)}" + dry_run_note(dry_run))

@@ -18,21 +18,31 @@ from gpuledger_collector.storage.access.audit import person
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_common.plurals import plural
 
-app = new_app(name="privacy", help="What is stored about a person, and its erasure.", no_args_is_help=True)
+app = new_app(
+    name="privacy", help="What is stored about a person, and its erasure.", no_args_is_help=True
+)
 COLUMNS = (Column("table"), Column("column"), number("rows"), Column("stays"))
-Name = Annotated[str, Argument(metavar="USER", help="The name as the scheduler or the system knows it.")]
+Name = Annotated[
+    str, Argument(metavar="USER", help="The name as the scheduler or the system knows it.")
+]
 
 
 @app.command(epilog="Example: gpuledger privacy show amina --format json")
 def show(
-    user: Name, form: options.Form = options.Format.table, dsn: options.Dsn = None, config: options.Config = None
+    user: Name,
+    form: options.Form = options.Format.table,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
 ) -> None:
-    """Say in which tables a user's name is stored, in how many rows, and where it stays after an erasure."""
+    """Say in which tables a user's name is stored, in how many rows, and where it stays after an
+    erasure.
+    """
     with open_session(dsn, config) as session, session.database.transaction() as connection:
         places = privacy.show(connection, user)
     if form is not options.Format.table:
         rows = [
-            {"table": place.table, "column": place.column, "rows": place.rows, "stays": place.kept} for place in places
+            {"table": place.table, "column": place.column, "rows": place.rows, "stays": place.kept}
+            for place in places
         ]
         emit(form, COLUMNS, rows)
         return
@@ -44,18 +54,25 @@ def show(
 
 
 @app.command(epilog="Example: gpuledger privacy erase amina --dry-run")
-def erase(user: Name, dry_run: options.DryRun = False, dsn: options.Dsn = None, config: options.Config = None) -> None:
+def erase(
+    user: Name,
+    dry_run: options.DryRun = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
+) -> None:
     """Replace a user's name by a random pseudonym; hours and money stay as they are.
 
-    Sealed months and the audit log keep the name. A running job of that user brings it back: erase when the user has
-    left.
+    Sealed months and the audit log keep the name. A running job of that user brings it back: erase
+    when the user has left.
     """
     with open_session(dsn, config) as session, session.database.connect() as connection:
         if dry_run:
             places, pseudonym = privacy.show(connection, user), "a pseudonym"
         else:
             pseudonym, places = privacy.erase(connection, user, person(), session.now_ms)
-            row = connection.execute("SELECT min(day_ms), max(day_ms) FROM day_recompute").fetchone()
+            row = connection.execute(
+                "SELECT min(day_ms), max(day_ms) FROM day_recompute"
+            ).fetchone()
             if row is not None and row[0] is not None:
                 refresh(session.database, Period(row[0], row[1] + DAY_MS), session.now_ms)
             # Under the ledger's lock: rating commits an owner before the charges that refer to it.
@@ -64,4 +81,10 @@ def erase(user: Name, dry_run: options.DryRun = False, dsn: options.Dsn = None, 
     for place in places:
         outcome = f"stays: {place.kept}" if place.kept else f"-> {pseudonym}"
         print(f"{place.table}.{place.column}: {plural(place.rows, 'row')} {outcome}")
-    say(f"{user} is not stored" if not places else "dry run: nothing was changed" if dry_run else "done")
+    say(
+        f"{user} is not stored"
+        if not places
+        else "dry run: nothing was changed"
+        if dry_run
+        else "done"
+    )

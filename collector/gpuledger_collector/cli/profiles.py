@@ -15,13 +15,21 @@ from gpuledger_collector.cli.session import load_settings
 from gpuledger_common.plurals import plural
 from gpuledger_common.profiles.check import Report, check_page, energy_of
 from gpuledger_common.profiles.fetch import fetch
-from gpuledger_common.profiles.library import all_profiles, named_profile, only_match, packaged_ids, packaged_text
+from gpuledger_common.profiles.library import (
+    all_profiles,
+    named_profile,
+    only_match,
+    packaged_ids,
+    packaged_text,
+)
 from gpuledger_common.profiles.lines import read_lines
 from gpuledger_common.profiles.model import ENERGY, Profile
 from gpuledger_common.profiles.page import PageAccelerator
 from gpuledger_common.readings import WHOLE_GPU, SourceUnavailable
 
-app = new_app(name="profiles", help="Exporters that are understood, by profiles.", no_args_is_help=True)
+app = new_app(
+    name="profiles", help="Exporters that are understood, by profiles.", no_args_is_help=True
+)
 LIST_COLUMNS = (
     Column("id"),
     Column("exporter"),
@@ -46,9 +54,14 @@ EVIDENCE = {"real": "a real page", "synthetic": "synthetic: a page made from the
 
 @app.command("list", epilog="Example: gpuledger profiles list")
 def list_profiles(form: options.Form = options.Format.table, config: options.Config = None) -> None:
-    """List the profiles, packaged and of the setting exporter_profiles, with their evidence and limits."""
+    """List the profiles, packaged and of the setting exporter_profiles, with their evidence and
+    limits.
+    """
     profiles = all_profiles(load_settings(config).profile_files)
-    footer = [f"{plural(len(profiles), 'profile')}; `gpuledger profiles check PAGE` shows which fits a page"]
+    footer = [
+        f"{plural(len(profiles), 'profile')}; `gpuledger profiles check PAGE` shows which fits a"
+        " page"
+    ]
     emit(form, LIST_COLUMNS, list(map(_list_row, profiles)), footer)
 
 
@@ -76,15 +89,26 @@ def show(identity: Annotated[str, Argument(metavar="ID", help="A packaged profil
 
 @app.command(epilog="Example: gpuledger profiles check http://node-1:5000/metrics")
 def check(
-    page: Annotated[str, Argument(metavar="PAGE", help="The address of an exporter, or a saved page.")],
+    page: Annotated[
+        str, Argument(metavar="PAGE", help="The address of an exporter, or a saved page.")
+    ],
     profile: Annotated[
-        str, Option("--profile", metavar="FILE|ID", help="Check by this profile. Default: the one that fits.")
+        str,
+        Option(
+            "--profile",
+            metavar="FILE|ID",
+            help="Check by this profile. Default: the one that fits.",
+        ),
     ] = "",
-    node: Annotated[str, Option("--node", help="Name of the node, where the page names none.")] = "this-node",
+    node: Annotated[
+        str, Option("--node", help="Name of the node, where the page names none.")
+    ] = "this-node",
     form: options.Form = options.Format.table,
     config: options.Config = None,
 ) -> None:
-    """Show which profile fits a page and why, and what becomes of each family: mapped, ignored, unknown or missing."""
+    """Show which profile fits a page and why, and what becomes of each family: mapped, ignored,
+    unknown or missing.
+    """
     try:
         lines = read_lines(fetch(page))
     except SourceUnavailable as error:
@@ -131,10 +155,17 @@ def _summary(page: str, report: Report) -> list[str]:
 
 
 def _accelerator(profile: Profile, uuid: str, entry: PageAccelerator) -> str:
-    """The line of an accelerator: its size, its holders, its energy, and its health where that is not good."""
+    """The line of an accelerator: its size, its holders, its energy, and its health where that is
+    not good.
+    """
     share = entry.accelerator.gpu_micro / WHOLE_GPU
     size = "a device" if share == 1 else f"{share:.3f} of {entry.accelerator.device_uuid}"
-    holders = " and ".join(workload.name or workload.id for workload in entry.owners.values()) or "nobody named"
+    holders = (
+        " and ".join(workload.name or workload.id for workload in entry.owners.values())
+        or "nobody named"
+    )
     health = "" if entry.health.status == "ok" else f", {entry.health.status}: {entry.health.cause}"
     model = entry.accelerator.model or "no model"
-    return f"  {uuid}: {model}, {size}, held by {holders}, energy: {energy_of(profile, entry)}{health}"
+    return (
+        f"  {uuid}: {model}, {size}, held by {holders}, energy: {energy_of(profile, entry)}{health}"
+    )

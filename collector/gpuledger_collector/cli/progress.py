@@ -1,4 +1,6 @@
-"""A progress bar for long work: on a terminal only, on standard error, and gone when the work is done."""
+"""A progress bar for long work: on a terminal only, on standard error, and gone when the work is
+done.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Series in files: `ts,series,value` and `ts,demand`, read fast, refused with file, line and column.
+"""Series in files: `ts,series,value` and `ts,demand`, read fast, refused with file, line and
+column.
 
-Instants are RFC 3339 (without a zone: UTC) or unix seconds, and are written back the way they came in.
+Instants are RFC 3339 (without a zone: UTC) or unix seconds, and are written back the way they came
+in.
 """
 
 from __future__ import annotations
@@ -29,18 +31,29 @@ SHOWN = 10
 DAY_MS = 86_400_000
 
 
-def read_series(path: str, value: str = "value", step_ms: int | None = None, *, named: bool = True) -> SeriesFile:
-    """Series of the CSV at `path` (`-` is standard input); a problem is printed with its line and ends the command."""
+def read_series(
+    path: str, value: str = "value", step_ms: int | None = None, *, named: bool = True
+) -> SeriesFile:
+    """Series of the CSV at `path` (`-` is standard input); a problem is printed with its line and
+    ends the command.
+    """
     table = _table(path, ["ts", "series", value] if named else ["ts", value])
     at_ms, bad_at, write_instants = _instants(table["ts"])
     numbers, bad_value = _numbers(table[value])
     problems = [
         *(
-            _problem(path, row, "ts", f"{table['ts'].iloc[row]!r} is not an instant (RFC 3339 or unix seconds)")
+            _problem(
+                path,
+                row,
+                "ts",
+                f"{table['ts'].iloc[row]!r} is not an instant (RFC 3339 or unix seconds)",
+            )
             for row in bad_at
         ),
         *(
-            _problem(path, row, value, f"{table[value].iloc[row]!r} is not a number of zero or more")
+            _problem(
+                path, row, value, f"{table[value].iloc[row]!r} is not a number of zero or more"
+            )
             for row in bad_value
         ),
     ]
@@ -76,13 +89,21 @@ def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
     try:
         # Bounded here: pandas would inflate whatever a name's ending says, without a bound.
         is_input = path == "-"
-        content = read_stream(sys.stdin.buffer, Path(path), MAX_FILE_BYTES) if is_input else read_content(Path(path))
+        content = (
+            read_stream(sys.stdin.buffer, Path(path), MAX_FILE_BYTES)
+            if is_input
+            else read_content(Path(path))
+        )
         source = io.BytesIO(content)
-        # As text, with blank lines and without pandas' words for missing values: a row's number stays its line's, and
-        # `NA` is refused instead of becoming a gap.
-        table = pd.read_csv(source, dtype=str, keep_default_na=False, skip_blank_lines=False, encoding="utf-8-sig")
+        # As text, with blank lines and without pandas' words for missing values: a row's number
+        # stays its line's, and `NA` is refused instead of becoming a gap.
+        table = pd.read_csv(
+            source, dtype=str, keep_default_na=False, skip_blank_lines=False, encoding="utf-8-sig"
+        )
     except pd.errors.EmptyDataError:
-        refuse(f"{path}:1: the file is empty; its first line must name the columns {','.join(columns)}")
+        refuse(
+            f"{path}:1: the file is empty; its first line must name the columns {','.join(columns)}"
+        )
     except pd.errors.ParserError as error:
         place = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
         if place:
@@ -98,7 +119,10 @@ def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
     missing = [name for name in columns if name not in table.columns]
     if missing:
         present, needed = ",".join(table.columns), ",".join(columns)
-        refuse(f"{path}:1: the column {missing[0]!r} is missing; needed are {needed}, the file has {present}")
+        refuse(
+            f"{path}:1: the column {missing[0]!r} is missing; needed are {needed}, the file has"
+            f" {present}"
+        )
     table = table[list(columns)].fillna("")
     # Blank lines at the end only: one in the middle is a mistake that is named with its line.
     while len(table) and not "".join(table.iloc[-1]):
@@ -109,7 +133,9 @@ def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _instants(texts: pd.Series[str]) -> tuple[Ints, list[int], WriteInstants]:
-    """Unix ms of each row, the rows that are not an instant, and a writer in the style of the first row."""
+    """Unix ms of each row, the rows that are not an instant, and a writer in the style of the first
+    row.
+    """
     # Distinct texts are parsed once: a file of many series repeats each instant.
     code, unique = pd.factorize(texts)
     distinct = pd.Series(unique, dtype=str).str.strip()
@@ -117,25 +143,36 @@ def _instants(texts: pd.Series[str]) -> tuple[Ints, list[int], WriteInstants]:
     is_number = seconds.notna() & np.isfinite(seconds)
     clock = pd.to_datetime(distinct.where(~is_number), format="ISO8601", utc=True, errors="coerce")
     from_clock = clock.dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype("int64")
-    at_ms = np.where(is_number, np.round(seconds.fillna(0).to_numpy() * 1000), from_clock).astype("int64")
+    at_ms = np.where(is_number, np.round(seconds.fillna(0).to_numpy() * 1000), from_clock).astype(
+        "int64"
+    )
     bad = ~(is_number | clock.notna()).to_numpy()
-    return at_ms[code], [int(row) for row in np.flatnonzero(bad[code])], _style(str(texts.iloc[0]).strip())
+    return (
+        at_ms[code],
+        [int(row) for row in np.flatnonzero(bad[code])],
+        _style(str(texts.iloc[0]).strip()),
+    )
 
 
 def _style(example: str) -> WriteInstants:
     """A writer of instants that look like `example`."""
     if re.fullmatch(r"[+-]?\d+(\.\d*)?", example):
-        return lambda at_ms: [str(at // 1000) if at % 1000 == 0 else str(at / 1000) for at in at_ms.tolist()]
+        return lambda at_ms: [
+            str(at // 1000) if at % 1000 == 0 else str(at / 1000) for at in at_ms.tolist()
+        ]
     zone = re.search(r"(Z|z|[+-]\d\d:?\d\d)$", example[10:])
     shift_ms = 0
     if zone and zone[1] not in "Zz":
         digits = zone[1][1:].replace(":", "")
-        shift_ms = (int(digits[:2]) * 60 + int(digits[2:])) * (60_000 if zone[1][0] == "+" else -60_000)
+        shift_ms = (int(digits[:2]) * 60 + int(digits[2:])) * (
+            60_000 if zone[1][0] == "+" else -60_000
+        )
     separator = example[10:11] or "T"
 
     def write(at_ms: Ints) -> list[str]:
         local = at_ms + shift_ms
-        # Dates stay dates only while every instant is a midnight; otherwise the time of day would be lost.
+        # Dates stay dates only while every instant is a midnight; otherwise the time of day would
+        # be lost.
         if len(example) == 10 and not (local % DAY_MS).any():
             return [str(day) for day in local.astype("datetime64[ms]").astype("datetime64[D]")]
         unit = "ms" if (local % 1000).any() else "s"

@@ -17,7 +17,12 @@ from gpuledger_collector.cli.output import write_text
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.workloads import find_workload
 from gpuledger_collector.export.cells import json_text, lines_text
-from gpuledger_collector.insight.waste_receipt import ReceiptItem, ReceiptLine, WasteReceipt, make_receipt
+from gpuledger_collector.insight.waste_receipt import (
+    ReceiptItem,
+    ReceiptLine,
+    WasteReceipt,
+    make_receipt,
+)
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
@@ -52,13 +57,17 @@ Workload = tuple[int, str, str | None, str | None]
 
 @app.command(epilog="Example: gpuledger receipt 4711")
 def receipt(
-    name: Annotated[str, Argument(metavar="WORKLOAD", help="Its key, its id at the scheduler, or its name.")],
+    name: Annotated[
+        str, Argument(metavar="WORKLOAD", help="Its key, its id at the scheduler, or its name.")
+    ],
     form: options.PageForm = options.PageFormat.table,
     output: options.Output = None,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Itemize what a workload was charged and what of it was wasted: when, on which GPU, and what was read there."""
+    """Itemize what a workload was charged and what of it was wasted: when, on which GPU, and what
+    was read there.
+    """
     require_folder(output)
     with open_session(dsn, config) as session:
         with session.database.transaction() as connection:
@@ -80,17 +89,34 @@ def receipt(
 def as_page(workload: Workload, charged: WasteReceipt, other_runs: Sequence[str] = ()) -> str:
     """The receipt as text, at most one page of 66 lines."""
     _, key, name, user = workload
-    lines = [f"WASTE RECEIPT  {key}", "=" * WIDTH, f"{name or 'no name'}{f', of {user}' if user else ''}", ""]
+    lines = [
+        f"WASTE RECEIPT  {key}",
+        "=" * WIDTH,
+        f"{name or 'no name'}{f', of {user}' if user else ''}",
+        "",
+    ]
     if other_runs:
         count = plural(len(other_runs), "other run")
-        more = f", and {len(other_runs) - MAX_RUNS} more (--format json)" if len(other_runs) > MAX_RUNS else ""
+        more = (
+            f", and {len(other_runs) - MAX_RUNS} more (--format json)"
+            if len(other_runs) > MAX_RUNS
+            else ""
+        )
         commands = ", ".join(f"gpuledger receipt {quote(run)}" for run in other_runs[:MAX_RUNS])
         lines += [f"This is one run of a requeued job. {count}: {commands}{more}", ""]
-    lines += ["Charged", *([_held_line(held) for held in charged.held[:MAX_HELD]] or ["  nothing yet"])]
+    lines += [
+        "Charged",
+        *([_held_line(held) for held in charged.held[:MAX_HELD]] or ["  nothing yet"]),
+    ]
     if len(charged.held) > MAX_HELD:
-        lines.append(f"  ... and {len(charged.held) - MAX_HELD} more kinds of accelerator and rates (--format json)")
+        lines.append(
+            f"  ... and {len(charged.held) - MAX_HELD} more kinds of accelerator and rates"
+            " (--format json)"
+        )
     lines += ["", "Wasted (part of the above)"]
-    lines += [line for item in charged.items[:MAX_ITEMS] for line in _item_lines(item)] or ["  nothing"]
+    lines += [line for item in charged.items[:MAX_ITEMS] for line in _item_lines(item)] or [
+        "  nothing"
+    ]
     if len(charged.items) > MAX_ITEMS:
         lines.append(f"  ... and {len(charged.items) - MAX_ITEMS} more (--format json)")
     lines += ["", "-" * WIDTH]
@@ -110,30 +136,47 @@ def _held_line(held: ReceiptLine) -> str:
     if held.node_cost:
         cost = f"{minor_amount(held.cost_micro, held.currency)} {held.currency}"
         return f"  {held.node_cost} of nodes in {held.pool}  {cost}"
-    total, busy, idle, unknown = hours_decimal([held.gpu_ns, held.busy_ns, held.idle_ns, held.unknown_ns], 2)
+    total, busy, idle, unknown = hours_decimal(
+        [held.gpu_ns, held.busy_ns, held.idle_ns, held.unknown_ns], 2
+    )
     rate = f"at {held.rate} (rate {held.price_id})" if held.price_id is not None else "unpriced"
     if held.commitment:
         rate = f"covered by commitment {held.commitment}"
-    cost = f"{minor_amount(held.cost_micro, held.currency)} {held.currency}" if held.currency else ""
-    activity = f"busy {busy}, idle {idle}, unknown {unknown}" if held.has_known_activity else "activity not known"
+    cost = (
+        f"{minor_amount(held.cost_micro, held.currency)} {held.currency}" if held.currency else ""
+    )
+    activity = (
+        f"busy {busy}, idle {idle}, unknown {unknown}"
+        if held.has_known_activity
+        else "activity not known"
+    )
     model = held.gpu_model or "an unknown model"
     return f"  {total} GPU-hours of {model} in {held.pool} {rate}: {activity}  {cost}".rstrip()
 
 
 def _item_lines(item: ReceiptItem) -> list[str]:
-    cost = f"{minor_amount(item.cost_micro, item.currency)} {item.currency}" if item.currency else "unpriced"
+    cost = (
+        f"{minor_amount(item.cost_micro, item.currency)} {item.currency}"
+        if item.currency
+        else "unpriced"
+    )
     since, until = (to_minute(instant_text(at_ms)) for at_ms in (item.since_ms, item.until_ms))
     hours = hours_text(item.until_ms - item.since_ms, 1)
     readings = readings_text(item.readings)
     return [
         f"  {item.state.replace('_', ' ')}: {since} to {until}, {hours} h, {cost}",
-        f"      {item.accelerator} on {item.node or 'no node'}; {readings}confidence {item.confidence:.2f}",
+        (
+            f"      {item.accelerator} on {item.node or 'no node'}; {readings}confidence"
+            f" {item.confidence:.2f}"
+        ),
     ]
 
 
 def readings_text(readings: Mapping[str, float]) -> str:
     """The mean readings meanwhile, each followed by a comma; empty where there are none."""
-    return "".join(f"{show(readings[name])}, " for name, show in READINGS.items() if name in readings)
+    return "".join(
+        f"{show(readings[name])}, " for name, show in READINGS.items() if name in readings
+    )
 
 
 def _advice_line(advice: Mapping[str, Any]) -> str:

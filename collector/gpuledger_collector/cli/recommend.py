@@ -9,7 +9,13 @@ import typer
 from typer import Argument, Option
 
 from gpuledger_collector.accounting.money import Money
-from gpuledger_collector.accounting.period import DAY_MS, Period, format_date, format_instant, parse_instant
+from gpuledger_collector.accounting.period import (
+    DAY_MS,
+    Period,
+    format_date,
+    format_instant,
+    parse_instant,
+)
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.amounts import minor_amount
@@ -51,35 +57,50 @@ CSV_COLUMNS = (
     Column("realized_until"),
 )
 Number = Annotated[int, Argument(metavar="ID", help="As the list shows it.")]
-DecidedAt = Annotated[str | None, Option("--at", metavar="INSTANT", help="When it was decided; else now.")]
+DecidedAt = Annotated[
+    str | None, Option("--at", metavar="INSTANT", help="When it was decided; else now.")
+]
 
 app = new_app(
-    name="recommend", help="What to do about waste, with its price, and what came of it.", invoke_without_command=True
+    name="recommend",
+    help="What to do about waste, with its price, and what came of it.",
+    invoke_without_command=True,
 )
 
 
 @app.callback(epilog="Example: gpuledger recommend --format csv")
 def recommend(
     context: typer.Context,
-    state: Annotated[str, Option("--state", help=f"Which: {', '.join(STATES)}, or all.")] = "open,accepted",
+    state: Annotated[
+        str, Option("--state", help=f"Which: {', '.join(STATES)}, or all.")
+    ] = "open,accepted",
     team: Annotated[str | None, Option("--team", help="Only this team's.")] = None,
     top: options.Top = 0,
     fresh: Annotated[
-        bool, Option("--fresh", help="Compute them again, also when nothing that they rest on has changed.")
+        bool,
+        Option(
+            "--fresh", help="Compute them again, also when nothing that they rest on has changed."
+        ),
     ] = False,
     as_of: Annotated[
         str | None,
-        Option("--as-of", metavar="INSTANT", help="Judge as of this instant, not before the last time; else now."),
+        Option(
+            "--as-of",
+            metavar="INSTANT",
+            help="Judge as of this instant, not before the last time; else now.",
+        ),
     ] = None,
     form: options.Form = options.Format.table,
     exit_code: options.ExitCode = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """List recommendations: low, expected and high savings of the last four weeks, cash apart from freed capacity.
+    """List recommendations: low, expected and high savings of the last four weeks, cash apart from
+    freed capacity.
 
-    Those that the collector computed last are read while nothing that they rest on has changed; the list says of when
-    they are. Otherwise they are computed again, at the latest after `recommend_seconds` of the settings.
+    Those that the collector computed last are read while nothing that they rest on has changed; the
+    list says of when they are. Otherwise they are computed again, at the latest after
+    `recommend_seconds` of the settings.
 
     With --exit-code it ends with 1 when a recommendation is open.
     """
@@ -109,12 +130,17 @@ def past_instant(option: str, text: str | None) -> int:
     except ValueError as error:
         refuse(f"{option}: {error}")
     if not YEAR_2000_MS <= at_ms <= now_ms:
-        refuse(f"{option}: {text} is {'in the future' if at_ms > now_ms else 'before the year 2000'}")
+        refuse(
+            f"{option}: {text} is {'in the future' if at_ms > now_ms else 'before the year 2000'}"
+        )
     return at_ms
 
 
-def refresh_recommendations(session: Session, now_ms: int, settings: Settings, *, fresh: bool) -> None:
-    """Bring the recommendations up to date with everything that has arrived; a read replica has the last ones.
+def refresh_recommendations(
+    session: Session, now_ms: int, settings: Settings, *, fresh: bool
+) -> None:
+    """Bring the recommendations up to date with everything that has arrived; a read replica has the
+    last ones.
 
     `fresh` makes them again also where the last ones still hold.
     """
@@ -124,7 +150,10 @@ def refresh_recommendations(session: Session, now_ms: int, settings: Settings, *
         before = last_run(connection)
     if before is not None and now_ms < before["end_ms"]:
         last = format_instant(before["end_ms"])
-        refuse(f"--as-of: recommendations were made as of {last}; they are not made again for an earlier instant")
+        refuse(
+            f"--as-of: recommendations were made as of {last}; they are not made again for an"
+            " earlier instant"
+        )
     refresh(session.database, Period(now_ms - (WINDOW_DAYS + 1) * DAY_MS, now_ms), now_ms)
     prices = tariff(settings)
     if not fresh:
@@ -167,7 +196,9 @@ def reject(
         record_decision(session, number, "rejected", reason, past_instant("--at", at), dry_run)
 
 
-def record_decision(session: Session, number: int, state: str, reason: str, at_ms: int, dry_run: bool) -> None:
+def record_decision(
+    session: Session, number: int, state: str, reason: str, at_ms: int, dry_run: bool
+) -> None:
     """Record a decision under the name of whoever runs the command."""
     with session.database.transaction(dry_run=dry_run) as connection:
         before = decide(connection, number, state, person(), reason, at_ms)
@@ -188,7 +219,10 @@ def to_row(item: Mapping[str, Any]) -> Row:
     }
     until_ms = item["realized_until_ms"]
     return {
-        **{name: item[name] for name in ("kind", "subject", "team", "advice", "state", "decided_by", "reason")},
+        **{
+            name: item[name]
+            for name in ("kind", "subject", "team", "advice", "state", "decided_by", "reason")
+        },
         **amounts,
         "id": str(item["id"]),
         "currency": item["currency"] or "",
@@ -203,14 +237,20 @@ def to_row(item: Mapping[str, Any]) -> Row:
 
 
 def print_recommendations(
-    items: Sequence[Mapping[str, Any]], count: int, run: Mapping[str, Any] | None, form: options.Format
+    items: Sequence[Mapping[str, Any]],
+    count: int,
+    run: Mapping[str, Any] | None,
+    form: options.Format,
 ) -> None:
     """Print the rows, what they amount to together, and what could not be evaluated."""
     rows = [to_row(item) for item in items]
     if form is options.Format.csv:
         emit(form, CSV_COLUMNS, rows)
     elif form is options.Format.json:
-        more = [{"key": item["key"], "evidence": item["evidence"], "realized_by": item["realized"]} for item in items]
+        more = [
+            {"key": item["key"], "evidence": item["evidence"], "realized_by": item["realized"]}
+            for item in items
+        ]
         print_json(
             {
                 "as_of": None if run is None else format_instant(run["made_ms"]),
@@ -221,14 +261,21 @@ def print_recommendations(
         )
     else:
         left = count - len(rows)
-        footer = [*([f"... and {left} more (--top 0 shows all)"] if left else []), *sentences(items, run)]
+        footer = [
+            *([f"... and {left} more (--top 0 shows all)"] if left else []),
+            *sentences(items, run),
+        ]
         emit(form, COLUMNS, [to_table_row(row) for row in rows], footer)
 
 
 def to_table_row(row: Row) -> Row:
     """A row with each saving in one cell."""
     realized = row["realized"] or ("not known" if row["realized_until"] else "")
-    return {**row, **{saving: saving_text(row, saving) for saving in SAVINGS}, "realized_text": realized}
+    return {
+        **row,
+        **{saving: saving_text(row, saving) for saving in SAVINGS},
+        "realized_text": realized,
+    }
 
 
 def saving_text(row: Row, saving: str) -> str:
@@ -240,12 +287,16 @@ def saving_text(row: Row, saving: str) -> str:
 
 
 def sentences(items: Iterable[Mapping[str, Any]], run: Mapping[str, Any] | None) -> list[str]:
-    """The joint savings, their extrapolation to a month, the prices, and what could not be evaluated."""
+    """The joint savings, their extrapolation to a month, the prices, and what could not be
+    evaluated.
+    """
     if run is None:
         return ["nothing was evaluated: there is no inventory yet"]
     lines = [
-        f"amounts are of the observed window, {format_date(run['start_ms'])} to {format_date(run['end_ms'])}, "
-        f"{AT_LISTED_RATES}: expected (low to high)",
+        (
+            f"amounts are of the observed window, {format_date(run['start_ms'])} to"
+            f" {format_date(run['end_ms'])}, {AT_LISTED_RATES}: expected (low to high)"
+        ),
         f"as of {format_instant(run['made_ms'])}; --fresh computes them again",
     ]
     window_ms = run["end_ms"] - run["start_ms"]
@@ -253,12 +304,15 @@ def sentences(items: Iterable[Mapping[str, Any]], run: Mapping[str, Any] | None)
         if "cash" not in amounts:
             continue
         cash, capacity = amounts["cash"], amounts["capacity"]
-        month = [f"{currency} {Money(value * MONTH_DAYS * DAY_MS // window_ms, currency).estimate()}" for value in cash]
+        month = [
+            f"{currency} {Money(value * MONTH_DAYS * DAY_MS // window_ms, currency).estimate()}"
+            for value in cash
+        ]
         lines.append(
-            f"all open advice together, counted once: {Money(cash[1], currency)} cash "
-            f"({Money(cash[0], currency)} to {Money(cash[2], currency)}) and capacity worth "
-            f"{Money(capacity[1], currency)} freed; extrapolated to {MONTH_DAYS} days: {month[1]} cash "
-            f"({month[0]} to {month[2]})"
+            f"all open advice together, counted once: {Money(cash[1], currency)} cash"
+            f" ({Money(cash[0], currency)} to {Money(cash[2], currency)}) and capacity worth"
+            f" {Money(capacity[1], currency)} freed; extrapolated to {MONTH_DAYS} days: {month[1]}"
+            f" cash ({month[0]} to {month[2]})"
         )
     prices = sorted({price for item in items for price in item["price_ids"]})
     if prices:
@@ -279,4 +333,7 @@ def reason_lines(gaps: Iterable[Mapping[str, str]]) -> list[str]:
         more = f" and {len(subjects) - MAX_SUBJECTS} more" if len(subjects) > MAX_SUBJECTS else ""
         lines.append(f"  {kind}: {', '.join(subjects[:MAX_SUBJECTS])}{more}: {reason}")
     left = len(lines) - MAX_REASONS
-    return [*lines[:MAX_REASONS], *([f"  ... and {left} more reasons (--format json)"] if left > 0 else [])]
+    return [
+        *lines[:MAX_REASONS],
+        *([f"  ... and {left} more reasons (--format json)"] if left > 0 else []),
+    ]

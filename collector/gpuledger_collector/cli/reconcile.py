@@ -35,22 +35,29 @@ def reconcile(
     end: options.LastDay = None,
     days: options.LastDays = None,
     provider: Annotated[
-        str | None, Option("--bill", metavar="PROVIDER", help="Against this provider's bill of the period.")
+        str | None,
+        Option("--bill", metavar="PROVIDER", help="Against this provider's bill of the period."),
     ] = None,
-    amount: Annotated[Amount, Option("--cost", help="For --bill: which cost of the bill counts.")] = Amount.billed,
+    amount: Annotated[
+        Amount, Option("--cost", help="For --bill: which cost of the bill counts.")
+    ] = Amount.billed,
     evidence: Annotated[
-        bool, Option("--evidence", help="Also fold and rate every day again; takes as long as rating them.")
+        bool,
+        Option(
+            "--evidence", help="Also fold and rate every day again; takes as long as rating them."
+        ),
     ] = False,
     form: options.Form = options.Format.table,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Prove that owners + unallocated + unavailable + unobserved + stranded = capacity x rate, to the micro-unit.
+    """Prove that owners + unallocated + unavailable + unobserved + stranded = capacity x rate, to
+    the micro-unit.
 
-    Ends with 1 when it does not hold, when some of it has no price, or when a refused claim waits for a decision.
-    --evidence also folds the evidence of each day again and rates it again, and compares line by line; nothing is
-    changed. --bill: compare the bill with what was observed, every difference with its kind; ends with 1 when a
-    difference has to be asked about.
+    Ends with 1 when it does not hold, when some of it has no price, or when a refused claim waits
+    for a decision. --evidence also folds the evidence of each day again and rates it again, and
+    compares line by line; nothing is changed. --bill: compare the bill with what was observed,
+    every difference with its kind; ends with 1 when a difference has to be asked about.
     """
     if provider is None and form is options.Format.csv:
         refuse("--format csv is for --bill")
@@ -66,10 +73,15 @@ def reconcile(
         raise typer.Exit(FINDINGS)
 
 
-def prove(session: Session, asked: TimeRange, form: options.Format, *, evidence: bool = False) -> bool:
+def prove(
+    session: Session, asked: TimeRange, form: options.Format, *, evidence: bool = False
+) -> bool:
     """Print the proof; whether it holds, with all usage priced and no claim refused."""
     if evidence and session.database.standby:
-        refuse("--evidence folds hours again in a transaction that is rolled back: run it on the primary")
+        refuse(
+            "--evidence folds hours again in a transaction that is rolled back: run it on the"
+            " primary"
+        )
     span = session.rated(asked)
     with session.database.transaction(Lock.LEDGER) as connection:
         sheet = check_capacity(connection, span, evidence=evidence)
@@ -79,12 +91,16 @@ def prove(session: Session, asked: TimeRange, form: options.Format, *, evidence:
     return sheet.holds and not sheet.unpriced_ns and not sheet.claims
 
 
-def compare_bill(session: Session, asked: TimeRange, provider: str, amount: Amount, form: options.Format) -> bool:
+def compare_bill(
+    session: Session, asked: TimeRange, provider: str, amount: Amount, form: options.Format
+) -> bool:
     """Print the differences to a provider's bill; whether none has to be asked about."""
     span = session.rated(asked)
     with session.database.transaction() as connection:
         try:
-            comparison = reconcile_bill(connection, provider, span, effective=amount is Amount.effective)
+            comparison = reconcile_bill(
+                connection, provider, span, effective=amount is Amount.effective
+            )
         except NoBill as error:
             refuse(str(error))
     as_text = {

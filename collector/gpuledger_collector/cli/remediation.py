@@ -1,4 +1,5 @@
-"""Findings of `gpuledger doctor`, and those about declarations: zones, commitments, budgets, queues, pools, disputes.
+"""Findings of `gpuledger doctor`, and those about declarations: zones, commitments, budgets,
+queues, pools, disputes.
 
 And about what expires or drifts apart: certificates, clocks, versions.
 """
@@ -46,7 +47,10 @@ ok, note, bad = (partial(Finding, verdict) for verdict in ("ok", "note", "bad"))
 
 
 def remediation(declared: Declarations, chosen: Settings, now_ms: int) -> Iterator[Finding]:
-    """What of the declarations needs a remedy. `now_ms` is the collector's clock when `found` was read."""
+    """What of the declarations needs a remedy.
+
+    `now_ms` is the collector's clock when `found` was read.
+    """
     yield from clock(declared.server_ms, now_ms)
     yield from zones(declared.zones)
     yield from commitments(declared.commitments, now_ms)
@@ -100,7 +104,11 @@ def commitments(ends: Sequence[tuple[str, int]], now_ms: int) -> Iterator[Findin
     for name, ends_ms in ends:
         day = format_date(ends_ms)
         if now_ms - ENDED_MS <= ends_ms <= now_ms:
-            yield bad("commitment", f"{name} ended on {day}: what it covered is charged on demand since", remedy)
+            yield bad(
+                "commitment",
+                f"{name} ended on {day}: what it covered is charged on demand since",
+                remedy,
+            )
         elif now_ms < ends_ms <= now_ms + SOON_MS:
             yield note("commitment", f"{name} ends on {day}", remedy)
 
@@ -130,7 +138,9 @@ def messages(budgets: Sequence[tuple[str, tuple[str, ...]]], chosen: Settings) -
 
 
 def queues(readings: Sequence[tuple[str, int]], now_ms: int) -> Iterator[Finding]:
-    """Queues that were not read for longer than a reading is valid, and not long enough to be forgotten."""
+    """Queues that were not read for longer than a reading is valid, and not long enough to be
+    forgotten.
+    """
     for source, at_ms in readings:
         silent_ms = now_ms - at_ms
         if QUEUE_VALID_MS < silent_ms <= 7 * QUEUE_EXPIRED_MS:
@@ -147,13 +157,16 @@ def disputes(starts: Sequence[tuple[int, int]], keep_days: int, now_ms: int) -> 
         if keep_days and start_ms < now_ms - keep_days * DAY_MS:
             yield bad(
                 "retention",
-                f"dispute {number} is open about days before those that keep_usage_interval_days = {keep_days} keeps",
+                f"dispute {number} is open about days before those that keep_usage_interval_days ="
+                f" {keep_days} keeps",
                 "decide it (gpuledger disputes resolve), or keep evidence for longer",
             )
 
 
 def versions(agents: Sequence[tuple[str, str]]) -> Iterator[Finding]:
-    """Agents of another minor version than the collector's; a text that is not a version is left alone."""
+    """Agents of another minor version than the collector's; a text that is not a version is left
+    alone.
+    """
     own = _numbers(__version__)
     newer: list[str] = []
     older: list[str] = []
@@ -182,7 +195,9 @@ def _numbers(text: str) -> tuple[int, ...] | None:
 
 
 def _first(names: list[str]) -> str:
-    return ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
+    return ", ".join(names[:MAX_NAMES]) + (
+        f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    )
 
 
 def certificate(path: Path, now_ms: int) -> Iterator[Finding]:
@@ -197,7 +212,9 @@ def certificate(path: Path, now_ms: int) -> Iterator[Finding]:
     days = (round(ends.timestamp() * 1000) - now_ms) // DAY_MS
     sentence = f"{path} is valid until {ends:%Y-%m-%d}"
     if days < 0:
-        yield bad("certificate", f"{path} ended on {ends:%Y-%m-%d}: agents refuse the collector", remedy)
+        yield bad(
+            "certificate", f"{path} ended on {ends:%Y-%m-%d}: agents refuse the collector", remedy
+        )
     elif days * DAY_MS < SOON_MS:
         yield bad("certificate", f"{sentence}, {days} days", remedy)
     else:
@@ -205,7 +222,10 @@ def certificate(path: Path, now_ms: int) -> Iterator[Finding]:
 
 
 def expiry(pem: str) -> dt.datetime:
-    """When the first certificate of a PEM text ends (notAfter, RFC 5280 4.1.2.5). Raises ValueError where none is."""
+    """When the first certificate of a PEM text ends (notAfter, RFC 5280 4.1.2.5).
+
+    Raises ValueError where none is.
+    """
     body = re.search(r"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", pem, re.DOTALL)
     if body is None:
         raise ValueError("it holds no certificate")

@@ -1,4 +1,6 @@
-"""gpuledger runs: what each run held, wasted and produced, what a unit of its output cost, and its bottlenecks."""
+"""gpuledger runs: what each run held, wasted and produced, what a unit of its output cost, and its
+bottlenecks.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,23 @@ from typer import Argument, Option
 
 from gpuledger_collector.accounting.period import parse_instant
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.common import dry_run_note, new_app, owner_levels, refuse, require_folder, time_range
-from gpuledger_collector.cli.output import Column, emit, emit_report, hidden, number, print_json, write_text
+from gpuledger_collector.cli.common import (
+    dry_run_note,
+    new_app,
+    owner_levels,
+    refuse,
+    require_folder,
+    time_range,
+)
+from gpuledger_collector.cli.output import (
+    Column,
+    emit,
+    emit_report,
+    hidden,
+    number,
+    print_json,
+    write_text,
+)
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.cli.workloads import find_workload
@@ -79,7 +96,9 @@ class Bucket(enum.StrEnum):
     month = "month"
 
 
-RunName = Annotated[str, Argument(metavar="RUN", help="Its key, its id at the scheduler, or its name.")]
+RunName = Annotated[
+    str, Argument(metavar="RUN", help="Its key, its id at the scheduler, or its name.")
+]
 
 
 @app.callback(epilog="Example: gpuledger runs --owner team=vision --sort waste")
@@ -90,23 +109,26 @@ def runs(
     end: options.LastDay = None,
     days: options.LastDays = None,
     owner: Annotated[
-        list[str] | None, Option("--owner", metavar="LEVEL=VALUE", help="Only this owner's, such as team=vision.")
+        list[str] | None,
+        Option("--owner", metavar="LEVEL=VALUE", help="Only this owner's, such as team=vision."),
     ] = None,
     sort: Annotated[Order, Option("--sort", help="Largest first by this.")] = Order.cost,
     scaling: Annotated[
-        bool, Option("--scaling", help="Runs of one name on different numbers of GPUs, side by side.")
+        bool,
+        Option("--scaling", help="Runs of one name on different numbers of GPUs, side by side."),
     ] = False,
     top: options.Top = 50,
     form: options.Form = options.Format.table,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """List the runs of a period with their cost, their waste and the cost of a unit of their output.
+    """List the runs of a period with their cost, their waste and the cost of a unit of their
+    output.
 
-    Cost is that of GPU-time, without node costs, as the column `notice` of CSV and JSON says; `chargeback --by
-    workload` and `receipt` add a run's share of them.
-    A unit's cost is of the time that its counters cover; `coverage` says how much of the charged time that is.
-    With `--scaling`: time and cost of a unit by number of GPUs, and the efficiency against the fewest.
+    Cost is that of GPU-time, without node costs, as the column `notice` of CSV and JSON says;
+    `chargeback --by workload` and `receipt` add a run's share of them. A unit's cost is of the time
+    that its counters cover; `coverage` says how much of the charged time that is. With `--scaling`:
+    time and cost of a unit by number of GPUs, and the efficiency against the fewest.
     """
     if context.invoked_subcommand is not None:
         return
@@ -133,11 +155,20 @@ def runs(
 def _print_scaling(compared: Sequence[ScaledRuns], form: options.Format) -> None:
     if form is options.Format.json:
         sizes = [[scaling_json(point) for point in runs.points] for runs in compared]
-        print_json([{**asdict(runs), "points": points} for runs, points in zip(compared, sizes, strict=True)])
+        print_json(
+            [
+                {**asdict(runs), "points": points}
+                for runs, points in zip(compared, sizes, strict=True)
+            ]
+        )
     elif form is options.Format.table and not compared:
         print("no name ran on two different numbers of GPUs of a model in this period")
     else:
-        emit(form, SCALING_COLUMNS, [scaling_row(runs, point) for runs in compared for point in runs.points])
+        emit(
+            form,
+            SCALING_COLUMNS,
+            [scaling_row(runs, point) for runs in compared for point in runs.points],
+        )
 
 
 @app.command(epilog="Example: gpuledger runs show 4711 --format html -o 4711.html")
@@ -147,15 +178,19 @@ def show(
     start: options.FirstDay = None,
     end: options.LastDay = None,
     days: options.LastDays = None,
-    by: Annotated[Bucket | None, Option("--by", help="Unit costs of each part of its time, too.")] = None,
+    by: Annotated[
+        Bucket | None, Option("--by", help="Unit costs of each part of its time, too.")
+    ] = None,
     form: Annotated[RunFormat, Option("--format", help="Form of the output.")] = RunFormat.table,
     output: options.Output = None,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Report one run: what it held, used, wasted and produced, its unit costs, its bottlenecks, and runs like it.
+    """Report one run: what it held, used, wasted and produced, its unit costs, its bottlenecks, and
+    runs like it.
 
-    The page of `--format html` is self-contained; `csv` has the unit costs. Without a period, all of its time counts.
+    The page of `--format html` is self-contained; `csv` has the unit costs. Without a period, all
+    of its time counts.
     """
     require_folder(output)
     asked = time_range(period, start, end, days)
@@ -167,7 +202,9 @@ def show(
             session.rate(ALWAYS)
         with session.database.transaction() as connection:
             number, key, *_ = find_workload(connection, name, "run")
-            report = report_run(connection, number, None if bucket is None else bucket.value, session.now_ms, span)
+            report = report_run(
+                connection, number, None if bucket is None else bucket.value, session.now_ms, span
+            )
     if report is None:
         refuse(f"{key} was charged nothing{' in this period' if is_limited else ''}")
     if form is RunFormat.csv:
@@ -182,14 +219,19 @@ def report(
     name: RunName,
     steps: Annotated[int | None, Option("--steps", min=0, help="Steps since it began.")] = None,
     tokens: Annotated[int | None, Option("--tokens", min=0, help="Tokens since it began.")] = None,
-    samples: Annotated[int | None, Option("--samples", min=0, help="Samples since it began.")] = None,
+    samples: Annotated[
+        int | None, Option("--samples", min=0, help="Samples since it began.")
+    ] = None,
     epochs: Annotated[int | None, Option("--epochs", min=0, help="Epochs since it began.")] = None,
-    at: Annotated[str | None, Option("--at", metavar="INSTANT", help="RFC 3339 with zone; default: now.")] = None,
+    at: Annotated[
+        str | None, Option("--at", metavar="INSTANT", help="RFC 3339 with zone; default: now.")
+    ] = None,
     dry_run: options.DryRun = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Report the progress of a run, in totals that only grow: what a step or a token cost is derived from it.
+    """Report the progress of a run, in totals that only grow: what a step or a token cost is
+    derived from it.
 
     The same as POST /v1/runs/RUN/progress, for whoever can reach the database.
     """
@@ -199,10 +241,17 @@ def report(
         at_ms = None if at is None else parse_instant(at)
     except ValueError as error:
         refuse(f"--at: {error}")
-    with open_session(dsn, config) as session, session.database.transaction(dry_run=dry_run) as connection:
+    with (
+        open_session(dsn, config) as session,
+        session.database.transaction(dry_run=dry_run) as connection,
+    ):
         number, key, *_ = find_workload(connection, name, "run")
         try:
             record_progress(connection, number, progress, at_ms, None, session.now_ms)
         except ValueError as error:
             refuse(str(error))
-    say(f"{key}: " + ", ".join(f"{value} {counter}" for counter, value in progress.items()) + dry_run_note(dry_run))
+    say(
+        f"{key}: "
+        + ", ".join(f"{value} {counter}" for counter, value in progress.items())
+        + dry_run_note(dry_run)
+    )

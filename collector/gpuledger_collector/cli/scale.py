@@ -17,7 +17,12 @@ from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.scaling import COLUMNS as DECISION_NAMES
 from gpuledger_collector.export.scaling import row as decision_row
-from gpuledger_collector.insight.backtest import DEFAULT_COST_CAP, Backtest, ScalingScenario, backtest_scaling
+from gpuledger_collector.insight.backtest import (
+    DEFAULT_COST_CAP,
+    Backtest,
+    ScalingScenario,
+    backtest_scaling,
+)
 from gpuledger_collector.insight.pool_backtest import PoolBacktest
 from gpuledger_collector.insight.scaling.advice import ScalingAdvice
 from gpuledger_collector.insight.scaling.pools import explain_no_decision
@@ -26,7 +31,13 @@ from gpuledger_collector.storage.capacity import scaling
 from gpuledger_common.plurals import plural
 
 DEFAULT_LEAD_MS = 600_000
-ADVICE_COLUMNS = (Column("pool"), number("demand_now"), number("desired_gpus"), Column("mode"), Column("reason"))
+ADVICE_COLUMNS = (
+    Column("pool"),
+    number("demand_now"),
+    number("desired_gpus"),
+    Column("mode"),
+    Column("reason"),
+)
 BACKTEST_COLUMNS = (
     Column("policy"),
     number("capacity"),
@@ -51,47 +62,67 @@ HISTORY_TABLE = (
 )
 
 app = new_app(
-    name="scale", help="Capacity in time: what to hold now, and what policies would have cost.", no_args_is_help=True
+    name="scale",
+    help="Capacity in time: what to hold now, and what policies would have cost.",
+    no_args_is_help=True,
 )
 
 
 @app.command(epilog="Example: gpuledger scale advise --pool train --delay 10m --format json")
 def advise(
-    pool: Annotated[str | None, Option("--pool", help="Only this pool of the ledger, with its back-test.")] = None,
+    pool: Annotated[
+        str | None, Option("--pool", help="Only this pool of the ledger, with its back-test.")
+    ] = None,
     delay: Annotated[
         str | None,
-        Option("--delay", metavar="SPAN", help="From an order to the GPU that serves; else the pool's, or 10m."),
+        Option(
+            "--delay",
+            metavar="SPAN",
+            help="From an order to the GPU that serves; else the pool's, or 10m.",
+        ),
     ] = None,
     floor: Annotated[
         float | None, Option("--floor", min=0.0, help="GPUs to hold at least; else the pool's own.")
     ] = None,
     ceiling: Annotated[
-        float | None, Option("--ceiling", min=0.0, help="GPUs to hold at most; else the pool's own.")
+        float | None,
+        Option("--ceiling", min=0.0, help="GPUs to hold at most; else the pool's own."),
     ] = None,
     node_gpus: Annotated[
-        float | None, Option("--node-gpus", min=0.01, help="GPUs of a node; else the pool's own, or 1.")
+        float | None,
+        Option("--node-gpus", min=0.01, help="GPUs of a node; else the pool's own, or 1."),
     ] = None,
     form: options.Form = options.Format.table,
     exit_code: options.ExitCode = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Say how many GPUs each pool should hold now, and why, within the limits of its [[pool]] table.
+    """Say how many GPUs each pool should hold now, and why, within the limits of its [[pool]]
+    table.
 
-    It covers current demand; a pool whose recent demand is not known gets no number, and with --exit-code the command
-    ends with 1. Advice by the pool's own limits is recorded; with other ones given here it is only shown.
+    It covers current demand; a pool whose recent demand is not known gets no number, and with
+    --exit-code the command ends with 1. Advice by the pool's own limits is recorded; with other
+    ones given here it is only shown.
     """
     given = {"floor_gpus": floor, "ceiling_gpus": ceiling, "node_gpus": node_gpus}
     limits = {name: value for name, value in given.items() if value is not None}
     lead_ms = None if delay is None else duration_ms(delay, "--delay")
     with open_pools(dsn, config, pool) as pools:
         own_terms = not limits and lead_ms is None
-        decisions = pools.record_decisions(pool) if own_terms else pools.try_decisions(pool, lead_ms, limits)
+        decisions = (
+            pools.record_decisions(pool)
+            if own_terms
+            else pools.try_decisions(pool, lead_ms, limits)
+        )
         advice = {
             name: explain_no_decision(pools.demand[name]) if decision is None else decision.advice
             for name, decision in decisions.items()
         }
-        backtest = None if pool is None or decisions[pool] is None else pools.backtest(pool, lead_ms, limits)
+        backtest = (
+            None
+            if pool is None or decisions[pool] is None
+            else pools.backtest(pool, lead_ms, limits)
+        )
     print_advice(advice, form, backtest)
     end_with(None in decisions.values(), exit_code)
 
@@ -99,15 +130,26 @@ def advise(
 def print_advice(
     advice: Mapping[str, ScalingAdvice | str], form: options.Format, backtest: PoolBacktest | None
 ) -> None:
-    """Print the advice; a pool without one has its reason and no number. `backtest` is that of the one pool."""
+    """Print the advice; a pool without one has its reason and no number.
+
+    `backtest` is that of the one pool.
+    """
     names = [column.name for column in ADVICE_COLUMNS]
     rows: list[dict[str, Any]] = [
         dict(
             zip(
                 names,
-                (name, None, None, "stale", entry)
-                if isinstance(entry, str)
-                else (name, round(entry.demand_now, 3), entry.desired_gpus, entry.mode, entry.reason),
+                (
+                    (name, None, None, "stale", entry)
+                    if isinstance(entry, str)
+                    else (
+                        name,
+                        round(entry.demand_now, 3),
+                        entry.desired_gpus,
+                        entry.mode,
+                        entry.reason,
+                    )
+                ),
                 strict=True,
             )
         )
@@ -123,7 +165,10 @@ def print_advice(
         now = (
             ""
             if gpus is None
-            else f"hold {plural(f'{gpus:g}', 'GPU')} (demand now {row['demand_now']:g}, {row['mode']}). "
+            else (
+                f"hold {plural(f'{gpus:g}', 'GPU')} (demand now {row['demand_now']:g},"
+                f" {row['mode']}). "
+            )
         )
         say(f"{row['pool']}: {now}{row['reason']}")
     if backtest is not None:
@@ -139,7 +184,8 @@ def history(
     end: options.LastDay = None,
     days: options.LastDays = None,
     limit: Annotated[
-        int, Option("--limit", min=1, max=100_000, help="At most so many decisions, the newest ones.")
+        int,
+        Option("--limit", min=1, max=100_000, help="At most so many decisions, the newest ones."),
     ] = 1000,
     form: options.Form = options.Format.table,
     dsn: options.Dsn = None,
@@ -147,16 +193,24 @@ def history(
 ) -> None:
     """Show the decisions on pools and their outcome: demand, wait and waste had they been followed.
 
-    Wait is demand above what was desired, waste what was desired above demand: GPU-seconds while the decision served.
+    Wait is demand above what was desired, waste what was desired above demand: GPU-seconds while
+    the decision served.
     """
     asked = time_range(period, start, end, days)
     with open_session(dsn, config) as session:
         span = asked.resolve(session.calendar, session.now_ms)
         with session.database.connect() as connection:
             decisions = scaling.history(connection, pool, span.start_ms, limit)
-    rows = [decision_row(decision.facts) for decision in decisions if decision.facts["made_ms"] < span.end_ms]
+    rows = [
+        decision_row(decision.facts)
+        for decision in decisions
+        if decision.facts["made_ms"] < span.end_ms
+    ]
     if form is options.Format.table:
-        note = f"{plural(len(rows), 'decision')}; wait and waste while a decision served, had it been followed"
+        note = (
+            f"{plural(len(rows), 'decision')}; wait and waste while a decision served, had it been"
+            " followed"
+        )
         emit(form, HISTORY_TABLE, [_history_row(row) for row in rows], [note])
     else:
         columns = [Column(name) for name in DECISION_NAMES]
@@ -167,7 +221,10 @@ def _history_row(row: Row) -> Row:
     """A decision with its hours of wait and waste as text, and the order that it led to."""
     order = f" [{row['notified']}: {row['notified_state'] or 'queued'}]" if row["notified"] else ""
     return {
-        **{name: f"{row[name]:.1f}" if isinstance(row[name], float) else row[name] for name in SHOWN},
+        **{
+            name: f"{row[name]:.1f}" if isinstance(row[name], float) else row[name]
+            for name in SHOWN
+        },
         "wait": _hours(row["wait_gpu_s"]),
         "waste": _hours(row["waste_gpu_s"]),
         "reason": f"{row['reason']}{order}",
@@ -178,28 +235,47 @@ def _hours(gpu_s: object) -> str:
     return f"{gpu_s / 3600:.2f}" if isinstance(gpu_s, float) else "not yet"
 
 
-@app.command(epilog="Example: gpuledger scale backtest demand.csv --delay 10m --cost-cap 1.1 --format json")
+@app.command(
+    epilog="Example: gpuledger scale backtest demand.csv --delay 10m --cost-cap 1.1 --format json"
+)
 def backtest(
     file: Annotated[
-        str | None, Argument(metavar="[FILE]", help="CSV with ts,demand, evenly spaced; - reads standard input.")
+        str | None,
+        Argument(
+            metavar="[FILE]", help="CSV with ts,demand, evenly spaced; - reads standard input."
+        ),
     ] = None,
     pool: Annotated[
-        str | None, Option("--pool", help="A pool of the ledger instead of a file: its last 28 days.")
+        str | None,
+        Option("--pool", help="A pool of the ledger instead of a file: its last 28 days."),
     ] = None,
     delay: Annotated[
         str | None,
-        Option("--delay", metavar="SPAN", help="From an order to the GPU that serves; else the pool's, or 10m."),
+        Option(
+            "--delay",
+            metavar="SPAN",
+            help="From an order to the GPU that serves; else the pool's, or 10m.",
+        ),
     ] = None,
     step: Annotated[
-        str | None, Option("--step", metavar="SPAN", help="Step of the decisions; else the file's own.")
+        str | None,
+        Option("--step", metavar="SPAN", help="Step of the decisions; else the file's own."),
     ] = None,
     node_gpus: Annotated[
         float | None,
-        Option("--node-gpus", min=0.0, help="GPUs of a node; 0: may be fractional; else the pool's own, or 0."),
+        Option(
+            "--node-gpus",
+            min=0.0,
+            help="GPUs of a node; 0: may be fractional; else the pool's own, or 0.",
+        ),
     ] = None,
     cost_cap: Annotated[
         float | None,
-        Option("--cost-cap", min=1.0, help="Most capacity, in multiples of demand; else the pool's, or 1.25."),
+        Option(
+            "--cost-cap",
+            min=1.0,
+            help="Most capacity, in multiples of demand; else the pool's, or 1.25.",
+        ),
     ] = None,
     form: options.Form = options.Format.table,
     dsn: options.Dsn = None,
@@ -207,8 +283,9 @@ def backtest(
 ) -> None:
     """Compare capacity policies on one demand series: capacity, demand and wait in GPU-hours.
 
-    The first ten days are history, on which settings are chosen, and are not judged. With --pool: the pool's last 28
-    days, in money by the price book, next to the setting that turns prediction on.
+    The first ten days are history, on which settings are chosen, and are not judged. With --pool:
+    the pool's last 28 days, in money by the price book, next to the setting that turns prediction
+    on.
     """
     lead_ms = None if delay is None else duration_ms(delay, "--delay")
     step_ms = None if step is None else duration_ms(step, "--step")
@@ -221,12 +298,18 @@ def backtest(
             print_backtest(pools.backtest(pool, lead_ms, limits), form)
         return
     if file is None or pool is not None:
-        refuse("name a FILE, or a pool with --pool" if pool is None else "--pool: name a FILE or a pool, not both")
+        refuse(
+            "name a FILE, or a pool with --pool"
+            if pool is None
+            else "--pool: name a FILE or a pool, not both"
+        )
     from gpuledger_collector.cli.read_series import read_series  # pandas takes a third of a second
 
     series = resample(read_series(file, "demand", named=False).series[0], step_ms)
     try:
-        scenario = ScalingScenario(lead_ms or DEFAULT_LEAD_MS, cost_cap or DEFAULT_COST_CAP, node_gpus or 0.0)
+        scenario = ScalingScenario(
+            lead_ms or DEFAULT_LEAD_MS, cost_cap or DEFAULT_COST_CAP, node_gpus or 0.0
+        )
         with busy("replaying each policy"):
             result = backtest_scaling(series, scenario)
     except ValueError as error:
@@ -235,11 +318,18 @@ def backtest(
 
 
 def resample(series: Series, step_ms: int | None) -> Series:
-    """The series on another step: the mean of finer instants, a coarser one held; refuses what does not divide."""
+    """The series on another step: the mean of finer instants, a coarser one held; refuses what does
+    not divide.
+    """
     if step_ms is None or step_ms == series.step_ms:
         return series
     if series.step_ms % step_ms == 0:
-        return Series(series.name, series.start_ms, step_ms, np.repeat(series.values, series.step_ms // step_ms))
+        return Series(
+            series.name,
+            series.start_ms,
+            step_ms,
+            np.repeat(series.values, series.step_ms // step_ms),
+        )
     if step_ms % series.step_ms:
         own = f"the file's own step of {series.step_ms / 1000:g} s"
         refuse(f"--step: {step_ms / 1000:g} s is neither a multiple nor a part of {own}")
@@ -247,7 +337,12 @@ def resample(series: Series, step_ms: int | None) -> Series:
     groups = series.values[: len(series.values) // width * width].reshape(-1, width)
     known = np.isfinite(groups)
     total, count = np.where(known, groups, 0.0).sum(axis=1), known.sum(axis=1)
-    return Series(series.name, series.start_ms, step_ms, np.where(count > 0, total / np.maximum(count, 1), np.nan))
+    return Series(
+        series.name,
+        series.start_ms,
+        step_ms,
+        np.where(count > 0, total / np.maximum(count, 1), np.nan),
+    )
 
 
 def print_policies(result: Backtest, form: options.Format) -> None:
@@ -259,7 +354,9 @@ def print_policies(result: Backtest, form: options.Format) -> None:
         return
     footer = [
         "capacity and wait in GPU-hours over the judged part; wait is demand that found no GPU",
-        f"gpuledger looked ahead on {result.predictive_days} of {plural(result.judged_days, 'day')}, "
-        "else it ran the tuned reactive setting",
+        (
+            f"gpuledger looked ahead on {result.predictive_days} of"
+            f" {plural(result.judged_days, 'day')}, else it ran the tuned reactive setting"
+        ),
     ]
     emit(form, BACKTEST_COLUMNS, rows, footer)

@@ -1,4 +1,6 @@
-"""The pools of the ledger for `gpuledger scale`: their decisions, and the back-test of their last weeks in money."""
+"""The pools of the ledger for `gpuledger scale`: their decisions, and the back-test of their last
+weeks in money.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from gpuledger_collector.cli.session import Session, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.insight.pool_backtest import PoolBacktest, backtest_pool
 from gpuledger_collector.insight.rates import GpuHourRate
-from gpuledger_collector.insight.scaling.pools import PoolDemand, ScalingDecision, ScalingTerms, decide
+from gpuledger_collector.insight.scaling.pools import (
+    PoolDemand,
+    ScalingDecision,
+    ScalingTerms,
+    decide,
+)
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.capacity import scaling
@@ -43,13 +50,18 @@ def open_pools(dsn: str | None, config: Path | None, only: str | None) -> Iterat
     """The pools of the ledger, brought up to date; refuses a pool that it does not know."""
     with open_session(dsn, config) as session:
         end_ms = session.now_ms // HOUR_MS * HOUR_MS  # demand is read by full hours
-        refresh(session.database, Period(end_ms - scaling.DEMAND_DAYS * DAY_MS, end_ms), session.now_ms)
+        refresh(
+            session.database, Period(end_ms - scaling.DEMAND_DAYS * DAY_MS, end_ms), session.now_ms
+        )
         with session.database.connect() as connection:
             demand = {entry.pool: entry for entry in scaling.demand(connection, session.now_ms)}
             terms = scaling.terms(connection)
         period = f"in the last {scaling.DEMAND_DAYS} days"
         if only is not None and only not in demand:
-            refuse(f"--pool: no pool {only!r} held GPUs {period}; there are {', '.join(demand) or 'none'}")
+            refuse(
+                f"--pool: no pool {only!r} held GPUs {period}; there are"
+                f" {', '.join(demand) or 'none'}"
+            )
         if not demand:
             refuse(f"the ledger has no usage {period}: nothing to look ahead from", FINDINGS)
         yield Pools(session, demand, terms)
@@ -82,14 +94,18 @@ class Pools:
     ) -> dict[str, ScalingDecision | None]:
         """The decisions under other limits; nothing is recorded, and nobody is notified."""
         return {
-            name: decide(demand, self.terms(name, lead_ms, limits), self.session.now_ms, self.rate(name))
+            name: decide(
+                demand, self.terms(name, lead_ms, limits), self.session.now_ms, self.rate(name)
+            )
             for name, demand in self.demand.items()
             if only in {None, name}
         }
 
     def backtest(self, pool: str, lead_ms: int | None, limits: Mapping[str, Any]) -> PoolBacktest:
         """The back-test of a pool's last 28 days."""
-        return backtest_pool(self.demand[pool].series, self.terms(pool, lead_ms, limits), self.rate(pool))
+        return backtest_pool(
+            self.demand[pool].series, self.terms(pool, lead_ms, limits), self.rate(pool)
+        )
 
 
 def print_backtest(backtest: PoolBacktest, form: options.Format) -> None:
@@ -101,7 +117,10 @@ def print_backtest(backtest: PoolBacktest, form: options.Format) -> None:
         emit(form, COLUMNS, backtest.rows())
         return
     limits = backtest.terms.limits
-    setting = f"[[pool]] name = {json.dumps(backtest.terms.pool)}: predict = {str(limits.predict).lower()}"
+    setting = (
+        f"[[pool]] name = {json.dumps(backtest.terms.pool)}: predict ="
+        f" {str(limits.predict).lower()}"
+    )
     if backtest.backtest is None:
         say(f"back-test: {backtest.note}")
         say(f"setting: {setting}")
@@ -111,8 +130,10 @@ def print_backtest(backtest: PoolBacktest, form: options.Format) -> None:
     cap = f"capacity at most {limits.cost_cap:g} x demand"
     say(f"{backtest.terms.pool}: the last {days}, {lead}, {cap}; GPU-hours")
     footer = [
-        f"gpuledger looked ahead on {backtest.backtest.predictive_days} of {days}, "
-        "else it ran the tuned reactive setting",
+        (
+            f"gpuledger looked ahead on {backtest.backtest.predictive_days} of {days}, "
+            "else it ran the tuned reactive setting"
+        ),
         f"setting: {setting}, mode = {json.dumps(backtest.terms.mode)}",
     ]
     emit(form, COLUMNS, [_table_row(row) for row in backtest.rows()], footer)
@@ -121,6 +142,12 @@ def print_backtest(backtest: PoolBacktest, form: options.Format) -> None:
 def _table_row(row: Row) -> Row:
     """A policy with its numbers as text."""
     return {
-        name: value if name not in PLACES else "unpriced" if value is None else f"{value:,.{PLACES[name]}f}"
+        name: (
+            value
+            if name not in PLACES
+            else "unpriced"
+            if value is None
+            else f"{value:,.{PLACES[name]}f}"
+        )
         for name, value in row.items()
     }

@@ -21,9 +21,16 @@ def serve(
     dsn: options.Dsn = None,
     config: options.Config = None,
     workers: Annotated[
-        str | None, Option("--workers", metavar="N|auto", help="Processes that serve (default: the setting workers).")
+        str | None,
+        Option(
+            "--workers",
+            metavar="N|auto",
+            help="Processes that serve (default: the setting workers).",
+        ),
     ] = None,
-    check_config: Annotated[bool, Option("--check-config", help="Check the settings and exit.")] = False,
+    check_config: Annotated[
+        bool, Option("--check-config", help="Check the settings and exit.")
+    ] = False,
     worker: Annotated[str | None, Option("--worker", hidden=True)] = None,
 ) -> None:
     """Accept batches from agents, keep the ledger, run the jobs, answer the API."""

@@ -25,7 +25,8 @@ CONFIG_VARIABLE = "GPULEDGER_CONFIG"
 
 
 def load_settings(config: Path | None = None, dsn: str | None = None) -> Settings:
-    """The settings of this command; `--config` wins over GPULEDGER_CONFIG, `--dsn` over file and environment.
+    """The settings of this command; `--config` wins over GPULEDGER_CONFIG, `--dsn` over file and
+    environment.
 
     Raises SettingsError.
     """
@@ -46,15 +47,22 @@ def clock_ms() -> int:
 
 
 @contextlib.contextmanager
-def open_database(dsn: str | None, config: Path | None, *, migrated: bool = True) -> Iterator[Database]:
-    """The database of `--dsn`, of the settings, or the embedded one, up and migrated while the block runs."""
+def open_database(
+    dsn: str | None, config: Path | None, *, migrated: bool = True
+) -> Iterator[Database]:
+    """The database of `--dsn`, of the settings, or the embedded one, up and migrated while the
+    block runs.
+    """
     with wiring.database(load_settings(config, dsn), migrated=migrated) as database:
         yield database
 
 
 @dataclass(frozen=True)
 class Session:
-    """A migrated database for the time of one command. The clock is read once, so that all parts agree on now."""
+    """A migrated database for the time of one command.
+
+    The clock is read once, so that all parts agree on now.
+    """
 
     database: Database
     now_ms: int
@@ -66,11 +74,16 @@ class Session:
             return zones.calendar(connection)
 
     def require_zone(self, zone: str | None) -> None:
-        """Refuse a zone that is not the billing zone: charges are made by its days, and cannot be cut otherwise."""
+        """Refuse a zone that is not the billing zone: charges are made by its days, and cannot be
+        cut otherwise.
+        """
         billing = self.calendar.zones[-1].name
         if zone not in {None, billing}:
             cure = f"echo 'billing_zone = \"{zone}\"' | gpuledger apply /dev/stdin"
-            refuse(f"--zone: days and months of this ledger are those of {billing}; for all of its bills: {cure}")
+            refuse(
+                f"--zone: days and months of this ledger are those of {billing}; for all of its"
+                f" bills: {cure}"
+            )
 
     def rate(self, period: Period) -> None:
         """Bring usage and charges of a period up to date, with a progress bar on a terminal."""
@@ -101,4 +114,7 @@ def open_session(dsn: str | None, config: Path | None) -> Iterator[Session]:
 
 def _say_if_standby(database: Database) -> None:
     if database.standby:
-        say("read replica: usage, charges and findings are as the primary last computed them", error=True)
+        say(
+            "read replica: usage, charges and findings are as the primary last computed them",
+            error=True,
+        )

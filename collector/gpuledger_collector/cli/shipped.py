@@ -8,7 +8,10 @@ from gpuledger_collector.storage.errors import EnvironmentLacks
 
 
 def shipped(name: str) -> Path:
-    """The folder of that name: in an installed package, or in the repository. Raises EnvironmentLacks."""
+    """The folder of that name: in an installed package, or in the repository.
+
+    Raises EnvironmentLacks.
+    """
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "_shipped" / name, package.parents[1] / name):
         if folder.is_dir():

@@ -40,7 +40,12 @@ from gpuledger_collector.ingest.files.usage import (
     understand,
 )
 from gpuledger_collector.ingest.remote_write.prometheus_api import PrometheusApi
-from gpuledger_collector.services.chargeback import chargeback_notes, no_price_note, read_before_prices, read_chargeback
+from gpuledger_collector.services.chargeback import (
+    chargeback_notes,
+    no_price_note,
+    read_before_prices,
+    read_chargeback,
+)
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.ledger import overview, rules
@@ -49,30 +54,42 @@ from gpuledger_common.plurals import plural
 
 app = new_app()
 RATED_SINCE, LATER = "2000-01-01", "2000-01-02"
-"""From when `--rate` holds: before any usage that can be imported; and from when another rate goes before it."""
+"""From when `--rate` holds: before any usage that can be imported; and from when another rate goes
+before it.
+"""
 _COMMA_RATE = re.compile(r"([0-9]+),([0-9]+)")
 _HOST_PORT = re.compile(r"[A-Za-z0-9.-]+:[0-9]{2,5}")
 DELIMITER_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @app.command(
-    epilog="Example: gpuledger start jobs.csv --rate 2.50, or gpuledger start http://prometheus:9090 --rate 2.50"
+    epilog=(
+        "Example: gpuledger start jobs.csv --rate 2.50, or gpuledger start http://prometheus:9090"
+        " --rate 2.50"
+    )
 )
 def start(
     source: Annotated[
         str,
         Argument(
             metavar="FILE|URL",
-            help="A table of jobs (CSV in any delimiter, .xlsx), what sacct prints (.gz as well), or the address of a "
-            "Prometheus.",
+            help=(
+                "A table of jobs (CSV in any delimiter, .xlsx), what sacct prints (.gz as well), or"
+                " the address of a "
+                "Prometheus."
+            ),
         ),
     ],
     rate: Annotated[
-        str | None, Option("--rate", help="Money per GPU-hour of all usage without a rate of its own, in any file.")
+        str | None,
+        Option(
+            "--rate", help="Money per GPU-hour of all usage without a rate of its own, in any file."
+        ),
     ] = None,
     currency: Annotated[str, Option("--currency", help="ISO 4217 code of --rate.")] = "USD",
     pool: Annotated[
-        str | None, Option("--pool", help="Pool of rows that name none; else the known one, or imported.")
+        str | None,
+        Option("--pool", help="Pool of rows that name none; else the known one, or imported."),
     ] = None,
     zone: imports.Zone = None,
     dates: imports.Dates = None,
@@ -83,28 +100,39 @@ def start(
     replaces: imports.Replace = False,
     also: imports.Also = False,
     days: Annotated[
-        int | None, Option("--days", min=1, max=3_660, help="Of a Prometheus: this many days up to now; else 30.")
+        int | None,
+        Option(
+            "--days", min=1, max=3_660, help="Of a Prometheus: this many days up to now; else 30."
+        ),
     ] = None,
     token_file: Annotated[
         Path | None, Option("--token-file", metavar="FILE", help="Bearer token of the Prometheus.")
     ] = None,
     ca_file: Annotated[
-        Path | None, Option("--ca-file", metavar="FILE", help="Authority of the Prometheus's certificate.")
+        Path | None,
+        Option("--ca-file", metavar="FILE", help="Authority of the Prometheus's certificate."),
     ] = None,
     yes: Annotated[bool, Option("--yes", "-y", help="Import without being asked.")] = False,
-    serve: Annotated[bool, Option("--serve", help="Keep the pages up afterwards, until Ctrl-C.")] = False,
+    serve: Annotated[
+        bool, Option("--serve", help="Keep the pages up afterwards, until Ctrl-C.")
+    ] = False,
     dry_run: options.DryRun = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Make a bill of a file of jobs: show what its columns mean, import it, and say who pays for what.
+    """Make a bill of a file of jobs: show what its columns mean, import it, and say who pays for
+    what.
 
-    What can be read in two ways is refused with the option that settles it. The same file twice changes nothing.
-    A Prometheus that scrapes dcgm-exporter, or an exporter of AMD, Intel and others (gpuledger profiles list), is read
-    by POST to /api/v1/series and /api/v1/query as it scraped: what it missed is unobserved, never idle.
+    What can be read in two ways is refused with the option that settles it. The same file twice
+    changes nothing. A Prometheus that scrapes dcgm-exporter, or an exporter of AMD, Intel and
+    others (gpuledger profiles list), is read by POST to /api/v1/series and /api/v1/query as it
+    scraped: what it missed is unobserved, never idle.
     """
     asked = _Asked(
-        None if rate is None else _price(rate, currency), yes, dry_run, imports.overlap_option(replaces, also)
+        None if rate is None else _price(rate, currency),
+        yes,
+        dry_run,
+        imports.overlap_option(replaces, also),
     )
     if prometheus.is_address(source):
         about_files = {
@@ -117,26 +145,40 @@ def start(
             "--skip-bad": skip_bad or None,
             "--replace": replaces or None,
         }
-        prometheus.refuse_options([name for name, value in about_files.items() if value is not None])
+        prometheus.refuse_options(
+            [name for name, value in about_files.items() if value is not None]
+        )
         api = prometheus.open_api(source, token_file, ca_file)
         prometheus.require_answer(api, clock_ms())
         with open_session(dsn, config) as session:
             _start_prometheus(session, load_settings(config, dsn), api, days, asked)
     else:
         if not {days, token_file, ca_file} <= {None}:
-            refuse("--days, --token-file and --ca-file are about a Prometheus; its address begins with http://")
-        parsed = _read_file(source, pool, imports.start_of_empty(empty_start), (zone, dates, column, sheet), skip_bad)
+            refuse(
+                "--days, --token-file and --ca-file are about a Prometheus; its address begins with"
+                " http://"
+            )
+        parsed = _read_file(
+            source,
+            pool,
+            imports.start_of_empty(empty_start),
+            (zone, dates, column, sheet),
+            skip_bad,
+        )
         with open_session(dsn, config) as session:
             _start_file(session, Path(source), parsed, zone, asked)
     if serve and not dry_run:
-        from gpuledger_collector import serving  # four times as much to import as all that a bill needs
+        from gpuledger_collector import (
+            serving,
+        )  # four times as much to import as all that a bill needs
 
         serving.serve(load_settings(config, dsn), lambda sentence: print(sentence, flush=True))
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What was asked besides the source: the rate, whether to ask first, and whether to change anything.
+    """What was asked besides the source: the rate, whether to ask first, and whether to change
+    anything.
 
     `on_overlap`: what happens to usage that another source brought for the same time.
     """
@@ -147,7 +189,9 @@ class _Asked:
     on_overlap: OnOverlap
 
 
-def _start_file(session: Session, file: Path, parsed: UsageFile, zone: str | None, asked: _Asked) -> None:
+def _start_file(
+    session: Session, file: Path, parsed: UsageFile, zone: str | None, asked: _Asked
+) -> None:
     rows, now_ms = parsed.rows, clock_ms()
     for sentence in (
         *long_usage(file, rows, now_ms),
@@ -156,28 +200,41 @@ def _start_file(session: Session, file: Path, parsed: UsageFile, zone: str | Non
     ):
         say(sentence, error=True)
     _set_rate(session, asked, f"Import {plural(len(rows), 'workload')}")
-    print(imports.write_usage(session, parsed, asked.dry_run, asked.on_overlap) + dry_run_note(asked.dry_run))
+    print(
+        imports.write_usage(session, parsed, asked.dry_run, asked.on_overlap)
+        + dry_run_note(asked.dry_run)
+    )
     if asked.dry_run:
         return
     last_ms = max(now_ms if row.end_ms is None else row.end_ms for row in rows)
     tagged = {name for row in rows for name in row.tags}
-    level = next((level for level in LEVELS if level in tagged), "user" if any(row.user for row in rows) else "pool")
+    level = next(
+        (level for level in LEVELS if level in tagged),
+        "user" if any(row.user for row in rows) else "pool",
+    )
     _print_bill(session, min(row.start_ms for row in rows), last_ms, level)
     if zone is not None and zone != "UTC" and session.calendar.is_utc:
         cure = f"echo 'billing_zone = \"{zone}\"' | gpuledger apply /dev/stdin"
-        say(f"gpuledger: days and months of the bill are those of UTC; those of {zone}: {cure}", error=True)
+        say(
+            f"gpuledger: days and months of the bill are those of UTC; those of {zone}: {cure}",
+            error=True,
+        )
 
 
 def _start_prometheus(
     session: Session, settings: Settings, api: PrometheusApi, days: int | None, asked: _Asked
 ) -> None:
     now_ms = session.now_ms
-    period = time_range(None, None, None, days or prometheus.DEFAULT_DAYS).resolve(session.calendar, now_ms)
+    period = time_range(None, None, None, days or prometheus.DEFAULT_DAYS).resolve(
+        session.calendar, now_ms
+    )
     period = Period(period.start_ms, now_ms - prometheus.SETTLING_MS)
     known = prometheus.look(api, period, wiring.series_reader(settings))
     if asked.on_overlap is not OnOverlap.also:
         prometheus.refuse_imported(session, known, period)
-    _set_rate(session, asked, f"Import their usage of {plural(days or prometheus.DEFAULT_DAYS, 'day')}")
+    _set_rate(
+        session, asked, f"Import their usage of {plural(days or prometheus.DEFAULT_DAYS, 'day')}"
+    )
     if asked.dry_run:
         print(f"nothing was read{dry_run_note(asked.dry_run)}")
         return
@@ -189,9 +246,12 @@ def _start_prometheus(
         is_new = overview.first_rated_ms(connection) is None
     has_team = any(labels.get("team") for labels, _ in known.series)
     last_ms = past.last_ms or now_ms
-    # Of a new ledger the first bill ends with the last sample: what follows is not lost, only not read yet.
+    # Of a new ledger the first bill ends with the last sample: what follows is not lost, only not
+    # read yet.
     billed = replace(session, now_ms=last_ms) if is_new else session
-    _print_bill(billed, past.first_ms or now_ms, last_ms, "team" if has_rules or has_team else "node")
+    _print_bill(
+        billed, past.first_ms or now_ms, last_ms, "team" if has_rules or has_team else "node"
+    )
 
 
 def _set_rate(session: Session, asked: _Asked, question: str) -> None:
@@ -221,19 +281,29 @@ def _open_usage(rows: Sequence[UsageRow], now_ms: int) -> Iterator[str]:
         first = min(running, key=lambda row: row.start_ms)
         which = "it" if len(running) == 1 else f"the first, {first.workload_id!r},"
         yield (
-            f"{plural(len(running), 'workload')} without an end, {imports.BILLED_UP_TO_NOW}; {which} runs since "
-            f"{format_instant(first.start_ms)}"
+            f"{plural(len(running), 'workload')} without an end, {imports.BILLED_UP_TO_NOW};"
+            f" {which} runs since {format_instant(first.start_ms)}"
         )
 
 
 def _read_file(
-    source: str, pool: str | None, empty_start: int | str | None, reading: tuple[Any, ...], skip_bad: bool
+    source: str,
+    pool: str | None,
+    empty_start: int | str | None,
+    reading: tuple[Any, ...],
+    skip_bad: bool,
 ) -> UsageFile:
-    """The workloads of the file that was named; `reading`: zone, order of dates, columns and sheet as given."""
+    """The workloads of the file that was named; `reading`: zone, order of dates, columns and sheet
+    as given.
+    """
     if _HOST_PORT.fullmatch(source) and not Path(source).exists():
         refuse(f"{source} is no file; the address of a Prometheus is http://{source}")
     name, table = imports.optional_pool(pool), imports.table_options(*reading)
-    return _read(Path(source), UsageOptions(name, empty_start, imports.instants(any_instant=False), table), skip_bad)
+    return _read(
+        Path(source),
+        UsageOptions(name, empty_start, imports.instants(any_instant=False), table),
+        skip_bad,
+    )
 
 
 def _read(file: Path, usage_options: UsageOptions, skip_bad: bool) -> UsageFile:
@@ -271,7 +341,11 @@ def _show(table: JobTable) -> None:
             if table.day_first is not None
             else []
         ),
-        *([f"times without a zone are those of {table.zone.key}"] if table.zone is not None else []),
+        *(
+            [f"times without a zone are those of {table.zone.key}"]
+            if table.zone is not None
+            else []
+        ),
     ]
     say(f"{table.path}: {', '.join(facts)}")
     samples = table.samples
@@ -322,7 +396,10 @@ def _ask(question: str) -> None:
 def _price(rate: str, currency: str) -> Price:
     if comma := _COMMA_RATE.fullmatch(rate):
         if len(comma[2]) == len("000"):
-            refuse(f"--rate: {rate!r} can be read as {comma[1]}{comma[2]} or as {comma[1]}.{comma[2]}; write it so")
+            refuse(
+                f"--rate: {rate!r} can be read as {comma[1]}{comma[2]} or as {comma[1]}.{comma[2]};"
+                " write it so"
+            )
         rate = f"{comma[1]}.{comma[2]}"
     cells = {
         "pool": "",
@@ -336,12 +413,18 @@ def _price(rate: str, currency: str) -> Price:
     declared: list[Price] = DeclaredPrice.collect([Record("start", 1, cells)], problems)
     names = {"rate_per_gpu_hour": "--rate", "currency": "--currency"}
     if problems:
-        refuse("; ".join(f"{names[problem.source.rsplit(':', 1)[1]]}: {problem.message}" for problem in problems))
+        refuse(
+            "; ".join(
+                f"{names[problem.source.rsplit(':', 1)[1]]}: {problem.message}"
+                for problem in problems
+            )
+        )
     return declared[0]
 
 
 def _set_price(session: Session, price: Price, dry_run: bool) -> str:
-    """Put the rate into the price book, and return what that changes; empty when it is in force already.
+    """Put the rate into the price book, and return what that changes; empty when it is in force
+    already.
 
     More specific rates of the book go before it.
     """
@@ -351,8 +434,9 @@ def _set_price(session: Session, price: Price, dry_run: bool) -> str:
     except prices.CurrencyChanged:
         rate = f"--rate {price.rate.normalize():f} --currency {price.currency}"
         refuse(
-            f"--currency: an earlier start set a rate in another currency, which a rate keeps; `gpuledger prices set "
-            f"{rate} --from {LATER}` goes before it, then start without --rate"
+            "--currency: an earlier start set a rate in another currency, which a rate keeps;"
+            f" `gpuledger prices set {rate} --from {LATER}` goes before it, then start without"
+            " --rate"
         )
     if outcome.updated:
         return f" instead of the rate in force; {days_note(outcome)}"
@@ -364,7 +448,9 @@ def _set_price(session: Session, price: Price, dry_run: bool) -> str:
 def _print_bill(session: Session, first_ms: int, last_ms: int, level: str) -> None:
     """Print the bill of the days from one instant to another by a dimension."""
     calendar, now_ms = session.calendar, session.now_ms
-    period = Period(calendar.day_of(first_ms).start_ms, calendar.day_of(max(first_ms, last_ms - 1)).end_ms)
+    period = Period(
+        calendar.day_of(first_ms).start_ms, calendar.day_of(max(first_ms, last_ms - 1)).end_ms
+    )
     session.rate(period)
     with session.database.transaction(read_only=True) as connection:
         bill = read_chargeback(connection, period, (level,), now_ms).report
@@ -379,4 +465,7 @@ def _print_bill(session: Session, first_ms: int, last_ms: int, level: str) -> No
     for note in notes:
         say(f"gpuledger: {note}", error=True)
     if bill.unpriced and not bill.has_no_price:
-        say("gpuledger: some usage has no rate; --rate 2.50, or gpuledger prices set, gives it one", error=True)
+        say(
+            "gpuledger: some usage has no rate; --rate 2.50, or gpuledger prices set, gives it one",
+            error=True,
+        )

@@ -20,7 +20,11 @@ from gpuledger_collector.cli.progress import bar, busy
 from gpuledger_collector.cli.session import Session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.ingest.remote_write.history import History, Known, Past, read_known
-from gpuledger_collector.ingest.remote_write.prometheus_api import BadAddress, NoAnswer, PrometheusApi
+from gpuledger_collector.ingest.remote_write.prometheus_api import (
+    BadAddress,
+    NoAnswer,
+    PrometheusApi,
+)
 from gpuledger_collector.ingest.remote_write.series import SeriesCache, SeriesReader
 from gpuledger_collector.settings import Settings, read_secret
 from gpuledger_collector.storage import locks
@@ -80,7 +84,9 @@ def open_api(address: str, token_file: Path | None, ca_file: Path | None) -> Pro
 
 
 def require_answer(api: PrometheusApi, now_ms: int) -> None:
-    """Refuse an address at which no Prometheus answers, or which wants a token: before anything is started for it."""
+    """Refuse an address at which no Prometheus answers, or which wants a token: before anything is
+    started for it.
+    """
     with _refusing(), busy(f"asking {api.name}"):
         api.series(_NO_SERIES, Period(now_ms - _LOOK_BACK_MS, now_ms))
 
@@ -105,7 +111,10 @@ def look(api: PrometheusApi, period: Period, reader: SeriesReader) -> Known:
     if not known.series:
         since = format_instant(period.start_ms)[:10]
         names = "DCGM_FI_DEV_GPU_UTIL and others"
-        refuse(f"{api.name} has no series of GPUs ({names}) since {since}: does it scrape an exporter that is known?")
+        refuse(
+            f"{api.name} has no series of GPUs ({names}) since {since}: does it scrape an exporter"
+            " that is known?"
+        )
     _show(api, known)
     return known
 
@@ -113,8 +122,16 @@ def look(api: PrometheusApi, period: Period, reader: SeriesReader) -> Known:
 def _show(api: PrometheusApi, known: Known) -> None:
     nodes = {series.accelerator.node for _, series in known.series}
     accelerators = {series.accelerator.accelerator.uuid for _, series in known.series}
-    holders = {(series.workload.kind, series.workload.id) for _, series in known.series if series.workload is not None}
-    counts = [plural(len(accelerators), "GPU"), plural(len(nodes), "node"), plural(len(holders), "workload")]
+    holders = {
+        (series.workload.kind, series.workload.id)
+        for _, series in known.series
+        if series.workload is not None
+    }
+    counts = [
+        plural(len(accelerators), "GPU"),
+        plural(len(nodes), "node"),
+        plural(len(holders), "workload"),
+    ]
     say(f"{api.name}: {', '.join(counts)} by the labels of their exporters")
     rows = []
     shown: set[str] = set()
@@ -123,7 +140,9 @@ def _show(api: PrometheusApi, known: Known) -> None:
         if values and meaning not in shown:
             shown.add(meaning)
             more = f" and {len(values) - EXAMPLES} more" if len(values) > EXAMPLES else ""
-            rows.append({"label": label, "means": meaning, "values": ", ".join(values[:EXAMPLES]) + more})
+            rows.append(
+                {"label": label, "means": meaning, "values": ", ".join(values[:EXAMPLES]) + more}
+            )
     columns = [Column("label"), Column("means"), Column("values")]
     sys.stdout.write(table_text(columns, rows, terminal_width()))
 
@@ -142,7 +161,10 @@ def refuse_imported(session: Session, known: Known, period: Period) -> None:
 
 def declare_teams(session: Session, known: Known, now: dt.datetime) -> None:
     """Make the namespace of a pod its team, in a ledger that has no rules yet."""
-    if not any(series.workload is not None and series.workload.tags.get("namespace") for _, series in known.series):
+    if not any(
+        series.workload is not None and series.workload.tags.get("namespace")
+        for _, series in known.series
+    ):
         return
     with session.database.transaction() as connection:
         locks.take(connection, Lock.PRICES)
@@ -152,7 +174,9 @@ def declare_teams(session: Session, known: Known, now: dt.datetime) -> None:
             say(f"rules: {team}; [[rule]] tables of `gpuledger apply` replace them")
 
 
-def read_past(session: Session, settings: Settings, api: PrometheusApi, period: Period, now: dt.datetime) -> Past:
+def read_past(
+    session: Session, settings: Settings, api: PrometheusApi, period: Period, now: dt.datetime
+) -> Past:
     """Bring the usage of a period into the ledger; refuses an address that stops answering."""
     history = History(api, wiring.metering(settings), SeriesCache(wiring.series_reader(settings)))
     try:
@@ -163,18 +187,30 @@ def read_past(session: Session, settings: Settings, api: PrometheusApi, period: 
     except NoAnswer as error:
         refuse(f"{error}; what was read stays, and the same command goes on", UNAVAILABLE)
     if past.first_ms is None or past.last_ms is None:
-        refuse(f"{api.name} has no samples of GPUs in a whole five minutes yet; try again in a while")
+        refuse(
+            f"{api.name} has no samples of GPUs in a whole five minutes yet; try again in a while"
+        )
     return past
 
 
 def summary(past: Past) -> str:
     """The sentence about what was read."""
-    first, last = (format_instant((at_ms or 0) // 1000 * 1000) for at_ms in (past.first_ms, past.last_ms))
-    read = f"usage: {past.samples} samples of {plural(len(past.accelerators), 'GPU')} from {first} to {last}"
-    return f"{read}; what came since, and what it missed, is (unobserved) in the bill until it is read"
+    first, last = (
+        format_instant((at_ms or 0) // 1000 * 1000) for at_ms in (past.first_ms, past.last_ms)
+    )
+    read = (
+        f"usage: {past.samples} samples of {plural(len(past.accelerators), 'GPU')} from {first} to"
+        f" {last}"
+    )
+    return (
+        f"{read}; what came since, and what it missed, is (unobserved) in the bill until it is read"
+    )
 
 
 def refuse_options(given: Sequence[str]) -> None:
     """Refuse options of files."""
     if given:
-        refuse(f"{given[0]} is about a file; a Prometheus takes --rate, --currency, --days, --token-file and --ca-file")
+        refuse(
+            f"{given[0]} is about a file; a Prometheus takes --rate, --currency, --days,"
+            " --token-file and --ca-file"
+        )

@@ -13,7 +13,14 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period, month, months_of, parse_period
 from gpuledger_collector.accounting.statement import month_before
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.common import FINDINGS, named_period, new_app, owner_levels, refuse, require_folder
+from gpuledger_collector.cli.common import (
+    FINDINGS,
+    named_period,
+    new_app,
+    owner_levels,
+    refuse,
+    require_folder,
+)
 from gpuledger_collector.cli.output import write_text
 from gpuledger_collector.cli.progress import over
 from gpuledger_collector.cli.session import open_session
@@ -40,35 +47,56 @@ def statement(
     zone: options.BillingZone = None,
     owner: Annotated[
         str | None,
-        Option("--owner", metavar="[LEVEL=]NAME", help="Whose month: vision, project=nlp or (unattributed)."),
+        Option(
+            "--owner",
+            metavar="[LEVEL=]NAME",
+            help="Whose month: vision, project=nlp or (unattributed).",
+        ),
     ] = None,
     level: Annotated[
-        str | None, Option("--level", help="Level of the owner tree where --owner names none; else team.")
+        str | None,
+        Option("--level", help="Level of the owner tree where --owner names none; else team."),
     ] = None,
     output: options.Output = None,
-    everyone: Annotated[bool, Option("--all", help="A page for each owner of the level, and an index.")] = False,
-    folder: Annotated[Path | None, Option("--dir", metavar="DIR", help="Where --all writes its pages.")] = None,
+    everyone: Annotated[
+        bool, Option("--all", help="A page for each owner of the level, and an index.")
+    ] = False,
+    folder: Annotated[
+        Path | None, Option("--dir", metavar="DIR", help="Where --all writes its pages.")
+    ] = None,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Write the statement of an owner for a month: held, used, wasted, what changed and why, budgets and findings.
+    """Write the statement of an owner for a month: held, used, wasted, what changed and why,
+    budgets and findings.
 
-    One self-contained HTML file; printed, it is a PDF. Its amounts are those of `gpuledger chargeback --by LEVEL`.
-    Ends with 1 when that owner was billed nothing in that month.
+    One self-contained HTML file; printed, it is a PDF. Its amounts are those of `gpuledger
+    chargeback --by LEVEL`. Ends with 1 when that owner was billed nothing in that month.
     """
-    if everyone == (owner is not None) or everyone != (folder is not None) or (everyone and output is not None):
+    if (
+        everyone == (owner is not None)
+        or everyone != (folder is not None)
+        or (everyone and output is not None)
+    ):
         refuse("give either --owner NAME (and -o FILE), or --all --dir DIR")
     level, owner = _split_owner(level, owner)
     try:
         require_level(level)
         if period is not None and len(months_of(parse_period(period, 1))) > 1 and folder is None:
-            refuse(f"a statement is of one month, and {period} has several: --all --dir DIR writes them all")
+            refuse(
+                f"a statement is of one month, and {period} has several: --all --dir DIR writes"
+                " them all"
+            )
     except ValueError as error:
         refuse(str(error))
     require_folder(output)
     with open_session(dsn, config) as session:
         session.require_zone(zone)
-        names = [] if period is None else session.calendar.months_of(named_period(session.calendar, period))
+        names = (
+            []
+            if period is None
+            else session.calendar.months_of(named_period(session.calendar, period))
+        )
         for name in names or [session.calendar.month_of(session.now_ms)]:
             span = session.calendar.named(month(name))
             if len(names) > 1 and span.start_ms > session.now_ms:
@@ -82,14 +110,18 @@ def statement(
                     _write_all(connection, level, name, span, own, session.now_ms)
                     continue
                 try:
-                    text = as_html(read_statement(connection, level, owner or "", name, session.now_ms))
+                    text = as_html(
+                        read_statement(connection, level, owner or "", name, session.now_ms)
+                    )
                 except NoStatement as error:
                     refuse(str(error), FINDINGS)
                 write_text(text, output)
 
 
 def _split_owner(level: str | None, owner: str | None) -> tuple[str, str | None]:
-    """Level and name of `--owner`: split at its first `=` when a level stands before it; otherwise it is all name."""
+    """Level and name of `--owner`: split at its first `=` when a level stands before it; otherwise
+    it is all name.
+    """
     if owner is None or owner.partition("=")[0] not in LEVELS or "=" not in owner:
         return level or "team", owner
     ((own_level, name),) = owner_levels([owner]).items()
@@ -98,7 +130,9 @@ def _split_owner(level: str | None, owner: str | None) -> tuple[str, str | None]
     return own_level, name
 
 
-def _write_all(connection: Connection, level: str, name: str, period: Period, folder: Path, now_ms: int) -> None:
+def _write_all(
+    connection: Connection, level: str, name: str, period: Period, folder: Path, now_ms: int
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
     taken = {"index.html"}
@@ -109,7 +143,9 @@ def _write_all(connection: Connection, level: str, name: str, period: Period, fo
         file = _free_name(statement.owner, taken)
         (folder / file).write_text(as_html(statement), encoding="utf-8")
         files[statement.owner] = quote(file)
-    (folder / "index.html").write_text(index(level, name, month_bill.report, files=files), encoding="utf-8")
+    (folder / "index.html").write_text(
+        index(level, name, month_bill.report, files=files), encoding="utf-8"
+    )
     print(f"{plural(len(files), 'statement')} of {name} and index.html in {folder}")
 
 

@@ -18,7 +18,14 @@ from gpuledger_collector.storage.ledger import reports
 from gpuledger_collector.storage.locks import Lock
 
 app = new_app(name="tags", no_args_is_help=True)
-COLUMNS = (Column("what"), Column("name"), number("workloads"), number("gpu_hours"), number("cost"), Column("currency"))
+COLUMNS = (
+    Column("what"),
+    Column("name"),
+    number("workloads"),
+    number("gpu_hours"),
+    number("cost"),
+    Column("currency"),
+)
 
 
 @app.callback()
@@ -37,7 +44,8 @@ def check(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Say which tags and rules match which usage, what stays unattributed, and which tag may be a misspelt level.
+    """Say which tags and rules match which usage, what stays unattributed, and which tag may be a
+    misspelt level.
 
     Ends with 1 when some usage has no owner at that level.
     """

@@ -1,7 +1,9 @@
-"""What a terminal or a pipe is shown: names that agents and jobs chose must not move a cursor or forge a line.
+"""What a terminal or a pipe is shown: names that agents and jobs chose must not move a cursor or
+forge a line.
 
-Code that prints a line with a name in it uses `say`, and tables escape their cells (export.tables). The shielded
-stream is the second defense: whatever a command writes, only our own colors act on the terminal.
+Code that prints a line with a name in it uses `say`, and tables escape their cells (export.tables).
+The shielded stream is the second defense: whatever a command writes, only our own colors act on the
+terminal.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from typing import Any, TextIO
 from gpuledger_common.escapes import escape_lines, escape_text
 
 _COLOR = re.compile("(\x1b\\[(?:(?:0|1|2|3|4|22|23|24|3[1-6]|39)(?:;|(?=m)))*m)")
-"""Styles of tables: none of them hides text, gives it the color of its background, or makes it blink."""
+"""Styles of tables: none of them hides text, gives it the color of its background, or makes it
+blink.
+"""
 
 
 def say(line: str, *, error: bool = False, flush: bool = False) -> None:
@@ -23,7 +27,9 @@ def say(line: str, *, error: bool = False, flush: bool = False) -> None:
 
 
 def plain(text: str, *, colors: bool = False) -> str:
-    """The text with control characters other than line feeds and tabs as escapes; our own colors stay if wanted."""
+    """The text with control characters other than line feeds and tabs as escapes; our own colors
+    stay if wanted.
+    """
     if not colors:
         return escape_lines(text)
     parts = _COLOR.split(text)

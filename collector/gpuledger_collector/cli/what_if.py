@@ -27,12 +27,16 @@ app = new_app()
 
 @app.command("what-if", epilog="Example: gpuledger what-if --prices new.csv --period 2026-10")
 def what_if(
-    prices: Annotated[Path, Option("--prices", metavar="FILE", help="The other price book, as CSV.")],
+    prices: Annotated[
+        Path, Option("--prices", metavar="FILE", help="The other price book, as CSV.")
+    ],
     period: options.PeriodName = None,
     start: options.FirstDay = None,
     end: options.LastDay = None,
     days: options.LastDays = None,
-    by: Annotated[str, Option("--by", help="Columns: levels of the owner tree, pool, model, node.")] = "team",
+    by: Annotated[
+        str, Option("--by", help="Columns: levels of the owner tree, pool, model, node.")
+    ] = "team",
     form: options.Form = options.Format.table,
     dsn: options.Dsn = None,
     config: options.Config = None,
@@ -50,7 +54,11 @@ def what_if(
         span = session.rated(asked)
         with session.database.transaction(Lock.LEDGER) as connection:
             charged = report(reports.charged_lines(connection, span, names), names)
-            book = PriceBook(parsed.rows, commitments.choices(connection), locations=locations.current(connection))
+            book = PriceBook(
+                parsed.rows,
+                commitments.choices(connection),
+                locations=locations.current(connection),
+            )
             other = report(rate_with(connection, span, book, session.now_ms, names), names)
     amounts = ("gpu_hours", "cost_now", "cost_then", "difference")
     columns = [*map(Column, names), Column("currency"), *map(number, amounts)]
@@ -58,13 +66,16 @@ def what_if(
 
 
 def to_rows(names: Sequence[str], charged: Report, other: Report) -> list[Row]:
-    """A row for each owner and currency, the total last; empty where one side has no amount: unpriced is not zero."""
+    """A row for each owner and currency, the total last; empty where one side has no amount:
+    unpriced is not zero.
+    """
     sides: dict[tuple[str, tuple[str, ...]], list[tuple[str, int | None]]] = {}
     for index, side in enumerate((charged, other)):
         for line in [*side.rows, *side.totals]:
             keys = ("total", *[""] * (len(names) - 1)) if line in side.totals else line.keys
             cells = sides.setdefault((line.currency or "", keys), [("", None), ("", None)])
-            # Keyed by both: an owner may have no row on one side, where the other book prices none of its time.
+            # Keyed by both: an owner may have no row on one side, where the other book prices none
+            # of its time.
             cells[index] = (f"{line.gpu_hours:.6f}", line.cost_minor)
     rows = []
     for (currency, keys), ((hours, cost), (other_hours, other_cost)) in sides.items():

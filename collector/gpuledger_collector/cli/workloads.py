@@ -7,8 +7,13 @@ from gpuledger_collector.storage.findings.recommendations import workloads_calle
 from gpuledger_collector.storage.locks import Connection
 
 
-def find_workload(connection: Connection, name: str, kind: str) -> tuple[int, str, str | None, str | None]:
-    """Id, key, name and user of the workload with this key, id or name. Refuses none and several."""
+def find_workload(
+    connection: Connection, name: str, kind: str
+) -> tuple[int, str, str | None, str | None]:
+    """Id, key, name and user of the workload with this key, id or name.
+
+    Refuses none and several.
+    """
     workloads = workloads_called(connection, name)
     if not workloads:
         refuse(f"no {kind} has the key, the id or the name {name!r}")

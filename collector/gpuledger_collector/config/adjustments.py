@@ -25,8 +25,9 @@ effective_to = 2026-10-08
 reason = "twelve hours without InfiniBand"
 approver = "m.keller"
 
-Dates are days of the bill, in its zone; `effective_to` is not included. `owner`, `pool` and `gpu_model` restrict a
-markup, a discount or a tier. A true-up is booked from a provider's bill: `gpuledger adjustments true-up`.
+Dates are days of the bill, in its zone; `effective_to` is not included. `owner`, `pool` and
+`gpu_model` restrict a markup, a discount or a tier. A true-up is booked from a provider's bill:
+`gpuledger adjustments true-up`.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ class DeclaredAdjustment(Declaration):
     owner: dict[str, Name] = Field({}, validate_default=True)
     pool: Name = ""
     gpu_model: Name = ""
-    percent: Annotated[Decimal, decimal(PERCENT_DIGITS, MAX_PERCENT)] | None = Field(None, validate_default=True)
+    percent: Annotated[Decimal, decimal(PERCENT_DIGITS, MAX_PERCENT)] | None = Field(
+        None, validate_default=True
+    )
     steps: dict[str, Text] = Field({}, validate_default=True)
     per: Annotated[str, one_of((*LEVELS, FLEET))] = Field("", validate_default=False)
     amount_micro: PositiveMicroAmount | None = Field(None, alias="amount", validate_default=True)
@@ -112,15 +115,31 @@ class DeclaredAdjustment(Declaration):
     value_type = Adjustment
     identity = ("name",)
 
-    @field_validator("owner", "percent", "steps", "amount_micro", "currency", "from_on", "to_on", "reason", "approver")
+    @field_validator(
+        "owner",
+        "percent",
+        "steps",
+        "amount_micro",
+        "currency",
+        "from_on",
+        "to_on",
+        "reason",
+        "approver",
+    )
     @classmethod
     def _belong_to_the_kind(cls, value: Any, info: ValidationInfo) -> Any:
-        kind, key = info.data.get("kind"), cls.model_fields[info.field_name or ""].alias or info.field_name or ""
+        kind, key = (
+            info.data.get("kind"),
+            cls.model_fields[info.field_name or ""].alias or info.field_name or "",
+        )
         empty = value is None or value in ("", {})
         if kind in _NEEDS[key] and empty:
             raise refusal("empty", f"is empty: a {kind} needs it")
         if kind is not None and kind not in _NEEDS[key] and key in _ONLY and not empty:
-            raise refusal("not_asked", f"belongs to kind = {' or '.join(map(repr, _NEEDS[key]))}, not to {kind!r}")
+            raise refusal(
+                "not_asked",
+                f"belongs to kind = {' or '.join(map(repr, _NEEDS[key]))}, not to {kind!r}",
+            )
         return value
 
     @field_validator("owner")
@@ -134,9 +153,13 @@ class DeclaredAdjustment(Declaration):
 
     @field_validator("percent")
     @classmethod
-    def _take_no_more_than_all(cls, percent: Decimal | None, info: ValidationInfo) -> Decimal | None:
+    def _take_no_more_than_all(
+        cls, percent: Decimal | None, info: ValidationInfo
+    ) -> Decimal | None:
         if percent is not None and info.data.get("kind") == DISCOUNT and percent > 100:
-            raise refusal("out_of_range", f"{percent} is more than 100: nothing costs less than nothing")
+            raise refusal(
+                "out_of_range", f"{percent} is more than 100: nothing costs less than nothing"
+            )
         return percent
 
     @field_validator("steps")
@@ -146,14 +169,22 @@ class DeclaredAdjustment(Declaration):
         for rate in steps.values():
             read_bounded(rate, 9, MAX_RATE)
         if steps and (0 not in hours or len(set(hours)) != len(hours)):
-            raise refusal("bad_steps", "must begin at 0 and name each number once, as { 0 = 2.50, 1000 = 2.20 }")
+            raise refusal(
+                "bad_steps",
+                "must begin at 0 and name each number once, as { 0 = 2.50, 1000 = 2.20 }",
+            )
         return steps
 
     @field_validator("to_on")
     @classmethod
     def _stay_in_a_month(cls, end: dt.date | None, info: ValidationInfo) -> dt.date | None:
         start = info.data.get("from_on")
-        if info.data.get("kind") in AMOUNTS and start is not None and end is not None and end > start:
+        if (
+            info.data.get("kind") in AMOUNTS
+            and start is not None
+            and end is not None
+            and end > start
+        ):
             last = end - dt.timedelta(days=1)
             if (last.year, last.month) != (start.year, start.month):
                 raise refusal("two_months", "lies in another month: write an entry for each month")
@@ -161,16 +192,23 @@ class DeclaredAdjustment(Declaration):
 
     @classmethod
     def collect(cls, records: Iterable[Record], problems: list[Problem]) -> list[Any]:
-        """The values of all good tables; discounts that can meet take no more than all of the cost together."""
+        """The values of all good tables; discounts that can meet take no more than all of the cost
+        together.
+        """
         records = list(records)
         values = super().collect(records, problems)
         excess = excessive_discounts([value for value in values if value.kind == DISCOUNT])
         if excess:
             *others, last = excess
-            record = next(record for record in reversed(records) if record.cells.get("name") == last.name)
+            record = next(
+                record for record in reversed(records) if record.cells.get("name") == last.name
+            )
             names = " and ".join(f"{other.name!r} ({other.percent:f} %)" for other in others)
             total = sum(discount.percent or 0 for discount in excess)
-            message = f"with {names}, which can hold for the same time, {total:f} % are taken: at most 100 % can be"
+            message = (
+                f"with {names}, which can hold for the same time, {total:f} % are taken: at most"
+                " 100 % can be"
+            )
             problems.append(Problem("out_of_range", f"{record.source}:percent", message))
         return values
 

@@ -16,7 +16,9 @@ _ROWS = f"{files.MAX_RECORDS} rows"
 _LEDGER = "the ledger, by the rules that it imports"
 
 
-def _file(way_in: str, max_bytes: str, inflated: str, records: str, adds: str, deadline: str = NONE) -> Admission:
+def _file(
+    way_in: str, max_bytes: str, inflated: str, records: str, adds: str, deadline: str = NONE
+) -> Admission:
     """The row of a file: whoever runs the command pays, and nothing else waits for it."""
     return Admission(
         way_in=way_in,
@@ -36,8 +38,8 @@ def _file(way_in: str, max_bytes: str, inflated: str, records: str, adds: str, d
 _TABLE = _file(
     "table of jobs or devices (CSV, .gz, .xlsx)",
     _CONTENT,
-    f"{_CONTENT}; of a workbook {workbook_process.MAX_INFLATED_BYTES // _MIB} MiB, and its reader has "
-    f"{workbook_process.MAX_MEMORY_BYTES // _MIB} MiB of memory",
+    f"{_CONTENT}; of a workbook {workbook_process.MAX_INFLATED_BYTES // _MIB} MiB, and its reader"
+    f" has {workbook_process.MAX_MEMORY_BYTES // _MIB} MiB of memory",
     _ROWS,
     _LEDGER,
     f"{workbook_process.MAX_CPU_SECONDS} s of CPU for a workbook",
@@ -49,12 +51,26 @@ _BILL = _file(
     f"{_ROWS}, {files.PARQUET_ROWS} of Parquet at once",
     _LEDGER,
 )
-_SERIES = _file("series of a forecast, anomaly or backtest (CSV, .gz)", _CONTENT, _CONTENT, NONE, "nothing")
-_SHARES = _file("shares that sacctmgr or kubectl printed (.gz)", _CONTENT, _CONTENT, NONE, "shares of a pool")
-_FOCUS = _file(
-    "FOCUS file to check", f"lines of {files.MAX_LINE_CHARACTERS // _MIB} Mi characters", NONE, NONE, "nothing"
+_SERIES = _file(
+    "series of a forecast, anomaly or backtest (CSV, .gz)", _CONTENT, _CONTENT, NONE, "nothing"
 )
-_TOML = _file("table, template, profile or settings (TOML)", f"{MAX_TOML_BYTES // _MIB} MiB", NONE, NONE, _LEDGER)
+_SHARES = _file(
+    "shares that sacctmgr or kubectl printed (.gz)", _CONTENT, _CONTENT, NONE, "shares of a pool"
+)
+_FOCUS = _file(
+    "FOCUS file to check",
+    f"lines of {files.MAX_LINE_CHARACTERS // _MIB} Mi characters",
+    NONE,
+    NONE,
+    "nothing",
+)
+_TOML = _file(
+    "table, template, profile or settings (TOML)",
+    f"{MAX_TOML_BYTES // _MIB} MiB",
+    NONE,
+    NONE,
+    _LEDGER,
+)
 _SECRET = _file("secret", f"{MAX_SECRET_BYTES // _MIB} MiB", NONE, NONE, "nothing")
 _CERTIFICATE = _file("certificate or key, which OpenSSL reads", "the disk", NONE, NONE, "nothing")
 _PAGE = _file(
@@ -65,7 +81,13 @@ _PAGE = _file(
     "nothing",
     f"{fetch.TIMEOUT_S:g} s",
 )
-_BACKUP = _file("backup, which pg_restore reads", "the disk", "the disk", NONE, "a whole ledger, into an empty one")
+_BACKUP = _file(
+    "backup, which pg_restore reads",
+    "the disk",
+    "the disk",
+    NONE,
+    "a whole ledger, into an empty one",
+)
 
 FILES: Mapping[str, Admission] = {
     "anomalies series": _SERIES,
@@ -92,7 +114,8 @@ FILES: Mapping[str, Admission] = {
     "start token_file": _SECRET,
     "what-if prices": _TABLE,
 }
-"""The row of each parameter of a command that names a file to read; `--config` of all is `_TOML`."""
+"""The row of each parameter of a command that names a file to read; `--config` of all is `_TOML`.
+"""
 SETTINGS: Mapping[str, Admission] = {
     "agent_token_file": _SECRET,
     "dsn_file": _SECRET,
@@ -132,7 +155,9 @@ _READER_QUERY = (
     f"{readers.STATEMENT_TIMEOUT}, which it may lift up to {reader_watch.TRANSACTION_SECONDS} s; "
     f"{readers.TEMP_FILE_LIMIT} of temporary files a session"
 )
-_READER_DEADLINE = f"transaction {reader_watch.TRANSACTION_SECONDS} s, idle {reader_watch.IDLE_SECONDS} s"
+_READER_DEADLINE = (
+    f"transaction {reader_watch.TRANSACTION_SECONDS} s, idle {reader_watch.IDLE_SECONDS} s"
+)
 _SESSIONS = f"{readers.CONNECTIONS} sessions"
 _UNBOUNDED = "no limit of temporary files: rating sorts what the ledger holds"
 ROLES: Mapping[str, tuple[Admission, ...]] = {
@@ -141,7 +166,13 @@ ROLES: Mapping[str, tuple[Admission, ...]] = {
         _role("role of one owner's dashboards", "role", _SESSIONS, _READER_DEADLINE, _READER_QUERY),
     ),
     "row_level_security": (
-        _role("role of a viewer's request (gpuledger_viewer)", "reader", "no login", "of its request", "600 s"),
+        _role(
+            "role of a viewer's request (gpuledger_viewer)",
+            "reader",
+            "no login",
+            "of its request",
+            "600 s",
+        ),
     ),
     "embedded_roles": (
         Admission(
@@ -162,5 +193,7 @@ ROLES: Mapping[str, tuple[Admission, ...]] = {
 """The rows of the roles that a module of storage creates."""
 
 ADMISSIONS: tuple[Admission, ...] = tuple(
-    dict.fromkeys((*FILES.values(), *SETTINGS.values(), *(row for rows in ROLES.values() for row in rows)))
+    dict.fromkeys(
+        (*FILES.values(), *SETTINGS.values(), *(row for rows in ROLES.values() for row in rows))
+    )
 )

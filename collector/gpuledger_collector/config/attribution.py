@@ -37,7 +37,8 @@ class DeclaredRule(Declaration):
     def _name_owners(cls, assign: dict[str, str]) -> dict[str, str]:
         for level, owner in assign.items():
             check_level(level)
-            # attribution escapes such a name once more, so that no report would show the owner as declared
+            # attribution escapes such a name once more, so that no report would show the owner as
+            # declared
             if escaped(owner) != owner:
                 raise refusal("reserved_name", reserved_message(owner))
         if not assign:

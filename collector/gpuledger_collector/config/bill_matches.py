@@ -41,7 +41,9 @@ class DeclaredBillMatch(Declaration):
     @field_validator("pool")
     @classmethod
     def _lead_somewhere(cls, pool: str, info: ValidationInfo) -> str:
-        if {"node", "leave_out"} <= info.data.keys() and bool(pool or info.data["node"]) == info.data["leave_out"]:
+        if {"node", "leave_out"} <= info.data.keys() and bool(
+            pool or info.data["node"]
+        ) == info.data["leave_out"]:
             raise refusal("empty", "name a pool or a node, or say leave_out = true")
         return pool
 
@@ -49,5 +51,7 @@ class DeclaredBillMatch(Declaration):
     @classmethod
     def _count_some(cls, gpus: Decimal | None) -> Decimal | None:
         if gpus == 0:
-            raise refusal("out_of_range", "is 0: a line without GPUs is left out by leave_out = true")
+            raise refusal(
+                "out_of_range", "is 0: a line without GPUs is left out by leave_out = true"
+            )
         return gpus

@@ -6,8 +6,8 @@ cost_center = "4711"
 gl_code = "642000"
 effective_from = 2026-10-01
 
-They hold for the owner and all below it; the most specific declaration wins, code by code. Dates are days of the bill,
-in its zone; `effective_to` is not included.
+They hold for the owner and all below it; the most specific declaration wins, code by code. Dates
+are days of the bill, in its zone; `effective_to` is not included.
 """
 
 from __future__ import annotations

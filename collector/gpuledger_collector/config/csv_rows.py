@@ -42,19 +42,30 @@ class Parsed(Generic[Value]):
 
 
 def read_rows(
-    path: Path, model: type[AnyRow], parsed: Parsed[Any], instants: Instants, on_line: OnRow = tell_nobody
+    path: Path,
+    model: type[AnyRow],
+    parsed: Parsed[Any],
+    instants: Instants,
+    on_line: OnRow = tell_nobody,
 ) -> Iterator[tuple[Record, AnyRow]]:
-    """The good rows of a CSV file with their records. Raises OSError when the file cannot be opened."""
+    """The good rows of a CSV file with their records.
+
+    Raises OSError when the file cannot be opened.
+    """
     for record in read_records(path, model, parsed, on_line):
         row = model.read(record, parsed.problems, instants)
         if row is not None:
             yield record, row
 
 
-def read_records(path: Path, model: type[Row], parsed: Parsed[Any], on_line: OnRow = tell_nobody) -> Iterator[Record]:
-    """The rows of a CSV file, without columns that the model does not know; none when the header is bad.
+def read_records(
+    path: Path, model: type[Row], parsed: Parsed[Any], on_line: OnRow = tell_nobody
+) -> Iterator[Record]:
+    """The rows of a CSV file, without columns that the model does not know; none when the header is
+    bad.
 
-    `on_line` is told how many of how many lines are read. Raises OSError when the file cannot be opened.
+    `on_line` is told how many of how many lines are read. Raises OSError when the file cannot be
+    opened.
     """
     text = decode(path, parsed.problems, parsed.notes)
     if text is None:
@@ -72,14 +83,20 @@ def read_records(path: Path, model: type[Row], parsed: Parsed[Any], on_line: OnR
     if len(kept) == len(header):
         return records
     return (
-        Record(record.file, record.line, {name: cell for name, cell in record.cells.items() if name in kept})
+        Record(
+            record.file,
+            record.line,
+            {name: cell for name, cell in record.cells.items() if name in kept},
+        )
         for record in records
     )
 
 
 @dataclass(frozen=True)
 class TableText:
-    """The text of a file of rows. `origin`: how it became text, where that is worth a word; else empty.
+    """The text of a file of rows.
+
+    `origin`: how it became text, where that is worth a word; else empty.
 
     `delimiter` None: to be seen by the text.
     """
@@ -90,7 +107,10 @@ class TableText:
 
 
 def decode(path: Path, problems: list[Problem], notes: list[str]) -> str | None:
-    """The file's text, as `read_table_text` reads it, with a note where that is worth a word. Raises OSError."""
+    """The file's text, as `read_table_text` reads it, with a note where that is worth a word.
+
+    Raises OSError.
+    """
     table = read_table_text(path, problems)
     if table is None:
         return None
@@ -99,8 +119,12 @@ def decode(path: Path, problems: list[Problem], notes: list[str]) -> str | None:
     return table.text
 
 
-def read_table_text(path: Path, problems: list[Problem], sheet: str | None = None) -> TableText | None:
-    """The file's text, gunzipped when its name ends in .gz; None after adding a problem. Raises OSError.
+def read_table_text(
+    path: Path, problems: list[Problem], sheet: str | None = None
+) -> TableText | None:
+    """The file's text, gunzipped when its name ends in .gz; None after adding a problem.
+
+    Raises OSError.
 
     Of a workbook it is the sheet of this name, or the first one.
     """
@@ -111,12 +135,20 @@ def read_table_text(path: Path, problems: list[Problem], sheet: str | None = Non
             chosen = workbook.read_sheet(path, content, sheet)
             return TableText(chosen.text, f"sheet {chosen.name!r} of a workbook", ",")
         if sheet is not None or content.startswith(b"%PDF"):
-            message = _NO_TEXT if sheet is None else "is no workbook, and has no sheets; leave out --sheet"
+            message = (
+                _NO_TEXT
+                if sheet is None
+                else "is no workbook, and has no sheets; leave out --sheet"
+            )
             problems.append(Problem("bad_workbook", str(path), message))
             return None
-        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # "Unicode text" of spreadsheets
+        if content.startswith(
+            (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        ):  # "Unicode text" of spreadsheets
             return TableText(content.decode("utf-16"))
-        return TableText(content.decode("utf-8-sig"))  # spreadsheets begin their UTF-8 files with a byte order mark
+        return TableText(
+            content.decode("utf-8-sig")
+        )  # spreadsheets begin their UTF-8 files with a byte order mark
     except workbook.WorkbookRefused as error:
         problems.append(Problem("bad_workbook", str(path), str(error)))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -126,23 +158,29 @@ def read_table_text(path: Path, problems: list[Problem], sheet: str | None = Non
         try:
             return TableText(_windows_text(content), WINDOWS)
         except UnicodeDecodeError:
-            problems.append(Problem("bad_encoding", f"{path}:{line}", "is not UTF-8 text; save it as CSV UTF-8"))
+            problems.append(
+                Problem("bad_encoding", f"{path}:{line}", "is not UTF-8 text; save it as CSV UTF-8")
+            )
         except ValueError as mixed:
             problems.append(Problem("bad_encoding", f"{path}:{line}", str(mixed)))
     return None
 
 
 def _windows_text(content: bytearray) -> str:
-    """The text of a file that is not UTF-8 as Windows writes it: a byte for each letter of western Europe.
+    """The text of a file that is not UTF-8 as Windows writes it: a byte for each letter of western
+    Europe.
 
-    Raises ValueError for a file that is UTF-8 but for some places, and UnicodeDecodeError for what is no text.
+    Raises ValueError for a file that is UTF-8 but for some places, and UnicodeDecodeError for what
+    is no text.
     """
     if b"\0" in content:
         raise ValueError(_NO_TEXT)
     # A letter of UTF-8 has bytes that Windows would read as two or three odd ones.
     letters = _NOT_ASCII.findall(content.decode("utf-8", "surrogateescape"))
     if any(letter < "\udc80" or letter > "\udcff" for letter in letters):
-        raise ValueError("is UTF-8 text up to here; some of it was written otherwise: save it as CSV UTF-8")
+        raise ValueError(
+            "is UTF-8 text up to here; some of it was written otherwise: save it as CSV UTF-8"
+        )
     return content.decode("cp1252")
 
 
@@ -159,13 +197,16 @@ def split_rows(
     free: str | None = None,
     on_line: OnRow = tell_nobody,
 ) -> tuple[list[str], Iterator[Record]]:
-    """Header and rows of a CSV text; a row with another number of cells than the header is a problem.
+    """Header and rows of a CSV text; a row with another number of cells than the header is a
+    problem.
 
-    `free`: the column that may hold the delimiter itself, for programs that do not quote. `on_line` is told how many
-    of how many lines are read.
+    `free`: the column that may hold the delimiter itself, for programs that do not quote. `on_line`
+    is told how many of how many lines are read.
     """
     if _JSON.match(text):
-        problems.append(Problem("bad_csv", f"{path}:1", "is JSON and no table; write its rows as CSV"))
+        problems.append(
+            Problem("bad_csv", f"{path}:1", "is JSON and no table; write its rows as CSV")
+        )
         return [], iter(())
     # Line by line: a StringIO takes four bytes for each character.
     lines = tell_each((match[0] for match in _LINE.finditer(text)), line_count(text), on_line)
@@ -176,21 +217,34 @@ def split_rows(
         problems.append(Problem("bad_csv", f"{path}:1", f"is not CSV: {error}"))
         return [], iter(())
     if not any(header):
-        problems.append(Problem("no_header", f"{path}:1", "the file is empty; its first line must name the columns"))
+        problems.append(
+            Problem(
+                "no_header", f"{path}:1", "the file is empty; its first line must name the columns"
+            )
+        )
     problems.extend(
         Problem("double_column", f"{path}:1:{name}", "the header names this column twice")
         for name in sorted({name for name in header if header.count(name) > 1})
     )
     if free is not None:
-        return header, _rows(str(path), _JoiningReader(reader, header, delimiter, free), header, problems)
+        return header, _rows(
+            str(path), _JoiningReader(reader, header, delimiter, free), header, problems
+        )
     return header, _rows(str(path), reader, header, problems)
 
 
 class _JoiningReader:
     """A csv.reader that puts the parts of one column together again."""
 
-    def __init__(self, reader: Iterator[list[str]], header: list[str], delimiter: str, free: str) -> None:
-        self._reader, self._width, self._delimiter, self._place = reader, len(header), delimiter, header.index(free)
+    def __init__(
+        self, reader: Iterator[list[str]], header: list[str], delimiter: str, free: str
+    ) -> None:
+        self._reader, self._width, self._delimiter, self._place = (
+            reader,
+            len(header),
+            delimiter,
+            header.index(free),
+        )
 
     @property
     def line_num(self) -> int:
@@ -205,10 +259,16 @@ class _JoiningReader:
         if more <= 0:
             return cells
         behind = self._place + 1 + more
-        return [*cells[: self._place], self._delimiter.join(cells[self._place : behind]), *cells[behind:]]
+        return [
+            *cells[: self._place],
+            self._delimiter.join(cells[self._place : behind]),
+            *cells[behind:],
+        ]
 
 
-def _rows(file: str, reader: Iterator[list[str]], header: list[str], problems: list[Problem]) -> Iterator[Record]:
+def _rows(
+    file: str, reader: Iterator[list[str]], header: list[str], problems: list[Problem]
+) -> Iterator[Record]:
     for _ in bounded_rows(file, itertools.count()):
         # the line on which the row begins: a quoted cell may hold line ends
         line = reader.line_num + 1  # type: ignore[attr-defined]  # csv.reader has it, Iterator does not
@@ -226,8 +286,12 @@ def _rows(file: str, reader: Iterator[list[str]], header: list[str], problems: l
             yield Record(file, line, dict(zip(header, cells, strict=True)))
 
 
-def missing_columns(path: Path, header: Sequence[str], required: Sequence[str]) -> Iterator[Problem]:
-    """A problem for each required column that the header does not name, with the nearest name that it has."""
+def missing_columns(
+    path: Path, header: Sequence[str], required: Sequence[str]
+) -> Iterator[Problem]:
+    """A problem for each required column that the header does not name, with the nearest name that
+    it has.
+    """
     for name in required:
         if name not in header:
             near = get_close_matches(name, header, 1)

@@ -1,8 +1,9 @@
-"""A declared file: `gpuledger apply` reads it and puts it in force, `gpuledger export config` writes what is in force.
+"""A declared file: `gpuledger apply` reads it and puts it in force, `gpuledger export config`
+writes what is in force.
 
-The file has an array of tables for each kind of `kinds.KINDS`, the billing zone, and the month in which fiscal years
-begin. Where it has tables of a kind, exactly these are in force afterwards; of a kind that it does not name, nothing
-changes.
+The file has an array of tables for each kind of `kinds.KINDS`, the billing zone, and the month in
+which fiscal years begin. Where it has tables of a kind, exactly these are in force afterwards; of a
+kind that it does not name, nothing changes.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ BILLING_ZONE = "billing_zone"
 FISCAL_YEAR = "fiscal_year_begins"
 TABLES = (BILLING_ZONE, FISCAL_YEAR, *KINDS)
 _LIKE_A_CLOSE = {"adjustment", "node_cost", "shared_cost", "cost_center", "carbon", "location"}
-"""Kinds that are ordered with closes: what is declared while a month is being closed waits for it."""
+"""Kinds that are ordered with closes: what is declared while a month is being closed waits for it.
+"""
 _PLACE = re.compile(r"at line (\d+), column (\d+)")
-_DATED = re.compile(r"\s*([\w-]+)\s*=\s*(\d{4}-\d{1,2}-\d{1,2}(?:[Tt ]\d[\d:.]*(?:[Zz]|[+-]\d\d:\d\d)?)?)\s*(?:#.*)?$")
+_DATED = re.compile(
+    r"\s*([\w-]+)\s*=\s*(\d{4}-\d{1,2}-\d{1,2}(?:[Tt"
+    r" ]\d[\d:.]*(?:[Zz]|[+-]\d\d:\d\d)?)?)\s*(?:#.*)?$"
+)
 
 
 @dataclass
@@ -52,9 +57,13 @@ def read_declared(path: Path) -> Declared:
     """What the file declares, or every problem in it. Raises OSError when it cannot be opened."""
     declared = Declared()
     text, content = _parse(path, declared.problems)
-    declared.problems += [unknown_key(str(path), name, TABLES) for name in content if name not in TABLES]
+    declared.problems += [
+        unknown_key(str(path), name, TABLES) for name in content if name not in TABLES
+    ]
     if BILLING_ZONE in content:
-        declared.billing_zone = _scalar(path, BILLING_ZONE, TypeAdapter(Zone), content, declared.problems)
+        declared.billing_zone = _scalar(
+            path, BILLING_ZONE, TypeAdapter(Zone), content, declared.problems
+        )
     if FISCAL_YEAR in content:
         name = _scalar(path, FISCAL_YEAR, TypeAdapter(MonthName), content, declared.problems)
         declared.fiscal_month = None if name is None else MONTHS.index(name) + 1
@@ -66,7 +75,11 @@ def read_declared(path: Path) -> Declared:
 
 
 def _scalar(
-    path: Path, name: str, kind: TypeAdapter[str], content: Mapping[str, Any], problems: list[Problem]
+    path: Path,
+    name: str,
+    kind: TypeAdapter[str],
+    content: Mapping[str, Any],
+    problems: list[Problem],
 ) -> str | None:
     """The value of a key outside of tables; None after adding a problem."""
     try:
@@ -77,7 +90,10 @@ def _scalar(
 
 
 def _parse(path: Path, problems: list[Problem]) -> tuple[str, Mapping[str, Any]]:
-    """Text and content of a TOML file; no content after adding a problem. Numbers stay as they are written."""
+    """Text and content of a TOML file; no content after adding a problem.
+
+    Numbers stay as they are written.
+    """
     try:
         text = read_bounded(path, MAX_TOML_BYTES).decode("utf-8")
     except UnicodeDecodeError:
@@ -91,12 +107,16 @@ def _parse(path: Path, problems: list[Problem]) -> tuple[str, Mapping[str, Any]]
         bad_date = None if place is None else _bad_date(path, text, int(place[1]))
         problems.append(bad_date or Problem("bad_toml", source, f"is not TOML: {error}"))
     except (ValueError, RecursionError):
-        problems.append(Problem("bad_toml", str(path), "nests too deep, or holds a number that is too long"))
+        problems.append(
+            Problem("bad_toml", str(path), "nests too deep, or holds a number that is too long")
+        )
     return text, {}
 
 
 def _bad_date(path: Path, text: str, line: int) -> Problem | None:
-    """What is wrong with a date on a line that is not TOML; None where the date is not what is wrong."""
+    """What is wrong with a date on a line that is not TOML; None where the date is not what is
+    wrong.
+    """
     match = _DATED.match(text.split("\n")[line - 1])
     if match is None:
         return None
@@ -107,10 +127,14 @@ def _bad_date(path: Path, text: str, line: int) -> Problem | None:
     return None
 
 
-def _records(path: Path, text: str, name: str, tables: object, problems: list[Problem]) -> list[Record]:
+def _records(
+    path: Path, text: str, name: str, tables: object, problems: list[Problem]
+) -> list[Record]:
     """The tables of one name with the lines on which they begin."""
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        problems.append(Problem("bad_table", f"{path}:{name}", f"is not a list of tables: write [[{name}]]"))
+        problems.append(
+            Problem("bad_table", f"{path}:{name}", f"is not a list of tables: write [[{name}]]")
+        )
         return []
     # tomllib does not say where a table stands
     header = re.compile(rf"\s*\[\[\s*{name}\s*\]\]")
@@ -119,9 +143,15 @@ def _records(path: Path, text: str, name: str, tables: object, problems: list[Pr
     return [Record(str(path), line, table) for line, table in zip(lines, tables, strict=False)]
 
 
-def apply_declared(connection: Connection, declared: Declared, now: dt.datetime) -> dict[str, ImportOutcome]:
-    """Put in force what a file declares; outcomes by title. Raises CurrencyChanged; the caller commits."""
-    # Locks are taken in the order of a close, the audit log's last: otherwise an apply and a close wait for each other.
+def apply_declared(
+    connection: Connection, declared: Declared, now: dt.datetime
+) -> dict[str, ImportOutcome]:
+    """Put in force what a file declares; outcomes by title.
+
+    Raises CurrencyChanged; the caller commits.
+    """
+    # Locks are taken in the order of a close, the audit log's last: otherwise an apply and a close
+    # wait for each other.
     if declared.billing_zone is not None or _LIKE_A_CLOSE & declared.values.keys():
         locks.take(connection, Lock.LEDGER)
     locks.take(connection, Lock.PRICES)
@@ -139,7 +169,8 @@ def apply_declared(connection: Connection, declared: Declared, now: dt.datetime)
 def export_declared(connection: Connection) -> str:
     """What is in force as a file that `gpuledger apply` takes back unchanged.
 
-    A kind of which nothing is in force is written as an empty list: applied to another ledger, it empties it there.
+    A kind of which nothing is in force is written as an empty list: applied to another ledger, it
+    empties it there.
     """
     tables = {
         name: [kind.model.from_value(value).to_table() for value in kind.current(connection)]

@@ -1,4 +1,5 @@
-"""Templates of an ERP's import file: columns with a source field or a constant, and how numbers and dates are written.
+"""Templates of an ERP's import file: columns with a source field or a constant, and how numbers and
+dates are written.
 
 level = "team"                # whose invoices are posted
 delimiter = ";"
@@ -22,8 +23,8 @@ field = "cost_center"
 name = "Amount"
 field = "amount"
 
-Rows are one for each combination of the fields that name something (cost center, kind, pool, ...), and always one for
-each invoice at least.
+Rows are one for each combination of the fields that name something (cost center, kind, pool, ...),
+and always one for each invoice at least.
 """
 
 from __future__ import annotations
@@ -46,7 +47,18 @@ from gpuledger_common.bounded_file import MAX_TOML_BYTES, read_bounded
 NAMING = (*LEVELS, "pool", "model", "kind", "cost_center", "gl_code")
 """Fields by which amounts are told apart, where a template has them."""
 FIELDS = (
-    *("number", "period", "first_day", "last_day", "closed_on", "invoice", "owner", "currency", "amount", "gpu_hours"),
+    *(
+        "number",
+        "period",
+        "first_day",
+        "last_day",
+        "closed_on",
+        "invoice",
+        "owner",
+        "currency",
+        "amount",
+        "gpu_hours",
+    ),
     *("description", *NAMING),
 )
 """Everything that a column can show."""
@@ -63,7 +75,9 @@ class TemplateColumn(Row):
     @classmethod
     def _say_one_thing(cls, constant: str, info: ValidationInfo) -> str:
         if "field" in info.data and bool(constant) == bool(info.data["field"]):
-            raise refusal("not_one", "is needed where there is no field, and refused where there is one")
+            raise refusal(
+                "not_one", "is needed where there is no field, and refused where there is one"
+            )
         return constant
 
 
@@ -111,20 +125,38 @@ def read_template(path: Path) -> Template | list[Problem]:
     except tomllib.TOMLDecodeError as error:
         return [Problem("bad_toml", str(path), f"is not TOML: {error}")]
     except (ValueError, RecursionError):
-        return [Problem("bad_toml", str(path), "nests too deep, or holds a number that is too long")]
+        return [
+            Problem("bad_toml", str(path), "nests too deep, or holds a number that is too long")
+        ]
     problems: list[Problem] = []
     tables: Any = content.pop("column", [])
-    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-        return [Problem("bad_table", f"{path}:column", "is not a list of tables: write [[column]] for each column")]
-    headers = [number for number, line in enumerate(text.splitlines(), 1) if line.strip() == "[[column]]"]
+    if (
+        not isinstance(tables, list)
+        or not tables
+        or not all(isinstance(table, dict) for table in tables)
+    ):
+        return [
+            Problem(
+                "bad_table",
+                f"{path}:column",
+                "is not a list of tables: write [[column]] for each column",
+            )
+        ]
+    headers = [
+        number for number, line in enumerate(text.splitlines(), 1) if line.strip() == "[[column]]"
+    ]
     lines = [*headers, *[1] * len(tables)]
     columns = [
         TemplateColumn.read(Record(str(path), line, _texts(table)), problems)
         for line, table in zip(lines, tables, strict=False)
     ]
     known = _Layout.cell_names()
-    problems += [unknown_key(str(path), name, [*known, "column"]) for name in content if name not in known]
-    layout = _Layout.read(Record(str(path), 1, {name: content[name] for name in content if name in known}), problems)
+    problems += [
+        unknown_key(str(path), name, [*known, "column"]) for name in content if name not in known
+    ]
+    layout = _Layout.read(
+        Record(str(path), 1, {name: content[name] for name in content if name in known}), problems
+    )
     if problems or layout is None:
         return problems
     return Template(
@@ -139,4 +171,7 @@ def read_template(path: Path) -> Template | list[Problem]:
 
 def _texts(table: Mapping[str, Any]) -> Mapping[str, Any]:
     """A constant is a text also where it is written as a number."""
-    return {key: str(value) if isinstance(value, int) and key == "constant" else value for key, value in table.items()}
+    return {
+        key: str(value) if isinstance(value, int) and key == "constant" else value
+        for key, value in table.items()
+    }

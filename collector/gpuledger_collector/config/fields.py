@@ -1,7 +1,9 @@
-"""Types of declared values: how a scalar of TOML or a cell of CSV is read, checked, and written to TOML again.
+"""Types of declared values: how a scalar of TOML or a cell of CSV is read, checked, and written to
+TOML again.
 
-A type refuses a value with a `refusal`, a sentence for the person who wrote it. Values are read from their text, so
-that a file of either form means the same, and no number ever becomes a float on its way.
+A type refuses a value with a `refusal`, a sentence for the person who wrote it. Values are read
+from their text, so that a file of either form means the same, and no number ever becomes a float on
+its way.
 """
 
 from __future__ import annotations
@@ -20,12 +22,19 @@ from pydantic_core import PydanticCustomError
 
 from gpuledger_collector.accounting.currencies import currency_problem
 from gpuledger_collector.accounting.money import MICRO, parse_amount
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_date, parse_date, parse_instant
+from gpuledger_collector.accounting.period import (
+    DAY_MS,
+    HOUR_MS,
+    format_date,
+    parse_date,
+    parse_instant,
+)
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 from gpuledger_collector.storage.notifications.messages import is_recipient
 
 EARLIEST_MS = 946_684_800_000
-"""2000-01-01: an instant before it is an empty cell that became 0, or a year with a typing error."""
+"""2000-01-01: an instant before it is an empty cell that became 0, or a year with a typing error.
+"""
 LATEST_MS = 4_102_444_800_000
 """2100-01-01: an instant after it is a mistake of units (milliseconds taken for seconds)."""
 MAX_TEXT = 4_000
@@ -60,7 +69,10 @@ class Instants:
         if self.end_ms != LATEST_MS:
             last = f"tomorrow, {format_date(self.end_ms - 1)}"
         hint = f" ({self.option} allows it)" if self.option and 0 <= at_ms < LATEST_MS else ""
-        return f"{text!r} lies outside {format_date(self.first_ms)[:4]} to {last}{hint}; unix instants are in seconds"
+        return (
+            f"{text!r} lies outside {format_date(self.first_ms)[:4]} to {last}{hint}; unix instants"
+            " are in seconds"
+        )
 
 
 DECLARED = Instants()
@@ -78,10 +90,19 @@ def scalar(value: object) -> str:
     """The text of a value as written."""
     if isinstance(value, dict | list):
         raise refusal("bad_value", "must be a single value, not a list or a table")
-    text = value if isinstance(value, str) else value.isoformat() if isinstance(value, dt.datetime) else str(value)
+    text = (
+        value
+        if isinstance(value, str)
+        else value.isoformat()
+        if isinstance(value, dt.datetime)
+        else str(value)
+    )
     # Printable text, the usual case, holds neither.
     if not text.isprintable() and _UNSTORABLE.search(text):
-        raise refusal("bad_character", "holds a character that cannot be stored (NUL, or half of a surrogate pair)")
+        raise refusal(
+            "bad_character",
+            "holds a character that cannot be stored (NUL, or half of a surrogate pair)",
+        )
     if len(text) > MAX_TEXT:
         raise refusal("too_long", f"has {len(text)} characters; at most {MAX_TEXT} are kept")
     return text
@@ -109,7 +130,9 @@ def _read_currency(value: object) -> str:
 
 
 def read_instant(value: object, info: ValidationInfo) -> int:
-    """Unix milliseconds of an instant with a zone, or of unix seconds; the context of the model bounds them."""
+    """Unix milliseconds of an instant with a zone, or of unix seconds; the context of the model
+    bounds them.
+    """
     return _checked_instant(read_text(value), parse_instant, info)
 
 
@@ -123,7 +146,9 @@ def _checked_instant(text: str, parse: Callable[[str], int], info: ValidationInf
         at_ms = parse(text)
     except (ValueError, OverflowError) as error:
         raise refusal("bad_instant", str(error)) from None
-    instants: Instants = info.context or DECLARED  # CSV imports bound evidence more tightly than declarations
+    instants: Instants = (
+        info.context or DECLARED
+    )  # CSV imports bound evidence more tightly than declarations
     problem = instants.problem(text, at_ms)
     if problem is not None:
         raise refusal("bad_instant", problem)
@@ -131,7 +156,9 @@ def _checked_instant(text: str, parse: Callable[[str], int], info: ValidationInf
 
 
 def _utc(at_ms: int) -> dt.datetime:
-    return dt.datetime.fromtimestamp(at_ms // 1000, dt.UTC) + dt.timedelta(milliseconds=at_ms % 1000)
+    return dt.datetime.fromtimestamp(at_ms // 1000, dt.UTC) + dt.timedelta(
+        milliseconds=at_ms % 1000
+    )
 
 
 def _whole_hour(at_ms: int) -> int:
@@ -232,7 +259,9 @@ def whole(least: int, most: int, unit: str = "") -> PlainValidator:
         number = Decimal(text) if _DECIMAL.fullmatch(text) else Decimal("NaN")
         if not (number.is_finite() and least <= number <= most and number == int(number)):
             of_unit = f" of {unit}" if unit else ""
-            raise refusal("out_of_range", f"{text!r} is not a whole number{of_unit} from {least} to {most}")
+            raise refusal(
+                "out_of_range", f"{text!r} is not a whole number{of_unit} from {least} to {most}"
+            )
         return int(number)
 
     return PlainValidator(read)
@@ -282,7 +311,9 @@ def _write_micro(micro: int) -> Decimal:
 def _read_recipient(value: object) -> str:
     text = read_text(value)
     if not is_recipient(text):
-        raise refusal("bad_recipient", f"{text!r} is no mail address, slack:NAME, teams:NAME or webhook:NAME")
+        raise refusal(
+            "bad_recipient", f"{text!r} is no mail address, slack:NAME, teams:NAME or webhook:NAME"
+        )
     return text
 
 
@@ -330,7 +361,9 @@ MONTHS = (
 MonthName = Annotated[str, one_of(MONTHS)]
 Clock = Annotated[int, PlainValidator(_read_clock), PlainSerializer(_write_clock)]
 """A minute of the day."""
-QuietHours = Annotated[tuple[int, int], PlainValidator(_read_quiet_hours), PlainSerializer(_write_quiet_hours)]
+QuietHours = Annotated[
+    tuple[int, int], PlainValidator(_read_quiet_hours), PlainSerializer(_write_quiet_hours)
+]
 """Minutes of the day, first and last."""
 Flag = Annotated[bool, PlainValidator(_read_flag)]
 Rate = Annotated[Decimal, decimal(9, MAX_RATE)]
@@ -338,5 +371,9 @@ Amount = Annotated[Decimal, decimal(6, MAX_AMOUNT)]
 """Money in major units."""
 MicroAmount = Annotated[int, PlainValidator(_read_micro), PlainSerializer(_write_micro)]
 """Money in micro-units, which files have in major units."""
-PositiveMicroAmount = Annotated[int, PlainValidator(_read_positive_micro), PlainSerializer(_write_micro)]
-Recipients = Annotated[tuple[Annotated[str, PlainValidator(_read_recipient)], ...], AfterValidator(unique)]
+PositiveMicroAmount = Annotated[
+    int, PlainValidator(_read_positive_micro), PlainSerializer(_write_micro)
+]
+Recipients = Annotated[
+    tuple[Annotated[str, PlainValidator(_read_recipient)], ...], AfterValidator(unique)
+]

@@ -1,7 +1,8 @@
-"""Files of commands: how large they may be, before and after decompression, and how many rows they may have.
+"""Files of commands: how large they may be, before and after decompression, and how many rows they
+may have.
 
-A file beyond a bound is refused as a whole (FileTooLarge, exit 2), also where bad rows are skipped: the first part of a
-file of jobs would be a bill that is too small.
+A file beyond a bound is refused as a whole (FileTooLarge, exit 2), also where bad rows are skipped:
+the first part of a file of jobs would be a bill that is too small.
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ MAX_RECORDS = 5_000_000
 MAX_LINE_CHARACTERS = 4 * 1024 * 1024
 """A line of a file that is read line by line."""
 PARQUET_ROWS = 1_000
-"""Rows of a Parquet file that are decoded at once: a long text that stands once in the file is in each of its rows."""
+"""Rows of a Parquet file that are decoded at once: a long text that stands once in the file is in
+each of its rows.
+"""
 Item = TypeVar("Item")
 
 
 def read_content(path: Path) -> bytearray:
-    """The content of a file, inflated where its name ends in .gz. Raises OSError, EOFError and zlib.error."""
+    """The content of a file, inflated where its name ends in .gz.
+
+    Raises OSError, EOFError and zlib.error.
+    """
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
             raise FileTooLarge(path, f"larger than {MAX_FILE_BYTES} bytes; split it")

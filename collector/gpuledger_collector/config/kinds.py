@@ -1,4 +1,6 @@
-"""The kinds of tables that a declared file may have, in the order in which they are applied and exported."""
+"""The kinds of tables that a declared file may have, in the order in which they are applied and
+exported.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ from gpuledger_collector.storage.notifications import notification_rules as stor
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of table: how it is called in messages, its model, and what storage does with its values."""
+    """One kind of table: how it is called in messages, its model, and what storage does with its
+    values.
+    """
 
     title: str
     model: type[Declaration]
@@ -59,35 +63,75 @@ def _replace_recipients(
 
 
 def _pools(connection: Connection) -> list[ScalingTerms]:
-    rows = connection.execute("SELECT pool, terms FROM scaling_pool WHERE superseded_at IS NULL ORDER BY pool")
+    rows = connection.execute(
+        "SELECT pool, terms FROM scaling_pool WHERE superseded_at IS NULL ORDER BY pool"
+    )
     return [ScalingTerms.of(pool, terms) for pool, terms in rows]
 
 
 KINDS: Mapping[str, Kind] = {
-    "price": Kind("prices", prices.DeclaredPrice, stored_prices.add, stored_prices.current, adds_only=True),
+    "price": Kind(
+        "prices", prices.DeclaredPrice, stored_prices.add, stored_prices.current, adds_only=True
+    ),
     "owned": Kind("owned hardware", money.DeclaredHardware, stored_prices.add_derived, None),
-    "commitment": Kind("commitments", money.DeclaredCommitment, commitments.replace, commitments.current),
-    "purchase": Kind("choices of purchase", money.DeclaredPurchase, commitments.replace_choices, commitments.choices),
-    "exchange": Kind("exchange rates", money.DeclaredExchangeRate, commitments.replace_exchange, commitments.exchange),
-    "provider": Kind("providers", providers.DeclaredProvider, stored_providers.replace, stored_providers.current),
-    "location": Kind("locations", locations.DeclaredLocation, stored_locations.replace, stored_locations.declared),
+    "commitment": Kind(
+        "commitments", money.DeclaredCommitment, commitments.replace, commitments.current
+    ),
+    "purchase": Kind(
+        "choices of purchase",
+        money.DeclaredPurchase,
+        commitments.replace_choices,
+        commitments.choices,
+    ),
+    "exchange": Kind(
+        "exchange rates",
+        money.DeclaredExchangeRate,
+        commitments.replace_exchange,
+        commitments.exchange,
+    ),
+    "provider": Kind(
+        "providers", providers.DeclaredProvider, stored_providers.replace, stored_providers.current
+    ),
+    "location": Kind(
+        "locations", locations.DeclaredLocation, stored_locations.replace, stored_locations.declared
+    ),
     "rule": Kind("rules", DeclaredRule, rules.replace, rules.current),
-    "budget": Kind("budgets", budgets.DeclaredBudget, stored_budgets.replace, stored_budgets.current),
+    "budget": Kind(
+        "budgets", budgets.DeclaredBudget, stored_budgets.replace, stored_budgets.current
+    ),
     "adjustment": Kind(
-        "adjustments", adjustments.DeclaredAdjustment, stored_adjustments.replace, stored_adjustments.declared
+        "adjustments",
+        adjustments.DeclaredAdjustment,
+        stored_adjustments.replace,
+        stored_adjustments.declared,
     ),
-    "node_cost": Kind("node costs", node_costs.DeclaredNodeCost, stored_node_costs.replace, stored_node_costs.current),
+    "node_cost": Kind(
+        "node costs",
+        node_costs.DeclaredNodeCost,
+        stored_node_costs.replace,
+        stored_node_costs.current,
+    ),
     "shared_cost": Kind(
-        "shared costs", shared_costs.DeclaredSharedCost, declarations.replace_shared_costs, declarations.shared_costs
+        "shared costs",
+        shared_costs.DeclaredSharedCost,
+        declarations.replace_shared_costs,
+        declarations.shared_costs,
     ),
-    "share": Kind("shares", pool_shares.DeclaredShare, declarations.replace_shares, declarations.declared_shares),
+    "share": Kind(
+        "shares",
+        pool_shares.DeclaredShare,
+        declarations.replace_shares,
+        declarations.declared_shares,
+    ),
     "cost_center": Kind(
         "cost centers",
         cost_centers.DeclaredCostCenter,
         declarations.replace_cost_centers,
         declarations.cost_centers,
     ),
-    "carbon": Kind("carbon", shared_costs.DeclaredIntensity, declarations.replace_carbon, declarations.carbon),
+    "carbon": Kind(
+        "carbon", shared_costs.DeclaredIntensity, declarations.replace_carbon, declarations.carbon
+    ),
     "recipient": Kind(
         "recipients",
         notification_rules.DeclaredRecipient,
@@ -112,6 +156,8 @@ KINDS: Mapping[str, Kind] = {
         stored_notifications.replace_actions,
         stored_notifications.actions,
     ),
-    "bill_match": Kind("bill matches", bill_matches.DeclaredBillMatch, bills.replace_matches, bills.matches),
+    "bill_match": Kind(
+        "bill matches", bill_matches.DeclaredBillMatch, bills.replace_matches, bills.matches
+    ),
     "pool": Kind("pools", scaling.DeclaredPool, stored_pools.replace, _pools),
 }

@@ -1,4 +1,6 @@
-"""The base of what people write: rows of CSV files and tables of TOML files, checked by pydantic models."""
+"""The base of what people write: rows of CSV files and tables of TOML files, checked by pydantic
+models.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _BUILT_IN = {
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A row or table of a file with the line on which it begins; the cells are texts (CSV) or values of TOML."""
+    """A row or table of a file with the line on which it begins; the cells are texts (CSV) or
+    values of TOML.
+    """
 
     file: str
     line: int
@@ -38,15 +42,19 @@ class Record:
 
 
 class Row(BaseModel):
-    """A row of named cells. A blank cell is no cell: its field takes its default, or is refused as empty.
+    """A row of named cells.
 
-    Checks between fields belong to the later one of them (`field_validator` with `info.data`), not to the model: then
-    one run names everything that is wrong with a row.
+    A blank cell is no cell: its field takes its default, or is refused as empty.
+
+    Checks between fields belong to the later one of them (`field_validator` with `info.data`), not
+    to the model: then one run names everything that is wrong with a row.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     blank_columns: ClassVar[Sequence[str]] = ()
-    """Optional columns that the header of a CSV file must name all the same: their cells may be blank."""
+    """Optional columns that the header of a CSV file must name all the same: their cells may be
+    blank.
+    """
     blank_is_refused: ClassVar[Sequence[str]] = ()
     """Keys for which a blank value is a mistake although the key is optional."""
 
@@ -58,15 +66,28 @@ class Row(BaseModel):
     @classmethod
     def needed_columns(cls) -> list[str]:
         """The columns that the header of a CSV file must name."""
-        required = [field.alias or name for name, field in cls.model_fields.items() if field.is_required()]
+        required = [
+            field.alias or name for name, field in cls.model_fields.items() if field.is_required()
+        ]
         return [*required, *cls.blank_columns]
 
     @classmethod
-    def read(cls, record: Record, problems: list[Problem], instants: Instants = DECLARED) -> Self | None:
-        """The row, or None after adding every problem of it. `instants` are those that the file may hold."""
+    def read(
+        cls, record: Record, problems: list[Problem], instants: Instants = DECLARED
+    ) -> Self | None:
+        """The row, or None after adding every problem of it.
+
+        `instants` are those that the file may hold.
+        """
         # a blank cell of CSV and an empty string of TOML both mean that nothing is given
-        cells = {name: cell for name, cell in record.cells.items() if not isinstance(cell, str) or cell.strip()}
-        blank = [name for name in cls.blank_is_refused if name in record.cells and name not in cells]
+        cells = {
+            name: cell
+            for name, cell in record.cells.items()
+            if not isinstance(cell, str) or cell.strip()
+        }
+        blank = [
+            name for name in cls.blank_is_refused if name in record.cells and name not in cells
+        ]
         problems += [Problem("empty", f"{record.source}:{name}", "is empty") for name in blank]
         try:
             row = cls.model_validate(cells, context=instants)
@@ -98,24 +119,33 @@ def unknown_key(source: str, name: str, known: Sequence[str]) -> Problem:
 class Declaration(Row):
     """A table of a declared file, or a row of the CSV that declares the same.
 
-    Fields are named like those of the accounting value, so that both conversions take them over by name.
+    Fields are named like those of the accounting value, so that both conversions take them over by
+    name.
     """
 
     value_type: ClassVar[Any]
     """The accounting value that is declared."""
     identity: ClassVar[Sequence[str]] = ()
-    """Fields that name what is declared: two tables of a file that agree in them conflict. Empty: any may repeat."""
+    """Fields that name what is declared: two tables of a file that agree in them conflict.
+
+    Empty: any may repeat.
+    """
     conflict: ClassVar[tuple[str, str]] = ("name", "line {line} declares the same name already")
     """The key that is blamed for a second table of one identity, and why."""
     may_repeat: ClassVar[bool] = False
     """Whether a second table that says exactly the same is no conflict."""
 
     def to_value(self, source: str, position: int) -> Any:
-        """What is declared, as storage takes it: a value, or a list. `position` counts the file's tables from 1."""
+        """What is declared, as storage takes it: a value, or a list.
+
+        `position` counts the file's tables from 1.
+        """
         # accounting values have some of these, which the file does not write
         about = {"id": None, "source": source, "position": position}
         wanted = {field.name for field in dataclasses.fields(self.value_type)}
-        return self.value_type(**{name: value for name, value in about.items() if name in wanted} | vars(self))
+        return self.value_type(
+            **{name: value for name, value in about.items() if name in wanted} | vars(self)
+        )
 
     @classmethod
     def from_value(cls, value: Any) -> Self:
@@ -130,8 +160,14 @@ class Declaration(Row):
         """Keys and values of the TOML table; what is empty by default is left out."""
         empty: tuple[object, ...] = (None, "", (), {})
         written = self.model_dump(by_alias=True, exclude_unset=True)
-        defaults = {field.alias or name: field.default for name, field in type(self).model_fields.items()}
-        return {key: value for key, value in written.items() if value not in empty or defaults[key] not in empty}
+        defaults = {
+            field.alias or name: field.default for name, field in type(self).model_fields.items()
+        }
+        return {
+            key: value
+            for key, value in written.items()
+            if value not in empty or defaults[key] not in empty
+        }
 
     @classmethod
     def collect(cls, records: Iterable[Record], problems: list[Problem]) -> list[Any]:
@@ -142,14 +178,18 @@ class Declaration(Row):
             declaration = cls.read(record, problems)
             if declaration is None:
                 continue
-            same = known.setdefault(tuple(getattr(declaration, name) for name in cls.identity) or position, [])
+            same = known.setdefault(
+                tuple(getattr(declaration, name) for name in cls.identity) or position, []
+            )
             # files that were put together from others repeat rows
             if cls.may_repeat and any(declaration == earlier for _, earlier in same):
                 continue
             line = next((line for line, earlier in same if declaration.conflicts(earlier)), None)
             if line is not None:
                 key, message = cls.conflict
-                problems.append(Problem("double", f"{record.source}:{key}", message.format(line=line)))
+                problems.append(
+                    Problem("double", f"{record.source}:{key}", message.format(line=line))
+                )
                 continue
             same.append((record.line, declaration))
             value = declaration.to_value(record.source, position)
@@ -161,7 +201,9 @@ class Dated(Declaration):
     """A declaration for days of the bill; `to_on` is not included."""
 
     from_on: Day | None = Field(None, alias="effective_from")
-    to_on: Annotated[Day | None, after("from_on", "effective_from")] = Field(None, alias="effective_to")
+    to_on: Annotated[Day | None, after("from_on", "effective_from")] = Field(
+        None, alias="effective_to"
+    )
 
     def conflicts(self, earlier: Self) -> bool:
         """Whether both hold on some day."""
@@ -169,4 +211,6 @@ class Dated(Declaration):
         def ends_before(end: dt.date | None, start: dt.date | None) -> bool:
             return end is not None and start is not None and end <= start
 
-        return not ends_before(self.to_on, earlier.from_on) and not ends_before(earlier.to_on, self.from_on)
+        return not ends_before(self.to_on, earlier.from_on) and not ends_before(
+            earlier.to_on, self.from_on
+        )

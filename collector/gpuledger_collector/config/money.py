@@ -101,7 +101,9 @@ class DeclaredCommitment(_Place):
     @classmethod
     def _cost_something(cls, upfront: int, info: ValidationInfo) -> int:
         if not upfront and info.data.get("rate") == ZERO:
-            raise refusal("free", "is missing, and so is rate_per_gpu_hour: a commitment costs something")
+            raise refusal(
+                "free", "is missing, and so is rate_per_gpu_hour: a commitment costs something"
+            )
         return upfront
 
 
@@ -158,8 +160,8 @@ class DeclaredPurchase(_Place):
     purchase: Annotated[str, one_of(PURCHASES)]
     tags: dict[str, Text] = Field({})
     effective_from_ms: HourInstant | None = Field(None, alias="effective_from")
-    effective_to_ms: Annotated[HourInstant | None, after("effective_from_ms", "effective_from")] = Field(
-        None, alias="effective_to"
+    effective_to_ms: Annotated[HourInstant | None, after("effective_from_ms", "effective_from")] = (
+        Field(None, alias="effective_to")
     )
 
     value_type = PurchaseChoice

@@ -16,8 +16,8 @@ node = "dgx-*"                     # * as wildcard
 price_per_node_hour = 0.35
 currency = "USD"
 
-A node costs all names that fit it; of several tables of one name the most specific. Dates are days of the bill, in its
-zone; `effective_to` is not included.
+A node costs all names that fit it; of several tables of one name the most specific. Dates are days
+of the bill, in its zone; `effective_to` is not included.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class DeclaredNodeCost(Dated):
     name: Text
     pool: Name = ""
     node: Name = ""
-    # prices come before what they are multiplied by, and before the flat price, which is needed only without them
+    # prices come before what they are multiplied by, and before the flat price, which is needed
+    # only without them
     per_core_hour: Rate = Field(ZERO, alias="price_per_core_hour")
     cores: Size | None = Field(None, validate_default=True)
     per_gb_hour: Rate = Field(ZERO, alias="price_per_gb_hour")
@@ -52,7 +53,10 @@ class DeclaredNodeCost(Dated):
 
     value_type = NodeCost
     identity = ("name", "pool", "node")
-    conflict = ("name", "line {line} declares this cost of the same nodes for some of these days already")
+    conflict = (
+        "name",
+        "line {line} declares this cost of the same nodes for some of these days already",
+    )
 
     @field_validator("cores", "memory_gb")
     @classmethod
@@ -74,5 +78,9 @@ class DeclaredNodeCost(Dated):
     @classmethod
     def _cost_something(cls, flat: Decimal, info: ValidationInfo) -> Decimal:
         if not flat and all(info.data.get(price) == ZERO for price in _PRICE_OF.values()):
-            raise refusal("free", "is missing, and so are the prices of cores and memory: a node cost costs something")
+            raise refusal(
+                "free",
+                "is missing, and so are the prices of cores and memory: a node cost costs"
+                " something",
+            )
         return flat

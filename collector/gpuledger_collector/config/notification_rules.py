@@ -1,4 +1,5 @@
-"""Who is notified, when and of what: [[recipient]], [[contact]], [[anomaly_floor]] and [[action]] tables.
+"""Who is notified, when and of what: [[recipient]], [[contact]], [[anomaly_floor]] and [[action]]
+tables.
 
 [[recipient]]
 address = "lead@example.com"     # "*": every mail address without its own
@@ -48,7 +49,12 @@ from gpuledger_collector.config.fields import (
     whole,
 )
 from gpuledger_collector.config.model import Declaration
-from gpuledger_collector.storage.notifications.delivery_rules import DIGESTS, EVERYBODY, WEEKDAYS, DeliveryRules
+from gpuledger_collector.storage.notifications.delivery_rules import (
+    DIGESTS,
+    EVERYBODY,
+    WEEKDAYS,
+    DeliveryRules,
+)
 from gpuledger_collector.storage.notifications.finding_rules import (
     EVICT,
     MIN_IDLE_MINUTES,
@@ -61,15 +67,31 @@ from gpuledger_collector.storage.notifications.finding_rules import (
 from gpuledger_collector.storage.notifications.messages import is_address, is_recipient
 
 USER_FIELDS = ("address", "tag", "domains")
-TEAM_FIELDS = ("recipients", "leads", "after_minutes", "confidence", "escalate_days", "summary", "zone")
+TEAM_FIELDS = (
+    "recipients",
+    "leads",
+    "after_minutes",
+    "confidence",
+    "escalate_days",
+    "summary",
+    "zone",
+)
 KINDS = ("budget", "idle", "anomaly", "action", "summary")
 MAX_MINUTES = 100 * 1440
 _CONTACT, _ACTION = Contact(""), ReclaimRule("", "", "")
 _DOMAIN = matching(r"[a-z0-9-]+(\.[a-z0-9-]+)+", "no domain such as example.com")
-_DO = matching(rf"{SCANCEL}|{EVICT}|webhook:[A-Za-z0-9_-]{{1,60}}", f"not one of {SCANCEL}, {EVICT}, webhook:NAME")
+_DO = matching(
+    rf"{SCANCEL}|{EVICT}|webhook:[A-Za-z0-9_-]{{1,60}}",
+    f"not one of {SCANCEL}, {EVICT}, webhook:NAME",
+)
 
 
-_Weekday = Annotated[int, one_of(WEEKDAYS), AfterValidator(WEEKDAYS.index), PlainSerializer(lambda day: WEEKDAYS[day])]
+_Weekday = Annotated[
+    int,
+    one_of(WEEKDAYS),
+    AfterValidator(WEEKDAYS.index),
+    PlainSerializer(lambda day: WEEKDAYS[day]),
+]
 
 
 class DeclaredRecipient(Declaration):
@@ -82,7 +104,9 @@ class DeclaredRecipient(Declaration):
     quiet: QuietHours | None = None
     zone: Zone = "UTC"
     max_per_day: Annotated[int, whole(0, 1000)] | None = None
-    pass_kinds: Annotated[tuple[Annotated[str, one_of(KINDS)], ...], AfterValidator(unique)] = Field((), alias="pass")
+    pass_kinds: Annotated[tuple[Annotated[str, one_of(KINDS)], ...], AfterValidator(unique)] = (
+        Field((), alias="pass")
+    )
 
     identity = ("address",)
     conflict = ("address", "line {line} is for the same address already")
@@ -91,26 +115,33 @@ class DeclaredRecipient(Declaration):
     @classmethod
     def _be_a_recipient(cls, address: str) -> str:
         if address != EVERYBODY and not is_recipient(address):
-            raise refusal("bad_recipient", f"{address!r} is no mail address, slack:NAME, teams:NAME, webhook:NAME or *")
+            raise refusal(
+                "bad_recipient",
+                f"{address!r} is no mail address, slack:NAME, teams:NAME, webhook:NAME or *",
+            )
         return address
 
     def to_value(self, source: str, position: int) -> tuple[str, DeliveryRules]:  # noqa: ARG002
         """The address and its rules."""
-        return self.address, DeliveryRules(**{name: getattr(self, name) for name in DeliveryRules.__dataclass_fields__})
+        return self.address, DeliveryRules(
+            **{name: getattr(self, name) for name in DeliveryRules.__dataclass_fields__}
+        )
 
     @classmethod
     def from_value(cls, value: tuple[str, DeliveryRules]) -> Self:
         """The declaration of the rules of an address."""
         address, rules = value
         return cls.model_construct(
-            address=address, **{name: getattr(rules, name) for name in DeliveryRules.__dataclass_fields__}
+            address=address,
+            **{name: getattr(rules, name) for name in DeliveryRules.__dataclass_fields__},
         )
 
 
 class DeclaredContact(Declaration):
     """Who is notified of idle accelerators of a user, or of a team."""
 
-    # who the contact is for decides which of the others it may have; a tag is trusted within domains only
+    # who the contact is for decides which of the others it may have; a tag is trusted within
+    # domains only
     user: Text = ""
     team: Name = Field("", validate_default=True)
     domains: Annotated[tuple[Annotated[str, _DOMAIN], ...], AfterValidator(unique)] = ()
@@ -139,14 +170,18 @@ class DeclaredContact(Declaration):
     def _fit(cls, value: Any, info: ValidationInfo) -> Any:
         is_of_team = bool(info.data.get("team"))
         if value != "" and "team" in info.data and is_of_team == (info.field_name in USER_FIELDS):
-            raise refusal("not_here", f"belongs to a contact of a {'user' if is_of_team else 'team'}")
+            raise refusal(
+                "not_here", f"belongs to a contact of a {'user' if is_of_team else 'team'}"
+            )
         return value
 
     @field_validator("tag")
     @classmethod
     def _trust_domains_only(cls, tag: str, info: ValidationInfo) -> str:
         if tag and (info.data.get("user") != "*" or not info.data.get("domains", True)):
-            raise refusal("no_domains", 'belongs to user = "*" with domains = [...]: anybody can write a tag')
+            raise refusal(
+                "no_domains", 'belongs to user = "*" with domains = [...]: anybody can write a tag'
+            )
         return tag
 
     @field_validator("address")
@@ -154,7 +189,9 @@ class DeclaredContact(Declaration):
     def _name_an_address(cls, address: str, info: ValidationInfo) -> str:
         user = info.data.get("user")
         if address and not is_address(address.replace("{user}", "ada")):
-            raise refusal("bad_recipient", f"{address!r} is no mail address such as {{user}}@example.com")
+            raise refusal(
+                "bad_recipient", f"{address!r} is no mail address such as {{user}}@example.com"
+            )
         if user == "*" and address and "{user}" not in address:
             raise refusal("same_for_all", "of any user must hold {user}")
         if user and not address and not info.data.get("tag", True):
@@ -189,7 +226,9 @@ class DeclaredAction(Declaration):
     name: Text
     team: Name
     do: Annotated[str, _DO]
-    states: Annotated[tuple[Annotated[str, one_of(RECLAIMABLE_STATES)], ...], AfterValidator(unique)] = _ACTION.states
+    states: Annotated[
+        tuple[Annotated[str, one_of(RECLAIMABLE_STATES)], ...], AfterValidator(unique)
+    ] = _ACTION.states
     after_minutes: Annotated[int, whole(60, MAX_MINUTES)] = _ACTION.after_minutes
     notice_minutes: Annotated[int, whole(15, MAX_MINUTES)] = _ACTION.notice_minutes
     dry_run_hours: Annotated[int, whole(1, 1000)] = _ACTION.dry_run_hours

@@ -11,8 +11,8 @@
     pool = "h100"
     gpus = 16
 
-A share is a fraction of the pool's capacity or a number of GPUs. Dates are days of the bill, in its zone;
-`effective_to` is not included.
+A share is a fraction of the pool's capacity or a number of GPUs. Dates are days of the bill, in its
+zone; `effective_to` is not included.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class DeclaredShare(Dated):
 
     value_type = PoolShare
     identity = ("team", "pool")
-    conflict = ("team", "line {line} gives this team a share of the pool for some of these days already")
+    conflict = (
+        "team",
+        "line {line} gives this team a share of the pool for some of these days already",
+    )
 
     @field_validator("team")
     @classmethod
@@ -53,5 +56,7 @@ class DeclaredShare(Dated):
     @classmethod
     def _give_one(cls, gpus: int | None, info: ValidationInfo) -> int | None:
         if (gpus is None) == (info.data.get("fraction") is None):
-            raise refusal("one_of", "give a fraction of the pool, such as 0.25, or a number of gpus, not both")
+            raise refusal(
+                "one_of", "give a fraction of the pool, such as 0.25, or a number of gpus, not both"
+            )
         return gpus

@@ -9,7 +9,15 @@ from pydantic import Field
 
 from gpuledger_collector.accounting.pricing import PURCHASES, Price
 from gpuledger_collector.config.csv_rows import Parsed, read_records
-from gpuledger_collector.config.fields import Currency, DatedInstant, EffectiveTo, Name, Rate, Text, one_of
+from gpuledger_collector.config.fields import (
+    Currency,
+    DatedInstant,
+    EffectiveTo,
+    Name,
+    Rate,
+    Text,
+    one_of,
+)
 from gpuledger_collector.config.model import Declaration
 from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_nobody
 
@@ -37,7 +45,12 @@ class DeclaredPrice(Declaration):
 
 
 def read_prices(path: Path, on_line: OnRow = tell_nobody) -> Parsed[Price]:
-    """Every price of a CSV file, or the problems of all bad rows. Raises OSError when it cannot be opened."""
+    """Every price of a CSV file, or the problems of all bad rows.
+
+    Raises OSError when it cannot be opened.
+    """
     parsed: Parsed[Price] = Parsed()
-    parsed.rows = DeclaredPrice.collect(read_records(path, DeclaredPrice, parsed, on_line), parsed.problems)
+    parsed.rows = DeclaredPrice.collect(
+        read_records(path, DeclaredPrice, parsed, on_line), parsed.problems
+    )
     return parsed

@@ -26,7 +26,14 @@ from dataclasses import fields
 from decimal import Decimal
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+)
 
 from gpuledger_collector.config.fields import (
     Currency,
@@ -41,16 +48,27 @@ from gpuledger_collector.config.fields import (
 )
 from gpuledger_collector.config.model import Declaration
 from gpuledger_collector.insight.scaling.advice import ScalingLimits
-from gpuledger_collector.insight.scaling.pools import ACT, ADVICE, DEFAULT_LEAD_MS, MODES, ScalingTerms
+from gpuledger_collector.insight.scaling.pools import (
+    ACT,
+    ADVICE,
+    DEFAULT_LEAD_MS,
+    MODES,
+    ScalingTerms,
+)
 
 MAX_GPUS = 1_000_000
 PLACES = 6
 _DAY_S = 86_400
-_LIMITS = [field.name for field in fields(ScalingLimits) if field.name not in {"headroom", "money_gpus"}]
+_LIMITS = [
+    field.name for field in fields(ScalingLimits) if field.name not in {"headroom", "money_gpus"}
+]
 _TERMS = ("pool", "lead_ms", "mode", "money_per_hour", "currency", "webhook")
 _HOOK = matching("[A-Za-z0-9_-]{1,60}", "no name of a hook of the hooks_file")
 _WRITE_NUMBER = PlainSerializer(lambda number: round(Decimal(number), PLACES))
-_TO_MS, _WRITE_SECONDS = AfterValidator(lambda seconds: 1000 * seconds), PlainSerializer(lambda ms: ms // 1000)
+_TO_MS, _WRITE_SECONDS = (
+    AfterValidator(lambda seconds: 1000 * seconds),
+    PlainSerializer(lambda ms: ms // 1000),
+)
 
 
 def _number(most: int, least: str = "0") -> PlainValidator:
@@ -83,7 +101,9 @@ class DeclaredPool(Declaration):
     headroom: Annotated[float, _number(10), _WRITE_NUMBER] | None = None
     utilization: Annotated[Decimal, decimal(PLACES, 1, "0.05")] | None = None
     cost_cap: Annotated[float, _number(10, "1"), _WRITE_NUMBER] = 1.25
-    money_per_hour: Annotated[Decimal, decimal(PLACES, 10**9, "0.000001")] | None = Field(None, validate_default=True)
+    money_per_hour: Annotated[Decimal, decimal(PLACES, 10**9, "0.000001")] | None = Field(
+        None, validate_default=True
+    )
     currency: Currency = Field("", validate_default=True)
     predict: Flag = True
     webhook: Annotated[str, _HOOK] = ""
@@ -94,7 +114,9 @@ class DeclaredPool(Declaration):
     @classmethod
     def _limit_acting(cls, limit: Any, info: ValidationInfo) -> Any:
         if limit is None and info.data.get("mode") == ACT:
-            raise refusal("empty", 'is required where mode = "act": a floor, a ceiling and a money limit')
+            raise refusal(
+                "empty", 'is required where mode = "act": a floor, a ceiling and a money limit'
+            )
         return limit
 
     @field_validator("ceiling_gpus")
@@ -114,16 +136,23 @@ class DeclaredPool(Declaration):
     @field_validator("currency")
     @classmethod
     def _belong_to_money(cls, currency: str, info: ValidationInfo) -> str:
-        if "money_per_hour" in info.data and (info.data["money_per_hour"] is None) == bool(currency):
-            raise refusal("bad_currency", "belongs to money_per_hour, and is an ISO 4217 code such as USD")
+        if "money_per_hour" in info.data and (info.data["money_per_hour"] is None) == bool(
+            currency
+        ):
+            raise refusal(
+                "bad_currency", "belongs to money_per_hour, and is an ISO 4217 code such as USD"
+            )
         return currency
 
     def to_value(self, source: str, position: int) -> ScalingTerms:  # noqa: ARG002
         """The terms; a target utilization u says the same as a headroom of 1/u - 1."""
-        headroom = self.headroom or 0.0 if self.utilization is None else float(1 / self.utilization - 1)
+        headroom = (
+            self.headroom or 0.0 if self.utilization is None else float(1 / self.utilization - 1)
+        )
         limits = {name: value for name in _LIMITS if (value := getattr(self, name)) is not None}
         return ScalingTerms(
-            limits=ScalingLimits(headroom=headroom, **limits), **{name: getattr(self, name) for name in _TERMS}
+            limits=ScalingLimits(headroom=headroom, **limits),
+            **{name: getattr(self, name) for name in _TERMS},
         )
 
     @classmethod

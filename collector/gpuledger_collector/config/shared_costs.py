@@ -58,7 +58,9 @@ class DeclaredSharedCost(Dated):
     name: Text
     # `source` and `key` decide which of the fields after them are needed, allowed or refused
     source: Annotated[str, one_of(SOURCES)] = AMOUNT
-    amount_micro: PositiveMicroAmount | None = Field(None, alias="amount_per_month", validate_default=True)
+    amount_micro: PositiveMicroAmount | None = Field(
+        None, alias="amount_per_month", validate_default=True
+    )
     currency: Currency | None = Field(None, validate_default=True)
     pool: Name = ""
     key: Annotated[str, one_of(KEYS)]
@@ -92,7 +94,9 @@ class DeclaredSharedCost(Dated):
     def _weigh_owners(cls, weights: dict[str, int], info: ValidationInfo) -> dict[str, int]:
         key = info.data.get("key")
         if key == "weights" and not any(weights.values()):
-            raise refusal("bad_weights", "must be whole numbers by owner, such as { vision = 60, nlp = 40 }")
+            raise refusal(
+                "bad_weights", "must be whole numbers by owner, such as { vision = 60, nlp = 40 }"
+            )
         if key not in {"weights", None} and weights:
             raise refusal("not_weighed", 'belongs to key = "weights"')
         _check_owners(weights)

@@ -20,7 +20,11 @@ def value(content: object) -> str:
     if isinstance(content, bool):
         return "true" if content else "false"
     if isinstance(content, Mapping):
-        return "{ " + ", ".join(f"{quoted(str(key))} = {value(each)}" for key, each in content.items()) + " }"
+        return (
+            "{ "
+            + ", ".join(f"{quoted(str(key))} = {value(each)}" for key, each in content.items())
+            + " }"
+        )
     if isinstance(content, list | tuple):
         return "[" + ", ".join(map(value, content)) + "]"
     if isinstance(content, Decimal):
@@ -34,7 +38,10 @@ def value(content: object) -> str:
 
 
 def quoted(text: str) -> str:
-    """A basic string: as in JSON, with invisible characters as escapes of TOML, which has no surrogate pairs."""
+    """A basic string: as in JSON, with invisible characters as escapes of TOML, which has no
+    surrogate pairs.
+    """
     return "".join(
-        sign if escape_text(sign) == sign else f"\\U{ord(sign):08x}" for sign in json.dumps(text, ensure_ascii=False)
+        sign if escape_text(sign) == sign else f"\\U{ord(sign):08x}"
+        for sign in json.dumps(text, ensure_ascii=False)
     )

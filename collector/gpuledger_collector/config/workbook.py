@@ -13,10 +13,13 @@ from gpuledger_collector.config import files
 from gpuledger_common.bounded_file import FileTooLarge, read_stream
 
 ZIP, OLE = b"PK\x03\x04", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-"""How workbooks begin: .xlsx and .ods are archives; .xls, and whatever has a password, are of an older kind."""
+"""How workbooks begin: .xlsx and .ods are archives; .xls, and whatever has a password, are of an
+older kind.
+"""
 _ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
 _OUT_OF_BOUNDS = {-signal.SIGABRT, -signal.SIGKILL, -signal.SIGXCPU, -signal.SIGSEGV}
-"""How the process ends when the kernel refuses it memory or time; what is written in Rust aborts."""
+"""How the process ends when the kernel refuses it memory or time; what is written in Rust aborts.
+"""
 _MEMORY_ERROR = "MemoryError"
 
 
@@ -38,16 +41,25 @@ def is_workbook(content: bytes | bytearray) -> bool:
 
 
 def read_sheet(path: Path, content: bytes | bytearray, name: str | None = None) -> Sheet:
-    """The sheet of this name, or the first one, of a file with this content. Raises WorkbookRefused and OSError."""
+    """The sheet of this name, or the first one, of a file with this content.
+
+    Raises WorkbookRefused and OSError.
+    """
     if content.startswith(OLE):
         if _ENCRYPTED in content:
-            raise WorkbookRefused("is protected by a password; save its sheet as .xlsx, or as CSV UTF-8, without it")
-        raise WorkbookRefused("is a workbook of an old kind (.xls); save its sheet as .xlsx, or as CSV UTF-8")
+            raise WorkbookRefused(
+                "is protected by a password; save its sheet as .xlsx, or as CSV UTF-8, without it"
+            )
+        raise WorkbookRefused(
+            "is a workbook of an old kind (.xls); save its sheet as .xlsx, or as CSV UTF-8"
+        )
     if path.suffix == ".gz":
         raise WorkbookRefused("is a workbook in a .gz; unpack it: gunzip -k " + path.name)
     output, code, errors = _run(path, name)
     if code in _OUT_OF_BOUNDS or _MEMORY_ERROR in errors:
-        raise WorkbookRefused("is a workbook that takes over 1 GiB to read; save its sheet as CSV UTF-8")
+        raise WorkbookRefused(
+            "is a workbook that takes over 1 GiB to read; save its sheet as CSV UTF-8"
+        )
     if code:
         raise RuntimeError(f"the reader of workbooks ended with {code}: {errors.strip()[-500:]}")
     first, _, text = output.partition("\n")
@@ -60,7 +72,14 @@ def read_sheet(path: Path, content: bytes | bytearray, name: str | None = None) 
 def _run(path: Path, name: str | None) -> tuple[str, int, str]:
     """What the process prints, how it ends, and what it says on standard error."""
     module = "gpuledger_collector.config.workbook_process"
-    command = [sys.executable, "-P", "-m", module, str(path.absolute()), *([] if name is None else [name])]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        module,
+        str(path.absolute()),
+        *([] if name is None else [name]),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None

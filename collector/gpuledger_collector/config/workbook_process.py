@@ -1,10 +1,12 @@
-"""Read a sheet of an .xlsx workbook and print it as CSV: a process of its own, whose memory and time are bounded.
+"""Read a sheet of an .xlsx workbook and print it as CSV: a process of its own, whose memory and
+time are bounded.
 
     python -P -m gpuledger_collector.config.workbook_process FILE [SHEET]
 
-The reader builds a sheet with all its cells between the first and the last one in memory, and a text for each cell that
-names it: a file of some kilobytes can ask for hundreds of gigabytes. So the kernel bounds the process, not this code.
-The first line of the output is JSON: the name of the sheet, or what is wrong with the file in a sentence.
+The reader builds a sheet with all its cells between the first and the last one in memory, and a
+text for each cell that names it: a file of some kilobytes can ask for hundreds of gigabytes. So the
+kernel bounds the process, not this code. The first line of the output is JSON: the name of the
+sheet, or what is wrong with the file in a sentence.
 """
 
 from __future__ import annotations
@@ -53,12 +55,20 @@ def sheet_parts(archive: zipfile.ZipFile) -> dict[str, str]:
     if any(name.endswith("vbaProject.bin") for name in parts):
         raise NotReadable(f"is a workbook with macros (.xlsm); {SAVE_AS}")
     if _WORKBOOK not in parts or _RELATIONS not in parts:
-        kind = "another kind of workbook" if {"mimetype", "xl/workbook.bin"} & set(parts) else "an archive"
+        kind = (
+            "another kind of workbook"
+            if {"mimetype", "xl/workbook.bin"} & set(parts)
+            else "an archive"
+        )
         raise NotReadable(f"is {kind} and no .xlsx; {SAVE_AS}")
     if sum(info.file_size for info in parts.values()) > MAX_INFLATED_BYTES:
-        raise NotReadable(f"is larger than {MAX_INFLATED_BYTES // 2**20} MiB when it is inflated; split it")
+        raise NotReadable(
+            f"is larger than {MAX_INFLATED_BYTES // 2**20} MiB when it is inflated; split it"
+        )
     relations = {
-        relation.get("Id"): posixpath.normpath(posixpath.join("/xl", relation.get("Target", ""))).lstrip("/")
+        relation.get("Id"): (
+            posixpath.normpath(posixpath.join("/xl", relation.get("Target", ""))).lstrip("/")
+        )
         for relation in ElementTree.fromstring(archive.read(_RELATIONS))  # noqa: S314  # bounded by the process
     }
     sheets: dict[str, str] = {}
@@ -79,13 +89,19 @@ def choose(sheets: dict[str, str], name: str | None) -> str:
         return next(iter(sheets))
     if name not in sheets:
         near = get_close_matches(name, sheets, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(map(repr, list(sheets)[:10]))}"
+        hint = (
+            f"; did you mean {near[0]!r}?"
+            if near
+            else f"; it has {', '.join(map(repr, list(sheets)[:10]))}"
+        )
         raise NotReadable(f"has no sheet {name!r}{hint}")
     return name
 
 
 class _CellCheck:
-    """Finds cells that would be read as empty and are not: errors, and formulas whose value nobody has computed."""
+    """Finds cells that would be read as empty and are not: errors, and formulas whose value nobody
+    has computed.
+    """
 
     def __init__(self, sheet: str) -> None:
         self._sheet = sheet
@@ -163,7 +179,13 @@ def print_sheet(path: Path, wanted: str | None) -> None:
             with archive.open(sheets[name]) as part:
                 _CellCheck(name).check(part)  # type: ignore[arg-type]  # a ZipExtFile is read alike
         rows = CalamineWorkbook.from_path(path).get_sheet_by_name(name).iter_rows()
-    except (zipfile.BadZipFile, KeyError, CalamineError, expat.ExpatError, ElementTree.ParseError) as error:
+    except (
+        zipfile.BadZipFile,
+        KeyError,
+        CalamineError,
+        expat.ExpatError,
+        ElementTree.ParseError,
+    ) as error:
         raise NotReadable(f"is no whole workbook; {SAVE_AS} again") from error
     sys.stdout.write(json.dumps({"sheet": name}) + "\n")
     writer = csv.writer(sys.stdout, lineterminator="\n")

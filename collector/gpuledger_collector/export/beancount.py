@@ -1,9 +1,11 @@
-"""A journal in beancount's plain text: a second, independent program can prove that the bill adds up.
+"""A journal in beancount's plain text: a second, independent program can prove that the bill adds
+up.
 
-One transaction a day and currency: what each owner pays against the capacity that was there, in micro-units (six
-places); then one transaction for each usage interval of a shared cost, on its last day, and balance assertions at the
-end. A moved cost goes from its account to those who pay it, an amount comes from INCOME_SHARED. Dates are the billing
-zone's. `bean-check FILE` fails when a posting was changed.
+One transaction a day and currency: what each owner pays against the capacity that was there, in
+micro-units (six places); then one transaction for each usage interval of a shared cost, on its last
+day, and balance assertions at the end. A moved cost goes from its account to those who pay it, an
+amount comes from INCOME_SHARED. Dates are the billing zone's. `bean-check FILE` fails when a
+posting was changed.
 """
 
 from __future__ import annotations
@@ -33,11 +35,18 @@ def write(
     shares: Sequence[SharedPart] = (),
     codes: Mapping[str, Codes] | None = None,
 ) -> None:
-    """The journal of some days, each with its lines by `level`; usage without a rate has no money and is left out."""
+    """The journal of some days, each with its lines by `level`; usage without a rate has no money
+    and is left out.
+    """
     sums = [(day, _sums(lines, level)) for day, lines in days]
     paid_parts = [part for part in shares if part.micro]
-    names = sorted({owner for _, amounts in sums for owner, _ in amounts} | {part.keys[0] for part in paid_parts})
-    currencies = sorted({of for _, amounts in sums for _, of in amounts} | {part.currency for part in paid_parts})
+    names = sorted(
+        {owner for _, amounts in sums for owner, _ in amounts}
+        | {part.keys[0] for part in paid_parts}
+    )
+    currencies = sorted(
+        {of for _, amounts in sums for _, of in amounts} | {part.currency for part in paid_parts}
+    )
     if not sums or not currencies:
         file.write('option "title" "GPU Ledger"\n')
         return
@@ -54,13 +63,21 @@ def write(
     totals: dict[tuple[str, str], int] = defaultdict(int)
     for day, amounts in sums:
         for currency in currencies:
-            postings = [(owner, micro) for (owner, of), micro in sorted(amounts.items()) if of == currency and micro]
+            postings = [
+                (owner, micro)
+                for (owner, of), micro in sorted(amounts.items())
+                if of == currency and micro
+            ]
             if postings:
                 narration = f'{calendar.date_of(day.start_ms)} * "GPU Ledger" "GPU time of the day"'
-                totals[INCOME, currency] += _transaction(narration, INCOME, currency, postings, accounts, file)
+                totals[INCOME, currency] += _transaction(
+                    narration, INCOME, currency, postings, accounts, file
+                )
     for (until_ms, cost, currency), postings in _usage_intervals(paid_parts).items():
         narration = f'{calendar.date_of(until_ms - 1)} * "GPU Ledger" "Shared cost {_text(cost)}"'
-        totals[INCOME_SHARED, currency] += _transaction(narration, INCOME_SHARED, currency, postings, accounts, file)
+        totals[INCOME_SHARED, currency] += _transaction(
+            narration, INCOME_SHARED, currency, postings, accounts, file
+        )
     # Assertions at the end of the last day: bean-check adds up all postings itself and compares.
     for (account, currency), micro in sorted(totals.items()):
         file.write(f"\n{end} balance {account} {decimal_text(-micro)} {currency}\n")
@@ -72,11 +89,15 @@ def _metadata(codes: Codes) -> Iterable[str]:
     return [f'  {key}: "{_text(code)}"\n' for key, code in named if code]
 
 
-def _usage_intervals(shares: Sequence[SharedPart]) -> dict[tuple[int, str, str], list[tuple[str, int]]]:
+def _usage_intervals(
+    shares: Sequence[SharedPart],
+) -> dict[tuple[int, str, str], list[tuple[str, int]]]:
     """What each owner pays of every period of a shared cost, by its end, name and currency."""
     postings: dict[tuple[int, str, str], list[tuple[str, int]]] = defaultdict(list)
     for part in shares:
-        postings[part.period.end_ms, part.cost.name, part.currency].append((part.keys[0], part.micro))
+        postings[part.period.end_ms, part.cost.name, part.currency].append(
+            (part.keys[0], part.micro)
+        )
     return {key: sorted(postings[key]) for key in sorted(postings)}
 
 
@@ -99,13 +120,18 @@ def _transaction(
     whole = sum(micro for _, micro in postings)
     width = max(len(accounts[owner]) for owner, _ in postings)
     file.write(f"\n{narration}\n")
-    file.writelines(f"  {accounts[owner]:{width}}  {decimal_text(micro)} {currency}\n" for owner, micro in postings)
+    file.writelines(
+        f"  {accounts[owner]:{width}}  {decimal_text(micro)} {currency}\n"
+        for owner, micro in postings
+    )
     file.write(f"  {income:{width}}  {decimal_text(-whole)} {currency}\n")
     return whole
 
 
 def account_names(owners: Sequence[str]) -> dict[str, str]:
-    """An account for each owner; beancount allows letters, digits and dashes, so alike names get a number."""
+    """An account for each owner; beancount allows letters, digits and dashes, so alike names get a
+    number.
+    """
     accounts: dict[str, str] = {}
     taken: set[str] = set()
     for owner in owners:

@@ -10,13 +10,11 @@ from gpuledger_collector.accounting.quantity import round_half_even_div
 from gpuledger_collector.export.cells import names
 from gpuledger_collector.storage.billing.budget_status import Status
 
-COLUMNS = names(
-    """
+COLUMNS = names("""
     budget owner period_from period_to currency amount spent spent_percent elapsed_percent forecast forecast_low
     forecast_high run_out run_out_earliest run_out_latest pace_1h_percent pace_6h_percent unpriced_gpu_hours
     rated_up_to alerts measure unit
-    """
-)
+    """)
 """Columns of the CSV and keys of the JSON."""
 MEASURED = {DIRECT: "direct cost", TOTAL: "total cost", GPU_HOURS: "GPU-hours"}
 
@@ -59,7 +57,11 @@ def _row(status: Status) -> dict[str, object]:
         long,
         round_half_even_div(spend.unpriced_gpu_ns, 3_600_000_000_000),
         format_instant(status.known_ms),
-        [f"{alert.rule} {alert.percent} % {alert.state}" for alert in status.alerts if alert.fired_ms is not None],
+        [
+            f"{alert.rule} {alert.percent} % {alert.state}"
+            for alert in status.alerts
+            if alert.fired_ms is not None
+        ],
         budget.measure,
         budget.unit,
     )
@@ -74,13 +76,21 @@ def table_row(status: Status) -> dict[str, str]:
         ends = (ahead.middle_micro, ahead.low_micro, ahead.high_micro)
         middle, low, high = (budget.number(end, 0) for end in ends)
         forecast = f"{middle} ({low} to {high})"
-        out = "not by then" if ahead.run_out_ms is None else str(budget.calendar.date_of(ahead.run_out_ms))
+        out = (
+            "not by then"
+            if ahead.run_out_ms is None
+            else str(budget.calendar.date_of(ahead.run_out_ms))
+        )
     share = status.spent_percent
     if share is not None and share >= 100:
         out = "spent"
     fired = [alert for alert in status.alerts if alert.fired_ms is not None]
     return {
-        "budget": budget.name if budget.name == budget.owner_label else f"{budget.name} ({budget.owner_label})",
+        "budget": (
+            budget.name
+            if budget.name == budget.owner_label
+            else f"{budget.name} ({budget.owner_label})"
+        ),
         "until": str(budget.calendar.date_of(status.period.end_ms)),
         "measure": MEASURED[budget.measure],
         "spent": "-" if status.spend.micro is None else budget.text(status.spend.micro),
@@ -90,5 +100,7 @@ def table_row(status: Status) -> dict[str, str]:
         "forecast": forecast,
         "run_out": out,
         "pace": "-" if status.pace_percents is None else "{} %, {} %".format(*status.pace_percents),
-        "alerts": "; ".join(f"{alert.rule} {alert.percent} % {alert.state}" for alert in fired) or "none",
+        "alerts": (
+            "; ".join(f"{alert.rule} {alert.percent} % {alert.state}" for alert in fired) or "none"
+        ),
     }

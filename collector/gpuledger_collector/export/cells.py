@@ -46,17 +46,23 @@ def harmless(row: Iterable[object]) -> list[object]:
 
 
 def json_text(content: object) -> str:
-    """Indented JSON, not limited to ASCII; invisible characters are written as escapes, which read back the same."""
+    """Indented JSON, not limited to ASCII; invisible characters are written as escapes, which read
+    back the same.
+    """
     return escape_lines(json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def lines_text(lines: Iterable[str]) -> str:
-    """Lines as a page of text; control characters in names are escaped, so that no name adds a line."""
+    """Lines as a page of text; control characters in names are escaped, so that no name adds a
+    line.
+    """
     return "".join(f"{escape_text(line)}\n" for line in lines)
 
 
 def rows_as(shape: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Plain rows as `csv` (texts made harmless) or `json` (a list of objects); None is an empty cell, or null."""
+    """Plain rows as `csv` (texts made harmless) or `json` (a list of objects); None is an empty
+    cell, or null.
+    """
     if shape == "json":
         return json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2) + "\n"
     text = io.StringIO()

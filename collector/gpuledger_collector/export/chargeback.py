@@ -7,7 +7,13 @@ from decimal import Decimal
 from operator import attrgetter
 
 from gpuledger_collector.accounting.cash import CASH, PURCHASE
-from gpuledger_collector.accounting.chargeback import Report, ReportRow, SharedOut, sum_known, unbilled
+from gpuledger_collector.accounting.chargeback import (
+    Report,
+    ReportRow,
+    SharedOut,
+    sum_known,
+    unbilled,
+)
 from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
@@ -20,7 +26,9 @@ from gpuledger_collector.export.report import Column, Kind, cells_of
 
 
 def _printed(units: str, micro: str) -> Callable[[ReportRow], Money | None]:
-    """An amount of a row in the minor units that are printed, which add up, with the exact amount behind it."""
+    """An amount of a row in the minor units that are printed, which add up, with the exact amount
+    behind it.
+    """
     read = attrgetter(units, micro, "currency")
 
     def value(row: ReportRow) -> Money | None:
@@ -49,17 +57,34 @@ def _places(name: str, places: int) -> Callable[[ReportRow], str | None]:
 
 MEASURES: tuple[Column[ReportRow], ...] = (
     Column("gpu_hours", _places("gpu_hours", 6), Kind.DECIMAL),
-    Column("gpu_hours_held_idle", _places("gpu_hours_held_idle", 6), Kind.DECIMAL, is_optional=True),
+    Column(
+        "gpu_hours_held_idle", _places("gpu_hours_held_idle", 6), Kind.DECIMAL, is_optional=True
+    ),
     Column("cost", _printed("cost_minor", "cost_micro"), Kind.MONEY),
-    Column("cost_held_idle", _printed("cost_held_idle_minor", "idle_cost_micro"), Kind.MONEY, is_optional=True),
+    Column(
+        "cost_held_idle",
+        _printed("cost_held_idle_minor", "idle_cost_micro"),
+        Kind.MONEY,
+        is_optional=True,
+    ),
     Column("currency", lambda row: row.currency),
 )
 ALLOCATIONS: tuple[Column[ReportRow], ...] = (
-    Column("cost_shared", _printed("shared_minor", "shared_micro"), Kind.MONEY, about="Share of common costs."),
+    Column(
+        "cost_shared",
+        _printed("shared_minor", "shared_micro"),
+        Kind.MONEY,
+        about="Share of common costs.",
+    ),
     Column("cost_total", _total, Kind.MONEY, about="Direct cost and share of common costs."),
     Column("energy_kwh", _places("energy_kwh", 6), Kind.DECIMAL),
     Column("co2e_grams", _places("co2e_grams", 3), Kind.DECIMAL),
-    Column("cost_list", _printed("list_minor", "list_micro"), Kind.MONEY, about="The compared cost at list rates."),
+    Column(
+        "cost_list",
+        _printed("list_minor", "list_micro"),
+        Kind.MONEY,
+        about="The compared cost at list rates.",
+    ),
     Column(
         "cost_contracted",
         _printed("contracted_minor", "contracted_micro"),
@@ -78,9 +103,20 @@ ALLOCATIONS: tuple[Column[ReportRow], ...] = (
         Kind.MONEY,
         about="The cost as it is borne: with commitments amortized, the same as the cost.",
     ),
-    Column("cost_waste", _printed("waste_minor", "waste_micro"), Kind.MONEY, about="The part that is waste."),
-    Column("billed", lambda row: {True: "yes", False: "no", None: None}[row.is_billed], about="If an owner pays it."),
-    Column("correction_of", lambda row: row.correction_of, about="The closed month that it corrects."),
+    Column(
+        "cost_waste",
+        _printed("waste_minor", "waste_micro"),
+        Kind.MONEY,
+        about="The part that is waste.",
+    ),
+    Column(
+        "billed",
+        lambda row: {True: "yes", False: "no", None: None}[row.is_billed],
+        about="If an owner pays it.",
+    ),
+    Column(
+        "correction_of", lambda row: row.correction_of, about="The closed month that it corrects."
+    ),
     Column(
         "cost_adjustments",
         _printed("adjusted_minor", "adjusted_micro"),
@@ -90,16 +126,26 @@ ALLOCATIONS: tuple[Column[ReportRow], ...] = (
     Column("cost_center", lambda row: row.cost_center),
     Column("gl_code", lambda row: row.gl_code),
 )
-RATE: Column[ReportRow] = Column(EXCHANGE, lambda row: row.exchange, about="Of the view in another currency alone.")
+RATE: Column[ReportRow] = Column(
+    EXCHANGE, lambda row: row.exchange, about="Of the view in another currency alone."
+)
 NODES: Column[ReportRow] = Column(
-    "cost_nodes", _printed("node_minor", "node_micro"), Kind.MONEY, about="How much of the direct cost is node costs."
+    "cost_nodes",
+    _printed("node_minor", "node_micro"),
+    Kind.MONEY,
+    about="How much of the direct cost is node costs.",
 )
 PAID: Column[ReportRow] = Column(
-    "cost_cash", _printed("cost_minor", "cost_micro"), Kind.MONEY, about="What is paid, in the cash view alone."
+    "cost_cash",
+    _printed("cost_minor", "cost_micro"),
+    Kind.MONEY,
+    about="What is paid, in the cash view alone.",
 )
 NOT_PAID: Column[ReportRow] = Column("cost_cash", lambda _: None, Kind.MONEY)
 COLUMNS = (*MEASURES, *ALLOCATIONS, RATE, NODES, NOT_PAID)
-"""All amounts of a row, as a terminal may show them: of the cash view, the line below the table says what is paid."""
+"""All amounts of a row, as a terminal may show them: of the cash view, the line below the table
+says what is paid.
+"""
 NUMBERED = {column.name for column in COLUMNS if column.is_number}
 
 
@@ -108,13 +154,22 @@ def _last(view: str) -> tuple[Column[ReportRow], ...]:
 
 
 def csv_rows(report: Report, notices: Sequence[str] = ()) -> Iterator[list[object]]:
-    """Rows as CSV: the `by` columns, MEASURES, ALLOCATIONS and NOTICE, then node costs and what is paid; no total.
+    """Rows as CSV: the `by` columns, MEASURES, ALLOCATIONS and NOTICE, then node costs and what is
+    paid; no total.
 
-    In another currency's view the rate of each row comes before the last columns. Notices are about the whole report,
-    and stand in every row: whoever keeps a part of the rows keeps them.
+    In another currency's view the rate of each row comes before the last columns. Notices are about
+    the whole report, and stand in every row: whoever keeps a part of the rows keeps them.
     """
-    first, last = (*MEASURES, *ALLOCATIONS), (*([RATE] if report.exchanged else []), *_last(report.view))
-    yield [*report.by, *(column.name for column in first), NOTICE, *(column.name for column in last)]
+    first, last = (
+        (*MEASURES, *ALLOCATIONS),
+        (*([RATE] if report.exchanged else []), *_last(report.view)),
+    )
+    yield [
+        *report.by,
+        *(column.name for column in first),
+        NOTICE,
+        *(column.name for column in last),
+    ]
     notice = neutral("; ".join(notices))
     first_cells, last_cells = cells_of(first), cells_of(last)
     for row in report.rows:
@@ -124,12 +179,23 @@ def csv_rows(report: Report, notices: Sequence[str] = ()) -> Iterator[list[objec
 def stranded_text(total: ReportRow) -> str:
     """What a reader of `(stranded)` must know."""
     currency = total.currency or ""
-    cost = "" if total.cost_minor is None else f"{Money.from_minor(total.cost_minor, currency).plain()} {currency} of "
-    return f"{cost}capacity ({total.gpu_hours:.1f} GPU-hours) lies outside every MIG slice: it is the row (stranded)"
+    cost = (
+        ""
+        if total.cost_minor is None
+        else f"{Money.from_minor(total.cost_minor, currency).plain()} {currency} of "
+    )
+    return (
+        f"{cost}capacity ({total.gpu_hours:.1f} GPU-hours) lies outside every MIG slice: it is the"
+        " row (stranded)"
+    )
 
 
-def as_json(report: Report, period: Period, notes: Sequence[str], waste: Sequence[WholeWaste] = ()) -> Iterator[str]:
-    """Rows, totals and waste as JSON in pieces: amounts as printed (text), and exact (`gpu_ns`, `cost_micro`)."""
+def as_json(
+    report: Report, period: Period, notes: Sequence[str], waste: Sequence[WholeWaste] = ()
+) -> Iterator[str]:
+    """Rows, totals and waste as JSON in pieces: amounts as printed (text), and exact (`gpu_ns`,
+    `cost_micro`).
+    """
     return json_pieces(
         {
             "from": format_instant(period.start_ms),
@@ -137,7 +203,9 @@ def as_json(report: Report, period: Period, notes: Sequence[str], waste: Sequenc
             "view": report.view,
             "by": list(report.by),
             "rows": (_object(row, report.by, report.view) for row in report.rows),
-            "totals": [_object(row, (), report.view) | _unbilled(report, row) for row in report.totals],
+            "totals": [
+                _object(row, (), report.view) | _unbilled(report, row) for row in report.totals
+            ],
             "waste": [_waste_object(one) for one in waste],
             "notes": list(notes),
         }
@@ -172,16 +240,27 @@ def cash_line(report: Report, total: ReportRow) -> str:
     rows = [row for row in report.rows if row.currency == total.currency and row.state == PURCHASE]
     paid, bought, borne = (
         Money.from_minor(minor or 0, total.currency or "").grouped()
-        for minor in (total.cost_minor, sum_known(row.cost_minor for row in rows), total.effective_minor)
+        for minor in (
+            total.cost_minor,
+            sum_known(row.cost_minor for row in rows),
+            total.effective_minor,
+        )
     )
-    return f"cash view: {paid} {total.currency} paid, of it {bought} in purchases; {borne} borne (cost_effective)"
+    return (
+        f"cash view: {paid} {total.currency} paid, of it {bought} in purchases; {borne} borne"
+        " (cost_effective)"
+    )
 
 
 def _unbilled(report: Report, total: ReportRow) -> dict[str, object]:
     """What of a total no owner pays, and what owners pay."""
     if total.currency is None:
         return {"cost_billed": None, "cost_not_billed": None}
-    rows = [row for row in report.rows if (row.currency, row.exchange) == (total.currency, total.exchange)]
+    rows = [
+        row
+        for row in report.rows
+        if (row.currency, row.exchange) == (total.currency, total.exchange)
+    ]
     minor = unbilled(rows) or 0
     return {
         "cost_billed": Money.from_minor((total.total_minor or 0) - minor, total.currency).plain(),
@@ -191,14 +270,25 @@ def _unbilled(report: Report, total: ReportRow) -> dict[str, object]:
 
 def unbilled_line(report: Report, total: ReportRow) -> str:
     """How much of a total no owner pays, in one line; empty where owners pay all of it."""
-    rows = [row for row in report.rows if (row.currency, row.exchange) == (total.currency, total.exchange)]
+    rows = [
+        row
+        for row in report.rows
+        if (row.currency, row.exchange) == (total.currency, total.exchange)
+    ]
     minor = unbilled(rows)
     if minor is None or total.currency is None:
         return ""
-    names = dict.fromkeys(next(filter(is_reserved, row.keys), "") for row in rows if row.is_billed is False)
+    names = dict.fromkeys(
+        next(filter(is_reserved, row.keys), "") for row in rows if row.is_billed is False
+    )
     rate = f" ({total.exchange})" if total.exchange else ""
-    whole, amount = (Money.from_minor(units, total.currency).grouped() for units in (total.total_minor or 0, minor))
-    return f"not billed to any owner: {amount} of {whole} {total.currency}{rate}: {', '.join(names)}"
+    whole, amount = (
+        Money.from_minor(units, total.currency).grouped()
+        for units in (total.total_minor or 0, minor)
+    )
+    return (
+        f"not billed to any owner: {amount} of {whole} {total.currency}{rate}: {', '.join(names)}"
+    )
 
 
 def _waste_object(waste: WholeWaste) -> dict[str, object]:
@@ -234,8 +324,8 @@ def waste_line(waste: WholeWaste) -> str:
 def shared_notes(shared: Sequence[SharedOut]) -> list[str]:
     """A sentence for each shared cost: what it is, how much, and by which key."""
     return [
-        f"shared cost {cost.cost.name!r} ({source_text(cost.cost)}): {Money(cost.micro, cost.currency)} "
-        f"by {key_text(cost.cost)}, per {cost.cost.level}"
+        f"shared cost {cost.cost.name!r} ({source_text(cost.cost)}):"
+        f" {Money(cost.micro, cost.currency)} by {key_text(cost.cost)}, per {cost.cost.level}"
         for cost in shared
     ]
 
@@ -253,7 +343,9 @@ def source_text(cost: SharedCost) -> str:
 
 
 def table_columns(report: Report) -> list[str]:
-    """The amounts that a terminal shows: beside the measures those that say something; a total with shares."""
+    """The amounts that a terminal shows: beside the measures those that say something; a total with
+    shares.
+    """
     more = (*ALLOCATIONS, NODES)
     filled = {column.name for row in report.rows for column in more if column.text(row)}
     # The line below the table says the waste, and where it is.
@@ -271,7 +363,11 @@ def table_columns(report: Report) -> list[str]:
         filled.discard("cost_compared")
     if all(row.is_billed is not False for row in report.rows):
         filled.discard("billed")
-    names = {*(column.name for column in MEASURES), *filled, *([EXCHANGE] if report.exchanged else [])}
+    names = {
+        *(column.name for column in MEASURES),
+        *filled,
+        *([EXCHANGE] if report.exchanged else []),
+    }
     return [column.name for column in COLUMNS if column.name in names]
 
 

@@ -25,7 +25,9 @@ def owner_text(owner: Mapping[str, str]) -> str:
 def amounts(cost: Mapping[str, int]) -> str:
     """Micro-units by currency in minor units, such as `24.00 USD`."""
     return (
-        " + ".join(f"{Money(micro, currency).plain()} {currency}" for currency, micro in cost.items())
+        " + ".join(
+            f"{Money(micro, currency).plain()} {currency}" for currency, micro in cost.items()
+        )
         or "nothing priced"
     )
 
@@ -68,7 +70,10 @@ def move_lines(decided: Decided, calendar: Calendar) -> list[str]:
 def _move_text(move: Move, hours: Decimal, cost: str) -> str:
     owner = _path_text(move.owner)
     if not move.gpu_ns:
-        return f"{owner} pays {cost.lstrip('-')} {'more' if cost.startswith('-') else 'less'} by its volume price"
+        return (
+            f"{owner} pays {cost.lstrip('-')} {'more' if cost.startswith('-') else 'less'} by its"
+            " volume price"
+        )
     return f"{hours:.6f} GPU-hours, {cost} from {owner} to {_destination(move.to)}"
 
 
@@ -104,7 +109,9 @@ def _destination(owner: OwnerPath | None) -> str:
 
 
 def move_object(move: Move, calendar: Calendar) -> dict[str, Any]:
-    """A move as JSON: `to` null means that the time becomes unavailable; money as integers of micro-units."""
+    """A move as JSON: `to` null means that the time becomes unavailable; money as integers of
+    micro-units.
+    """
     return {
         "day": str(calendar.date_of(move.day_ms)),
         "from": _levels(move.owner),
@@ -117,7 +124,9 @@ def move_object(move: Move, calendar: Calendar) -> dict[str, Any]:
 
 
 def as_object(dispute: Dispute) -> dict[str, Any]:
-    """A dispute without its evidence, as JSON: instants in RFC 3339, money as integers of micro-units."""
+    """A dispute without its evidence, as JSON: instants in RFC 3339, money as integers of
+    micro-units.
+    """
     return {
         "id": dispute.id,
         "state": dispute.state,
@@ -135,7 +144,12 @@ def as_object(dispute: Dispute) -> dict[str, Any]:
         "cost_micro": dict(dispute.cost),
         "seal": dispute.seal,
         "entries": [
-            {"at": format_instant(entry.at_ms), "who": entry.who, "kind": entry.kind, "words": entry.words}
+            {
+                "at": format_instant(entry.at_ms),
+                "who": entry.who,
+                "kind": entry.kind,
+                "words": entry.words,
+            }
             for entry in dispute.entries
         ],
     }
@@ -150,7 +164,10 @@ def as_text(
     most: int,
     would_move: Sequence[str] = (),
 ) -> str:
-    """A page about a dispute; at most so many lines of each kind. `would_move`: see `move_lines`."""
+    """A page about a dispute; at most so many lines of each kind.
+
+    `would_move`: see `move_lines`.
+    """
     sentences = list(_sentences(dispute, evidence, holds, billed, rated, most))
     if would_move:
         sentences += ["if it is accepted now, this moves:", *would_move]
@@ -158,10 +175,17 @@ def as_text(
 
 
 def _sentences(
-    dispute: Dispute, evidence: Mapping[str, Any], holds: bool, billed: Mapping[str, int], rated: bool, most: int
+    dispute: Dispute,
+    evidence: Mapping[str, Any],
+    holds: bool,
+    billed: Mapping[str, int],
+    rated: bool,
+    most: int,
 ) -> Iterator[str]:
     hours = hours_decimal([dispute.gpu_ns])[0]
-    yield f"dispute {dispute.id}, {dispute.state}: {owner_text(dispute.owner)}, {days_text(dispute)}"
+    yield (
+        f"dispute {dispute.id}, {dispute.state}: {owner_text(dispute.owner)}, {days_text(dispute)}"
+    )
     yield f"contested: {hours:.6f} GPU-hours, {amounts(dispute.cost)}"
     for entry in dispute.entries:
         yield f"  {format_instant(entry.at_ms)}  {entry.who} ({entry.kind}): {entry.words}"
@@ -180,7 +204,11 @@ def _sentences(
 
 def _sealed_line(line: Mapping[str, Any]) -> str:
     micro, currency = line["cost_micro"], line["currency"]
-    cost = "no price" if currency is None else f"{Money(micro or 0, currency).plain()} {currency} at {line['rate']}"
+    cost = (
+        "no price"
+        if currency is None
+        else f"{Money(micro or 0, currency).plain()} {currency} at {line['rate']}"
+    )
     span = f"{format_instant(line['start_ms'])} to {format_instant(line['end_ms'])}"
     where = line["accelerator"] or "counted usage"
     booked = "" if line["booked_day_ms"] is None else "  correction"
@@ -204,18 +232,28 @@ def _grounds(evidence: Mapping[str, Any]) -> Iterator[str]:
     packed = sum(entry["rows"] for entry in evidence["packed_samples"]["rows"])
     yield f"{plural(raw, 'sample')} kept raw, {packed} packed"
     for entry in evidence["workloads"]:
-        tags = ", ".join(f"{name}={value}" for name, value in sorted(entry["tags"].items())) or "no tags"
+        tags = (
+            ", ".join(f"{name}={value}" for name, value in sorted(entry["tags"].items()))
+            or "no tags"
+        )
         who = entry["user_name"] or "nobody known"
         yield f"workload {entry['key']} of {who}: {tags}"
     for entry in evidence["rules"]:
-        names = ", ".join(f"{rule['name']} ({rule['id']})" for rule in entry["rules"]) or "no rule; its tags say whose"
+        names = (
+            ", ".join(f"{rule['name']} ({rule['id']})" for rule in entry["rules"])
+            or "no rule; its tags say whose"
+        )
         yield f"rules for {entry['workload']} in {entry['pool']}: {names}"
     for entry in evidence["prices"]:
         yield (
-            f"price {entry['id']}: {entry['rate_per_gpu_hour']} {entry['currency']} {entry['purchase']} from "
-            f"{format_instant(entry['effective_from_ms'])}, recorded {entry['recorded_at']}"
+            f"price {entry['id']}: {entry['rate_per_gpu_hour']} {entry['currency']}"
+            f" {entry['purchase']} from {format_instant(entry['effective_from_ms'])}, recorded"
+            f" {entry['recorded_at']}"
         )
     broken = [entry for entry in evidence["proofs"] if not entry["holds"]]
-    yield f"{len(evidence['proofs'])} proofs of days, {'all hold' if not broken else f'{len(broken)} do not hold'}"
+    yield (
+        f"{len(evidence['proofs'])} proofs of days,"
+        f" {'all hold' if not broken else f'{len(broken)} do not hold'}"
+    )
     for entry in evidence["closed"]:
         yield f"{entry['name']} was closed, its seal is {entry['seal']}"

@@ -25,7 +25,9 @@ class PostedMonth:
     closed_on: dt.date | None
 
 
-def write(postings: Sequence[Posting], month: PostedMonth, template: Template, file: TextIO) -> None:
+def write(
+    postings: Sequence[Posting], month: PostedMonth, template: Template, file: TextIO
+) -> None:
     """Write a row for each posting; LF, texts neutralized against spreadsheet formulas."""
     writer = csv.writer(file, delimiter=template.delimiter, lineterminator="\n")
     if template.header:
@@ -35,11 +37,16 @@ def write(postings: Sequence[Posting], month: PostedMonth, template: Template, f
         fields = _fields(posting, month, template)
         numbers = {
             "number": str(number),
-            "amount": Money.from_minor(posting.minor, posting.currency).plain().replace(".", template.decimal),
+            "amount": (
+                Money.from_minor(posting.minor, posting.currency)
+                .plain()
+                .replace(".", template.decimal)
+            ),
             "gpu_hours": f"{gpu_hours:.6f}".replace(".", template.decimal),
         }
         cells = (
-            numbers.get(column.field) or neutral(fields[column.field] if column.field else column.constant)
+            numbers.get(column.field)
+            or neutral(fields[column.field] if column.field else column.constant)
             for column in template.columns
         )
         writer.writerow(list(cells))

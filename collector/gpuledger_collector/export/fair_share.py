@@ -26,11 +26,14 @@ COLUMNS = (
 def share_rows(uses: Sequence[ShareUse], digits: int = 6) -> list[dict[str, str]]:
     """A row for each pool and team, with a further one, of costs alone, for each further currency.
 
-    `used_of_share`: time held within the share over the share. Empty where something is not known or does not apply.
+    `used_of_share`: time held within the share over the share. Empty where something is not known
+    or does not apply.
     """
     rows = []
     for use in uses:
-        hours = hours_decimal([use.share_ns, use.held_ns, use.lent_ns, use.borrowed_ns, use.waited_ns or 0], digits)
+        hours = hours_decimal(
+            [use.share_ns, use.held_ns, use.lent_ns, use.borrowed_ns, use.waited_ns or 0], digits
+        )
         share, held, lent, borrowed, waited = map(str, hours)
         times = {
             "gpu_hours_share": share if use.share_ns else "",
@@ -42,12 +45,19 @@ def share_rows(uses: Sequence[ShareUse], digits: int = 6) -> list[dict[str, str]
         }
         for currency in sorted(use.lent_micro.keys() | use.borrowed_micro.keys()) or [""]:
             costs = {
-                "cost_lent": minor_amount(use.lent_micro.get(currency, 0), currency) if currency else "",
-                "cost_borrowed": minor_amount(use.borrowed_micro.get(currency, 0), currency) if currency else "",
+                "cost_lent": minor_amount(use.lent_micro.get(currency, 0), currency)
+                if currency
+                else "",
+                "cost_borrowed": minor_amount(use.borrowed_micro.get(currency, 0), currency)
+                if currency
+                else "",
                 "currency": currency,
             }
             rows.append(
-                {name: {"pool": use.pool, "team": use.team, **times, **costs}.get(name, "") for name in COLUMNS}
+                {
+                    name: {"pool": use.pool, "team": use.team, **times, **costs}.get(name, "")
+                    for name in COLUMNS
+                }
             )
             times = {}
     return rows

@@ -1,4 +1,6 @@
-"""Idle accelerators and unusual spending, as rows of CSV for commands and pages alike, and as pages show them."""
+"""Idle accelerators and unusual spending, as rows of CSV for commands and pages alike, and as pages
+show them.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ END_IT = "End its job, or ask its user."
 TENTH = Decimal("0.1")
 SHOWN_UUID = 12
 """Characters of a UUID that tell one GPU from another to people."""
-PRICE_CAUSES = {"price": "a rate changed", "usage": "more use", "both": "more use and a rate that changed"}
+PRICE_CAUSES = {
+    "price": "a rate changed",
+    "usage": "more use",
+    "both": "more use and a rate that changed",
+}
 
 
 def _hours(ms: int) -> Decimal:
@@ -50,7 +56,9 @@ def _hours(ms: int) -> Decimal:
 
 
 def advice(finding: NamedFinding) -> str:
-    """What to do about an idle accelerator that no command gives back; empty for one that is idle no more."""
+    """What to do about an idle accelerator that no command gives back; empty for one that is idle
+    no more.
+    """
     return ADVICE.get(finding.state, END_IT) if finding.is_ongoing else ""
 
 
@@ -66,9 +74,21 @@ IDLE = Report[NamedFinding](
         Column("workload", lambda item: item.job, is_optional=True),
         Column("user", lambda item: item.user_name, is_optional=True),
         Column("since", lambda item: item.since_ms, Kind.INSTANT, is_optional=True),
-        Column("until", lambda item: item.resolved_ms, Kind.INSTANT, about="null: ongoing.", in_table=False),
+        Column(
+            "until",
+            lambda item: item.resolved_ms,
+            Kind.INSTANT,
+            about="null: ongoing.",
+            in_table=False,
+        ),
         Column("hours", lambda item: _hours(item.until_ms - item.since_ms), Kind.DECIMAL),
-        Column("confidence", lambda item: f"{item.confidence:.2f}", Kind.DECIMAL, about="0 to 1.", is_optional=True),
+        Column(
+            "confidence",
+            lambda item: f"{item.confidence:.2f}",
+            Kind.DECIMAL,
+            about="0 to 1.",
+            is_optional=True,
+        ),
         Column("cost", lambda item: item.cost, Kind.MONEY, about="So far."),
         Column("per_day", lambda item: item.per_day, Kind.MONEY, about="Of each further day."),
         Column("currency", lambda item: item.currency, in_table=False, in_answers=False),
@@ -90,7 +110,9 @@ def _moved_most(finding: NamedFinding) -> str | None:
 
 
 def _rates(finding: NamedFinding) -> list[str]:
-    return [f"{rate['model']} {rate['before']} -> {rate['now']}" for rate in finding.evidence["rates"]]
+    return [
+        f"{rate['model']} {rate['before']} -> {rate['now']}" for rate in finding.evidence["rates"]
+    ]
 
 
 ANOMALIES = Report[NamedFinding](
@@ -101,18 +123,34 @@ ANOMALIES = Report[NamedFinding](
         Column("to", lambda item: item.until_ms, Kind.INSTANT),
         Column("state", lambda item: "ongoing" if item.is_ongoing else "ended"),
         Column("driver", lambda item: item.state),
-        Column("more_than_before", lambda item: item.cost, Kind.MONEY, about="Than in the same hours before."),
+        Column(
+            "more_than_before",
+            lambda item: item.cost,
+            Kind.MONEY,
+            about="Than in the same hours before.",
+        ),
         Column("by_price", lambda item: _parts(item)["price"], Kind.MONEY, is_optional=True),
         Column("by_volume", lambda item: _parts(item)["volume"], Kind.MONEY, is_optional=True),
         Column("by_mix", lambda item: _parts(item)["mix"], Kind.MONEY, is_optional=True),
         Column("currency", lambda item: item.currency, in_table=False),
-        Column("days_before", lambda item: item.evidence["days_before"], Kind.COUNT, in_table=False),
+        Column(
+            "days_before", lambda item: item.evidence["days_before"], Kind.COUNT, in_table=False
+        ),
         Column("moved_most", _moved_most, in_table=False),
         Column("rates", _rates, Kind.LIST, in_table=False),
         Column("cause", lambda item: item.evidence.get("cause"), in_table=False),
         Column("sentence", lambda item: item.evidence.get("sentence"), heading="what it is"),
-        Column("workloads", lambda item: item.evidence.get("workloads", []), Kind.LIST, in_table=False),
-        Column("evidence", lambda item: item.evidence, Kind.FACTS, in_table=False, in_csv=False, in_answers=False),
+        Column(
+            "workloads", lambda item: item.evidence.get("workloads", []), Kind.LIST, in_table=False
+        ),
+        Column(
+            "evidence",
+            lambda item: item.evidence,
+            Kind.FACTS,
+            in_table=False,
+            in_csv=False,
+            in_answers=False,
+        ),
     ),
 )
 
@@ -126,12 +164,15 @@ def lasting(ms: int) -> str:
 
 
 ON_CARD = names(
-    "node gpu accelerator model state team workload user since until hours confidence cost per_day currency"
+    "node gpu accelerator model state team workload user since until hours confidence cost per_day"
+    " currency"
 )
 """Columns that a page has a place of its own for."""
 
 
-def idle_facts(finding: NamedFinding, now_ms: int, command: str, is_partly_busy: bool) -> dict[str, Any]:
+def idle_facts(
+    finding: NamedFinding, now_ms: int, command: str, is_partly_busy: bool
+) -> dict[str, Any]:
     """An idle accelerator as a page shows it. `command` gives it back; '': none does."""
     advised = ADVICE.get(finding.state, "")
     if finding.resolved_ms is not None:
@@ -160,7 +201,9 @@ def idle_facts(finding: NamedFinding, now_ms: int, command: str, is_partly_busy:
         "confidence": f"{round(100 * finding.confidence)} %",
         "currency": currency or "",
         "cost": None if currency is None else micro(finding.cost_micro, currency),
-        "per_hour": None if currency is None or per_day is None else micro(round(per_day / 24), currency),
+        "per_hour": (
+            None if currency is None or per_day is None else micro(round(per_day / 24), currency)
+        ),
         "command": command,
         "advice": advised,
         "others": IDLE.others(ON_CARD, finding),

@@ -1,15 +1,17 @@
 """FOCUS 1.2: charges as the FinOps Foundation's billing rows.
 
-A charge becomes one Usage row whose cost is price x quantity, unrounded, as FOCUS wants it. EffectiveCost is what is
-borne and BilledCost what is paid (docs/decisions/0023-cash-view.md): time that a commitment covers has its amortized
-cost and nothing billed, what it left unused is a row of status Unused with nothing consumed, and the payments are
-Purchase rows with no effective cost. Finance wants cents, so each invoice (month, owner, currency, provider) ends with
-one Adjustment row that brings its rows to the cents booked. The cents of a month are split over its invoices by largest
-remainder: their EffectiveCost adds up to the chargeback of that month, their BilledCost to its cash view. What an
-invoice pays of shared costs is an Adjustment row for each of them, negative where a cost was moved away
-(docs/decisions/0013-shared-costs.md): those of a moved cost add up to zero, and nobody is paid by them.
-A share of a node (docs/decisions/0028-node-costs.md) is a Usage row of node-hours.
-Quantities are written to nine places of a GPU-hour, prices to nine, costs to eighteen: exact products, no floats.
+A charge becomes one Usage row whose cost is price x quantity, unrounded, as FOCUS wants it.
+EffectiveCost is what is borne and BilledCost what is paid (docs/decisions/0023-cash-view.md): time
+that a commitment covers has its amortized cost and nothing billed, what it left unused is a row of
+status Unused with nothing consumed, and the payments are Purchase rows with no effective cost.
+Finance wants cents, so each invoice (month, owner, currency, provider) ends with one Adjustment row
+that brings its rows to the cents booked. The cents of a month are split over its invoices by
+largest remainder: their EffectiveCost adds up to the chargeback of that month, their BilledCost to
+its cash view. What an invoice pays of shared costs is an Adjustment row for each of them, negative
+where a cost was moved away (docs/decisions/0013-shared-costs.md): those of a moved cost add up to
+zero, and nobody is paid by them. A share of a node (docs/decisions/0028-node-costs.md) is a Usage
+row of node-hours. Quantities are written to nine places of a GPU-hour, prices to nine, costs to
+eighteen: exact products, no floats.
 """
 
 from __future__ import annotations
@@ -24,16 +26,34 @@ from itertools import repeat
 from typing import TextIO
 
 from gpuledger_collector.accounting.adjustments import CREDIT, TRUE_UP, Adjustment
-from gpuledger_collector.accounting.cash import PURCHASE, Hardware, Purchase, depreciation_nano, paid_micro
+from gpuledger_collector.accounting.cash import (
+    PURCHASE,
+    Hardware,
+    Purchase,
+    depreciation_nano,
+    paid_micro,
+)
 from gpuledger_collector.accounting.chargeback import WASTED_STATES, SharedPart
 from gpuledger_collector.accounting.closing import billed_to, is_paid
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.locations import NOWHERE, Locations, PoolLocation
-from gpuledger_collector.accounting.money import MICRO, minor_digits, rate_nano, round_months, to_minor_units
+from gpuledger_collector.accounting.money import (
+    MICRO,
+    minor_digits,
+    rate_nano,
+    round_months,
+    to_minor_units,
+)
 from gpuledger_collector.accounting.node_costs import NODE_COST, NodeCost
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
-from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_date, format_instant
+from gpuledger_collector.accounting.period import (
+    UTC_DAYS,
+    Calendar,
+    Period,
+    format_date,
+    format_instant,
+)
 from gpuledger_collector.accounting.providers import ProviderNames
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
 from gpuledger_collector.accounting.rating import Charge
@@ -43,8 +63,7 @@ from gpuledger_collector.accounting.usage import HELD, STRANDED
 from gpuledger_collector.export.cells import names, neutral
 from gpuledger_common.escapes import escape_cells
 
-COLUMNS = names(
-    """
+COLUMNS = names("""
     BilledCost BillingAccountId BillingAccountName BillingAccountType BillingCurrency BillingPeriodStart
     BillingPeriodEnd ChargeCategory ChargeClass ChargeDescription ChargeFrequency ChargePeriodStart ChargePeriodEnd
     ConsumedQuantity ConsumedUnit ContractedCost ContractedUnitPrice EffectiveCost InvoiceId InvoiceIssuerName
@@ -56,8 +75,7 @@ COLUMNS = names(
     CommitmentDiscountStatus CommitmentDiscountType CommitmentDiscountUnit x_BusyGpuSeconds x_HeldIdleGpuSeconds
     x_EnergyWh x_CostBasis x_GpuModel x_Pool x_HeldIdleCost x_WasteCost
     x_BilledToOwner x_Notice
-    """
-)
+    """)
 CATEGORIES = {"on_demand": "Standard", "spot": "Dynamic", "reserved": "Committed", "owned": "Other"}
 NANO = 1_000_000_000
 Row = dict[str, str]
@@ -79,7 +97,9 @@ class Issuer:
 
 @dataclass(slots=True)
 class Amount:
-    """One of the two costs of an invoice, so far: exact in micro-units, and as its rows say in units of 1e-18."""
+    """One of the two costs of an invoice, so far: exact in micro-units, and as its rows say in
+    units of 1e-18.
+    """
 
     micros: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """The ledger's exact amount, by the month that it corrects (empty: the invoice's own)."""
@@ -106,7 +126,9 @@ Key = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Notices:
-    """What changes how the rows are read: sentences about the whole, on each invoice's last row, and about pools."""
+    """What changes how the rows are read: sentences about the whole, on each invoice's last row,
+    and about pools.
+    """
 
     whole: Sequence[str] = ()
     of_pool: Mapping[str, str] = field(default_factory=dict)
@@ -123,8 +145,8 @@ class Notices:
 class Book:
     """The invoices of an export so far.
 
-    `closed` names the closed months, `providers` who provides which pool and `locations` where pools stand, by month,
-    and `notices` what changes how rows are read.
+    `closed` names the closed months, `providers` who provides which pool and `locations` where
+    pools stand, by month, and `notices` what changes how rows are read.
     """
 
     closed: Collection[str] = ()
@@ -138,7 +160,9 @@ class Book:
     _months: dict[int, str] = field(default_factory=dict)
     """The month of each instant that was asked for: the starts of the days of charges."""
 
-    def invoice(self, at_ms: int, currency: str, owner: str, names: ProviderNames) -> tuple[Key, FocusInvoice]:
+    def invoice(
+        self, at_ms: int, currency: str, owner: str, names: ProviderNames
+    ) -> tuple[Key, FocusInvoice]:
         """The invoice on which something of an instant stands, with its key."""
         month = self._month_of(at_ms)
         key = (month, currency, owner, names.provider)
@@ -179,9 +203,9 @@ def lines(
 
     Unpriced charges have no row.
 
-    `level` is the level of the owner tree that is invoiced (a sub-account each), and at which `shares` are. `closed`
-    names the closed months: only their invoices have a number. A correction is billed in the month in which it is
-    booked, for the day that it amends.
+    `level` is the level of the owner tree that is invoiced (a sub-account each), and at which
+    `shares` are. `closed` names the closed months: only their invoices have a number. A correction
+    is billed in the month in which it is booked, for the day that it amends.
     """
     book = Book(closed, calendar, providers or {}, notices or {}, locations or {})
     for _, row in usage_rows(charges, level, issuer, book):
@@ -196,7 +220,9 @@ def usage_rows(
     """Each priced charge with its Usage row; `book` counts what the rows of each invoice add up to."""
     for exported in charges:
         charge = exported.charge
-        if charge.currency is not None and (charge.gpu_ns or (charge.commitment is not None and charge.cost_micro)):
+        if charge.currency is not None and (
+            charge.gpu_ns or (charge.commitment is not None and charge.cost_micro)
+        ):
             yield exported, _usage(exported, level, issuer, book)
         elif charge.adjustment is not None and charge.cost_micro:
             yield exported, _adjustment(exported, charge.adjustment, level, issuer, book)
@@ -213,8 +239,8 @@ def write(rows: Iterable[Row], file: TextIO, columns: Sequence[str] = COLUMNS) -
 
 def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> Row:
     charge = exported.charge
-    # Nano-hours x nano-units are units of 1e-18: quantity, price and cost are written with 9, 9 and 18 places, and
-    # FOCUS's ListCost = ListUnitPrice x PricingQuantity holds to the last digit.
+    # Nano-hours x nano-units are units of 1e-18: quantity, price and cost are written with 9, 9 and
+    # 18 places, and FOCUS's ListCost = ListUnitPrice x PricingQuantity holds to the last digit.
     hours = round_half_even_div(charge.gpu_ns * NANO, GPU_NS_PER_HOUR)
     rate, listed = _unit_prices(charge)
     # A commitment's share is an amount, not a price: it is billed as it is.
@@ -222,7 +248,8 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
     unused = charge.state == COMMITMENT_UNUSED
     owner = billed_to(charge, level)
     billed = 0 if charge.commitment is not None else cost - hours * depreciation_nano(charge.price)
-    # A correction is billed in the open month, while its charge period stays the day that it amends.
+    # A correction is billed in the open month, while its charge period stays the day that it
+    # amends.
     booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
     names = book.names(charge.pool, booked_ms, issuer)
     key, invoice = book.invoice(booked_ms, charge.currency or "", owner, names)
@@ -230,13 +257,23 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
     invoice.borne.written += cost
     invoice.paid.micros[exported.correction_of] += paid_micro(charge) or 0
     invoice.paid.written += billed
-    # What many charges have in common is written once: all but quantities, costs, instants, resource and tags.
+    # What many charges have in common is written once: all but quantities, costs, instants,
+    # resource and tags.
     price = charge.price and (charge.price.id or charge.price)
-    of_what = (charge.pool, charge.gpu_model, charge.state, price, charge.currency, charge.commitment)
+    of_what = (
+        charge.pool,
+        charge.gpu_model,
+        charge.state,
+        price,
+        charge.currency,
+        charge.commitment,
+    )
     kind = (key[0], names, of_what, exported.booked_day_ms is not None)
     terms = book.terms.get(kind)
     if terms is None:
-        terms = book.terms[kind] = _usage_terms(exported, (rate, listed), names, book.notices.get(key[0], Notices()))
+        terms = book.terms[kind] = _usage_terms(
+            exported, (rate, listed), names, book.notices.get(key[0], Notices())
+        )
     row = {
         **_common(key, invoice, level, issuer, book.closed),
         **terms,
@@ -259,8 +296,12 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
     return row
 
 
-def _usage_terms(exported: ExportedCharge, unit_prices: tuple[int, int], names: ProviderNames, notices: Notices) -> Row:
-    """What the Usage rows of a month, provider, pool, model, state, price and commitment have in common."""
+def _usage_terms(
+    exported: ExportedCharge, unit_prices: tuple[int, int], names: ProviderNames, notices: Notices
+) -> Row:
+    """What the Usage rows of a month, provider, pool, model, state, price and commitment have in
+    common.
+    """
     charge = exported.charge
     rate_text, listed_text = (fixed(price, 9) for price in unit_prices)
     return {
@@ -286,12 +327,16 @@ def _usage_terms(exported: ExportedCharge, unit_prices: tuple[int, int], names: 
     }
 
 
-def _adjustment(exported: ExportedCharge, adjustment: Adjustment, level: str, issuer: Issuer, book: Book) -> Row:
+def _adjustment(
+    exported: ExportedCharge, adjustment: Adjustment, level: str, issuer: Issuer, book: Book
+) -> Row:
     """The row of a markup, discount, tier, credit, debit or true-up: no usage, and of no resource."""
     charge = exported.charge
     booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
     # The provider asks for a true-up; everything else is between the platform and its owners.
-    names = book.names(charge.pool, booked_ms, issuer) if adjustment.kind == TRUE_UP else issuer.names
+    names = (
+        book.names(charge.pool, booked_ms, issuer) if adjustment.kind == TRUE_UP else issuer.names
+    )
     key, invoice = book.invoice(booked_ms, charge.currency or "", billed_to(charge, level), names)
     cost, paid = ((micro or 0) * 10**12 for micro in (charge.cost_micro, paid_micro(charge)))
     for amount, value in ((invoice.borne, cost), (invoice.paid, paid)):
@@ -302,7 +347,12 @@ def _adjustment(exported: ExportedCharge, adjustment: Adjustment, level: str, is
     return {
         **_common(key, invoice, level, issuer, book.closed),
         **_adjusted(description, about, cost, paid, level, key[2]),
-        **_costs(cost, (charge.contracted_cost_micro or 0) * 10**12, (charge.list_cost_micro or 0) * 10**12, paid),
+        **_costs(
+            cost,
+            (charge.contracted_cost_micro or 0) * 10**12,
+            (charge.list_cost_micro or 0) * 10**12,
+            paid,
+        ),
         "ChargeCategory": "Credit" if adjustment.kind == CREDIT else "Adjustment",
         "ChargeClass": "Correction" if exported.booked_day_ms is not None else "",
         "Tags": flat_json(_tags(exported, level, key[2])),
@@ -312,7 +362,9 @@ def _adjustment(exported: ExportedCharge, adjustment: Adjustment, level: str, is
     }
 
 
-def _node_share(exported: ExportedCharge, node_cost: NodeCost, level: str, issuer: Issuer, book: Book) -> Row:
+def _node_share(
+    exported: ExportedCharge, node_cost: NodeCost, level: str, issuer: Issuer, book: Book
+) -> Row:
     """The row of a share of what a node costs: node-hours at its price, and no GPU-time."""
     charge = exported.charge
     booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
@@ -373,9 +425,11 @@ def _node_description(exported: ExportedCharge, node_cost: NodeCost) -> str:
 
 
 def _unit_prices(charge: Charge) -> tuple[int, int]:
-    """Contracted and list price of a GPU-hour in billionths; of what nobody used neither asks anything.
+    """Contracted and list price of a GPU-hour in billionths; of what nobody used neither asks
+    anything.
 
-    Where the price book has no rate for what a commitment covers, it is what the commitment costs on the average.
+    Where the price book has no rate for what a commitment covers, it is what the commitment costs
+    on the average.
     """
     if charge.state == COMMITMENT_UNUSED:
         return 0, 0
@@ -383,7 +437,8 @@ def _unit_prices(charge: Charge) -> tuple[int, int]:
     if price is None or price.currency != charge.currency:
         assert commitment is not None  # nothing else has a cost without a price
         mean = round_half_even_div(
-            commitment.cost(commitment.term) * GPU_NS_PER_HOUR * 1000, commitment.committed_ns(commitment.term)
+            commitment.cost(commitment.term) * GPU_NS_PER_HOUR * 1000,
+            commitment.committed_ns(commitment.term),
         )
         return mean, mean
     rate = rate_nano(price.rate)
@@ -398,7 +453,9 @@ def _terms(charge: Charge) -> Row:
     # A rate in another currency is not the price of this row.
     if price is not None and price.currency == charge.currency:
         terms["PricingCategory"] = CATEGORIES[price.purchase]
-        terms["SkuPriceId"] = f"{model}/{price.purchase}/{format_date(price.effective_from_ms)}/{price.id}"
+        terms["SkuPriceId"] = (
+            f"{model}/{price.purchase}/{format_date(price.effective_from_ms)}/{price.id}"
+        )
     if commitment is not None:
         terms["PricingCategory"] = "Committed"
         terms.setdefault("SkuPriceId", neutral(f"{model}/committed/{commitment.name}"))
@@ -417,7 +474,9 @@ def _location(charge: Charge, book: Book, booked_ms: int) -> PoolLocation | None
     """Where the time of a charge was; what a commitment left unused was where it is for."""
     locations = book.locations_of(booked_ms)
     if charge.state == COMMITMENT_UNUSED and charge.commitment is not None:
-        return locations.of_purchase(charge.commitment.pool, charge.commitment.region, charge.day_ms)
+        return locations.of_purchase(
+            charge.commitment.pool, charge.commitment.region, charge.day_ms
+        )
     return locations.at(charge.pool, charge.day_ms)
 
 
@@ -431,11 +490,16 @@ def _place(location: PoolLocation | None) -> Row:
     }
 
 
-def purchase_rows(payments: Iterable[Purchase], level: str, issuer: Issuer, book: Book) -> Iterator[Row]:
+def purchase_rows(
+    payments: Iterable[Purchase], level: str, issuer: Issuer, book: Book
+) -> Iterator[Row]:
     """A Purchase row for each payment: billed in full, and borne by the rows that it covers."""
     for payment in payments:
         source = payment.source
-        names, locations = book.names(source.pool, payment.booked_ms, issuer), book.locations_of(payment.booked_ms)
+        names, locations = (
+            book.names(source.pool, payment.booked_ms, issuer),
+            book.locations_of(payment.booked_ms),
+        )
         key, invoice = book.invoice(payment.booked_ms, source.currency, f"({PURCHASE})", names)
         cost = payment.micro * 10**12
         invoice.paid.micros[payment.correction_of] += payment.micro
@@ -449,7 +513,9 @@ def purchase_rows(payments: Iterable[Purchase], level: str, issuer: Issuer, book
             "ChargeClass": "Correction" if payment.correction_of else "",
             "ChargeDescription": neutral(_purchase_description(payment)),
             "ChargeFrequency": "Recurring" if payment.is_recurring else "One-Time",
-            "ChargePeriodStart": format_instant(payment.span.start_ms - payment.span.start_ms % 1000),
+            "ChargePeriodStart": format_instant(
+                payment.span.start_ms - payment.span.start_ms % 1000
+            ),
             "ChargePeriodEnd": format_instant(-(-payment.span.end_ms // 1000) * 1000),
             "PricingQuantity": fixed(quantity, 9),
             "PricingUnit": unit,
@@ -470,12 +536,26 @@ def _bought(payment: Purchase) -> tuple[int, str, int, int]:
     """Quantity (billionths), its unit, the price of one (billionths) and their product (1e-18)."""
     source, sign = payment.source, -1 if payment.micro < 0 else 1
     if isinstance(source, Hardware):
-        quantity, unit, price = source.count * NANO, "Nodes" if source.per == "node" else "GPUs", source.unit_price
+        quantity, unit, price = (
+            source.count * NANO,
+            "Nodes" if source.per == "node" else "GPUs",
+            source.unit_price,
+        )
         return sign * quantity, unit, rate_nano(price), sign * quantity * rate_nano(price)
     if payment.is_recurring:
         hours = round_half_even_div(source.committed_ns(payment.span) * NANO, GPU_NS_PER_HOUR)
-        return sign * hours, "GPU-Hours", rate_nano(source.rate), sign * hours * rate_nano(source.rate)
-    return sign * NANO, "Commitments", source.upfront_micro * 1000, sign * source.upfront_micro * 1000 * NANO
+        return (
+            sign * hours,
+            "GPU-Hours",
+            rate_nano(source.rate),
+            sign * hours * rate_nano(source.rate),
+        )
+    return (
+        sign * NANO,
+        "Commitments",
+        source.upfront_micro * 1000,
+        sign * source.upfront_micro * 1000 * NANO,
+    )
 
 
 def _purchase_description(payment: Purchase) -> str:
@@ -483,7 +563,10 @@ def _purchase_description(payment: Purchase) -> str:
     if isinstance(source, Hardware):
         what = f"Purchase of {source.count} x {source.name}"
     else:
-        what = f"{'Recurring fee' if payment.is_recurring else 'Upfront payment'} of commitment {source.name}"
+        what = (
+            f"{'Recurring fee' if payment.is_recurring else 'Upfront payment'} of commitment"
+            f" {source.name}"
+        )
     return f"{what}, correction of {payment.correction_of}" if payment.correction_of else what
 
 
@@ -508,12 +591,16 @@ def _purchase_terms(payment: Purchase, quantity: int, unit: str) -> Row:
     }
 
 
-def _common(key: Key, invoice: FocusInvoice, level: str, issuer: Issuer, closed: Collection[str]) -> Row:
+def _common(
+    key: Key, invoice: FocusInvoice, level: str, issuer: Issuer, closed: Collection[str]
+) -> Row:
     """What every row of an invoice says; the invoice has a number when its month is closed."""
     if invoice.common:
         return invoice.common
     billing_month, currency, owner, provider = key
-    number = f"{billing_month}/{currency}/{owner}" + (f"/{provider}" if provider != issuer.name else "")
+    number = f"{billing_month}/{currency}/{owner}" + (
+        f"/{provider}" if provider != issuer.name else ""
+    )
     invoice.common = {
         "BillingAccountId": neutral(issuer.account_id),
         "BillingAccountName": neutral(issuer.account_name),
@@ -559,14 +646,23 @@ def _description(exported: ExportedCharge) -> str:
         return f"Unused part of commitment {charge.commitment.name}"
     if charge.state != HELD:
         return f"{charge.state.capitalize()} {model} time"
-    return f"{model} time of {exported.workload_name or exported.workload_key or 'a workload without a name'}"
+    return (
+        f"{model} time of"
+        f" {exported.workload_name or exported.workload_key or 'a workload without a name'}"
+    )
 
 
 def _resource(exported: ExportedCharge) -> Row:
-    """The accelerator; for usage imported as counts the workload, which is all that is known to have held one."""
+    """The accelerator; for usage imported as counts the workload, which is all that is known to
+    have held one.
+    """
     if exported.accelerator_uuid is not None:
         stranded = exported.charge.state == STRANDED
-        uuid = exported.device_uuid or exported.accelerator_uuid if stranded else exported.accelerator_uuid
+        uuid = (
+            exported.device_uuid or exported.accelerator_uuid
+            if stranded
+            else exported.accelerator_uuid
+        )
         return _accelerator(uuid, exported.charge.node)
     return {
         "ResourceId": neutral(exported.workload_key or ""),
@@ -586,10 +682,12 @@ def _accelerator(uuid: str, node: str) -> Row:
 
 
 def _tags(exported: ExportedCharge, level: str, owner: str) -> dict[str, str]:
-    """Workload tags, then the owner's levels as rated, then who and what; flat text, as FOCUS wants them."""
+    """Workload tags, then the owner's levels as rated, then who and what; flat text, as FOCUS wants
+    them.
+    """
     charge = exported.charge
-    # The owner as rated overrides a tag of the same name, since that is who pays; user and workload fill in what is
-    # missing.
+    # The owner as rated overrides a tag of the same name, since that is who pays; user and workload
+    # fill in what is missing.
     tags = dict(exported.tags)
     if charge.owner is not None:
         tags |= _levels(charge.owner)
@@ -602,22 +700,39 @@ def _tags(exported: ExportedCharge, level: str, owner: str) -> dict[str, str]:
 
 
 def _measured(charge: Charge, cost: int) -> Row:
-    """Our own columns: what was done with the time and its cost (units of 1e-18). Empty where nothing is known."""
+    """Our own columns: what was done with the time and its cost (units of 1e-18).
+
+    Empty where nothing is known.
+    """
     known = charge.state == HELD and charge.unknown_ns < charge.gpu_ns
     idle_cost = "" if charge.idle_cost_micro is None else fixed(charge.idle_cost_micro, 6)
-    waste = fixed(cost, 18) if charge.state in WASTED_STATES else idle_cost if charge.state == HELD else ""
+    waste = (
+        fixed(cost, 18)
+        if charge.state in WASTED_STATES
+        else idle_cost
+        if charge.state == HELD
+        else ""
+    )
     return {
         "x_BusyGpuSeconds": fixed(charge.busy_ns, 9) if known else "",
         "x_HeldIdleGpuSeconds": fixed(charge.idle_ns, 9) if known else "",
         # A watt-hour is 3.6e6 millijoules; in millionths of one that is mJ x 10 / 36.
-        "x_EnergyWh": "" if charge.energy_mj is None else fixed(round_half_even_div(charge.energy_mj * 10, 36), 6),
+        "x_EnergyWh": (
+            ""
+            if charge.energy_mj is None
+            else fixed(round_half_even_div(charge.energy_mj * 10, 36), 6)
+        ),
         "x_HeldIdleCost": idle_cost,
         "x_WasteCost": waste,
     }
 
 
-def adjustments(book: Book, level: str, issuer: Issuer, shares: Iterable[SharedPart] = ()) -> Iterator[Row]:
-    """A row for each share of a common cost, then one per invoice that brings it to the minor units booked."""
+def adjustments(
+    book: Book, level: str, issuer: Issuer, shares: Iterable[SharedPart] = ()
+) -> Iterator[Row]:
+    """A row for each share of a common cost, then one per invoice that brings it to the minor units
+    booked.
+    """
     for part in shares:
         if part.micro:
             yield _share(part, level, issuer, book)
@@ -635,7 +750,9 @@ def adjustments(book: Book, level: str, issuer: Issuer, shares: Iterable[SharedP
 
 def _rests(book: Book, amount_of: Callable[[FocusInvoice], Amount]) -> dict[Key, int]:
     """What each invoice's rows lack to whole minor units (1e-18), in one of the two costs."""
-    groups: dict[tuple[str, str], dict[str, list[tuple[Key, Amount]]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[str, str], dict[str, list[tuple[Key, Amount]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for key, invoice in book.invoices.items():
         groups[key[:2]][key[2]].append((key, amount_of(invoice)))
     rests: dict[Key, int] = {}
@@ -643,11 +760,17 @@ def _rests(book: Book, amount_of: Callable[[FocusInvoice], Amount]) -> dict[Key,
         digits = minor_digits(currency)
         booked = round_months(_by_month(owners), digits)
         # The order in which the chargeback gives out remainders: the same cents for the same owner.
-        own_cost = {owner: sum(amount.micros.get("", 0) for _, amount in own) for owner, own in owners.items()}
+        own_cost = {
+            owner: sum(amount.micros.get("", 0) for _, amount in own)
+            for owner, own in owners.items()
+        }
         ordered = sorted(owners, key=lambda owner: (-own_cost[owner], owner))
-        shared = to_minor_units([sum(amount.shared for _, amount in owners[owner]) for owner in ordered], digits)
+        shared = to_minor_units(
+            [sum(amount.shared for _, amount in owners[owner]) for owner in ordered], digits
+        )
         for owner, more in zip(ordered, shared, strict=True):
-            # An owner's cents, split over those who provided what it used; shares are on one invoice, the issuer's.
+            # An owner's cents, split over those who provided what it used; shares are on one
+            # invoice, the issuer's.
             own = owners[owner]
             parts = [0] * len(own)
             parts[next((at for at, (_, amount) in enumerate(own) if amount.shared), 0)] += more
@@ -671,7 +794,9 @@ def _by_month(owners: Mapping[str, Sequence[tuple[Key, Amount]]]) -> dict[str, d
 
 
 def _share(part: SharedPart, level: str, issuer: Issuer, book: Book) -> Row:
-    """The row of what an invoice pays of a shared cost; what is moved between owners is paid to nobody."""
+    """The row of what an invoice pays of a shared cost; what is moved between owners is paid to
+    nobody.
+    """
     key, invoice = book.invoice(part.period.start_ms, part.currency, part.keys[0], issuer.names)
     cost = part.micro * 10**12
     paid = cost if part.cost.source == AMOUNT else 0
@@ -681,10 +806,16 @@ def _share(part: SharedPart, level: str, issuer: Issuer, book: Book) -> Row:
     invoice.paid.written += paid
     description = neutral(f"Shared cost {part.cost.name}, by {part.cost.key} per {part.cost.level}")
     row = _common(key, invoice, level, issuer, book.closed)
-    return row | _adjusted(description, part.period, cost, paid, level, part.keys[0]) | {"x_CostBasis": "shared"}
+    return (
+        row
+        | _adjusted(description, part.period, cost, paid, level, part.keys[0])
+        | {"x_CostBasis": "shared"}
+    )
 
 
-def _adjusted(description: str, period: Period, cost: int, billed: int, level: str, owner: str) -> Row:
+def _adjusted(
+    description: str, period: Period, cost: int, billed: int, level: str, owner: str
+) -> Row:
     """An Adjustment of what is borne and of what is paid, in units of 1e-18."""
     return {
         **_costs(cost, cost, cost, billed),
@@ -709,7 +840,11 @@ def fixed(units: int, digits: int) -> str:
 
 def flat_json(tags: Mapping[str, str]) -> str:
     """One level of keys and values as JSON text, by key."""
-    return "{" + ", ".join([f"{_quoted(name)}: {_quoted(value)}" for name, value in sorted(tags.items())]) + "}"
+    return (
+        "{"
+        + ", ".join([f"{_quoted(name)}: {_quoted(value)}" for name, value in sorted(tags.items())])
+        + "}"
+    )
 
 
 _quoted = json.encoder.encode_basestring

@@ -1,8 +1,10 @@
-"""Checks a file of charges in FOCUS 1.2 or 1.4, row by row and as a whole, harder than the public validator does.
+"""Checks a file of charges in FOCUS 1.2 or 1.4, row by row and as a whole, harder than the public
+validator does.
 
-Sources: the FOCUS 1.2 column definitions, date/time, numeric and unit formats (FinOps Foundation), and what a bill must
-satisfy in addition: cost = price x quantity, whole cents per invoice, no resource used for longer than there was time.
-Everything is exact (Decimal); a file is read once, in one pass, line by line.
+Sources: the FOCUS 1.2 column definitions, date/time, numeric and unit formats (FinOps Foundation),
+and what a bill must satisfy in addition: cost = price x quantity, whole cents per invoice, no
+resource used for longer than there was time. Everything is exact (Decimal); a file is read once, in
+one pass, line by line.
 """
 
 from __future__ import annotations
@@ -21,19 +23,23 @@ from gpuledger_collector.accounting.money import minor_digits
 from gpuledger_collector.export import focus_check_split
 from gpuledger_collector.export.cells import names
 
-NOT_NULL = names(
-    """
+NOT_NULL = names("""
     BilledCost BillingAccountId BillingCurrency BillingPeriodEnd BillingPeriodStart ChargeCategory ChargePeriodEnd
     ChargePeriodStart ContractedCost EffectiveCost InvoiceIssuerName ListCost ProviderName PublisherName
     ServiceCategory ServiceName
-    """
-)
+    """)
 """Columns of FOCUS 1.2 that must be there and have a value in every row."""
-PRESENT = (*NOT_NULL, "BillingAccountName", "ChargeClass", "ChargeDescription", "PricingQuantity", "PricingUnit")
+PRESENT = (
+    *NOT_NULL,
+    "BillingAccountName",
+    "ChargeClass",
+    "ChargeDescription",
+    "PricingQuantity",
+    "PricingUnit",
+)
 """Columns that must be there."""
 KNOWN = frozenset(PRESENT) | {
-    *names(
-        """
+    *names("""
         AvailabilityZone BillingAccountType CapacityReservationId CapacityReservationStatus ChargeFrequency
         CommitmentDiscountCategory CommitmentDiscountId CommitmentDiscountName CommitmentDiscountQuantity
         CommitmentDiscountStatus CommitmentDiscountType CommitmentDiscountUnit ConsumedQuantity ConsumedUnit
@@ -41,22 +47,22 @@ KNOWN = frozenset(PRESENT) | {
         PricingCurrencyContractedUnitPrice PricingCurrencyEffectiveCost PricingCurrencyListUnitPrice RegionId
         RegionName ResourceId ResourceName ResourceType ServiceSubcategory SkuId SkuMeter SkuPriceDetails SkuPriceId
         SubAccountId SubAccountName SubAccountType Tags
-        """
-    )
+        """)
 }
-ALLOCATED = names(
-    """
+ALLOCATED = names("""
     AllocatedMethodDetails AllocatedMethodId AllocatedResourceId AllocatedResourceName AllocatedTags
-    """
-)
-NUMBERS = names(
-    """
+    """)
+NUMBERS = names("""
     BilledCost CommitmentDiscountQuantity ConsumedQuantity ContractedCost ContractedUnitPrice EffectiveCost ListCost
     ListUnitPrice PricingQuantity PricingCurrencyContractedUnitPrice PricingCurrencyEffectiveCost
     PricingCurrencyListUnitPrice
-    """
+    """)
+PRICES = (
+    "ContractedUnitPrice",
+    "ListUnitPrice",
+    "PricingCurrencyContractedUnitPrice",
+    "PricingCurrencyListUnitPrice",
 )
-PRICES = ("ContractedUnitPrice", "ListUnitPrice", "PricingCurrencyContractedUnitPrice", "PricingCurrencyListUnitPrice")
 INSTANTS = ("BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd")
 CURRENCIES = ("BillingCurrency", "PricingCurrency")
 UNITS = ("ConsumedUnit", "PricingUnit", "CommitmentDiscountUnit")
@@ -103,11 +109,14 @@ _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _TIME = "Seconds|Minutes|Hours|Days|Months|Years"
 _WORD = r"[A-Z][A-Za-z0-9]*(?: [A-Z][A-Za-z0-9]*)*"
 _UNIT = re.compile(
-    rf"(?:\d+ )?{_WORD}|(?:\d+ )?{_WORD}-(?:{_TIME})|(?:\d+ )?{_WORD}/(?:Second|Minute|Hour|Day|Month|Year)"
+    rf"(?:\d+ )?{_WORD}|(?:\d+ )?{_WORD}-(?:{_TIME})|(?:\d+"
+    rf" )?{_WORD}/(?:Second|Minute|Hour|Day|Month|Year)"
 )
 _FORMULA = re.compile(r"[=+@\t\r]|-(?!\d)")
 HALF_NANO_HOUR_S = Decimal("0.0000018")
-"""GPU-hours written to nine places may differ by half a billionth of an hour from the seconds in the same row."""
+"""GPU-hours written to nine places may differ by half a billionth of an hour from the seconds in
+the same row.
+"""
 PLACES = 60
 """Digits that products are formed with: no price or quantity of a bill has as many."""
 
@@ -116,7 +125,8 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class FocusRules:
-    """What a version of FOCUS wants of the columns; `provider` is the one that names who offers the service.
+    """What a version of FOCUS wants of the columns; `provider` is the one that names who offers the
+    service.
 
     `paid` are those who may send the invoice.
     """
@@ -170,8 +180,12 @@ VERSIONS: Mapping[str, FocusRules] = {
 
 
 def version_of(header: Sequence[str]) -> FocusRules:
-    """The version of FOCUS that a header has: 1.3 named the service provider, and only 1.2 needs no such column."""
-    return VERSIONS["1.4" if "ServiceProviderName" in header or set(ALLOCATED) & set(header) else "1.2"]
+    """The version of FOCUS that a header has: 1.3 named the service provider, and only 1.2 needs no
+    such column.
+    """
+    return VERSIONS[
+        "1.4" if "ServiceProviderName" in header or set(ALLOCATED) & set(header) else "1.2"
+    ]
 
 
 class NotFocus(Exception):
@@ -180,7 +194,9 @@ class NotFocus(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What a line breaks: `rule` is a short name, `column` the cell that shows it (empty: the whole file)."""
+    """What a line breaks: `rule` is a short name, `column` the cell that shows it (empty: the whole
+    file).
+    """
 
     line: int
     rule: str
@@ -204,7 +220,9 @@ class _Resource:
 
 
 def check(lines: Iterable[str], wanted: str | None = None) -> Iterator[Violation]:
-    """Every violation of a file's lines (opened with newline=""), those of rows first. Raises NotFocus.
+    """Every violation of a file's lines (opened with newline=""), those of rows first.
+
+    Raises NotFocus.
 
     `wanted` is the version to check against (a key of VERSIONS); None: the one of the header.
     """
@@ -223,7 +241,9 @@ def check(lines: Iterable[str], wanted: str | None = None) -> Iterator[Violation
         for cells in reader:
             line = reader.line_num
             if len(cells) != len(header):
-                yield Violation(line, "cells", "", f"the row has {len(cells)} cells, the header {len(header)}")
+                yield Violation(
+                    line, "cells", "", f"the row has {len(cells)} cells, the header {len(header)}"
+                )
                 continue
             row = dict(zip(header, cells, strict=True))
             violations = list(_row(line, row, version))
@@ -252,7 +272,9 @@ def _header(header: Sequence[str], version: FocusRules) -> Iterator[Violation]:
             sentence = f"{name!r} is no column of FOCUS {version.name}; one's own begin with x_"
             yield Violation(1, "column unknown", name, sentence)
         elif custom:
-            yield Violation(1, "column order", name, f"{name} stands behind columns of one's own (x_)")
+            yield Violation(
+                1, "column order", name, f"{name} stands behind columns of one's own (x_)"
+            )
 
 
 def _row(line: int, row: Row, version: FocusRules) -> Iterator[Violation]:
@@ -275,17 +297,28 @@ def _nulls(line: int, row: Row, version: FocusRules) -> Iterator[Violation]:
     for name, other in PAIRS:
         if bool(row.get(name, "")) != bool(row.get(other, "")):
             empty = other if row.get(name, "") else name
-            yield Violation(line, "null", empty, f"{name} and {other} have a value together or not at all")
+            yield Violation(
+                line, "null", empty, f"{name} and {other} have a value together or not at all"
+            )
     for name, leader in LEADERS:
         if row.get(name, "") and leader in row and not row[leader]:
             yield Violation(line, "null", name, f"{name} has a value, {leader} has none")
     usage = row.get("ChargeCategory") == "Usage"
     # A correction may change the cost alone, so FOCUS lets it be without a quantity.
-    if usage and row.get("ChargeClass", "") == "" and row.get("PricingQuantity") == row.get("PricingUnit") == "":
+    if (
+        usage
+        and row.get("ChargeClass", "") == ""
+        and row.get("PricingQuantity") == row.get("PricingUnit") == ""
+    ):
         yield Violation(line, "null", "PricingQuantity", "a Usage row has no PricingQuantity")
     if not usage and row.get("ConsumedQuantity", ""):
         category = row.get("ChargeCategory", "")
-        yield Violation(line, "null", "ConsumedQuantity", f"ConsumedQuantity is for Usage, and this is {category!r}")
+        yield Violation(
+            line,
+            "null",
+            "ConsumedQuantity",
+            f"ConsumedQuantity is for Usage, and this is {category!r}",
+        )
 
 
 def _formats(line: int, row: Row) -> Iterator[Violation]:
@@ -296,11 +329,18 @@ def _formats(line: int, row: Row) -> Iterator[Violation]:
         elif text and name in PRICES and Decimal(text) < 0:
             yield Violation(line, "number", name, f"{name} {text} is negative")
     for name in (name for name in INSTANTS if row.get(name) and _instant(row[name]) is None):
-        yield Violation(line, "instant", name, f"{name} {row[name]!r} is no instant in UTC (YYYY-MM-DDTHH:MM:SSZ)")
+        yield Violation(
+            line,
+            "instant",
+            name,
+            f"{name} {row[name]!r} is no instant in UTC (YYYY-MM-DDTHH:MM:SSZ)",
+        )
     for name in (name for name in CURRENCIES if row.get(name) and not was_currency(row[name])):
         yield Violation(line, "currency", name, f"{name} {row[name]!r} is no currency of ISO 4217")
     for name in (name for name in UNITS if row.get(name) and not _UNIT.fullmatch(row[name])):
-        yield Violation(line, "unit", name, f"{name} {row[name]!r} has none of FOCUS's forms, such as GPU-Hours")
+        yield Violation(
+            line, "unit", name, f"{name} {row[name]!r} has none of FOCUS's forms, such as GPU-Hours"
+        )
     yield from _words(line, row)
 
 
@@ -308,12 +348,22 @@ def _words(line: int, row: Row) -> Iterator[Violation]:
     for name, allowed in ALLOWED.items():
         text = row.get(name, "")
         if name in row and text not in allowed and (text or name in NOT_NULL):
-            yield Violation(line, "allowed", name, f"{name} {text!r} is none of {', '.join(sorted(allowed - {''}))}")
+            yield Violation(
+                line,
+                "allowed",
+                name,
+                f"{name} {text!r} is none of {', '.join(sorted(allowed - {''}))}",
+            )
     for name in OBJECTS:
         yield from _object(line, name, row.get(name, ""))
     for name, text in row.items():
         if name not in NUMBERS and not name.startswith("x_") and _FORMULA.match(text):
-            yield Violation(line, "formula", name, f"{name} {text[:30]!r} would be run by a spreadsheet as a formula")
+            yield Violation(
+                line,
+                "formula",
+                name,
+                f"{name} {text[:30]!r} would be run by a spreadsheet as a formula",
+            )
 
 
 def _object(line: int, name: str, text: str) -> Iterator[Violation]:
@@ -326,7 +376,9 @@ def _object(line: int, name: str, text: str) -> Iterator[Violation]:
     if not isinstance(content, dict):
         yield Violation(line, "json", name, f"{name} is no JSON object")
     elif any(isinstance(value, dict | list) for value in content.values()):
-        yield Violation(line, "json", name, f"{name} is nested: FOCUS wants one level of keys and values")
+        yield Violation(
+            line, "json", name, f"{name} is nested: FOCUS wants one level of keys and values"
+        )
 
 
 def _instant(text: str) -> int | None:
@@ -347,12 +399,27 @@ def _number(row: Row, name: str) -> Decimal | None:
 def _periods(line: int, row: Row) -> Iterator[Violation]:
     start, end, billed_from, billed_to = (
         _instant(row.get(name, ""))
-        for name in ("ChargePeriodStart", "ChargePeriodEnd", "BillingPeriodStart", "BillingPeriodEnd")
+        for name in (
+            "ChargePeriodStart",
+            "ChargePeriodEnd",
+            "BillingPeriodStart",
+            "BillingPeriodEnd",
+        )
     )
     if start is not None and end is not None and end <= start:
-        yield Violation(line, "period", "ChargePeriodEnd", "the charge period ends before it begins, or as it does")
+        yield Violation(
+            line,
+            "period",
+            "ChargePeriodEnd",
+            "the charge period ends before it begins, or as it does",
+        )
     if billed_from is not None and billed_to is not None and billed_to <= billed_from:
-        yield Violation(line, "period", "BillingPeriodEnd", "the billing period ends before it begins, or as it does")
+        yield Violation(
+            line,
+            "period",
+            "BillingPeriodEnd",
+            "the billing period ends before it begins, or as it does",
+        )
     # A correction lies outside its billing period by nature.
     if None in (start, end, billed_from, billed_to) or row.get("ChargeClass", "") == "Correction":
         return
@@ -361,17 +428,33 @@ def _periods(line: int, row: Row) -> Iterator[Violation]:
     assert billed_from is not None
     assert billed_to is not None
     if start < billed_from or end > billed_to:
-        yield Violation(line, "period", "ChargePeriodStart", "the charge period lies outside of its billing period")
+        yield Violation(
+            line,
+            "period",
+            "ChargePeriodStart",
+            "the charge period lies outside of its billing period",
+        )
 
 
 def _costs(line: int, row: Row, version: FocusRules) -> Iterator[Violation]:
     quantity = _number(row, "PricingQuantity")
-    # The default precision of 28 digits would round products of 18 places, and call exact rows wrong.
+    # The default precision of 28 digits would round products of 18 places, and call exact rows
+    # wrong.
     with localcontext(prec=PLACES):
-        for cost_name, price_name in (("ListCost", "ListUnitPrice"), ("ContractedCost", "ContractedUnitPrice")):
+        for cost_name, price_name in (
+            ("ListCost", "ListUnitPrice"),
+            ("ContractedCost", "ContractedUnitPrice"),
+        ):
             cost, price = _number(row, cost_name), _number(row, price_name)
-            if quantity is not None and cost is not None and price is not None and cost != price * quantity:
-                sentence = f"{cost_name} {cost} is not {price_name} {price} x PricingQuantity {quantity}"
+            if (
+                quantity is not None
+                and cost is not None
+                and price is not None
+                and cost != price * quantity
+            ):
+                sentence = (
+                    f"{cost_name} {cost} is not {price_name} {price} x PricingQuantity {quantity}"
+                )
                 yield Violation(line, "cost", cost_name, sentence)
         consumed = _number(row, "ConsumedQuantity")
         seconds = (row.get("ConsumedUnit"), row.get("PricingUnit")) == ("GPU-Seconds", "GPU-Hours")
@@ -389,7 +472,8 @@ def _costs(line: int, row: Row, version: FocusRules) -> Iterator[Violation]:
                 sentence = "busy and idle seconds are more than were consumed"
                 yield Violation(line, "quantity", "x_BusyGpuSeconds", sentence)
     billed = _number(row, "BilledCost")
-    # On a marketplace, 1.3 and later name the seller as service provider and the marketplace as its host.
+    # On a marketplace, 1.3 and later name the seller as service provider and the marketplace as its
+    # host.
     if billed and row.get("InvoiceIssuerName") not in {row.get(name) for name in version.paid}:
         sentence = f"InvoiceIssuerName is not {version.provider}, and then BilledCost is 0"
         yield Violation(line, "cost", "BilledCost", sentence)
@@ -398,15 +482,26 @@ def _costs(line: int, row: Row, version: FocusRules) -> Iterator[Violation]:
 
 
 def _commitment(line: int, row: Row, billed: Decimal | None) -> Iterator[Violation]:
-    """A commitment is paid for once, by its purchase, and borne once, by what it covers or leaves unused."""
+    """A commitment is paid for once, by its purchase, and borne once, by what it covers or leaves
+    unused.
+    """
     if row.get("ChargeCategory") == "Purchase" and _number(row, "EffectiveCost"):
-        yield Violation(line, "commitment", "EffectiveCost", "what a commitment costs is borne by its usage, not here")
+        yield Violation(
+            line,
+            "commitment",
+            "EffectiveCost",
+            "what a commitment costs is borne by its usage, not here",
+        )
     if row.get("ChargeCategory") == "Usage" and row.get("CommitmentDiscountStatus") and billed:
-        yield Violation(line, "commitment", "BilledCost", "a commitment's usage was paid for by its purchase")
+        yield Violation(
+            line, "commitment", "BilledCost", "a commitment's usage was paid for by its purchase"
+        )
 
 
 class _Whole:
-    """What only shows when rows are put side by side: invoices, rates, and time that resources were used."""
+    """What only shows when rows are put side by side: invoices, rates, and time that resources were
+    used.
+    """
 
     def __init__(self, version: FocusRules) -> None:
         self._version = version
@@ -424,11 +519,22 @@ class _Whole:
             invoice = self._invoices.setdefault(name, _Group(line))
             invoice.total += billed
             invoice.line = line
-            yield from _same(line, invoice, row, ("BillingCurrency", "BillingPeriodStart", "BillingPeriodEnd"), name)
+            yield from _same(
+                line,
+                invoice,
+                row,
+                ("BillingCurrency", "BillingPeriodStart", "BillingPeriodEnd"),
+                name,
+            )
         if (price := row.get("SkuPriceId", "")) and row.get("ChargeCategory") == "Usage":
             rate = self._rates.setdefault((price, row.get("BillingCurrency", "")), _Group(line))
-            yield from _same(line, rate, row, ("ContractedUnitPrice", "ListUnitPrice", "SkuId"), price)
-        start, end = _instant(row.get("ChargePeriodStart", "")), _instant(row.get("ChargePeriodEnd", ""))
+            yield from _same(
+                line, rate, row, ("ContractedUnitPrice", "ListUnitPrice", "SkuId"), price
+            )
+        start, end = (
+            _instant(row.get("ChargePeriodStart", "")),
+            _instant(row.get("ChargePeriodEnd", "")),
+        )
         consumed = _number(row, "ConsumedQuantity")
         if (
             row.get("ResourceType") in {"GPU", "MIG"}
@@ -439,7 +545,9 @@ class _Whole:
             and start is not None
             and end is not None
         ):
-            self._resources.setdefault(row["ResourceId"], _Resource(line)).used.append((start, end, consumed))
+            self._resources.setdefault(row["ResourceId"], _Resource(line)).used.append(
+                (start, end, consumed)
+            )
 
     def end(self) -> Iterator[Violation]:
         """What the sums say."""
@@ -447,7 +555,10 @@ class _Whole:
         for name, invoice in self._invoices.items():
             digits = minor_digits(invoice.seen["BillingCurrency"])
             if invoice.total != round(invoice.total, digits):
-                sentence = f"invoice {name} adds up to {invoice.total}, which is no whole number of minor units"
+                sentence = (
+                    f"invoice {name} adds up to {invoice.total}, which is no whole number of minor"
+                    " units"
+                )
                 yield Violation(invoice.line, "invoice", "BilledCost", sentence)
         for uuid, resource in self._resources.items():
             for start, used, there in _clusters(resource.used):
@@ -457,17 +568,23 @@ class _Whole:
                     yield Violation(resource.line, "overlap", "ResourceId", sentence)
 
 
-def _same(line: int, group: _Group, row: Row, names: Iterable[str], key: str) -> Iterator[Violation]:
+def _same(
+    line: int, group: _Group, row: Row, names: Iterable[str], key: str
+) -> Iterator[Violation]:
     """What must not differ between the rows of a group."""
     for name in names:
         text = row.get(name, "")
         known = group.seen.setdefault(name, text)
         if text != known:
-            yield Violation(line, "differs", name, f"{name} {text!r} of {key!r} is {known!r} in an earlier row")
+            yield Violation(
+                line, "differs", name, f"{name} {text!r} of {key!r} is {known!r} in an earlier row"
+            )
 
 
 def _clusters(used: Sequence[tuple[int, int, Decimal]]) -> Iterator[tuple[int, Decimal, int]]:
-    """(start, consumed seconds, length) of each usage interval of charge periods that overlap or abut."""
+    """(start, consumed seconds, length) of each usage interval of charge periods that overlap or
+    abut.
+    """
     sums: dict[int, Decimal] = defaultdict(Decimal)
     begun: int | None = None
     until = 0

@@ -1,7 +1,9 @@
-"""What FOCUS 1.3 and later want of split cost allocation: the Allocated columns of a row, and whole origin charges.
+"""What FOCUS 1.3 and later want of split cost allocation: the Allocated columns of a row, and whole
+origin charges.
 
-Source: the columns AllocatedMethodId, AllocatedMethodDetails, AllocatedResourceId, AllocatedResourceName and
-AllocatedTags, and the attribute of data generator-calculated split cost allocation (FinOps Foundation).
+Source: the columns AllocatedMethodId, AllocatedMethodDetails, AllocatedResourceId,
+AllocatedResourceName and AllocatedTags, and the attribute of data generator-calculated split cost
+allocation (FinOps Foundation).
 """
 
 from __future__ import annotations
@@ -17,9 +19,24 @@ Told = tuple[str, str, str]
 """Rule, column, sentence."""
 _CUSTOM = re.compile(r"x_[A-Z][A-Za-z0-9]*")
 _KEYS = {"AllocatedRatio", "UsageUnit", "UsageQuantity"}
-ORIGIN = ("ResourceId", "SkuPriceId", "ChargePeriodStart", "ChargePeriodEnd", "BillingPeriodStart", "AllocatedMethodId")
+ORIGIN = (
+    "ResourceId",
+    "SkuPriceId",
+    "ChargePeriodStart",
+    "ChargePeriodEnd",
+    "BillingPeriodStart",
+    "AllocatedMethodId",
+)
 """What allocated charges of one origin have in common."""
-SAME = ("ListUnitPrice", "ContractedUnitPrice", "PricingUnit", "ConsumedUnit", "BillingCurrency", "Tags", "RegionId")
+SAME = (
+    "ListUnitPrice",
+    "ContractedUnitPrice",
+    "PricingUnit",
+    "ConsumedUnit",
+    "BillingCurrency",
+    "Tags",
+    "RegionId",
+)
 """Dimensions and prices that an allocated charge has from its origin."""
 
 
@@ -28,18 +45,30 @@ def row_rules(row: Row) -> Iterator[Told]:
     method = row.get("AllocatedMethodId", "")
     for name in ("AllocatedMethodDetails", "AllocatedResourceId", "AllocatedTags"):
         if row.get(name, "") and not method:
-            yield "null", name, f"{name} has a value, and without AllocatedMethodId the charge is not a split one"
+            yield (
+                "null",
+                name,
+                f"{name} has a value, and without AllocatedMethodId the charge is not a split one",
+            )
     if method and "AllocatedMethodDetails" in row and not row["AllocatedMethodDetails"]:
         yield "null", "AllocatedMethodDetails", "a split charge does not say how it was split"
     if bool(row.get("AllocatedResourceId", "")) != bool(row.get("AllocatedResourceName", "")):
-        empty = "AllocatedResourceName" if row.get("AllocatedResourceId", "") else "AllocatedResourceId"
-        yield "null", empty, "AllocatedResourceId and AllocatedResourceName have a value together or not at all"
+        empty = (
+            "AllocatedResourceName" if row.get("AllocatedResourceId", "") else "AllocatedResourceId"
+        )
+        yield (
+            "null",
+            empty,
+            "AllocatedResourceId and AllocatedResourceName have a value together or not at all",
+        )
     yield from _details(row.get("AllocatedMethodDetails", ""))
     yield from _tags(row)
 
 
 def ratio_of(row: Row) -> Decimal | None:
-    """The part of its origin that a row has: its elements' ratios added up; None where that cannot be read."""
+    """The part of its origin that a row has: its elements' ratios added up; None where that cannot
+    be read.
+    """
     try:
         elements = _loaded(row.get("AllocatedMethodDetails", ""))["Elements"]
         return sum((element["AllocatedRatio"] for element in elements), Decimal(0))
@@ -51,7 +80,11 @@ def units_of(row: Row) -> list[str]:
     """The units of a row's elements, as far as they can be read."""
     try:
         elements = _loaded(row.get("AllocatedMethodDetails", ""))["Elements"]
-        return [element["UsageUnit"] for element in elements if isinstance(element.get("UsageUnit"), str)]
+        return [
+            element["UsageUnit"]
+            for element in elements
+            if isinstance(element.get("UsageUnit"), str)
+        ]
     except (ValueError, KeyError, TypeError, AttributeError):
         return []
 
@@ -71,7 +104,11 @@ def _details(text: str) -> Iterator[Told]:
         yield "json", column, f"{column} is no JSON object"
         return
     elements = content.get("Elements") if isinstance(content, dict) else None
-    if not isinstance(elements, list) or not elements or not all(isinstance(element, dict) for element in elements):
+    if (
+        not isinstance(elements, list)
+        or not elements
+        or not all(isinstance(element, dict) for element in elements)
+    ):
         yield "json", column, f"{column} has no list of Elements"
         return
     yield from _own(content, {"Elements"}, column)
@@ -136,11 +173,18 @@ class Origins:
         self._sums[key] = (line, known[1] + ratio, known[2])
         for name in SAME:
             if row.get(name, "") != known[2][name]:
-                yield "differs", name, f"{name} {row.get(name, '')!r} is not its origin charge's, {known[2][name]!r}"
+                yield (
+                    "differs",
+                    name,
+                    f"{name} {row.get(name, '')!r} is not its origin charge's, {known[2][name]!r}",
+                )
 
     def end(self) -> Iterator[tuple[int, Told]]:
         """Origins whose parts are not the whole, with the line of the last part."""
         for key, (line, total, _) in self._sums.items():
             if total != 1:
-                sentence = f"the parts of {key[0]} from {key[2]} on add up to {total} of their origin charge, not to 1"
+                sentence = (
+                    f"the parts of {key[0]} from {key[2]} on add up to {total} of their origin"
+                    " charge, not to 1"
+                )
                 yield line, ("split", "AllocatedMethodDetails", sentence)

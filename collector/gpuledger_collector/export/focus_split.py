@@ -1,12 +1,14 @@
-"""FOCUS 1.4: the rows of 1.2 with its providers' new names, and shared devices as charges that were split.
+"""FOCUS 1.4: the rows of 1.2 with its providers' new names, and shared devices as charges that were
+split.
 
-What was used of one physical device on one day at one rate is the *origin charge*. Where more than one holder or state
-had a part of it, or a MIG instance did, each row is an *allocated charge*: its resource is the device, the receiver is
-in the Allocated columns, and its ratio is its part of the origin's GPU-time. Ratios are billionths by largest
-remainder, so that those of an origin add up to exactly 1 (FOCUS 1.3, data generator-calculated split cost allocation).
+What was used of one physical device on one day at one rate is the *origin charge*. Where more than
+one holder or state had a part of it, or a MIG instance did, each row is an *allocated charge*: its
+resource is the device, the receiver is in the Allocated columns, and its ratio is its part of the
+origin's GPU-time. Ratios are billionths by largest remainder, so that those of an origin add up to
+exactly 1 (FOCUS 1.3, data generator-calculated split cost allocation).
 
-The sub-account is that of the owner who pays the row: FOCUS has no other column for it. Corrections amend charges that
-were split before, and are not split again.
+The sub-account is that of the owner who pays the row: FOCUS has no other column for it. Corrections
+amend charges that were split before, and are not split again.
 """
 
 from __future__ import annotations
@@ -28,26 +30,27 @@ from gpuledger_collector.export.cells import names, neutral
 from gpuledger_common.largest_remainder import split
 
 METHOD = "dominant-share-v1"
-"""A MIG instance's part of a device is the larger of its shares of compute and memory; holders of one accelerator share
-its time by what each of them held."""
-ALLOCATED = names(
-    """
+"""A MIG instance's part of a device is the larger of its shares of compute and memory; holders of
+one accelerator share its time by what each of them held.
+"""
+ALLOCATED = names("""
     AllocatedMethodDetails AllocatedMethodId AllocatedResourceId AllocatedResourceName AllocatedTags
-    """
-)
+    """)
 COLUMNS = (
     *ALLOCATED,
-    *(name for name in focus.COLUMNS if name not in {"ProviderName", "PublisherName"} and not name.startswith("x_")),
+    *(
+        name
+        for name in focus.COLUMNS
+        if name not in {"ProviderName", "PublisherName"} and not name.startswith("x_")
+    ),
     "HostProviderName",
     "ServiceProviderName",
     *(name for name in focus.COLUMNS if name.startswith("x_")),
 )
-PERIOD_COLUMNS = names(
-    """
+PERIOD_COLUMNS = names("""
     BillingPeriodCreated BillingPeriodEnd BillingPeriodLastUpdated BillingPeriodStart BillingPeriodStatus
     InvoiceIssuerName
-    """
-)
+    """)
 Pair = tuple[ExportedCharge, focus.Row]
 
 
@@ -63,12 +66,17 @@ def lines(
     notices: Mapping[str, focus.Notices] | None = None,
     locations: Mapping[str, Locations] | None = None,
 ) -> Iterator[focus.Row]:
-    """The rows of `focus.lines` as FOCUS 1.4 has them; `charges` come day by day, as `Unit.exported` gives them."""
+    """The rows of `focus.lines` as FOCUS 1.4 has them; `charges` come day by day, as
+    `Unit.exported` gives them.
+    """
     book = focus.Book(closed, calendar, providers or {}, notices or {}, locations or {})
     pairs = focus.usage_rows(charges, level, issuer, book)
-    for (booked_ms, _), day in groupby(pairs, lambda pair: (pair[0].booked_day_ms, pair[0].charge.day_ms)):
+    for (booked_ms, _), day in groupby(
+        pairs, lambda pair: (pair[0].booked_day_ms, pair[0].charge.day_ms)
+    ):
         pairs_of_day = list(day)
-        # A correction amends a charge that was split already; splitting the difference again would need its ratios.
+        # A correction amends a charge that was split already; splitting the difference again would
+        # need its ratios.
         if booked_ms is None:
             _split(pairs_of_day)
         for _, row in pairs_of_day:
@@ -80,7 +88,9 @@ def lines(
 
 
 def _renamed(row: focus.Row) -> focus.Row:
-    """1.4 knows who offers a service and who hosts it: on a marketplace the seller offers what the provider hosts."""
+    """1.4 knows who offers a service and who hosts it: on a marketplace the seller offers what the
+    provider hosts.
+    """
     provider = row.pop("ProviderName")
     publisher = row.pop("PublisherName")
     return {**row, "ServiceProviderName": publisher, "HostProviderName": provider}
@@ -92,7 +102,11 @@ def _split(day: Sequence[Pair]) -> None:
     for exported, row in day:
         if exported.accelerator_uuid is not None:
             device = exported.device_uuid or exported.accelerator_uuid
-            terms = (row["SkuPriceId"], row.get("CommitmentDiscountId", ""), row.get("RegionId", ""))
+            terms = (
+                row["SkuPriceId"],
+                row.get("CommitmentDiscountId", ""),
+                row.get("RegionId", ""),
+            )
             origins[device, *terms].append((exported, row))
     for (device, *_), pairs in origins.items():
         # A device used by one holder alone is not split; an instance of a device always is.
@@ -110,7 +124,8 @@ def _allocate(device: str, pairs: Sequence[Pair]) -> None:
     }
     for (exported, row), ratio in zip(pairs, ratios, strict=True):
         node = exported.charge.node
-        # Quantities are written as they stand in the row: JSON numbers made from floats would not be exact.
+        # Quantities are written as they stand in the row: JSON numbers made from floats would not
+        # be exact.
         element = (
             f'{{"AllocatedRatio": {focus.fixed(ratio, 9)}, "UsageUnit": "GPU-Seconds", '
             f'"UsageQuantity": {row["ConsumedQuantity"]}}}'
@@ -128,7 +143,9 @@ def _allocate(device: str, pairs: Sequence[Pair]) -> None:
 
 
 def _receiver(exported: ExportedCharge, device: str) -> Mapping[str, str]:
-    """Who has the part: the MIG instance, else the workload; what nobody held is the unallocated part of its origin."""
+    """Who has the part: the MIG instance, else the workload; what nobody held is the unallocated
+    part of its origin.
+    """
     if exported.charge.state != HELD:
         return {}
     workload = exported.workload_key or "(no workload)"
@@ -148,7 +165,8 @@ def periods(
     issuer: focus.Issuer,
     calendar: Calendar = UTC_DAYS,
 ) -> Iterator[focus.Row]:
-    """FOCUS 1.4's billing periods: a row for each month, Open or Closed; a closed one never opens again.
+    """FOCUS 1.4's billing periods: a row for each month, Open or Closed; a closed one never opens
+    again.
 
     `rated` is when a month was rated last, `closed` when it was closed (unix ms).
     """

@@ -1,4 +1,6 @@
-"""Pages as text: the templates, what they write amounts with, and the policy that lets nothing foreign into a page."""
+"""Pages as text: the templates, what they write amounts with, and the policy that lets nothing
+foreign into a page.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from markupsafe import Markup, escape
 from gpuledger_collector.accounting.money import Money, group_digits
 from gpuledger_collector.accounting.period import format_date, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
-from gpuledger_collector.export.site import address, job_path, owner_filter, pool_path, statement_path
+from gpuledger_collector.export.site import (
+    address,
+    job_path,
+    owner_filter,
+    pool_path,
+    statement_path,
+)
 from gpuledger_collector.insight.findings import AT_LISTED_RATES
 from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_common.plurals import plural
@@ -31,7 +39,11 @@ _CODE = re.compile(r"`([^`]+)`")
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """Templates that escape everything and stop at a name that is not given."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # tables and CSV need no template
+    from jinja2 import (
+        Environment,
+        PackageLoader,
+        StrictUndefined,
+    )  # tables and CSV need no template
 
     templates = Environment(
         loader=PackageLoader("gpuledger_collector"),
@@ -74,7 +86,9 @@ def environment() -> Environment:
 
 
 def shown(value: Any) -> Any:
-    """What a template writes: texts in one line, with what is not seen as escapes; markup of ours keeps its lines."""
+    """What a template writes: texts in one line, with what is not seen as escapes; markup of ours
+    keeps its lines.
+    """
     if isinstance(value, Markup):
         return Markup(escape_lines(value))  # noqa: S704 - markup before, and no sign of markup is added
     return escape_text(value) if isinstance(value, str) else value
@@ -83,14 +97,23 @@ def shown(value: Any) -> Any:
 @lru_cache(maxsize=1)
 def css() -> str:
     """The style sheet that is written into every page."""
-    return resources.files("gpuledger_collector").joinpath("templates", "style.css").read_text(encoding="utf-8")
+    return (
+        resources.files("gpuledger_collector")
+        .joinpath("templates", "style.css")
+        .read_text(encoding="utf-8")
+    )
 
 
 @lru_cache(maxsize=1)
 def policy() -> str:
-    """Content-Security-Policy of a page: its one style, and nothing else from anywhere; no script at all."""
+    """Content-Security-Policy of a page: its one style, and nothing else from anywhere; no script
+    at all.
+    """
     digest = base64.b64encode(hashlib.sha256(css().encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    return (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none';"
+        " form-action 'none'"
+    )
 
 
 def render(template: str, **facts: Any) -> str:
@@ -120,7 +143,9 @@ def sums(moneys: Iterable[Money]) -> str:
 
 def amounts(micros: Mapping[str, int]) -> str:
     """Amounts of several currencies, which are never added."""
-    return ", ".join(f"{micro(amount, currency)} {currency}" for currency, amount in sorted(micros.items()))
+    return ", ".join(
+        f"{micro(amount, currency)} {currency}" for currency, amount in sorted(micros.items())
+    )
 
 
 def unit_price(value: Decimal | None) -> str:

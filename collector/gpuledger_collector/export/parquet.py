@@ -1,6 +1,8 @@
-"""Tables as Parquet: money and quantities as exact decimals, instants as UTC timestamps, and never a float for money.
+"""Tables as Parquet: money and quantities as exact decimals, instants as UTC timestamps, and never
+a float for money.
 
-pyarrow is needed for this alone (the extra `parquet`), and is imported when the first file is written.
+pyarrow is needed for this alone (the extra `parquet`), and is imported when the first file is
+written.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class ArrowMissing(Exception):
     """pyarrow is not installed; the message says how to get it."""
 
     def __init__(self) -> None:
-        super().__init__(f"Parquet needs pyarrow, which is not installed: {install_command('parquet')}")
+        super().__init__(
+            f"Parquet needs pyarrow, which is not installed: {install_command('parquet')}"
+        )
 
 
 def arrow() -> tuple[ModuleType, ModuleType]:
@@ -45,7 +49,9 @@ def arrow() -> tuple[ModuleType, ModuleType]:
 
 
 def focus_kinds(columns: Sequence[str]) -> dict[str, Kind]:
-    """What each column of FOCUS holds; our own that are numbers begin with x_ and end with what they count."""
+    """What each column of FOCUS holds; our own that are numbers begin with x_ and end with what
+    they count.
+    """
     kinds: dict[str, Kind] = {}
     for name in columns:
         if name in INSTANTS or name in {"BillingPeriodCreated", "BillingPeriodLastUpdated"}:
@@ -61,11 +67,17 @@ def focus_kinds(columns: Sequence[str]) -> dict[str, Kind]:
 
 def chargeback_kinds(columns: Sequence[str], by: Sequence[str]) -> dict[str, Kind]:
     """What each column of a chargeback's CSV holds: amounts of six places at most, and texts."""
-    return {name: "decimal(38, 6)" if name in NUMBERED and name not in by else "text" for name in columns}
+    return {
+        name: "decimal(38, 6)" if name in NUMBERED and name not in by else "text"
+        for name in columns
+    }
 
 
 def write(rows: Iterable[Mapping[str, str]], path: Path, kinds: Mapping[str, Kind]) -> int:
-    """Rows of text cells as typed columns; an empty cell is null. How many were written. Raises ArrowMissing."""
+    """Rows of text cells as typed columns; an empty cell is null.
+
+    How many were written. Raises ArrowMissing.
+    """
     pa, pq = arrow()
     schema = pa.schema([(name, _type(pa, kind)) for name, kind in kinds.items()])
     written = 0
@@ -89,7 +101,9 @@ def _type(pa: ModuleType, kind: Kind) -> Any:
 
 
 def _value(text: str, kind: Kind) -> object:
-    """A cell's value; pyarrow refuses a decimal that has more places than its column, so nothing is ever rounded."""
+    """A cell's value; pyarrow refuses a decimal that has more places than its column, so nothing is
+    ever rounded.
+    """
     if not text:
         return None
     if kind == "text":
@@ -97,8 +111,12 @@ def _value(text: str, kind: Kind) -> object:
     return datetime.fromisoformat(text) if kind == "instant" else Decimal(text)
 
 
-def write_samples(samples: Iterable[tuple[str, Readings]], path: Path, names: Mapping[str, str]) -> int:
-    """Samples by the UUID of their accelerator; readings keep the kind in which they are stored (f4, f8, i8)."""
+def write_samples(
+    samples: Iterable[tuple[str, Readings]], path: Path, names: Mapping[str, str]
+) -> int:
+    """Samples by the UUID of their accelerator; readings keep the kind in which they are stored
+    (f4, f8, i8).
+    """
     pa, pq = arrow()
     types = {"f4": pa.float32(), "f8": pa.float64(), "i8": pa.int64()}
     schema = pa.schema(
@@ -113,7 +131,11 @@ def write_samples(samples: Iterable[tuple[str, Readings]], path: Path, names: Ma
         for uuid, part in samples:
             rows = len(part.at_ms)
             instants = pa.array(part.at_ms.astype("i8"), pa.int64()).cast(schema.field("ts").type)
-            columns = [instants, pa.array([uuid] * rows, pa.string()), *_readings(pa, part, names, schema)]
+            columns = [
+                instants,
+                pa.array([uuid] * rows, pa.string()),
+                *_readings(pa, part, names, schema),
+            ]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
             written += rows
     return written

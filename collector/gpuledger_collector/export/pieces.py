@@ -1,4 +1,6 @@
-"""Long texts in pieces: rows are written as they are taken, so that neither all of them nor the whole text is held."""
+"""Long texts in pieces: rows are written as they are taken, so that neither all of them nor the
+whole text is held.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,13 @@ def csv_pieces(rows: Iterable[Iterable[object]]) -> Iterator[str]:
 
 
 def json_pieces(content: Mapping[str, object]) -> Iterator[str]:
-    """An object as `cells.json_text` writes it; iterators among its values are lists, written as they are taken."""
+    """An object as `cells.json_text` writes it; iterators among its values are lists, written as
+    they are taken.
+    """
     text = io.StringIO()
-    for start, (name, value) in zip(("{\n", *[",\n"] * len(content)), content.items(), strict=False):
+    for start, (name, value) in zip(
+        ("{\n", *[",\n"] * len(content)), content.items(), strict=False
+    ):
         text.write(f"{start}  {_json(name)}: ")
         if not isinstance(value, Iterator):
             text.write(_json(value, 2))

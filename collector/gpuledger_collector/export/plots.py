@@ -1,7 +1,8 @@
-"""Small plots as inline SVG: no script, nothing fetched, colors by CSS variables of the page (templates/style.css).
+"""Small plots as inline SVG: no script, nothing fetched, colors by CSS variables of the page
+(templates/style.css).
 
-Each plot has a title and a description that say in words what it shows; the page has the numbers in a table as well.
-What is not known is a gap or a hatched bar, never a zero.
+Each plot has a title and a description that say in words what it shows; the page has the numbers in
+a table as well. What is not known is a gap or a hatched bar, never a zero.
 """
 
 from __future__ import annotations
@@ -24,19 +25,31 @@ DATES_HEIGHT = 26
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A bar: its label, and its layers from the bottom in the order of the plot's names; None: not known at all."""
+    """A bar: its label, and its layers from the bottom in the order of the plot's names; None: not
+    known at all.
+    """
 
     label: str
     layers: tuple[float, ...] | None
 
 
-def drawn(width: int, height: int, title: str, description: str, body: Sequence[Markup], kind: str) -> Markup:
+def drawn(
+    width: int, height: int, title: str, description: str, body: Sequence[Markup], kind: str
+) -> Markup:
     """A plot of these parts, with its title and what it says in words."""
     title, description = escape_text(title), escape_text(description)
     return Markup(
-        '<svg class="plot {kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{title}: {description}" '
+        '<svg class="plot {kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{title}:'
+        ' {description}" '
         'xmlns="http://www.w3.org/2000/svg"><title>{title}</title><desc>{description}</desc>{body}</svg>'
-    ).format(kind=kind, width=width, height=height, title=title, description=description, body=Markup("").join(body))
+    ).format(
+        kind=kind,
+        width=width,
+        height=height,
+        title=title,
+        description=description,
+        body=Markup("").join(body),
+    )
 
 
 def _rect(css: str, x: float, y: float, width: float, height: float, title: str = "") -> Markup:
@@ -66,7 +79,9 @@ def number(value: float) -> str:
 
 
 def nice_top(value: float) -> float:
-    """The next of 1, 2, 2.5, 5 x a power of ten at or above a positive value: an axis that people can read."""
+    """The next of 1, 2, 2.5, 5 x a power of ten at or above a positive value: an axis that people
+    can read.
+    """
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -85,19 +100,29 @@ def dates(first_ms: int, step_ms: int, steps: int) -> list[tuple[int, str]]:
     """The steps in which days (UTC) begin, with their dates, thinned out to MAX_DATES."""
     starts = [at for at in range(steps) if (first_ms + at * step_ms) % DAY_MS < step_ms]
     every = max(1, math.ceil(len(starts) / MAX_DATES))
-    days = ((at, datetime.fromtimestamp((first_ms + at * step_ms) / 1000, UTC)) for at in starts[::every])
+    days = (
+        (at, datetime.fromtimestamp((first_ms + at * step_ms) / 1000, UTC))
+        for at in starts[::every]
+    )
     return [(at, f"{day.day} {day:%b}") for at, day in days]
 
 
 def dated(x: float, top: float, height: float, width: float, date: str) -> Markup:
-    """A date under its place of an axis, and its line from `top` down; one at the right edge stays inside."""
+    """A date under its place of an axis, and its line from `top` down; one at the right edge stays
+    inside.
+    """
     line = ruled("grid", x, top, x, height - DATES_HEIGHT)
     inside = x < width - 32
     return line + label(x if inside else width, height - 5, date, "middle" if inside else "end")
 
 
 def stacked_bars(
-    stacks: Sequence[Stack], names: Sequence[str], title: str, description: str, unit: str, width: int = 720
+    stacks: Sequence[Stack],
+    names: Sequence[str],
+    title: str,
+    description: str,
+    unit: str,
+    width: int = 720,
 ) -> Markup:
     """Bars side by side. `names` are the CSS classes and words of the layers, from the bottom."""
     height, left, bottom, top_edge = 200, 44, 24, 12
@@ -122,7 +147,16 @@ def stacked_bars(
             size = room * max(value, 0.0) / top
             if size > 0:
                 y -= size
-                body.append(_rect(f"fill-{name}", x, y, bar, size, f"{stack.label}: {name} {value:,.1f} {unit}"))
+                body.append(
+                    _rect(
+                        f"fill-{name}",
+                        x,
+                        y,
+                        bar,
+                        size,
+                        f"{stack.label}: {name} {value:,.1f} {unit}",
+                    )
+                )
     return drawn(width, height, title, description, body, "bars")
 
 
@@ -136,7 +170,8 @@ def spark(
     axis: bool = False,
     days: Sequence[tuple[int, str]] = (),
 ) -> Markup:
-    """A line of the past (None: a gap), then low, middle and high of what is to come as a band around a dashed line.
+    """A line of the past (None: a gap), then low, middle and high of what is to come as a band
+    around a dashed line.
 
     `days`: dates to stand under an axis, by position (`dates`).
     """
@@ -149,13 +184,19 @@ def spark(
     steps = max(len(values) + len(band) - 1, 1)
 
     def at(index: float, value: float) -> tuple[float, float]:
-        return left + (width - left - 4) * index / steps, height - bottom - room * max(value, 0.0) / top
+        return (
+            left + (width - left - 4) * index / steps,
+            height - bottom - room * max(value, 0.0) / top,
+        )
 
     body: list[Markup] = []
     if axis:
         for part in (0.0, 0.5, 1.0):
             y = height - bottom - room * part
-            body += [ruled("grid", left, y, width, y), label(left - 6, y + 4, short(top * part), "end")]
+            body += [
+                ruled("grid", left, y, width, y),
+                label(left - 6, y + 4, short(top * part), "end"),
+            ]
         body += [dated(at(index, 0)[0], 14, height, width, date) for index, date in days]
     if band:
         start = len(values)
@@ -165,12 +206,18 @@ def spark(
         if known and values[-1] is not None:
             joint = at(start - 1, values[-1])
             upper, lower, middle = [joint, *upper], [joint, *lower], [joint, *middle]
-        body.append(Markup('<polygon class="band" points="{}"/>').format(path([*upper, *reversed(lower)])))
+        body.append(
+            Markup('<polygon class="band" points="{}"/>').format(path([*upper, *reversed(lower)]))
+        )
         body.append(Markup('<polyline class="ahead" points="{}"/>').format(path(middle)))
     for run in _runs(values):
         points = [at(index, value) for index, value in run]
         if len(points) == 1:
-            body.append(Markup('<circle class="dot" cx="{}" cy="{}" r="2"/>').format(*map(number, points[0])))
+            body.append(
+                Markup('<circle class="dot" cx="{}" cy="{}" r="2"/>').format(
+                    *map(number, points[0])
+                )
+            )
         else:
             body.append(Markup('<polyline class="line" points="{}"/>').format(path(points)))
     return drawn(width, height, title, description, body, "chart" if axis else "spark")
@@ -195,9 +242,16 @@ def path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def budget_bar(
-    spent: float, amount: float, elapsed: float, ahead: tuple[float, float, float] | None, title: str, description: str
+    spent: float,
+    amount: float,
+    elapsed: float,
+    ahead: tuple[float, float, float] | None,
+    title: str,
+    description: str,
 ) -> Markup:
-    """What is spent of a budget, the band of its end, the amount of the budget, and how much of the time has passed."""
+    """What is spent of a budget, the band of its end, the amount of the budget, and how much of the
+    time has passed.
+    """
     width, height = 320, 30
     top = max(amount, spent, *(ahead or (0.0,))) * 1.02 or 1.0
 
@@ -223,15 +277,20 @@ def share_bar(parts: Sequence[tuple[str, float]], title: str, description: str) 
     for name, value in parts:
         size = width * max(value, 0.0) / whole
         if size > 0:
-            body.append(_rect(f"fill-{name}", x, 0, size, height, f"{name} {100 * value / whole:.1f} %"))
+            body.append(
+                _rect(f"fill-{name}", x, 0, size, height, f"{name} {100 * value / whole:.1f} %")
+            )
         x += size
     return drawn(width, height, title, description, body, "share")
 
 
 def length_bar(value: float, most: float) -> Markup:
-    """A bar behind a number of a table: decoration, hidden from those who listen, since the number stands there."""
+    """A bar behind a number of a table: decoration, hidden from those who listen, since the number
+    stands there.
+    """
     width = 100 * max(value, 0.0) / most if most > 0 else 0.0
     return Markup(
-        '<svg class="length" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true" focusable="false">'
-        '<rect class="track" width="100" height="6"/><rect class="fill-busy" width="{}" height="6"/></svg>'
+        '<svg class="length" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true"'
+        ' focusable="false"><rect class="track" width="100" height="6"/><rect class="fill-busy"'
+        ' width="{}" height="6"/></svg>'
     ).format(number(width))

@@ -17,9 +17,11 @@ def frontier(
     title: str,
     description: str,
 ) -> Markup:
-    """Wait over cost: named points (name, cost, wait in GPU-hours) and the front of undominated settings.
+    """Wait over cost: named points (name, cost, wait in GPU-hours) and the front of undominated
+    settings.
 
-    The wait axis is logarithmic and starts at a hundredth of a GPU-hour; smaller values lie on its lowest line.
+    The wait axis is logarithmic and starts at a hundredth of a GPU-hour; smaller values lie on its
+    lowest line.
     """
     width, height, left, bottom, top_edge, lowest = 720, 300, 60, 34, 14, 0.01
     costs = [cost for _, cost, _ in points]
@@ -31,7 +33,9 @@ def frontier(
     def at(cost: float, wait: float) -> tuple[float, float]:
         share = math.log(max(wait, lowest) / lowest) / math.log(most / lowest)
         place = (cost - low) / (high - low)
-        return left + (width - left - 8) * place, height - bottom - (height - bottom - top_edge) * min(share, 1.0)
+        return left + (width - left - 8) * place, height - bottom - (
+            height - bottom - top_edge
+        ) * min(share, 1.0)
 
     body: list[Markup] = []
     decade = lowest
@@ -40,7 +44,14 @@ def frontier(
         body += [ruled("grid", left, y, width, y), label(left - 6, y + 4, f"{decade:g}", "end")]
         decade *= 10
     for part in (0.1, 0.5, 0.9):
-        body.append(label(left + (width - left) * part, height - 18, short(low + (high - low) * part), "middle"))
+        body.append(
+            label(
+                left + (width - left) * part,
+                height - 18,
+                short(low + (high - low) * part),
+                "middle",
+            )
+        )
     body.append(label(width - 4, height - 4, unit, "end"))
     inside = [at(cost, wait) for cost, wait in front if low <= cost <= high]
     if len(inside) > 1:
@@ -53,6 +64,10 @@ def frontier(
             line += 1 if y < height / 2 else -1
         taken.append((x, line))
         css = "dot ours" if name == "gpuledger" else "dot"
-        body.append(Markup('<circle class="{}" cx="{}" cy="{}" r="4"/>').format(css, number(x), number(y)))
-        body.append(label(x + 8, line, name) if x < width * 0.72 else label(x - 8, line, name, "end"))
+        body.append(
+            Markup('<circle class="{}" cx="{}" cy="{}" r="4"/>').format(css, number(x), number(y))
+        )
+        body.append(
+            label(x + 8, line, name) if x < width * 0.72 else label(x - 8, line, name, "end")
+        )
     return drawn(width, height, title, description, body, "chart")

@@ -6,7 +6,14 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 
-from gpuledger_collector.accounting.identities import DECLARED, IDENTITIES, IMPORTED, SEALED_TABLES, TIMES, Mismatch
+from gpuledger_collector.accounting.identities import (
+    DECLARED,
+    IDENTITIES,
+    IMPORTED,
+    SEALED_TABLES,
+    TIMES,
+    Mismatch,
+)
 from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
@@ -21,11 +28,16 @@ SHOWN_CLAIMS = 10
 
 
 def _minor(sheet: Reconciliation, currency: str) -> tuple[dict[str, str], str]:
-    """What was charged in one currency in minor units, and capacity x rate: they add up to it as printed."""
-    # The parts are rounded together and the capacity by itself: where the proof holds, both are the same number.
+    """What was charged in one currency in minor units, and capacity x rate: they add up to it as
+    printed.
+    """
+    # The parts are rounded together and the capacity by itself: where the proof holds, both are the
+    # same number.
     parts = round_amounts([sums.cost.get(currency, 0) for sums in sheet.charged.values()], currency)
     whole = Money(sheet.capacity.cost.get(currency, 0), currency)
-    return {name: part.plain() for name, part in zip(sheet.charged, parts, strict=True)}, whole.plain()
+    return {
+        name: part.plain() for name, part in zip(sheet.charged, parts, strict=True)
+    }, whole.plain()
 
 
 def as_json(sheet: Reconciliation) -> str:
@@ -45,13 +57,21 @@ def as_json(sheet: Reconciliation) -> str:
         "to": format_instant(sheet.period.end_ms),
         "holds": sheet.holds,
         "coverage_percent": None if sheet.coverage is None else str(sheet.coverage),
-        "gpu_ns": {**{name: sums.gpu_ns for name, sums in sheet.parts.items()}, "capacity": sheet.capacity.gpu_ns},
+        "gpu_ns": {
+            **{name: sums.gpu_ns for name, sums in sheet.parts.items()},
+            "capacity": sheet.capacity.gpu_ns,
+        },
         "money": money,
         "commitment_unused_gpu_ns": sheet.unused.gpu_ns,
-        "outside": {"imported_gpu_ns": sheet.imported.gpu_ns, "imported_cost_micro": dict(sheet.imported.cost)},
+        "outside": {
+            "imported_gpu_ns": sheet.imported.gpu_ns,
+            "imported_cost_micro": dict(sheet.imported.cost),
+        },
         "node_costs_micro": {name: dict(sums) for name, sums in sorted(sheet.nodes.items())},
         "adjustments_micro": {name: dict(sums) for name, sums in sorted(sheet.adjusted.items())},
-        "misadjusted_days": [sheet.calendar.date_of(day_ms).isoformat() for day_ms in sheet.misadjusted],
+        "misadjusted_days": [
+            sheet.calendar.date_of(day_ms).isoformat() for day_ms in sheet.misadjusted
+        ],
         "unpriced_gpu_ns": sheet.unpriced_ns,
         "refused_claims": [
             {
@@ -76,7 +96,12 @@ def as_json(sheet: Reconciliation) -> str:
             for day in sheet.days
         ],
         "identities": [
-            {"name": each.name, "expected": each.expected, "stored": each.stored, "holds": sheet.identity_holds(each)}
+            {
+                "name": each.name,
+                "expected": each.expected,
+                "stored": each.stored,
+                "holds": sheet.identity_holds(each),
+            }
             for each in sheet.compared
         ],
         "mismatches": [
@@ -98,7 +123,9 @@ def as_text(sheet: Reconciliation) -> str:
     """One screen: the sums, whether they agree, the days that do not, what was outside."""
     out = io.StringIO()
     names = [*sheet.charged, sheet.equation]
-    hours = [f"{value:.6f}" for value in hours_decimal([sums.gpu_ns for sums in sheet.parts.values()])]
+    hours = [
+        f"{value:.6f}" for value in hours_decimal([sums.gpu_ns for sums in sheet.parts.values()])
+    ]
     hours += [""] * (len(sheet.charged) - len(sheet.parts))
     hours.append(f"{hours_decimal([sheet.capacity.gpu_ns])[0]:.6f}")
     columns = [("", names), ("GPU-hours", hours)]
@@ -114,17 +141,24 @@ def as_text(sheet: Reconciliation) -> str:
             sep="  ",
             file=out,
         )
-    return out.getvalue() + lines_text([*([_verdict(sheet)] if is_proved(sheet) else []), *doubts(sheet)])
+    return out.getvalue() + lines_text(
+        [*([_verdict(sheet)] if is_proved(sheet) else []), *doubts(sheet)]
+    )
 
 
 def table(sheet: Reconciliation) -> list[tuple[str, int | None, list[str]]]:
-    """Where the capacity went: name, GPU-nanoseconds and amounts by currency, in the order of `currencies`.
+    """Where the capacity went: name, GPU-nanoseconds and amounts by currency, in the order of
+    `currencies`.
 
     The last row is capacity x rate, which the rows before it add up to, as printed.
     """
     money = [_minor(sheet, currency) for currency in sheet.currencies]
     rows = [
-        (name, sheet.parts[name].gpu_ns if name in sheet.parts else None, [parts[name] for parts, _ in money])
+        (
+            name,
+            sheet.parts[name].gpu_ns if name in sheet.parts else None,
+            [parts[name] for parts, _ in money],
+        )
         for name in sheet.charged
     ]
     return [*rows, (sheet.equation, sheet.capacity.gpu_ns, [whole for _, whole in money])]
@@ -138,7 +172,8 @@ def is_proved(sheet: Reconciliation) -> bool:
 def _verdict(sheet: Reconciliation) -> str:
     days = plural(sum(day.capacity_ns > 0 for day in sheet.days), "day")
     charged = {
-        currency: sum(sums.cost.get(currency, 0) for sums in sheet.charged.values()) for currency in sheet.currencies
+        currency: sum(sums.cost.get(currency, 0) for sums in sheet.charged.values())
+        for currency in sheet.currencies
     }
     micros = [
         f"{charged[currency]} = {sheet.capacity.cost.get(currency, 0)} micro-{currency}"
@@ -154,32 +189,51 @@ def doubts(sheet: Reconciliation) -> list[str]:
         said.append("There is no inventory for this period: nothing to reconcile against.")
     said += failures(sheet)
     said += [
-        f"Refused from {format_instant(claim.first_ms)} to {format_instant(claim.last_ms)}: {claim.sentence()}. "
-        "Look at the node; gpuledger import inventory says who is right."
+        f"Refused from {format_instant(claim.first_ms)} to {format_instant(claim.last_ms)}:"
+        f" {claim.sentence()}. Look at the node; gpuledger import inventory says who is right."
         for claim in sheet.claims[:SHOWN_CLAIMS]
     ]
     if more := sheet.claims[SHOWN_CLAIMS:]:
         nodes = plural(len({claim.node for claim in more}), "node")
-        said.append(f"And {plural(len(more), 'more refused claim')} of {nodes} (--format json lists them).")
+        said.append(
+            f"And {plural(len(more), 'more refused claim')} of {nodes} (--format json lists them)."
+        )
     if sheet.coverage is not None:
         last = max(day.until_ms for day in sheet.days)
         said.append(
-            f"{sheet.coverage} % of the capacity was observed; rated up to {format_instant(last - last % 1000)}."
+            f"{sheet.coverage} % of the capacity was observed; rated up to"
+            f" {format_instant(last - last % 1000)}."
         )
     if sheet.unused.gpu_ns:
-        said.append(f"Commitments paid for {hours_decimal([sheet.unused.gpu_ns])[0]:.6f} GPU-hours that nobody used.")
+        said.append(
+            f"Commitments paid for {hours_decimal([sheet.unused.gpu_ns])[0]:.6f} GPU-hours that"
+            " nobody used."
+        )
     if sheet.imported.gpu_ns:
         outside = f"{hours_decimal([sheet.imported.gpu_ns])[0]:.6f} GPU-hours"
-        said.append(f"Outside of it, usage imported without inventory: {outside}{_amounts(sheet.imported.cost)}.")
+        said.append(
+            "Outside of it, usage imported without inventory:"
+            f" {outside}{_amounts(sheet.imported.cost)}."
+        )
         if sheet.identity_holds(IMPORTED):
-            said.append("Its charges have the hours of the imported rows; that the GPUs were held is not proven.")
-    said += [f"Of it, node cost {name!r}{_amounts(sums)}." for name, sums in sorted(sheet.nodes.items())]
-    said += [f"Beside it, adjustment {name!r}{_amounts(sums)}." for name, sums in sorted(sheet.adjusted.items())]
+            said.append(
+                "Its charges have the hours of the imported rows; that the GPUs were held is not"
+                " proven."
+            )
+    said += [
+        f"Of it, node cost {name!r}{_amounts(sums)}." for name, sums in sorted(sheet.nodes.items())
+    ]
+    said += [
+        f"Beside it, adjustment {name!r}{_amounts(sums)}."
+        for name, sums in sorted(sheet.adjusted.items())
+    ]
     if sheet.unpriced_ns:
         said.append(f"{hours_decimal([sheet.unpriced_ns])[0]:.6f} GPU-hours have no price.")
     if sheet.uncovered:
         rows = ", ".join(f"{count} of {table}" for table, count in sorted(sheet.uncovered.items()))
-        said.append(f"The audit log is younger than some declared rows, which it does not cover: {rows}.")
+        said.append(
+            f"The audit log is younger than some declared rows, which it does not cover: {rows}."
+        )
     return said
 
 
@@ -190,8 +244,9 @@ def failures(sheet: Reconciliation) -> list[str]:
     if broken:
         said.append(f"It does NOT hold on {', '.join(broken)}.")
     said += [
-        f"The month {sheet.calendar.month_of(month.start_ms)} as added up is NOT the sum of its days: somebody wrote "
-        f"past the triggers. DELETE FROM ledger_month WHERE start_ms = {month.start_ms}; has it added up anew."
+        f"The month {sheet.calendar.month_of(month.start_ms)} as added up is NOT the sum of its"
+        " days: somebody wrote past the triggers. DELETE FROM ledger_month WHERE start_ms ="
+        f" {month.start_ms}; has it added up anew."
         for month in sheet.untrue_months
     ]
     if sheet.misadjusted:
@@ -201,37 +256,62 @@ def failures(sheet: Reconciliation) -> list[str]:
 
 
 def places(mismatches: Sequence[Mismatch]) -> list[str]:
-    """Where identities do not hold, and both amounts: of each identity the first places, and how many more."""
+    """Where identities do not hold, and both amounts: of each identity the first places, and how
+    many more.
+    """
     said = []
     for identity in IDENTITIES:
         own = [mismatch for mismatch in mismatches if mismatch.identity == identity]
         said += [_place(mismatch) for mismatch in own[:SHOWN_PLACES]]
         if len(own) > SHOWN_PLACES:
-            said.append(f"And {len(own) - SHOWN_PLACES} more amounts of {identity.stored} (--format json lists them).")
+            said.append(
+                f"And {len(own) - SHOWN_PLACES} more amounts of {identity.stored} (--format json"
+                " lists them)."
+            )
     return said
 
 
 def _place(mismatch: Mismatch) -> str:
-    """One amount that two sides of the ledger state differently, or what was changed without an entry."""
+    """One amount that two sides of the ledger state differently, or what was changed without an
+    entry.
+    """
     if mismatch.identity is DECLARED:
         table, row, column = mismatch.place.values()
         what = f"was {column}" if column in ("added", "removed") else f"{column} was changed"
         return f"The {table} {row!r}: {what} without an entry in the audit log."
     if mismatch.identity is SEALED_TABLES:
         table, month = mismatch.place.values()
-        return f"The rows of {month} in {table} are NOT those that its close recorded in the audit log."
+        return (
+            f"The rows of {month} in {table} are NOT those that its close recorded in the audit"
+            " log."
+        )
     if mismatch.identity is TIMES:
         table, day = mismatch.place.values()
         if mismatch.measure:
-            return f"The times of {day} in {table} have NO hash: it was removed, or an earlier version rated the day."
-        return f"The times of {day} in {table} are NOT those that rating recorded (when it was rated, or a correction)."
+            return (
+                f"The times of {day} in {table} have NO hash: it was removed, or an earlier version"
+                " rated the day."
+            )
+        return (
+            f"The times of {day} in {table} are NOT those that rating recorded (when it was rated,"
+            " or a correction)."
+        )
     where = ", ".join(value for value in mismatch.place.values() if value)
-    expected, stored = ("no line" if value is None else value for value in (mismatch.expected, mismatch.stored))
+    expected, stored = (
+        "no line" if value is None else value for value in (mismatch.expected, mismatch.stored)
+    )
     identity = mismatch.identity
-    return f"NOT equal, {mismatch.measure} of {where}: {identity.expected}: {expected}; {identity.stored}: {stored}."
+    return (
+        f"NOT equal, {mismatch.measure} of {where}: {identity.expected}: {expected};"
+        f" {identity.stored}: {stored}."
+    )
 
 
 def _amounts(cost: Mapping[str, int]) -> str:
-    """Amounts to the micro-unit: rounded alone, they could be a cent apart from a list that has them."""
-    texts = [f"{Money(micro, currency).exact()} {currency}" for currency, micro in sorted(cost.items())]
+    """Amounts to the micro-unit: rounded alone, they could be a cent apart from a list that has
+    them.
+    """
+    texts = [
+        f"{Money(micro, currency).exact()} {currency}" for currency, micro in sorted(cost.items())
+    ]
     return f", {', '.join(texts)}" if texts else ""

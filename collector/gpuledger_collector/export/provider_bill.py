@@ -38,7 +38,9 @@ def as_csv(comparison: Comparison) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(_cells(difference, comparison.calendar) for difference in comparison.differences)
+    writer.writerows(
+        _cells(difference, comparison.calendar) for difference in comparison.differences
+    )
     return out.getvalue()
 
 
@@ -65,7 +67,9 @@ def as_json(comparison: Comparison) -> str:
 
 
 def as_text(comparison: Comparison) -> str:
-    """The page that an analyst reads: the totals, the kinds, and the largest differences that are questions."""
+    """The page that an analyst reads: the totals, the kinds, and the largest differences that are
+    questions.
+    """
     return lines_text(_sentences(comparison))
 
 
@@ -76,7 +80,9 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
     kinds = comparison.by_kind()
     with localcontext(prec=60):
         for currency in sorted({*comparison.bill, *comparison.ledger}):
-            bill, ledger = (side.get(currency, Decimal(0)) for side in (comparison.bill, comparison.ledger))
+            bill, ledger = (
+                side.get(currency, Decimal(0)) for side in (comparison.bill, comparison.ledger)
+            )
             yield ""
             yield f"{'bill':<12} {bill:>24f} {currency}"
             yield f"{'ledger':<12} {ledger:>24f} {currency}  observed in these pools"
@@ -90,7 +96,10 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
 
 
 def _questions(comparison: Comparison) -> Iterator[str]:
-    asked = sorted(comparison.questions, key=lambda difference: (-abs(difference.amount), difference.day_ms or 0))
+    asked = sorted(
+        comparison.questions,
+        key=lambda difference: (-abs(difference.amount), difference.day_ms or 0),
+    )
     if not asked:
         yield ""
         yield f"no question is left: all of it is {', '.join(sorted(EXPLAINED))} or the same"

@@ -1,7 +1,9 @@
-"""Reports: what the columns of a list are, declared once for commands, addresses, pages, files and assistants.
+"""Reports: what the columns of a list are, declared once for commands, addresses, pages, files and
+assistants.
 
-A surface loops over the columns. It sums, names, rounds and orders nothing: items come with their totals and in their
-order from the service that answers the question, and the kind of a column decides its form on each surface.
+A surface loops over the columns. It sums, names, rounds and orders nothing: items come with their
+totals and in their order from the service that answers the question, and the kind of a column
+decides its form on each surface.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ TEXTS: Mapping[Kind, Callable[[Any], str]] = {
     Kind.LIST: lambda texts: "; ".join(map(str, texts)),
     Kind.FACTS: str,
 }
-"""The form for people and spreadsheets; a file has a million cells, so each is one look-up and one call."""
+"""The form for people and spreadsheets; a file has a million cells, so each is one look-up and one
+call.
+"""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,9 @@ class Column(Generic[Item]):
         return TEXTS[self.kind]
 
     def exact(self, item: Item) -> Any:
-        """The value for programs: micro-units, integers, lists and instants; null where it is unknown."""
+        """The value for programs: micro-units, integers, lists and instants; null where it is
+        unknown.
+        """
         value = self.value(item)
         if value is None:
             return None
@@ -104,7 +110,8 @@ class Column(Generic[Item]):
 
 
 def cells_of(columns: Sequence[Column[Item]]) -> Callable[[Item], list[str]]:
-    """What writes an item's cells of a file; texts are made harmless for spreadsheets, unknown ones are empty.
+    """What writes an item's cells of a file; texts are made harmless for spreadsheets, unknown ones
+    are empty.
 
     A number may be negative; an apostrophe before its sign would make it a text.
     """
@@ -150,7 +157,9 @@ class Report(Generic[Item]):
         return {column.exact_name: column.exact(item) for column in self.columns}
 
     def others(self, names: Iterable[str], item: Item) -> list[tuple[str, str]]:
-        """The heading and the text of every column that a page has no place of its own for, where it has a value."""
+        """The heading and the text of every column that a page has no place of its own for, where
+        it has a value.
+        """
         placed = set(names)
         cells = (
             (column.heading or column.name.replace("_", " "), column.text(item))

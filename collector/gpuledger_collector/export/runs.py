@@ -16,11 +16,23 @@ from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.unit_cost import PER, UnitCost
 from gpuledger_collector.export import html, plots
-from gpuledger_collector.export.cells import csv_of, json_text, lines_text, minor_amount, names, neutral
+from gpuledger_collector.export.cells import (
+    csv_of,
+    json_text,
+    lines_text,
+    minor_amount,
+    names,
+    neutral,
+)
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.export.site import Site
 from gpuledger_collector.insight.bottlenecks import Bottleneck, GpuReadings, mean_by_minute
-from gpuledger_collector.insight.run_report import RunReport, ScaledRuns, ScalingPoint, leading_counter
+from gpuledger_collector.insight.run_report import (
+    RunReport,
+    ScaledRuns,
+    ScalingPoint,
+    leading_counter,
+)
 from gpuledger_common.plurals import plural
 
 UNITS = {
@@ -45,18 +57,16 @@ READINGS = {
     "power_watts": "power, watts",
 }
 GPU_TIME_ONLY = "cost is that of GPU-time, without node costs"
-"""What the lists of runs and jobs say of their amounts: a receipt and the chargeback by workload add node costs."""
-RECEIPT_COLUMNS = names(
-    """
+"""What the lists of runs and jobs say of their amounts: a receipt and the chargeback by workload
+add node costs.
+"""
+RECEIPT_COLUMNS = names("""
     run pool model rate commitment gpu_hours gpu_hours_used gpu_hours_held_idle gpu_hours_unknown cost cost_held_idle
     currency node_cost
-    """
-)
-UNIT_COLUMNS = names(
-    """
+    """)
+UNIT_COLUMNS = names("""
     counter from currency per cost used_cost units coverage covered_cost charged_cost restarts
-    """
-)
+    """)
 MAX_POINTS = 240
 
 
@@ -105,21 +115,35 @@ RUNS = Report[ListedRun](
             Kind.DECIMAL,
             is_optional=True,
         ),
-        Column("cost", lambda item: item.run.cost, Kind.MONEY, about="Of GPU-time, without node costs."),
+        Column(
+            "cost", lambda item: item.run.cost, Kind.MONEY, about="Of GPU-time, without node costs."
+        ),
         Column("cost_held_idle", lambda item: item.run.idle_cost, Kind.MONEY),
         Column("currency", lambda item: item.run.currency),
         Column("kwh", _kwh, Kind.DECIMAL, in_table=False),
-        Column("unit_cost", lambda item: item.unit and html.unit_price(item.unit.cost), Kind.DECIMAL, is_optional=True),
+        Column(
+            "unit_cost",
+            lambda item: item.unit and html.unit_price(item.unit.cost),
+            Kind.DECIMAL,
+            is_optional=True,
+        ),
         Column("unit", lambda item: item.unit and UNITS[item.unit.counter], is_optional=True),
         Column("units", lambda item: item.unit and item.unit.units, Kind.COUNT, in_table=False),
-        Column("coverage", lambda item: item.unit and f"{item.unit.coverage:.1%}", Kind.DECIMAL, is_optional=True),
+        Column(
+            "coverage",
+            lambda item: item.unit and f"{item.unit.coverage:.1%}",
+            Kind.DECIMAL,
+            is_optional=True,
+        ),
         Column("notice", lambda _: GPU_TIME_ONLY, in_table=False),
     ),
 )
 
 
 def run_json(item: ListedRun) -> dict[str, Any]:
-    """A run by the columns of its report, and by the names that it had before: those win where both have one."""
+    """A run by the columns of its report, and by the names that it had before: those win where both
+    have one.
+    """
     run = item.run
     named = {
         "key": run.key,
@@ -143,7 +167,10 @@ def run_json(item: ListedRun) -> dict[str, Any]:
         "unit_cost": None if item.unit is None else unit_json(item.unit),
         "notice": GPU_TIME_ONLY,
     }
-    return {**named, **{name: value for name, value in RUNS.exact(item).items() if name not in named}}
+    return {
+        **named,
+        **{name: value for name, value in RUNS.exact(item).items() if name not in named},
+    }
 
 
 def unit_json(unit: UnitCost) -> dict[str, Any]:
@@ -241,7 +268,9 @@ def scaling_json(point: ScalingPoint) -> dict[str, Any]:
 
 
 def scaling_row(runs: ScaledRuns, point: ScalingPoint) -> dict[str, str]:
-    """Runs of one name on one number of GPUs as text; empty where something is not known or has no spread."""
+    """Runs of one name on one number of GPUs as text; empty where something is not known or has no
+    spread.
+    """
     is_spread = point.lowest != point.highest
     return {
         "name": runs.name,
@@ -272,28 +301,37 @@ def _text(value: Decimal | None) -> str | None:
 def as_text(report: RunReport) -> str:
     """The report for a terminal."""
     who = f" of {report.user}" if report.user else ""
-    lines = [f"RUN  {report.key}  {report.name}{who}{f', team {report.team}' if report.team else ''}"]
+    lines = [
+        f"RUN  {report.key}  {report.name}{who}{f', team {report.team}' if report.team else ''}"
+    ]
     if report.start_ms is not None and report.end_ms is not None:
         ended = f", ended {report.outcome}" if report.outcome else ""
         lines.append(f"{html.minute(report.start_ms)} to {html.minute(report.end_ms)}{ended}")
     lines += ["", "What it held"]
     for line in report.receipt.held:
-        cost = "no price" if line.currency is None else f"{html.micro(line.cost_micro, line.currency)} {line.currency}"
+        cost = (
+            "no price"
+            if line.currency is None
+            else f"{html.micro(line.cost_micro, line.currency)} {line.currency}"
+        )
         if line.node_cost:
             lines.append(f"  {line.node_cost} of nodes in {line.pool}; {cost}")
             continue
         lines.append(
-            f"  {html.hours(line.gpu_ns)} GPU-hours of {line.gpu_model or 'an unknown model'} in {line.pool}: used "
-            f"{html.hours(line.known_busy_ns)}, idle {html.hours(line.known_idle_ns)}, activity not known "
-            f"{html.hours(line.unknown_ns)}; {cost}"
+            f"  {html.hours(line.gpu_ns)} GPU-hours of {line.gpu_model or 'an unknown model'} in"
+            f" {line.pool}: used {html.hours(line.known_busy_ns)}, idle"
+            f" {html.hours(line.known_idle_ns)}, activity not known {html.hours(line.unknown_ns)};"
+            f" {cost}"
         )
     for currency, (paid, idle, waste) in report.receipt.totals().items():
         lines.append(
-            f"  charged {html.micro(paid, currency)} {currency}, of it idle {html.micro(idle, currency)}, "
-            f"found as waste {html.micro(waste, currency)}"
+            f"  charged {html.micro(paid, currency)} {currency}, of it idle"
+            f" {html.micro(idle, currency)}, found as waste {html.micro(waste, currency)}"
         )
     lines.append(
-        "  energy not measured" if report.energy_mj is None else f"  energy {report.energy_mj / 3.6e9:,.3f} kWh"
+        "  energy not measured"
+        if report.energy_mj is None
+        else f"  energy {report.energy_mj / 3.6e9:,.3f} kWh"
     )
     lines += ["", "What a unit cost (held time; in brackets used time alone)"]
     lines += [f"  {unit_sentence(unit)}" for unit in report.units] or ["  nothing is counted"]
@@ -301,11 +339,15 @@ def as_text(report: RunReport) -> str:
     if len(report.parts) > 1 or report.restarts:
         lines += [
             "",
-            f"Parts ({len(report.parts)}; what counts its output began anew {report.restarts} times)",
+            (
+                f"Parts ({len(report.parts)}; what counts its output began anew {report.restarts}"
+                " times)"
+            ),
         ]
         lines += [
-            f"  {html.minute(part.start_ms)} to {html.minute(part.end_ms)}: {_gpus(part.accelerators)}, "
-            f"{_held(part.held_ms)}, {html.amounts(part.cost_micro) or 'no price'}"
+            f"  {html.minute(part.start_ms)} to {html.minute(part.end_ms)}:"
+            f" {_gpus(part.accelerators)}, {_held(part.held_ms)},"
+            f" {html.amounts(part.cost_micro) or 'no price'}"
             for part in report.parts
         ]
     lines += ["", "What holds it back"]
@@ -342,13 +384,19 @@ def _gpus(count: int) -> str:
 
 
 def _held(ms: int) -> str:
-    return f"{ms / HOUR_MS:,.1f} accelerator-hours" if ms else f"held time is {html.UNKNOWN} by the hour"
+    return (
+        f"{ms / HOUR_MS:,.1f} accelerator-hours"
+        if ms
+        else f"held time is {html.UNKNOWN} by the hour"
+    )
 
 
 def unit_sentence(unit: UnitCost) -> str:
     """A unit cost in words."""
     if unit.cost is None:
-        return f"{UNITS[unit.counter]}: nothing was counted in {unit.coverage:.1%} of the charged time"
+        return (
+            f"{UNITS[unit.counter]}: nothing was counted in {unit.coverage:.1%} of the charged time"
+        )
     return (
         f"{html.unit_price(unit.cost)} {unit.currency} ({html.unit_price(unit.used_cost)}) "
         f"per {UNITS[unit.counter]}: {unit.units:,} {unit.counter.replace('_', ' ')}, "
@@ -357,7 +405,11 @@ def unit_sentence(unit: UnitCost) -> str:
 
 
 def _peer(peer: Any) -> str:
-    cost = "no price" if peer.currency is None else f"{html.micro(peer.cost_micro, peer.currency)} {peer.currency}"
+    cost = (
+        "no price"
+        if peer.currency is None
+        else f"{html.micro(peer.cost_micro, peer.currency)} {peer.currency}"
+    )
     activity = "activity not known" if peer.activity is None else f"{peer.activity:.0%} active"
     unit = (
         f", {html.unit_price(peer.unit.cost)} per {UNITS[peer.unit.counter]}"
@@ -366,8 +418,8 @@ def _peer(peer: Any) -> str:
     )
     ended = f", {peer.outcome}" if peer.outcome else ""
     return (
-        f"{html.minute(peer.start_ms)}  {peer.key}: {_gpus(peer.accelerators)}, {html.hours(peer.gpu_ns)} GPU-hours, "
-        f"{cost}, {activity}{unit}{ended}"
+        f"{html.minute(peer.start_ms)}  {peer.key}: {_gpus(peer.accelerators)},"
+        f" {html.hours(peer.gpu_ns)} GPU-hours, {cost}, {activity}{unit}{ended}"
     )
 
 
@@ -375,10 +427,21 @@ def receipt_csv(report: RunReport) -> Iterator[Iterable[object]]:
     """What a run was charged, by kind of accelerator and rate; what is not known is empty."""
     rows = []
     for line in report.receipt.held:
-        total_hours, used, idle, unknown = hours_decimal([line.gpu_ns, line.busy_ns, line.idle_ns, line.unknown_ns], 6)
+        total_hours, used, idle, unknown = hours_decimal(
+            [line.gpu_ns, line.busy_ns, line.idle_ns, line.unknown_ns], 6
+        )
         idle_cost = minor_amount(line.idle_cost_micro, line.currency)
         activity = (used, idle, idle_cost) if line.has_known_activity else ("", "", "")
-        cells = (report.key, line.pool, line.gpu_model, line.rate, line.commitment, total_hours, *activity[:2], unknown)
+        cells = (
+            report.key,
+            line.pool,
+            line.gpu_model,
+            line.rate,
+            line.commitment,
+            total_hours,
+            *activity[:2],
+            unknown,
+        )
         cost = (minor_amount(line.cost_micro, line.currency), activity[2], line.currency or "")
         rows.append(dict(zip(RECEIPT_COLUMNS, (*cells, *cost, line.node_cost), strict=True)))
     return csv_of(RECEIPT_COLUMNS, rows, RECEIPT_COLUMNS[5:11])
@@ -406,7 +469,10 @@ def as_html(report: RunReport, site: Site | None = None) -> str:
 
 def _bars(report: RunReport) -> Any:
     stacks = [
-        plots.Stack(f"{day.date:%m-%d}", (day.busy_ms / HOUR_MS, day.idle_ms / HOUR_MS, day.unknown_ms / HOUR_MS))
+        plots.Stack(
+            f"{day.date:%m-%d}",
+            (day.busy_ms / HOUR_MS, day.idle_ms / HOUR_MS, day.unknown_ms / HOUR_MS),
+        )
         for day in report.days
     ]
     most = max((sum(stack.layers) for stack in stacks if stack.layers is not None), default=0.0)
@@ -424,7 +490,11 @@ def _unit_plot(report: RunReport) -> Any:
     chief = leading_counter(report.by)
     if chief is None:
         return None
-    chief_units = [unit for unit in report.by if (unit.counter, unit.currency) == (chief.counter, chief.currency)]
+    chief_units = [
+        unit
+        for unit in report.by
+        if (unit.counter, unit.currency) == (chief.counter, chief.currency)
+    ]
     if len(chief_units) < 2:
         return None
     values = [None if unit.cost is None else float(unit.cost) for unit in chief_units]
@@ -441,7 +511,9 @@ def _unit_plot(report: RunReport) -> Any:
 
 
 def _readings(gpus: Sequence[GpuReadings], verdict: Bottleneck) -> list[Any]:
-    """The readings behind a verdict, drawn over the minutes that were judged; of imbalance a line for each GPU."""
+    """The readings behind a verdict, drawn over the minutes that were judged; of imbalance a line
+    for each GPU.
+    """
     drawn = []
     groups = [[gpu] for gpu in gpus[:8]] if verdict.kind == "imbalance" else [list(gpus)]
     for name in verdict.drawn:
@@ -452,10 +524,16 @@ def _readings(gpus: Sequence[GpuReadings], verdict: Bottleneck) -> list[Any]:
                 whose = f" of {group[0].uuid}" if verdict.kind == "imbalance" else ""
                 title = f"{READINGS.get(name, name)}{whose}"
                 about = (
-                    f"mean {plots.short(sum(known) / len(known))}, from {plots.short(min(known))} to "
-                    f"{plots.short(max(known))}"
+                    f"mean {plots.short(sum(known) / len(known))}, from {plots.short(min(known))}"
+                    f" to {plots.short(max(known))}"
                 )
-                drawn.append((title, plots.spark(values, title, about, width=720, height=120, axis=True), about))
+                drawn.append(
+                    (
+                        title,
+                        plots.spark(values, title, about, width=720, height=120, axis=True),
+                        about,
+                    )
+                )
     return drawn
 
 
@@ -470,4 +548,6 @@ def thinned(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _evidence(bottleneck: Bottleneck) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in bottleneck.evidence.items())
+    return ", ".join(
+        f"{name.replace('_', ' ')} {value:.3g}" for name, value in bottleneck.evidence.items()
+    )

@@ -1,4 +1,6 @@
-"""Raw samples as CSV: `ts,uuid` and a column for each metric; what was absent is empty, floats are the shortest."""
+"""Raw samples as CSV: `ts,uuid` and a column for each metric; what was absent is empty, floats are
+the shortest.
+"""
 
 from __future__ import annotations
 

@@ -8,13 +8,11 @@ from typing import Any
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.export.cells import minor_amount, names
 
-COLUMNS = names(
-    """
+COLUMNS = names("""
     decision pool made_at as_of policy mode demand_gpus reactive_gpus wanted_gpus desired_gpus before_gpus quantile
     notified notified_state from until known_s came_gpu_s wait_gpu_s waste_gpu_s reactive_wait_gpu_s
     reactive_waste_gpu_s waste_cost currency reason inputs_hash
-    """
-)
+    """)
 
 
 def row(facts: Mapping[str, Any]) -> dict[str, object]:

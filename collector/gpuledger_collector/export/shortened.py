@@ -1,6 +1,7 @@
 """A chargeback for people: its dearest rows, and the others as one, so that the rows still add up.
 
-Whoever may choose tags may invent owners by the thousand; a page and a terminal stay readable, CSV and JSON whole.
+Whoever may choose tags may invent owners by the thousand; a page and a terminal stay readable, CSV
+and JSON whole.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ _Group = tuple[str | None, str, str]
 
 
 def shortened(report: Report, most: int = MOST_ROWS) -> Report:
-    """The report with the dearest rows of owners; the others of a currency are one row with their number and sums."""
+    """The report with the dearest rows of owners; the others of a currency are one row with their
+    number and sums.
+    """
     groups: defaultdict[_Group, list[ReportRow]] = defaultdict(list)
     for row in report.rows:
-        if row.is_billed is not False:  # what nobody pays are a few rows, each with a meaning of its own
+        if (
+            row.is_billed is not False
+        ):  # what nobody pays are a few rows, each with a meaning of its own
             groups[_group_of(row)].append(row)
     rest = {group: rows[most:] for group, rows in groups.items() if len(rows) > most + 1}
     if not rest:
@@ -51,7 +56,9 @@ def _group_of(row: ReportRow) -> _Group:
 
 def _summed(rows: Sequence[ReportRow], key_count: int) -> ReportRow:
     states = {row.state for row in rows}
-    sums: dict[str, Any] = {name: sum_known(getattr(row, name) for row in rows) for name in _AMOUNTS}
+    sums: dict[str, Any] = {
+        name: sum_known(getattr(row, name) for row in rows) for name in _AMOUNTS
+    }
     keys = (f"({len(rows):,} more)", *[""] * (key_count - 1))
     state = states.pop() if len(states) == 1 else ""
     return replace(rows[0], keys=keys, state=state, cost_center="", gl_code="", **sums)

@@ -1,6 +1,8 @@
-"""The frame of the collector's pages: where one page leads, with the same period and owner, and as CSV.
+"""The frame of the collector's pages: where one page leads, with the same period and owner, and as
+CSV.
 
-Every choice is part of the address, so that an address can be passed on; nothing is kept in the browser.
+Every choice is part of the address, so that an address can be passed on; nothing is kept in the
+browser.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def pool_path(pool: str) -> str:
 
 
 def job_path(name: str, narrowed: Mapping[str, str] | None = None) -> str:
-    """Where the collector serves the receipt of a job, by its key or its name; `narrowed` where several have it."""
+    """Where the collector serves the receipt of a job, by its key or its name; `narrowed` where
+    several have it.
+    """
     if name in DOTS:
         return address("/jobs/", {"key": name, **(narrowed or {})})
     return address(f"/jobs/{quote(name, safe='')}", narrowed or {})
@@ -51,7 +55,9 @@ def anchor(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What a page is narrowed to: a period as `--period` writes it (empty: the page's own), and an owner by level."""
+    """What a page is narrowed to: a period as `--period` writes it (empty: the page's own), and an
+    owner by level.
+    """
 
     period: str = ""
     owner: Mapping[str, str] = field(default_factory=dict)
@@ -83,10 +89,13 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What surrounds a page. `path`: its address without parameters; `extra`: its parameters besides the filters.
+    """What surrounds a page.
 
-    `periods` are offered as choices; `default_period` names what an empty one means, where that is not this month.
-    `being_made` says what is still being computed; the page reloads itself until that is empty, unless `is_still`.
+    `path`: its address without parameters; `extra`: its parameters besides the filters.
+
+    `periods` are offered as choices; `default_period` names what an empty one means, where that is
+    not this month. `being_made` says what is still being computed; the page reloads itself until
+    that is empty, unless `is_still`.
     """
 
     path: str
@@ -113,10 +122,19 @@ class Site:
         bill = f"/statements/{level}/{self.month}" if self.month else "/statements"
         if owner and self.month:
             bill = statement_path(level, owner, self.month)
-        pages = [("Overview", "/"), ("Statements", bill), ("Jobs", JOBS), ("Idle GPUs", IDLE), ("Anomalies", ANOMALIES)]
+        pages = [
+            ("Overview", "/"),
+            ("Statements", bill),
+            ("Jobs", JOBS),
+            ("Idle GPUs", IDLE),
+            ("Anomalies", ANOMALIES),
+        ]
         pages += [("Demand", DEMAND), ("Trust", TRUST)] if self.sees_fleet else []
         pages += [("API", "/docs")]
-        return [Link(name, self._narrowed(path), "/" + path.split("/")[1] == here) for name, path in pages]
+        return [
+            Link(name, self._narrowed(path), "/" + path.split("/")[1] == here)
+            for name, path in pages
+        ]
 
     def _narrowed(self, path: str) -> str:
         """The address of another page, with the filters that it understands."""

@@ -1,4 +1,6 @@
-"""The monthly statement of one owner as one HTML file that needs nothing else, to read, to print and to keep."""
+"""The monthly statement of one owner as one HTML file that needs nothing else, to read, to print
+and to keep.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.accounting.reserved_names import is_reserved
-from gpuledger_collector.accounting.statement import Contested, SpendChange, StatementSection, days_left_out
+from gpuledger_collector.accounting.statement import (
+    Contested,
+    SpendChange,
+    StatementSection,
+    days_left_out,
+)
 from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.budgets import MEASURED
@@ -53,7 +60,9 @@ CLOSED_PROOF = "proven before the month was closed; gpuledger periods --verify a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """What a statement says. `ahead`: by currency, the end of an open month; `amended`: micro-units by currency.
+    """What a statement says.
+
+    `ahead`: by currency, the end of an open month; `amended`: micro-units by currency.
 
     `known_ms`: the ledger is rated up to here; None: not at all. `findings`: as storage names them.
     """
@@ -79,7 +88,9 @@ class Statement:
     contested: tuple[Contested, ...] = ()
     shares: tuple[ShareUse, ...] = ()
     billed_months: tuple[str, ...] = ()
-    """Where nothing is billed in this month: the months that have lines of this owner, newest first."""
+    """Where nothing is billed in this month: the months that have lines of this owner, newest
+    first.
+    """
 
     @property
     def zone(self) -> str:
@@ -101,13 +112,23 @@ def as_html(statement: Statement, site: Site | None = None) -> str:
         budgets=[budget_facts(status) for status in statement.budgets],
         findings=[finding_facts(finding) for finding in statement.findings[:SHOWN_FINDINGS]],
         more_findings=max(len(statement.findings) - SHOWN_FINDINGS, 0),
-        amended=[(currency, micro) for currency, micro in sorted(statement.amended.items()) if micro],
+        amended=[
+            (currency, micro) for currency, micro in sorted(statement.amended.items()) if micro
+        ],
         shares=share_rows(statement.shares, 1),
         contested=[_contested(contested) for contested in statement.contested],
-        marks={contested.job: "contested" for contested in statement.contested if contested.job is not None},
+        marks={
+            contested.job: "contested"
+            for contested in statement.contested
+            if contested.job is not None
+        },
         trust=trust(statement.checks, statement.proof, is_closed=statement.closed is not None),
         # The statement of a closed month is the same bytes whenever it is statement.
-        made_at=None if statement.closed else format_instant(statement.made_ms - statement.made_ms % 1000),
+        made_at=(
+            None
+            if statement.closed
+            else format_instant(statement.made_ms - statement.made_ms % 1000)
+        ),
     )
 
 
@@ -119,7 +140,9 @@ def index(
     months: Sequence[str] = (),
     files: Mapping[str, str] | None = None,
 ) -> str:
-    """A page of who pays in a month, that leads to the statements; `files`: by owner, where they are files."""
+    """A page of who pays in a month, that leads to the statements; `files`: by owner, where they
+    are files.
+    """
 
     def path(owner: str) -> str | None:
         if files is not None:
@@ -136,7 +159,8 @@ def index(
         months=months,
         levels=LEVELS,
         rows=[
-            {"row": row, "owner": row.keys[0], "path": path(row.keys[0]), "is_rest": is_rest(row)} for row in ordered
+            {"row": row, "owner": row.keys[0], "path": path(row.keys[0]), "is_rest": is_rest(row)}
+            for row in ordered
         ],
         totals=report.totals,
         has_shared=any(row.shared_minor for row in report.rows),
@@ -152,12 +176,18 @@ def status_of(statement: Statement) -> tuple[str, str]:
     """Open or closed, and the sentence that says what follows from it."""
     if statement.closed is not None:
         at = format_instant(statement.closed.closed_ms - statement.closed.closed_ms % 1000)
-        return "closed", f"Closed {at} by {statement.closed.closed_by}: these charges do not change any more."
+        return (
+            "closed",
+            f"Closed {at} by {statement.closed.closed_by}: these charges do not change any more.",
+        )
     if statement.known_ms is None or statement.known_ms <= statement.period.start_ms:
         return "open", "Open, and nothing of it is rated yet."
     if statement.known_ms < statement.period.end_ms:
         at = format_instant(statement.known_ms - statement.known_ms % 1000)
-        return "open", f"Open: rated up to {at}. Charges may still change until the month is closed."
+        return (
+            "open",
+            f"Open: rated up to {at}. Charges may still change until the month is closed.",
+        )
     return "open", "Open: the month is over and rated, and may still change until it is closed."
 
 
@@ -170,35 +200,52 @@ def _nothing(statement: Statement) -> str:
     return f"Nothing is charged to {statement.owner} in {statement.month} so far."
 
 
-def trust(checks: Sequence[ConservationCheck], proof: PeriodProof, *, is_closed: bool = False) -> dict[str, Any]:
+def trust(
+    checks: Sequence[ConservationCheck], proof: PeriodProof, *, is_closed: bool = False
+) -> dict[str, Any]:
     """What part of the fleet's time was observed, and what the proof said when it was asked.
 
-    A closed month was proven before it was closed; its statement is the same bytes unless that does not hold any more.
+    A closed month was proven before it was closed; its statement is the same bytes unless that does
+    not hold any more.
     """
     capacity = sum(check.capacity_ns for check in checks)
     unobserved = sum(check.unobserved_ns for check in checks)
     return {
-        # A day without capacity has nothing that could be lost: imported counts have hours, and no GPU that was seen.
+        # A day without capacity has nothing that could be lost: imported counts have hours, and no
+        # GPU that was seen.
         "days": sum(check.capacity_ns > 0 for check in checks),
         "is_rated": bool(checks),
         "is_broken": proof.standing is Standing.broken,
         "standing": CLOSED_PROOF if is_closed and not proof.broken else proof.sentence,
         "short": proof.short,
         "is_imported": any(check.imported_ns for check in checks),
-        "coverage": None if not capacity else f"{int(10_000 * (capacity - unobserved) / capacity) / 100:.2f}",
+        "coverage": (
+            None
+            if not capacity
+            else f"{int(10_000 * (capacity - unobserved) / capacity) / 100:.2f}"
+        ),
         "unobserved_ns": unobserved,
     }
 
 
 def budget_facts(status: Status) -> dict[str, Any]:
     """A budget as a page shows it: amounts as texts, and its bar."""
-    budget, ahead, spent, share = status.budget, status.ahead, status.spend.micro, status.spent_percent
+    budget, ahead, spent, share = (
+        status.budget,
+        status.ahead,
+        status.spend.micro,
+        status.spent_percent,
+    )
     whole = f"{budget.text(budget.amount_micro)} is {budget.spent_word}"
-    description = f"{html.UNKNOWN}, how much of {whole}, " if share is None else f"{share} % of {whole}, "
+    description = (
+        f"{html.UNKNOWN}, how much of {whole}, " if share is None else f"{share} % of {whole}, "
+    )
     description += f"{status.elapsed_percent} % of the time has passed"
     forecast = out = None
     if ahead is not None:
-        middle, low, high = (budget.number(end, 0) for end in (ahead.middle_micro, ahead.low_micro, ahead.high_micro))
+        middle, low, high = (
+            budget.number(end, 0) for end in (ahead.middle_micro, ahead.low_micro, ahead.high_micro)
+        )
         forecast = f"{middle} ({low} to {high})"
         gone_ms = None if share is not None and share >= 100 else ahead.run_out_ms
         out = None if gone_ms is None else budget.calendar.date_of(gone_ms).isoformat()
@@ -217,12 +264,24 @@ def budget_facts(status: Status) -> dict[str, Any]:
         "days": _first_and_last(status.period, budget.calendar),
         "forecast": forecast,
         "out": out,
-        "state": html.UNKNOWN if share is None else budget.spent_word if gone else "at risk" if over else "on course",
+        "state": (
+            html.UNKNOWN
+            if share is None
+            else budget.spent_word
+            if gone
+            else "at risk"
+            if over
+            else "on course"
+        ),
         "bar": plots.budget_bar(
             (spent or 0) / MICRO,
             budget.amount_micro / MICRO,
             status.elapsed_percent / 100,
-            None if ahead is None else (ahead.low_micro / MICRO, ahead.middle_micro / MICRO, ahead.high_micro / MICRO),
+            (
+                None
+                if ahead is None
+                else (ahead.low_micro / MICRO, ahead.middle_micro / MICRO, ahead.high_micro / MICRO)
+            ),
             f"Budget {budget.name}",
             description,
         ),
@@ -237,14 +296,21 @@ def finding_facts(finding: NamedFinding) -> dict[str, Any]:
     state = STATES.get(finding.state, finding.state.replace("_", " "))
     return {
         "state": evidence.get("cause") or finding.state if odd else state,
-        "what": finding.subject if odd else f"{finding.model or 'GPU'}, {finding.subject[:SHOWN_UUID]}",
+        "what": (
+            finding.subject if odd else f"{finding.model or 'GPU'}, {finding.subject[:SHOWN_UUID]}"
+        ),
         "sentence": evidence.get("sentence", "") if odd else "",
-        "who": " · ".join(part for part in (finding.team, "" if odd else finding.job) if part) or "nobody",
+        "who": (
+            " · ".join(part for part in (finding.team, "" if odd else finding.job) if part)
+            or "nobody"
+        ),
         "user": finding.user_name or "",
         "since": format_instant(finding.since_ms)[:16].replace("T", " ") + " UTC",
         "open": finding.is_ongoing,
         "path": _finding_path(finding, odd),
-        "cost": None if currency is None else f"{html.micro(finding.cost_micro, currency)} {currency}",
+        "cost": (
+            None if currency is None else f"{html.micro(finding.cost_micro, currency)} {currency}"
+        ),
         "per_day": None if per_day is None else f"{html.micro(per_day, currency or '')} {currency}",
     }
 
@@ -255,7 +321,8 @@ def _finding_path(finding: NamedFinding, odd: bool) -> str:
         return f"{address(ANOMALIES, owner_filter(finding.team))}#{anchor(finding.key)}"
     if finding.workload_key is not None:
         return job_path(finding.workload_key)
-    # One that nobody holds is not the usage of an owner whom nobody knows: it stands in the whole list.
+    # One that nobody holds is not the usage of an owner whom nobody knows: it stands in the whole
+    # list.
     return address(IDLE, {} if finding.is_free else owner_filter(finding.team))
 
 
@@ -278,7 +345,9 @@ def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:
             for part in section.shared
         ],
         "used_percent": _percent(section.held.busy_ns, section.held.gpu_ns),
-        "idle_percent": None if section.idle_ns is None else _percent(section.idle_ns, section.held.gpu_ns),
+        "idle_percent": (
+            None if section.idle_ns is None else _percent(section.idle_ns, section.held.gpu_ns)
+        ),
         "unknown_percent": _percent(section.held.unknown_ns, section.held.gpu_ns),
         "share": _share(section),
         "bars": _bars(section, statement.calendar),
@@ -307,9 +376,15 @@ def _contested(contested: Contested) -> dict[str, Any]:
 
 
 def _allocations(row: ReportRow) -> dict[str, Any]:
-    """Shares, savings and carbon of a row as texts; None where there are none, or they are not known."""
+    """Shares, savings and carbon of a row as texts; None where there are none, or they are not
+    known.
+    """
     currency = row.currency or ""
-    saved = None if row.list_minor is None or row.compared_minor is None else row.list_minor - row.compared_minor
+    saved = (
+        None
+        if row.list_minor is None or row.compared_minor is None
+        else row.list_minor - row.compared_minor
+    )
     plain = saved == 0 and row.contracted_minor == row.compared_minor
     is_part = row.compared_minor != row.cost_minor
     return {
@@ -318,7 +393,9 @@ def _allocations(row: ReportRow) -> dict[str, Any]:
         "listed": None if plain or row.list_minor is None else html.minor(row.list_minor, currency),
         "contracted": html.minor(row.contracted_minor, currency),
         "compared": html.minor(row.compared_minor, currency) if is_part else None,
-        "saved": None if saved is None or not row.list_minor else _saved(saved, row.list_minor, currency),
+        "saved": (
+            None if saved is None or not row.list_minor else _saved(saved, row.list_minor, currency)
+        ),
         "kwh": None if row.energy_kwh is None else f"{row.energy_kwh:,.1f}",
         "co2e_kg": None if row.co2e_grams is None else f"{row.co2e_grams / 1000:,.1f}",
     }
@@ -336,7 +413,11 @@ def _percent(part: int, whole: int) -> str:
 
 def _share(section: StatementSection) -> Markup:
     held = section.held
-    activity = (("busy", held.known_busy_ns), ("idle", section.idle_ns), ("unknown", held.unknown_ns))
+    activity = (
+        ("busy", held.known_busy_ns),
+        ("idle", section.idle_ns),
+        ("unknown", held.unknown_ns),
+    )
     parts = tuple((name, float(ns)) for name, ns in activity if ns is not None)
     description = ", ".join(f"{name} {html.hours(round(value))} GPU-hours" for name, value in parts)
     return plots.share_bar(parts, "How the GPU-hours that you held were used", description)
@@ -344,24 +425,41 @@ def _share(section: StatementSection) -> Markup:
 
 def _bars(section: StatementSection, calendar: Calendar) -> Markup:
     stacks = [
-        plots.Stack(f"{calendar.date_of(day.day_ms):%d}", None if day.measures is None else _hours(day.measures))
+        plots.Stack(
+            f"{calendar.date_of(day.day_ms):%d}",
+            None if day.measures is None else _hours(day.measures),
+        )
         for day in section.days
     ]
-    rated = [(day.measures.cost_micro or 0, day.day_ms) for day in section.days if day.measures is not None]
-    micro, day_ms = max(rated, key=lambda day: (day[0], -day[1]), default=(None, section.days[0].day_ms))
-    description = (
-        f"{plural(len(rated), 'day')}; the dearest was {calendar.date_of(day_ms)} "
-        f"with {html.micro(micro, section.currency)} {section.currency}. Each day is in the table below."
+    rated = [
+        (day.measures.cost_micro or 0, day.day_ms)
+        for day in section.days
+        if day.measures is not None
+    ]
+    micro, day_ms = max(
+        rated, key=lambda day: (day[0], -day[1]), default=(None, section.days[0].day_ms)
     )
-    return plots.stacked_bars(stacks, ("busy", "idle", "unknown"), "GPU-hours held, by day", description, "GPU-h")
+    description = (
+        f"{plural(len(rated), 'day')}; the dearest was {calendar.date_of(day_ms)} with"
+        f" {html.micro(micro, section.currency)} {section.currency}. Each day is in the table"
+        " below."
+    )
+    return plots.stacked_bars(
+        stacks, ("busy", "idle", "unknown"), "GPU-hours held, by day", description, "GPU-h"
+    )
 
 
 def _hours(measures: Measures) -> tuple[float, ...]:
-    return tuple(ns / GPU_NS_PER_HOUR for ns in (measures.busy_ns, measures.idle_ns, measures.unknown_ns))
+    return tuple(
+        ns / GPU_NS_PER_HOUR for ns in (measures.busy_ns, measures.idle_ns, measures.unknown_ns)
+    )
 
 
 def _change(change: SpendChange, currency: str, statement: Statement) -> dict[str, Any]:
-    calendar, known_ms = statement.calendar, max((check.until_ms for check in statement.checks), default=0)
+    calendar, known_ms = (
+        statement.calendar,
+        max((check.until_ms for check in statement.checks), default=0),
+    )
     more = change.after_micro - change.before_micro
     price, volume, mix = change.parts
     days = (len(calendar.days(change.before)), len(calendar.days(change.after)))
@@ -369,7 +467,9 @@ def _change(change: SpendChange, currency: str, statement: Statement) -> dict[st
         "before": html.micro(change.before_micro, currency),
         "after": html.micro(change.after_micro, currency),
         "change": html.signed(more, currency),
-        "percent": None if not change.before_micro else f"{100 * more / change.before_micro:+.1f} %",
+        "percent": (
+            None if not change.before_micro else f"{100 * more / change.before_micro:+.1f} %"
+        ),
         "price": html.signed(price, currency),
         "volume": html.signed(volume, currency),
         "mix": html.signed(mix, currency),
@@ -377,7 +477,9 @@ def _change(change: SpendChange, currency: str, statement: Statement) -> dict[st
         "before_days": _first_and_last(change.before, calendar),
         "after_days": _first_and_last(change.after, calendar),
         "days": days,
-        "left_out": days_left_out(change.before, change.after, statement.period, known_ms, calendar),
+        "left_out": days_left_out(
+            change.before, change.after, statement.period, known_ms, calendar
+        ),
         "per_day": tuple(
             html.micro(cost // count, currency)
             for cost, count in zip((change.before_micro, change.after_micro), days, strict=True)
@@ -387,4 +489,7 @@ def _change(change: SpendChange, currency: str, statement: Statement) -> dict[st
 
 def _first_and_last(period: Period, calendar: Calendar) -> tuple[str, str]:
     """The dates of the first and the last day of a period."""
-    return calendar.date_of(period.start_ms).isoformat(), calendar.date_of(period.end_ms - 1).isoformat()
+    return (
+        calendar.date_of(period.start_ms).isoformat(),
+        calendar.date_of(period.end_ms - 1).isoformat(),
+    )

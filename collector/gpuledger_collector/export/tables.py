@@ -1,4 +1,6 @@
-"""Tables for terminals and pipes: a cell is one line of text, whoever chose it; nothing in it acts or is markup."""
+"""Tables for terminals and pipes: a cell is one line of text, whoever chose it; nothing in it acts
+or is markup.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ class Matched:
 
 @dataclass(frozen=True)
 class TagCheck:
-    """What was found: by rule (name), by tag (name), and the workloads without an owner, dearest first."""
+    """What was found: by rule (name), by tag (name), and the workloads without an owner, dearest
+    first.
+    """
 
     rules: Mapping[str, Matched]
     tags: Mapping[str, Matched]
@@ -46,7 +48,9 @@ class TagCheck:
 
 def as_text(check: TagCheck, level: str) -> str:
     """Rules, tags and the unattributed with workloads, hours and cost; hints last."""
-    sentences = ["rules" if check.rules else "no rules: tags named like a level attribute by themselves"]
+    sentences = [
+        "rules" if check.rules else "no rules: tags named like a level attribute by themselves"
+    ]
     sentences += [
         f"  {name}: {_amounts(matched) if matched.workloads else 'matches nothing'}"
         for name, matched in check.rules.items()
@@ -55,17 +59,23 @@ def as_text(check: TagCheck, level: str) -> str:
     sentences += [f"  {name}: {_amounts(matched)}" for name, matched in check.tags.items()]
     if check.unattributed:
         sentences.append(f"without a {level}")
-        sentences += [f"  {name}: {_amounts(matched)}" for name, matched in check.unattributed[:SHOWN]]
+        sentences += [
+            f"  {name}: {_amounts(matched)}" for name, matched in check.unattributed[:SHOWN]
+        ]
         if len(check.unattributed) > SHOWN:
             sentences.append(f"  and {len(check.unattributed) - SHOWN} more")
     else:
         sentences.append(f"every held GPU-second has a {level}")
-    sentences += [f"the tag {name!r} is no level: is it {near!r}?" for name, near in check.hints.items()]
+    sentences += [
+        f"the tag {name!r} is no level: is it {near!r}?" for name, near in check.hints.items()
+    ]
     return lines_text(sentences)
 
 
 def as_rows(check: TagCheck) -> Iterator[tuple[str, str, int, str, str, str]]:
-    """What matched, by COLUMNS: a row for each currency; cost and currency are empty where no rate covers it."""
+    """What matched, by COLUMNS: a row for each currency; cost and currency are empty where no rate
+    covers it.
+    """
     for what, matched in (
         ("rule", check.rules.items()),
         ("tag", check.tags.items()),
@@ -74,12 +84,25 @@ def as_rows(check: TagCheck) -> Iterator[tuple[str, str, int, str, str, str]]:
         for name, usage in matched:
             hours = f"{hours_decimal([usage.gpu_ns])[0]:.6f}"
             for currency, micro in sorted(usage.cost.items()):
-                yield what, name, len(usage.workloads), hours, Money(micro, currency).plain(), currency
+                yield (
+                    what,
+                    name,
+                    len(usage.workloads),
+                    hours,
+                    Money(micro, currency).plain(),
+                    currency,
+                )
             if not usage.cost:
                 yield what, name, len(usage.workloads), hours, "", ""
 
 
 def _amounts(matched: Matched) -> str:
-    texts = [plural(len(matched.workloads), "workload"), f"{hours_decimal([matched.gpu_ns], 3)[0]:.3f} GPU-hours"]
-    texts += [f"{Money(micro, currency).plain()} {currency}" for currency, micro in sorted(matched.cost.items())]
+    texts = [
+        plural(len(matched.workloads), "workload"),
+        f"{hours_decimal([matched.gpu_ns], 3)[0]:.3f} GPU-hours",
+    ]
+    texts += [
+        f"{Money(micro, currency).plain()} {currency}"
+        for currency, micro in sorted(matched.cost.items())
+    ]
     return ", ".join(texts)

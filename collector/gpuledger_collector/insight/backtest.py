@@ -1,9 +1,10 @@
 """Backtests: what a forecast or a capacity policy would have achieved on a pool's own past.
 
-Scaling: the first ten days are history, on which settings are chosen; the rest is judged. Every policy sees the demand
-up to a step and nothing after it. The baselines are a static peak, Kubernetes' default autoscaler, a reactive scaler
-without headroom, the reactive scaler tuned on the history within the same cost, and perfect knowledge.
-Ours is guarded: at no step has it waited more than the tuned reactive scaler, nor, in the end, cost 2 % more.
+Scaling: the first ten days are history, on which settings are chosen; the rest is judged. Every
+policy sees the demand up to a step and nothing after it. The baselines are a static peak,
+Kubernetes' default autoscaler, a reactive scaler without headroom, the reactive scaler tuned on the
+history within the same cost, and perfect knowledge. Ours is guarded: at no step has it waited more
+than the tuned reactive scaler, nor, in the end, cost 2 % more.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class TooShort(ValueError):
 
 @dataclass(frozen=True)
 class ScalingScenario:
-    """What is backtested: delay of an order, most capacity as a multiple of demand, and GPUs of a node."""
+    """What is backtested: delay of an order, most capacity as a multiple of demand, and GPUs of a
+    node.
+    """
 
     delay_ms: int
     cost_cap: float = DEFAULT_COST_CAP
@@ -57,7 +60,8 @@ class PolicyResult:
     def row(self) -> dict[str, object]:
         """The contract's row: GPU-hours rounded to a thousandth."""
         numbers = {
-            name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(self.outcome).items()
+            name: round(value, 3) if isinstance(value, float) else value
+            for name, value in asdict(self.outcome).items()
         }
         return {"policy": self.policy, **numbers, "setting": self.setting}
 
@@ -72,41 +76,60 @@ class Backtest:
     judged_days: int
 
 
-def backtest_scaling(series: Series, scenario: ScalingScenario, rules: SelectionRules | None = None) -> Backtest:
+def backtest_scaling(
+    series: Series, scenario: ScalingScenario, rules: SelectionRules | None = None
+) -> Backtest:
     """Judge all policies on one demand series.
 
-    In gaps the policies see the last known demand, and nothing is judged. Raises TooShort when fewer than eleven days
-    are given, ValueError for a step that is longer than an hour or does not divide the day.
+    In gaps the policies see the last known demand, and nothing is judged. Raises TooShort when
+    fewer than eleven days are given, ValueError for a step that is longer than an hour or does not
+    divide the day.
     """
     per_day = steps_per_day(series.step_ms)
     start = HISTORY_DAYS * per_day
     if len(series.values) <= start + per_day // 24:
         days = len(series.values) * series.step_ms / DAY_MS
-        raise TooShort(f"{days:.1f} days are given; the first 10 are history, and nothing is left to judge")
+        raise TooShort(
+            f"{days:.1f} days are given; the first 10 are history, and nothing is left to judge"
+        )
     backtest = _Backtest(series, scenario)
     rules = rules or SelectionRules()
     ahead = backtest.replay.predictive
     ours, days_ahead, days = backtest.daily("gpuledger", ahead, rules)
     retuned, _, _ = backtest.daily("reactive-daily", ~ahead, rules)
-    results = (*backtest.baselines(), backtest.tuned(), retuned, backtest.hindsight(), ours, backtest.oracle())
+    results = (
+        *backtest.baselines(),
+        backtest.tuned(),
+        retuned,
+        backtest.hindsight(),
+        ours,
+        backtest.oracle(),
+    )
     return Backtest(results, backtest.judged, days_ahead, days)
 
 
 class _Backtest:
-    """One backtest: every candidate replayed once, and the policies measured on what comes after the history."""
+    """One backtest: every candidate replayed once, and the policies measured on what comes after
+    the history.
+    """
 
     def __init__(self, series: Series, scenario: ScalingScenario) -> None:
         self.demand, known = fill_forward(series.values), np.isfinite(series.values)
         delay = max(1, round(scenario.delay_ms / series.step_ms))
         self.step_ms, self.node = series.step_ms, scenario.node_gpus
-        self.replay = CandidateReplay(self.demand, known, self.step_ms, delay, self.node, scenario.cost_cap)
+        self.replay = CandidateReplay(
+            self.demand, known, self.step_ms, delay, self.node, scenario.cost_cap
+        )
         self.first = self.replay.first
         self.judged = known & (np.arange(len(self.demand)) >= self.first)
 
     def result(self, policy: str, capacity: Floats, setting: str) -> PolicyResult:
         """Measure a policy over the judged part."""
         return PolicyResult(
-            policy, measure_outcome(self.demand, capacity, self.judged, self.step_ms), setting, capacity
+            policy,
+            measure_outcome(self.demand, capacity, self.judged, self.step_ms),
+            setting,
+            capacity,
         )
 
     def candidate(self, policy: str, column: int) -> PolicyResult:
@@ -121,7 +144,9 @@ class _Backtest:
         demand, replay = self.demand, self.replay
         peak = whole_nodes(np.full(len(demand), demand[: self.first].max()), self.node)
         window = max(1, round(AUTOSCALER_WINDOW_MS / self.step_ms))
-        hpa = simulate_autoscaler(demand, AUTOSCALER_UTILIZATION, window, replay.delay, replay.warm, self.node)
+        hpa = simulate_autoscaler(
+            demand, AUTOSCALER_UTILIZATION, window, replay.delay, replay.warm, self.node
+        )
         plain = replay.simulate(demand[:, None], demand[:, None])[:, 0]
         return (
             self.result("static-peak", peak, "the peak of the history, always"),
@@ -134,7 +159,9 @@ class _Backtest:
         return self.candidate("reactive-tuned", self.replay.anchor)
 
     def hindsight(self) -> PolicyResult:
-        """The reactive setting that would have been best on the judged part itself: a bound, not a policy."""
+        """The reactive setting that would have been best on the judged part itself: a bound, not a
+        policy.
+        """
         columns = np.flatnonzero(~self.replay.predictive)
         capacity, demand = self.replay.capacity[:, columns][self.judged], self.demand[self.judged]
         spent = capacity.sum(axis=0)
@@ -143,7 +170,9 @@ class _Backtest:
         best = np.argmin(np.where(allowed, waited, np.inf)) if allowed.any() else np.argmin(spent)
         return self.candidate("reactive-hindsight", int(columns[best]))
 
-    def daily(self, policy: str, challengers: Flags, rules: SelectionRules) -> tuple[PolicyResult, int, int]:
+    def daily(
+        self, policy: str, challengers: Flags, rules: SelectionRules
+    ) -> tuple[PolicyResult, int, int]:
         """Run each day what its own past recommends; also the days with a challenger, and all days."""
         anchor = self.replay.anchor
         chosen = self.replay.schedule(challengers, rules)
@@ -152,21 +181,33 @@ class _Backtest:
         last = self._sentence(days[-1])
         tuned = "the tuned reactive setting, " if days[-1] == anchor else ""
         won = int((days != anchor).sum())
-        return self.result(policy, capacity[:, 0], f"chosen daily; last: {tuned}{last}"), won, len(days)
+        return (
+            self.result(policy, capacity[:, 0], f"chosen daily; last: {tuned}{last}"),
+            won,
+            len(days),
+        )
 
     def oracle(self) -> PolicyResult:
         """Perfect knowledge: what was wanted, when it was wanted."""
-        return self.result("oracle", whole_nodes(self.demand, self.node), "demand, known in advance")
+        return self.result(
+            "oracle", whole_nodes(self.demand, self.node), "demand, known in advance"
+        )
 
 
 def score(actual: Floats, forecast: Forecast) -> dict[str, float]:
-    """Score one forecast against `actual` (H,), NaN where unknown: loss, loss of the naive baseline, coverage.
+    """Score one forecast against `actual` (H,), NaN where unknown: loss, loss of the naive
+    baseline, coverage.
 
-    `loss` is the mean quantile loss; a weighted quantile loss is 2 x the sum of losses over the sum of |actual|.
+    `loss` is the mean quantile loss; a weighted quantile loss is 2 x the sum of losses over the sum
+    of |actual|.
     """
     quantiles = np.asarray(forecast.quantiles)
     known = np.isfinite(actual)
-    covered = (actual[known, None] <= forecast.values[known] + 1e-9).mean(axis=0) if known.any() else quantiles * np.nan
+    covered = (
+        (actual[known, None] <= forecast.values[known] + 1e-9).mean(axis=0)
+        if known.any()
+        else quantiles * np.nan
+    )
     return {
         "loss": quantile_loss(actual, forecast.values, quantiles),
         "naive_loss": quantile_loss(actual, forecast.naive, quantiles),
@@ -175,6 +216,8 @@ def score(actual: Floats, forecast: Forecast) -> dict[str, float]:
 
 
 def skill(scores: Sequence[dict[str, float]]) -> float | None:
-    """Return 1 - loss / loss(naive) over many scored forecasts; None when the naive baseline was never wrong."""
+    """Return 1 - loss / loss(naive) over many scored forecasts; None when the naive baseline was
+    never wrong.
+    """
     naive = sum(entry["naive_loss"] for entry in scores)
     return 1 - sum(entry["loss"] for entry in scores) / naive if naive > 0 else None

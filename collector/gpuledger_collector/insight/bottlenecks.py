@@ -1,19 +1,23 @@
-"""What limits a run, judged from its GPUs' readings; where a reading that a rule needs is absent, nothing is judged.
+"""What limits a run, judged from its GPUs' readings; where a reading that a rule needs is absent,
+nothing is judged.
 
 Each rule uses minutes in which the run alone held whole accelerators. Thresholds and their sources:
 
-- *input*: utilization of 5 to 70 % on average with at least 20 % of samples at zero, and DRAM hardly active (< 10 %):
-  the rule of the idle state `data_starved`, which was measured; the GPU waits with nothing in flight.
-- *communication*: SMs active under 50 % while kernels are nearly always resident and the links between GPUs carry at
-  least 20 % of their capacity. NVIDIA's DCGM guide calls SM activity under 0.5 likely ineffective use; the share of
-  the link is our judgment.
-- *throttling*: slowdown bits in at least half of the minutes and an SM clock under 90 % of the run's own p95: the rule
-  of the idle state `throttled`. Bits of heat and of power are distinguished while raw samples still exist.
-- *memory*: DRAM active at 60 % or more: three quarters of the 0.8 that the DCGM guide calls the practical maximum.
-- *batch*: kernels nearly always resident, SMs active under 50 %, DRAM under 30 %, links quiet, and at most half of the
-  memory ever used: there is room for more work at once.
-- *imbalance*: a GPU whose activity is a quarter or more away from the median of the run's GPUs (our judgment): the
-  others wait for one that works more, one that works less has too little to do.
+- *input*: utilization of 5 to 70 % on average with at least 20 % of samples at zero, and DRAM
+  hardly active (< 10 %): the rule of the idle state `data_starved`, which was measured; the GPU
+  waits with nothing in flight.
+- *communication*: SMs active under 50 % while kernels are nearly always resident and the links
+  between GPUs carry at least 20 % of their capacity. NVIDIA's DCGM guide calls SM activity under
+  0.5 likely ineffective use; the share of the link is our judgment.
+- *throttling*: slowdown bits in at least half of the minutes and an SM clock under 90 % of the
+  run's own p95: the rule of the idle state `throttled`. Bits of heat and of power are distinguished
+  while raw samples still exist.
+- *memory*: DRAM active at 60 % or more: three quarters of the 0.8 that the DCGM guide calls the
+  practical maximum.
+- *batch*: kernels nearly always resident, SMs active under 50 %, DRAM under 30 %, links quiet, and
+  at most half of the memory ever used: there is room for more work at once.
+- *imbalance*: a GPU whose activity is a quarter or more away from the median of the run's GPUs (our
+  judgment): the others wait for one that works more, one that works less has too little to do.
 """
 
 from __future__ import annotations
@@ -96,7 +100,10 @@ class _Readings:
         return sum(len(gpu.minutes) for gpu in self.gpus)
 
     def values(self, name: str) -> list[float]:
-        """A reading over every GPU-minute. Raises MissingReading where more than 5 % of them lack it."""
+        """A reading over every GPU-minute.
+
+        Raises MissingReading where more than 5 % of them lack it.
+        """
         values = [value for gpu in self.gpus for value in gpu.values(name)]
         if not values:
             raise MissingReading(f"{name} is not read")
@@ -120,7 +127,10 @@ class _Readings:
         if any(gpu.memory_bytes is None for gpu in self.gpus):
             raise MissingReading("the size of its GPUs' memory is not known")
         shares = [
-            used / gpu.memory_bytes for gpu in self.gpus if gpu.memory_bytes for used in gpu.values("memory_used_bytes")
+            used / gpu.memory_bytes
+            for gpu in self.gpus
+            if gpu.memory_bytes
+            for used in gpu.values("memory_used_bytes")
         ]
         return quantile(sorted(shares), 0.99)
 
@@ -131,11 +141,18 @@ def _require_minutes(name: str, read: int, minutes: int) -> None:
 
 
 def _nvlink_rate(model: str) -> float:
-    """Bytes per second over a GPU's NVLink, both directions. Raises MissingReading for a model without one."""
+    """Bytes per second over a GPU's NVLink, both directions.
+
+    Raises MissingReading for a model without one.
+    """
     words = set(model.casefold().replace("-", " ").split())
     for gpu in GPUS:
         # PCIe variants share the first word of the name, but not the NVLink of SXM boards.
-        if "pcie" not in words and gpu.link.startswith("nvlink") and gpu.name.casefold().partition("-")[0] in words:
+        if (
+            "pcie" not in words
+            and gpu.link.startswith("nvlink")
+            and gpu.name.casefold().partition("-")[0] in words
+        ):
             return 2 * link_named(gpu.link).bytes_per_second
     raise MissingReading(f"the NVLink bandwidth of {model or 'this model'} is not known")
 
@@ -145,7 +162,9 @@ def find_bottlenecks(gpus: Sequence[GpuReadings]) -> BottleneckReport:
     readings = _Readings([gpu for gpu in gpus if gpu.minutes])
     if readings.minutes < MIN_MINUTES:
         reason = f"{readings.minutes} minutes of whole hours are known, {MIN_MINUTES} are needed"
-        return BottleneckReport(readings.minutes, cannot_say=[NotJudged(kind, reason) for kind in KINDS])
+        return BottleneckReport(
+            readings.minutes, cannot_say=[NotJudged(kind, reason) for kind in KINDS]
+        )
     bottlenecks: list[Bottleneck] = []
     fine: list[str] = []
     not_judged: list[NotJudged] = []
@@ -173,7 +192,8 @@ def _input(readings: _Readings) -> Bottleneck | None:
         return None
     return Bottleneck(
         "input",
-        f"its GPUs wait for data: busy {busy:.0%} of the time, and {zero:.0%} of samples are at zero",
+        f"its GPUs wait for data: busy {busy:.0%} of the time, and {zero:.0%} of samples are at"
+        " zero",
         "use more loader workers, prefetching, or faster or nearer storage",
         {"utilization_mean": busy, "samples_at_zero": zero, "dram_active_mean": dram},
         ("utilization_ratio",),
@@ -181,7 +201,9 @@ def _input(readings: _Readings) -> Bottleneck | None:
 
 
 def _ineffective(readings: _Readings) -> tuple[float, float] | None:
-    """Utilization and SM activity where kernels are nearly always resident and SMs are not effectively used."""
+    """Utilization and SM activity where kernels are nearly always resident and SMs are not
+    effectively used.
+    """
     busy, active = readings.mean("utilization_ratio"), readings.mean("sm_active_ratio")
     return (busy, active) if busy >= RESIDENT and active < INEFFECTIVE else None
 
@@ -195,8 +217,10 @@ def _communication(readings: _Readings) -> Bottleneck | None:
         return None
     return Bottleneck(
         "communication",
-        f"its GPUs wait for each other: SMs {active:.0%} active while the links carry {share:.0%} of their capacity",
-        "overlap communication with computation, exchange less often in larger pieces, or use fewer GPUs per copy",
+        f"its GPUs wait for each other: SMs {active:.0%} active while the links carry {share:.0%}"
+        " of their capacity",
+        "overlap communication with computation, exchange less often in larger pieces, or use fewer"
+        " GPUs per copy",
         {"utilization_mean": busy, "sm_active_mean": active, "link_share": share},
         ("sm_active_ratio", "nvlink_bytes_per_second"),
     )
@@ -208,7 +232,8 @@ def _throttling(readings: _Readings) -> Bottleneck | None:
     if share < THROTTLED_SHARE:
         return None
     clocks = readings.values("sm_clock_hertz")
-    # Against the run's own p95: the nominal clock of a model says little about a board with a power limit.
+    # Against the run's own p95: the nominal clock of a model says little about a board with a power
+    # limit.
     ratio = fmean(clocks) / quantile(sorted(clocks), 0.95)
     if ratio >= THROTTLED_CLOCK:
         return None
@@ -230,7 +255,11 @@ def _throttling_cause(readings: _Readings) -> tuple[str, str, dict[str, float]]:
     shares = {"thermal_share": heat, "power_cap_share": power}
     if heat >= power:
         return "heat", "have the cooling of its nodes checked", shares
-    return "its power limit", "try another power limit: the clock shows what the present one costs", shares
+    return (
+        "its power limit",
+        "try another power limit: the clock shows what the present one costs",
+        shares,
+    )
 
 
 def _memory(readings: _Readings) -> Bottleneck | None:
@@ -240,7 +269,8 @@ def _memory(readings: _Readings) -> Bottleneck | None:
     return Bottleneck(
         "memory",
         f"memory bandwidth is its limit: DRAM {dram:.0%} active, and 80 % is the practical maximum",
-        "fuse kernels, use a narrower number format or larger batches per weight, or a GPU with more bandwidth",
+        "fuse kernels, use a narrower number format or larger batches per weight, or a GPU with"
+        " more bandwidth",
         {"dram_active_mean": dram},
         ("dram_active_ratio", "sm_active_ratio"),
     )
@@ -258,9 +288,15 @@ def _batch(readings: _Readings) -> Bottleneck | None:
         return None
     return Bottleneck(
         "batch",
-        f"it does too little at once: SMs {active:.0%} active, and at most {used:.0%} of the memory is used",
+        f"it does too little at once: SMs {active:.0%} active, and at most {used:.0%} of the memory"
+        " is used",
         "try a larger batch, or put it on a smaller GPU or a MIG slice",
-        {"utilization_mean": busy, "sm_active_mean": active, "dram_active_mean": dram, "memory_p99_share": used},
+        {
+            "utilization_mean": busy,
+            "sm_active_mean": active,
+            "dram_active_mean": dram,
+            "memory_p99_share": used,
+        },
         ("sm_active_ratio", "memory_used_bytes"),
     )
 
@@ -281,9 +317,15 @@ def _imbalance(readings: _Readings) -> Bottleneck | None:
         return None
     if means[worst] > middle:
         what = "works more than the rest, which wait for it"
-        advice = "check this GPU's clock and health, and even out the stages: the slowest sets the pace of all"
+        advice = (
+            "check this GPU's clock and health, and even out the stages: the slowest sets the pace"
+            " of all"
+        )
     else:
-        what, advice = "has less to do than the rest", "even out the stages or the data of its ranks"
+        what, advice = (
+            "has less to do than the rest",
+            "even out the stages or the data of its ranks",
+        )
     return Bottleneck(
         "imbalance",
         f"{worst} {what}: {means[worst]:.0%} active against {middle:.0%}",
@@ -305,7 +347,9 @@ RULES: Mapping[str, Callable[[_Readings], Bottleneck | None]] = dict(
 
 
 def mean_by_minute(gpus: Sequence[GpuReadings], name: str) -> list[float | None]:
-    """Return the mean of a reading over the GPUs for every minute from the first to the last; None where unread."""
+    """Return the mean of a reading over the GPUs for every minute from the first to the last; None
+    where unread.
+    """
     instants = {at_ms for gpu in gpus for at_ms in gpu.minutes}
     if not instants:
         return []

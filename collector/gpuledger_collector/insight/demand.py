@@ -1,9 +1,11 @@
-"""Demand from the ledger: GPUs that each pool, model or owner held or waited for, step by step, with gaps.
+"""Demand from the ledger: GPUs that each pool, model or owner held or waited for, step by step,
+with gaps.
 
-A step of observed accelerators is known when evidence covers enough of their capacity; else the number held is unknown,
-and the value is NaN, never a smaller number. An owner's step is known when the fleet's is, and zero when the owner then
-held nothing. Usage imported as counts is known from its first hour to its last. Queued GPUs are added from the first
-reading of the queue on; while a queue is not read, the demand of its pools is unknown.
+A step of observed accelerators is known when evidence covers enough of their capacity; else the
+number held is unknown, and the value is NaN, never a smaller number. An owner's step is known when
+the fleet's is, and zero when the owner then held nothing. Usage imported as counts is known from
+its first hour to its last. Queued GPUs are added from the first reading of the queue on; while a
+queue is not read, the demand of its pools is unknown.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class CapacitySpan:
 class QueueReadings:
     """Readings of one scheduler's queue, at least one, by ascending `at_ms`.
 
-    `gpus` are the GPUs by group that each reading names; NaN: it does not name the group, so nothing of it waits.
+    `gpus` are the GPUs by group that each reading names; NaN: it does not name the group, so
+    nothing of it waits.
     """
 
     source: str
@@ -91,10 +94,11 @@ def group_demand(
     capacity: Iterable[CapacitySpan],
     counted: Iterable[CapacitySpan],
 ) -> list[Series]:
-    """Return series of GPUs held per group over complete steps from `start_ms` to `end_ms`, by group name.
+    """Return series of GPUs held per group over complete steps from `start_ms` to `end_ms`, by
+    group name.
 
-    A group has either observed accelerators (`held` and `capacity`) or counts (`counted`); a series begins at its first
-    step with capacity or usage.
+    A group has either observed accelerators (`held` and `capacity`) or counts (`counted`); a series
+    begins at its first step with capacity or usage.
     """
     grid = _Grid(start_ms, step_ms, (end_ms - start_ms) // step_ms)
     present = grid.sums(capacity)
@@ -103,9 +107,12 @@ def group_demand(
     seen = grid.means((usage.group, usage.hour_ms, usage.seen) for usage in usages)
     series = []
     for group, gpus in present.items():
-        # Too little evidence makes the step unknown: what was held on silent nodes would be missing from the sum.
+        # Too little evidence makes the step unknown: what was held on silent nodes would be missing
+        # from the sum.
         known = (gpus > 0) & (seen.get(group, grid.zeros()) >= COVERED * gpus)
-        series.append(grid.series(group, np.where(known, used.get(group, grid.zeros()), np.nan), gpus > 0))
+        series.append(
+            grid.series(group, np.where(known, used.get(group, grid.zeros()), np.nan), gpus > 0)
+        )
     # Counts of a group that has observed accelerators would count the same GPUs twice.
     counts = grid.sums(span for span in counted if span.group not in present)
     series += [grid.series(group, gpus, gpus > 0) for group, gpus in counts.items()]
@@ -121,10 +128,11 @@ def owner_demand(
     capacity: Iterable[CapacitySpan],
     counted: Iterable[CapacitySpan],
 ) -> list[Series]:
-    """Return series of GPUs held per owner, by name, from the owner's first use to the last known step of the fleet.
+    """Return series of GPUs held per owner, by name, from the owner's first use to the last known
+    step of the fleet.
 
-    `held` is the owners' usage, `fleet` what was seen of all accelerators, `capacity` all capacity, `counted` the
-    owners' imported usage.
+    `held` is the owners' usage, `fleet` what was seen of all accelerators, `capacity` all capacity,
+    `counted` the owners' imported usage.
     """
     grid = _Grid(start_ms, step_ms, (end_ms - start_ms) // step_ms)
     present = sum(grid.sums(capacity).values(), grid.zeros())
@@ -137,8 +145,8 @@ def owner_demand(
     series = []
     for owner, gpus in used.items():
         alive = np.zeros(grid.count, dtype=bool)
-        # From the first use to the last known step of the fleet, so that an owner that has stopped shows zeros, not an
-        # end.
+        # From the first use to the last known step of the fleet, so that an owner that has stopped
+        # shows zeros, not an end.
         alive[np.flatnonzero(gpus)[:1]] = alive[last] = True
         series.append(grid.series(owner, np.where(known, gpus, np.nan), alive))
     return _by_name(series)
@@ -148,12 +156,15 @@ def _by_name(series: Iterable[Series | None]) -> list[Series]:
     return sorted((entry for entry in series if entry is not None), key=lambda entry: entry.name)
 
 
-def with_queue(series: Sequence[Series], queues: Sequence[QueueReadings], now_ms: int) -> list[Series]:
-    """Add to each series the GPUs that waited: the mean of each source's readings in a step, valid for a while.
+def with_queue(
+    series: Sequence[Series], queues: Sequence[QueueReadings], now_ms: int
+) -> list[Series]:
+    """Add to each series the GPUs that waited: the mean of each source's readings in a step, valid
+    for a while.
 
-    Readings of `now_ms` and later are ignored. Before the first reading of a source demand is what is held. Where a
-    source that names the group was silent for longer than a reading is valid, demand is unknown; a source that has been
-    silent for a day is ignored since then.
+    Readings of `now_ms` and later are ignored. Before the first reading of a source demand is what
+    is held. Where a source that names the group was silent for longer than a reading is valid,
+    demand is unknown; a source that has been silent for a day is ignored since then.
     """
     known = [readings for queue in queues if (readings := queue.before(now_ms)) is not None]
     return [
@@ -161,7 +172,10 @@ def with_queue(series: Sequence[Series], queues: Sequence[QueueReadings], now_ms
             held.name,
             held.start_ms,
             held.step_ms,
-            sum((_waiting(held, queue, now_ms) for queue in known if queue.names(held.name)), held.values),
+            sum(
+                (_waiting(held, queue, now_ms) for queue in known if queue.names(held.name)),
+                held.values,
+            ),
         )
         for held in series
     ]
@@ -180,7 +194,8 @@ def _waiting(series: Series, queue: QueueReadings, now_ms: int) -> Floats:
     # A step without a reading takes the last one before it, while that is valid.
     valid = (first > 0) & (end - at[before] <= max(QUEUE_VALID_MS, series.step_ms))
     waiting = np.where(inside > 0, mean, np.where(valid, gpus[before], np.nan))
-    # Before anybody read the queue, demand is what was held: the series must not begin with unknown years.
+    # Before anybody read the queue, demand is what was held: the series must not begin with unknown
+    # years.
     waiting[end <= at[0]] = 0.0
     if now_ms - at[-1] > QUEUE_EXPIRED_MS:
         waiting[begin > at[-1]] = 0.0
@@ -202,7 +217,9 @@ class _Grid:
     def means(
         self, usages: Iterable[tuple[str, int, float]], sums: dict[str, Floats] | None = None
     ) -> dict[str, Floats]:
-        """Mean GPUs per group and step of (group, begin of the step, GPU-milliseconds), added to `sums`."""
+        """Mean GPUs per group and step of (group, begin of the step, GPU-milliseconds), added to
+        `sums`.
+        """
         sums = {} if sums is None else sums
         for group, at_ms, gpu_ms in usages:
             step = (at_ms - self.start_ms) // self.step_ms
@@ -237,4 +254,6 @@ class _Grid:
         if not len(where):
             return None
         first, last = int(where[0]), int(where[-1])
-        return Series(name, self.start_ms + first * self.step_ms, self.step_ms, values[first : last + 1])
+        return Series(
+            name, self.start_ms + first * self.step_ms, self.step_ms, values[first : last + 1]
+        )

@@ -1,4 +1,6 @@
-"""Findings, and the usage that the searches for them read: plain values, shared by jobs and storage."""
+"""Findings, and the usage that the searches for them read: plain values, shared by jobs and
+storage.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,18 @@ from typing import Any
 from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.quantity import GPU_MICRO
 
-AT_LISTED_RATES = "of GPU-time at the rates of the price book, without node costs, commitments and adjustments"
+AT_LISTED_RATES = (
+    "of GPU-time at the rates of the price book, without node costs, commitments and adjustments"
+)
 """What amounts of unusual spending are: it is found before its hours are rated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something a person should see. `resolved_ms` None: ongoing; amounts are micro-units, None: unpriced."""
+    """Something a person should see.
+
+    `resolved_ms` None: ongoing; amounts are micro-units, None: unpriced.
+    """
 
     key: str
     kind: str
@@ -52,9 +59,11 @@ class PlacedAccelerator:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadUsage:
-    """Usage of one kind of accelerator on one node by a workload in the rating interval that begins then.
+    """Usage of one kind of accelerator on one node by a workload in the rating interval that begins
+    then.
 
-    `longest_ms` is the longest that one accelerator was held in it, `gpu_micro` the sum of the accelerators held.
+    `longest_ms` is the longest that one accelerator was held in it, `gpu_micro` the sum of the
+    accelerators held.
     """
 
     rating_interval_ms: int
@@ -71,7 +80,8 @@ class WorkloadUsage:
 
 @dataclass(frozen=True, slots=True)
 class RecentHolding:
-    """Time that a workload held an accelerator in each of several consecutive windows, ms by window.
+    """Time that a workload held an accelerator in each of several consecutive windows, ms by
+    window.
 
     `since_ms` is the begin of the earliest evidence of it that touches the windows.
     """
@@ -91,7 +101,9 @@ UNALLOCATED = "unallocated"
 
 @dataclass(frozen=True, slots=True)
 class NamedFinding(Finding):
-    """A finding with the names that people know its accelerator and its workload by; None: it has none."""
+    """A finding with the names that people know its accelerator and its workload by; None: it has
+    none.
+    """
 
     model: str | None = None
     gpu_index: int | None = None
@@ -108,7 +120,9 @@ class NamedFinding(Finding):
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody holds what it is about: then it is in no owner's part, and not usage of one unknown."""
+        """Whether nobody holds what it is about: then it is in no owner's part, and not usage of
+        one unknown.
+        """
         return self.state == UNALLOCATED and not self.team
 
     @property

@@ -1,8 +1,8 @@
 """Stored forecasts and their accuracy, on which a planner's trust in the next one rests.
 
-Every day one forecast of the next 24 hours is stored; when its hours are known it is scored. Days before the first one
-are replayed from what was known then, so that a new installation has a history; they are marked as replayed, because
-they include late evidence.
+Every day one forecast of the next 24 hours is stored; when its hours are known it is scored. Days
+before the first one are replayed from what was known then, so that a new installation has a
+history; they are marked as replayed, because they include late evidence.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class ForecastScore:
 class ForecastRecord:
     """Accuracy of all forecasts of one series; shares and losses are None while nothing is known.
 
-    `wql` is 2 x the mean quantile loss over the mean demand, `skill` 1 - loss / loss of the naive baseline.
+    `wql` is 2 x the mean quantile loss over the mean demand, `skill` 1 - loss / loss of the naive
+    baseline.
     """
 
     series: str
@@ -70,12 +71,16 @@ class ForecastRecord:
 
 
 def daily_origins(now_ms: int) -> list[int]:
-    """Return the last known hours of daily forecasts, oldest first: before each of the last days' midnights."""
+    """Return the last known hours of daily forecasts, oldest first: before each of the last days'
+    midnights.
+    """
     today = now_ms // DAY_MS * DAY_MS
     return [today - days * DAY_MS - HOUR_MS for days in range(REPLAYED_DAYS, -1, -1)]
 
 
-def forecast_at(series: Sequence[Series], grouped: str, origin_ms: int, now_ms: int) -> list[StoredForecast]:
+def forecast_at(
+    series: Sequence[Series], grouped: str, origin_ms: int, now_ms: int
+) -> list[StoredForecast]:
     """Forecast each hourly series that has an hour at `origin_ms`, from what was known up to it."""
     past = [
         hourly.until((origin_ms - hourly.start_ms) // HOUR_MS + 1)
@@ -84,10 +89,15 @@ def forecast_at(series: Sequence[Series], grouped: str, origin_ms: int, now_ms: 
     ]
     usable = [hourly for hourly in past if hourly.known]
     replayed = now_ms - origin_ms > DAY_MS + HOUR_MS
-    return [_stored(result, grouped, origin_ms, now_ms, replayed) for result in forecast(usable, HORIZON_HOURS)]
+    return [
+        _stored(result, grouped, origin_ms, now_ms, replayed)
+        for result in forecast(usable, HORIZON_HOURS)
+    ]
 
 
-def _stored(result: Forecast, grouped: str, origin_ms: int, now_ms: int, replayed: bool) -> StoredForecast:
+def _stored(
+    result: Forecast, grouped: str, origin_ms: int, now_ms: int, replayed: bool
+) -> StoredForecast:
     def rows(values: Floats) -> tuple[tuple[float, ...], ...]:
         return tuple(tuple(row) for row in values.round(4).tolist())
 
@@ -121,17 +131,27 @@ def score_forecast(stored: StoredForecast, series: Series) -> ForecastScore:
     band = int(np.argmin(np.abs(quantiles - 0.9)))
     inside = under[:, band] & (actual >= values[:, 0] - 1e-6)
     loss, naive_loss = (
-        float(quantile_losses(actual, levels, quantiles).mean(axis=1).sum()) for levels in (values, naive)
+        float(quantile_losses(actual, levels, quantiles).mean(axis=1).sum())
+        for levels in (values, naive)
     )
-    counts = {f"{quantile:g}": int(count) for quantile, count in zip(quantiles, under.sum(axis=0), strict=True)}
-    return ForecastScore(int(known.sum()), int(inside.sum()), counts, loss, naive_loss, float(actual.sum()))
+    counts = {
+        f"{quantile:g}": int(count)
+        for quantile, count in zip(quantiles, under.sum(axis=0), strict=True)
+    }
+    return ForecastScore(
+        int(known.sum()), int(inside.sum()), counts, loss, naive_loss, float(actual.sum())
+    )
 
 
-def summarize_scores(series: str, forecasts: Sequence[tuple[bool, ForecastScore]]) -> ForecastRecord:
+def summarize_scores(
+    series: str, forecasts: Sequence[tuple[bool, ForecastScore]]
+) -> ForecastRecord:
     """Summarize the accuracy of a series from its forecasts (replayed or not, score)."""
     scores = [score for _, score in forecasts]
     hours = sum(score.known for score in scores)
-    loss, naive, actual = (sum(getattr(score, name) for score in scores) for name in ("loss", "naive_loss", "actual"))
+    loss, naive, actual = (
+        sum(getattr(score, name) for score in scores) for name in ("loss", "naive_loss", "actual")
+    )
     names = list(dict.fromkeys(name for score in scores for name in score.under))
     return ForecastRecord(
         series=series,
@@ -139,7 +159,9 @@ def summarize_scores(series: str, forecasts: Sequence[tuple[bool, ForecastScore]
         replayed=sum(replayed for replayed, _ in forecasts),
         hours=hours,
         inside=sum(score.inside for score in scores) / hours if hours else None,
-        under={name: sum(score.under.get(name, 0) for score in scores) / hours for name in names} if hours else {},
+        under={name: sum(score.under.get(name, 0) for score in scores) / hours for name in names}
+        if hours
+        else {},
         wql=2 * loss / actual if actual > 0 else None,
         naive_wql=2 * naive / actual if actual > 0 else None,
         skill=1 - loss / naive if naive > 0 else None,

@@ -1,4 +1,6 @@
-"""The backtest of a pool's own last 28 days in money, shown next to the switch that turns prediction on."""
+"""The backtest of a pool's own last 28 days in money, shown next to the switch that turns
+prediction on.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ import numpy as np
 
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.insight.backtest import Backtest, ScalingScenario, TooShort, backtest_scaling
+from gpuledger_collector.insight.backtest import (
+    Backtest,
+    ScalingScenario,
+    TooShort,
+    backtest_scaling,
+)
 from gpuledger_collector.insight.rates import HOUR_S, GpuHourRate, money_micro
 from gpuledger_collector.insight.scaling.choice import HISTORY_DAYS
 from gpuledger_collector.insight.scaling.policies import headroom_unit, reactive
@@ -18,15 +25,27 @@ from gpuledger_collector.insight.series import Series, fill_forward
 
 JUDGED_DAYS = 28
 SHOWN = ("static-peak", "hpa-default", "reactive-plain", "reactive-tuned", "gpuledger", "oracle")
-COLUMNS = ("policy", "capacity", "demand", "wait", "wait_p95_s", "actions", "cost", "over_demand", "currency")
+COLUMNS = (
+    "policy",
+    "capacity",
+    "demand",
+    "wait",
+    "wait_p95_s",
+    "actions",
+    "cost",
+    "over_demand",
+    "currency",
+)
 
 
 @dataclass(frozen=True)
 class PoolBacktest:
-    """A backtest of a pool in money. `backtest` is None where there is too little to judge, and `note` says so.
+    """A backtest of a pool in money.
 
-    `front` is the Pareto front of the reactive settings by capacity: (capacity, wait) in GPU-hours. It is known in
-    hindsight, so no scaler can reach it reliably.
+    `backtest` is None where there is too little to judge, and `note` says so.
+
+    `front` is the Pareto front of the reactive settings by capacity: (capacity, wait) in GPU-hours.
+    It is known in hindsight, so no scaler can reach it reliably.
     """
 
     terms: ScalingTerms
@@ -36,7 +55,9 @@ class PoolBacktest:
     front: tuple[tuple[float, float], ...] = ()
 
     def rows(self) -> list[dict[str, object]]:
-        """One row per policy: GPU-hours, and capacity and its excess over demand in money, None without a rate."""
+        """One row per policy: GPU-hours, and capacity and its excess over demand in money, None
+        without a rate.
+        """
         rows = []
         for result in self.backtest.results if self.backtest else ():
             if result.policy in SHOWN:
@@ -46,7 +67,13 @@ class PoolBacktest:
                     "over_demand": self.money(outcome.capacity - outcome.demand),
                     "currency": self.rate.currency if self.rate else None,
                 }
-                rows.append({name: value for name, value in (result.row() | money).items() if name in COLUMNS})
+                rows.append(
+                    {
+                        name: value
+                        for name, value in (result.row() | money).items()
+                        if name in COLUMNS
+                    }
+                )
         return rows
 
     def facts(self) -> dict[str, object]:
@@ -75,10 +102,17 @@ def backtest_pool(
     """Backtest a pool's last 28 days, or as many as there are after ten days of history."""
     wanted = (JUDGED_DAYS + HISTORY_DAYS) * DAY_MS // series.step_ms
     skipped = max(0, len(series.values) - wanted)
-    last = Series(series.name, series.start_ms + skipped * series.step_ms, series.step_ms, series.values[skipped:])
+    last = Series(
+        series.name,
+        series.start_ms + skipped * series.step_ms,
+        series.step_ms,
+        series.values[skipped:],
+    )
     node = 0.0 if terms.limits.node_gpus == 1 else terms.limits.node_gpus
     try:
-        backtest = backtest_scaling(last, ScalingScenario(terms.lead_ms, terms.limits.cost_cap, node))
+        backtest = backtest_scaling(
+            last, ScalingScenario(terms.lead_ms, terms.limits.cost_cap, node)
+        )
     except TooShort as error:
         return PoolBacktest(terms, None, str(error), rate)
     front = reactive_front(backtest, last, terms.lead_ms, node) if with_front else ()
@@ -88,10 +122,14 @@ def backtest_pool(
 def reactive_front(
     backtest: Backtest, series: Series, lead_ms: int, node_gpus: float
 ) -> tuple[tuple[float, float], ...]:
-    """Return capacity and wait (GPU-hours, judged part) of the reactive settings that no other one beats in both."""
+    """Return capacity and wait (GPU-hours, judged part) of the reactive settings that no other one
+    beats in both.
+    """
     demand = fill_forward(series.values)
     step, hours, judged = series.step_ms, series.step_ms / HOUR_MS, backtest.judged
-    candidates = reactive(demand, headroom_unit(demand[: HISTORY_DAYS * DAY_MS // step], node_gpus), step)
+    candidates = reactive(
+        demand, headroom_unit(demand[: HISTORY_DAYS * DAY_MS // step], node_gpus), step
+    )
     delay = max(1, round(lead_ms / step))
     capacity = simulate(demand, candidates.target, candidates.keep, delay, 0, node_gpus)[judged]
     spent = capacity.sum(axis=0) * hours

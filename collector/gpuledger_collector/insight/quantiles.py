@@ -1,4 +1,6 @@
-"""Quantiles of a few values, without loading numpy: most commands judge less than it takes to import it."""
+"""Quantiles of a few values, without loading numpy: most commands judge less than it takes to
+import it.
+"""
 
 from __future__ import annotations
 

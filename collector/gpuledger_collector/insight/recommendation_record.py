@@ -1,4 +1,6 @@
-"""Recommendations as they are stored: proposals with their amounts, and the savings of accepted ones."""
+"""Recommendations as they are stored: proposals with their amounts, and the savings of accepted
+ones.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ SavingRange = tuple[int | None, int | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A proposal with its amounts over the window; cash, freed capacity and energy are never added up."""
+    """A proposal with its amounts over the window; cash, freed capacity and energy are never added
+    up.
+    """
 
     key: str
     kind: str
@@ -36,7 +40,9 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class RecommendationRun:
-    """A run of the search: its window, the savings of all open proposals together, and what could not be judged."""
+    """A run of the search: its window, the savings of all open proposals together, and what could
+    not be judged.
+    """
 
     made_ms: int
     start_ms: int
@@ -44,7 +50,8 @@ class RecommendationRun:
     joint: Mapping[str, Mapping[str, SavingRange]]
     not_evaluated: Sequence[Mapping[str, str]]
     evidence_hash: str
-    """Of what it rests on: while that stays the same, another run over this window gives the same."""
+    """Of what it rests on: while that stays the same, another run over this window gives the same.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,9 @@ class AcceptedRecommendation:
 
 @dataclass(frozen=True, slots=True)
 class RealizedSaving:
-    """Saving of an accepted recommendation up to now (accounting.realized_savings); `micro` None: a rate is unknown."""
+    """Saving of an accepted recommendation up to now (accounting.realized_savings); `micro` None: a
+    rate is unknown.
+    """
 
     id: int
     micro: int | None

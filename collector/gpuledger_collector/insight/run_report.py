@@ -31,7 +31,9 @@ COUNTER_PREFERENCE = (
 
 @dataclass(frozen=True, slots=True)
 class ActivePeriod:
-    """Consecutive hours in which the run held something; `accelerators` is their number, `cost_micro` by currency."""
+    """Consecutive hours in which the run held something; `accelerators` is their number,
+    `cost_micro` by currency.
+    """
 
     start_ms: int
     end_ms: int
@@ -54,9 +56,12 @@ class RunDay:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """Another run of the same name and owner, or this one. `unit`: cost of its leading counter, None: none counted.
+    """Another run of the same name and owner, or this one.
 
-    `units_per_gpu_hour` is over covered time. `outcome` is how the scheduler says that it ended, "" where unknown.
+    `unit`: cost of its leading counter, None: none counted.
+
+    `units_per_gpu_hour` is over covered time. `outcome` is how the scheduler says that it ended, ""
+    where unknown.
     """
 
     key: str
@@ -82,12 +87,13 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
-    """Runs on this many GPUs: medians over them, and their efficiency against the runs with fewest GPUs.
+    """Runs on this many GPUs: medians over them, and their efficiency against the runs with fewest
+    GPUs.
 
-    `counter`: what they are compared by, None for activity. `per_gpu`: its units per GPU-hour, or the active share.
-    `seconds` and `unit_cost` are for as many units as people name a price for; None where nothing was counted.
-    `efficiency` is `per_gpu` over that of the fewest GPUs (1: linear scaling), `lowest` and `highest` that of single
-    runs.
+    `counter`: what they are compared by, None for activity. `per_gpu`: its units per GPU-hour, or
+    the active share. `seconds` and `unit_cost` are for as many units as people name a price for;
+    None where nothing was counted. `efficiency` is `per_gpu` over that of the fewest GPUs (1:
+    linear scaling), `lowest` and `highest` that of single runs.
     """
 
     accelerators: int
@@ -108,7 +114,10 @@ class ScalingPoint:
 
 @dataclass(frozen=True, slots=True)
 class ScaledRuns:
-    """Runs of one name, team and model on different numbers of GPUs. `cost_micro` is of all of them."""
+    """Runs of one name, team and model on different numbers of GPUs.
+
+    `cost_micro` is of all of them.
+    """
 
     team: str
     name: str
@@ -120,7 +129,9 @@ class ScaledRuns:
 
 @dataclass(frozen=True)
 class RunReport:
-    """All parts of the report. `units` are over the run's whole time, `by` in the requested buckets.
+    """All parts of the report.
+
+    `units` are over the run's whole time, `by` in the requested buckets.
 
     `restarts` counts how often an output counter began anew.
     """
@@ -189,8 +200,12 @@ def _sum_costs(costs: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def run_days(held: Sequence[HeldHour], hours: Mapping[int, HourCost], calendar: Calendar = UTC_DAYS) -> list[RunDay]:
-    """Split the run by days of the bill; an hour that a midnight cuts belongs to the day in which it begins."""
+def run_days(
+    held: Sequence[HeldHour], hours: Mapping[int, HourCost], calendar: Calendar = UTC_DAYS
+) -> list[RunDay]:
+    """Split the run by days of the bill; an hour that a midnight cuts belongs to the day in which
+    it begins.
+    """
     times: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
     costs: defaultdict[int, list[Mapping[str, int]]] = defaultdict(list)
     for usage in held:
@@ -213,21 +228,28 @@ def leading_counter(units: Sequence[UnitCost]) -> UnitCost | None:
     return min(counted, key=lambda unit: COUNTER_PREFERENCE.index(unit.counter), default=None)
 
 
-def units_per_gpu_hour(unit: UnitCost | None, charges: Sequence[Charge], held: Sequence[HeldHour]) -> Decimal | None:
-    """Return units per GPU-hour of covered time; None where nothing was counted or held time is unknown."""
+def units_per_gpu_hour(
+    unit: UnitCost | None, charges: Sequence[Charge], held: Sequence[HeldHour]
+) -> Decimal | None:
+    """Return units per GPU-hour of covered time; None where nothing was counted or held time is
+    unknown.
+    """
     if unit is None or not unit.covered_ms or not hour_costs(charges, held):
         return None
     accelerator_ms = sum(usage.held_ms for usage in held)
     if not accelerator_ms or not unit.held_ms:
         return None
-    return Decimal(unit.units) * unit.held_ms * HOUR_MS / (Decimal(unit.covered_ms) * accelerator_ms)
+    return (
+        Decimal(unit.units) * unit.held_ms * HOUR_MS / (Decimal(unit.covered_ms) * accelerator_ms)
+    )
 
 
 def scaling_points(peers: Sequence[ComparedRun]) -> list[ScalingPoint]:
-    """Show how the output per GPU changes with the number of GPUs, over runs of one name, owner and model.
+    """Show how the output per GPU changes with the number of GPUs, over runs of one name, owner and
+    model.
 
-    By the counter that runs on most numbers of GPUs have, at least two; else by activity. Runs without it are left out.
-    Empty where fewer than two numbers of GPUs can be compared.
+    By the counter that runs on most numbers of GPUs have, at least two; else by activity. Runs
+    without it are left out. Empty where fewer than two numbers of GPUs can be compared.
     """
     counter = _shared_counter(peers)
     groups: defaultdict[int, list[tuple[Decimal, ComparedRun]]] = defaultdict(list)
@@ -238,7 +260,9 @@ def scaling_points(peers: Sequence[ComparedRun]) -> list[ScalingPoint]:
     base = median(rate for rate, _ in groups[min(groups)]) if len(groups) > 1 else None
     if not base:
         return []
-    return [_scaling_point(count, counter, members, base) for count, members in sorted(groups.items())]
+    return [
+        _scaling_point(count, counter, members, base) for count, members in sorted(groups.items())
+    ]
 
 
 def _shared_counter(peers: Sequence[ComparedRun]) -> str | None:
@@ -251,7 +275,9 @@ def _shared_counter(peers: Sequence[ComparedRun]) -> str | None:
 
 
 def _rate(peer: ComparedRun, counter: str) -> Decimal | None:
-    return peer.units_per_gpu_hour if peer.unit is not None and peer.unit.counter == counter else None
+    return (
+        peer.units_per_gpu_hour if peer.unit is not None and peer.unit.counter == counter else None
+    )
 
 
 def _scaling_point(
@@ -265,7 +291,11 @@ def _scaling_point(
         runs=len(members),
         counter=counter,
         per_gpu=median(rates),
-        seconds=median(Decimal(unit.covered_ms * unit.per) / (unit.units * 1000) for unit in units) if units else None,
+        seconds=(
+            median(Decimal(unit.covered_ms * unit.per) / (unit.units * 1000) for unit in units)
+            if units
+            else None
+        ),
         unit_cost=median(costs) if costs else None,
         efficiency=median(rates) / base,
         lowest=min(rates) / base,

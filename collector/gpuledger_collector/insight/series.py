@@ -1,8 +1,9 @@
 """Evenly spaced series of demand, as an estimator needs them.
 
-A table of rows `ts, series, value` becomes one array per series on its own grid. Missing instants are unknown (NaN),
-exactly like a row with an empty value, and never zero. Rows may come in any order; an instant given twice or off the
-grid is a fault of the table, and is reported with its line.
+A table of rows `ts, series, value` becomes one array per series on its own grid. Missing instants
+are unknown (NaN), exactly like a row with an empty value, and never zero. Rows may come in any
+order; an instant given twice or off the grid is a fault of the table, and is reported with its
+line.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ MAX_STEPS = 20_000_000
 
 @dataclass(frozen=True)
 class Series:
-    """One evenly spaced series: `values[i]` is the value at `start_ms + i * step_ms`, NaN where it is not known."""
+    """One evenly spaced series: `values[i]` is the value at `start_ms + i * step_ms`, NaN where it
+    is not known.
+    """
 
     name: str
     start_ms: int
@@ -59,10 +62,13 @@ class Fault:
 def series_of(
     names: Sequence[str], code: Ints, at_ms: Ints, values: Floats, step_ms: int | None = None
 ) -> tuple[list[Series], list[Fault]]:
-    """Build series from parsed rows; `names[code[i]]` owns row i. Without `step_ms` it is the most frequent distance.
+    """Build series from parsed rows; `names[code[i]]` owns row i.
 
-    Returns the series in the order of `names` and the faults of rows that are off the grid or repeat an instant; a
-    series with faults is left out. A series of a single row has the step of the others (an hour when there is none).
+    Without `step_ms` it is the most frequent distance.
+
+    Returns the series in the order of `names` and the faults of rows that are off the grid or
+    repeat an instant; a series with faults is left out. A series of a single row has the step of
+    the others (an hour when there is none).
     """
     order = np.lexsort((at_ms, code))
     bounds = np.searchsorted(code[order], np.arange(len(names) + 1))
@@ -98,12 +104,21 @@ def _faults(name: str, rows: Ints, at_ms: Ints, step: int) -> list[Fault]:
         if int(offset[-1]) // step < MAX_STEPS:
             return []
         return [
-            Fault(int(rows[-1]), "ts", f"series {name!r} would span more than {MAX_STEPS} steps of {step / 1000:g} s")
+            Fault(
+                int(rows[-1]),
+                "ts",
+                f"series {name!r} would span more than {MAX_STEPS} steps of {step / 1000:g} s",
+            )
         ]
     twice = np.concatenate([[False], np.diff(at) == 0])
-    repeated = [Fault(int(rows[i]), "ts", f"series {name!r} has this instant twice") for i in np.flatnonzero(twice)]
+    repeated = [
+        Fault(int(rows[i]), "ts", f"series {name!r} has this instant twice")
+        for i in np.flatnonzero(twice)
+    ]
     uneven = np.flatnonzero(offset % step != 0)
-    text = f"series {name!r} is not evenly spaced: this instant is off its step of {step / 1000:g} s"
+    text = (
+        f"series {name!r} is not evenly spaced: this instant is off its step of {step / 1000:g} s"
+    )
     return repeated + [Fault(int(rows[i]), "ts", text) for i in uneven]
 
 

@@ -1,12 +1,13 @@
 """Spend at the end of a period: an estimate with a band, from the charges of past days.
 
-A future day is expected to cost the mean of the last seven days; from two weeks of history on, the mean of its own
-weekday over the last (at most four) weeks, times the square root of the ratio of the last week to them.
+A future day is expected to cost the mean of the last seven days; from two weeks of history on, the
+mean of its own weekday over the last (at most four) weeks, times the square root of the ratio of
+the last week to them.
 
-The band comes from how wrong the same rule was on this history: it is replayed from every past day, and the absolute
-log ratios of what came to what was expected give its half width (split conformal with the finite-sample rank, Lei et
-al. 2018). Errors of overlapping periods are not independent, so the width grows by days ahead over days known.
-Fewer than five complete days give no estimate.
+The band comes from how wrong the same rule was on this history: it is replayed from every past day,
+and the absolute log ratios of what came to what was expected give its half width (split conformal
+with the finite-sample rank, Lei et al. 2018). Errors of overlapping periods are not independent, so
+the width grows by days ahead over days known. Fewer than five complete days give no estimate.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ FEW_RATIOS = 9
 
 @dataclass(frozen=True, slots=True)
 class SpendForecast:
-    """Spend in micro-units at the end of today and of each following day: `middle`, the band `low` to `high`, `likely`.
+    """Spend in micro-units at the end of today and of each following day: `middle`, the band `low`
+    to `high`, `likely`.
 
     No sequence falls.
     """
@@ -55,11 +57,14 @@ class BudgetExhaustion:
     latest: int | None
 
 
-def forecast_spend(history: Sequence[int], spent: int, left_of_today: float, days_after: int) -> SpendForecast | None:
+def forecast_spend(
+    history: Sequence[int], spent: int, left_of_today: float, days_after: int
+) -> SpendForecast | None:
     """Forecast the spend of a period, None when the history is too short.
 
-    `history`: micro-units of each complete day, oldest first, up to yesterday. `spent`: of the period up to now.
-    `left_of_today`: the remaining fraction of today. `days_after`: days of the period after today.
+    `history`: micro-units of each complete day, oldest first, up to yesterday. `spent`: of the
+    period up to now. `left_of_today`: the remaining fraction of today. `days_after`: days of the
+    period after today.
     """
     past = [float(cost) for cost in history[-MAX_HISTORY_DAYS:]]
     if len(past) < MIN_DAYS:
@@ -67,10 +72,14 @@ def forecast_spend(history: Sequence[int], spent: int, left_of_today: float, day
     # Today counts in part only: what is spent of it already is in `spent`.
     today, *later = expected_days(past, days_after + 1)
     ahead = list(accumulate([today * left_of_today, *later]))
-    widths = [half_widths(ratios, len(past), day + 1) for day, ratios in enumerate(past_ratios(past, days_after + 1))]
+    widths = [
+        half_widths(ratios, len(past), day + 1)
+        for day, ratios in enumerate(past_ratios(past, days_after + 1))
+    ]
 
     def path(factors: Iterable[float]) -> tuple[int, ...]:
-        # Spend never falls, so neither may a path, although the band of a later day may be narrower.
+        # Spend never falls, so neither may a path, although the band of a later day may be
+        # narrower.
         costs = (spent + cost * factor for cost, factor in zip(ahead, factors, strict=True))
         return tuple(round(value) for value in accumulate(costs, max))
 
@@ -91,18 +100,24 @@ def expected_days(past: Sequence[float], days: int) -> list[float]:
     usual, lately = fmean(weeks), fmean(weeks[-WEEK:])
     # The square root goes half of the way (on a log scale) from the usual level to last week's.
     moved = math.sqrt(lately / usual) if usual > 0 else 1.0
-    # The weeks end yesterday, so the first of the seven means belongs to today's weekday, and they repeat.
+    # The weeks end yesterday, so the first of the seven means belongs to today's weekday, and they
+    # repeat.
     weekdays = [fmean(weeks[weekday::WEEK]) * moved for weekday in range(WEEK)]
     return [weekdays[day % WEEK] for day in range(days)]
 
 
 def past_ratios(past: Sequence[float], days: int) -> list[list[float]]:
-    """Return, for each number of days ahead, the ratios of actual to expected cost from every past day.
+    """Return, for each number of days ahead, the ratios of actual to expected cost from every past
+    day.
 
-    Where the history is too short for that many days ahead, the ratios of the longest possible horizon are repeated.
+    Where the history is too short for that many days ahead, the ratios of the longest possible
+    horizon are repeated.
     """
     by_horizon: list[list[float]] = []
-    expected = {origin: list(accumulate(expected_days(past[:origin], days))) for origin in range(MIN_DAYS, len(past))}
+    expected = {
+        origin: list(accumulate(expected_days(past[:origin], days)))
+        for origin in range(MIN_DAYS, len(past))
+    }
     came = {origin: list(accumulate(past[origin : origin + days])) for origin in expected}
     for ahead in range(days):
         ratios = [
@@ -115,7 +130,9 @@ def past_ratios(past: Sequence[float], days: int) -> list[list[float]]:
 
 
 def half_widths(ratios: Sequence[float], known: int, ahead: int) -> tuple[float, float]:
-    """Return half widths, as logarithms, of the shown band and of the one whose lower end is likely exceeded."""
+    """Return half widths, as logarithms, of the shown band and of the one whose lower end is likely
+    exceeded.
+    """
     # Logarithms: twice as much and half as much are equally wrong.
     off = sorted(abs(math.log(ratio)) for ratio in ratios if ratio > 0)
     wider = min(1 + ahead / known, MAX_WIDENING)
@@ -123,13 +140,17 @@ def half_widths(ratios: Sequence[float], known: int, ahead: int) -> tuple[float,
         widest = min(max([0.1, *off]) * 1.25, MAX_LOG_RATIO)
         return widest * wider, widest * wider * LIKELY / BAND
     # The finite-sample rank of split conformal prediction: one more than the errors, rounded up.
-    band, likely = (off[min(math.ceil((len(off) + 1) * level), len(off)) - 1] for level in (BAND, LIKELY))
+    band, likely = (
+        off[min(math.ceil((len(off) + 1) * level), len(off)) - 1] for level in (BAND, LIKELY)
+    )
     return min(band, MAX_LOG_RATIO) * wider, min(likely, MAX_LOG_RATIO) * wider
 
 
 def budget_exhaustion(forecast: SpendForecast, amount: int) -> BudgetExhaustion:
     """Return when the budget is spent: earliest by the high path, latest by the low one."""
-    return BudgetExhaustion(*(_first_at(path, amount) for path in (forecast.high, forecast.middle, forecast.low)))
+    return BudgetExhaustion(
+        *(_first_at(path, amount) for path in (forecast.high, forecast.middle, forecast.low))
+    )
 
 
 def _first_at(path: Sequence[int], amount: int) -> int | None:

@@ -1,4 +1,6 @@
-"""The waste receipt of a workload: what it was charged, and which part was wasted, with the evidence."""
+"""The waste receipt of a workload: what it was charged, and which part was wasted, with the
+evidence.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ READINGS = ("utilization_ratio", "sm_active_ratio", "memory_used_bytes", "power_
 class ReceiptLine(Measures):
     """Charges of one kind of accelerator at one rate, or the share of what nodes cost.
 
-    `commitment` names the commitment that covers it, whose cost it then has; `rate` is what it would have cost without.
-    `node_cost` names what nodes cost: such a line has no GPU-time.
+    `commitment` names the commitment that covers it, whose cost it then has; `rate` is what it
+    would have cost without. `node_cost` names what nodes cost: such a line has no GPU-time.
     """
 
     pool: str
@@ -48,14 +50,19 @@ class ReceiptItem:
 
 @dataclass(frozen=True, slots=True)
 class WasteReceipt:
-    """What a workload had, and what of it was wasted. Items are part of what was charged, never more."""
+    """What a workload had, and what of it was wasted.
+
+    Items are part of what was charged, never more.
+    """
 
     held: Sequence[ReceiptLine]
     items: Sequence[ReceiptItem]
     advice: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
     def totals(self) -> dict[str, tuple[int, int | None, int]]:
-        """By currency: charged, idle by the ledger (None: no activity is known), and found as waste (micro-units)."""
+        """By currency: charged, idle by the ledger (None: no activity is known), and found as waste
+        (micro-units).
+        """
         sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
         known: set[str] = set()
         for line in self.held:
@@ -102,10 +109,14 @@ def make_receipt(
             currency=finding.currency,
             cost_micro=finding.cost_micro,
             confidence=finding.confidence,
-            readings={name: finding.evidence[name] for name in READINGS if name in finding.evidence},
+            readings={
+                name: finding.evidence[name] for name in READINGS if name in finding.evidence
+            },
         )
         for finding in findings
     ]
     return WasteReceipt(
-        list(held.values()), sorted(items, key=lambda item: (-(item.cost_micro or 0), item.since_ms)), advice
+        list(held.values()),
+        sorted(items, key=lambda item: (-(item.cost_micro or 0), item.since_ms)),
+        advice,
     )

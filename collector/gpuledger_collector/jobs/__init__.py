@@ -1,7 +1,8 @@
-"""Scheduled work, one file a job; each is idempotent: stopped after any step and run again, the same ledger.
+"""Scheduled work, one file a job; each is idempotent: stopped after any step and run again, the
+same ledger.
 
-Here stand those of the ledger, which reading commands call first; the searches and what needs numpy are imported from
-their own modules, so that a chargeback does not wait for them.
+Here stand those of the ledger, which reading commands call first; the searches and what needs numpy
+are imported from their own modules, so that a chargeback does not wait for them.
 """
 
 from gpuledger_collector.jobs.create_partitions import create_partitions

@@ -10,7 +10,9 @@ DAYS_AHEAD = 3
 
 
 def create_partitions(database: Database, now_ms: int, ahead: int = DAYS_AHEAD) -> int:
-    """Create today's partitions and those of the `ahead` days after it; return how many were missing."""
+    """Create today's partitions and those of the `ahead` days after it; return how many were
+    missing.
+    """
     today_ms = day_of(now_ms).start_ms
     days_ms = [today_ms + number * DAY_MS for number in range(ahead + 1)]
     created = 0

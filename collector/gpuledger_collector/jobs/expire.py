@@ -1,9 +1,10 @@
 """Delete minutes, slow metrics, findings and names that are older than the settings keep them.
 
-Minutes expire by whole days, and only when the node utilization of every day before was computed from them. The bound
-is stored before the first minute is deleted: from then on no minutes are computed before it, so that late evidence
-leaves no day with only a few of its minutes. The last value of a slow metric before the bound stays, since it still
-holds. A run that stopped anywhere is completed by the next one.
+Minutes expire by whole days, and only when the node utilization of every day before was computed
+from them. The bound is stored before the first minute is deleted: from then on no minutes are
+computed before it, so that late evidence leaves no day with only a few of its minutes. The last
+value of a slow metric before the bound stays, since it still holds. A run that stopped anywhere is
+completed by the next one.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class Expired:
 
 
 def expire(
-    database: Database, keep: RetentionDays, now_ms: int, stopping: Callable[[], bool] = lambda: False
+    database: Database,
+    keep: RetentionDays,
+    now_ms: int,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Expired:
     """Delete what is older than its retention, counted from the start of today (UTC)."""
     today_ms = day_of(now_ms).start_ms
@@ -57,9 +61,12 @@ def expire(
     if keep.minutes:
         since_ms = bound(keep.node_utilization) if keep.node_utilization else 0
         with database.connect() as connection:
-            # Node utilization of these days is still to be computed: nothing from the earliest of them on is deleted.
+            # Node utilization of these days is still to be computed: nothing from the earliest of
+            # them on is deleted.
             needed = node_utilization.days_to_recompute(connection, since_ms, now_ms)
-        minutes = retention.expire_minutes(database, min(bound(keep.minutes), *needed, today_ms), stopping)
+        minutes = retention.expire_minutes(
+            database, min(bound(keep.minutes), *needed, today_ms), stopping
+        )
     if keep.states:
         states = retention.expire_states(database, bound(keep.states), stopping)
     if keep.findings:

@@ -1,11 +1,12 @@
 """Find anomalous spending: a finding for each episode, with its team, start, cause and cost.
 
-Each team's hours are priced three times: at the first rates, which isolates usage and is what the detector sees; at the
-rates in force; and at those of three days before, which shows from the price book alone how much dearer the same usage
-has become. The cost of an episode is exact: what its hours cost, less what the same hours cost a week (or days) before,
-split into price, volume and mix. The cause comes from the runs themselves (insight.anomalies.causes); a storm of short
-runs is found from them alone, however little it costs, as an episode with the state `storm`. An hour without evidence
-is unknown: neither a saving nor an anomaly.
+Each team's hours are priced three times: at the first rates, which isolates usage and is what the
+detector sees; at the rates in force; and at those of three days before, which shows from the price
+book alone how much dearer the same usage has become. The cost of an episode is exact: what its
+hours cost, less what the same hours cost a week (or days) before, split into price, volume and mix.
+The cause comes from the runs themselves (insight.anomalies.causes); a storm of short runs is found
+from them alone, however little it costs, as an episode with the state `storm`. An hour without
+evidence is unknown: neither a saving nor an anomaly.
 """
 
 from __future__ import annotations
@@ -46,18 +47,25 @@ KIND = "anomaly"
 HISTORY_DAYS = 42
 """Days of spending that are read; all but the first three of them are judged."""
 SETTLED_DAYS = 15
-"""Findings that began within the first days of the history stay as they are: their context is no longer read."""
+"""Findings that began within the first days of the history stay as they are: their context is no
+longer read.
+"""
 WEEK_MS = 7 * DAY_MS
 MIN_COVERAGE = 0.9
 MIN_SHARE_OF_DAY = 0.05
-"""Episodes below this part of the team's usual day, over the expected cost or over the same hours before, are not worth
-a person's time; a dearer rate always is."""
+"""Episodes below this part of the team's usual day, over the expected cost or over the same hours
+before, are not worth a person's time; a dearer rate always is.
+"""
 SHOWN_DRIVERS = 5
 STORM = "storm"
 FIRST_MINUTE = "first_minute_ms"
-"""Evidence key of an episode that was first found from minutes: when its first workload began (unix ms)."""
+"""Evidence key of an episode that was first found from minutes: when its first workload began (unix
+ms).
+"""
 BY_MINUTES = "by_minutes"
-"""Evidence key of an episode that was found from minutes (watch_spending.py) and not confirmed by an hour yet."""
+"""Evidence key of an episode that was found from minutes (watch_spending.py) and not confirmed by
+an hour yet.
+"""
 STORM_ENDED_MS = 2 * HOUR_MS
 """A storm without a run for this long has ended."""
 STORM_CONFIDENCE = 0.8
@@ -66,7 +74,9 @@ STORM_CONFIDENCE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class PricedUsage:
-    """One workload's usage in a rating interval with its exact cost, and its cost at the first rates."""
+    """One workload's usage in a rating interval with its exact cost, and its cost at the first
+    rates.
+    """
 
     usage: WorkloadUsage
     label: tuple[str, ...]
@@ -99,9 +109,15 @@ class TeamSpending:
         """The team as people read it."""
         return self.name or "(unattributed)"
 
-    def series(self, end_ms: int, coverage: Mapping[tuple[str, int], float]) -> tuple[Series, Flags]:
-        """Hourly spending at the first rates, NaN without enough evidence; and the hours in which rates have risen."""
-        start_ms = min(priced.usage.rating_interval_ms for priced in self.usage) // HOUR_MS * HOUR_MS
+    def series(
+        self, end_ms: int, coverage: Mapping[tuple[str, int], float]
+    ) -> tuple[Series, Flags]:
+        """Hourly spending at the first rates, NaN without enough evidence; and the hours in which
+        rates have risen.
+        """
+        start_ms = (
+            min(priced.usage.rating_interval_ms for priced in self.usage) // HOUR_MS * HOUR_MS
+        )
         hours = (end_ms - start_ms) // HOUR_MS
         first, actual, before = np.zeros(hours), np.zeros(hours), np.zeros(hours)
         for priced in self.usage:
@@ -111,14 +127,21 @@ class TeamSpending:
             before[hour] += priced.before_micro
         # An hour that is seen in part only would look cheap: unknown is better than too low.
         for hour in range(hours):
-            if any(coverage.get((pool, start_ms + hour * HOUR_MS), 0.0) < MIN_COVERAGE for pool in self.pools):
+            if any(
+                coverage.get((pool, start_ms + hour * HOUR_MS), 0.0) < MIN_COVERAGE
+                for pool in self.pools
+            ):
                 first[hour] = np.nan
-        # A rise of the rate is visible in any hour, also in one with too little evidence to judge usage.
+        # A rise of the rate is visible in any hour, also in one with too little evidence to judge
+        # usage.
         return Series(self.name, start_ms, HOUR_MS, first), actual > PRICE_RISE * before
 
 
 def find_anomalies(database: Database, now_ms: int) -> int:
-    """Judge every team's hours; return how many episodes there are. A read replica leaves it to the primary."""
+    """Judge every team's hours; return how many episodes there are.
+
+    A read replica leaves it to the primary.
+    """
     if database.standby:
         return 0
     end_ms = now_ms // HOUR_MS * HOUR_MS
@@ -128,7 +151,10 @@ def find_anomalies(database: Database, now_ms: int) -> int:
         if not usage:
             return 0
         coverage = minutes.coverage(connection, start_ms, end_ms)
-        known = {finding.key: finding for finding in findings.overlapping(connection, KIND, start_ms, end_ms)}
+        known = {
+            finding.key: finding
+            for finding in findings.overlapping(connection, KIND, start_ms, end_ms)
+        }
         current: dict[str, Finding] = {}
         for team in team_spending(connection, usage):
             detection = detect(*team.series(end_ms, coverage))
@@ -136,7 +162,9 @@ def find_anomalies(database: Database, now_ms: int) -> int:
                 finding
                 for episode in group_episodes(detection)
                 if _is_worth_telling(
-                    finding := _episode_finding(team, detection, episode, list(known.values())), detection, episode
+                    finding := _episode_finding(team, detection, episode, list(known.values())),
+                    detection,
+                    episode,
                 )
             ]
             storms = [
@@ -145,7 +173,8 @@ def find_anomalies(database: Database, now_ms: int) -> int:
                 if not _is_explained(storm, episodes)
             ]
             current |= {finding.key: finding for finding in (*episodes, *storms)}
-        # Findings of the settled days are kept, and so are those from minutes that no hour has confirmed yet.
+        # Findings of the settled days are kept, and so are those from minutes that no hour has
+        # confirmed yet.
         vanished = [
             key
             for key, finding in known.items()
@@ -170,7 +199,8 @@ def team_spending(connection: Connection, usage: Sequence[WorkloadUsage]) -> lis
         if price is None:
             continue
         place = use.pool, use.gpu_model, use.node
-        # The series is judged at the first rates: a price change must not look like a change of usage.
+        # The series is judged at the first rates: a price change must not look like a change of
+        # usage.
         first_rate = float(first_prices.setdefault(place, price).rate)
         # Without a rate then, nothing has become dearer.
         earlier = book.price_at(*place, use.rating_interval_ms - 3 * DAY_MS) or price
@@ -197,9 +227,9 @@ def team_spending(connection: Connection, usage: Sequence[WorkloadUsage]) -> lis
 def _runs(usage: Iterable[PricedUsage], last_ms: int) -> list[WorkloadRun]:
     """Runs of workloads, by start; those that held up to the end of the last hour are ongoing.
 
-    The ledger says how long a workload held in each rating interval, not from when: a run is assumed to fill its first
-    interval to the end and its last from the start, as every run over an edge does. Runs of one name within a single
-    rating interval are placed one after the other.
+    The ledger says how long a workload held in each rating interval, not from when: a run is
+    assumed to fill its first interval to the end and its last from the start, as every run over an
+    edge does. Runs of one name within a single rating interval are placed one after the other.
     """
     by_workload: dict[int, list[PricedUsage]] = defaultdict(list)
     for priced in usage:
@@ -251,7 +281,12 @@ def _episode_finding(
     rates = _rate_changes(team, start_ms, until_ms, back_ms)
     by_price = bool(detection.price[part].any())
     by_usage = bool((detection.flag & ~detection.price)[part].any())
-    evidence = _evidence(changes, rates, _cause(team, detection, episode, start_ms, until_ms, changes, rates), back_ms)
+    evidence = _evidence(
+        changes,
+        rates,
+        _cause(team, detection, episode, start_ms, until_ms, changes, rates),
+        back_ms,
+    )
     if first_minute_ms is not None:
         evidence[FIRST_MINUTE] = first_minute_ms
     evidence["highest_score"] = round(float(np.nanmax(detection.score[part])), 2)
@@ -307,8 +342,12 @@ def team_finding(
     )
 
 
-def _same_episode(known: Iterable[Finding], team: TeamSpending, start_ms: int, until_ms: int) -> Finding | None:
-    """The earlier finding of this episode; one found from minutes also when hours confirm it some time later."""
+def _same_episode(
+    known: Iterable[Finding], team: TeamSpending, start_ms: int, until_ms: int
+) -> Finding | None:
+    """The earlier finding of this episode; one found from minutes also when hours confirm it some
+    time later.
+    """
     for finding in known:
         reach_ms = MERGE_HOURS * HOUR_MS if BY_MINUTES in finding.evidence else 0
         if (
@@ -391,10 +430,16 @@ def _is_explained(storm: RetryStorm, episodes: Iterable[Finding]) -> bool:
 
 
 def _storm_finding(team: TeamSpending, storm: RetryStorm, start_ms: int, end_ms: int) -> Finding:
-    """A storm as an episode of its own; its cost is what the job cost more than in the same hours before."""
+    """A storm as an episode of its own; its cost is what the job cost more than in the same hours
+    before.
+    """
     first_ms, last_ms = storm.begin_ms // HOUR_MS * HOUR_MS, -(-storm.until_ms // HOUR_MS) * HOUR_MS
     back_ms = _comparison_distance(first_ms - start_ms, last_ms - first_ms)
-    changes = [driver for driver in _drivers(team, first_ms, last_ms, back_ms) if driver.label == (storm.name,)]
+    changes = [
+        driver
+        for driver in _drivers(team, first_ms, last_ms, back_ms)
+        if driver.label == (storm.name,)
+    ]
     cost = sum(driver.change_micro for driver in changes)
     return team_finding(
         team,
@@ -412,10 +457,16 @@ def _storm_finding(team: TeamSpending, storm: RetryStorm, start_ms: int, end_ms:
 
 
 def _is_worth_telling(finding: Finding, detection: Detection, episode: AnomalyEpisode) -> bool:
-    if detection.price[episode.first : episode.last + 1].any() and finding.evidence["price_micro"] > 0:
+    if (
+        detection.price[episode.first : episode.last + 1].any()
+        and finding.evidence["price_micro"] > 0
+    ):
         return True
-    # Both must be large: people read the cost against the same hours before, which may have been as high.
-    return min(finding.cost_micro or 0, episode.excess * MICRO) > MIN_SHARE_OF_DAY * _usual_day_micro(detection)
+    # Both must be large: people read the cost against the same hours before, which may have been as
+    # high.
+    return min(
+        finding.cost_micro or 0, episode.excess * MICRO
+    ) > MIN_SHARE_OF_DAY * _usual_day_micro(detection)
 
 
 def _usual_day_micro(detection: Detection) -> float:
@@ -426,7 +477,8 @@ def _usual_day_micro(detection: Detection) -> float:
 
 def _comparison_distance(history_ms: int, length_ms: int) -> int:
     """How far back the comparison lies: whole weeks, or whole days when the history is too short."""
-    # Longer than the episode, so that it is not compared with itself; weeks, since days of the week differ.
+    # Longer than the episode, so that it is not compared with itself; weeks, since days of the week
+    # differ.
     weeks_ms = max(WEEK_MS, -(-length_ms // WEEK_MS) * WEEK_MS)
     return weeks_ms if history_ms >= weeks_ms else max(DAY_MS, -(-length_ms // DAY_MS) * DAY_MS)
 
@@ -434,13 +486,21 @@ def _comparison_distance(history_ms: int, length_ms: int) -> int:
 def _drivers(team: TeamSpending, start_ms: int, until_ms: int, back_ms: int) -> list[Driver]:
     """What changed the cost of the episode against the same hours before."""
     before = [
-        priced.held() for priced in team.usage if start_ms <= priced.usage.rating_interval_ms + back_ms < until_ms
+        priced.held()
+        for priced in team.usage
+        if start_ms <= priced.usage.rating_interval_ms + back_ms < until_ms
     ]
-    after = [priced.held() for priced in team.usage if start_ms <= priced.usage.rating_interval_ms < until_ms]
+    after = [
+        priced.held()
+        for priced in team.usage
+        if start_ms <= priced.usage.rating_interval_ms < until_ms
+    ]
     return drivers(before, after)
 
 
-def _rate_changes(team: TeamSpending, start_ms: int, until_ms: int, back_ms: int) -> list[dict[str, str]]:
+def _rate_changes(
+    team: TeamSpending, start_ms: int, until_ms: int, back_ms: int
+) -> list[dict[str, str]]:
     """Rates of the episode that differ from those of the same hours before, by pool and model."""
     old: dict[tuple[str, str], set[str]] = defaultdict(set)
     new: dict[tuple[str, str], set[str]] = defaultdict(set)

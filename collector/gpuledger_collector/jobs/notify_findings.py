@@ -1,8 +1,10 @@
-"""Notify people of findings: owners of idle GPUs, their leads when nobody responds, teams with anomalous spending.
+"""Notify people of findings: owners of idle GPUs, their leads when nobody responds, teams with
+anomalous spending.
 
-Leads also get a summary of each week. A notification and its messages are written in one transaction, alone in writing
-notifications: a run that stops anywhere, and two at once, notify of each episode once. The state of an episode comes
-from its findings; notifications never change findings.
+Leads also get a summary of each week. A notification and its messages are written in one
+transaction, alone in writing notifications: a run that stops anywhere, and two at once, notify of
+each episode once. The state of an episode comes from its findings; notifications never change
+findings.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ from gpuledger_collector.storage.billing import budgets, price_book
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.notifications import finding_notifications, notification_rules, outbox
+from gpuledger_collector.storage.notifications import (
+    finding_notifications,
+    notification_rules,
+    outbox,
+)
 from gpuledger_collector.storage.notifications.delivery_rules import local_week
 from gpuledger_collector.storage.notifications.finding_rules import (
     ANOMALY,
@@ -64,7 +70,9 @@ class MailWriters:
 
 @dataclass
 class NotificationReport:
-    """What a run did; `unreachable` counts workloads without an owner's address and without team recipients."""
+    """What a run did; `unreachable` counts workloads without an owner's address and without team
+    recipients.
+    """
 
     idle: int = 0
     escalated: int = 0
@@ -77,9 +85,9 @@ class NotificationReport:
     def __str__(self) -> str:
         """One line for the record of job runs."""
         return (
-            f"{plural(self.idle, 'idle episode')} notified, {self.escalated} escalated, {self.closed} ended, "
-            f"{plural(self.anomalies, 'spending episode')} notified, {self.summaries} weekly summaries, "
-            f"{self.unreachable} without an address"
+            f"{plural(self.idle, 'idle episode')} notified, {self.escalated} escalated,"
+            f" {self.closed} ended, {plural(self.anomalies, 'spending episode')} notified,"
+            f" {self.summaries} weekly summaries, {self.unreachable} without an address"
         )
 
 
@@ -100,7 +108,9 @@ def notify_findings(
 class _Run:
     """One run of the job, inside its transaction."""
 
-    def __init__(self, connection: Connection, contacts: Sequence[Contact], at_ms: int, writers: MailWriters) -> None:
+    def __init__(
+        self, connection: Connection, contacts: Sequence[Contact], at_ms: int, writers: MailWriters
+    ) -> None:
         self._connection, self._contacts = connection, contacts
         self._at_ms, self._writers = at_ms, writers
         self.report = NotificationReport()
@@ -113,11 +123,21 @@ class _Run:
         }
         past = [
             self._updated(notification, workloads.get(notification.subject))
-            for notification in finding_notifications.recent(self._connection, IDLE, self._at_ms - HISTORY_MS)
+            for notification in finding_notifications.recent(
+                self._connection, IDLE, self._at_ms - HISTORY_MS
+            )
         ]
-        ongoing = {notification.subject: notification for notification in past if notification.closed_ms is None}
+        ongoing = {
+            notification.subject: notification
+            for notification in past
+            if notification.closed_ms is None
+        }
         # Acknowledged means: no further mail about this workload until the acknowledgment expires.
-        muted = {notification.subject for notification in past if notification.is_acknowledged(self._at_ms)}
+        muted = {
+            notification.subject
+            for notification in past
+            if notification.is_acknowledged(self._at_ms)
+        }
         new: dict[tuple[str, ...], list[IdleWorkload]] = {}
         unanswered: dict[tuple[str, ...], list[tuple[Notification, IdleWorkload]]] = {}
         for subject, workload in workloads.items():
@@ -134,20 +154,27 @@ class _Run:
             else:
                 self.report.unreachable += 1
         rounds = [notification.subject for notification in past]
-        # One mail for all workloads of the same people. Sorted, so that a repeated run writes them in the same order.
+        # One mail for all workloads of the same people. Sorted, so that a repeated run writes them
+        # in the same order.
         for recipients, group in sorted(new.items(), key=lambda entry: entry[0]):
             self._notify_owner(recipients, group, rounds)
         for leads, waiting in sorted(unanswered.items(), key=lambda entry: entry[0]):
             self._escalate(leads, waiting)
 
     def _updated(self, notification: Notification, workload: IdleWorkload | None) -> Notification:
-        """Bring a notification up to date: its episode is ongoing, has ended, or its acknowledgement has expired."""
+        """Bring a notification up to date: its episode is ongoing, has ended, or its
+        acknowledgement has expired.
+        """
         ongoing = workload is not None and any(
-            accelerator.finding.key in notification.findings for accelerator in workload.accelerators
+            accelerator.finding.key in notification.findings
+            for accelerator in workload.accelerators
         )
-        if notification.closed_ms is not None and not (ongoing and notification.ack_until_ms is None):
+        if notification.closed_ms is not None and not (
+            ongoing and notification.ack_until_ms is None
+        ):
             return notification
-        # An episode that had ended and continues after all is still the same one: its people know of it.
+        # An episode that had ended and continues after all is still the same one: its people know
+        # of it.
         before, notification = notification, replace(notification, closed_ms=None)
         if workload is None or not ongoing:
             self.report.closed += 1
@@ -157,7 +184,9 @@ class _Run:
         else:
             keys = [*notification.findings, *(each.finding.key for each in workload.accelerators)]
             until_ms = max(notification.until_ms, workload.until_ms)
-            notification = replace(notification, findings=tuple(dict.fromkeys(keys)), until_ms=until_ms)
+            notification = replace(
+                notification, findings=tuple(dict.fromkeys(keys)), until_ms=until_ms
+            )
         if notification != before:
             finding_notifications.update(self._connection, notification)
         return notification
@@ -168,7 +197,8 @@ class _Run:
         sections = []
         for workload in workloads:
             subject = str(workload.workload_id)
-            # The count makes the key new when an acknowledgement has expired and the same episode is notified again.
+            # The count makes the key new when an acknowledgement has expired and the same episode
+            # is notified again.
             notification_id = self._add(
                 key=f"{IDLE}:{subject}:{workload.since_ms}:{rounds.count(subject)}",
                 kind=IDLE,
@@ -185,57 +215,86 @@ class _Run:
             return
         self.report.idle += len(sections)
         contacts = [team_contact(self._contacts, section.workload.team) for section in sections]
-        escalate_days = contacts[0].escalate_days if any(contact.leads for contact in contacts) else 0
-        to_owner = all(recipients != team_contact(self._contacts, workload.team).recipients for workload in workloads)
+        escalate_days = (
+            contacts[0].escalate_days if any(contact.leads for contact in contacts) else 0
+        )
+        to_owner = all(
+            recipients != team_contact(self._contacts, workload.team).recipients
+            for workload in workloads
+        )
         notice = IdleNotice(tuple(sections), self._at_ms, escalate_days, to_owner=to_owner)
-        self._put(f"{IDLE}/{sections[0].notification_id}", IDLE, recipients, self._writers.idle(notice))
+        self._put(
+            f"{IDLE}/{sections[0].notification_id}", IDLE, recipients, self._writers.idle(notice)
+        )
 
     def _add(self, **facts: Any) -> int | None:
         notification = Notification(id=0, notified_ms=self._at_ms, **facts)
         return finding_notifications.add(self._connection, notification)
 
-    def _put(self, key: str, kind: str, recipients: Sequence[str], content: Content, thread: str = "") -> int:
+    def _put(
+        self, key: str, kind: str, recipients: Sequence[str], content: Content, thread: str = ""
+    ) -> int:
         count = 0
         for recipient in recipients:
-            message = Message(key, kind, recipient, content, self._at_ms, self._at_ms, thread or key)
-            # False where a message with this key exists: a run that is repeated writes nothing twice.
+            message = Message(
+                key, kind, recipient, content, self._at_ms, self._at_ms, thread or key
+            )
+            # False where a message with this key exists: a run that is repeated writes nothing
+            # twice.
             if outbox.put(self._connection, message):
                 self.report.messages.append(message)
                 count += 1
         return count
 
-    def _escalate(self, leads: tuple[str, ...], waiting: Sequence[tuple[Notification, IdleWorkload]]) -> None:
+    def _escalate(
+        self, leads: tuple[str, ...], waiting: Sequence[tuple[Notification, IdleWorkload]]
+    ) -> None:
         notifications = [notification for notification, _ in waiting]
         for notification in notifications:
-            finding_notifications.update(self._connection, replace(notification, escalated_ms=self._at_ms))
+            finding_notifications.update(
+                self._connection, replace(notification, escalated_ms=self._at_ms)
+            )
         self.report.escalated += len(waiting)
         notice = IdleNotice(
             tuple(Section(notification.id, workload) for notification, workload in waiting),
             self._at_ms,
             team_contact(self._contacts, waiting[0][1].team).escalate_days,
             min(notification.notified_ms for notification in notifications),
-            tuple(dict.fromkeys(name for notification in notifications for name in notification.recipients)),
+            tuple(
+                dict.fromkeys(
+                    name for notification in notifications for name in notification.recipients
+                )
+            ),
             to_owner=False,
         )
         thread = f"{IDLE}/{notifications[0].id}"
         self._put(f"{thread}/escalated", IDLE, leads, self._writers.idle(notice), thread)
 
     def notify_anomalies(self) -> None:
-        """Notify of each spending episode once, however it grows; only a later one is notified again."""
+        """Notify of each spending episode once, however it grows; only a later one is notified
+        again.
+        """
         known = finding_notifications.recent(self._connection, ANOMALY, self._at_ms - HISTORY_MS)
         ongoing = finding_notifications.ongoing_anomalies(self._connection, self._at_ms)
         keys = {finding.key for finding in ongoing}
-        floors = {floor.currency: floor.amount_micro for floor in notification_rules.anomaly_floors(self._connection)}
+        floors = {
+            floor.currency: floor.amount_micro
+            for floor in notification_rules.anomaly_floors(self._connection)
+        }
         for notification in known:
             is_old = notification.notified_ms < self._at_ms - MAX_AGE_MS
             if notification.closed_ms is None and is_old and not keys & set(notification.findings):
-                finding_notifications.update(self._connection, replace(notification, closed_ms=self._at_ms))
+                finding_notifications.update(
+                    self._connection, replace(notification, closed_ms=self._at_ms)
+                )
         for finding in ongoing:
             subject = f"{finding.subject}:{finding.currency or ''}"
             same = _same_episode(known, finding, subject)
             if same is not None:
                 findings = tuple(dict.fromkeys([*same.findings, finding.key]))
-                grown = replace(same, until_ms=max(same.until_ms, finding.until_ms), findings=findings)
+                grown = replace(
+                    same, until_ms=max(same.until_ms, finding.until_ms), findings=findings
+                )
                 if grown != same:
                     known[known.index(same)] = grown
                     finding_notifications.update(self._connection, grown)
@@ -259,7 +318,9 @@ class _Run:
             )
             if notification_id is not None:
                 self.report.anomalies += 1
-                content = self._writers.anomaly(AnomalyNotice(notification_id, finding, self._at_ms))
+                content = self._writers.anomaly(
+                    AnomalyNotice(notification_id, finding, self._at_ms)
+                )
                 self._put(f"{ANOMALY}/{notification_id}", ANOMALY, recipients, content)
 
     def send_summaries(self) -> None:
@@ -269,12 +330,16 @@ class _Run:
         for contact in self._contacts:
             if not (contact.team and contact.leads and contact.summary):
                 continue
-            # The week that holds the last millisecond before this one: correct where clocks change, unlike minus seven
-            # days.
+            # The week that holds the last millisecond before this one: correct where clocks change,
+            # unlike minus seven days.
             week = local_week(contact.zone, local_week(contact.zone, self._at_ms).start_ms - 1)
             if week not in rows:
                 rows[week] = findings.list_named(self._connection, IDLE, week.start_ms, week.end_ms)
-            teams = sorted({row.team for row in rows[week]} - own_contact) if contact.team == "*" else [contact.team]
+            teams = (
+                sorted({row.team for row in rows[week]} - own_contact)
+                if contact.team == "*"
+                else [contact.team]
+            )
             for team in teams:
                 summary = replace(
                     self._summary(team, rows[week], week, contact.zone),
@@ -284,10 +349,14 @@ class _Run:
                 if idle_ns >= MIN_SUMMARY_GPU_HOURS * GPU_NS_PER_HOUR:
                     key, thread = f"{SUMMARY}/{team}/{week.start_ms}", f"{SUMMARY}/{team}"
                     content = self._writers.summary(summary)
-                    self.report.summaries += bool(self._put(key, SUMMARY, contact.leads, content, thread))
+                    self.report.summaries += bool(
+                        self._put(key, SUMMARY, contact.leads, content, thread)
+                    )
 
     def _week_before(self, team: str, week: Period, zone: str) -> IdleWeek | None:
-        """The idle usage of the team in the week before; None when the ledger did not cover all of it."""
+        """The idle usage of the team in the week before; None when the ledger did not cover all of
+        it.
+        """
         before = local_week(zone, week.start_ms - 1)
         if budgets.known_since(self._connection, before) > before.start_ms:
             return None
@@ -301,7 +370,9 @@ class _Run:
         is_priced = all(usage.cost_micro is not None for usage in used)
         return IdleWeek(sum(usage.gpu_ns for usage in used), costs, is_priced)
 
-    def _summary(self, team: str, rows: Sequence[NamedFinding], week: Period, zone: str) -> WeeklySummary:
+    def _summary(
+        self, team: str, rows: Sequence[NamedFinding], week: Period, zone: str
+    ) -> WeeklySummary:
         wasted = _wasted_by_workload(rows, team, week, price_book.current(self._connection))
         sent = [
             notification
@@ -329,24 +400,37 @@ class _Run:
             ),
             notified=len(sent),
             acknowledged=sum(notification.acked_ms is not None for notification in sent),
-            ended=sum(notification.closed_ms is not None and notification.acked_ms is None for notification in sent),
+            ended=sum(
+                notification.closed_ms is not None and notification.acked_ms is None
+                for notification in sent
+            ),
             unreachable=tuple(sorted(unreachable)),
         )
 
 
-def _same_episode(known: Sequence[Notification], finding: Finding, subject: str) -> Notification | None:
-    """The notification of this episode: by its finding, or by an overlap, since a new search may move its start."""
+def _same_episode(
+    known: Sequence[Notification], finding: Finding, subject: str
+) -> Notification | None:
+    """The notification of this episode: by its finding, or by an overlap, since a new search may
+    move its start.
+    """
     # A notified storm that grows until one job makes most of the spending is still that storm.
     jobs = finding.evidence.get("workloads", [])[:1]
     about = {deduplication_key_of(finding.key, subject), *(f"{subject}:{job}" for job in jobs)}
     for notification in known:
-        overlaps = notification.until_ms >= finding.since_ms and notification.since_ms < finding.until_ms
-        if finding.key in notification.findings or (notification.deduplication_key in about and overlaps):
+        overlaps = (
+            notification.until_ms >= finding.since_ms and notification.since_ms < finding.until_ms
+        )
+        if finding.key in notification.findings or (
+            notification.deduplication_key in about and overlaps
+        ):
             return notification
     return None
 
 
-def _wasted_by_workload(rows: Sequence[NamedFinding], team: str, week: Period, book: PriceBook) -> list[WastedUsage]:
+def _wasted_by_workload(
+    rows: Sequence[NamedFinding], team: str, week: Period, book: PriceBook
+) -> list[WastedUsage]:
     """Idle usage of a team inside a week, by workload."""
     by_workload: dict[int, list[NamedFinding]] = {}
     for row in rows:
@@ -356,14 +440,18 @@ def _wasted_by_workload(rows: Sequence[NamedFinding], team: str, week: Period, b
 
 
 def _wasted_usage(rows: Sequence[NamedFinding], week: Period, book: PriceBook) -> WastedUsage:
-    """Idle usage of one workload inside a week, exact: each rating interval at the rate in force in it."""
+    """Idle usage of one workload inside a week, exact: each rating interval at the rate in force in
+    it.
+    """
     gpu_ns, cost, per_day = 0, 0, 0
     currencies: set[str | None] = set()
     for row in rows:
         evidence = row.evidence
         wasted = {int(at_ms): ns for at_ms, ns in evidence["wasted_gpu_ns"].items()}
         inside = {at_ms: ns for at_ms, ns in wasted.items() if week.start_ms <= at_ms < week.end_ms}
-        place = AcceleratorPlace(row.gpu_micro or 0, evidence.get("pool", ""), row.model or "", row.node)
+        place = AcceleratorPlace(
+            row.gpu_micro or 0, evidence.get("pool", ""), row.model or "", row.node
+        )
         priced = price_waste(place, inside, book, week.end_ms - 1)
         if not priced.gpu_ns:
             continue

@@ -1,7 +1,9 @@
-"""Pack old samples, and delete packed samples, usage intervals and batch keys older than the settings keep them.
+"""Pack old samples, and delete packed samples, usage intervals and batch keys older than the
+settings keep them.
 
-A day is either packed or its rows are still there, wherever a run stops; late samples are packed by the next run. The
-job runs in parallel to the others: a day of a large fleet takes minutes, and blocks writers only at its end.
+A day is either packed or its rows are still there, wherever a run stops; late samples are packed by
+the next run. The job runs in parallel to the others: a day of a large fleet takes minutes, and
+blocks writers only at its end.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from gpuledger_common.plurals import plural
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRetention:
-    """Days until samples are packed, and days that packed samples, usage intervals and batch keys are kept (0: always).
+    """Days until samples are packed, and days that packed samples, usage intervals and batch keys
+    are kept (0: always).
 
-    A batch key must outlive whatever an agent may still send again: 35 days with its rollups, and two more.
+    A batch key must outlive whatever an agent may still send again: 35 days with its rollups, and
+    two more.
     """
 
     pack_after_days: int
@@ -41,9 +45,12 @@ class PackingReport:
 
     def __str__(self) -> str:
         return (
-            f"{plural(len(self.packed), 'day')} of {plural(sum(day.rows for day in self.packed), 'sample')} packed; "
-            f"{plural(self.expired_blobs, 'packed accelerator-day')}, {plural(len(self.expired_days), 'day')} of usage "
-            f"intervals and {plural(self.expired_batches, 'batch key')} deleted; {plural(len(self.busy), 'day')} busy"
+            f"{plural(len(self.packed), 'day')} of"
+            f" {plural(sum(day.rows for day in self.packed), 'sample')} packed;"
+            f" {plural(self.expired_blobs, 'packed accelerator-day')},"
+            f" {plural(len(self.expired_days), 'day')} of usage intervals and"
+            f" {plural(self.expired_batches, 'batch key')} deleted; {plural(len(self.busy), 'day')}"
+            " busy"
         )
 
 
@@ -81,7 +88,11 @@ def pack_samples(
     if retention.keep_usage_interval_days:
         before_ms = today_ms - retention.keep_usage_interval_days * DAY_MS
         for day_ms in archive.expirable_usage_intervals(database, before_ms):
-            (expired_days if archive.expire_usage_intervals(database, day_ms, now_ms) else busy).append(day_ms)
+            (
+                expired_days if archive.expire_usage_intervals(database, day_ms, now_ms) else busy
+            ).append(day_ms)
     if retention.keep_batches_days:
-        batches = archive.expire_batches(database, now_ms - retention.keep_batches_days * DAY_MS, stopping)
+        batches = archive.expire_batches(
+            database, now_ms - retention.keep_batches_days * DAY_MS, stopping
+        )
     return PackingReport(tuple(packed), blobs, tuple(expired_days), tuple(busy), batches)

@@ -1,8 +1,10 @@
-"""Reclaim GPUs that have been idle for long, where a team opted in: first shown by a dry run, then done, each once.
+"""Reclaim GPUs that have been idle for long, where a team opted in: first shown by a dry run, then
+done, each once.
 
-A run has up to three transactions: it records what a dry run may show, with the instant since when it is shown without
-a break; it records, also in the audit log, that an action is about to be done; and it records the outcome. A process
-that ends between the last two leaves the action `doing`: the next run asks the backend whether it is done already.
+A run has up to three transactions: it records what a dry run may show, with the instant since when
+it is shown without a break; it records, also in the audit log, that an action is about to be done;
+and it records the outcome. A process that ends between the last two leaves the action `doing`: the
+next run asks the backend whether it is done already.
 """
 
 from __future__ import annotations
@@ -14,7 +16,11 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.notifications.reclaim import NotReclaimed, ReclaimBackend
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.notifications import finding_notifications, notification_rules, outbox
+from gpuledger_collector.storage.notifications import (
+    finding_notifications,
+    notification_rules,
+    outbox,
+)
 from gpuledger_collector.storage.notifications.finding_rules import (
     IDLE,
     NOT_NOTIFIED,
@@ -86,7 +92,11 @@ def candidates(connection: Connection, at_ms: int) -> list[Candidate]:
                 continue
             sent_ms = finding_notifications.sent_ms(connection, notification)
             spared = reason_to_spare(rule, workload, notification, sent_ms, at_ms)
-            reached.append(Candidate(rule, workload, notification, spared, f"{notification.key}/{rule.do}", target))
+            reached.append(
+                Candidate(
+                    rule, workload, notification, spared, f"{notification.key}/{rule.do}", target
+                )
+            )
     return reached
 
 
@@ -101,8 +111,8 @@ def reclaim_idle(
 ) -> ReclaimReport:
     """Show candidates, and when `enabled` reclaim those shown for long enough.
 
-    `backends` are named as rules name them: scancel, evict, webhook:NAME. `on_step` is called with the name of each
-    step as it is reached; tests end the process there.
+    `backends` are named as rules name them: scancel, evict, webhook:NAME. `on_step` is called with
+    the name of each step as it is reached; tests end the process there.
     """
     return _Run(database, at_ms, backends, write, on_step).run(enabled=enabled)
 
@@ -127,14 +137,18 @@ class _Run:
             actions = [
                 action
                 for action in finding_notifications.open_actions(connection)
-                # Begun actions are finished even when reclaiming has been switched off: nobody knows yet whether they
-                # were done.
+                # Begun actions are finished even when reclaiming has been switched off: nobody
+                # knows yet whether they were done.
                 if action.state == "doing" or enabled
             ]
         self.on_step("shown")
         for action in actions:
             candidate = reached.get(action.key)
-            due = candidate is not None and not candidate.spared and is_due(candidate.rule, action, self.at_ms)
+            due = (
+                candidate is not None
+                and not candidate.spared
+                and is_due(candidate.rule, action, self.at_ms)
+            )
             if (due or action.state == "doing") and action.what in self.backends:
                 self._reclaim(action, candidate)
         return self.report
@@ -149,19 +163,28 @@ class _Run:
         for candidate in reached.values():
             if candidate.notification is not None and not candidate.spared:
                 self.report.shown += finding_notifications.show(
-                    connection, candidate.key, candidate.notification, candidate.rule, candidate.target, self.at_ms
+                    connection,
+                    candidate.key,
+                    candidate.notification,
+                    candidate.rule,
+                    candidate.target,
+                    self.at_ms,
                 )
 
     def _reclaim(self, action: ReclaimAction, candidate: Candidate | None) -> None:
-        # Held for as long as the backend is asked: two collectors must not end one workload at the same time.
+        # Held for as long as the backend is asked: two collectors must not end one workload at the
+        # same time.
         with finding_notifications.reclaiming(self.database, action) as is_ours:
             if not is_ours:
                 return
             if action.state == "shown":
                 assert candidate is not None
                 with finding_notifications.writing(self.database) as connection:
-                    # Counted in the transaction that begins: two runs cannot both take the last place of the hour.
-                    begun = finding_notifications.count_begun(connection, action.team, self.at_ms - HOUR_MS)
+                    # Counted in the transaction that begins: two runs cannot both take the last
+                    # place of the hour.
+                    begun = finding_notifications.count_begun(
+                        connection, action.team, self.at_ms - HOUR_MS
+                    )
                     if begun >= candidate.rule.max_per_hour:
                         self.report.waiting += 1
                         return
@@ -172,11 +195,14 @@ class _Run:
             if outcome is not None:
                 self._record(action, candidate, *outcome)
 
-    def _ask_backend(self, action: ReclaimAction, candidate: Candidate | None) -> tuple[str, str] | None:
+    def _ask_backend(
+        self, action: ReclaimAction, candidate: Candidate | None
+    ) -> tuple[str, str] | None:
         """State and detail of the outcome; None when the next run is to try again."""
         backend = self.backends[action.what]
         try:
-            # Asked first: a workload that has ended is not ended again, and its id may belong to another by now.
+            # Asked first: a workload that has ended is not ended again, and its id may belong to
+            # another by now.
             if backend.is_gone(action):
                 outcome = "done", "it was gone already"
             elif action.state == "doing" and (candidate is None or candidate.spared):
@@ -186,13 +212,17 @@ class _Run:
                 self.on_step("asked")
                 outcome = "done", backend.reclaim(action)
         except NotReclaimed as error:
-            if not error.permanent and (action.acted_ms is None or self.at_ms < action.acted_ms + HOUR_MS):
+            if not error.permanent and (
+                action.acted_ms is None or self.at_ms < action.acted_ms + HOUR_MS
+            ):
                 return None  # it stays `doing`: later runs ask and try again for an hour
             return "failed", str(error)
         self.on_step("acted")
         return outcome
 
-    def _record(self, action: ReclaimAction, candidate: Candidate | None, state: str, detail: str) -> None:
+    def _record(
+        self, action: ReclaimAction, candidate: Candidate | None, state: str, detail: str
+    ) -> None:
         with finding_notifications.writing(self.database) as connection:
             if not finding_notifications.end(connection, action, state, detail, self.at_ms, WHO):
                 return
@@ -202,7 +232,9 @@ class _Run:
                 thread = f"{IDLE}/{action.notification_id}"
                 for recipient in notification.recipients:
                     key = f"{KIND}/{action.id}"
-                    message = Message(key, KIND, recipient, content, self.at_ms, self.at_ms, thread, urgent=True)
+                    message = Message(
+                        key, KIND, recipient, content, self.at_ms, self.at_ms, thread, urgent=True
+                    )
                     outbox.put(connection, message)
         self.on_step("recorded")
         self.report.done += state == "done"

@@ -1,7 +1,9 @@
-"""Recommend savings: propose changes from the evidence of the last weeks, price them, and measure accepted ones.
+"""Recommend savings: propose changes from the evidence of the last weeks, price them, and measure
+accepted ones.
 
-A second run writes the same: a recommendation is identified by its kind and subject. Decisions of people stay; open
-recommendations whose evidence is gone expire; the saving of accepted ones is measured by the ledger.
+A second run writes the same: a recommendation is identified by its kind and subject. Decisions of
+people stay; open recommendations whose evidence is gone expire; the saving of accepted ones is
+measured by the ledger.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def recommend(database: Database, now_ms: int, tariff: Tariff | None = None) -> 
             return 0
         proposals, gaps = propose(observed.window)
         decided = recommendations.decided(connection, now_ms)
-        priced = PricedProposals(observed, [each for each in proposals if each.key not in decided], tariff)
+        priced = PricedProposals(
+            observed, [each for each in proposals if each.key not in decided], tariff
+        )
         worthwhile = priced.recommendations()
         run = RecommendationRun(
             now_ms,

@@ -1,6 +1,7 @@
 """Minute rollup: made again from the samples of whole hours.
 
-Folding rolls the hours that new evidence marked; this job makes a whole period again, after an import or a repair.
+Folding rolls the hours that new evidence marked; this job makes a whole period again, after an
+import or a repair.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from gpuledger_collector.storage.telemetry import minute_rollup
 
 
 def roll_up_minutes(database: Database, period: Period) -> int:
-    """Make the minute rollup of a period again, a day in a transaction; how many accelerator-hours were rolled."""
+    """Make the minute rollup of a period again, a day in a transaction; how many accelerator-hours
+    were rolled.
+    """
     rolled = 0
     for day in period.days():
         with database.transaction(Lock.LEDGER) as connection:

@@ -1,7 +1,7 @@
 """Compute the node utilization of days that folding did not compute, and delete what is too old.
 
-Folding recomputes the hours that it folds. This job adds the days before node utilization was introduced, and computes
-each day once more after it ended.
+Folding recomputes the hours that it folds. This job adds the days before node utilization was
+introduced, and computes each day once more after it ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from gpuledger_collector.storage.telemetry import node_utilization
 def roll_up_node_utilization(
     database: Database, keep_days: int, now_ms: int, stopping: Callable[[], bool] = lambda: False
 ) -> int:
-    """Compute every day that needs it and delete days older than `keep_days` (0: none); return how many were computed.
+    """Compute every day that needs it and delete days older than `keep_days` (0: none); return how
+    many were computed.
 
     `stopping` is asked before each day: True leaves the rest to the next run.
     """

@@ -1,7 +1,9 @@
-"""Roll up five-minute series of days that were rated since, the newest first, and delete series that are too old.
+"""Roll up five-minute series of days that were rated since, the newest first, and delete series
+that are too old.
 
-Each rating stores another instant in the day's conservation check; a day whose series were made from another instant is
-rolled up again. So late evidence, a new rule and a new price all reach the charts.
+Each rating stores another instant in the day's conservation check; a day whose series were made
+from another instant is rolled up again. So late evidence, a new rule and a new price all reach the
+charts.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from gpuledger_collector.storage.telemetry import series
 def roll_up_series(
     database: Database, keep_days: int, now_ms: int, stopping: Callable[[], bool] = lambda: False
 ) -> int:
-    """Roll up every day that needs it and delete days older than `keep_days` (0: none); return how many were rolled up.
+    """Roll up every day that needs it and delete days older than `keep_days` (0: none); return how
+    many were rolled up.
 
     `stopping` is asked before each day: True leaves the rest to the next run.
     """

@@ -10,7 +10,9 @@ from gpuledger_collector.storage.database import Database
 def store_capacity_plans(database: Database, now_ms: int) -> int:
     """Plan every pool and replace what is stored; return the number of plans."""
     with database.connect() as connection:
-        records = {priced.plan.pool.name: priced.record() for priced in plans_of_pools(connection, now_ms)}
+        records = {
+            priced.plan.pool.name: priced.record() for priced in plans_of_pools(connection, now_ms)
+        }
     with database.transaction() as connection:
         plans.replace(connection, records, now_ms)
     return len(records)

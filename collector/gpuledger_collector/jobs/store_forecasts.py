@@ -1,6 +1,7 @@
 """Store a forecast of every pool and team each day, and score those whose hours are known.
 
-A second run changes nothing: a stored forecast is not made again, and scores follow from the demand as it is known.
+A second run changes nothing: a stored forecast is not made again, and scores follow from the demand
+as it is known.
 """
 
 from __future__ import annotations
@@ -28,8 +29,13 @@ def store_forecasts(database: Database, now_ms: int) -> int:
     count = 0
     with database.transaction() as connection:
         for group in GROUPS:
-            series = {each.name: each for each in demand.demand(connection, start_ms, end_ms, group)}
-            stored = {(each.origin_ms, each.series) for each in backtests.stored(connection, group, start_ms)}
+            series = {
+                each.name: each for each in demand.demand(connection, start_ms, end_ms, group)
+            }
+            stored = {
+                (each.origin_ms, each.series)
+                for each in backtests.stored(connection, group, start_ms)
+            }
             for origin_ms in daily_origins(now_ms):
                 missing = [each for name, each in series.items() if (origin_ms, name) not in stored]
                 forecasts = forecast_at(missing, group, origin_ms, now_ms)

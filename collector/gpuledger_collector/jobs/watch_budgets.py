@@ -1,8 +1,8 @@
 """Watch budgets: compare charges with each budget, and notify of every threshold that is crossed.
 
-The alerts of a budget and their messages are written in one transaction, alone in watching budgets: a run that stops
-anywhere, and two at once, notify of each threshold once. A period is watched for two days after its end, since charges
-may come late.
+The alerts of a budget and their messages are written in one transaction, alone in watching budgets:
+a run that stops anywhere, and two at once, notify of each threshold once. A period is watched for
+two days after its end, since charges may come late.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ def _watched(connection: Connection, at_ms: int) -> list[tuple[Budget, Period]]:
     watched = []
     for budget in budgets.current(connection):
         periods = dict.fromkeys((budget.period_at(at_ms - LATE_MS), budget.period_at(at_ms)))
-        watched += [(budget, period) for period in periods if period.start_ms <= at_ms < period.end_ms + LATE_MS]
+        watched += [
+            (budget, period)
+            for period in periods
+            if period.start_ms <= at_ms < period.end_ms + LATE_MS
+        ]
     return watched
 
 
@@ -72,7 +76,9 @@ def _watch(begin: Begin, budget: Budget, period: Period, at_ms: int, write: Writ
         notified = _highest_by_rule(evaluation.fired)
         late = [alert for alert in after.values() if must_escalate(budget, alert, at_ms)]
         escalated = [replace(alert, escalated_ms=at_ms) for alert in late]
-        budgets.store_alerts(connection, budget, period, [*evaluation.changed, *escalated], status.spend.micro)
+        budgets.store_alerts(
+            connection, budget, period, [*evaluation.changed, *escalated], status.spend.micro
+        )
         if not notified and not escalated:
             return 0
         status = replace(status, alerts=tuple(after.values()))
@@ -88,7 +94,9 @@ def _watch(begin: Begin, budget: Budget, period: Period, at_ms: int, write: Writ
 
 
 def _highest_by_rule(fired: Sequence[Alert]) -> list[tuple[Alert, tuple[Alert, ...]]]:
-    """The highest threshold of each rule that fires now, with the lower ones that fire too: one message a rule."""
+    """The highest threshold of each rule that fires now, with the lower ones that fire too: one
+    message a rule.
+    """
     highest = {alert.rule: alert for alert in sorted(fired, key=lambda alert: alert.percent)}
     return [
         (alert, tuple(other for other in fired if other.rule == alert.rule and other is not alert))
@@ -96,15 +104,24 @@ def _highest_by_rule(fired: Sequence[Alert]) -> list[tuple[Alert, tuple[Alert, .
     ]
 
 
-def _put(connection: Connection, news: News, write: Write, recipients: Sequence[str], suffix: str) -> int:
-    budget, period, alert, at_ms = news.status.budget, news.status.period, news.alert, news.status.at_ms
+def _put(
+    connection: Connection, news: News, write: Write, recipients: Sequence[str], suffix: str
+) -> int:
+    budget, period, alert, at_ms = (
+        news.status.budget,
+        news.status.period,
+        news.alert,
+        news.status.at_ms,
+    )
     thread = f"budget/{budget.id}/{period.start_ms}"
     key = f"{thread}/{alert.rule}/{alert.percent}{suffix}"
     content = write(news)
     not_before = send_at(budget.terms, alert, at_ms)
     urgent = is_urgent(alert)
     return sum(
-        outbox.put(connection, Message(key, KIND, recipient, content, at_ms, not_before, thread, urgent))
+        outbox.put(
+            connection, Message(key, KIND, recipient, content, at_ms, not_before, thread, urgent)
+        )
         for recipient in recipients
     )
 
@@ -121,8 +138,15 @@ def _reading(status: Status, spent_micro: int) -> Reading:
     )
 
 
-def _news(connection: Connection, status: Status, alert: Alert, also: tuple[Alert, ...], since_ms: int | None) -> News:
-    """What changed: whole days since the last message (else since the period began) compared with as many days before.
+def _news(
+    connection: Connection,
+    status: Status,
+    alert: Alert,
+    also: tuple[Alert, ...],
+    since_ms: int | None,
+) -> News:
+    """What changed: whole days since the last message (else since the period began) compared with
+    as many days before.
 
     When the ledger has fewer days before, the latest days are compared with as many as there are.
     """
@@ -137,7 +161,8 @@ def _news(connection: Connection, status: Status, alert: Alert, also: tuple[Aler
     known = len(days.days(before))
     after = Period(since[-known].start_ms if known else start_ms, end_ms)
     changes = drivers(
-        _holders(connection, status.budget, before) if known else (), _holders(connection, status.budget, after)
+        _holders(connection, status.budget, before) if known else (),
+        _holders(connection, status.budget, after),
     )
     idle = tuple(budgets.idle_of_budget(connection, status.budget, status.at_ms))[:SHOWN_IDLE]
     return News(
@@ -154,7 +179,9 @@ def _news(connection: Connection, status: Status, alert: Alert, also: tuple[Aler
 
 
 def _holders(connection: Connection, budget: Budget, days: Period) -> list[HolderSpend]:
-    """What counted against a budget in some days by holder, with shares of common costs as one more."""
+    """What counted against a budget in some days by holder, with shares of common costs as one
+    more.
+    """
     holders = [*budgets.spend_by_holder(connection, budget, days)]
     shared = shared_cost(connection, budget, days, days.end_ms) if budget.measure == TOTAL else 0
     return [*holders, HolderSpend(("(shared costs)", "", ""), "", 0, shared)] if shared else holders

@@ -1,9 +1,11 @@
-"""Watch spending by the minute: find a runaway within minutes of its first sample, before its hour has ended.
+"""Watch spending by the minute: find a runaway within minutes of its first sample, before its hour
+has ended.
 
-Once an hour each team's history gives the limit above which its spending is an anomaly at once (`next_limit`). Every
-minute the usage of the last two windows of three minutes is compared with it: both must exceed it, and workloads that
-began recently must account for at least half of the excess. An episode opened here keeps its key when the hourly search
-confirms it, so that people are notified once; when spending falls back it is resolved half an hour later.
+Once an hour each team's history gives the limit above which its spending is an anomaly at once
+(`next_limit`). Every minute the usage of the last two windows of three minutes is compared with it:
+both must exceed it, and workloads that began recently must account for at least half of the excess.
+An episode opened here keeps its key when the hourly search confirms it, so that people are notified
+once; when spending falls back it is resolved half an hour later.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ RECENT_MS = 2 * HOUR_MS
 MIN_SHARE_OF_EXCESS = 0.5
 RESOLVED_AFTER_MS = 30 * MINUTE_MS
 CONFIDENCE = 0.9
-"""None of the alarms of this rule on the clean weeks of the open traces was false: there were none (insight.md)."""
+"""None of the alarms of this rule on the clean weeks of the open traces was false: there were none
+(insight.md).
+"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,9 @@ class _TeamLimit:
 
 @dataclass
 class _SpendingRate:
-    """What a team spends per hour at its first rates, by window: in total, and by workloads that began recently."""
+    """What a team spends per hour at its first rates, by window: in total, and by workloads that
+    began recently.
+    """
 
     total: list[float]
     recent: list[float]
@@ -71,7 +77,9 @@ class _SpendingRate:
 
 
 class SpendingWatch:
-    """Keeps the limits of the last full hour between two runs; a new instance computes the same ones."""
+    """Keeps the limits of the last full hour between two runs; a new instance computes the same
+    ones.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -79,7 +87,9 @@ class SpendingWatch:
         self._limits: dict[tuple[str, str], _TeamLimit] = {}
 
     def run(self, now_ms: int) -> int:
-        """Compare the last minutes with the limits; return how many episodes were opened, updated or resolved."""
+        """Compare the last minutes with the limits; return how many episodes were opened, updated
+        or resolved.
+        """
         with self._database.transaction(Lock.FINDINGS) as connection:
             # Six weeks of hours are read once an hour: the limits change no more often.
             if self._hour != now_ms // HOUR_MS:
@@ -101,9 +111,13 @@ class SpendingWatch:
         exceeding = set()
         for key, rate in self._rates(connection, at_ms).items():
             team = self._limits[key]
-            # The smaller of two windows: one window above the limit may be a start-up or a late report.
+            # The smaller of two windows: one window above the limit may be a start-up or a late
+            # report.
             excess = min(rate.total) - team.limit.expected
-            if min(rate.total) <= team.limit.stands_out or min(rate.recent) < MIN_SHARE_OF_EXCESS * excess:
+            if (
+                min(rate.total) <= team.limit.stands_out
+                or min(rate.recent) < MIN_SHARE_OF_EXCESS * excess
+            ):
                 continue
             exceeding.add(key)
             same = [
@@ -116,7 +130,9 @@ class SpendingWatch:
             if all(BY_MINUTES in finding.evidence for finding in same):
                 changed.append(_episode(connection, team, rate, at_ms, same[0] if same else None))
         for finding in ongoing:
-            fell_back = BY_MINUTES in finding.evidence and (finding.team, finding.currency) not in exceeding
+            fell_back = (
+                BY_MINUTES in finding.evidence and (finding.team, finding.currency) not in exceeding
+            )
             if fell_back and at_ms - finding.until_ms > RESOLVED_AFTER_MS:
                 changed.append(replace(finding, resolved_ms=finding.until_ms))
         return changed
@@ -136,8 +152,11 @@ class SpendingWatch:
             team = self._limits.get(key)
             if team is None:
                 continue
-            # At the first rates, in which the limit is given; a place that is new has its current one.
-            first_rate = team.team.first_rates.get((row.pool, row.gpu_model, row.node), float(price.rate))
+            # At the first rates, in which the limit is given; a place that is new has its current
+            # one.
+            first_rate = team.team.first_rates.get(
+                (row.pool, row.gpu_model, row.node), float(price.rate)
+            )
             rate = rates.setdefault(key, _SpendingRate([0.0, 0.0], [0.0, 0.0], set()))
             for window, held_ms in enumerate(row.held_ms):
                 spent = held_ms / WINDOW_MS * row.gpu_micro / 1e6 * first_rate
@@ -148,14 +167,18 @@ class SpendingWatch:
         return rates
 
 
-def _team_limits(connection: Connection, hour_ms: int) -> Iterable[tuple[tuple[str, str], _TeamLimit]]:
+def _team_limits(
+    connection: Connection, hour_ms: int
+) -> Iterable[tuple[tuple[str, str], _TeamLimit]]:
     """The limit of each team from the full hours before."""
     start_ms = hour_ms - HISTORY_DAYS * DAY_MS
     usage = minutes.hourly_use(connection, start_ms, hour_ms)
     if not usage:
         return
     coverage = minutes.coverage(connection, start_ms, hour_ms)
-    old = frozenset(use.workload_id for use in usage if use.rating_interval_ms < hour_ms - RECENT_MS)
+    old = frozenset(
+        use.workload_id for use in usage if use.rating_interval_ms < hour_ms - RECENT_MS
+    )
     for team in team_spending(connection, usage):
         limit = next_limit(team.series(hour_ms, coverage)[0])
         if limit is not None:
@@ -163,17 +186,23 @@ def _team_limits(connection: Connection, hour_ms: int) -> Iterable[tuple[tuple[s
 
 
 def _capped(rows: Sequence[RecentHolding], edges: Sequence[int]) -> list[RecentHolding]:
-    """Scale holders that share an accelerator down: together they never hold it for longer than a window."""
+    """Scale holders that share an accelerator down: together they never hold it for longer than a
+    window.
+    """
     sums: dict[int, list[int]] = defaultdict(lambda: [0] * (len(edges) - 1))
     for row in rows:
-        sums[row.accelerator_id] = [a + b for a, b in zip(sums[row.accelerator_id], row.held_ms, strict=True)]
+        sums[row.accelerator_id] = [
+            a + b for a, b in zip(sums[row.accelerator_id], row.held_ms, strict=True)
+        ]
     lengths = [after - before for before, after in pairwise(edges)]
     return [
         replace(
             row,
             held_ms=tuple(
                 held if total <= length else held * length // total
-                for held, total, length in zip(row.held_ms, sums[row.accelerator_id], lengths, strict=True)
+                for held, total, length in zip(
+                    row.held_ms, sums[row.accelerator_id], lengths, strict=True
+                )
             ),
         )
         for row in rows
@@ -181,9 +210,15 @@ def _capped(rows: Sequence[RecentHolding], edges: Sequence[int]) -> list[RecentH
 
 
 def _episode(
-    connection: Connection, team_limit: _TeamLimit, rate: _SpendingRate, at_ms: int, known: Finding | None
+    connection: Connection,
+    team_limit: _TeamLimit,
+    rate: _SpendingRate,
+    at_ms: int,
+    known: Finding | None,
 ) -> Finding:
-    """The episode of the recent workloads with their exact cost so far; none of them ran a week before."""
+    """The episode of the recent workloads with their exact cost so far; none of them ran a week
+    before.
+    """
     team = team_limit.team
     edges = [at_ms - RECENT_MS - HOUR_MS if known is None else known.since_ms, at_ms]
     held = _capped(minutes.held_now(connection, edges), edges)
@@ -237,20 +272,26 @@ def _episode(
 def _costs(
     connection: Connection, rows: Sequence[RecentHolding], names: Mapping[int, str], at_ms: int
 ) -> dict[tuple[str, str], int]:
-    """Exact cost by workload name and GPU model: quantities at one rate are added up before they are rounded."""
+    """Exact cost by workload name and GPU model: quantities at one rate are added up before they
+    are rounded.
+    """
     book = price_book.current(connection)
     quantities: dict[tuple[str, str, Decimal], int] = defaultdict(int)
     for row in rows:
         price = book.price_at(row.pool, row.gpu_model, row.node, at_ms)
         if price is not None:
-            quantities[names[row.workload_id], row.gpu_model, price.rate] += gpu_ns(row.gpu_micro, row.held_ms[0])
+            quantities[names[row.workload_id], row.gpu_model, price.rate] += gpu_ns(
+                row.gpu_micro, row.held_ms[0]
+            )
     costs: dict[tuple[str, str], int] = defaultdict(int)
     for (name, model, rate), quantity in quantities.items():
         costs[name, model] += cost_micro(quantity, rate)
     return costs
 
 
-def _ongoing_runs(rows: Sequence[RecentHolding], names: Mapping[int, str], at_ms: int) -> list[WorkloadRun]:
+def _ongoing_runs(
+    rows: Sequence[RecentHolding], names: Mapping[int, str], at_ms: int
+) -> list[WorkloadRun]:
     by_workload: dict[int, list[RecentHolding]] = defaultdict(list)
     for row in rows:
         by_workload[row.workload_id].append(row)

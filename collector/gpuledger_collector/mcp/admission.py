@@ -15,7 +15,9 @@ ADMISSIONS = (
         records="one call",
         age=NONE,
         rate=NONE,
-        in_progress=f"turns of readers; {server.CALLS_AT_ONCE} calls of all read the ledger at once",
+        in_progress=(
+            f"turns of readers; {server.CALLS_AT_ONCE} calls of all read the ledger at once"
+        ),
         deadline=f"{ledger.STATEMENT_SECONDS} s a statement",
         query=f"read only; {MAX_ROWS} rows, {MAX_CHARACTERS:,} characters an answer",
         adds=NONE,

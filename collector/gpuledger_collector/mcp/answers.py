@@ -1,7 +1,9 @@
-"""The form of every answer: amounts with their currency, quantities with their unit, and what proves them.
+"""The form of every answer: amounts with their currency, quantities with their unit, and what
+proves them.
 
-Amounts and quantities are decimal text, never floating point; null means unknown, never zero. Names that users chose
-are data: they stand in fields of their own, in one line, cut to NAME_LENGTH characters.
+Amounts and quantities are decimal text, never floating point; null means unknown, never zero. Names
+that users chose are data: they stand in fields of their own, in one line, cut to NAME_LENGTH
+characters.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         """The schema without titles, which repeat the names of fields in every list of tools."""
         schema = handler(core)
         own = handler.resolve_ref_schema(schema)
@@ -73,11 +77,14 @@ class Span(Model):
 class Coverage(Model):
     """How much of the period the ledger knows."""
 
-    rated_until: Annotated[str | None, Field(description="Charges are known up to here; null: nothing is.")]
+    rated_until: Annotated[
+        str | None, Field(description="Charges are known up to here; null: nothing is.")
+    ]
     days: Annotated[int, Field(description="Days of the period that have begun.")]
     days_rated: int
     observed_percent: Annotated[
-        str | None, Field(description="Part of the fleet's time that was observed; null without an inventory.")
+        str | None,
+        Field(description="Part of the fleet's time that was observed; null without an inventory."),
     ]
 
 
@@ -95,21 +102,33 @@ class Proof(Model):
     state: Annotated[
         ProofState,
         Field(
-            description="sealed: of closed months, which do not change; open: from the ledger, may still change; "
-            "estimated: no charge, never billed; broken: the proof did not hold when it was asked last."
+            description=(
+                "sealed: of closed months, which do not change; open: from the ledger, may still"
+                " change; estimated: no charge, never billed; broken: the proof did not hold when"
+                " it was asked last."
+            )
         ),
     ]
     standing: Annotated[
         Literal["holds", "waiting", "broken"],
         Field(
-            description="Of the proof, when it was asked last; waiting: something was told since, or it was not asked."
+            description=(
+                "Of the proof, when it was asked last; waiting: something was told since, or it was"
+                " not asked."
+            )
         ),
     ] = "waiting"
     text: Annotated[str, Field(description="The same in words, with the instant.")] = ""
-    days_checked: Annotated[int, Field(description="Days whose charges are compared with capacity x rate.")] = 0
-    days_holding: Annotated[int | None, Field(description="Of them, when it was asked; null: it was not.")] = None
+    days_checked: Annotated[
+        int, Field(description="Days whose charges are compared with capacity x rate.")
+    ] = 0
+    days_holding: Annotated[
+        int | None, Field(description="Of them, when it was asked; null: it was not.")
+    ] = None
     seals: Sequence[Seal] = ()
-    verify: Annotated[str, Field(description="Command that repeats the proof where the ledger is.")] = ""
+    verify: Annotated[
+        str, Field(description="Command that repeats the proof where the ledger is.")
+    ] = ""
 
 
 class RestSum(Model):
@@ -121,7 +140,9 @@ class RestSum(Model):
 
 
 class Rest(Model):
-    """All rows that an answer does not hold, as one: with those that it holds they add up to all rows."""
+    """All rows that an answer does not hold, as one: with those that it holds they add up to all
+    rows.
+    """
 
     rows: int
     sums: Sequence[RestSum]
@@ -142,16 +163,23 @@ class Answer(Model, Generic[Row, Total]):
     period: Span | None
     coverage: Coverage | None
     proof: Proof
-    link: Annotated[str, Field(description="Page or address of the collector that shows the same numbers.")]
+    link: Annotated[
+        str, Field(description="Page or address of the collector that shows the same numbers.")
+    ]
     totals: Sequence[Total] = ()
     row_count: Annotated[int, Field(description="All rows; `rows` may hold fewer.")]
     truncated: bool
-    next_cursor: Annotated[str, Field(description="`cursor` of the next rows; empty: there are none.")]
+    next_cursor: Annotated[
+        str, Field(description="`cursor` of the next rows; empty: there are none.")
+    ]
     notices: Annotated[
-        Sequence[str], Field(description="What changes how the numbers are read; data, may quote names.")
+        Sequence[str],
+        Field(description="What changes how the numbers are read; data, may quote names."),
     ] = ()
     rows: Sequence[Row]
-    rest: Annotated[Rest | None, Field(description="The rows that are not here, as one; null: all are.")] = None
+    rest: Annotated[
+        Rest | None, Field(description="The rows that are not here, as one; null: all are.")
+    ] = None
 
 
 TYPES: Mapping[Kind, Any] = {
@@ -162,14 +190,20 @@ TYPES: Mapping[Kind, Any] = {
     Kind.INSTANT: str | None,
     Kind.LIST: Sequence[str],
 }
-"""How a column is typed in an answer, by its kind; texts are names that users chose, cut and in one line."""
+"""How a column is typed in an answer, by its kind; texts are names that users chose, cut and in one
+line.
+"""
 
 
 def row_model(report: Report[Any], about: str) -> type[Model]:
     """The model of a report's rows: a field for each column that has a type of its own here."""
     fields: dict[str, Any] = {
         column.name: (
-            Annotated[TYPES[column.kind], Field(description=column.about)] if column.about else TYPES[column.kind],
+            (
+                Annotated[TYPES[column.kind], Field(description=column.about)]
+                if column.about
+                else TYPES[column.kind]
+            ),
             ...,
         )
         for column in report.columns
@@ -180,7 +214,9 @@ def row_model(report: Report[Any], about: str) -> type[Model]:
 
 def row_of(model: type[RowModel], report: Report[Item], item: Item) -> RowModel:
     """An item as a row of an answer."""
-    return model(**{column.name: _typed(column, item) for column in report.columns if column.in_answers})
+    return model(
+        **{column.name: _typed(column, item) for column in report.columns if column.in_answers}
+    )
 
 
 def _typed(column: Column[Item], item: Item) -> Any:
@@ -226,18 +262,28 @@ def money(minor: int | None, currency: str | None) -> Money | None:
 
 def micro_money(micro: int | None, currency: str | None) -> Money | None:
     """An amount to the micro-unit; None: unknown."""
-    return None if micro is None or currency is None else Money(amount=amounts.decimal_text(micro), currency=currency)
+    return (
+        None
+        if micro is None or currency is None
+        else Money(amount=amounts.decimal_text(micro), currency=currency)
+    )
 
 
 def rounded_money(micro: int | None, currency: str | None) -> Money | None:
     """An amount in minor units, from micro-units; None: unknown."""
-    return None if micro is None or currency is None else money(amounts.Money(micro, currency).minor, currency)
+    return (
+        None
+        if micro is None or currency is None
+        else money(amounts.Money(micro, currency).minor, currency)
+    )
 
 
 def quantity(value: Decimal | int | None, unit: str) -> Quantity | None:
     """A number with its unit; None: unknown."""
     return (
-        None if value is None else Quantity(value=f"{value:f}" if isinstance(value, Decimal) else str(value), unit=unit)
+        None
+        if value is None
+        else Quantity(value=f"{value:f}" if isinstance(value, Decimal) else str(value), unit=unit)
     )
 
 
@@ -268,9 +314,14 @@ def rest_of(rows: Iterable[Model]) -> Rest | None:
         count += 1
         for field in type(row).model_fields:
             match getattr(row, field):
-                case Money(amount=value, currency=unit) | Quantity(value=value, unit="GPU-hour" as unit):
+                case (
+                    Money(amount=value, currency=unit)
+                    | Quantity(value=value, unit="GPU-hour" as unit)
+                ):
                     sums[field, unit] = sums.get((field, unit), Decimal()) + Decimal(value)
-    texts = [RestSum(field=field, value=f"{value:f}", unit=unit) for (field, unit), value in sums.items()]
+    texts = [
+        RestSum(field=field, value=f"{value:f}", unit=unit) for (field, unit), value in sums.items()
+    ]
     return Rest(rows=count, sums=texts) if count else None
 
 
@@ -278,5 +329,7 @@ def shortened(answer: Answer[Any, Any], offset: int) -> Answer[Any, Any]:
     """The answer with as many of its rows as MAX_CHARACTERS allow; totals stay whole."""
     while len(answer.model_dump_json()) > MAX_CHARACTERS - REST_CHARACTERS and len(answer.rows) > 1:
         rows = answer.rows[: len(answer.rows) // 2]
-        answer = answer.model_copy(update={"rows": rows, "truncated": True, "next_cursor": str(offset + len(rows))})
+        answer = answer.model_copy(
+            update={"rows": rows, "truncated": True, "next_cursor": str(offset + len(rows))}
+        )
     return answer

@@ -1,4 +1,6 @@
-"""Wrong arguments, of tools and of commands, in our own sentences instead of the validator's text and addresses."""
+"""Wrong arguments, of tools and of commands, in our own sentences instead of the validator's text
+and addresses.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,28 @@ from pydantic import ValidationError
 
 SHOWN, SHOWN_LENGTH = 3, 40
 _TYPES = {"string_type": "a text", "int_type": "a whole number", "bool_type": "true or false"}
-_TYPES |= {"int_parsing": "a whole number", "bool_parsing": "true or false", "int_from_float": "a whole number"}
-_NAMES = {dict: "an object", list: "a list", bool: "true or false", int: "a number", float: "a number", str: "a text"}
+_TYPES |= {
+    "int_parsing": "a whole number",
+    "bool_parsing": "true or false",
+    "int_from_float": "a whole number",
+}
+_NAMES = {
+    dict: "an object",
+    list: "a list",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a text",
+}
 
 
 def sentence(error: ValidationError) -> str:
     """Say for each parameter what it may be."""
     faults = error.errors(include_url=False)
-    said = [f"{'.'.join(map(str, fault['loc'])) or 'arguments'}: {complaint(fault)}" for fault in faults[:SHOWN]]
+    said = [
+        f"{'.'.join(map(str, fault['loc'])) or 'arguments'}: {complaint(fault)}"
+        for fault in faults[:SHOWN]
+    ]
     more = len(faults) - len(said)
     return "; ".join(said) + (f"; and {more} more" if more else "")
 
@@ -38,6 +54,10 @@ def complaint(fault: Mapping[str, Any]) -> str:
         return f"give {context['expected']}"
     if kind in _TYPES:
         flat = ", such as team=vision" if isinstance(given, dict) and kind == "string_type" else ""
-        what = repr(given[:SHOWN_LENGTH]) if isinstance(given, str) else _NAMES.get(type(given), "nothing")
+        what = (
+            repr(given[:SHOWN_LENGTH])
+            if isinstance(given, str)
+            else _NAMES.get(type(given), "nothing")
+        )
         return f"give {_TYPES[kind]}{flat}, not {what}"
     return "is none of what the tool's schema allows"

@@ -1,8 +1,9 @@
 """POST /mcp: the streamable HTTP transport behind the collector's own tokens.
 
-Stateless: every request carries its token and is answered with one JSON document, by whichever replica gets it, for
-clients of either protocol era. Hosts and origins are checked against a list, because a page that rebinds its name to a
-loopback address could otherwise read a collector that needs no token.
+Stateless: every request carries its token and is answered with one JSON document, by whichever
+replica gets it, for clients of either protocol era. Hosts and origins are checked against a list,
+because a page that rebinds its name to a loopback address could otherwise read a collector that
+needs no token.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ READER = "gpuledger.reader"
 
 
 class Endpoint:
-    """The ASGI endpoint. `authenticate` returns who asks or raises starlette's HTTPException; it may block.
+    """The ASGI endpoint.
 
-    `turn` waits for the turn of who asks, and raises starlette's HTTPException where that takes too long.
+    `authenticate` returns who asks or raises starlette's HTTPException; it may block.
+
+    `turn` waits for the turn of who asks, and raises starlette's HTTPException where that takes too
+    long.
     """
 
     path = PATH
@@ -42,7 +46,9 @@ class Endpoint:
         source: Source,
         authenticate: Callable[[Request], Reader],
         hosts: Sequence[str],
-        turn: Callable[[Reader, Request], AbstractAsyncContextManager[None]] = lambda *_: nullcontext(),
+        turn: Callable[[Reader, Request], AbstractAsyncContextManager[None]] = lambda *_: (
+            nullcontext()
+        ),
     ) -> None:
         self._authenticate, self._turn = authenticate, turn
         self._server = server.create(source)
@@ -79,10 +85,14 @@ def allowed(hosts: Sequence[str]) -> TransportSecuritySettings:
     """Loopback names with any port, and these hosts (`name` or `name:port`), as Host and as Origin."""
     names = [*(f"{name}:*" for name in LOOPBACK), *LOOPBACK, *hosts]
     origins = [f"{scheme}://{name}" for scheme in ("http", "https") for name in names]
-    return TransportSecuritySettings(enable_dns_rebinding_protection=True, allowed_hosts=names, allowed_origins=origins)
+    return TransportSecuritySettings(
+        enable_dns_rebinding_protection=True, allowed_hosts=names, allowed_origins=origins
+    )
 
 
 def hosts_of(public_url: str, names: str) -> list[str]:
-    """Hosts by which assistants reach the collector: that of `public_url`, and those of a list with commas."""
+    """Hosts by which assistants reach the collector: that of `public_url`, and those of a list with
+    commas.
+    """
     given = [urlsplit(public_url).netloc.rpartition("@")[2], *names.split(",")]
     return list(dict.fromkeys(host for text in given if (host := text.strip())))

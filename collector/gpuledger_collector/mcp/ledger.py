@@ -1,4 +1,6 @@
-"""What a tool works with: read-only snapshots of the ledger, who asks, the instant now, and addresses of pages."""
+"""What a tool works with: read-only snapshots of the ledger, who asks, the instant now, and
+addresses of pages.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 STATEMENT_SECONDS = 60
-SESSION = f"-c default_transaction_read_only=on -c statement_timeout={STATEMENT_SECONDS}s -c lock_timeout=2s"
+SESSION = (
+    f"-c default_transaction_read_only=on -c statement_timeout={STATEMENT_SECONDS}s -c"
+    " lock_timeout=2s"
+)
 """No statement of a tool can write, and none runs for longer than a minute."""
 MAX_OFFSET = 1_000_000
 
@@ -53,7 +58,10 @@ def readers_of(database: Database) -> Database:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The ledger for one call of a tool. `base_url`: address of the collector; empty: links are paths."""
+    """The ledger for one call of a tool.
+
+    `base_url`: address of the collector; empty: links are paths.
+    """
 
     database: Database
     reader: Reader
@@ -73,7 +81,9 @@ class Ledger:
     def require_fleet(self) -> None:
         """Refuse a viewer. Raises Refused."""
         if self.reader.owner is not None:
-            raise Refused("this answer is about the whole fleet, and this token sees one owner's part only")
+            raise Refused(
+                "this answer is about the whole fleet, and this token sees one owner's part only"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +142,10 @@ class Page:
         next_step: str = "",
         partial: str = "",
     ) -> Answer[RowModel, TotalModel]:
-        """The envelope around the rows of this page, with the others as one. `span`: the period of estimates."""
+        """The envelope around the rows of this page, with the others as one.
+
+        `span`: the period of estimates.
+        """
         shown = [build(item) for item in self.of(items)]
         more = len(items) > self.offset + len(shown)
         reason = partial or ("" if evidence is None else evidence.gap)

@@ -22,12 +22,15 @@ EXAMPLES = f"{', '.join(NAMED)}, 2026-10, 2026-Q3, 2026 or FY2027"
 
 
 def resolve(calendar: Calendar, now_ms: int, text: str, start: str, end: str) -> Period:
-    """The period of a name, month, quarter, year or fiscal year, or from a day to a day; none of them: this month.
+    """The period of a name, month, quarter, year or fiscal year, or from a day to a day; none of
+    them: this month.
 
     Raises ValueError with a sentence that names the parameter.
     """
     if bool(start) != bool(end):
-        raise ValueError("start and end: give both, as 2026-10-01 and 2026-11-01 (end is not included)")
+        raise ValueError(
+            "start and end: give both, as 2026-10-01 and 2026-11-01 (end is not included)"
+        )
     if text and start:
         raise ValueError("period, start and end: give period alone, or start with end")
     if start:
@@ -58,16 +61,23 @@ def _named(calendar: Calendar, now_ms: int, text: str) -> Period:
     return month if text == "this-month" else calendar.month(calendar.month_of(month.start_ms - 1))
 
 
-def compared(connection: Connection, calendar: Calendar, period: Period, now_ms: int) -> tuple[Period, Period] | None:
-    """What a period is compared with unless somebody says otherwise, and the days of it that are; None: nothing.
+def compared(
+    connection: Connection, calendar: Calendar, period: Period, now_ms: int
+) -> tuple[Period, Period] | None:
+    """What a period is compared with unless somebody says otherwise, and the days of it that are;
+    None: nothing.
 
-    Of an unfinished period its whole days: with the days to come it would always look cheaper. A month is compared as
-    its statements are.
+    Of an unfinished period its whole days: with the days to come it would always look cheaper. A
+    month is compared as its statements are.
     """
     if month_name(calendar, period) is not None:
-        known_ms = max((check.until_ms for check in reports.conservation_checks(connection, period)), default=0)
+        known_ms = max(
+            (check.until_ms for check in reports.conservation_checks(connection, period)), default=0
+        )
         past = reports.conservation_checks(connection, before(calendar, period))
-        return compared_windows(period, known_ms, frozenset(check.day_ms for check in past), calendar)
+        return compared_windows(
+            period, known_ms, frozenset(check.day_ms for check in past), calendar
+        )
     today = calendar.day_of(now_ms).start_ms
     end_ms = today if period.start_ms < today < period.end_ms else period.end_ms
     after = Period(period.start_ms, end_ms)
@@ -78,7 +88,9 @@ def before(calendar: Calendar, period: Period) -> Period:
     """The month before a month, else as many days right before a period."""
     if (month := month_name(calendar, period)) is not None:
         return calendar.month(calendar.month_of(calendar.month(month).start_ms - 1))
-    return Period(calendar.days_before(period.start_ms, len(calendar.days(period))), period.start_ms)
+    return Period(
+        calendar.days_before(period.start_ms, len(calendar.days(period))), period.start_ms
+    )
 
 
 def month_name(calendar: Calendar, period: Period) -> str | None:
@@ -138,7 +150,9 @@ def _gap(period: Period, coverage: Coverage, rated_ms: int | None, now_ms: int) 
     if rated_ms is None:
         return "nothing of this period is rated"
     if coverage.days_rated < coverage.days:
-        return f"the ledger has {coverage.days_rated} of {plural(coverage.days, 'day')} of this period"
+        return (
+            f"the ledger has {coverage.days_rated} of {plural(coverage.days, 'day')} of this period"
+        )
     if rated_ms < min(period.end_ms, now_ms) and now_ms >= period.end_ms:
         return f"this period is rated up to {coverage.rated_until} only"
     if now_ms < period.end_ms:
@@ -146,11 +160,15 @@ def _gap(period: Period, coverage: Coverage, rated_ms: int | None, now_ms: int) 
     return ""
 
 
-def _proof(calendar: Calendar, period: Period, days: int, kept: PeriodProof, closed: Sequence[ClosedPeriod]) -> Proof:
+def _proof(
+    calendar: Calendar, period: Period, days: int, kept: PeriodProof, closed: Sequence[ClosedPeriod]
+) -> Proof:
     own = [month for month in closed if month.period.clip(period) is not None]
     sealed_ms = sum(part.ms for month in own if (part := month.period.clip(period)) is not None)
     standing = kept.standing
-    state: ProofState = "broken" if standing is Standing.broken else "sealed" if sealed_ms == period.ms else "open"
+    state: ProofState = (
+        "broken" if standing is Standing.broken else "sealed" if sealed_ms == period.ms else "open"
+    )
     first, last = dates(calendar, period)
     wrong = sum(first <= day < last for day in kept.wrong_days)
     month = month_name(calendar, period)
@@ -161,8 +179,16 @@ def _proof(calendar: Calendar, period: Period, days: int, kept: PeriodProof, clo
         days_checked=days,
         days_holding=None if kept.asked_ms is None else days - wrong,
         seals=[
-            Seal(month=month.name, seal=month.seal, closed_at=format_instant(month.closed_ms - month.closed_ms % 1000))
+            Seal(
+                month=month.name,
+                seal=month.seal,
+                closed_at=format_instant(month.closed_ms - month.closed_ms % 1000),
+            )
             for month in own[-MAX_SEALS:]
         ],
-        verify=f"gpuledger reconcile --period {month}" if month else f"gpuledger reconcile --from {first} --to {last}",
+        verify=(
+            f"gpuledger reconcile --period {month}"
+            if month
+            else f"gpuledger reconcile --from {first} --to {last}"
+        ),
     )

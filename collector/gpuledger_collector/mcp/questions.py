@@ -1,6 +1,7 @@
 """Ten questions that people ask an assistant, each with the tool and the arguments that answer it.
 
-Tests ask them of a ledger; the guide and the transcript show them. `{owner}` is a team and `{month}` a month of it.
+Tests ask them of a ledger; the guide and the transcript show them. `{owner}` is a team and
+`{month}` a month of it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,19 @@ class Question:
         def fill(value: Any) -> Any:
             return value.format(owner=owner, month=month) if isinstance(value, str) else value
 
-        return Question(fill(self.text), self.tool, {name: fill(value) for name, value in self.arguments.items()})
+        return Question(
+            fill(self.text),
+            self.tool,
+            {name: fill(value) for name, value in self.arguments.items()},
+        )
 
 
 QUESTIONS = (
-    Question("What did we spend on GPUs in {month}, by team?", "get_cost", {"period": "{month}", "group_by": "team"}),
+    Question(
+        "What did we spend on GPUs in {month}, by team?",
+        "get_cost",
+        {"period": "{month}", "group_by": "team"},
+    ),
     Question(
         "Which GPU workloads wasted most money in {month}?",
         "get_gpu_waste",
@@ -52,6 +61,8 @@ QUESTIONS = (
         {"owner": "{owner}", "month": "{month}", "section": "jobs"},
     ),
     Question("Can I trust the bill of {month}?", "verify_statement", {"month": "{month}"}),
-    Question("Which GPUs are idle now, and whose are they?", "list_idle_gpus", {"ongoing_only": True}),
+    Question(
+        "Which GPUs are idle now, and whose are they?", "list_idle_gpus", {"ongoing_only": True}
+    ),
     Question("What did our accelerators do in {month}?", "get_device_usage", {"period": "{month}"}),
 )

@@ -1,12 +1,15 @@
-"""Whether an address is in the public network, to which hooks may connect without further permission.
+"""Whether an address is in the public network, to which hooks may connect without further
+permission.
 
-Python's `ipaddress` has the IANA special-purpose registries as they were when that Python was released, counts what is
-neither private nor listed as global, and changed its mind between patch releases. So its answer is asked, and a table
-of ours beside it: nothing of a block with a special purpose is public, also where the registry calls it globally
-reachable, for those are anycast addresses of the nearest network (PCP, TURN, AS112, AMT) or route to nobody.
-Of IPv6 only 2000::/3 is given out to the public network; an IPv4 address mapped into one, or behind NAT64, is judged as
-itself. Those inside of 6to4, Teredo and IPv4-compatible ones are refused, whatever they hold: nobody serves there.
-https://www.iana.org/assignments/iana-ipv4-special-registry, https://www.iana.org/assignments/iana-ipv6-special-registry
+Python's `ipaddress` has the IANA special-purpose registries as they were when that Python was
+released, counts what is neither private nor listed as global, and changed its mind between patch
+releases. So its answer is asked, and a table of ours beside it: nothing of a block with a special
+purpose is public, also where the registry calls it globally reachable, for those are anycast
+addresses of the nearest network (PCP, TURN, AS112, AMT) or route to nobody. Of IPv6 only 2000::/3
+is given out to the public network; an IPv4 address mapped into one, or behind NAT64, is judged as
+itself. Those inside of 6to4, Teredo and IPv4-compatible ones are refused, whatever they hold:
+nobody serves there. https://www.iana.org/assignments/iana-ipv4-special-registry,
+https://www.iana.org/assignments/iana-ipv6-special-registry
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ SPECIAL_IPV4 = tuple(
 """The registry of IPv4, with multicast and what is reserved."""
 GLOBAL_IPV6 = IPv6Network("2000::/3")
 SPECIAL_IPV6 = tuple(
-    IPv6Network(block) for block in ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20")
+    IPv6Network(block)
+    for block in ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20")
 )
 """What the registry of IPv6 has within GLOBAL_IPV6."""
 NAT64 = IPv6Network("64:ff9b::/96")
@@ -47,7 +51,9 @@ NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is of the public network, also when it is one of IPv4 inside of one of IPv6."""
+    """Whether an address is of the public network, also when it is one of IPv4 inside of one of
+    IPv6.
+    """
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address):
         inner = inner_address(address)

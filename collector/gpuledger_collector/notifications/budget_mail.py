@@ -1,6 +1,8 @@
-"""Mails about budgets: one screen of text, the same as HTML, and the drivers as a CSV whose rows add up.
+"""Mails about budgets: one screen of text, the same as HTML, and the drivers as a CSV whose rows
+add up.
 
-Charges are written with the currency's minor units, estimates without, so that nobody takes them for charges.
+Charges are written with the currency's minor units, estimates without, so that nobody takes them
+for charges.
 """
 
 from __future__ import annotations
@@ -49,21 +51,34 @@ DRIVER_COLUMNS = (
 
 
 def write(news: News, links: AckLinks | None = None, pages: PageLinks | None = None) -> Content:
-    """Subject, text, HTML and the drivers' CSV; with `pages`, a link to the owner's month, with `links` one that
-    acknowledges the alert.
+    """Subject, text, HTML and the drivers' CSV; with `pages`, a link to the owner's month, with
+    `links` one that acknowledges the alert.
     """
     status = news.status
-    ack = "" if links is None else links.budget(status.budget.id, status.period.start_ms, status.at_ms)
+    ack = (
+        ""
+        if links is None
+        else links.budget(status.budget.id, status.period.start_ms, status.at_ms)
+    )
     page = None if pages is None else _page(status, pages)
     facts = {**_facts(news), "ack": ack, "open": page}
-    text, html = (environment().get_template(f"budget.{kind}").render(facts) for kind in ("txt", "html"))
+    text, html = (
+        environment().get_template(f"budget.{kind}").render(facts) for kind in ("txt", "html")
+    )
     return Content(
-        escape_text(subject(news)), text, html, {"drivers.csv": drivers_csv(news)}, ack, page[1] if page else ""
+        escape_text(subject(news)),
+        text,
+        html,
+        {"drivers.csv": drivers_csv(news)},
+        ack,
+        page[1] if page else "",
     )
 
 
 def _page(status: Status, pages: PageLinks) -> tuple[str, str]:
-    """The owner's statement of the month up to which the ledger is rated; the overview for the whole fleet."""
+    """The owner's statement of the month up to which the ledger is rated; the overview for the
+    whole fleet.
+    """
     owner = status.budget.owner
     if not owner:
         return "Open the overview", pages.overview()
@@ -97,7 +112,9 @@ def _facts(news: News) -> dict[str, object]:
     return {
         "subject": subject(news),
         "verdict": _verdict(news),
-        "tone": "#b42318" if share >= 100 else "#b54708" if news.alert.rule == ACTUAL else "#175cd3",
+        "tone": (
+            "#b42318" if share >= 100 else "#b54708" if news.alert.rule == ACTUAL else "#175cd3"
+        ),
         "rows": _rows(news),
         "share": share,
         "spent_word": budget.spent_word,
@@ -116,16 +133,25 @@ def _facts(news: News) -> dict[str, object]:
 def _verdict(news: News) -> str:
     status, alert = news.status, news.alert
     budget, ahead = status.budget, status.ahead
-    who = budget.name if budget.name == budget.owner_label else f"{budget.name} ({budget.owner_label})"
+    who = (
+        budget.name
+        if budget.name == budget.owner_label
+        else f"{budget.name} ({budget.owner_label})"
+    )
     amount, micro = budget.text(budget.amount_micro), status.spend.micro or 0
     spent, word = budget.text(micro), budget.spent_word
     if news.escalated:
-        return f"{who} has {word} {spent} of {amount}, and nobody has acknowledged it for {_escalation_time(budget)}."
+        return (
+            f"{who} has {word} {spent} of {amount}, and nobody has acknowledged it for"
+            f" {_escalation_time(budget)}."
+        )
     if alert.rule == ACTUAL and alert.percent >= 100:
         over = budget.text(micro - budget.amount_micro)
         return f"{who} has {word} its whole budget: {spent} of {amount}, {over} over."
     if alert.rule == ACTUAL:
-        return f"{who} has {word} {spent}, which is past {alert.percent} % of its budget of {amount}."
+        return (
+            f"{who} has {word} {spent}, which is past {alert.percent} % of its budget of {amount}."
+        )
     if alert.rule == PACE or ahead is None:
         how = "using GPU-hours" if budget.measure == GPU_HOURS else "spending"
         return f"{who} is {how} at {_pace(status)} % of the even pace of its budget of {amount}."
@@ -143,20 +169,37 @@ def _rows(news: News) -> list[tuple[str, str]]:
     left = budget.amount_micro - spent
     rows = [
         (budget.spent_word.capitalize(), budget.text(spent)),
-        *([] if shared is None else [("Shared", f"{budget.text(shared)} of it are shares of common costs")]),
+        *(
+            []
+            if shared is None
+            else [("Shared", f"{budget.text(shared)} of it are shares of common costs")]
+        ),
         ("Budget", budget.text(budget.amount_micro)),
         ("Left" if left >= 0 else "Over", budget.text(abs(left))),
-        ("Period", f"{_span(period, budget.calendar)}, day {_day(status)} of {_days(period, budget.calendar)}"),
+        (
+            "Period",
+            (
+                f"{_span(period, budget.calendar)}, day {_day(status)} of"
+                f" {_days(period, budget.calendar)}"
+            ),
+        ),
     ]
     if ahead is not None:
-        rows.append(("Forecast", f"{_estimate(status, ahead.middle_micro)} by the end; {_range(status)} in 8 of 10"))
+        rows.append(
+            (
+                "Forecast",
+                f"{_estimate(status, ahead.middle_micro)} by the end; {_range(status)} in 8 of 10",
+            )
+        )
         if left > 0:
             rows.append(("Runs out", _run_out(status)))
     else:
         rows.append(("Forecast", "none: fewer than 5 whole days are rated"))
     if status.pace_percents is not None:
         short, long = status.pace_percents
-        rows.append(("Pace", f"{short} % of the even pace in the last hour, {long} % in the last six"))
+        rows.append(
+            ("Pace", f"{short} % of the even pace in the last hour, {long} % in the last six")
+        )
     idle = status.spend.idle_micro
     if idle is not None:
         rows.append(("Held idle", f"{budget.text(idle)} of what was {budget.spent_word}"))
@@ -172,21 +215,31 @@ def _run_out(status: Status) -> str:
         return f"probably not in this period; at the earliest on {_short(ahead.earliest_ms, days)}"
     if ahead.earliest_ms == ahead.run_out_ms == ahead.latest_ms:
         return f"about {_short(ahead.run_out_ms, days)}"
-    return f"about {_short(ahead.run_out_ms, days)} (earliest {_short(ahead.earliest_ms, days)}, latest {latest})"
+    return (
+        f"about {_short(ahead.run_out_ms, days)} (earliest {_short(ahead.earliest_ms, days)},"
+        f" latest {latest})"
+    )
 
 
 def _actions(news: News) -> list[tuple[str, str]]:
     """What can be done, each with the command that helps ('' without one)."""
     status = news.status
     budget = status.budget
-    first, last = (budget.calendar.date_of(at_ms) for at_ms in (news.after.start_ms, news.after.end_ms))
+    first, last = (
+        budget.calendar.date_of(at_ms) for at_ms in (news.after.start_ms, news.after.end_ms)
+    )
     level = "workload,user" if budget.owner else "team,project"
     actions = []
     if status.spend.idle_micro:
         cost = f"{_cost_word(budget)} {budget.text(status.spend.idle_micro)}"
         actions.append((f"Free GPUs that are held and idle: they {cost} so far", "gpuledger idle"))
     actions += [(_idle_text(workload, budget.currency), workload.command) for workload in news.idle]
-    actions.append(("See what each workload cost", f"gpuledger chargeback --from {first} --to {last} --by {level}"))
+    actions.append(
+        (
+            "See what each workload cost",
+            f"gpuledger chargeback --from {first} --to {last} --by {level}",
+        )
+    )
     if news.alert.percent >= 100 or news.alert.rule == FORECAST:
         actions.append(("Agree on a larger budget, or on what waits until the next period", ""))
     actions.append(("Acknowledge this alert", f"gpuledger budgets ack {shlex.quote(budget.name)}"))
@@ -195,16 +248,26 @@ def _actions(news: News) -> list[tuple[str, str]]:
 
 def _idle_text(workload: IdleNow, currency: str) -> str:
     cost, per_day = Money(workload.cost_micro, currency), Money(workload.per_day_micro, currency)
-    return f"{named(workload.label, 60)} holds {plural(workload.gpus, 'idle GPU')}: {cost} so far, {per_day} a day"
+    return (
+        f"{named(workload.label, 60)} holds {plural(workload.gpus, 'idle GPU')}: {cost} so far,"
+        f" {per_day} a day"
+    )
 
 
 def _data(status: Status) -> list[str]:
-    lines = [f"Rated up to {datetime.fromtimestamp(status.known_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC."]
+    lines = [
+        f"Rated up to {datetime.fromtimestamp(status.known_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC."
+    ]
     spend = status.spend
     if spend.unpriced_gpu_ns:
-        lines.append(f"{_hours(spend.unpriced_gpu_ns)} GPU-hours have no price and are in no amount here.")
+        lines.append(
+            f"{_hours(spend.unpriced_gpu_ns)} GPU-hours have no price and are in no amount here."
+        )
     if spend.other_gpu_ns:
-        lines.append(f"{_hours(spend.other_gpu_ns)} GPU-hours are charged in another currency: in no amount here.")
+        lines.append(
+            f"{_hours(spend.other_gpu_ns)} GPU-hours are charged in another currency: in no amount"
+            " here."
+        )
     if status.ahead is not None:
         lines.append(
             f"The forecast is an estimate from {plural(status.ahead.days_of_history, 'day')} of "
@@ -219,11 +282,19 @@ def _why(news: News) -> str:
     name = status.budget.name
     if news.escalated:
         hours = _escalation_time(status.budget)
-        text = f"You are notified once when budget {name} is spent and nobody acknowledges it within {hours}."
+        text = (
+            f"You are notified once when budget {name} is spent and nobody acknowledges it within"
+            f" {hours}."
+        )
     else:
         percents = " and ".join(f"{crossed.percent} %" for crossed in (alert, *news.also))
-        rule = {ACTUAL: _spending(status.budget), FORECAST: "the forecast", PACE: "the pace"}[alert.rule]
-        text = f"You are a recipient of budget {name}, and are notified once when {rule} reaches {percents}."
+        rule = {ACTUAL: _spending(status.budget), FORECAST: "the forecast", PACE: "the pace"}[
+            alert.rule
+        ]
+        text = (
+            f"You are a recipient of budget {name}, and are notified once when {rule} reaches"
+            f" {percents}."
+        )
     return f"{text} {_following(status, alert)}"
 
 
@@ -235,7 +306,11 @@ def _escalation_time(budget: Budget) -> str:
 def _following(status: Status, alert: Alert) -> str:
     fired = {(other.rule, other.percent) for other in status.alerts if other.fired_ms is not None}
     fired.add((alert.rule, alert.percent))
-    left = [(rule, percent) for rule, percent in thresholds(status.budget.terms) if (rule, percent) not in fired]
+    left = [
+        (rule, percent)
+        for rule, percent in thresholds(status.budget.terms)
+        if (rule, percent) not in fired
+    ]
     if not left:
         return "No more thresholds are left in this period."
     return "Still to come: " + ", ".join(f"{rule} {percent} %" for rule, percent in left) + "."
@@ -255,7 +330,10 @@ def _changes(news: News) -> dict[str, object]:
     """Drivers in shown units, rounded together so that columns and rows add up."""
     budget, drivers = news.status.budget, news.drivers
     changes = to_minor_units([driver.change_micro for driver in drivers], budget.digits)
-    splits = [_parts(driver, change, budget.digits) for driver, change in zip(drivers, changes, strict=True)]
+    splits = [
+        _parts(driver, change, budget.digits)
+        for driver, change in zip(drivers, changes, strict=True)
+    ]
 
     def signed(units: int) -> str:
         text = _signed(units, budget)
@@ -264,7 +342,9 @@ def _changes(news: News) -> dict[str, object]:
     rows = [_driver_row(*row, signed) for row in zip(drivers, changes, splits, strict=True)]
     if news.before is None:
         rows = [{**row, "parts": []} for row in rows]
-    totals = {name: signed(sum(split[index] for split in splits)) for index, name in enumerate(PARTS)}
+    totals = {
+        name: signed(sum(split[index] for split in splits)) for index, name in enumerate(PARTS)
+    }
     return {
         "heading": _comparison(news, sum(changes)),
         "drivers": rows,
@@ -277,14 +357,21 @@ def _comparison(news: News, change: int) -> str:
     since = "since the last mail" if news.since_mail else "since the period began"
     amount = _signed(abs(change), news.status.budget).removeprefix("+")
     if news.before is None:
-        return f"Where it went {since}: {amount if change >= 0 else _signed(change, news.status.budget)}"
+        return (
+            f"Where it went {since}:"
+            f" {amount if change >= 0 else _signed(change, news.status.budget)}"
+        )
     calendar = news.status.budget.calendar
     count = len(calendar.days(news.after))
     name = "day" if count == 1 else "week" if count == WEEK_DAYS else f"{count} days"
     these, those = f"The {name} {since}", f"the {name} before"
     if news.shortened:
         these = f"The last {name}"
-    than = f"as much as {those}" if change == 0 else f"{amount} {'more' if change > 0 else 'less'} than {those}"
+    than = (
+        f"as much as {those}"
+        if change == 0
+        else f"{amount} {'more' if change > 0 else 'less'} than {those}"
+    )
     return f"{these} {_cost_word(news.status.budget)} {than}{_standing(news.status, change)}"
 
 
@@ -296,7 +383,11 @@ def _standing(status: Status, change: int) -> str:
         return f"{still} over the budget"
     if ahead is None:
         return ""
-    return f"{still} heading over the budget" if ahead.middle_micro > amount else ", heading to end within the budget"
+    return (
+        f"{still} heading over the budget"
+        if ahead.middle_micro > amount
+        else ", heading to end within the budget"
+    )
 
 
 def _parts(driver: Driver, change: int, digits: int) -> list[int]:
@@ -307,7 +398,9 @@ def _parts(driver: Driver, change: int, digits: int) -> list[int]:
     return units
 
 
-def _driver_row(driver: Driver, change: int, parts: Sequence[int], signed: Callable[[int], str]) -> dict[str, object]:
+def _driver_row(
+    driver: Driver, change: int, parts: Sequence[int], signed: Callable[[int], str]
+) -> dict[str, object]:
     name, user, project = (*driver.label, "", "", "")[:3]
     texts = [f"{part} {signed(units)}" for part, units in zip(PARTS, parts, strict=True) if units]
     return {
@@ -319,7 +412,8 @@ def _driver_row(driver: Driver, change: int, parts: Sequence[int], signed: Calla
 
 
 def drivers_csv(news: News) -> str:
-    """The drivers in major units to the micro-unit; the parts of each row and the rows add up exactly.
+    """The drivers in major units to the micro-unit; the parts of each row and the rows add up
+    exactly.
 
     Without days to compare with only what was spent is known, and the other cells are empty.
     """
@@ -366,7 +460,9 @@ def _range(status: Status) -> str:
     ahead = status.ahead
     if ahead is None:
         return "not known"
-    return " to ".join(status.budget.number(value, 0) for value in (ahead.low_micro, ahead.high_micro))
+    return " to ".join(
+        status.budget.number(value, 0) for value in (ahead.low_micro, ahead.high_micro)
+    )
 
 
 def _pace(status: Status) -> str:
@@ -403,5 +499,8 @@ def _long(at_ms: int, calendar: Calendar) -> str:
 
 def _span(period: Period, calendar: Calendar) -> str:
     """The first and last day of a period."""
-    first, last = (_short(at_ms, calendar) for at_ms in (period.start_ms, max(period.end_ms - 1, period.start_ms)))
+    first, last = (
+        _short(at_ms, calendar)
+        for at_ms in (period.start_ms, max(period.end_ms - 1, period.start_ms))
+    )
     return first if last == first else f"{first} to {last}"

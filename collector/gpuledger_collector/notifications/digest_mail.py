@@ -1,9 +1,22 @@
-"""A digest: one mail for several messages, each with its first paragraph; their full texts are attached."""
+"""A digest: one mail for several messages, each with its first paragraph; their full texts are
+attached.
+"""
 
 from __future__ import annotations
 
-from gpuledger_collector.notifications.templating import CALM, MailBlock, MailPage, day, instant, named
-from gpuledger_collector.storage.notifications.delivery_rules import Digest, DigestEntry, count_kinds
+from gpuledger_collector.notifications.templating import (
+    CALM,
+    MailBlock,
+    MailPage,
+    day,
+    instant,
+    named,
+)
+from gpuledger_collector.storage.notifications.delivery_rules import (
+    Digest,
+    DigestEntry,
+    count_kinds,
+)
 from gpuledger_collector.storage.notifications.messages import Content
 from gpuledger_common.plurals import plural
 
@@ -17,14 +30,18 @@ def write(digest: Digest) -> Content:
     messages, zone = digest.messages, digest.zone
     first, last = day(messages[0].made_ms, zone), day(messages[-1].made_ms, zone)
     kinds = ", ".join(f"{number} {kind}" for kind, number in count_kinds(messages))
-    summary = f"{plural(len(messages), 'message')} of {first if first == last else f'{first} to {last}'}"
+    summary = (
+        f"{plural(len(messages), 'message')} of {first if first == last else f'{first} to {last}'}"
+    )
     hidden = len(messages) - MAX_SHOWN
     return MailPage(
         subject=f"[GPU Ledger] {summary}: {kinds}",
         verdict=f"{summary} in one mail: {kinds}.",
         blocks=[_block(message, zone) for message in messages[:MAX_SHOWN]],
-        why="You asked for a digest, or for a limit of messages a day ([[recipient]]). Nothing was left out: "
-        "messages.txt has the full text of each.",
+        why=(
+            "You asked for a digest, or for a limit of messages a day ([[recipient]]). Nothing was"
+            " left out: messages.txt has the full text of each."
+        ),
         tone=CALM,
         notes=[f"{plural(hidden, 'more message')} in messages.txt."] if hidden > 0 else [],
         attachments={"messages.txt": "\n".join(_full_text(message, zone) for message in messages)},
@@ -38,7 +55,13 @@ def _block(message: DigestEntry, zone: str) -> MailBlock:
         instant(message.made_ms, zone),
         (),
         [(named(paragraph, 400), "")] if paragraph else [],
-        ("Respond", message.link) if message.link else ("Open", message.page) if message.page else None,
+        (
+            ("Respond", message.link)
+            if message.link
+            else ("Open", message.page)
+            if message.page
+            else None
+        ),
     )
 
 

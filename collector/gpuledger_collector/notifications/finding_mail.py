@@ -1,7 +1,8 @@
 """Mails about idle GPUs, anomalous spending, reclaimed GPUs and a team's week.
 
-A mail to an owner is written like a colleague's: what is idle and since when, by which readings, what it costs, the one
-command that frees it, and the one link that says that it is intended. It accuses nobody.
+A mail to an owner is written like a colleague's: what is idle and since when, by which readings,
+what it costs, the one command that frees it, and the one link that says that it is intended. It
+accuses nobody.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ GIB = 2**30
 MAX_ACCELERATORS = 8
 MAX_ROWS = 10
 CAUSES = (
-    "If it should be working: the usual causes are code that never moves to the GPU, a session that was left open, "
-    "and a job that waits for its input or for one of its workers."
+    "If it should be working: the usual causes are code that never moves to the GPU, a session that"
+    " was left open, and a job that waits for its input or for one of its workers."
 )
 NO_PRICE = "no price is known"
 INTENDED = "This is intended"
@@ -84,14 +85,20 @@ CSV_COLUMNS = (
 )
 
 
-def idle(notice: IdleNotice, links: AckLinks | None = None, pages: PageLinks | None = None) -> Content:
+def idle(
+    notice: IdleNotice, links: AckLinks | None = None, pages: PageLinks | None = None
+) -> Content:
     """The mail about idle GPUs, to the owner, or with `notice.notified_ms` to the leads."""
     workloads = [section.workload for section in notice.sections]
     gpus = plural(sum(len(workload.accelerators) for workload in workloads), "GPU")
     cost, per_day = _costs(workloads)
-    subject_name = named(workloads[0].label, 60) if len(workloads) == 1 else f"{len(workloads)} workloads"
+    subject_name = (
+        named(workloads[0].label, 60) if len(workloads) == 1 else f"{len(workloads)} workloads"
+    )
     since = instant(min(workload.since_ms for workload in workloads))
-    subject = f"[GPU idle] {subject_name}: {gpus} idle since {since}" + (f", {per_day} a day" if per_day else "")
+    subject = f"[GPU idle] {subject_name}: {gpus} idle since {since}" + (
+        f", {per_day} a day" if per_day else ""
+    )
     have = "has" if gpus == "1 GPU" else "have"
     money = f"{cost} so far, {per_day} a day" if cost else NO_PRICE
     intro = [CAUSES]
@@ -99,8 +106,8 @@ def idle(notice: IdleNotice, links: AckLinks | None = None, pages: PageLinks | N
         subject = f"{subject}, no response"
         people = ", ".join(notice.notified) or "The owner"
         intro = [
-            f"{people} was notified on {instant(notice.notified_ms)}, and has neither freed the GPUs nor said that "
-            "this is intended."
+            f"{people} was notified on {instant(notice.notified_ms)}, and has neither freed the"
+            " GPUs nor said that this is intended."
         ]
     elif not notice.to_owner:
         intro = ["No address of the owner is known, so this mail goes to the team.", CAUSES]
@@ -115,14 +122,19 @@ def idle(notice: IdleNotice, links: AckLinks | None = None, pages: PageLinks | N
         actions=[("See all your idle GPUs and their evidence", "gpuledger idle --now")],
         notes=[
             _coverage(workloads),
-            "Confidence: how often pauses that had lasted as long continued for another half hour on this fleet.",
+            (
+                "Confidence: how often pauses that had lasted as long continued for another half"
+                " hour on this fleet."
+            ),
         ],
         attachments={"idle.csv": idle_csv(notice.sections)},
     ).content()
 
 
 def _idle_page(workloads: Sequence[IdleWorkload], pages: PageLinks) -> tuple[str, str]:
-    """The receipt of the one job; of several, the idle GPUs of their team, of all where they are of several teams."""
+    """The receipt of the one job; of several, the idle GPUs of their team, of all where they are of
+    several teams.
+    """
     if len(workloads) == 1:
         return "Open the job", pages.job(workloads[0].external_id)
     teams = {workload.team for workload in workloads}
@@ -154,7 +166,10 @@ def _workload_block(section: Section, notice: IdleNotice, links: AckLinks | None
     states = sorted({STATES.get(each.finding.state, each.finding.state) for each in accelerators})
     rows = [
         ("Idle", f"{len(accelerators)} of its {held}: {_places(accelerators)}"),
-        ("Since", f"{instant(workload.since_ms)}, for {lasting(workload.until_ms - workload.since_ms)}"),
+        (
+            "Since",
+            f"{instant(workload.since_ms)}, for {lasting(workload.until_ms - workload.since_ms)}",
+        ),
         ("Why", "; ".join(states)),
         ("Readings", _readings(accelerators)),
         ("Cost", f"{cost} so far, {per_day} for each further day" if cost else NO_PRICE),
@@ -170,25 +185,37 @@ def _workload_block(section: Section, notice: IdleNotice, links: AckLinks | None
 def _commands(workload: IdleWorkload) -> list[tuple[str, str]]:
     command = reclaim_command(workload)
     if not command:
-        others_work = "The other GPUs are busy, so nothing should be ended: ask for fewer GPUs next time."
+        others_work = (
+            "The other GPUs are busy, so nothing should be ended: ask for fewer GPUs next time."
+        )
         return [] if workload.is_entirely_idle else [(others_work, "")]
     count = len(workload.accelerators)
     commands = [("Free it" if count == 1 else f"Free all {count}", command)]
     if workload.kind == "kubernetes":
-        commands.append(("A controller may start the pod again: if it has one, scale that down instead.", ""))
+        commands.append(
+            ("A controller may start the pod again: if it has one, scale that down instead.", "")
+        )
     return commands
 
 
 def _places(accelerators: Sequence[IdleAccelerator]) -> str:
     """`n07 GPU 0, 1, 2; n08 GPU 4 (NVIDIA H100)`."""
     nodes: dict[str, list[str]] = {}
-    ordered = sorted(accelerators, key=lambda each: (each.node, each.gpu_index or 0, each.finding.subject))
+    ordered = sorted(
+        accelerators, key=lambda each: (each.node, each.gpu_index or 0, each.finding.subject)
+    )
     for accelerator in ordered[:MAX_ACCELERATORS]:
-        index = accelerator.finding.subject if accelerator.gpu_index is None else str(accelerator.gpu_index)
+        index = (
+            accelerator.finding.subject
+            if accelerator.gpu_index is None
+            else str(accelerator.gpu_index)
+        )
         nodes.setdefault(named(accelerator.node, 60), []).append(index)
     text = "; ".join(f"{node} GPU {', '.join(indexes)}".strip() for node, indexes in nodes.items())
     hidden = len(accelerators) - MAX_ACCELERATORS
-    models = ", ".join(sorted({accelerator.model for accelerator in accelerators if accelerator.model}))
+    models = ", ".join(
+        sorted({accelerator.model for accelerator in accelerators if accelerator.model})
+    )
     return text + (f" and {hidden} more" if hidden > 0 else "") + (f" ({models})" if models else "")
 
 
@@ -201,18 +228,24 @@ def _readings(accelerators: Sequence[IdleAccelerator]) -> str:
         values = [value for value in evidence if value is not None]
         if values:
             mean = sum(values) / len(values)
-            texts.append(template.format(mean / GIB if name == "memory_used_bytes" else mean).replace("%", " %"))
+            texts.append(
+                template.format(mean / GIB if name == "memory_used_bytes" else mean).replace(
+                    "%", " %"
+                )
+            )
     each = " each" if len(accelerators) > 1 else ""
     return ", ".join(texts) + each if texts else "none, except that no process ran"
 
 
 def _coverage(workloads: Sequence[IdleWorkload]) -> str:
     seen = instant(min(workload.until_ms for workload in workloads))
-    unpriced = sum(each.finding.cost_micro is None for workload in workloads for each in workload.accelerators)
+    unpriced = sum(
+        each.finding.cost_micro is None for workload in workloads for each in workload.accelerators
+    )
     missing = f" {plural(unpriced, 'GPU')} without a price: in no amount here." if unpriced else ""
     return (
-        f"Seen up to {seen}.{missing} Cost is the idle time at the rates in force. Warm replicas of services, short "
-        "pauses and time without data are never reported."
+        f"Seen up to {seen}.{missing} Cost is the idle time at the rates in force. Warm replicas of"
+        " services, short pauses and time without data are never reported."
     )
 
 
@@ -224,8 +257,14 @@ def _why(notice: IdleNotice, links: AckLinks | None) -> str:
     if notice.escalate_days:
         text += f" If nobody responds within {days}, the team's lead is notified."
     if links is not None:
-        return f"{text} The button works until {instant(notice.at_ms + LINK_MS)}; opening its page changes nothing."
-    commands = (f"`gpuledger notifications ack {section.notification_id}`" for section in notice.sections[:3])
+        return (
+            f"{text} The button works until {instant(notice.at_ms + LINK_MS)}; opening its page"
+            " changes nothing."
+        )
+    commands = (
+        f"`gpuledger notifications ack {section.notification_id}`"
+        for section in notice.sections[:3]
+    )
     return f"{text} To say that it is intended: {' or '.join(commands)}."
 
 
@@ -253,20 +292,26 @@ def idle_csv(sections: Sequence[Section]) -> str:
     )
 
 
-def anomaly(notice: AnomalyNotice, links: AckLinks | None = None, pages: PageLinks | None = None) -> Content:
+def anomaly(
+    notice: AnomalyNotice, links: AckLinks | None = None, pages: PageLinks | None = None
+) -> Content:
     """The mail about anomalous spending: what it comes to, and which workloads caused it."""
     finding, evidence = notice.finding, notice.finding.evidence
     cost = finding.cost_micro or 0
     # A storm of short runs, or a dearer rate in a quiet week, may cost less than the hours before.
     change = f"{Money(abs(cost), finding.currency or '')} {'more' if cost >= 0 else 'less'}"
     who = named(finding.subject, 80)
-    if finding.state == STORM:  # the cost is that of the one job; the team as a whole may have spent less
+    if (
+        finding.state == STORM
+    ):  # the cost is that of the one job; the team as a whole may have spent less
         who = f"{named(str(evidence['workloads'][0]), 60)} of {who}"
     since = instant(finding.since_ms)
     days_before = int(evidence.get("days_before", 7))
     before = "a week" if days_before == 7 else plural(days_before, "day")
     reason = ANOMALY_CAUSES.get(finding.state, finding.state)
-    verdict = f"{who} has spent {change} than in the same hours {before} before since {since}: {reason}."
+    verdict = (
+        f"{who} has spent {change} than in the same hours {before} before since {since}: {reason}."
+    )
     if evidence.get("cause"):
         verdict += f" It looks like {_cause_text(evidence)}."
     why = "You are notified of each such episode once, while it is still cheap."
@@ -274,11 +319,16 @@ def anomaly(notice: AnomalyNotice, links: AckLinks | None = None, pages: PageLin
     if links is not None:
         link = (INTENDED, links.notification(notice.notification_id, notice.at_ms + LINK_MS))
     else:
-        why += f" To say that it is intended: `gpuledger notifications ack {notice.notification_id}`."
+        why += (
+            f" To say that it is intended: `gpuledger notifications ack {notice.notification_id}`."
+        )
     return MailPage(
         subject=f"[GPU spending] {who}: {change} than usual since {since}",
         verdict=verdict,
-        blocks=[MailBlock(f"Spending of {who}", "", _anomaly_rows(finding), (), link), *_anomaly_blocks(finding)],
+        blocks=[
+            MailBlock(f"Spending of {who}", "", _anomaly_rows(finding), (), link),
+            *_anomaly_blocks(finding),
+        ],
         why=why,
         tone=BAD if cost >= 0 else CALM,
         open=None if pages is None else ("Open the episode", pages.anomalies(finding.subject)),
@@ -314,11 +364,19 @@ def _anomaly_blocks(finding: Finding) -> list[MailBlock]:
     drivers = evidence.get("drivers", [])
     amounts = _amounts([int(driver["change_micro"]) for driver in drivers], finding.currency or "")
     changes = [
-        (named(str(driver["workload"]), 60) + (f" ({driver['model']})" if driver.get("model") else ""), amount)
+        (
+            named(str(driver["workload"]), 60)
+            + (f" ({driver['model']})" if driver.get("model") else ""),
+            amount,
+        )
         for driver, amount in zip(drivers, amounts, strict=True)
     ]
     if changes:
-        blocks.append(MailBlock("What changed", "The changes in price, volume and mix add up to the total.", changes))
+        blocks.append(
+            MailBlock(
+                "What changed", "The changes in price, volume and mix add up to the total.", changes
+            )
+        )
     rates = [
         (f"{rate['model']} in {rate['pool']}", f"{rate['before']} before, {rate['now']} now")
         for rate in evidence.get("rates", [])
@@ -354,9 +412,15 @@ def acted(action: ReclaimAction, workload: IdleWorkload | None) -> Content:
         rows.append(("It had cost", cost))
     return MailPage(
         subject=f"[GPU idle] {name} was ended: its GPUs were idle",
-        verdict=f"{name} was ended because its GPUs had been idle for long and nobody said that this is intended.",
+        verdict=(
+            f"{name} was ended because its GPUs had been idle for long and nobody said that this is"
+            " intended."
+        ),
         blocks=[MailBlock("What was done", "", rows)],
-        why="Your team opted in to this ([[action]]), and you were notified before. It is in the audit log.",
+        why=(
+            "Your team opted in to this ([[action]]), and you were notified before. It is in the"
+            " audit log."
+        ),
         tone=BAD,
         actions=[("See what else would be ended, and when", "gpuledger actions dry-run")],
     ).content()
@@ -380,13 +444,20 @@ def summary(week: WeeklySummary, pages: PageLinks | None = None) -> Content:
         ("Notified", f"{plural(week.notified, 'episode')}: {handled}"),
         ("Ongoing", plural(sum(usage.ongoing for usage in week.wasted), "workload")),
     ]
-    dearest = [_week_row(*pair) for pair in zip(week.wasted, _week_costs(week.wasted), strict=True)][:MAX_ROWS]
+    dearest = [
+        _week_row(*pair) for pair in zip(week.wasted, _week_costs(week.wasted), strict=True)
+    ][:MAX_ROWS]
     if rest := week.wasted[MAX_ROWS:]:
-        dearest.append((f"{len(rest)} others", f"{_hours(sum(usage.gpu_ns for usage in rest))} GPU-hours"))
+        dearest.append(
+            (f"{len(rest)} others", f"{_hours(sum(usage.gpu_ns for usage in rest))} GPU-hours")
+        )
     notes = ["GPU-hours and cost are of this week alone, at the rates that were in force."]
     if week.unreachable:
         users = ", ".join(named(user, 40) for user in week.unreachable[:20])
-        notes.insert(0, f"Nobody could be notified of the GPUs of {users}: add their addresses in [[contact]].")
+        notes.insert(
+            0,
+            f"Nobody could be notified of the GPUs of {users}: add their addresses in [[contact]].",
+        )
     dates = f"--from {date(week.start_ms, week.zone)} --to {date(week.end_ms, week.zone)}"
     # A page shows months; a week in two of them is looked for in the later one.
     months = date(week.end_ms - 1, week.zone)[:7]
@@ -394,9 +465,16 @@ def summary(week: WeeklySummary, pages: PageLinks | None = None) -> Content:
     return MailPage(
         subject=f"[GPU idle] {team}, {span}: {hours} idle, {cost}",
         verdict=f"{team} held {hours} that were idle, {span}: {cost}{_compared(week, costs)}.",
-        open=None if pages is None else ("Open the idle GPUs", pages.idle(week.team or UNATTRIBUTED_NAME, months)),
+        open=(
+            None
+            if pages is None
+            else ("Open the idle GPUs", pages.idle(week.team or UNATTRIBUTED_NAME, months))
+        ),
         blocks=[MailBlock("The week", "", rows), MailBlock("The dearest", "", dearest)],
-        why="You lead the team, and get this on the first day of each week ([[contact]] summary = false ends it).",
+        why=(
+            "You lead the team, and get this on the first day of each week ([[contact]] summary ="
+            " false ends it)."
+        ),
         tone=CALM,
         actions=[("See all of them", f"gpuledger idle {dates}{option}")],
         notes=notes,
@@ -404,7 +482,8 @@ def summary(week: WeeklySummary, pages: PageLinks | None = None) -> Content:
 
 
 def _compared(week: WeeklySummary, costs: Mapping[str, int]) -> str:
-    """What that is more or less than in the week before, in words; empty where that week is not known.
+    """What that is more or less than in the week before, in words; empty where that week is not
+    known.
 
     In money where both weeks are priced in one currency; else in GPU-hours, which are always known.
     """
@@ -445,13 +524,17 @@ def _week_costs(wasted: Sequence[WastedUsage]) -> list[str]:
 
 
 def _amounts(micros: Sequence[int], currency: str) -> list[str]:
-    """Parts of a total as people read them, rounded together so that they add up to the total shown."""
+    """Parts of a total as people read them, rounded together so that they add up to the total
+    shown.
+    """
     return [str(part) for part in round_amounts(micros, currency)]
 
 
 def _week_row(usage: WastedUsage, cost: str) -> tuple[str, str]:
     name = named(usage.label, 40) + (f" ({named(usage.user, 30)})" if usage.user else "")
-    return name, f"{_hours(usage.gpu_ns)} GPU-hours, {cost}" + (", ongoing" if usage.ongoing else "")
+    return name, f"{_hours(usage.gpu_ns)} GPU-hours, {cost}" + (
+        ", ongoing" if usage.ongoing else ""
+    )
 
 
 def _hours(gpu_ns: int) -> str:

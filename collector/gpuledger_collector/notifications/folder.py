@@ -16,13 +16,17 @@ from gpuledger_collector.storage.notifications.messages import Message
 
 @dataclass(frozen=True)
 class MailFolder:
-    """Writes each mail atomically under a name of its own, so that writing it again changes nothing."""
+    """Writes each mail atomically under a name of its own, so that writing it again changes
+    nothing.
+    """
 
     path: Path
     sender: str
     repeatable: bool = True
 
-    def deliver(self, message: Message, hand_over: Callable[[], None], on_step: OnStep = no_step) -> None:
+    def deliver(
+        self, message: Message, hand_over: Callable[[], None], on_step: OnStep = no_step
+    ) -> None:
         """Write the mail. Raises NotAccepted when the folder is not writable."""
         try:
             mail = bytes(compose(message, self.sender))
@@ -45,5 +49,7 @@ class MailFolder:
 def file_name(message: Message) -> str:
     """Time, kind, recipient and digest: names sort by time, and the same message has the same name."""
     at = datetime.fromtimestamp(message.made_ms / 1000, UTC)
-    label = re.sub(r"[^a-z0-9]+", "-", f"{message.kind} {message.recipient.partition('@')[0]}".lower()).strip("-")
+    label = re.sub(
+        r"[^a-z0-9]+", "-", f"{message.kind} {message.recipient.partition('@')[0]}".lower()
+    ).strip("-")
     return f"{at:%Y%m%dT%H%M%SZ}-{label[:60]}-{message.digest[:8]}.eml"

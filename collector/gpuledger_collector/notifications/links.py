@@ -1,8 +1,9 @@
-"""Links in mails: to the page that shows what a mail is about, and signed ones that acknowledge an alert.
+"""Links in mails: to the page that shows what a mail is about, and signed ones that acknowledge an
+alert.
 
-A signed link holds no secret and does one harmless thing once: it acknowledges the alerts of one budget and period that
-one mail reported, or one notification until it expires. Opening it changes nothing, because mail scanners open links;
-only the button on its page does.
+A signed link holds no secret and does one harmless thing once: it acknowledges the alerts of one
+budget and period that one mail reported, or one notification until it expires. Opening it changes
+nothing, because mail scanners open links; only the button on its page does.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ class PageLinks:
 
     def job(self, name: str) -> str:
         """The receipt of a job, by its key, its id or its name."""
-        return self._at("/jobs/", {"key": name}) if name in DOTS else self._at(f"/jobs/{quote(name, safe='')}")
+        return (
+            self._at("/jobs/", {"key": name})
+            if name in DOTS
+            else self._at(f"/jobs/{quote(name, safe='')}")
+        )
 
     def idle(self, team: str = "", period: str = "") -> str:
         """Idle GPUs of a team (of all), now or of a period as `--period` writes it."""
@@ -50,7 +55,9 @@ class PageLinks:
         return self._at("/anomalies", {"team": team})
 
     def _at(self, path: str, parameters: Mapping[str, str] | None = None) -> str:
-        query = urlencode({name: value for name, value in (parameters or {}).items() if value}, quote_via=quote)
+        query = urlencode(
+            {name: value for name, value in (parameters or {}).items() if value}, quote_via=quote
+        )
         return f"{self.public_url.rstrip('/')}{path}" + (f"?{query}" if query else "")
 
 
@@ -62,20 +69,26 @@ class AckLinks:
     secret: bytes = field(repr=False)
 
     def budget(self, budget_id: int, period_start_ms: int, sent_ms: int) -> str:
-        """The link that acknowledges the alerts of a budget in a period, as of the mail of `sent_ms`."""
+        """The link that acknowledges the alerts of a budget in a period, as of the mail of
+        `sent_ms`.
+        """
         mac = self.mac(budget_id, period_start_ms, sent_ms)
         query = f"budget={budget_id}&period={period_start_ms}&sent={sent_ms}&mac={mac}"
         return f"{self.public_url.rstrip('/')}{PATH}?{query}"
 
     def mac(self, budget_id: int, period_start_ms: int, sent_ms: int = 0) -> str:
-        """HMAC-SHA256 over what the link does; without `sent_ms` it acknowledges alerts of any mail."""
+        """HMAC-SHA256 over what the link does; without `sent_ms` it acknowledges alerts of any
+        mail.
+        """
         sent = f"/{sent_ms}" if sent_ms else ""
         content = f"ack/{budget_id}/{period_start_ms}{sent}"
         return hmac.new(self.secret, content.encode(), hashlib.sha256).hexdigest()
 
     def holds(self, budget_id: int, period_start_ms: int, sent_ms: int, mac: str) -> bool:
         """Whether this link was signed here."""
-        return hmac.compare_digest(self.mac(budget_id, period_start_ms, sent_ms).encode(), mac.encode())
+        return hmac.compare_digest(
+            self.mac(budget_id, period_start_ms, sent_ms).encode(), mac.encode()
+        )
 
     def notification(self, notification_id: int, expires_ms: int) -> str:
         """The link that acknowledges a notification until the link expires."""
@@ -85,8 +98,12 @@ class AckLinks:
 
     def notification_mac(self, notification_id: int, expires_ms: int) -> str:
         """HMAC-SHA256 over what the link does and its expiry."""
-        return hmac.new(self.secret, f"letter/{notification_id}/{expires_ms}".encode(), hashlib.sha256).hexdigest()
+        return hmac.new(
+            self.secret, f"letter/{notification_id}/{expires_ms}".encode(), hashlib.sha256
+        ).hexdigest()
 
     def holds_notification(self, notification_id: int, expires_ms: int, mac: str) -> bool:
         """Whether this link was signed here."""
-        return hmac.compare_digest(self.notification_mac(notification_id, expires_ms).encode(), mac.encode())
+        return hmac.compare_digest(
+            self.notification_mac(notification_id, expires_ms).encode(), mac.encode()
+        )

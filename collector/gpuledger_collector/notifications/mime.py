@@ -14,7 +14,9 @@ POLICY = email.policy.SMTP.clone(cte_type="7bit")
 
 
 def one_line(text: str, longest: int = MAX_SUBJECT) -> str:
-    """Text that is safe in a header: invisible characters are escaped, and long text ends in an ellipsis."""
+    """Text that is safe in a header: invisible characters are escaped, and long text ends in an
+    ellipsis.
+    """
     cleaned = " ".join(escape_text(text).split())
     return cleaned if len(cleaned) <= longest else cleaned[: longest - 1] + "…"
 
@@ -25,7 +27,10 @@ def message_id(digest: str, sender: str) -> str:
 
 
 def compose(message: Message, sender: str) -> EmailMessage:
-    """The mail with text, HTML and attachments. Raises ValueError when the recipient is not an address."""
+    """The mail with text, HTML and attachments.
+
+    Raises ValueError when the recipient is not an address.
+    """
     if not is_address(message.recipient):
         raise ValueError(f"{message.recipient!r} is not a mail address")
     mail = EmailMessage(policy=POLICY)
@@ -41,14 +46,19 @@ def compose(message: Message, sender: str) -> EmailMessage:
     mail["X-Auto-Response-Suppress"] = "All"
     mail.set_content(escape_lines(message.content.text), cte="quoted-printable")
     if message.content.html:
-        mail.add_alternative(escape_lines(message.content.html), subtype="html", cte="quoted-printable")
+        mail.add_alternative(
+            escape_lines(message.content.html), subtype="html", cte="quoted-printable"
+        )
     for name, text in message.content.attachments.items():
         mail.add_attachment(
-            escape_lines(text), subtype="csv" if name.endswith(".csv") else "plain", filename=one_line(name, 80)
+            escape_lines(text),
+            subtype="csv" if name.endswith(".csv") else "plain",
+            filename=one_line(name, 80),
         )
     _name_boundaries(mail, message.digest)
     if subject.isascii():
-        # One line: some programs show a folded subject as an empty one. Encoded words keep the limit that they need.
+        # One line: some programs show a folded subject as an empty one. Encoded words keep the
+        # limit that they need.
         mail.policy = POLICY.clone(max_line_length=MAX_SUBJECT + len("Subject: "))
     return mail
 

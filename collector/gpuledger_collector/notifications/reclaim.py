@@ -1,7 +1,8 @@
 """Backends that reclaim idle GPUs: Slurm's scancel, an eviction by Kubernetes, or a webhook.
 
-Each can be asked whether a workload is gone already, so that an action is done once even when a process ended in the
-middle of it. None of them touches a workload that is no longer the one that was found idle.
+Each can be asked whether a workload is gone already, so that an action is done once even when a
+process ended in the middle of it. None of them touches a workload that is no longer the one that
+was found idle.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class ReclaimBackend(Protocol):
 
 @dataclass(frozen=True)
 class SlurmBackend:
-    """Runs `scancel` and `squeue` on this machine; a job of another user than the idle one is left alone."""
+    """Runs `scancel` and `squeue` on this machine; a job of another user than the idle one is left
+    alone.
+    """
 
     scancel: str = "scancel"
     squeue: str = "squeue"
@@ -73,7 +76,9 @@ class SlurmBackend:
     def is_gone(self, action: ReclaimAction) -> bool:
         """Ask squeue; a job that it does not know has ended."""
         job, user = self._job(action), str(action.target.get("user", ""))
-        result = self._run(self.squeue, "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%u")
+        result = self._run(
+            self.squeue, "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%u"
+        )
         if result.returncode != 0:
             if "Invalid job id" in result.stderr:
                 return True
@@ -82,7 +87,10 @@ class SlurmBackend:
         others = {row[1] for row in rows if len(row) == 2} - {user}
         # Slurm's ids wrap around (MaxJobId): the job may be somebody else's by now.
         if user and others:
-            raise NotReclaimed(f"job {job} is {', '.join(sorted(others))}'s, not {user}'s: left alone", permanent=True)
+            raise NotReclaimed(
+                f"job {job} is {', '.join(sorted(others))}'s, not {user}'s: left alone",
+                permanent=True,
+            )
         return all(row[0] in _GONE for row in rows)
 
     def reclaim(self, action: ReclaimAction) -> str:
@@ -118,7 +126,9 @@ class SlurmBackend:
 
 @dataclass(frozen=True)
 class KubernetesBackend:
-    """Evicts pods (policy/v1); disruption budgets are respected, and the pod's UID must be that of the idle one."""
+    """Evicts pods (policy/v1); disruption budgets are respected, and the pod's UID must be that of
+    the idle one.
+    """
 
     address: str
     token: Callable[[], str] = field(repr=False)
@@ -134,16 +144,21 @@ class KubernetesBackend:
             raise NotReclaimed(f"the API server answered {status} {_reason(answer)}")
         metadata = answer.get("metadata", {})
         # A pod of this name with another UID is a new one, so the idle one is gone.
-        return metadata.get("uid") != action.target["uid"] or bool(metadata.get("deletionTimestamp"))
+        return metadata.get("uid") != action.target["uid"] or bool(
+            metadata.get("deletionTimestamp")
+        )
 
     def reclaim(self, action: ReclaimAction) -> str:
         """Evict the pod."""
-        namespace, name, uid = (str(action.target.get(key, "")) for key in ("namespace", "pod", "uid"))
+        namespace, name, uid = (
+            str(action.target.get(key, "")) for key in ("namespace", "pod", "uid")
+        )
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": namespace},
-            # The API server checks the UID itself: between asking and evicting another pod may take the name.
+            # The API server checks the UID itself: between asking and evicting another pod may take
+            # the name.
             "deleteOptions": {"preconditions": {"uid": uid}},
         }
         status, answer = self._ask("POST", f"{_pod(action)}/eviction", body)
@@ -151,9 +166,13 @@ class KubernetesBackend:
             return f"evicted {namespace}/{name}"
         # 429: a disruption budget forbids it now. 409: another pod has the name.
         permanent = status in (400, 403, 409, 422)
-        raise NotReclaimed(f"the API server answered {status} {_reason(answer)}", permanent=permanent)
+        raise NotReclaimed(
+            f"the API server answered {status} {_reason(answer)}", permanent=permanent
+        )
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
+    def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> tuple[int, dict[str, Any]]:
         parts = urlsplit(self.address)
         connection = BoundedConnection(
             self.address,
@@ -168,7 +187,9 @@ class KubernetesBackend:
             content_of = None if body is None else json.dumps(body).encode()
             answer = connection.exchange(method, parts.path.rstrip("/") + path, content_of, headers)
         except (OSError, http.client.HTTPException) as error:
-            raise NotReclaimed(f"the API server at {parts.netloc} gave no answer ({error})") from error
+            raise NotReclaimed(
+                f"the API server at {parts.netloc} gave no answer ({error})"
+            ) from error
         finally:
             connection.close()
         try:
@@ -179,7 +200,9 @@ class KubernetesBackend:
 
 
 def _pod(action: ReclaimAction) -> str:
-    namespace, name = (quote(str(action.target.get(key, "")), safe="") for key in ("namespace", "pod"))
+    namespace, name = (
+        quote(str(action.target.get(key, "")), safe="") for key in ("namespace", "pod")
+    )
     if not (namespace and name and action.target.get("uid")):
         raise NotReclaimed("namespace, name or UID of the pod is not known", permanent=True)
     return f"/api/v1/namespaces/{namespace}/pods/{name}"
@@ -202,13 +225,17 @@ class WebhookBackend:
     def reclaim(self, action: ReclaimAction) -> str:
         """Post the request."""
         request = {"do": "give_back", "team": action.team, **action.target}
-        content = Content(f"Give back {action.target.get('workload', '')}", json.dumps(request, sort_keys=True))
+        content = Content(
+            f"Give back {action.target.get('workload', '')}", json.dumps(request, sort_keys=True)
+        )
         # Without the current time, so that a repeated request is the same message.
         message = Message(action.key, "action", action.what, content, action.first_shown_ms, 0)
         try:
             self.transport.deliver(message, lambda: None)
         except (NotAccepted, DeliveryUnknown) as error:
-            raise NotReclaimed(str(error), permanent=isinstance(error, NotAccepted) and error.permanent) from error
+            raise NotReclaimed(
+                str(error), permanent=isinstance(error, NotAccepted) and error.permanent
+            ) from error
         return f"{action.what} accepted it"
 
 

@@ -1,9 +1,10 @@
 """Send due messages, one after the other, each under a claim that ends with this process.
 
-The delivery rules of the recipients are applied first (`Outbox.arrange`). When an earlier sender ended after handing a
-message over, nobody knows whether it was accepted. If a repeat does no harm the message is sent again; otherwise it is
-left as unconfirmed for people to see, because a mail is handed over by its very last bytes (`smtp`). With
-`resend_unconfirmed` such a mail is sent again under the same Message-ID.
+The delivery rules of the recipients are applied first (`Outbox.arrange`). When an earlier sender
+ended after handing a message over, nobody knows whether it was accepted. If a repeat does no harm
+the message is sent again; otherwise it is left as unconfirmed for people to see, because a mail is
+handed over by its very last bytes (`smtp`). With `resend_unconfirmed` such a mail is sent again
+under the same Message-ID.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpuledger_collector.notifications import digest_mail
-from gpuledger_collector.notifications.transport import DeliveryUnknown, NotAccepted, OnStep, Transport, no_step
+from gpuledger_collector.notifications.transport import (
+    DeliveryUnknown,
+    NotAccepted,
+    OnStep,
+    Transport,
+    no_step,
+)
 from gpuledger_collector.storage.notifications.outbox import Claim, Outbox
 
 log = logging.getLogger(__name__)
@@ -35,12 +42,18 @@ class SendReport:
 
     def __str__(self) -> str:
         """One line for the record of job runs."""
-        return f"{self.sent} sent, {self.retried} to be retried, {self.unconfirmed} unconfirmed, {self.dead} given up"
+        return (
+            f"{self.sent} sent, {self.retried} to be retried, {self.unconfirmed} unconfirmed,"
+            f" {self.dead} given up"
+        )
 
 
 @dataclass(frozen=True)
 class Sender:
-    """Sends due messages. `transports` by channel: mail, slack, teams, webhook; messages of other channels wait."""
+    """Sends due messages.
+
+    `transports` by channel: mail, slack, teams, webhook; messages of other channels wait.
+    """
 
     box: Outbox
     transports: Mapping[str, Transport]
@@ -51,7 +64,8 @@ class Sender:
     def send_due(self) -> SendReport:
         """Send what is due now."""
         report = SendReport()
-        # A channel that answers nothing now is left alone for this run: each further message would wait for a timeout.
+        # A channel that answers nothing now is left alone for this run: each further message would
+        # wait for a timeout.
         unreachable: set[str] = set()
         self.box.arrange(self.clock(), digest_mail.write, self.on_step)
         for message_id in self.box.due(self.clock(), MAX_AT_ONCE, list(self.transports)):
@@ -85,8 +99,8 @@ class Sender:
             else:
                 self._unconfirmed(claim, report, str(error))
             return False
-        # Recorded after delivery: a crash in between leaves the claim in doubt, never a message unsent and marked as
-        # sent.
+        # Recorded after delivery: a crash in between leaves the claim in doubt, never a message
+        # unsent and marked as sent.
         claim.sent(self.clock())
         self.on_step("recorded")
         report.sent += 1
@@ -95,16 +109,21 @@ class Sender:
     def _unconfirmed(self, claim: Claim, report: SendReport, sentence: str) -> None:
         claim.unconfirmed(sentence)
         report.unconfirmed += 1
-        log.warning("delivery of a message to %s is unconfirmed: %s", claim.message.recipient, sentence)
+        log.warning(
+            "delivery of a message to %s is unconfirmed: %s", claim.message.recipient, sentence
+        )
 
-    def _failed(self, claim: Claim, report: SendReport, sentence: str, *, permanent: bool, wait_s: int = 0) -> None:
+    def _failed(
+        self, claim: Claim, report: SendReport, sentence: str, *, permanent: bool, wait_s: int = 0
+    ) -> None:
         if permanent or claim.attempts + 1 >= MAX_ATTEMPTS:
             claim.dead_letter(sentence)
             report.dead += 1
             log.warning("a message to %s is given up: %s", claim.message.recipient, sentence)
         else:
-            # Doubling from a minute to an hour; the shift is bounded so that it cannot grow with the attempts. A longer
-            # wait that the other side asks for is respected up to the same hour.
+            # Doubling from a minute to an hour; the shift is bounded so that it cannot grow with
+            # the attempts. A longer wait that the other side asks for is respected up to the same
+            # hour.
             wait_ms = min(FIRST_WAIT_MS << min(claim.attempts, 10), MAX_WAIT_MS)
             claim.retry(self.clock() + max(wait_ms, min(wait_s * 1000, MAX_WAIT_MS)), sentence)
             report.retried += 1

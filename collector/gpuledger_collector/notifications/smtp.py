@@ -1,8 +1,8 @@
 """Mail over SMTP (RFC 5321), with STARTTLS or TLS, and a login.
 
-The whole text is sent before the message counts as handed over; only the final dot completes it. A sender that dies
-before the dot has sent no mail, one that dies after it has sent one. Only in the microseconds between `hand_over` and
-the dot can a mail be lost, and never doubled.
+The whole text is sent before the message counts as handed over; only the final dot completes it. A
+sender that dies before the dot has sent no mail, one that dies after it has sent one. Only in the
+microseconds between `hand_over` and the dot can a mail be lost, and never doubled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from gpuledger_collector.notifications.mime import compose
-from gpuledger_collector.notifications.transport import DeliveryUnknown, NotAccepted, OnStep, no_step
+from gpuledger_collector.notifications.transport import (
+    DeliveryUnknown,
+    NotAccepted,
+    OnStep,
+    no_step,
+)
 from gpuledger_collector.storage.notifications.messages import Message
 
 STEP_SECONDS = 30.0
@@ -29,7 +34,10 @@ _LEADING_DOT = re.compile(rb"(?m)^\.")
 
 @dataclass(frozen=True)
 class SmtpTransport:
-    """A mail server. `security` is starttls, tls or none; `password` reads the secret for each login."""
+    """A mail server.
+
+    `security` is starttls, tls or none; `password` reads the secret for each login.
+    """
 
     host: str
     port: int
@@ -42,7 +50,9 @@ class SmtpTransport:
     session_s: float = SESSION_SECONDS
     repeatable: bool = field(default=False, kw_only=True)
 
-    def deliver(self, message: Message, hand_over: Callable[[], None], on_step: OnStep = no_step) -> None:
+    def deliver(
+        self, message: Message, hand_over: Callable[[], None], on_step: OnStep = no_step
+    ) -> None:
         """Send one mail. Raises NotAccepted or DeliveryUnknown."""
         try:
             # Before connecting: a message that cannot be written is given up without a connection.
@@ -53,20 +63,21 @@ class SmtpTransport:
         with self._session() as session:
             on_step("connected")
             try:
-                # A refused sender is our configuration, which somebody can fix: the mail is kept. A refused recipient
-                # is final.
+                # A refused sender is our configuration, which somebody can fix: the mail is kept. A
+                # refused recipient is final.
                 _expect(session.mail(self.sender), 250, is_about_us=True)
                 on_step("sender_named")
                 _expect(session.rcpt(message.recipient), 250, 251)
                 on_step("recipient_named")
                 _expect(session.docmd("data"), 354)
-                # Not `session.data`: it sends the text and the final dot at once, and `hand_over` must come between. A
-                # leading dot is doubled as RFC 5321 §4.5.2 demands.
+                # Not `session.data`: it sends the text and the final dot at once, and `hand_over`
+                # must come between. A leading dot is doubled as RFC 5321 §4.5.2 demands.
                 session.send(_LEADING_DOT.sub(b"..", text.rstrip(b"\r\n")) + b"\r\n")
             except (smtplib.SMTPException, OSError) as error:
                 raise NotAccepted(_sentence(error), unreachable=True) from error
             on_step("text_sent")
-            # Committed to the database before the dot: whoever finds the mark knows that the mail may have been sent.
+            # Committed to the database before the dot: whoever finds the mark knows that the mail
+            # may have been sent.
             hand_over()
             on_step("handing_over")
             self._finish(session, on_step)
@@ -77,7 +88,9 @@ class SmtpTransport:
             on_step("dot_sent")
             reply = session.getreply()
         except (smtplib.SMTPException, OSError) as error:
-            raise DeliveryUnknown(f"no answer of the mail server to a complete mail ({_sentence(error)})") from error
+            raise DeliveryUnknown(
+                f"no answer of the mail server to a complete mail ({_sentence(error)})"
+            ) from error
         on_step("taken")
         _expect(reply, 250)
 
@@ -86,13 +99,15 @@ class SmtpTransport:
         try:
             session = self._open()
         except (smtplib.SMTPException, OSError) as error:
-            raise NotAccepted(f"{self.host}:{self.port}: {_sentence(error)}", unreachable=True) from error
+            raise NotAccepted(
+                f"{self.host}:{self.port}: {_sentence(error)}", unreachable=True
+            ) from error
         try:
             with _within(self.session_s, session):
                 yield session
         finally:
-            # Closing without QUIT: a session that ends before the dot has sent nothing, and the reply to QUIT matters
-            # to nobody.
+            # Closing without QUIT: a session that ends before the dot has sent nothing, and the
+            # reply to QUIT matters to nobody.
             with suppress(smtplib.SMTPException, OSError):
                 session.close()
 
@@ -127,7 +142,9 @@ def _require_greeting(reply: tuple[int, bytes]) -> None:
 
 @contextmanager
 def _within(seconds: float, session: smtplib.SMTP) -> Iterator[None]:
-    """Cut a session off that takes longer: smtplib waits anew for each byte, and a server may send one now and then."""
+    """Cut a session off that takes longer: smtplib waits anew for each byte, and a server may send
+    one now and then.
+    """
     is_over = threading.Event()
 
     def watch() -> None:
@@ -147,7 +164,9 @@ def _within(seconds: float, session: smtplib.SMTP) -> Iterator[None]:
 
 
 def _expect(reply: tuple[int, bytes], *wanted: int, is_about_us: bool = False) -> None:
-    """Raise NotAccepted for another code: 5xx is permanent, unless it is about us, which settings can fix."""
+    """Raise NotAccepted for another code: 5xx is permanent, unless it is about us, which settings
+    can fix.
+    """
     code, answer = reply
     if code not in wanted:
         text = answer.decode("ascii", "replace").replace("\n", " ")[:200]

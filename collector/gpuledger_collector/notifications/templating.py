@@ -41,7 +41,8 @@ class MailBlock:
 
 @dataclass(frozen=True, slots=True)
 class MailPage:
-    """A mail of blocks: one sentence that summarizes it, the link to its page, the blocks, what can be done, and why.
+    """A mail of blocks: one sentence that summarizes it, the link to its page, the blocks, what can
+    be done, and why.
 
     `open` is the label and the address of the page that shows what the mail is about.
     """
@@ -60,17 +61,29 @@ class MailPage:
     def content(self) -> Content:
         """Render text and HTML; the content has a link when exactly one block has one."""
         links = [block.link[1] for block in self.blocks if block.link is not None]
-        text, html = (environment().get_template(f"page.{kind}").render(page=self) for kind in ("txt", "html"))
+        text, html = (
+            environment().get_template(f"page.{kind}").render(page=self) for kind in ("txt", "html")
+        )
         page = "" if self.open is None else self.open[1]
         return Content(
-            escape_text(self.subject), text, html, self.attachments, links[0] if len(links) == 1 else "", page
+            escape_text(self.subject),
+            text,
+            html,
+            self.attachments,
+            links[0] if len(links) == 1 else "",
+            page,
         )
 
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """The templates; an undefined name is an error."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape  # only who writes a mail needs it
+    from jinja2 import (
+        Environment,
+        PackageLoader,
+        StrictUndefined,
+        select_autoescape,
+    )  # only who writes a mail needs it
 
     templates = Environment(
         loader=PackageLoader("gpuledger_collector.notifications"),
@@ -92,7 +105,9 @@ class Lines(str):
 
 
 def finalize(value: Any) -> Any:
-    """Escape a value in a template: texts become one line with visible escapes; paragraphs are escaped already."""
+    """Escape a value in a template: texts become one line with visible escapes; paragraphs are
+    escaped already.
+    """
     if isinstance(value, Lines):
         return value
     if isinstance(value, Markup):
@@ -123,7 +138,9 @@ def coded(text: str) -> Markup:
 
 
 def named(text: str, max_length: int = 120) -> str:
-    """A name that users gave, safe to show: one line, no invisible characters, not longer than `max_length`."""
+    """A name that users gave, safe to show: one line, no invisible characters, not longer than
+    `max_length`.
+    """
     line = " ".join(escape_text(text).split())
     return line if len(line) <= max_length else line[: max_length - 1] + "…"
 

@@ -18,10 +18,13 @@ def no_step(_name: str) -> None:
 class NotAccepted(Exception):
     """The other side certainly does not have the message.
 
-    `permanent`: it never will. `unreachable`: it accepts no other message now either. `wait_s`: it asked us to wait.
+    `permanent`: it never will. `unreachable`: it accepts no other message now either. `wait_s`: it
+    asked us to wait.
     """
 
-    def __init__(self, sentence: str, *, permanent: bool = False, unreachable: bool = False, wait_s: int = 0) -> None:
+    def __init__(
+        self, sentence: str, *, permanent: bool = False, unreachable: bool = False, wait_s: int = 0
+    ) -> None:
         super().__init__(sentence)
         self.wait_s = wait_s
         self.permanent = permanent
@@ -39,7 +42,9 @@ class Transport(Protocol):
     def repeatable(self) -> bool:
         """Whether the other side recognizes a repeated message."""
 
-    def deliver(self, message: Message, hand_over: Callable[[], None], on_step: OnStep = no_step) -> None:
+    def deliver(
+        self, message: Message, hand_over: Callable[[], None], on_step: OnStep = no_step
+    ) -> None:
         """Deliver a message, calling `hand_over` right before the step that completes it.
 
         Raises NotAccepted or DeliveryUnknown.

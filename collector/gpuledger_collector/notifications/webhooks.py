@@ -1,10 +1,11 @@
 """Messages to chats and to other programs: one POST to an address in the settings.
 
-`slack:NAME` posts what Slack, Mattermost and others accept, `teams:NAME` an Adaptive Card, which is what a Workflow of
-Microsoft Teams takes (its older connectors are retired). `webhook:NAME` posts a JSON object with an Idempotency-Key,
-by which a receiver recognizes repeats, signed as Standard Webhooks prescribe (https://www.standardwebhooks.com) if its
-hook has a secret; a JSON file attached to the message becomes a part of the object, under its name. Redirects are not
-followed. A name is resolved once and exactly that address is connected to; an address in a private network is refused
+`slack:NAME` posts what Slack, Mattermost and others accept, `teams:NAME` an Adaptive Card, which is
+what a Workflow of Microsoft Teams takes (its older connectors are retired). `webhook:NAME` posts a
+JSON object with an Idempotency-Key, by which a receiver recognizes repeats, signed as Standard
+Webhooks prescribe (https://www.standardwebhooks.com) if its hook has a secret; a JSON file attached
+to the message becomes a part of the object, under its name. Redirects are not followed. A name is
+resolved once and exactly that address is connected to; an address in a private network is refused
 unless the hook allows it.
 """
 
@@ -22,7 +23,12 @@ from urllib.parse import urlsplit
 
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.notifications.addresses import is_public
-from gpuledger_collector.notifications.transport import DeliveryUnknown, NotAccepted, OnStep, no_step
+from gpuledger_collector.notifications.transport import (
+    DeliveryUnknown,
+    NotAccepted,
+    OnStep,
+    no_step,
+)
 from gpuledger_collector.storage.notifications.messages import Message
 from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_common.http_exchange import BoundedConnection, resolve
@@ -56,7 +62,9 @@ class WebhookTransport:
         """A webhook's receiver recognizes a repeat by its key; a chat shows it twice."""
         return self.channel == "webhook"
 
-    def deliver(self, message: Message, hand_over: Callable[[], None], on_step: OnStep = no_step) -> None:
+    def deliver(
+        self, message: Message, hand_over: Callable[[], None], on_step: OnStep = no_step
+    ) -> None:
         """POST it once. Raises NotAccepted or DeliveryUnknown."""
         name = message.recipient.partition(":")[2]
         address = self.addresses.get(name)
@@ -65,10 +73,12 @@ class WebhookTransport:
         parts = urlsplit(address)
         is_private = name in self.private or parts.scheme == "http"
         try:
-            # Resolved here and connected to exactly that address: a name that is resolved again at the connection
-            # may point into the private network by then (DNS rebinding).
+            # Resolved here and connected to exactly that address: a name that is resolved again at
+            # the connection may point into the private network by then (DNS rebinding).
             pinned = resolved(address, self.timeout_s, private=is_private)
-            connection = BoundedConnection(address, timeout_s=self.timeout_s, max_bytes=MAX_ANSWER, pinned=pinned)
+            connection = BoundedConnection(
+                address, timeout_s=self.timeout_s, max_bytes=MAX_ANSWER, pinned=pinned
+            )
             connection.open()
         except PrivateAddress as error:
             raise NotAccepted(f"hook {name}: {error}", permanent=True) from error
@@ -77,15 +87,19 @@ class WebhookTransport:
             raise NotAccepted(f"hook {name}: {sentence}", unreachable=True) from error
         try:
             on_step("connected")
-            # Before the first byte of the request: once a body is on its way, nobody knows whether it was accepted.
+            # Before the first byte of the request: once a body is on its way, nobody knows whether
+            # it was accepted.
             hand_over()
             on_step("handing_over")
             try:
                 body = self._body(message)
                 query = f"?{parts.query}" if parts.query else ""
-                # Only the status matters, and the other side is trusted with neither our memory nor our time: whoever
-                # answers a byte now and then would keep every other message waiting.
-                answer = connection.exchange_head("POST", parts.path + query, body, self._headers(name, message, body))
+                # Only the status matters, and the other side is trusted with neither our memory nor
+                # our time: whoever answers a byte now and then would keep every other message
+                # waiting.
+                answer = connection.exchange_head(
+                    "POST", parts.path + query, body, self._headers(name, message, body)
+                )
                 status, wait = answer.status, answer.headers.get("retry-after", "")
             except (OSError, http.client.HTTPException) as error:
                 raise DeliveryUnknown(f"hook {name} gave no answer ({error})") from error
@@ -93,7 +107,8 @@ class WebhookTransport:
         finally:
             connection.close()
         if not 200 <= status < 300:
-            # 408, 425 and 429 ask to come back; any other 4xx says that the request itself is wrong.
+            # 408, 425 and 429 ask to come back; any other 4xx says that the request itself is
+            # wrong.
             permanent = 400 <= status < 500 and status not in {408, 425, 429}
             wait_s = int(wait) if wait.isascii() and wait.isdigit() else 0
             raise NotAccepted(f"hook {name} answered {status}", permanent=permanent, wait_s=wait_s)
@@ -126,7 +141,11 @@ class WebhookTransport:
         return json.dumps(body).encode()
 
     def _headers(self, name: str, message: Message, body: bytes) -> dict[str, str]:
-        headers = {"Content-Type": "application/json", "Idempotency-Key": message.digest, "User-Agent": "gpuledger"}
+        headers = {
+            "Content-Type": "application/json",
+            "Idempotency-Key": message.digest,
+            "User-Agent": "gpuledger",
+        }
         secret = self.secrets.get(name)
         if secret is not None and self.channel == "webhook":
             headers |= signature(secret, message.digest, self.clock(), body)
@@ -144,9 +163,11 @@ def signature(secret: bytes, digest: str, at_s: int, body: bytes) -> dict[str, s
 
 
 def adaptive_card(subject: str, text: str, page: str = "", link: str = "") -> dict[str, object]:
-    """A message with one Adaptive Card: the subject, the text line by line as aligned, and a button for each link.
+    """A message with one Adaptive Card: the subject, the text line by line as aligned, and a button
+    for each link.
 
-    Text is in RichTextBlocks, which show it literally: a TextBlock would take a job's name for Markdown.
+    Text is in RichTextBlocks, which show it literally: a TextBlock would take a job's name for
+    Markdown.
     """
     lines: list[dict[str, object]] = []
     spacing, left = "Medium", MAX_CARD_BYTES
@@ -171,10 +192,18 @@ def adaptive_card(subject: str, text: str, page: str = "", link: str = "") -> di
         "msteams": {"width": "Full"},
         "body": [{"type": "RichTextBlock", "inlines": [heading]}, *lines],
     }
-    actions = [{"type": "Action.OpenUrl", "title": title, "url": address} for title, address in buttons if address]
+    actions = [
+        {"type": "Action.OpenUrl", "title": title, "url": address}
+        for title, address in buttons
+        if address
+    ]
     if actions:
         card["actions"] = actions
-    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
+    attachment = {
+        "contentType": "application/vnd.microsoft.card.adaptive",
+        "contentUrl": None,
+        "content": card,
+    }
     return {"type": "message", "attachments": [attachment]}
 
 
@@ -188,10 +217,15 @@ class PrivateAddress(Exception):
 
 
 def resolved(address: str, timeout_s: float, *, private: bool) -> tuple[str, int]:
-    """Resolve the name of an address once. Raises OSError, and PrivateAddress when no result may be used."""
+    """Resolve the name of an address once.
+
+    Raises OSError, and PrivateAddress when no result may be used.
+    """
     parts = urlsplit(address)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     for *_, place in resolve(host, port, timeout_s):
         if private or is_public(str(place[0])):
             return str(place[0]), int(place[1])
-    raise PrivateAddress(f"{host} is an address of a private network; private = true in the hooks_file allows it")
+    raise PrivateAddress(
+        f"{host} is an address of a private network; private = true in the hooks_file allows it"
+    )

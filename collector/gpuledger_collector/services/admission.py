@@ -1,4 +1,6 @@
-"""What the collector admits of answers that it asks for: receivers of messages, mail servers, clusters, Prometheus."""
+"""What the collector admits of answers that it asks for: receivers of messages, mail servers,
+clusters, Prometheus.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from gpuledger_common.admission import NONE, Admission
 _MIB = 1024 * 1024
 
 
-def _asked(way_in: str, max_bytes: str, records: str, in_progress: str, deadline: str, adds: str) -> Admission:
+def _asked(
+    way_in: str, max_bytes: str, records: str, in_progress: str, deadline: str, adds: str
+) -> Admission:
     """The row of an answer that the collector asks for: no other request waits for it."""
     return Admission(
         way_in=way_in,
@@ -46,7 +50,8 @@ ASKED: Mapping[str, tuple[Admission, ...]] = {
             "lines of 8 KiB",
             NONE,
             _JOB,
-            f"{smtp.SESSION_SECONDS:g} s to connect and log in, {smtp.SESSION_SECONDS:g} s for a mail",
+            f"{smtp.SESSION_SECONDS:g} s to connect and log in, {smtp.SESSION_SECONDS:g} s for a"
+            " mail",
             "nothing",
         ),
     ),

@@ -1,7 +1,8 @@
 """Budgets: how much of each is spent so far, and where it is heading.
 
-Shares of common costs depend on what everybody held. `evaluate_shares` computes those of budgets on total cost from the
-entire ledger, and stores them for readers who see a part of it, and for dashboards.
+Shares of common costs depend on what everybody held. `evaluate_shares` computes those of budgets on
+total cost from the entire ledger, and stores them for readers who see a part of it, and for
+dashboards.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class RatedDays:
 
 
 def statuses(connection: Connection, at_ms: int) -> list[Status]:
-    """Report every budget in its period at an instant: ended ranges as they ended, future ones left out."""
+    """Report every budget in its period at an instant: ended ranges as they ended, future ones left
+    out.
+    """
     return [
         replace(
             status,
@@ -55,11 +58,17 @@ def statuses(connection: Connection, at_ms: int) -> list[Status]:
 def standings(connection: Connection, at_ms: int) -> list[Status]:
     """The same without pace and alerts, which cost more to read than the rest."""
     periods = [(budget, budget.period_at(at_ms)) for budget in budgets.current(connection)]
-    return standings_of(connection, [(budget, period) for budget, period in periods if period.start_ms <= at_ms], at_ms)
+    return standings_of(
+        connection,
+        [(budget, period) for budget, period in periods if period.start_ms <= at_ms],
+        at_ms,
+    )
 
 
 def evaluate_shares(connection: Connection, budget: Budget, period: Period, at_ms: int) -> None:
-    """Compute and store the shares of common costs of a period and of a forecast's history; only of total cost."""
+    """Compute and store the shares of common costs of a period and of a forecast's history; only of
+    total cost.
+    """
     if budget.measure != TOTAL:
         return
     rated = RatedDays(connection)
@@ -70,7 +79,9 @@ def evaluate_shares(connection: Connection, budget: Budget, period: Period, at_m
         for span in (Period(since_ms, period.start_ms), Period(period.start_ms, known_ms))
         for part in _months(budget.calendar, span)
     ]
-    budgets.store_shares(connection, budget, {part: shared_cost(connection, budget, part, at_ms) for part in parts})
+    budgets.store_shares(
+        connection, budget, {part: shared_cost(connection, budget, part, at_ms) for part in parts}
+    )
 
 
 def _months(calendar: Calendar, span: Period) -> list[Period]:
@@ -84,13 +95,20 @@ def _months(calendar: Calendar, span: Period) -> list[Period]:
 
 
 def shared_cost(connection: Connection, budget: Budget, span: Period, at_ms: int) -> int:
-    """Return the owner's shares of common costs in a span, as the chargeback has them, in the budget's currency."""
-    shared = allocate(connection, span, tuple(budget.owner) or ("team",), at_ms, budget.owner or None).shared
+    """Return the owner's shares of common costs in a span, as the chargeback has them, in the
+    budget's currency.
+    """
+    shared = allocate(
+        connection, span, tuple(budget.owner) or ("team",), at_ms, budget.owner or None
+    ).shared
     return sum(micro for (currency, _), micro in shared.items() if currency == budget.currency)
 
 
 def _known_until(rated: RatedDays, period: Period, at_ms: int) -> int:
-    """Up to where the ledger is rated. Up to now would be wrong: time without a cost yet would look like a pause."""
+    """Up to where the ledger is rated.
+
+    Up to now would be wrong: time without a cost yet would look like a pause.
+    """
     return max(rated.until(min(at_ms, period.end_ms)) or period.start_ms, period.start_ms)
 
 
@@ -100,12 +118,18 @@ def status_of(connection: Connection, budget: Budget, period: Period, at_ms: int
     return replace(status, pace_percents=_pace(connection, status))
 
 
-def standings_of(connection: Connection, wanted: Sequence[tuple[Budget, Period]], at_ms: int) -> list[Status]:
-    """The standings of budgets in their periods as of an instant, from what is rated by then, without their pace."""
+def standings_of(
+    connection: Connection, wanted: Sequence[tuple[Budget, Period]], at_ms: int
+) -> list[Status]:
+    """The standings of budgets in their periods as of an instant, from what is rated by then,
+    without their pace.
+    """
     rated = RatedDays(connection)
     known = [_known_until(rated, period, at_ms) for _, period in wanted]
     since = [
-        period.start_ms if at_ms >= period.end_ms else _history_since(rated, budget.calendar, known_ms)
+        period.start_ms
+        if at_ms >= period.end_ms
+        else _history_since(rated, budget.calendar, known_ms)
         for (budget, period), known_ms in zip(wanted, known, strict=True)
     ]
     read = [
@@ -120,7 +144,12 @@ def standings_of(connection: Connection, wanted: Sequence[tuple[Budget, Period]]
 
 
 def _standing(
-    connection: Connection, budget: Budget, period: Period, at_ms: int, history: Period, days: Sequence[DaySpend]
+    connection: Connection,
+    budget: Budget,
+    period: Period,
+    at_ms: int,
+    history: Period,
+    days: Sequence[DaySpend],
 ) -> Status:
     """The standing of a budget from its days, those of `history` for a forecast included."""
     known_ms = history.end_ms
@@ -133,14 +162,22 @@ def _standing(
             by_day = _with_shares(by_day, budgets.shares(connection, budget, history))
         ahead = _forecast(budget, period, known_ms, spend.micro, history.start_ms, by_day)
     return Status(
-        budget=budget, period=period, at_ms=at_ms, known_ms=known_ms, spend=spend, ahead=ahead, pace_percents=None
+        budget=budget,
+        period=period,
+        at_ms=at_ms,
+        known_ms=known_ms,
+        spend=spend,
+        ahead=ahead,
+        pace_percents=None,
     )
 
 
 def forecast_owners(
     connection: Connection, level: str, names: Sequence[str], period: Period, at_ms: int
 ) -> dict[str, dict[str, Ahead]]:
-    """Where the spending of each owner of a level goes by the end of a month, by currency, as its budget would say."""
+    """Where the spending of each owner of a level goes by the end of a month, by currency, as its
+    budget would say.
+    """
     calendar, rated = zones.calendar(connection), RatedDays(connection)
     known_ms = _known_until(rated, period, at_ms)
     since_ms = _history_since(rated, calendar, known_ms)
@@ -158,12 +195,20 @@ def forecast_owners(
 
 
 def _with_shares(by_day: Mapping[int, int], parts: Mapping[Period, int]) -> dict[int, int]:
-    """Daily costs with the shares of each part of time spread over its days in proportion to them, as an estimate."""
+    """Daily costs with the shares of each part of time spread over its days in proportion to them,
+    as an estimate.
+    """
     spread = dict(by_day)
     for part, shared in parts.items():
-        days = [day_ms for day_ms, micro in by_day.items() if part.start_ms <= day_ms < part.end_ms and micro > 0]
+        days = [
+            day_ms
+            for day_ms, micro in by_day.items()
+            if part.start_ms <= day_ms < part.end_ms and micro > 0
+        ]
         if days and shared > 0:
-            for day_ms, micro in zip(days, split(shared, [by_day[day_ms] for day_ms in days]), strict=True):
+            for day_ms, micro in zip(
+                days, split(shared, [by_day[day_ms] for day_ms in days]), strict=True
+            ):
                 spread[day_ms] += micro
     return spread
 
@@ -176,9 +221,16 @@ def _history_since(rated: RatedDays, days: Calendar, known_ms: int) -> int:
 
 
 def _forecast(
-    budget: Budget, period: Period, known_ms: int, spent_micro: int, since_ms: int, by_day: Mapping[int, int]
+    budget: Budget,
+    period: Period,
+    known_ms: int,
+    spent_micro: int,
+    since_ms: int,
+    by_day: Mapping[int, int],
 ) -> Ahead | None:
-    """The end of a period from the cost of each day since `since_ms`; None where the history is too short."""
+    """The end of a period from the cost of each day since `since_ms`; None where the history is too
+    short.
+    """
 
     days = budget.calendar
     today = days.day_of(known_ms)
@@ -186,7 +238,8 @@ def _forecast(
     if today_ms >= period.end_ms:
         return None
     history = [by_day.get(day.start_ms, 0) for day in days.days(Period(since_ms, today_ms))]
-    # Days before the owner's first cost are no history: zeros from before a project began would pull the forecast down.
+    # Days before the owner's first cost are no history: zeros from before a project began would
+    # pull the forecast down.
     first = next((at for at, cost in enumerate(history) if cost), len(history))
     left = (today.end_ms - known_ms) / today.ms
     after = len(days.days(Period(today_ms, period.end_ms))) - 1
@@ -202,14 +255,18 @@ def _forecast(
 
 
 def _pace(connection: Connection, status: Status) -> tuple[int, int] | None:
-    """Burn of the last hour and the last six, in percent of the even pace of the period; None once it ended."""
+    """Burn of the last hour and the last six, in percent of the even pace of the period; None once
+    it ended.
+    """
     budget, period, known_ms, spend = status.budget, status.period, status.known_ms, status.spend
     if status.at_ms >= period.end_ms:
         return None
     if known_ms - max(BURN_HOURS) * HOUR_MS < period.start_ms or spend.micro is None:
         return None
     # Shares of common costs are counted in proportion to the direct cost of the period.
-    whole, direct = (spend.micro, spend.micro - spend.shared_micro) if spend.shared_micro else (1, 1)
+    whole, direct = (
+        (spend.micro, spend.micro - spend.shared_micro) if spend.shared_micro else (1, 1)
+    )
     if direct <= 0:
         return None
     short, long = (

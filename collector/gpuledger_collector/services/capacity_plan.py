@@ -1,4 +1,6 @@
-"""What planners ask of a pool: its demand, rates and commitments as the ledger has them, and the plan from these."""
+"""What planners ask of a pool: its demand, rates and commitments as the ledger has them, and the
+plan from these.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ import numpy as np
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period, format_date
-from gpuledger_collector.insight.plans.capacity import CapacityPlan, Rates, TooFewDays, plan_capacity
+from gpuledger_collector.insight.plans.capacity import (
+    CapacityPlan,
+    Rates,
+    TooFewDays,
+    plan_capacity,
+)
 from gpuledger_collector.insight.rates import GpuHourRate
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.scaling_advice import UnknownPool
@@ -36,7 +43,8 @@ class SeveralPools(LookupError):
 
 @dataclass(frozen=True)
 class GivenRates:
-    """Rates that replace those of the price book, by way of buying, and the assumed interruptions of a spot GPU a day.
+    """Rates that replace those of the price book, by way of buying, and the assumed interruptions
+    of a spot GPU a day.
 
     `currency` None: that of the price book.
     """
@@ -48,7 +56,8 @@ class GivenRates:
 
 @dataclass(frozen=True)
 class PricedPlan:
-    """The plan of a pool, the currency of its costs, and where each rate comes from ("": not known).
+    """The plan of a pool, the currency of its costs, and where each rate comes from ("": not
+    known).
 
     `committed_gpus` are those of commitments in force that name the pool.
     """
@@ -78,17 +87,22 @@ def history(now_ms: int) -> Period:
 
 
 def quarter_ahead(calendar: Calendar, now_ms: int) -> Period:
-    """The quarter that holds tomorrow: of the fiscal year where one is declared, else of the calendar year."""
+    """The quarter that holds tomorrow: of the fiscal year where one is declared, else of the
+    calendar year.
+    """
     year, month = map(int, calendar.month_of(calendar.day_of(now_ms).end_ms).split("-"))
     first = 12 * year + month - 1 - (month - (calendar.fiscal_month or 1)) % 3
-    start, end = (calendar.month(f"{at // 12}-{at % 12 + 1:02}").start_ms for at in (first, first + 3))
+    start, end = (
+        calendar.month(f"{at // 12}-{at % 12 + 1:02}").start_ms for at in (first, first + 3)
+    )
     return Period(start, end)
 
 
 def capacity_plan(
     connection: Connection, now_ms: int, pool: str | None, period: Period, given: GivenRates
 ) -> PricedPlan:
-    """Plan a pool from today, or the start of the period if that comes later, to the end of the period.
+    """Plan a pool from today, or the start of the period if that comes later, to the end of the
+    period.
 
     Raises UnknownPool, SeveralPools, TooFewDays.
     """
@@ -96,12 +110,16 @@ def capacity_plan(
     if not pools:
         raise UnknownPool(pool or "")
     if len(pools) > 1:
-        raise SeveralPools(f"there are several pools: {', '.join(repr(series.name) for series in pools)}")
+        raise SeveralPools(
+            f"there are several pools: {', '.join(repr(series.name) for series in pools)}"
+        )
     return _plan(connection, now_ms, pools[0], period, given)
 
 
 def plans_of_pools(connection: Connection, now_ms: int) -> Iterator[PricedPlan]:
-    """Plan every pool with a long enough past to the end of this quarter, as `gpuledger plan capacity` does."""
+    """Plan every pool with a long enough past to the end of this quarter, as `gpuledger plan
+    capacity` does.
+    """
     period = quarter_ahead(zones.calendar(connection), now_ms)
     for series in _pools(connection, now_ms):
         with contextlib.suppress(TooFewDays):
@@ -113,15 +131,22 @@ def _pools(connection: Connection, now_ms: int) -> list[Series]:
     return demand(connection, past.start_ms, past.end_ms, "pool")
 
 
-def _plan(connection: Connection, now_ms: int, pool: Series, period: Period, given: GivenRates) -> PricedPlan:
+def _plan(
+    connection: Connection, now_ms: int, pool: Series, period: Period, given: GivenRates
+) -> PricedPlan:
     known = np.flatnonzero(np.isfinite(pool.values))
     last_ms = pool.start_ms + int(known[-1]) * pool.step_ms if len(known) else pool.start_ms
     if not len(known) or now_ms - last_ms > STALE_DAYS * DAY_MS:
-        raise TooFewDays(f"the demand of {pool.name!r} is unknown since {format_date(last_ms)}: nothing to plan from")
+        raise TooFewDays(
+            f"the demand of {pool.name!r} is unknown since {format_date(last_ms)}: nothing to plan"
+            " from"
+        )
     past = history(now_ms)
     teams = held_by_teams(connection, past.start_ms, past.end_ms, pool.name)
     every = commitments.current(connection)
-    in_force = [each for each in every if each.pool == pool.name and each.starts_ms <= now_ms < each.ends_ms]
+    in_force = [
+        each for each in every if each.pool == pool.name and each.starts_ms <= now_ms < each.ends_ms
+    ]
     rates, currency, sources = _rates(connection, pool.name, now_ms, given, in_force)
     start_ms = max(period.start_ms, now_ms // DAY_MS * DAY_MS)
     plan = plan_capacity(pool, teams, start_ms, period.end_ms, rates)
@@ -129,9 +154,15 @@ def _plan(connection: Connection, now_ms: int, pool: Series, period: Period, giv
 
 
 def _rates(
-    connection: Connection, pool: str, now_ms: int, given: GivenRates, in_force: Sequence[Commitment]
+    connection: Connection,
+    pool: str,
+    now_ms: int,
+    given: GivenRates,
+    in_force: Sequence[Commitment],
 ) -> tuple[Rates, str, dict[str, str]]:
-    """Rates by way of buying: given, else the price book's, else (reserved) that of the pool's commitments."""
+    """Rates by way of buying: given, else the price book's, else (reserved) that of the pool's
+    commitments.
+    """
     offers = {}
     for purchase in PURCHASES:
         if purchase not in given.per_gpu_hour:
@@ -140,11 +171,15 @@ def _rates(
                 rate, source = _committed_rate(in_force, now_ms), "commitments"
             if rate is not None:
                 offers[purchase] = rate, source
-    currency = given.currency or next((rate.currency for rate, _ in offers.values()), DEFAULT_CURRENCY)
+    currency = given.currency or next(
+        (rate.currency for rate, _ in offers.values()), DEFAULT_CURRENCY
+    )
     known = {name: (float(rate), "given") for name, rate in given.per_gpu_hour.items()}
     # Another currency is no number here: plans do not convert.
     known |= {
-        name: (float(rate.per_gpu_hour), source) for name, (rate, source) in offers.items() if rate.currency == currency
+        name: (float(rate.per_gpu_hour), source)
+        for name, (rate, source) in offers.items()
+        if rate.currency == currency
     }
     on_demand, reserved, spot = (known.get(name, (None, ""))[0] for name in PURCHASES)
     sources = {name: known.get(name, (None, ""))[1] for name in PURCHASES}

@@ -46,7 +46,9 @@ NO_INVENTORY = (
 
 @dataclass(frozen=True, slots=True)
 class Chargeback:
-    """The report, every share of a common cost in it, and what teams held of their shares of pools where asked for."""
+    """The report, every share of a common cost in it, and what teams held of their shares of pools
+    where asked for.
+    """
 
     report: Report
     shares: Sequence[SharedPart] = field(default_factory=list)
@@ -62,15 +64,18 @@ def read_chargeback(
     *,
     separate_corrections: bool = True,
 ) -> Chargeback:
-    """Report what a period bills by these dimensions, from what is rated by now; call `refresh` before it.
+    """Report what a period bills by these dimensions, from what is rated by now; call `refresh`
+    before it.
 
-    `owner` (levels of the tree) restricts the report to what that owner pays, read under row-level security. Shares
-    of common costs are computed from the full ledger in either case: a share depends on what everybody else held. By
-    the level of such an owner its rows are those of the full report, to the cent; by anything else they are rounded by
-    themselves.
+    `owner` (levels of the tree) restricts the report to what that owner pays, read under row-level
+    security. Shares of common costs are computed from the full ledger in either case: a share
+    depends on what everybody else held. By the level of such an owner its rows are those of the
+    full report, to the cent; by anything else they are rounded by themselves.
     """
     if owner is not None and len(owner) == 1 and tuple(owner) == tuple(by):
-        found = _owner_report(connection, period, owner, now_ms, separate_corrections=separate_corrections)
+        found = _owner_report(
+            connection, period, owner, now_ms, separate_corrections=separate_corrections
+        )
         return Chargeback(_with_codes(connection, period, found, owner))
     with row_level_security.as_viewer(connection, owner):
         lines = visible_lines(connection, period, by, owner, separate_corrections=True)
@@ -83,11 +88,20 @@ def read_chargeback(
 
 
 def _owner_report(
-    connection: Connection, period: Period, owner: Mapping[str, str], now_ms: int, *, separate_corrections: bool
+    connection: Connection,
+    period: Period,
+    owner: Mapping[str, str],
+    now_ms: int,
+    *,
+    separate_corrections: bool,
 ) -> Report:
-    """The rows of one owner (level -> value) in the full report by its level, and its usage without a price."""
+    """The rows of one owner (level -> value) in the full report by its level, and its usage without
+    a price.
+    """
     ((level, name),) = owner.items()
-    rows = _rows_of(connection, period, level, name, now_ms, separate_corrections=separate_corrections)
+    rows = _rows_of(
+        connection, period, level, name, now_ms, separate_corrections=separate_corrections
+    )
     with row_level_security.as_viewer(connection, owner):
         lines = visible_lines(connection, period, (level,), owner, separate_corrections=True)
     # Usage without a price is one row of everybody's, of which a viewer sees its own part.
@@ -100,18 +114,36 @@ def _owner_report(
 
 
 def read_owner_chargeback(
-    connection: Connection, period: Period, level: str, owner: str, now_ms: int, *, separate_corrections: bool = True
+    connection: Connection,
+    period: Period,
+    level: str,
+    owner: str,
+    now_ms: int,
+    *,
+    separate_corrections: bool = True,
 ) -> Chargeback:
-    """The rows of one owner in the full report by its level, and its shares; usage without a price is left out."""
+    """The rows of one owner in the full report by its level, and its shares; usage without a price
+    is left out.
+    """
     name = "" if owner == UNATTRIBUTED else owner
-    rows = _rows_of(connection, period, level, name, now_ms, separate_corrections=separate_corrections)
+    rows = _rows_of(
+        connection, period, level, name, now_ms, separate_corrections=separate_corrections
+    )
     parts = own_shared(connection, period, (level,), now_ms, {level: name}).parts
-    found = _with_codes(connection, period, Report((level,), tuple(rows), totals(rows)), {level: name})
+    found = _with_codes(
+        connection, period, Report((level,), tuple(rows), totals(rows)), {level: name}
+    )
     return Chargeback(found, [part for part in parts if part.keys == (owner or UNATTRIBUTED,)])
 
 
 def _rows_of(
-    connection: Connection, period: Period, level: str, owner: str, now_ms: int, *, separate_corrections: bool
+    connection: Connection,
+    period: Period,
+    level: str,
+    owner: str,
+    now_ms: int,
+    *,
+    separate_corrections: bool,
 ) -> list[ReportRow]:
     """The rows of an owner (empty: of nobody known) in the full report by its level."""
     rows = owner_rows(connection, period, level, owner, now_ms)
@@ -119,14 +151,21 @@ def _rows_of(
         return rows
     currencies = dict.fromkeys(row.currency for row in rows)
     return [
-        row for currency in currencies for row in add_up_corrections(row for row in rows if row.currency == currency)
+        row
+        for currency in currencies
+        for row in add_up_corrections(row for row in rows if row.currency == currency)
     ]
 
 
 def _with_codes(
-    connection: Connection, period: Period, chargeback: Report, owner: Mapping[str, str] | None = None
+    connection: Connection,
+    period: Period,
+    chargeback: Report,
+    owner: Mapping[str, str] | None = None,
 ) -> Report:
-    """The report with the cost centers and GL codes of its owners; `owner`: all of them are below this one."""
+    """The report with the cost centers and GL codes of its owners; `owner`: all of them are below
+    this one.
+    """
     codes = BilledCodes(connection).of_rows(period, chargeback.by, owner)
     if not codes:
         return chargeback
@@ -135,21 +174,31 @@ def _with_codes(
     for row in chargeback.rows:
         names = tuple("" if row.keys[at] == UNATTRIBUTED else row.keys[at] for at in levels)
         own = codes.get(names) if row.state == HELD else None
-        rows.append(row if own is None else replace(row, cost_center=own.cost_center, gl_code=own.gl_code))
+        rows.append(
+            row if own is None else replace(row, cost_center=own.cost_center, gl_code=own.gl_code)
+        )
     return replace(chargeback, rows=tuple(rows))
 
 
 def read_cash(
-    connection: Connection, period: Period, by: Sequence[str], now_ms: int, *, separate_corrections: bool = True
+    connection: Connection,
+    period: Period,
+    by: Sequence[str],
+    now_ms: int,
+    *,
+    separate_corrections: bool = True,
 ) -> Chargeback:
     """Report what is paid for a period, as `read_chargeback` reports what is borne.
 
-    Payments are rows of nobody; of shared costs only amounts are paid, what is moved between owners is not.
+    Payments are rows of nobody; of shared costs only amounts are paid, what is moved between owners
+    is not.
     """
     paid = cash.payments(connection, period, now_ms)
     lines = cash.lines(connection, period, by, apart=True)
     calendar, places = zones.calendar(connection), locations.by_month(connection, period)
-    lines += cash.purchase_lines(paid, by, lambda at_ms: places.get(calendar.month_of(at_ms), NOWHERE), apart=True)
+    lines += cash.purchase_lines(
+        paid, by, lambda at_ms: places.get(calendar.month_of(at_ms), NOWHERE), apart=True
+    )
     allocations = allocate(connection, period, by, now_ms)
     parts = [part for part in allocations.parts if part.cost.source == AMOUNT]
     shared: Counter[tuple[str | None, tuple[str, ...]]] = Counter()
@@ -161,10 +210,14 @@ def read_cash(
     return Chargeback(replace(found, view=CASH), parts)
 
 
-def direct_costs_by_team(connection: Connection, period: Period, owner: Mapping[str, str] | None) -> Report:
-    """Report the direct cost by team as an owner may see it, without shares and carbon; corrections in rows apart.
+def direct_costs_by_team(
+    connection: Connection, period: Period, owner: Mapping[str, str] | None
+) -> Report:
+    """Report the direct cost by team as an owner may see it, without shares and carbon; corrections
+    in rows apart.
 
-    A team's row is that of the full report, so that its cents agree with it; a smaller subtree has a report of its own.
+    A team's row is that of the full report, so that its cents agree with it; a smaller subtree has
+    a report of its own.
     """
     if owner is not None and set(owner) != {"team"}:
         with row_level_security.as_viewer(connection, owner):
@@ -179,9 +232,12 @@ def direct_costs_by_team(connection: Connection, period: Period, owner: Mapping[
 def convert_chargeback(
     connection: Connection, period: Period, by: Sequence[str], currency: str, now_ms: int
 ) -> tuple[Report, list[str]]:
-    """Report a period in another currency, with notes on what has no rate. Raises ValueError without any rate into it.
+    """Report a period in another currency, with notes on what has no rate.
 
-    Each range of days is converted at the rate that is in force then; of a closed month, as declared at its close.
+    Raises ValueError without any rate into it.
+
+    Each range of days is converted at the rate that is in force then; of a closed month, as
+    declared at its close.
     """
     known = sorted({rate.to_currency for rate in commitments.exchange(connection)})
     exchange, notes = _exchange(connection, period, currency)
@@ -191,47 +247,74 @@ def convert_chargeback(
             f"{', '.join(known) or 'none'} (gpuledger apply)"
         )
     parts = [
-        (span, reports.charged_lines(connection, span, by, apart=True), allocate(connection, span, by, now_ms))
+        (
+            span,
+            reports.charged_lines(connection, span, by, apart=True),
+            allocate(connection, span, by, now_ms),
+        )
         for span in exchange.spans()
     ]
     converted = view(parts, by, exchange)
-    kept = sorted({row.currency for row in converted.rows if row.currency not in {None, currency}} - {None})
-    notes += [f"no rate from {name} to {currency} holds on some of these days: they stay in {name}" for name in kept]
+    kept = sorted(
+        {row.currency for row in converted.rows if row.currency not in {None, currency}} - {None}
+    )
+    notes += [
+        f"no rate from {name} to {currency} holds on some of these days: they stay in {name}"
+        for name in kept
+    ]
     return converted, notes
 
 
-def _exchange(connection: Connection, period: Period, currency: str) -> tuple[ExchangeByMonth | None, list[str]]:
-    """The rates into a currency by month, None where there never was one; with notes on closed months at today's."""
+def _exchange(
+    connection: Connection, period: Period, currency: str
+) -> tuple[ExchangeByMonth | None, list[str]]:
+    """The rates into a currency by month, None where there never was one; with notes on closed
+    months at today's.
+    """
     calendar = zones.calendar(connection)
     months: list[tuple[Period, Exchange]] = []
     today: list[str] = []
     has_rate = False
     for name, at in periods.declarations_at(connection, calendar, period).items():
-        rates = [rate for rate in commitments.exchange(connection, at) if rate.to_currency == currency]
+        rates = [
+            rate for rate in commitments.exchange(connection, at) if rate.to_currency == currency
+        ]
         if not rates and at is not None:
-            rates = [rate for rate in commitments.exchange(connection) if rate.to_currency == currency]
+            rates = [
+                rate for rate in commitments.exchange(connection) if rate.to_currency == currency
+            ]
             today.append(name)
         has_rate = has_rate or bool(rates)
         month = period.clip(calendar.month(name))
         assert month is not None
         months.append((month, Exchange(rates, currency, calendar)))
-    notes = [f"{name} is at today's rate: none into {currency} was declared when it was closed" for name in today]
+    notes = [
+        f"{name} is at today's rate: none into {currency} was declared when it was closed"
+        for name in today
+    ]
     return (ExchangeByMonth(months), notes) if has_rate else (None, [])
 
 
 def no_price_note(period: Period) -> str:
     """What makes the hours of a period a bill."""
-    price = f"gpuledger prices set --rate 2.50 --currency USD --from {format_instant(period.start_ms)[:10]}"
+    price = (
+        "gpuledger prices set --rate 2.50 --currency USD --from"
+        f" {format_instant(period.start_ms)[:10]}"
+    )
     return f"these are hours: nothing has a price yet. One makes them a bill: {price}"
 
 
 def read_before_prices(connection: Connection, period: Period, by: Sequence[str]) -> Report:
-    """Report who held what while nothing has a price: hours by these dimensions, cost unknown, most hours first."""
+    """Report who held what while nothing has a price: hours by these dimensions, cost unknown, most
+    hours first.
+    """
     held = report(reports.charged_lines(connection, period, by), by, unpriced_by_holder=True)
     return replace(held, rows=tuple(sorted(held.rows, key=lambda row: (-row.gpu_ns, row.keys))))
 
 
-def chargeback_notes(connection: Connection, period: Period, now_ms: int, chargeback: Report) -> list[str]:
+def chargeback_notes(
+    connection: Connection, period: Period, now_ms: int, chargeback: Report
+) -> list[str]:
     """What a reader of the full bill should know: `notices`, and where shared costs come from."""
     return notices(connection, period, now_ms, chargeback) + shared_notes(chargeback.shared)
 
@@ -239,14 +322,18 @@ def chargeback_notes(connection: Connection, period: Period, now_ms: int, charge
 def displaced_notices(connection: Connection, period: Period) -> dict[str, str]:
     """By pool, a sentence about imported usage that is not counted."""
     return {
-        pool: f"accelerators were seen in pool {pool!r}: their time takes the place of as much usage of "
-        f"{plural(count, 'imported workload')} in it"
+        pool: (
+            f"accelerators were seen in pool {pool!r}: their time takes the place of as much usage"
+            f" of {plural(count, 'imported workload')} in it"
+        )
         for pool, count in reports.displaced_imports(connection, period)
     }
 
 
 def standing_notices(connection: Connection, period: Period) -> Notices:
-    """What a reader of exported rows of a period must know, whoever contests what and however far it is rated."""
+    """What a reader of exported rows of a period must know, whoever contests what and however far
+    it is rated.
+    """
     whole = [] if reports.has_capacity(connection, period) else [NO_INVENTORY]
     return Notices(whole, displaced_notices(connection, period))
 
@@ -264,7 +351,9 @@ def notices_by_month(connection: Connection, period: Period, now_ms: int) -> dic
         part = calendar.month(name).clip(period)
         assert part is not None
         standing = standing_notices(connection, part)
-        found[name] = Notices([*standing.whole, *_rated_until(connection, part, now_ms)], standing.of_pool)
+        found[name] = Notices(
+            [*standing.whole, *_rated_until(connection, part, now_ms)], standing.of_pool
+        )
     return found
 
 
@@ -282,7 +371,8 @@ def notices(connection: Connection, period: Period, now_ms: int, chargeback: Rep
     """What changes how a number of the full bill is read; every form of it has them."""
     notes = _standing(connection, period, now_ms)
     notes += [
-        f"{owner_text(dispute.owner)} contests {amounts(dispute.cost)} of it (dispute {dispute.id}, {dispute.state})"
+        f"{owner_text(dispute.owner)} contests {amounts(dispute.cost)} of it (dispute {dispute.id},"
+        f" {dispute.state})"
         for dispute in disputes.waiting(connection, period)
     ]
     notes += [text for text in _rated_until(connection, period, now_ms) if text not in notes]
@@ -297,14 +387,18 @@ def notices(connection: Connection, period: Period, now_ms: int, chargeback: Rep
 
 
 def _standing(connection: Connection, period: Period, now_ms: int) -> list[str]:
-    """Standing notices of a period; closed months in it keep those of their close, whatever was seen since."""
+    """Standing notices of a period; closed months in it keep those of their close, whatever was
+    seen since.
+    """
     calendar = zones.calendar(connection)
     names = {calendar.month_of(day.start_ms) for day in calendar.days(period)}
     if names.isdisjoint(month.name for month in periods.closed(connection)):
         standing = standing_notices(connection, period)
         return [*standing.whole, *standing.of_pool.values()]
     months = notices_by_month(connection, period, now_ms).values()
-    return list(dict.fromkeys(text for month in months for text in (*month.whole, *month.of_pool.values())))
+    return list(
+        dict.fromkeys(text for month in months for text in (*month.whole, *month.of_pool.values()))
+    )
 
 
 def visible_lines(

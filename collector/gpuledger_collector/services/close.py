@@ -1,4 +1,7 @@
-"""Close a month: after it its charges do not change. What is found later is booked as a correction in an open month."""
+"""Close a month: after it its charges do not change.
+
+What is found later is booked as a correction in an open month.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,13 @@ from gpuledger_collector.accounting.closing import (
     receipt_amounts,
     receipt_direct,
 )
-from gpuledger_collector.accounting.identities import INVOICES, RECEIPT, SEALED_TABLES, Mismatch, differences
+from gpuledger_collector.accounting.identities import (
+    INVOICES,
+    RECEIPT,
+    SEALED_TABLES,
+    Mismatch,
+    differences,
+)
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import hours_decimal
@@ -51,45 +60,75 @@ def close_period(
     unpriced: bool = False,
     dry: bool = False,
 ) -> Closing:
-    """Closes the month in this unit of work; `dry` only says what would be written. Call `refresh` before it.
+    """Closes the month in this unit of work; `dry` only says what would be written.
 
-    `level` is the level of the owner tree that is invoiced. Raises CannotClose: not over, closed already, a day that is
-    not rated to its end, a proof that does not hold, usage without a price (unless `unpriced` accepts that).
+    Call `refresh` before it.
+
+    `level` is the level of the owner tree that is invoiced. Raises CannotClose: not over, closed
+    already, a day that is not rated to its end, a proof that does not hold, usage without a price
+    (unless `unpriced` accepts that).
     """
     calendar = zones.calendar(connection)
     # Cheap questions first: the proof reads the entire month.
     if now_ms < period.end_ms:
-        raise CannotClose(f"{name} is not over: it can be closed from {calendar.date_of(period.end_ms)} on")
-    known = next((closed_period for closed_period in periods.closed(connection) if closed_period.name == name), None)
+        raise CannotClose(
+            f"{name} is not over: it can be closed from {calendar.date_of(period.end_ms)} on"
+        )
+    known = next(
+        (
+            closed_period
+            for closed_period in periods.closed(connection)
+            if closed_period.name == name
+        ),
+        None,
+    )
     if known is not None:
-        raise CannotClose(f"{name} is closed already (by {known.closed_by}); its seal is {known.seal}")
-    # Late evidence that arrived but is not rated yet would otherwise become a correction minutes after the close.
+        raise CannotClose(
+            f"{name} is closed already (by {known.closed_by}); its seal is {known.seal}"
+        )
+    # Late evidence that arrived but is not rated yet would otherwise become a correction minutes
+    # after the close.
     waiting = rated_days.days_to_rate(connection, period, now_ms)
     if waiting:
         raise CannotClose(f"{calendar.date_of(waiting[0])} is not rated to its end yet")
-    # The proof is computed again for the close; the recorded checks alone would trust what rating wrote.
+    # The proof is computed again for the close; the recorded checks alone would trust what rating
+    # wrote.
     reconciliation = reconcile(connection, period)
     if not reconciliation.holds:
         wrong = " ".join(proof.failures(reconciliation))
-        raise CannotClose(f"the proof does not hold; see gpuledger reconcile --period {name}: {wrong}")
+        raise CannotClose(
+            f"the proof does not hold; see gpuledger reconcile --period {name}: {wrong}"
+        )
     if reconciliation.unpriced_ns and not unpriced:
         (hours,) = hours_decimal([reconciliation.unpriced_ns])
         raise CannotClose(
             f"{hours} GPU-hours have no price; add one (gpuledger prices set), or accept "
             "with --allow-unpriced that they are billed to nobody"
         )
-    # The seal covers what is billed in the period: its days' charges and the corrections booked in it.
+    # The seal covers what is billed in the period: its days' charges and the corrections booked in
+    # it.
     lines = list(reports.charges(connection, period))
     if not lines:
         raise CannotClose(f"nothing was charged in {name}: there is nothing to close")
-    done = ClosedPeriod(name=name, period=period, closed_ms=now_ms, closed_by=by, lines=len(lines), seal=seal_of(lines))
-    # As declared at the instant of the close: later declarations must not change a closed month (decision 0013).
+    done = ClosedPeriod(
+        name=name,
+        period=period,
+        closed_ms=now_ms,
+        closed_by=by,
+        lines=len(lines),
+        seal=seal_of(lines),
+    )
+    # As declared at the instant of the close: later declarations must not change a closed month
+    # (decision 0013).
     shares = allocation.shares(connection, period, level, now_ms, now_ms)
     billed = invoices(lines, level, shares)
     codes = BilledCodes(connection).of_owners(period, level)
     standing = standing_notices(connection, period)
     notices = {"whole": list(standing.whole), "of_pool": dict(standing.of_pool)}
-    content = {**receipt(done, level, billed, lines, reconciliation, shares, codes), "notices": notices}
+    content = {
+        **receipt(done, level, billed, lines, reconciliation, shares, codes),
+        "notices": notices,
+    }
     if not dry:
         periods.close(connection, done, billed, level, content)
     return Closing(done, content)
@@ -102,14 +141,18 @@ def seal_of(lines: Iterable[ExportedCharge]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What became of a closed month since its close: its lines against their seal, and all that reports of it read."""
+    """What became of a closed month since its close: its lines against their seal, and all that
+    reports of it read.
+    """
 
     sealed: bool
     """Whether the lines are those that were sealed."""
     failures: Sequence[str] = ()
     """What else does not agree with the sealed lines, in sentences."""
     uncovered: Sequence[str] = ()
-    """Tables that reports of the month read, and of which its close, by an earlier version, kept no hash."""
+    """Tables that reports of the month read, and of which its close, by an earlier version, kept no
+    hash.
+    """
 
     @property
     def holds(self) -> bool:
@@ -118,24 +161,39 @@ class Verification:
 
 
 def verify(connection: Connection, closed: ClosedPeriod) -> Verification:
-    """Check the lines of a closed period against their seal, and what reports read in their place against them."""
+    """Check the lines of a closed period against their seal, and what reports read in their place
+    against them.
+    """
     lines = list(reports.charges(connection, closed.period))
-    # The order of the lines is part of the seal, so `reports.charges` must return the same order as at the close.
-    sealed = len(lines) == closed.lines and (seal_of(lines) == closed.seal or _is_sealed_untied(connection, closed))
+    # The order of the lines is part of the seal, so `reports.charges` must return the same order as
+    # at the close.
+    sealed = len(lines) == closed.lines and (
+        seal_of(lines) == closed.seal or _is_sealed_untied(connection, closed)
+    )
     sums = reconcile(connection, closed.period, anew=False)
     content = periods.receipt(connection, closed.name) or {}
     tables = sealed_tables.compare(connection, closed)
     mismatches = [
-        *differences(RECEIPT, billed_directly(lines, str(content.get("level", "team"))), receipt_direct(content)),
-        *differences(INVOICES, receipt_amounts(content), identities.invoiced(connection, closed.period)),
+        *differences(
+            RECEIPT,
+            billed_directly(lines, str(content.get("level", "team"))),
+            receipt_direct(content),
+        ),
+        *differences(
+            INVOICES, receipt_amounts(content), identities.invoiced(connection, closed.period)
+        ),
         *(_changed(table, closed) for table in tables.changed),
         *undeclared(audited.compare(connection)),
     ]
-    return Verification(sealed, [*proof.failures(sums), *proof.places(mismatches)], tables.uncovered)
+    return Verification(
+        sealed, [*proof.failures(sums), *proof.places(mismatches)], tables.uncovered
+    )
 
 
 def _is_sealed_untied(connection: Connection, closed: ClosedPeriod) -> bool:
-    """Whether the lines are those that an earlier version sealed, in the order in which it read them."""
+    """Whether the lines are those that an earlier version sealed, in the order in which it read
+    them.
+    """
     return seal_of(reports.charges(connection, closed.period, ties=False)) == closed.seal
 
 

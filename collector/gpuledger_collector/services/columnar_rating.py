@@ -1,9 +1,10 @@
-"""Rate accelerators of a large fleet together: the charges that `rate_accelerator_day` makes, column by column.
+"""Rate accelerators of a large fleet together: the charges that `rate_accelerator_day` makes,
+column by column.
 
-Only for accelerators that stayed in one place, on days without commitments, node costs and decided disputes. All is
-integers; amounts that could exceed 63 bits are left to `rate_accelerator_day`, which has no limit. Accounting computes
-the cost of capacity once for each different quantity and rate; splits by largest remainder are made for all rating
-intervals at once.
+Only for accelerators that stayed in one place, on days without commitments, node costs and decided
+disputes. All is integers; amounts that could exceed 63 bits are left to `rate_accelerator_day`,
+which has no limit. Accounting computes the cost of capacity once for each different quantity and
+rate; splits by largest remainder are made for all rating intervals at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _HELD, _UNOBSERVED = STATES.index(HELD), STATES.index(UNOBSERVED)
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Accelerators that stayed in one place on a day, in the order of their ids, and when each was there."""
+    """Accelerators that stayed in one place on a day, in the order of their ids, and when each was
+    there.
+    """
 
     accelerators: Sequence[RatedAccelerator]
     capacity: Sequence[Period]
@@ -36,7 +39,9 @@ class Fleet:
     @property
     def ids(self) -> Integers:
         """Their ids."""
-        return np.array([accelerator.accelerator_id for accelerator in self.accelerators], dtype=np.int64)
+        return np.array(
+            [accelerator.accelerator_id for accelerator in self.accelerators], dtype=np.int64
+        )
 
     def holds(self, rows: HourColumns) -> Booleans:
         """Which rows are of these accelerators."""
@@ -45,7 +50,9 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The parts of all rating intervals, in the order in which they are rated; `cell` is accelerator and interval."""
+    """The parts of all rating intervals, in the order in which they are rated; `cell` is
+    accelerator and interval.
+    """
 
     cell: Integers
     state: Integers
@@ -59,8 +66,12 @@ class _Parts:
     energy_mj: Integers
 
 
-def in_order(rows: HourColumns, order_of: Callable[[str, int | None, int | None], tuple[object, ...]]) -> HourColumns:
-    """Rows in the order in which those of an accelerator are rated; `order_of` asks state, workload and report."""
+def in_order(
+    rows: HourColumns, order_of: Callable[[str, int | None, int | None], tuple[object, ...]]
+) -> HourColumns:
+    """Rows in the order in which those of an accelerator are rated; `order_of` asks state, workload
+    and report.
+    """
     first, keys = _groups(rows.state, rows.workload_id, rows.attributes_id)
     orders = [order_of(*rows.holder(row)) for row in first.tolist()]
     ranks = {order: rank for rank, order in enumerate(sorted(set(orders)))}
@@ -69,10 +80,14 @@ def in_order(rows: HourColumns, order_of: Callable[[str, int | None, int | None]
 
 
 def alone(rows: HourColumns, intervals: Sequence[Period]) -> Booleans:
-    """Which rows are of accelerators that have one row at most for a rating interval, state, workload and report."""
+    """Which rows are of accelerators that have one row at most for a rating interval, state,
+    workload and report.
+    """
     starts = np.array([interval.start_ms for interval in intervals], dtype=np.int64)
     interval = np.searchsorted(starts, rows.start_ms, side="right")
-    first, _ = _groups(rows.accelerator_id, interval, rows.state, rows.workload_id, rows.attributes_id)
+    first, _ = _groups(
+        rows.accelerator_id, interval, rows.state, rows.workload_id, rows.attributes_id
+    )
     doubled = np.delete(rows.accelerator_id, first)
     return np.isin(rows.accelerator_id, doubled, invert=True)
 
@@ -86,11 +101,12 @@ def rate_fleet(
     owner_at: Callable[[str, str], OwnerOf],
     epoch_of: Callable[[int], int],
 ) -> dict[int, list[Charge]] | None:
-    """Rate a fleet on a day: the charges of each accelerator by its id; None where an amount is too large for it.
+    """Rate a fleet on a day: the charges of each accelerator by its id; None where an amount is too
+    large for it.
 
-    `rows` are those of the fleet in the order in which an accelerator's are rated; each rating interval has one row for
-    a state, workload and report of it at most. `owner_at` gives the owners in a pool and on a node, which do not change
-    within an epoch.
+    `rows` are those of the fleet in the order in which an accelerator's are rated; each rating
+    interval has one row for a state, workload and report of it at most. `owner_at` gives the owners
+    in a pool and on a node, which do not change within an epoch.
     """
     if not fleet.accelerators:
         return {}
@@ -100,18 +116,23 @@ def rate_fleet(
     at = np.searchsorted(fleet.ids, rows.accelerator_id)
     first_ms = np.array([period.start_ms for period in fleet.capacity], dtype=np.int64)
     last_ms = np.array([period.end_ms for period in fleet.capacity], dtype=np.int64)
-    # As in rating one by one: evidence of an hour in which the accelerator was never there is not rated.
+    # As in rating one by one: evidence of an hour in which the accelerator was never there is not
+    # rated.
     hour_end = rows.start_ms - rows.start_ms % HOUR_MS + HOUR_MS
     there = (first_ms[at] < hour_end) & (rows.start_ms < last_ms[at])
     rows, at = rows.where(there), at[there]
     cell = at * len(intervals) + np.searchsorted(starts, rows.start_ms, side="right") - 1
 
-    present = np.minimum(np.minimum(last_ms[:, None], ends), until_ms) - np.maximum(first_ms[:, None], starts)
+    present = np.minimum(np.minimum(last_ms[:, None], ends), until_ms) - np.maximum(
+        first_ms[:, None], starts
+    )
     seen = _sums(cell, rows.held_ms, len(fleet.accelerators) * len(intervals))
     total = np.maximum(np.maximum(present, 0).reshape(-1), seen)
     prices, price = _prices(fleet, intervals, book)
     micro = np.array([accelerator.gpu_micro for accelerator in fleet.accelerators], dtype=np.int64)
-    longest = max(1, int(total.max()), int((rows.busy_ms + rows.idle_ms + rows.unknown_ms).max(initial=0)))
+    longest = max(
+        1, int(total.max()), int((rows.busy_ms + rows.idle_ms + rows.unknown_ms).max(initial=0))
+    )
     energy = int(rows.energy_mj.max(initial=0)) * rows.energy_mj.size
     if max(int(micro.max()) * longest * max(len(prices), rows.held_ms.size), energy) >= LARGEST:
         return None
@@ -134,10 +155,16 @@ def _sums(cell: Integers, values: Integers, cells: int) -> Integers:
 
 def _begins(keys: Integers) -> Integers:
     """Where a new key begins in sorted keys."""
-    return np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1]))) if keys.size else np.zeros(0, dtype=np.int64)
+    return (
+        np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+        if keys.size
+        else np.zeros(0, dtype=np.int64)
+    )
 
 
-def _prices(fleet: Fleet, intervals: Sequence[Period], book: PriceBook) -> tuple[list[Price | None], Integers]:
+def _prices(
+    fleet: Fleet, intervals: Sequence[Period], book: PriceBook
+) -> tuple[list[Price | None], Integers]:
     """The prices that apply, None first, and which of them applies in each cell."""
     prices: dict[Price | None, int] = {None: 0}
     by_place: dict[tuple[str, str, str], list[int]] = {}
@@ -151,7 +178,9 @@ def _prices(fleet: Fleet, intervals: Sequence[Period], book: PriceBook) -> tuple
     return list(prices), np.array(cells, dtype=np.int64)
 
 
-def _costs(quantity_ns: Integers, price: Integers, prices: Sequence[Price | None]) -> Integers | None:
+def _costs(
+    quantity_ns: Integers, price: Integers, prices: Sequence[Price | None]
+) -> Integers | None:
     """Capacity x rate of each cell, computed once for each quantity and price; None beyond 63 bits."""
     keys, of_cell = np.unique(quantity_ns * len(prices) + price, return_inverse=True)
     costs = []
@@ -171,7 +200,9 @@ def _owners(
     owner_at: Callable[[str, str], OwnerOf],
     epoch_of: Callable[[int], int],
 ) -> tuple[list[OwnerPath | None], Integers]:
-    """The owners that occur, None first, and which of them each row has; asked once where the answer is the same."""
+    """The owners that occur, None first, and which of them each row has; asked once where the
+    answer is the same.
+    """
     places: dict[tuple[str, str], int] = {}
     place = [places.setdefault((one.pool, one.node), len(places)) for one in fleet.accelerators]
     owners: dict[OwnerPath | None, int] = {None: 0}
@@ -187,7 +218,9 @@ def _owners(
             owner = OwnerPath()
         elif rows.state[row] == _HELD:
             start_ms = intervals[int(interval[row])].start_ms
-            owner = asked[place[int(at[row])]](workload_id, start_ms, None if attributes_id == NONE else attributes_id)
+            owner = asked[place[int(at[row])]](
+                workload_id, start_ms, None if attributes_id == NONE else attributes_id
+            )
         numbers.append(owners.setdefault(owner, len(owners)))
     return list(owners), np.array(numbers, dtype=np.int64)[of_row]
 
@@ -199,7 +232,10 @@ def _groups(*columns: Integers) -> tuple[Integers, Integers]:
         low, width = int(column.min()), int(column.max()) - int(column.min()) + 1
         if size * width >= LARGEST:
             # Numbered anew, so that both factors are at most the number of rows.
-            keys, (_, column) = np.unique(keys, return_inverse=True)[1], np.unique(column, return_inverse=True)
+            keys, (_, column) = (
+                np.unique(keys, return_inverse=True)[1],
+                np.unique(column, return_inverse=True),
+            )
             low, width, size = 0, keys.size, keys.size
         keys, size = keys * width + (column - low), size * width
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
@@ -207,9 +243,16 @@ def _groups(*columns: Integers) -> tuple[Integers, Integers]:
 
 
 def _parts(
-    rows: HourColumns, cell: Integers, owner: Integers, total: Integers, seen: Integers, costs: Integers
+    rows: HourColumns,
+    cell: Integers,
+    owner: Integers,
+    total: Integers,
+    seen: Integers,
+    costs: Integers,
 ) -> _Parts:
-    """The rows of each rating interval and what nobody observed of it, last, with their parts of its cost."""
+    """The rows of each rating interval and what nobody observed of it, last, with their parts of
+    its cost.
+    """
     rated = total[cell] > 0
     rows, cell, owner = rows.where(rated), cell[rated], owner[rated]
     missing = np.flatnonzero(total > seen)
@@ -220,7 +263,11 @@ def _parts(
         joined: Integers = np.concatenate((of_rows, rest))[order]
         return joined
 
-    cells, ms, held = column(cell, missing), column(rows.held_ms, (total - seen)[missing]), rows.state == _HELD
+    cells, ms, held = (
+        column(cell, missing),
+        column(rows.held_ms, (total - seen)[missing]),
+        rows.state == _HELD,
+    )
     return _Parts(
         cell=cells,
         state=column(rows.state, _UNOBSERVED),
@@ -236,7 +283,9 @@ def _parts(
 
 
 def _split(costs: Integers, total: Integers, cell: Integers, ms: Integers) -> Integers:
-    """The cost of each cell in proportion to the time of its parts, by largest remainder, ties to the earlier part."""
+    """The cost of each cell in proportion to the time of its parts, by largest remainder, ties to
+    the earlier part.
+    """
     products = costs[cell] * ms
     parts = products // total[cell]
     left = costs - _sums(cell, parts, costs.size)
@@ -249,7 +298,9 @@ def _split(costs: Integers, total: Integers, cell: Integers, ms: Integers) -> In
 
 
 def _idle_cost(parts: _Parts, micro: Integers) -> Integers:
-    """What is idle of the cost of each part: split over busy, idle and unknown time by largest remainder."""
+    """What is idle of the cost of each part: split over busy, idle and unknown time by largest
+    remainder.
+    """
     weights = (parts.busy_ms, parts.idle_ms, parts.unknown_ms)
     sum_ms = np.maximum(sum(weights, np.zeros_like(parts.ms)), 1)
     floors = [parts.cost * weight // sum_ms for weight in weights]
@@ -269,8 +320,12 @@ def _charges(
     owners: Sequence[OwnerPath | None],
     gpu_micro: Integers,
 ) -> dict[int, list[Charge]]:
-    """The parts added up by accelerator, price, state, workload and owner, in the order of their first parts."""
-    charges: dict[int, list[Charge]] = {accelerator.accelerator_id: [] for accelerator in fleet.accelerators}
+    """The parts added up by accelerator, price, state, workload and owner, in the order of their
+    first parts.
+    """
+    charges: dict[int, list[Charge]] = {
+        accelerator.accelerator_id: [] for accelerator in fleet.accelerators
+    }
     if not parts.cell.size:
         return charges
     prices, price_of_cell = priced
@@ -290,7 +345,10 @@ def _charges(
     first, last = first[by_first], last[by_first]
     known_energy: Booleans = parts.energy_mj != NONE
     lines = zip(
-        *(values[first].tolist() for values in (at, interval, price, parts.state, parts.workload_id, parts.owner)),
+        *(
+            values[first].tolist()
+            for values in (at, interval, price, parts.state, parts.workload_id, parts.owner)
+        ),
         interval[last].tolist(),
         *(sums(micro * ms) for ms in (parts.ms, parts.busy_ms, parts.idle_ms, parts.unknown_ms)),
         sums(parts.cost),
@@ -303,7 +361,9 @@ def _charges(
         accelerator = fleet.accelerators[number]
         span = Period(intervals[begin].start_ms, intervals[end].end_ms)
         holder = None if workload_id == NONE else workload_id, owners[owner]
-        charge = _charge(accelerator, day, span, STATES[state], holder, prices[price_number], amounts)
+        charge = _charge(
+            accelerator, day, span, STATES[state], holder, prices[price_number], amounts
+        )
         charges[accelerator.accelerator_id].append(charge)
     return charges
 

@@ -1,4 +1,6 @@
-"""Whose time the commitments of a day cover: what rating and reconciliation both go by, each from its own reading."""
+"""Whose time the commitments of a day cover: what rating and reconciliation both go by, each from
+its own reading.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,23 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpuledger_collector.accounting.attribution import edges_of
-from gpuledger_collector.accounting.commitments import Commitment, Coverage, CoveredShare, Demand, Key, cover
+from gpuledger_collector.accounting.commitments import (
+    Commitment,
+    Coverage,
+    CoveredShare,
+    Demand,
+    Key,
+    cover,
+)
 from gpuledger_collector.accounting.node_costs import NodePlace
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
-from gpuledger_collector.accounting.rating import ImportedUsage, imported_rating_intervals, present_ms
+from gpuledger_collector.accounting.rating import (
+    ImportedUsage,
+    imported_rating_intervals,
+    present_ms,
+)
 from gpuledger_collector.accounting.usage import rating_intervals
 from gpuledger_collector.services.placements import RatedPlacement
 from gpuledger_collector.storage.billing import commitments, locations, prices
@@ -20,7 +33,9 @@ from gpuledger_collector.storage.locks import Connection
 
 
 def book_of(connection: Connection) -> PriceBook:
-    """Read the price book in force with its purchase choices; it also cuts hours where attribution rules change."""
+    """Read the price book in force with its purchase choices; it also cuts hours where attribution
+    rules change.
+    """
     return PriceBook(
         prices.current(connection),
         commitments.choices(connection),
@@ -32,7 +47,9 @@ def book_of(connection: Connection) -> PriceBook:
 def placed(
     placements: Mapping[int, Sequence[RatedPlacement]], day: Period
 ) -> Iterator[tuple[Key, RatedPlacement, list[Period]]]:
-    """Each accelerator in each of its places and when it was there; one that went and came back is rated as one."""
+    """Each accelerator in each of its places and when it was there; one that went and came back is
+    rated as one.
+    """
     for accelerator_id, placements_of_one in placements.items():
         together: dict[object, tuple[RatedPlacement, list[Period]]] = {}
         for placement in placements_of_one:
@@ -42,7 +59,9 @@ def placed(
             yield (0, accelerator_id, at), placement, capacity
 
 
-def node_places(placements: Mapping[int, Sequence[RatedPlacement]], day: Period) -> Iterator[NodePlace]:
+def node_places(
+    placements: Mapping[int, Sequence[RatedPlacement]], day: Period
+) -> Iterator[NodePlace]:
     """Node and pool of each accelerator on a day, and when it was there."""
     for _, placement, capacity in placed(placements, day):
         yield placement.accelerator.node, placement.accelerator.pool, capacity
@@ -66,7 +85,9 @@ def cover_day(
     imported: Sequence[ImportedUsage],
     book: PriceBook,
 ) -> Coverage:
-    """Whose time the commitments in force cover: of accelerators as long as they were there, and of imported usage."""
+    """Whose time the commitments in force cover: of accelerators as long as they were there, and of
+    imported usage.
+    """
     in_force = [commitment for commitment in commitments if commitment.term.clip(day) is not None]
     if not in_force:
         return Coverage()
@@ -74,7 +95,10 @@ def cover_day(
     demands = []
     for key, placement, capacity in placed(placements, day):
         accelerator = placement.accelerator
-        ns = {part.start_ms: gpu_ns(accelerator.gpu_micro, present_ms(capacity, part, until_ms)) for part in parts}
+        ns = {
+            part.start_ms: gpu_ns(accelerator.gpu_micro, present_ms(capacity, part, until_ms))
+            for part in parts
+        }
         demands.append(
             Demand(
                 key=key,
@@ -91,10 +115,13 @@ def cover_day(
     for usage in imported:
         intervals = imported_rating_intervals(usage, day, book, until_ms)
         begins[counted(usage)] = {
-            starts[bisect_right(starts, interval.start_ms) - 1]: interval.start_ms for interval in intervals
+            starts[bisect_right(starts, interval.start_ms) - 1]: interval.start_ms
+            for interval in intervals
         }
         ns = {
-            starts[bisect_right(starts, interval.start_ms) - 1]: gpu_ns(usage.gpu_micro, interval.ms)
+            starts[bisect_right(starts, interval.start_ms) - 1]: gpu_ns(
+                usage.gpu_micro, interval.ms
+            )
             for interval in intervals
         }
         demands.append(
@@ -110,8 +137,11 @@ def cover_day(
         )
     coverage = cover(in_force, demands, parts, until_ms)
     for key, at in begins.items():
-        # Imported usage may begin inside a rating interval: rating asks for its shares by where it begins.
+        # Imported usage may begin inside a rating interval: rating asks for its shares by where it
+        # begins.
         shares: dict[int, list[CoveredShare]] = coverage.shares.get(key, {})
         if shares:
-            coverage.shares[key] = {at[start_ms]: shares_of_part for start_ms, shares_of_part in shares.items()}
+            coverage.shares[key] = {
+                at[start_ms]: shares_of_part for start_ms, shares_of_part in shares.items()
+            }
     return coverage

@@ -1,4 +1,6 @@
-"""Preview a decision: rate the affected days with it and without it, in memory; the ledger is not changed."""
+"""Preview a decision: rate the affected days with it and without it, in memory; the ledger is not
+changed.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,13 @@ from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 
-def preview_decision(connection: Connection, decisions: Sequence[Reattribution], now_ms: int) -> Decided:
+def preview_decision(
+    connection: Connection, decisions: Sequence[Reattribution], now_ms: int
+) -> Decided:
     """What these decisions of one dispute would change, by day, owner and currency.
 
-    It is the difference of two ratings of what is folded and rated: evidence that waits for either is not seen.
+    It is the difference of two ratings of what is folded and rated: evidence that waits for either
+    is not seen.
     """
     closed, book = periods.closed(connection), book_of(connection)
     calendar = zones.calendar(connection)
@@ -33,7 +38,8 @@ def preview_decision(connection: Connection, decisions: Sequence[Reattribution],
     for day in affected_days(connection, decisions, now_ms):
         if month != calendar.month_of(day.start_ms):
             month, moved = calendar.month_of(day.start_ms), {}
-        # Both sides by the same rating: whatever else has changed since the days were rated is on both.
+        # Both sides by the same rating: whatever else has changed since the days were rated is on
+        # both.
         before, *_ = priced(usage_of(connection, day, now_ms), book)
         after, *_ = priced(_with_volumes(usage_of(connection, day, now_ms, decisions), moved), book)
         for charges, sign in ((before, -1), (after, 1)):
@@ -46,8 +52,12 @@ def preview_decision(connection: Connection, decisions: Sequence[Reattribution],
     return Decided(moves, to, dict(sorted(gain.items())))
 
 
-def affected_days(connection: Connection, decisions: Sequence[Reattribution], now_ms: int) -> list[Period]:
-    """Days whose charges depend on a decision: its own, and later ones of a month with a volume price."""
+def affected_days(
+    connection: Connection, decisions: Sequence[Reattribution], now_ms: int
+) -> list[Period]:
+    """Days whose charges depend on a decision: its own, and later ones of a month with a volume
+    price.
+    """
     calendar = zones.calendar(connection)
     starts = {
         calendar.day_of(day.start_ms).start_ms
@@ -64,7 +74,9 @@ def affected_days(connection: Connection, decisions: Sequence[Reattribution], no
 
 def _tiered_days(connection: Connection, calendar: Calendar, rest: Period, now_ms: int) -> set[int]:
     """Starts of the days of the rest of a month whose volume price follows from its first day."""
-    if not adjustments.tiered_between(connection, calendar.date_of(rest.start_ms), calendar.date_of(rest.end_ms)):
+    if not adjustments.tiered_between(
+        connection, calendar.date_of(rest.start_ms), calendar.date_of(rest.end_ms)
+    ):
         return set()
     return {day.start_ms for day in calendar.days(rest) if day.start_ms < now_ms}
 

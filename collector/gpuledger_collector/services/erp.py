@@ -1,4 +1,6 @@
-"""What a month's invoices post to the general ledger: by owner, cost center, and whatever else a template shows."""
+"""What a month's invoices post to the general ledger: by owner, cost center, and whatever else a
+template shows.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,32 @@ def read_postings(
 
     Time that nobody held and usage without a price are posted to nobody.
     """
-    rows = read_chargeback(connection, period, (level,), now_ms, separate_corrections=False).report.rows
+    rows = read_chargeback(
+        connection, period, (level,), now_ms, separate_corrections=False
+    ).report.rows
     invoices: dict[tuple[str, str], InvoiceParts] = defaultdict(InvoiceParts)
     for owner, currency, names, micro, gpu_ns in _parts(connection, period, now_ms):
         parts = invoices[owner.level(level) or UNATTRIBUTED, currency]
-        parts.add(tuple(names[name] for name in naming), micro, gpu_ns, is_shared=names["kind"] == SHARED)
+        parts.add(
+            tuple(names[name] for name in naming), micro, gpu_ns, is_shared=names["kind"] == SHARED
+        )
     postings = []
-    for row in sorted((row for row in rows if row.state == HELD and row.currency), key=lambda row: row.keys):
+    for row in sorted(
+        (row for row in rows if row.state == HELD and row.currency), key=lambda row: row.keys
+    ):
         parts, currency = invoices[row.keys[0], row.currency or ""], row.currency or ""
         # What is posted is what is invoiced: the cents of the invoice are split over its parts.
-        minors = parts.minors(MICRO // 10 ** minor_digits(currency), row.cost_minor or 0, row.shared_minor or 0)
+        minors = parts.minors(
+            MICRO // 10 ** minor_digits(currency), row.cost_minor or 0, row.shared_minor or 0
+        )
         postings += [
-            Posting(row.keys[0], currency, dict(zip(naming, cells, strict=True)), minor, parts.gpu_ns[cells])
+            Posting(
+                row.keys[0],
+                currency,
+                dict(zip(naming, cells, strict=True)),
+                minor,
+                parts.gpu_ns[cells],
+            )
             for cells, minor in minors.items()
             if minor or parts.gpu_ns[cells]
         ]
@@ -54,7 +70,10 @@ def _parts(
     for span in codes.spans(period):
         for line in reports.charged_lines(connection, span, _DIMENSIONS):
             if line.state in PAID_BY_OWNERS and line.currency is not None:
-                owner, (pool, model) = OwnerPath(*line.keys[: len(LEVELS)]), line.keys[len(LEVELS) :]
+                owner, (pool, model) = (
+                    OwnerPath(*line.keys[: len(LEVELS)]),
+                    line.keys[len(LEVELS) :],
+                )
                 kind = TIME if line.state == HELD else line.state
                 names = _names(owner, pool, model, kind, codes, span.start_ms)
                 yield owner, line.currency, names, line.cost_micro or 0, line.gpu_ns
@@ -62,10 +81,18 @@ def _parts(
         if part.keys[0].startswith("(") and part.keys[0] != UNATTRIBUTED:
             continue
         owner = OwnerPath(*("" if name == UNATTRIBUTED else name for name in part.keys))
-        yield owner, part.currency, _names(owner, "", "", SHARED, codes, part.period.end_ms - 1), part.micro, 0
+        yield (
+            owner,
+            part.currency,
+            _names(owner, "", "", SHARED, codes, part.period.end_ms - 1),
+            part.micro,
+            0,
+        )
 
 
-def _names(owner: OwnerPath, pool: str, model: str, kind: str, codes: BilledCodes, billed_ms: int) -> Mapping[str, str]:
+def _names(
+    owner: OwnerPath, pool: str, model: str, kind: str, codes: BilledCodes, billed_ms: int
+) -> Mapping[str, str]:
     own = codes.on(owner, billed_ms)
     return {
         **{level: owner.level(level) for level in LEVELS},

@@ -1,7 +1,9 @@
-"""The deep proof: hours folded again from usage intervals, and days rated again from hours, imports and declarations.
+"""The deep proof: hours folded again from usage intervals, and days rated again from hours, imports
+and declarations.
 
-It runs the product's own fold and rating in a transaction that is rolled back, and compares what they give with what is
-stored, line by line: also the accelerator, the workload and the node of each charge, which no sum of the ledger has.
+It runs the product's own fold and rating in a transaction that is rolled back, and compares what
+they give with what is stored, line by line: also the accelerator, the workload and the node of each
+charge, which no sum of the ledger has.
 """
 
 from __future__ import annotations
@@ -9,7 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 
-from gpuledger_collector.accounting.identities import CHARGES, HOURS, RECORDED, Mismatch, differences
+from gpuledger_collector.accounting.identities import (
+    CHARGES,
+    HOURS,
+    RECORDED,
+    Mismatch,
+    differences,
+)
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.measures import MEASURES, add_known, amounts_of
 from gpuledger_collector.accounting.period import Calendar, Period
@@ -25,10 +33,11 @@ Amounts = tuple[int | None, ...]
 
 
 def unlike_evidence(connection: Connection, period: Period) -> Iterator[Mismatch]:
-    """Where the rated days of a period are not what evidence and declarations give now; nothing is changed.
+    """Where the rated days of a period are not what evidence and declarations give now; nothing is
+    changed.
 
-    A day that has not ended is left out: it is rated again by the minute. Of a day whose usage intervals retention has
-    removed the hours are taken as they are.
+    A day that has not ended is left out: it is rated again by the minute. Of a day whose usage
+    intervals retention has removed the hours are taken as they are.
     """
     calendar = zones.calendar(connection)
     checks = [
@@ -65,13 +74,18 @@ def _dated(date: str, rows: dict[tuple[str, ...], Amounts]) -> dict[tuple[str, .
 def _unlike_charges(
     connection: Connection, day: Period, calendar: Calendar, check: ConservationCheck
 ) -> Iterator[Mismatch]:
-    """Rate a day again, and compare its charges with what was billed for it, and its check with the recorded one."""
+    """Rate a day again, and compare its charges with what was billed for it, and its check with the
+    recorded one.
+    """
     date = calendar.date_of(day.start_ms).isoformat()
     rated = rated_again(connection, day)
     billed = list(reports.billed(connection, day.start_ms))
     # A correction states what changed, not from when to when the line reaches.
     is_corrected = any(line.booked_day_ms is not None for line in billed)
-    sides = (_by_place(date, charges, is_corrected) for charges in (rated.charges, [line.charge for line in billed]))
+    sides = (
+        _by_place(date, charges, is_corrected)
+        for charges in (rated.charges, [line.charge for line in billed])
+    )
     yield from differences(CHARGES, *sides)
     for field in fields(ConservationCheck):
         expected, stored = getattr(rated.check, field.name), getattr(check, field.name)
@@ -86,7 +100,9 @@ def _unlike_charges(
             )
 
 
-def _by_place(date: str, charges: Iterable[Charge], is_corrected: bool) -> dict[tuple[str, ...], Amounts]:
+def _by_place(
+    date: str, charges: Iterable[Charge], is_corrected: bool
+) -> dict[tuple[str, ...], Amounts]:
     """Add charges up by all that identifies a line, apart from the ids of prices that say the same."""
     sums: dict[tuple[str, ...], Sequence[int | None]] = {}
     for charge in charges:

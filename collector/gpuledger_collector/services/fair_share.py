@@ -8,7 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
-from gpuledger_collector.accounting.fair_share import STEP_MS, PoolShare, PoolStep, ShareUse, share_use
+from gpuledger_collector.accounting.fair_share import (
+    STEP_MS,
+    PoolShare,
+    PoolStep,
+    ShareUse,
+    share_use,
+)
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.capacity import queues
@@ -21,7 +27,8 @@ USABLE = ("held", "unallocated")
 
 
 def roll_up_period(database: Database, period: Period) -> None:
-    """Roll up the days of the period that were rated since, as the collector's job does, if any team has a share.
+    """Roll up the days of the period that were rated since, as the collector's job does, if any
+    team has a share.
 
     A read replica has them as its primary rolled them up.
     """
@@ -32,7 +39,11 @@ def roll_up_period(database: Database, period: Period) -> None:
             return
         from gpuledger_collector.storage.telemetry import series  # numpy takes a tenth of a second
 
-        days = [day for day in series.days_to_roll_up(connection, period.start_ms) if day < period.end_ms]
+        days = [
+            day
+            for day in series.days_to_roll_up(connection, period.start_ms)
+            if day < period.end_ms
+        ]
     for day_ms in days:
         with database.transaction(Lock.SERIES) as connection:
             series.roll_up_day(connection, zones.calendar(connection).day_of(day_ms))
@@ -52,7 +63,9 @@ def shares_of(connection: Connection, period: Period) -> tuple[list[PoolShare], 
             declared = declarations.pool_shares(connection)
             today += [name] if declared else []
         month = calendar.month(name)
-        shares += _within(declared, calendar.date_of(month.start_ms), calendar.date_of(month.end_ms))
+        shares += _within(
+            declared, calendar.date_of(month.start_ms), calendar.date_of(month.end_ms)
+        )
     return shares, today
 
 
@@ -65,7 +78,9 @@ def _within(shares: Sequence[PoolShare], from_on: dt.date, to_on: dt.date) -> It
 
 
 def read_share_use(connection: Connection, period: Period) -> list[ShareUse]:
-    """What each team held, lent and borrowed in pools of which somebody has a share; empty without any share."""
+    """What each team held, lent and borrowed in pools of which somebody has a share; empty without
+    any share.
+    """
     shares, _ = shares_of(connection, period)
     if not shares:
         return []
@@ -76,12 +91,18 @@ def share_notes(connection: Connection, period: Period) -> list[str]:
     """Sentences on what the comparison leaves out."""
     shares, today = shares_of(connection, period)
     counted = queues.pools_with_capacity(connection, period)
-    unknown = sorted({share.pool for share in shares if share.fraction is not None and share.pool not in counted})
+    unknown = sorted(
+        {share.pool for share in shares if share.fraction is not None and share.pool not in counted}
+    )
     notes = [
-        f"pool {pool} has no GPU in the inventory: a fraction of it is not known, so give its teams a number of gpus"
+        f"pool {pool} has no GPU in the inventory: a fraction of it is not known, so give its teams"
+        " a number of gpus"
         for pool in unknown
     ]
-    notes += [f"{name} has shares as declared today: none was declared when it was closed" for name in today]
+    notes += [
+        f"{name} has shares as declared today: none was declared when it was closed"
+        for name in today
+    ]
     if shares:
         from gpuledger_collector.storage.telemetry import series  # numpy takes a tenth of a second
 
@@ -89,12 +110,15 @@ def share_notes(connection: Connection, period: Period) -> list[str]:
         if missing := int((~known).sum()):
             hours = missing * STEP_MS / 3_600_000
             notes.append(
-                f"{hours:,.1f} hours of this period are not rated, or too old for five-minute series: left out"
+                f"{hours:,.1f} hours of this period are not rated, or too old for five-minute"
+                " series: left out"
             )
     return notes
 
 
-def _steps(connection: Connection, period: Period, shares: Sequence[PoolShare]) -> Iterator[PoolStep]:
+def _steps(
+    connection: Connection, period: Period, shares: Sequence[PoolShare]
+) -> Iterator[PoolStep]:
     from gpuledger_collector.storage.telemetry import series  # numpy takes a tenth of a second
 
     pools = {share.pool for share in shares}
@@ -103,7 +127,12 @@ def _steps(connection: Connection, period: Period, shares: Sequence[PoolShare]) 
     time_ns: dict[tuple[str, int], int] = defaultdict(int)
     held: dict[tuple[str, int], dict[str, tuple[int, dict[str, int]]]] = defaultdict(dict)
     for one in series.read(
-        connection, period, STEP_MS, ("pool", "state", "team"), states=USABLE, measures=("gpu_ns", "cost_micro")
+        connection,
+        period,
+        STEP_MS,
+        ("pool", "state", "team"),
+        states=USABLE,
+        measures=("gpu_ns", "cost_micro"),
     ):
         pool, state, team = one.key
         if pool not in pools:
@@ -129,7 +158,13 @@ def _steps(connection: Connection, period: Period, shares: Sequence[PoolShare]) 
         )
 
 
-def _waiting(waiting: Mapping[int, Mapping[tuple[str, str], int]], at_ms: int, pool: str) -> Mapping[str, int] | None:
+def _waiting(
+    waiting: Mapping[int, Mapping[tuple[str, str], int]], at_ms: int, pool: str
+) -> Mapping[str, int] | None:
     if at_ms not in waiting:
         return None
-    return {team or UNATTRIBUTED: micro for (place, team), micro in waiting[at_ms].items() if place == pool}
+    return {
+        team or UNATTRIBUTED: micro
+        for (place, team), micro in waiting[at_ms].items()
+        if place == pool
+    }

@@ -1,4 +1,6 @@
-"""What is idle, and what spending stands out: the findings that a reader may see, with what they amount to."""
+"""What is idle, and what spending stands out: the findings that a reader may see, with what they
+amount to.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class FindingGroup:
 
 @dataclass(frozen=True, slots=True)
 class CurrencyTotal:
-    """How many findings are priced in one currency (None: in none), and what each further day of them costs."""
+    """How many findings are priced in one currency (None: in none), and what each further day of
+    them costs.
+    """
 
     currency: str | None
     count: int
@@ -67,7 +71,10 @@ class CurrencyTotal:
 
 @dataclass(frozen=True, slots=True)
 class FindingList:
-    """Findings, ongoing ones first, then by falling cost. `looked_ms`: up to when was searched; None: never."""
+    """Findings, ongoing ones first, then by falling cost.
+
+    `looked_ms`: up to when was searched; None: never.
+    """
 
     items: Sequence[NamedFinding]
     looked_ms: int | None
@@ -119,13 +126,16 @@ class FindingList:
         for item in self.items:
             groups[holder(item) if by == "team" else item.state, item.currency or ""].append(item)
         listed = [_group(name, currency, items) for (name, currency), items in groups.items()]
-        return sorted(listed, key=lambda group: (-(group.cost.micro if group.cost else 0), group.name))
+        return sorted(
+            listed, key=lambda group: (-(group.cost.micro if group.cost else 0), group.name)
+        )
 
 
 def list_findings(
     connection: Connection, kind: Kind, period: Period, viewer: Viewer, shown: Viewer | None = None
 ) -> FindingList:
-    """What was seen in a period or is ongoing, read with the rights of a viewer; `shown` narrows it further.
+    """What was seen in a period or is ongoing, read with the rights of a viewer; `shown` narrows it
+    further.
 
     What nobody holds is in no owner's part.
     """

@@ -1,8 +1,8 @@
 """Fold: hours with new evidence become lines of the hourly usage ledger.
 
-An accelerator-hour is always computed from all its evidence, so order and repetition of batches do not matter, and an
-interrupted run is simply run again. Only the recompute requests that the snapshot showed are removed: evidence that
-arrives meanwhile is folded by the next run.
+An accelerator-hour is always computed from all its evidence, so order and repetition of batches do
+not matter, and an interrupted run is simply run again. Only the recompute requests that the
+snapshot showed are removed: evidence that arrives meanwhile is folded by the next run.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ EVIDENCE_AT_ONCE = 2_000
 ALWAYS = Period(0, 7_258_118_400_000)
 
 
-def fold_usage(database: Database, period: Period = ALWAYS, stopping: Callable[[], bool] = lambda: False) -> int:
-    """Fold every hour of the period with a recompute request; return how many accelerator-hours were folded.
+def fold_usage(
+    database: Database, period: Period = ALWAYS, stopping: Callable[[], bool] = lambda: False
+) -> int:
+    """Fold every hour of the period with a recompute request; return how many accelerator-hours
+    were folded.
 
-    `stopping` is called before each batch of requests: True leaves the rest to the next run. A read replica leaves all
-    of it to the primary.
+    `stopping` is called before each batch of requests: True leaves the rest to the next run. A read
+    replica leaves all of it to the primary.
     """
     if database.standby:
         return 0
@@ -53,7 +56,8 @@ def fold_usage(database: Database, period: Period = ALWAYS, stopping: Callable[[
         folded = 0
         for day_ms in sorted(days):
             requested = BATCH
-            # Fewer than asked for: none was left. Those that came meanwhile wait for the next run, so this loop ends.
+            # Fewer than asked for: none was left. Those that came meanwhile wait for the next run,
+            # so this loop ends.
             while requested == BATCH and not stopping():
                 # A claim that lasts for days is kept by the fold of each of them.
                 requested, hours = retried(partial(_fold_batch, shared, day_ms))
@@ -63,19 +67,27 @@ def fold_usage(database: Database, period: Period = ALWAYS, stopping: Callable[[
 
 def _fold_batch(database: Database, day_ms: int) -> tuple[int, int]:
     """Fold a batch of a day's requests; how many there were, and for how many accelerator-hours."""
-    with ledger_day(database, day_ms) as (_, day), database.transaction(one_snapshot=True) as connection:
-        # Requests are read and removed in the transaction that folds them: one that is interrupted leaves them all.
+    with (
+        ledger_day(database, day_ms) as (_, day),
+        database.transaction(one_snapshot=True) as connection,
+    ):
+        # Requests are read and removed in the transaction that folds them: one that is interrupted
+        # leaves them all.
         requests = usage.recompute_requests(connection, day, BATCH)
         return len(requests), fold_requested(connection, requests)
 
 
 @contextmanager
-def ledger_day(database: Database, day_ms: int, *, in_order: bool = False) -> Iterator[tuple[Connection, Period]]:
-    """A transaction that holds the lock of a day of the bill, and the day: nobody else folds, rates or closes it.
+def ledger_day(
+    database: Database, day_ms: int, *, in_order: bool = False
+) -> Iterator[tuple[Connection, Period]]:
+    """A transaction that holds the lock of a day of the bill, and the day: nobody else folds, rates
+    or closes it.
 
-    Each of its statements sees what was committed before it. It holds the whole ledger's lock where that of the day is
-    not enough: an hour belongs to another day too, or days depend on each other (`in_order`) by a price of their month.
-    No other lock: the session may read in a second one, which the server would let wait for somebody who waits for it.
+    Each of its statements sees what was committed before it. It holds the whole ledger's lock where
+    that of the day is not enough: an hour belongs to another day too, or days depend on each other
+    (`in_order`) by a price of their month. No other lock: the session may read in a second one,
+    which the server would let wait for somebody who waits for it.
     """
     with database.transaction(locks.of_day(day_ms), one_snapshot=False) as connection:
         locks.outlast_idleness(connection)
@@ -100,16 +112,25 @@ def tiered_month(connection: Connection, calendar: Calendar, days: Period) -> bo
     """Whether a tier counts the hours of earlier days in the months of a period."""
     first = calendar.month(calendar.month_of(days.start_ms))
     last = calendar.month(calendar.month_of(days.end_ms - 1))
-    return adjustments.tiered_between(connection, calendar.date_of(first.start_ms), calendar.date_of(last.end_ms))
+    return adjustments.tiered_between(
+        connection, calendar.date_of(first.start_ms), calendar.date_of(last.end_ms)
+    )
 
 
 def fold_requested(connection: Connection, requests: Sequence[RecomputeRequest]) -> int:
-    """Fold the hours of these requests, request rating of their days, and remove the requests; return the hours."""
+    """Fold the hours of these requests, request rating of their days, and remove the requests;
+    return the hours.
+    """
     if not requests:
         return 0
     book = book_of(connection)
     calendar = zones.calendar(connection)
-    hours = sorted({(request.accelerator_id, request.hour_ms - request.hour_ms % HOUR_MS) for request in requests})
+    hours = sorted(
+        {
+            (request.accelerator_id, request.hour_ms - request.hour_ms % HOUR_MS)
+            for request in requests
+        }
+    )
     # Day by day: evidence and inventory are read once for each day rather than once for each hour.
     by_day: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for accelerator_id, hour_ms in hours:
@@ -125,15 +146,19 @@ def _days_of(hours_ms: Iterable[int], calendar: Calendar) -> set[int]:
     """The days of the bill that these hours touch."""
     if calendar.is_utc:
         return {day_of(hour_ms).start_ms for hour_ms in hours_ms}
-    days = (day for hour_ms in hours_ms for day in calendar.days(Period(hour_ms, hour_ms + HOUR_MS)))
+    days = (
+        day for hour_ms in hours_ms for day in calendar.days(Period(hour_ms, hour_ms + HOUR_MS))
+    )
     return {calendar.day_of(day.start_ms).start_ms for day in days}
 
 
-def _fold_day(connection: Connection, hours: Mapping[int, Sequence[int]], book: PriceBook, calendar: Calendar) -> None:
+def _fold_day(
+    connection: Connection, hours: Mapping[int, Sequence[int]], book: PriceBook, calendar: Calendar
+) -> None:
     span = Period(min(map(min, hours.values())), max(map(max, hours.values())) + HOUR_MS)
     placements = placements_of(_of(inventory.capacity(connection, span), hours))
-    # Where the billing zone is offset by half an hour, its midnight falls inside a UTC hour, and the piece must be cut
-    # there.
+    # Where the billing zone is offset by half an hour, its midnight falls inside a UTC hour, and
+    # the piece must be cut there.
     midnights = () if calendar.is_utc else calendar.cuts(span)
     cut_hours_ms = {cut - cut % HOUR_MS for cut in (*book.cuts(span), *midnights) if cut % HOUR_MS}
     by_span: dict[Period, dict[int, Sequence[int]]] = defaultdict(dict)
@@ -143,15 +168,25 @@ def _fold_day(connection: Connection, hours: Mapping[int, Sequence[int]], book: 
     for own_span, own_hours in by_span.items():
         pieces, added_up = _added_up(connection, own_hours, own_span, placements, cut_hours_ms)
         usage.replace_hourly_usage(connection, _pairs(own_hours, added_up), pieces)
-        others = {number: hours_ms for number, hours_ms in own_hours.items() if number not in added_up}
+        others = {
+            number: hours_ms for number, hours_ms in own_hours.items() if number not in added_up
+        }
         for accelerator_ids in _parts(others):
-            pieces = _folded(connection, accelerator_ids, own_hours, own_span, placements, book, midnights)
+            pieces = _folded(
+                connection, accelerator_ids, own_hours, own_span, placements, book, midnights
+            )
             usage.replace_hourly_usage(connection, _pairs(own_hours, accelerator_ids), pieces)
     minute_rollup.roll_up_minutes(connection, _pairs(hours, hours))
 
 
-def _pairs(hours: Mapping[int, Sequence[int]], accelerator_ids: Iterable[int]) -> list[tuple[int, int]]:
-    return [(accelerator_id, hour_ms) for accelerator_id in accelerator_ids for hour_ms in hours[accelerator_id]]
+def _pairs(
+    hours: Mapping[int, Sequence[int]], accelerator_ids: Iterable[int]
+) -> list[tuple[int, int]]:
+    return [
+        (accelerator_id, hour_ms)
+        for accelerator_id in accelerator_ids
+        for hour_ms in hours[accelerator_id]
+    ]
 
 
 def _added_up(
@@ -161,10 +196,11 @@ def _added_up(
     placements: Mapping[int, Sequence[RatedPlacement]],
     cut_hours_ms: Set[int],
 ) -> tuple[list[HourlyUsage], list[int]]:
-    """Pieces of the accelerators whose evidence the database can add up, as most can, and these accelerators.
+    """Pieces of the accelerators whose evidence the database can add up, as most can, and these
+    accelerators.
 
-    They stayed in place, nothing cuts their hours, and each usage interval lies in one hour and overlaps no other: what
-    `fold_hours` would give, at a small part of its cost.
+    They stayed in place, nothing cuts their hours, and each usage interval lies in one hour and
+    overlaps no other: what `fold_hours` would give, at a small part of its cost.
     """
     sums: dict[int, list[EvidenceSum]] = defaultdict(list)
     for evidence_sum in usage.evidence_sums(connection, list(hours), span):
@@ -174,7 +210,11 @@ def _added_up(
     for accelerator_id, hours_ms in hours.items():
         own, own_placements = sums.get(accelerator_id, ()), placements.get(accelerator_id, ())
         # Evidence without capacity has no pieces, as in `fold_hours`.
-        inside = [evidence_sum for evidence_sum in own if own_placements and evidence_sum.hour_ms in hours_ms]
+        inside = [
+            evidence_sum
+            for evidence_sum in own
+            if own_placements and evidence_sum.hour_ms in hours_ms
+        ]
         if (
             all(evidence_sum.is_additive for evidence_sum in own)
             and cut_hours_ms.isdisjoint(hours_ms)
@@ -193,7 +233,10 @@ def _stayed(sums: Sequence[EvidenceSum], placements: Sequence[RatedPlacement]) -
         return False
     node, period = placements[0].accelerator.node, placements[0].period
     return all(
-        node in ("", each.node) and period.start_ms <= each.first_ms and each.last_ms <= period.end_ms for each in sums
+        node in ("", each.node)
+        and period.start_ms <= each.first_ms
+        and each.last_ms <= period.end_ms
+        for each in sums
     )
 
 
@@ -223,18 +266,26 @@ def _folded(
     book: PriceBook,
     midnights: Sequence[int],
 ) -> list[HourlyUsage]:
-    """Pieces of accelerators that are folded interval by interval; contradictions in their evidence are kept."""
+    """Pieces of accelerators that are folded interval by interval; contradictions in their evidence
+    are kept.
+    """
     evidence: dict[int, list[UsageInterval]] = defaultdict(list)
     for usage_interval in usage.usage_intervals(connection, accelerator_ids, span):
         evidence[usage_interval.accelerator_id].append(usage_interval)
     # Kept as evidence for people; the fold below gives the time to the first report in any case.
     claims.keep_contradictions(
         connection,
-        [contradiction for intervals in evidence.values() for contradiction in contradictions(intervals)],
+        [
+            contradiction
+            for intervals in evidence.values()
+            for contradiction in contradictions(intervals)
+        ],
     )
     pieces: list[HourlyUsage] = []
     for number in accelerator_ids:
-        pieces += fold_hours(evidence.get(number, ()), hours[number], placements.get(number, ()), book, midnights)
+        pieces += fold_hours(
+            evidence.get(number, ()), hours[number], placements.get(number, ()), book, midnights
+        )
     return pieces
 
 
@@ -263,7 +314,9 @@ def fold_hours(
     book: PriceBook,
     midnights: Sequence[int] = (),
 ) -> list[HourlyUsage]:
-    """The pieces of some hours of one accelerator, cut where a price changes, where it moved and where a day begins."""
+    """The pieces of some hours of one accelerator, cut where a price changes, where it moved and
+    where a day begins.
+    """
     # No pieces is an answer too: the caller replaces what it had for these hours.
     if not evidence or not placements:
         return []

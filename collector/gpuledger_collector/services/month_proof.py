@@ -16,7 +16,9 @@ from gpuledger_collector.storage.ledger import month_proofs, zones
 from gpuledger_collector.storage.locks import Connection
 
 ASK_AGAIN_MS = DAY_MS
-"""An open month is asked again after this time also where nothing was told: a row may have been changed by SQL."""
+"""An open month is asked again after this time also where nothing was told: a row may have been
+changed by SQL.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,15 @@ class _Due:
     anew: bool
 
 
-def prove_months(database: Database, now_ms: int, stopping: Callable[[], bool] = lambda: False) -> int:
-    """Ask the proof of each month that was rated since it was asked, the latest first; return how many were asked.
+def prove_months(
+    database: Database, now_ms: int, stopping: Callable[[], bool] = lambda: False
+) -> int:
+    """Ask the proof of each month that was rated since it was asked, the latest first; return how
+    many were asked.
 
-    Derived tables are compared, as on the trust page. Where a deeper question found declarations wrong, they are
-    compared as well; what `reconcile --evidence` found wrong stays until that is asked again.
+    Derived tables are compared, as on the trust page. Where a deeper question found declarations
+    wrong, they are compared as well; what `reconcile --evidence` found wrong stays until that is
+    asked again.
     """
     with database.transaction(read_only=True) as connection:
         due = _due(connection, now_ms)
@@ -48,9 +54,11 @@ def prove_months(database: Database, now_ms: int, stopping: Callable[[], bool] =
 
 
 def results_of(connection: Connection, sheet: Reconciliation, now_ms: int) -> list[MonthProof]:
-    """What a reconciliation says of each month that it is about, in the snapshot in which it was made.
+    """What a reconciliation says of each month that it is about, in the snapshot in which it was
+    made.
 
-    That some days hold says nothing of their month; that they do not, does. Of several months it is not told of which.
+    That some days hold says nothing of their month; that they do not, does. Of several months it is
+    not told of which.
     """
     calendar = sheet.calendar
     months = [calendar.month(name) for name in calendar.months_of(sheet.period)]
@@ -90,13 +98,18 @@ def _due(connection: Connection, now_ms: int) -> list[_Due]:
             due.append(_Due(month, anew=False))
         elif not proof.holds and proof.depth is Depth.evidence:
             continue
-        elif not proof.is_current or (month not in closed and proof.asked_ms <= now_ms - ASK_AGAIN_MS):
+        elif not proof.is_current or (
+            month not in closed and proof.asked_ms <= now_ms - ASK_AGAIN_MS
+        ):
             due.append(_Due(month, anew=not proof.holds and proof.depth is Depth.declarations))
     return due
 
 
 def _depth(sheet: Reconciliation) -> Depth:
-    """The deepest of what was compared. Charges are compared with the capacity at each depth, which tells nothing."""
+    """The deepest of what was compared.
+
+    Charges are compared with the capacity at each depth, which tells nothing.
+    """
     asked = {identity.depth for identity in sheet.compared if identity is not CAPACITY}
     return next(depth for depth in reversed(DEPTHS) if depth in asked)
 
@@ -104,4 +117,6 @@ def _depth(sheet: Reconciliation) -> Depth:
 def _wrong_days(sheet: Reconciliation) -> list[str]:
     """Dates on which it does not hold; no name of an owner, since viewers read them."""
     days = {sheet.calendar.date_of(day.day_ms).isoformat() for day in sheet.days if not day.holds}
-    return sorted(days | {mismatch.place["day"] for mismatch in sheet.mismatches if "day" in mismatch.place})
+    return sorted(
+        days | {mismatch.place["day"] for mismatch in sheet.mismatches if "day" in mismatch.place}
+    )

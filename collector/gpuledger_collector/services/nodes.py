@@ -36,7 +36,9 @@ def has_nodes(database: Database, now_ms: int) -> bool:
 
 
 def state_of(node: NodeRow, now_ms: int) -> str:
-    """How a node is: its status (uninstalled: its agent said goodbye), `silent`, or `back again` after a retirement."""
+    """How a node is: its status (uninstalled: its agent said goodbye), `silent`, or `back again`
+    after a retirement.
+    """
     if node.status in {RETIRED, UNINSTALLED, INVENTORY}:
         return node.status
     if is_silent(node.seen_ms, now_ms):
@@ -52,7 +54,9 @@ def retire(connection: Connection, name: str, at_ms: int | None, now_ms: int) ->
     node = _named(connection, name)
     at_ms = node.seen_ms if at_ms is None else at_ms
     if at_ms > now_ms:
-        raise NodeRefused(f"--at: {format_instant(at_ms)} lies ahead: retire {name} when it is gone")
+        raise NodeRefused(
+            f"--at: {format_instant(at_ms)} lies ahead: retire {name} when it is gone"
+        )
     if node.read_ms is not None and at_ms < node.read_ms:
         seen = format_instant(node.read_ms - node.read_ms % 1000)
         raise NodeRefused(f"--at: {name} has readings until {seen}: retire it then or later")
@@ -63,7 +67,9 @@ def retire(connection: Connection, name: str, at_ms: int | None, now_ms: int) ->
             "and gpuledger import inventory FILE"
         )
     try:
-        retirements.declare(connection, name, at_ms, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC))
+        retirements.declare(
+            connection, name, at_ms, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
+        )
     except ValueError as error:
         raise NodeRefused(f"--at: {error}") from error
     return _named(connection, name)

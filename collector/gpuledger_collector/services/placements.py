@@ -1,4 +1,6 @@
-"""Where an accelerator stood, and when: capacity rows made disjoint, so that its time is counted once."""
+"""Where an accelerator stood, and when: capacity rows made disjoint, so that its time is counted
+once.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,25 @@ class RatedPlacement:
 
 
 def placements_of(rows: Iterable[CapacityRow]) -> dict[int, list[RatedPlacement]]:
-    """Disjoint placements by accelerator, in order of time. Where rows overlap, imported ones win, then earlier."""
+    """Disjoint placements by accelerator, in order of time.
+
+    Where rows overlap, imported ones win, then earlier.
+    """
     by_accelerator: dict[int, list[CapacityRow]] = defaultdict(list)
     for row in rows:
         by_accelerator[row.accelerator_id].append(row)
-    return {accelerator_id: _disjoint(own_rows) for accelerator_id, own_rows in by_accelerator.items()}
+    return {
+        accelerator_id: _disjoint(own_rows) for accelerator_id, own_rows in by_accelerator.items()
+    }
 
 
 def _disjoint(rows: Sequence[CapacityRow]) -> list[RatedPlacement]:
     taken: list[RatedPlacement] = []
-    # False sorts first, so imported rows take their time before others, which only get what is left.
-    for row in sorted(rows, key=lambda row: (row.source != "import", row.in_ms, row.pool, row.node)):
+    # False sorts first, so imported rows take their time before others, which only get what is
+    # left.
+    for row in sorted(
+        rows, key=lambda row: (row.source != "import", row.in_ms, row.pool, row.node)
+    ):
         place = RatedAccelerator(
             accelerator_id=row.accelerator_id,
             gpu_micro=row.gpu_micro,
@@ -47,7 +57,10 @@ def _disjoint(rows: Sequence[CapacityRow]) -> list[RatedPlacement]:
             uuid=row.uuid,
         )
         whole = Period(row.in_ms, FAR_MS if row.out_ms is None else row.out_ms)
-        taken += [RatedPlacement(place, part) for part in subtract(whole, [placement.period for placement in taken])]
+        taken += [
+            RatedPlacement(place, part)
+            for part in subtract(whole, [placement.period for placement in taken])
+        ]
     return sorted(taken, key=lambda placement: placement.period)
 
 
@@ -56,8 +69,8 @@ def with_stranded(
 ) -> dict[int, list[RatedPlacement]]:
     """Add to the placements, within a period, what the MIG instances of each board leave of it.
 
-    The rest has the id and place of the instance with the first UUID. Law: at
-    every instant the instances of a board and what they leave are one device, while there is an instance at all.
+    The rest has the id and place of the instance with the first UUID. Law: at every instant the
+    instances of a board and what they leave are one device, while there is an instance at all.
     """
     boards: dict[str, dict[int, str]] = defaultdict(dict)
     for row in rows:
@@ -81,7 +94,11 @@ def with_stranded(
 
 def _left_of_board(placements: Sequence[tuple[str | None, RatedPlacement]]) -> list[RatedPlacement]:
     edges = sorted(
-        {edge for _, placement in placements for edge in (placement.period.start_ms, placement.period.end_ms)}
+        {
+            edge
+            for _, placement in placements
+            for edge in (placement.period.start_ms, placement.period.end_ms)
+        }
     )
     left: list[RatedPlacement] = []
     for start_ms, end_ms in pairwise(edges):
@@ -91,7 +108,8 @@ def _left_of_board(placements: Sequence[tuple[str | None, RatedPlacement]]) -> l
             if placement.period.start_ms <= start_ms < placement.period.end_ms
         ]
         instances = sorted(
-            ((uuid, placement) for uuid, placement in there if uuid is not None), key=lambda instance: instance[0]
+            ((uuid, placement) for uuid, placement in there if uuid is not None),
+            key=lambda instance: instance[0],
         )
         micro = GPU_MICRO - sum(placement.accelerator.gpu_micro for _, placement in there)
         # A board without any instance is an entire device, or empty: nothing of it is stranded.
@@ -123,11 +141,19 @@ def subtract(period: Period, others: Iterable[Period]) -> list[Period]:
 
 
 def cuts_of(placements: Sequence[RatedPlacement], hour: Period) -> list[int]:
-    """Instants at which a piece of this hour must end, because the accelerator moved: none when it stayed in place."""
+    """Instants at which a piece of this hour must end, because the accelerator moved: none when it
+    stayed in place.
+    """
     # Asked for every piece of a day, and hardly any accelerator moves.
     if len(placements) < 2:
         return []
     inside = [placement for placement in placements if placement.period.clip(hour) is not None]
     if len(inside) < 2:
         return []
-    return sorted({edge for placement in inside for edge in (placement.period.start_ms, placement.period.end_ms)})
+    return sorted(
+        {
+            edge
+            for placement in inside
+            for edge in (placement.period.start_ms, placement.period.end_ms)
+        }
+    )

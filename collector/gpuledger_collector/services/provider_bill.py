@@ -11,14 +11,18 @@ from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 HALF_DAY_MS = 43_200_000
-"""Billing periods are months in the provider's zone: one that begins within half a day of ours is the same month."""
+"""Billing periods are months in the provider's zone: one that begins within half a day of ours is
+the same month.
+"""
 
 
 class NoBill(Exception):
     """There is no such bill; the sentence says which there are."""
 
 
-def reconcile_bill(connection: Connection, provider: str, period: Period, *, effective: bool = False) -> Comparison:
+def reconcile_bill(
+    connection: Connection, provider: str, period: Period, *, effective: bool = False
+) -> Comparison:
     """Compare the bill of a month with the ledger; call `refresh` before it. Raises NoBill."""
     asked = bills_of(connection, provider, period)
     calendar = zones.calendar(connection)

@@ -1,8 +1,9 @@
-"""Rate: the usage of a day, the price book and the attribution rules become the day's charges, ledger and proof.
+"""Rate: the usage of a day, the price book and the attribution rules become the day's charges,
+ledger and proof.
 
-A day is one transaction and always computed from all its evidence, so an interrupted run is simply run again, and late
-evidence re-rates its day. Time is held once: accelerators that were seen in a pool take the place of as
-many GPUs that were imported for it as mere counts.
+A day is one transaction and always computed from all its evidence, so an interrupted run is simply
+run again, and late evidence re-rates its day. Time is held once: accelerators that were seen in a
+pool take the place of as many GPUs that were imported for it as mere counts.
 """
 
 from __future__ import annotations
@@ -43,13 +44,44 @@ from gpuledger_collector.accounting.rating import (
 )
 from gpuledger_collector.accounting.reattribution import Reattribution, Reattributions
 from gpuledger_collector.accounting.usage import HourlyUsage, merged, rating_intervals
-from gpuledger_collector.services.commitment_coverage import book_of, counted, cover_day, node_places, placed
-from gpuledger_collector.services.hourly_usage import ALWAYS, fold_requested, ledger_day, tiered_month
-from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of, with_stranded
+from gpuledger_collector.services.commitment_coverage import (
+    book_of,
+    counted,
+    cover_day,
+    node_places,
+    placed,
+)
+from gpuledger_collector.services.hourly_usage import (
+    ALWAYS,
+    fold_requested,
+    ledger_day,
+    tiered_month,
+)
+from gpuledger_collector.services.placements import (
+    RatedPlacement,
+    cuts_of,
+    placements_of,
+    with_stranded,
+)
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.billing import adjustments, commitments, node_costs, periods, reattributions
+from gpuledger_collector.storage.billing import (
+    adjustments,
+    commitments,
+    node_costs,
+    periods,
+    reattributions,
+)
 from gpuledger_collector.storage.database import Database, retried
-from gpuledger_collector.storage.ledger import inventory, months, rated_days, reports, rules, usage, workloads, zones
+from gpuledger_collector.storage.ledger import (
+    inventory,
+    months,
+    rated_days,
+    reports,
+    rules,
+    usage,
+    workloads,
+    zones,
+)
 from gpuledger_collector.storage.locks import Connection, Lock
 
 if TYPE_CHECKING:
@@ -74,12 +106,13 @@ def rate_usage(
     book_at_ms: int | None = None,
     workers: int = 1,
 ) -> int:
-    """Rate every day of the period that needs it, up to now, and add up months that are over; how many days were rated.
+    """Rate every day of the period that needs it, up to now, and add up months that are over; how
+    many days were rated.
 
-    Days whose price follows from a day that was just rated are rated as well, so that a second run changes nothing.
-    `stopping` is asked before each day: True leaves the rest to the next run. Corrections of closed days are booked on
-    the day of `book_at_ms` (None: now), or the first open one after it. With `workers`, days that would take long are
-    rated by as many processes.
+    Days whose price follows from a day that was just rated are rated as well, so that a second run
+    changes nothing. `stopping` is asked before each day: True leaves the rest to the next run.
+    Corrections of closed days are booked on the day of `book_at_ms` (None: now), or the first open
+    one after it. With `workers`, days that would take long are rated by as many processes.
     """
     with database.sharing_connection() as shared:
         return _rate_requested(shared, now_ms, period, on_day, stopping, book_at_ms, workers)
@@ -97,10 +130,13 @@ def _rate_requested(
     rated: set[int] = set()
     while True:
         requested, independent, month_missing = _to_rate(database, period, now_ms)
-        # Each day once: rating requests later days only, and evidence that keeps arriving must not delay a report.
+        # Each day once: rating requests later days only, and evidence that keeps arriving must not
+        # delay a report.
         days = [day_ms for day_ms in requested if day_ms not in rated]
         count = 0
-        for count in _rate_days(database, days, stopping, now_ms, book_at_ms, workers if independent else 1):
+        for count in _rate_days(
+            database, days, stopping, now_ms, book_at_ms, workers if independent else 1
+        ):
             if on_day is not None:
                 on_day(len(rated) + count, len(rated) + len(days))
         rated.update(days[:count])
@@ -121,9 +157,12 @@ def _rate_days(
     book_at_ms: int | None,
     workers: int,
 ) -> Iterator[int]:
-    """Rate days in their order, or by worker processes in any; yields the number of days done until asked to stop."""
+    """Rate days in their order, or by worker processes in any; yields the number of days done until
+    asked to stop.
+    """
     started = time.monotonic()
-    # A transaction for each day: its lock is released between days, and an interrupted run loses one day at most.
+    # A transaction for each day: its lock is released between days, and an interrupted run loses
+    # one day at most.
     for done, day_ms in enumerate(days):
         if stopping():
             return
@@ -136,12 +175,18 @@ def _rate_days(
 
 
 def _to_rate(database: Database, period: Period, now_ms: int) -> tuple[Sequence[int], bool, bool]:
-    """The days of a period that need rating, whether they can be rated in any order, and whether a month is missing."""
+    """The days of a period that need rating, whether they can be rated in any order, and whether a
+    month is missing.
+    """
     with database.transaction(read_only=True) as connection:
         calendar = zones.calendar(connection)
         if not rated_days.misaligned(connection, calendar):
-            days = rated_days.days_to_rate(connection, with_months_before(connection, period), now_ms)
-            independent = bool(days) and not tiered_month(connection, calendar, Period(days[0], days[-1] + 1))
+            days = rated_days.days_to_rate(
+                connection, with_months_before(connection, period), now_ms
+            )
+            independent = bool(days) and not tiered_month(
+                connection, calendar, Period(days[0], days[-1] + 1)
+            )
             return days, independent, months.missing(connection, calendar, now_ms) is not None
     with database.transaction(Lock.LEDGER) as connection:
         rated_days.align_requests(connection, zones.calendar(connection))
@@ -149,7 +194,12 @@ def _to_rate(database: Database, period: Period, now_ms: int) -> tuple[Sequence[
 
 
 def _rate_by_workers(
-    database: Database, days: Sequence[int], done: int, workers: int, now_ms: int, book_at_ms: int | None
+    database: Database,
+    days: Sequence[int],
+    done: int,
+    workers: int,
+    now_ms: int,
+    book_at_ms: int | None,
 ) -> Iterator[int]:
     # Imported here: a command that rates a few days starts no process.
     from gpuledger_collector.services import rating_workers
@@ -167,7 +217,8 @@ def _forget_months(database: Database, days: Sequence[int]) -> None:
 def _add_up_month(database: Database, now_ms: int) -> bool:
     """Add up a month that is over, if one is missing: rating a day removes the sums of its month.
 
-    While another process holds the lock of a day it is left to the next run, which may be that one's.
+    While another process holds the lock of a day it is left to the next run, which may be that
+    one's.
     """
     with database.transaction(read_only=True) as connection:
         if months.missing(connection, zones.calendar(connection), now_ms) is None:
@@ -184,7 +235,10 @@ def with_months_before(connection: Connection, period: Period) -> Period:
         return period
     calendar = zones.calendar(connection)
     month = calendar.month(calendar.month_of(period.start_ms))
-    bounds = calendar.date_of(period.start_ms), calendar.date_of(period.end_ms - 1) + dt.timedelta(days=1)
+    bounds = (
+        calendar.date_of(period.start_ms),
+        calendar.date_of(period.end_ms - 1) + dt.timedelta(days=1),
+    )
     if month.start_ms == period.start_ms or not adjustments.tiered_between(connection, *bounds):
         return period
     return Period(month.start_ms, period.end_ms)
@@ -204,7 +258,9 @@ class DayUsage:
     node_costs: Sequence[NodeCost] = ()
     adjusting: DayAdjustments = field(default_factory=DayAdjustments)
     rated: Mapping[int, Sequence[Charge]] = field(default_factory=dict)
-    """Charges of accelerators that were rated together, by the book that `usage_of` was given; they have no pieces."""
+    """Charges of accelerators that were rated together, by the book that `usage_of` was given; they
+    have no pieces.
+    """
 
 
 def rate_day(database: Database, day_ms: int, now_ms: int, book_at_ms: int | None = None) -> None:
@@ -214,8 +270,9 @@ def rate_day(database: Database, day_ms: int, now_ms: int, book_at_ms: int | Non
 
 def _rate_day(database: Database, day_ms: int, now_ms: int, book_at_ms: int | None) -> None:
     with ledger_day(database, day_ms, in_order=True) as (ledger, day):
-        # In a transaction of its own, which ends before the first row is written: it reads one snapshot, whereas the
-        # other one sees owners and months that raters of other days change meanwhile.
+        # In a transaction of its own, which ends before the first row is written: it reads one
+        # snapshot, whereas the other one sees owners and months that raters of other days change
+        # meanwhile.
         with database.transaction(one_snapshot=True) as evidence:
             if not rated_days.due(evidence, day, now_ms):
                 return
@@ -224,7 +281,8 @@ def _rate_day(database: Database, day_ms: int, now_ms: int, book_at_ms: int | No
             # Requests that arrive after this snapshot stay.
             requests = rated_days.requests(evidence, day.start_ms)
             rated = _rated(evidence, day, now_ms)
-        # Committed at once: a rater of another day that adds the same owners does not wait for the end of this one.
+        # Committed at once: a rater of another day that adds the same owners does not wait for the
+        # end of this one.
         with database.transaction() as connection:
             owners = rated_days.owner_ids(connection, rated.charges)
         _request_later_days(ledger, day, rated.charges, now_ms)
@@ -247,20 +305,30 @@ def rated_again(connection: Connection, day: Period) -> RatedDay:
 
 
 def _volumes(connection: Connection, period: Period) -> dict[Place, int]:
-    return {place: held.gpu_ns for place, held in reports.held_costs(connection, period).items() if held.gpu_ns}
+    return {
+        place: held.gpu_ns
+        for place, held in reports.held_costs(connection, period).items()
+        if held.gpu_ns
+    }
 
 
-def _request_later_days(connection: Connection, day: Period, charges: Sequence[Charge], now_ms: int) -> None:
+def _request_later_days(
+    connection: Connection, day: Period, charges: Sequence[Charge], now_ms: int
+) -> None:
     """Have later days of the month rated again where a tier counts hours that change on this one."""
     calendar = zones.calendar(connection)
     month = calendar.month(calendar.month_of(day.start_ms))
     bounds = calendar.date_of(day.end_ms), calendar.date_of(month.end_ms)
     # After a day that has not ended nothing is rated yet.
-    if day.end_ms >= min(month.end_ms, now_ms) or not adjustments.tiered_between(connection, *bounds):
+    if day.end_ms >= min(month.end_ms, now_ms) or not adjustments.tiered_between(
+        connection, *bounds
+    ):
         return
     volumes = {place: held.gpu_ns for place, held in held_costs(charges).items() if held.gpu_ns}
     if volumes != _volumes(connection, day):
-        rated_days.request_recompute_of_rated(connection, Period(day.end_ms, min(month.end_ms, now_ms)))
+        rated_days.request_recompute_of_rated(
+            connection, Period(day.end_ms, min(month.end_ms, now_ms))
+        )
 
 
 def usage_of(
@@ -270,9 +338,11 @@ def usage_of(
     proposed: Sequence[Reattribution] = (),
     book: PriceBook | None = None,
 ) -> DayUsage:
-    """Read what a day's charges follow from, as far as it is folded; `proposed` reattributions count as if decided.
+    """Read what a day's charges follow from, as far as it is folded; `proposed` reattributions
+    count as if decided.
 
-    With a price book most accelerators of a large fleet are rated by it on the way, which is several times as fast.
+    With a price book most accelerators of a large fleet are rated by it on the way, which is
+    several times as fast.
     """
     until_ms = _rated_until(connection, day, now_ms)
     decisions = [*reattributions.of(connection, day), *proposed]
@@ -284,7 +354,9 @@ def usage_of(
     pieces: Mapping[int, list[HourlyUsage]] = {}
     columns: HourColumns | None = None
     # Whose time is covered, who pays for a node and what a dispute moved is decided piece by piece.
-    by_piece = bool(decisions or costs) or any(one.term.clip(day) is not None for one in all_commitments)
+    by_piece = bool(decisions or costs) or any(
+        one.term.clip(day) is not None for one in all_commitments
+    )
     if book is None or by_piece or len(placements) < TOGETHER_FROM:
         pieces = _pieces(connection, day, until_ms)
     else:
@@ -292,13 +364,21 @@ def usage_of(
         from gpuledger_collector.storage.ledger import hour_columns
 
         columns = hour_columns.read(connection, day, until_ms)
-    holders: list[tuple[int | None, int | None]] = [(usage.workload_id, usage.attributes_id) for usage in imported]
-    holders += [(piece.workload_id, piece.attributes_id) for own_pieces in pieces.values() for piece in own_pieces]
+    holders: list[tuple[int | None, int | None]] = [
+        (usage.workload_id, usage.attributes_id) for usage in imported
+    ]
+    holders += [
+        (piece.workload_id, piece.attributes_id)
+        for own_pieces in pieces.values()
+        for piece in own_pieces
+    ]
     holders += [] if columns is None else columns.holders()
     owners = _owners(connection, holders, Reattributions(decisions))
-    # Sorted by content: ties of a split go to the earlier piece, and ids depend on the order of arrival.
+    # Sorted by content: ties of a split go to the earlier piece, and ids depend on the order of
+    # arrival.
     pieces = {number: sorted(own_pieces, key=owners.order) for number, own_pieces in pieces.items()}
-    # After the imports: the stranded part of a board is nobody's sighting, and replaces no imported GPU.
+    # After the imports: the stranded part of a board is nobody's sighting, and replaces no imported
+    # GPU.
     placements = with_stranded(placements, rows, day)
     rated: Mapping[int, Sequence[Charge]] = {}
     if columns is not None and book is not None:
@@ -318,14 +398,22 @@ def usage_of(
 
 
 def _owners(
-    connection: Connection, holders: Iterable[tuple[int | None, int | None]], decided: Reattributions
+    connection: Connection,
+    holders: Iterable[tuple[int | None, int | None]],
+    decided: Reattributions,
 ) -> Owners:
     """Owners of the workloads of a day, each with what was reported of it."""
-    # Facts are read once for the day, for exactly the workloads that occur in it: by what was reported of them, and
-    # where nothing was, by what is known now.
-    held = {(workload_id, report_id) for workload_id, report_id in holders if workload_id is not None}
-    reported = workloads.attributes(connection, sorted({report for _, report in held if report is not None}))
-    known = workloads.facts(connection, sorted({workload for workload, report in held if report not in reported}))
+    # Facts are read once for the day, for exactly the workloads that occur in it: by what was
+    # reported of them, and where nothing was, by what is known now.
+    held = {
+        (workload_id, report_id) for workload_id, report_id in holders if workload_id is not None
+    }
+    reported = workloads.attributes(
+        connection, sorted({report for _, report in held if report is not None})
+    )
+    known = workloads.facts(
+        connection, sorted({workload for workload, report in held if report not in reported})
+    )
     return Owners(rules.current(connection), known, decided, reported)
 
 
@@ -346,11 +434,17 @@ def _rated_together(
     stayed = {
         number: (on_day[0].accelerator, part)
         for number, on_day in sorted(placements.items())
-        if number not in doubled and len(on_day) == 1 and (part := on_day[0].period.clip(day)) is not None
+        if number not in doubled
+        and len(on_day) == 1
+        and (part := on_day[0].period.clip(day)) is not None
     }
-    fleet = columnar_rating.Fleet([place for place, _ in stayed.values()], [part for _, part in stayed.values()])
+    fleet = columnar_rating.Fleet(
+        [place for place, _ in stayed.values()], [part for _, part in stayed.values()]
+    )
     together = fleet.holds(rows)
-    rated = columnar_rating.rate_fleet(fleet, day, until_ms, rows.where(together), book, owners.at, owners.epoch)
+    rated = columnar_rating.rate_fleet(
+        fleet, day, until_ms, rows.where(together), book, owners.at, owners.epoch
+    )
     others: dict[int, list[HourlyUsage]] = defaultdict(list)
     for piece in (rows if rated is None else rows.where(~together)).pieces():
         others[piece.accelerator_id].append(piece)
@@ -378,17 +472,26 @@ def adjusting_on(connection: Connection, day: Period) -> DayAdjustments:
     )
 
 
-def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[CapacityCost], list[CommitmentCost]]:
-    """The charges of a day under a price book, and what they must add up to: capacity x rate, and the commitments."""
-    # First for the day as a whole: a commitment is shared in proportion to everything that is there.
-    coverage = cover_day(usage.commitments, usage.day, usage.until_ms, usage.placements, usage.imported, book)
+def priced(
+    usage: DayUsage, book: PriceBook
+) -> tuple[list[Charge], list[CapacityCost], list[CommitmentCost]]:
+    """The charges of a day under a price book, and what they must add up to: capacity x rate, and
+    the commitments.
+    """
+    # First for the day as a whole: a commitment is shared in proportion to everything that is
+    # there.
+    coverage = cover_day(
+        usage.commitments, usage.day, usage.until_ms, usage.placements, usage.imported, book
+    )
     charges: list[Charge] = []
     capacities: list[CapacityCost] = []
     nodes = NodeUsage(usage.day, usage.until_ms)
     capacity_costs: dict[object, CapacityCost] = {}
     for key, placement, capacity, inside in _keyed(usage, book):
         owner_of = usage.owners.at(
-            placement.accelerator.pool, placement.accelerator.node, placement.accelerator.accelerator_id
+            placement.accelerator.pool,
+            placement.accelerator.node,
+            placement.accelerator.accelerator_id,
         )
         where = (placement.accelerator, usage.day, capacity)
         covered = coverage.of(key)
@@ -396,8 +499,8 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
         if rated is None:
             rated = rate_accelerator_day(*where, inside, book, owner_of, usage.until_ms, covered)
         charges += rated
-        # Not derived from the charges: the conservation check compares two computations. Accelerators that cost the
-        # same, as most of a node do, are computed once.
+        # Not derived from the charges: the conservation check compares two computations.
+        # Accelerators that cost the same, as most of a node do, are computed once.
         place = placement.accelerator
         alike = (place.gpu_micro, place.pool, place.gpu_model, place.node, *capacity)
         if covered is not None or alike not in capacity_costs:
@@ -415,7 +518,14 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
         )
     charges += unused_charges(coverage, usage.day.start_ms)
     if usage.node_costs:
-        hours = list(node_hours(node_places(usage.placements, usage.day), usage.node_costs, usage.day, usage.until_ms))
+        hours = list(
+            node_hours(
+                node_places(usage.placements, usage.day),
+                usage.node_costs,
+                usage.day,
+                usage.until_ms,
+            )
+        )
         charges += nodes.charges(hours)
         capacities += [CapacityCost(0, {hour.cost.currency: hour.micro}) for hour in hours]
     # Last, since they follow from what the time of the day costs.
@@ -424,15 +534,22 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
     return charges, capacities, coverage.costs
 
 
-def places(usage: DayUsage, book: PriceBook) -> Iterator[tuple[RatedPlacement, list[Period], list[HourlyUsage]]]:
-    """Each accelerator in each of its places: when it was there, and its pieces under the rating intervals of the price
-    book.
+def places(
+    usage: DayUsage, book: PriceBook
+) -> Iterator[tuple[RatedPlacement, list[Period], list[HourlyUsage]]]:
+    """Each accelerator in each of its places: when it was there, and its pieces under the rating
+    intervals of the price book.
     """
     return ((placement, capacity, inside) for _, placement, capacity, inside in _keyed(usage, book))
 
 
-def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, RatedPlacement, list[Period], list[HourlyUsage]]]:
-    starts = [rating_interval.start_ms for rating_interval in rating_intervals(usage.day, book.cuts(usage.day))]
+def _keyed(
+    usage: DayUsage, book: PriceBook
+) -> Iterator[tuple[Key, RatedPlacement, list[Period], list[HourlyUsage]]]:
+    starts = [
+        rating_interval.start_ms
+        for rating_interval in rating_intervals(usage.day, book.cuts(usage.day))
+    ]
     for key, placement, capacity in placed(usage.placements, usage.day):
         accelerator_id = placement.accelerator.accelerator_id
         # What is stranded shares the id of an instance, but none of its usage.
@@ -440,14 +557,18 @@ def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, RatedPlaceme
             yield key, placement, capacity, []
             continue
         own_placements = [
-            placement for placement in usage.placements[accelerator_id] if not placement.accelerator.stranded
+            placement
+            for placement in usage.placements[accelerator_id]
+            if not placement.accelerator.stranded
         ]
         inside = _inside(usage.pieces.get(accelerator_id, ()), own_placements, capacity, starts)
         yield key, placement, capacity, usage.owners.applied(placement.accelerator, inside)
 
 
 def booking_day(connection: Connection, at_ms: int) -> int:
-    """Start of the day on which a correction is booked: that of `at_ms`, or the first after the last closed period."""
+    """Start of the day on which a correction is booked: that of `at_ms`, or the first after the
+    last closed period.
+    """
     return max(
         [
             zones.calendar(connection).day_of(at_ms).start_ms,
@@ -464,22 +585,31 @@ def _write(
     now_ms: int,
     book_at_ms: int,
 ) -> None:
-    """The day as rated; of a day that is closed the difference to what was billed, booked in an open day."""
+    """The day as rated; of a day that is closed the difference to what was billed, booked in an
+    open day.
+    """
     closed = periods.closed(connection)
     # An open day is replaced; of a closed one only the difference is written.
     if not any(closed_period.period.clip(day) for closed_period in closed):
         rated_days.replace_day(connection, day.start_ms, rated, owners, now_ms)
         return
-    # What was billed includes earlier corrections: a second late batch books only what it changes itself.
-    lines = difference([line.charge for line in reports.billed(connection, day.start_ms)], rated.charges)
+    # What was billed includes earlier corrections: a second late batch books only what it changes
+    # itself.
+    lines = difference(
+        [line.charge for line in reports.billed(connection, day.start_ms)], rated.charges
+    )
     owners = rated_days.owner_ids(connection, lines)
-    rated_days.correct_day(connection, rated, lines, owners, booking_day(connection, book_at_ms), now_ms)
+    rated_days.correct_day(
+        connection, rated, lines, owners, booking_day(connection, book_at_ms), now_ms
+    )
 
 
 def _rated_until(connection: Connection, day: Period, now_ms: int) -> int:
-    """Now, or the end of evidence that a node's fast clock put a little after it; at most the end of the day.
+    """Now, or the end of evidence that a node's fast clock put a little after it; at most the end
+    of the day.
 
-    Evidence from further ahead waits until its time has come: nobody is charged for the time in between.
+    Evidence from further ahead waits until its time has come: nobody is charged for the time in
+    between.
     """
     if now_ms >= day.end_ms:
         return day.end_ms
@@ -501,7 +631,8 @@ def _inside(
     capacity: Sequence[Period],
     starts: Sequence[int],
 ) -> list[HourlyUsage]:
-    """The pieces that fall into these capacity periods, each under the start of the rating interval that holds it.
+    """The pieces that fall into these capacity periods, each under the start of the rating interval
+    that holds it.
 
     Where an accelerator moved, its pieces were cut at the move, so each lies in one place.
     """
@@ -509,20 +640,26 @@ def _inside(
     for piece in pieces:
         hour_ms = piece.start_ms - piece.start_ms % HOUR_MS
         cuts = cuts_of(placements, Period(hour_ms, hour_ms + HOUR_MS))
-        # The end of a piece is that of its interval; where the accelerator moved, the piece ends at the move.
+        # The end of a piece is that of its interval; where the accelerator moved, the piece ends at
+        # the move.
         end_ms = min([piece.end_ms, *(cut for cut in cuts if cut > piece.start_ms)])
         if any(period.start_ms < end_ms and piece.start_ms < period.end_ms for period in capacity):
-            # A piece that was cut at a move still belongs to the interval that began before it: there the cost is
-            # rounded once.
+            # A piece that was cut at a move still belongs to the interval that began before it:
+            # there the cost is rounded once.
             rating_interval_ms = starts[bisect_right(starts, piece.start_ms) - 1]
             inside.append(
-                piece if piece.start_ms == rating_interval_ms else replace(piece, start_ms=rating_interval_ms)
+                piece
+                if piece.start_ms == rating_interval_ms
+                else replace(piece, start_ms=rating_interval_ms)
             )
     return merged(inside)
 
 
 def imported_without_seen(
-    connection: Connection, day: Period, placements: Mapping[int, Sequence[RatedPlacement]], until_ms: int
+    connection: Connection,
+    day: Period,
+    placements: Mapping[int, Sequence[RatedPlacement]],
+    until_ms: int,
 ) -> list[ImportedUsage]:
     """Imported usage of a day, less the time of accelerators that were seen in its pools."""
     imported = usage.imported_usage(connection, day)
@@ -530,7 +667,11 @@ def imported_without_seen(
     there = {
         number: inside
         for number, own_placements in placements.items()
-        if (inside := [placement for placement in own_placements if placement.accelerator.pool in pools])
+        if (
+            inside := [
+                placement for placement in own_placements if placement.accelerator.pool in pools
+            ]
+        )
     }
     if not there:
         return list(imported)
@@ -580,14 +721,23 @@ class Owners:
 
     def order(self, piece: HourlyUsage) -> tuple[object, ...]:
         """The order in which pieces are rated: free of the numbers that arrival gave."""
-        return piece.start_ms, *self.holder_order(piece.state, piece.workload_id, piece.attributes_id)
+        return piece.start_ms, *self.holder_order(
+            piece.state, piece.workload_id, piece.attributes_id
+        )
 
-    def holder_order(self, state: str, workload_id: int | None, attributes_id: int | None) -> tuple[str, str, str]:
+    def holder_order(
+        self, state: str, workload_id: int | None, attributes_id: int | None
+    ) -> tuple[str, str, str]:
         """The order of pieces that begin together."""
         if workload_id is None:
             return state, "", ""
         facts = self._facts(workload_id, attributes_id)
-        facts_text = (facts.user or "", facts.account or "", facts.name or "", sorted(facts.tags.items()))
+        facts_text = (
+            facts.user or "",
+            facts.account or "",
+            facts.name or "",
+            sorted(facts.tags.items()),
+        )
         return state, facts.key, repr(facts_text)
 
     def _facts(self, workload_id: int, attributes_id: int | None) -> WorkloadFacts:
@@ -595,14 +745,20 @@ class Owners:
         return self._workloads[workload_id] if reported is None else reported
 
     def applied(self, place: RatedAccelerator, pieces: Sequence[HourlyUsage]) -> list[HourlyUsage]:
-        """Pieces of an accelerator in its place, those that a dispute found to be unavailable as such."""
+        """Pieces of an accelerator in its place, those that a dispute found to be unavailable as
+        such.
+        """
         return self._decided.applied(
             pieces,
-            lambda number, at_ms, attributes_id: self._ruled(number, place.pool, place.node, at_ms, attributes_id),
+            lambda number, at_ms, attributes_id: self._ruled(
+                number, place.pool, place.node, at_ms, attributes_id
+            ),
         )
 
     def at(self, pool: str, node: str, accelerator_id: int | None = None) -> OwnerOf:
-        """The owners of workloads that hold an accelerator in this pool and on this node (None: mere counts)."""
+        """The owners of workloads that hold an accelerator in this pool and on this node (None:
+        mere counts).
+        """
 
         def owner_of(workload_id: int, at_ms: int, attributes_id: int | None = None) -> OwnerPath:
             owner = self._ruled(workload_id, pool, node, at_ms, attributes_id)
@@ -612,15 +768,23 @@ class Owners:
         return owner_of
 
     def has_one_owner(self, workload_id: int, period: Period) -> bool:
-        """Whether whoever pays for a workload that was imported as counts does so through all of a period."""
-        begin, end = (bisect_right(self._edges, at_ms) for at_ms in (period.start_ms, period.end_ms - 1))
+        """Whether whoever pays for a workload that was imported as counts does so through all of a
+        period.
+        """
+        begin, end = (
+            bisect_right(self._edges, at_ms) for at_ms in (period.start_ms, period.end_ms - 1)
+        )
         return begin == end and not self._decided.names(workload_id, None)
 
     def epoch(self, at_ms: int) -> int:
-        """How many rules began or ended to hold before an instant: while it stays the same, so do the owners."""
+        """How many rules began or ended to hold before an instant: while it stays the same, so do
+        the owners.
+        """
         return bisect_right(self._edges, at_ms)
 
-    def _ruled(self, workload_id: int, pool: str, node: str, at_ms: int, attributes_id: int | None) -> OwnerPath:
+    def _ruled(
+        self, workload_id: int, pool: str, node: str, at_ms: int, attributes_id: int | None
+    ) -> OwnerPath:
         """Whom tags and rules charge, whatever disputes decided."""
         key = (workload_id, attributes_id, pool, node, self.epoch(at_ms))
         owner = self._known.get(key)

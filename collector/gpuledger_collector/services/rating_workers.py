@@ -1,7 +1,8 @@
-"""Rate many days in several processes: what is left of a long rating, since most of it is Python on one core.
+"""Rate many days in several processes: what is left of a long rating, since most of it is Python on
+one core.
 
-Each process takes the next day, rates it in a transaction under the lock of that day, and commits. An interrupted run
-leaves whole days, as with one process.
+Each process takes the next day, rates it in a transaction under the lock of that day, and commits.
+An interrupted run leaves whole days, as with one process.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def rate_days(
 ) -> Iterator[int]:
     """Rate days that do not depend on each other; yields the number of days done.
 
-    Raises what a worker raised, and WorkerEnded; days that were begun are finished, others are not begun.
+    Raises what a worker raised, and WorkerEnded; days that were begun are finished, others are not
+    begun.
     """
     # Spawned, not forked: this process may have threads, and its connections are its own.
     executor = ProcessPoolExecutor(
@@ -60,8 +62,8 @@ def rate_days(
                 yield done
     except BrokenProcessPool as error:
         raise WorkerEnded(
-            "a process that rated days was ended from outside, perhaps for lack of memory: run the command again, "
-            "which goes on with the days that are left"
+            "a process that rated days was ended from outside, perhaps for lack of memory: run the"
+            " command again, which goes on with the days that are left"
         ) from error
     finally:
         executor.shutdown(cancel_futures=True)
@@ -69,7 +71,9 @@ def rate_days(
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Workers start with interrupts blocked, as this thread: while they import, each would write a traceback."""
+    """Workers start with interrupts blocked, as this thread: while they import, each would write a
+    traceback.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -79,7 +83,9 @@ def _interrupts_later() -> Iterator[None]:
 
 @contextmanager
 def _termination_unwinds() -> Iterator[None]:
-    """End the workers and unwind at SIGTERM: a process ended at once leaves semaphores, of which Python warns."""
+    """End the workers and unwind at SIGTERM: a process ended at once leaves semaphores, of which
+    Python warns.
+    """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
@@ -99,7 +105,8 @@ def _end_in_order(*_: object) -> None:
 
 def _begin(database: Database) -> None:
     """Prepare a worker."""
-    # An interrupt of the terminal reaches every process: this one ends at once, and its day is rolled back.
+    # An interrupt of the terminal reaches every process: this one ends at once, and its day is
+    # rolled back.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()

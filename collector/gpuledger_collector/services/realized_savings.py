@@ -1,11 +1,17 @@
-"""Measure what accepted recommendations have saved: whole days since, against as many days before, by the ledger."""
+"""Measure what accepted recommendations have saved: whole days since, against as many days before,
+by the ledger.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from gpuledger_collector.accounting.period import DAY_MS, Period
-from gpuledger_collector.accounting.realized_savings import ChargedPlace, SavingComparison, measure_saving
+from gpuledger_collector.accounting.realized_savings import (
+    ChargedPlace,
+    SavingComparison,
+    measure_saving,
+)
 from gpuledger_collector.insight.recommendation_record import AcceptedRecommendation, RealizedSaving
 from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.storage.findings import recommendations
@@ -19,7 +25,9 @@ BUYING = frozenset({"spot", "reserve"})
 
 
 def measure_savings(connection: Connection, now_ms: int) -> list[RealizedSaving]:
-    """The saving of each accepted recommendation up to now, over at most as many days as its window had."""
+    """The saving of each accepted recommendation up to now, over at most as many days as its window
+    had.
+    """
     accepted = recommendations.accepted(connection)
     if not accepted:
         return []
@@ -40,7 +48,9 @@ def measure_savings(connection: Connection, now_ms: int) -> list[RealizedSaving]
         before, after = Period(opened_ms, decided.start_ms), Period(first_ms, days[-1].end_ms)
         charged_before = recommendations.charged_places(connection, recommendation.scope, before)
         charged_after = recommendations.charged_places(connection, recommendation.scope, after)
-        saving = SavingComparison("nothing: the advice has no currency", unknown="no rate priced the advice")
+        saving = SavingComparison(
+            "nothing: the advice has no currency", unknown="no rate priced the advice"
+        )
         if recommendation.currency is not None:
             saving = measure_saving(
                 charged_before,
@@ -62,7 +72,9 @@ def measure_savings(connection: Connection, now_ms: int) -> list[RealizedSaving]
         # A missing rate may still be declared; after that time the saving stays unknown for good.
         has_amount = saving.micro is not None or now_ms >= after.end_ms + VALID_MS
         done = len(days) >= max_days and has_amount
-        savings.append(RealizedSaving(recommendation.id, saving.micro, after.end_ms, details, done=done))
+        savings.append(
+            RealizedSaving(recommendation.id, saving.micro, after.end_ms, details, done=done)
+        )
     return savings
 
 
@@ -71,8 +83,12 @@ def _next_midnight(day: Period, at_ms: int) -> int:
     return day.start_ms if day.start_ms == at_ms else day.end_ms
 
 
-def _charges(period: Period, charged: Sequence[ChargedPlace], recommendation: AcceptedRecommendation) -> dict[str, int]:
-    """Charges in the recommendation's currency at the rates of their own days, and all time in GPU-nanoseconds."""
+def _charges(
+    period: Period, charged: Sequence[ChargedPlace], recommendation: AcceptedRecommendation
+) -> dict[str, int]:
+    """Charges in the recommendation's currency at the rates of their own days, and all time in
+    GPU-nanoseconds.
+    """
     priced = [row for row in charged if row.currency == recommendation.currency is not None]
     return {
         "start_ms": period.start_ms,

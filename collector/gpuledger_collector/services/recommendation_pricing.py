@@ -28,7 +28,9 @@ UNKNOWN: SavingRange = (None, None, None)
 
 @dataclass
 class _Scenario:
-    """The low, expected or high estimate of one proposal (or of all at once), and the difference it makes."""
+    """The low, expected or high estimate of one proposal (or of all at once), and the difference it
+    makes.
+    """
 
     changes: Mapping[tuple[int, int | None, int], UsageChange]
     reserved: Sequence[Estimate] = ()
@@ -36,7 +38,9 @@ class _Scenario:
     """By currency; the empty one is unpriced."""
 
     def __post_init__(self) -> None:
-        self.accelerator_days = {(accelerator_id, at_ms // DAY_MS) for accelerator_id, _, at_ms in self.changes}
+        self.accelerator_days = {
+            (accelerator_id, at_ms // DAY_MS) for accelerator_id, _, at_ms in self.changes
+        }
         self.kinds = {
             (estimate.reservation.pool, estimate.reservation.gpu_model)
             for estimate in self.reserved
@@ -53,14 +57,25 @@ class _Scenario:
 
 
 class PricedProposals:
-    """Proposals and their savings, each alone and all together, from one pass over the days of the window."""
+    """Proposals and their savings, each alone and all together, from one pass over the days of the
+    window.
+    """
 
-    def __init__(self, observed: ObservedWindow, proposals: Sequence[Proposal], tariff: Tariff | None) -> None:
+    def __init__(
+        self, observed: ObservedWindow, proposals: Sequence[Proposal], tariff: Tariff | None
+    ) -> None:
         self._observed, self._proposals, self._tariff = observed, proposals, tariff
-        self._alone = [[_Scenario.of([estimate]) for estimate in _estimates(proposal)] for proposal in proposals]
-        self._together = [_Scenario.of([_estimates(proposal)[rank] for proposal in proposals]) for rank in range(3)]
+        self._alone = [
+            [_Scenario.of([estimate]) for estimate in _estimates(proposal)]
+            for proposal in proposals
+        ]
+        self._together = [
+            _Scenario.of([_estimates(proposal)[rank] for proposal in proposals])
+            for rank in range(3)
+        ]
         scenarios = [*self._together, *(scenario for three in self._alone for scenario in three)]
-        # Days outside, scenarios inside: a day's usage is read once, however many proposals there are.
+        # Days outside, scenarios inside: a day's usage is read once, however many proposals there
+        # are.
         for usage in observed.days:
             day_number = usage.day.start_ms // DAY_MS
             for placement, capacity, pieces in places(usage, observed.book):
@@ -68,8 +83,8 @@ class PricedProposals:
                 kind = (accelerator.pool, accelerator.gpu_model)
                 owner_of = usage.owners.at(accelerator.pool, accelerator.node)
                 for scenario in scenarios:
-                    # An accelerator that a scenario does not change costs the same in both ledgers; a reservation asks
-                    # for all of its kind.
+                    # An accelerator that a scenario does not change costs the same in both ledgers;
+                    # a reservation asks for all of its kind.
                     affected = (accelerator.accelerator_id, day_number) in scenario.accelerator_days
                     if affected or kind in scenario.kinds:
                         compare(
@@ -85,14 +100,18 @@ class PricedProposals:
                         )
 
     def _saving(self, scenario: _Scenario) -> tuple[str | None, Saving | None]:
-        """Currency and saving of a scenario; a reservation saves on what would still be rented on demand."""
+        """Currency and saving of a scenario; a reservation saves on what would still be rented on
+        demand.
+        """
         start_ms, end_ms = self._observed.period.start_ms, self._observed.period.end_ms
         for estimate in scenario.reserved:
             reservation = estimate.reservation
             if reservation is None:
                 continue
             saving = scenario.sums.setdefault(reservation.currency, Saving())
-            paid = {key: gpu_ns for key, gpu_ns in saving.paid_ns.items() if start_ms <= key[3] < end_ms}
+            paid = {
+                key: gpu_ns for key, gpu_ns in saving.paid_ns.items() if start_ms <= key[3] < end_ms
+            }
             saving.cash_micro += reserved_saving(paid, reservation, (end_ms - start_ms) // HOUR_MS)
             saving.price_ids |= set() if reservation.price_id is None else {reservation.price_id}
         return amount(scenario.sums) if scenario.changes or scenario.reserved else (None, Saving())
@@ -105,7 +124,9 @@ class PricedProposals:
             # The expected estimate gives the currency, the high one when only that has an amount.
             currency = next((known for known, _ in savings[1:] if known is not None), None)
             cash = _range([None if saving is None else saving.cash_micro for _, saving in savings])
-            capacity = _range([None if saving is None else saving.capacity_micro for _, saving in savings])
+            capacity = _range(
+                [None if saving is None else saving.capacity_micro for _, saving in savings]
+            )
             energy = self._energy(proposal)
             if currency is None and energy[1] is not None and self._tariff is not None:
                 currency = self._tariff.currency
@@ -120,12 +141,20 @@ class PricedProposals:
                         team=proposal.owner.get("team", ""),
                         owner=proposal.owner,
                         advice=proposal.text,
-                        evidence={**proposal.evidence, "kwh": [estimate.kwh for estimate in _estimates(proposal)]},
+                        evidence={
+                            **proposal.evidence,
+                            "kwh": [estimate.kwh for estimate in _estimates(proposal)],
+                        },
                         scope=proposal.scope,
                         start_ms=self._observed.period.start_ms,
                         end_ms=self._observed.period.end_ms,
                         price_ids=sorted(
-                            {key for each in scenarios for saving in each.sums.values() for key in saving.price_ids}
+                            {
+                                key
+                                for each in scenarios
+                                for saving in each.sums.values()
+                                for key in saving.price_ids
+                            }
                         ),
                         currency=currency,
                         cash=cash,
@@ -139,7 +168,9 @@ class PricedProposals:
         return worthwhile
 
     def joint(self) -> dict[str, dict[str, SavingRange]]:
-        """Savings by currency if all proposals were followed; from one ledger, not added up from the single ones."""
+        """Savings by currency if all proposals were followed; from one ledger, not added up from
+        the single ones.
+        """
         sums: dict[str, dict[str, list[int]]] = {}
         for rank, scenario in enumerate(self._together):
             self._saving(scenario)
@@ -149,7 +180,8 @@ class PricedProposals:
                     entry["cash"][rank] = saving.cash_micro
                     entry["capacity"][rank] = saving.capacity_micro
         ranges = {
-            currency: {name: _range(values) for name, values in entry.items()} for currency, entry in sums.items()
+            currency: {name: _range(values) for name, values in entry.items()}
+            for currency, entry in sums.items()
         }
         if self._tariff is not None:
             ranges.setdefault(self._tariff.currency, {})["energy"] = self._joint_energy()
@@ -159,17 +191,23 @@ class PricedProposals:
         """Energy saved; only owned accelerators have it on the holder's own bill."""
         if not self._is_owned(proposal):
             return UNKNOWN
-        return _range([energy_micro(estimate.kwh, self._tariff) for estimate in _estimates(proposal)])
+        return _range(
+            [energy_micro(estimate.kwh, self._tariff) for estimate in _estimates(proposal)]
+        )
 
     def _is_owned(self, proposal: Proposal) -> bool:
         window = self._observed.window
         if window is None:
             return False
         workload_ids = _workload_ids(proposal)
-        kinds = {(each.pool, each.model) for each in window.holdings if each.workload_id in workload_ids}
+        kinds = {
+            (each.pool, each.model) for each in window.holdings if each.workload_id in workload_ids
+        }
         at_ms = self._observed.period.end_ms - 1
         prices = [self._observed.book.price_at(*kind, "", at_ms) for kind in kinds]
-        return bool(prices) and not any(price is None or price.purchase in RENTED for price in prices)
+        return bool(prices) and not any(
+            price is None or price.purchase in RENTED for price in prices
+        )
 
     def _joint_energy(self) -> SavingRange:
         """Of several proposals for one workload only the largest counts: its watts are saved once."""

@@ -9,7 +9,12 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.rating import present_ms
 from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, HourlyUsage
-from gpuledger_collector.insight.recommendations import Holding, IntervalUsage, ObservedAccelerator, Window
+from gpuledger_collector.insight.recommendations import (
+    Holding,
+    IntervalUsage,
+    ObservedAccelerator,
+    Window,
+)
 from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.services.rating import DayUsage, places, usage_of
 from gpuledger_collector.services.stored_recommendations import DEMAND_DAYS, WINDOW_DAYS
@@ -23,7 +28,9 @@ _HoldingKey = tuple[int | None, str, str]
 
 
 class ObservedWindow:
-    """Usage of the window by day, and what the proposals look at; `window` is None without any capacity."""
+    """Usage of the window by day, and what the proposals look at; `window` is None without any
+    capacity.
+    """
 
     def __init__(self, connection: Connection, now_ms: int) -> None:
         self._connection = connection
@@ -48,7 +55,9 @@ class ObservedWindow:
         start_ms, end_ms = self.period.start_ms, self.period.end_ms
         usage, accelerators = self._usage()
         free = {
-            (pool, model): Holding(None, f"free/{pool}/{model}", "", "", pool, model, usage=intervals)
+            (pool, model): Holding(
+                None, f"free/{pool}/{model}", "", "", pool, model, usage=intervals
+            )
             for (workload_id, pool, model), intervals in usage.items()
             if workload_id is None
         }
@@ -61,12 +70,18 @@ class ObservedWindow:
             accelerators=accelerators,
             findings=[finding for finding in idle if finding.opened_ms < end_ms],
             book=self.book,
-            demand_ns=recommendations.demand(self._connection, end_ms - DEMAND_DAYS * DAY_MS, end_ms),
+            demand_ns=recommendations.demand(
+                self._connection, end_ms - DEMAND_DAYS * DAY_MS, end_ms
+            ),
             imported=len({row.workload_id for usage in self.days for row in usage.imported}),
         )
 
-    def _usage(self) -> tuple[dict[_HoldingKey, list[IntervalUsage]], dict[int, ObservedAccelerator]]:
-        """Usage inside the window by holder and kind, and every accelerator with the share of its time observed."""
+    def _usage(
+        self,
+    ) -> tuple[dict[_HoldingKey, list[IntervalUsage]], dict[int, ObservedAccelerator]]:
+        """Usage inside the window by holder and kind, and every accelerator with the share of its
+        time observed.
+        """
         usage: dict[_HoldingKey, list[IntervalUsage]] = defaultdict(list)
         seen_ms: dict[int, int] = defaultdict(int)
         capacity_ms: dict[int, int] = defaultdict(int)
@@ -79,28 +94,42 @@ class ObservedWindow:
                 accelerator = placement.accelerator
                 key = accelerator.accelerator_id
                 accelerators[key] = ObservedAccelerator(
-                    accelerator.pool, accelerator.gpu_model, accelerator.node, accelerator.gpu_micro, 0.0
+                    accelerator.pool,
+                    accelerator.gpu_model,
+                    accelerator.node,
+                    accelerator.gpu_micro,
+                    0.0,
                 )
                 capacity_ms[key] += present_ms(capacity, inside, self.period.end_ms)
                 for piece in pieces:
                     if not self.period.start_ms <= piece.start_ms < self.period.end_ms:
                         continue
                     seen_ms[key] += piece.held_ms
-                    if piece.state == UNALLOCATED or (piece.state == HELD and piece.workload_id is not None):
+                    if piece.state == UNALLOCATED or (
+                        piece.state == HELD and piece.workload_id is not None
+                    ):
                         holder = piece.workload_id, accelerator.pool, accelerator.gpu_model
                         usage[holder].append(_interval(piece))
                         if piece.workload_id is not None and holder not in self._owners:
                             owner_of = day.owners.at(accelerator.pool, accelerator.node)
                             owner = owner_of(piece.workload_id, piece.start_ms, piece.attributes_id)
-                            self._owners[holder] = {level: owner.level(level) for level in LEVELS if owner.level(level)}
+                            self._owners[holder] = {
+                                level: owner.level(level) for level in LEVELS if owner.level(level)
+                            }
         return usage, {
-            key: replace(accelerator, seen=min(1.0, seen_ms[key] / capacity_ms[key]) if capacity_ms[key] else 0.0)
+            key: replace(
+                accelerator,
+                seen=min(1.0, seen_ms[key] / capacity_ms[key]) if capacity_ms[key] else 0.0,
+            )
             for key, accelerator in accelerators.items()
         }
 
     def _holdings(self, usage: dict[_HoldingKey, list[IntervalUsage]]) -> list[Holding]:
         ids = sorted({workload_id for workload_id, _, _ in usage if workload_id is not None})
-        facts, names = workloads.facts(self._connection, ids), recommendations.names(self._connection, ids)
+        facts, names = (
+            workloads.facts(self._connection, ids),
+            recommendations.names(self._connection, ids),
+        )
         readings = workload_readings(self._connection, self.period.start_ms, self.period.end_ms)
         holdings = [
             Holding(

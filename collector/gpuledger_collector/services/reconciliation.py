@@ -1,8 +1,10 @@
-"""Reconciliation: owners + unallocated + unavailable + unobserved + stranded = capacity x rate, shown for a period.
+"""Reconciliation: owners + unallocated + unavailable + unobserved + stranded = capacity x rate,
+shown for a period.
 
-This compares the sides of each identity of `accounting/identities.py`. Three sums of the capacity are made apart from
-each other and must agree to the micro-unit: what the days' proofs recorded when they were rated, what the charges say
-now, and capacity x rate computed again from inventory and price book.
+This compares the sides of each identity of `accounting/identities.py`. Three sums of the capacity
+are made apart from each other and must agree to the micro-unit: what the days' proofs recorded when
+they were rated, what the charges say now, and capacity x rate computed again from inventory and
+price book.
 """
 
 from __future__ import annotations
@@ -30,8 +32,19 @@ from gpuledger_collector.accounting.node_costs import NodeCost, node_hours
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.quantity import gpu_ns
-from gpuledger_collector.accounting.rating import CapacityCost, ImportedUsage, adjustment_charges, capacity_cost
-from gpuledger_collector.accounting.reconciliation import PARTS, ChargedState, DayCheck, Reconciliation, Sums
+from gpuledger_collector.accounting.rating import (
+    CapacityCost,
+    ImportedUsage,
+    adjustment_charges,
+    capacity_cost,
+)
+from gpuledger_collector.accounting.reconciliation import (
+    PARTS,
+    ChargedState,
+    DayCheck,
+    Reconciliation,
+    Sums,
+)
 from gpuledger_collector.accounting.usage import HELD, STATES
 from gpuledger_collector.services.commitment_coverage import (
     book_of,
@@ -60,19 +73,23 @@ from gpuledger_collector.storage.ledger.identities import path_text
 from gpuledger_collector.storage.locks import Connection
 
 
-def reconcile(connection: Connection, period: Period, *, anew: bool = True, evidence: bool = False) -> Reconciliation:
+def reconcile(
+    connection: Connection, period: Period, *, anew: bool = True, evidence: bool = False
+) -> Reconciliation:
     """Check the rated days of a period; call `refresh` before it.
 
-    `anew` also computes what follows from declarations again: capacity x rate, imported usage, adjustments. It also
-    compares the declarations with the audit log. Without it derived tables are compared with each other and with what
-    was recorded at rating, which takes a few statements whatever the size of the fleet. `evidence` folds and rates each
-    day again as well, which takes as long as rating.
+    `anew` also computes what follows from declarations again: capacity x rate, imported usage,
+    adjustments. It also compares the declarations with the audit log. Without it derived tables are
+    compared with each other and with what was recorded at rating, which takes a few statements
+    whatever the size of the fleet. `evidence` folds and rates each day again as well, which takes
+    as long as rating.
     """
     calendar = zones.calendar(connection)
     again_of = _Again(connection, period) if anew else _Recorded()
     charged = charge_sums.read(connection, period, calendar)
     sums = _CapacitySums()
-    # The checks decide which days are looked at and up to when: an unfinished day is compared up to where it was rated.
+    # The checks decide which days are looked at and up to when: an unfinished day is compared up to
+    # where it was rated.
     days = [
         sums.add_day(check, again_of.capacity(check), charged.states.get(check.day_ms, ()))
         for check in reports.conservation_checks(connection, period)
@@ -113,7 +130,9 @@ class _CapacitySums:
     unused: Sums = field(default_factory=Sums)
     unpriced_ns: int = 0
 
-    def add_day(self, check: ConservationCheck, again: Sums, states: Sequence[ChargedState]) -> DayCheck:
+    def add_day(
+        self, check: ConservationCheck, again: Sums, states: Sequence[ChargedState]
+    ) -> DayCheck:
         """Add a rated day, and compare its three sums."""
         self.capacity.add(again.gpu_ns, again.cost)
         rows = [row for row in states if row.state not in ADJUSTMENT_KINDS]
@@ -131,7 +150,9 @@ class _CapacitySums:
         )
 
     def _place_of(self, row: ChargedState) -> Sums:
-        """Imported counts and unused commitments have no capacity; they are shown, but are no part of the equation."""
+        """Imported counts and unused commitments have no capacity; they are shown, but are no part
+        of the equation.
+        """
         if row.imported:
             return self.imported
         if row.state == COMMITMENT_UNUSED:
@@ -154,8 +175,15 @@ def undeclared(declared: audited.Comparison) -> list[Mismatch]:
 
 
 def _compared(*, anew: bool, evidence: bool) -> list[Identity]:
-    """The identities of a reconciliation. Without `anew` charges must still add up to the capacity as recorded."""
-    depths = {Depth.tables} | ({Depth.declarations} if anew else set()) | ({Depth.evidence} if evidence else set())
+    """The identities of a reconciliation.
+
+    Without `anew` charges must still add up to the capacity as recorded.
+    """
+    depths = (
+        {Depth.tables}
+        | ({Depth.declarations} if anew else set())
+        | ({Depth.evidence} if evidence else set())
+    )
     return [identity for identity in IDENTITIES if identity is CAPACITY or identity.depth in depths]
 
 
@@ -206,15 +234,26 @@ def _misadjusted(
     """Where on these days the charges of adjustments do not follow from what was held."""
     expected: dict[tuple[str, ...], int] = defaultdict(int)
     # Nothing is read of days without adjustments: what was held of a large fleet is many lines.
-    compared = {day.day_ms for day in days} if charged.adjusted or adjustments.current(connection) else set()
+    compared = (
+        {day.day_ms for day in days}
+        if charged.adjusted or adjustments.current(connection)
+        else set()
+    )
     for day_ms in sorted(compared):
         day = calendar.day_of(day_ms)
         adjusting = adjusting_on(connection, day)
         if adjusting.policies or adjusting.entries:
             for charge in adjustment_charges(reports.held_costs(connection, day), day, adjusting):
                 assert charge.adjustment is not None
-                place = charge.adjustment.name, charge.owner or OwnerPath(), charge.pool, charge.gpu_model
-                expected[_adjusted_place(calendar, day_ms, *place, charge.currency or "")] += charge.cost_micro or 0
+                place = (
+                    charge.adjustment.name,
+                    charge.owner or OwnerPath(),
+                    charge.pool,
+                    charge.gpu_model,
+                )
+                expected[_adjusted_place(calendar, day_ms, *place, charge.currency or "")] += (
+                    charge.cost_micro or 0
+                )
     return differences(
         ADJUSTMENTS,
         {place: (micro,) for place, micro in expected.items()},
@@ -227,13 +266,20 @@ def _misadjusted(
 
 
 def _adjusted_place(
-    calendar: Calendar, day_ms: int, name: str, owner: OwnerPath, pool: str, gpu_model: str, currency: str
+    calendar: Calendar,
+    day_ms: int,
+    name: str,
+    owner: OwnerPath,
+    pool: str,
+    gpu_model: str,
+    currency: str,
 ) -> tuple[str, ...]:
     return calendar.date_of(day_ms).isoformat(), name, path_text(owner), pool, gpu_model, currency
 
 
 class _Again:
-    """Capacity x rate, what commitments pay for and what nodes cost, computed again from inventory and declarations.
+    """Capacity x rate, what commitments pay for and what nodes cost, computed again from inventory
+    and declarations.
 
     Capacity in places of no rate counts in time and not in money.
     """
@@ -255,7 +301,9 @@ class _Again:
         """Of one day, up to where its proof goes."""
         day, until_ms = self._calendar.day_of(proof.day_ms), proof.until_ms
         imported = self._imported(day, until_ms)
-        coverage = cover_day(self._commitments, day, until_ms, self._placements, imported, self._book)
+        coverage = cover_day(
+            self._commitments, day, until_ms, self._placements, imported, self._book
+        )
         sums = Sums()
         costs: dict[object, CapacityCost] = {}
         for key, placement, present in placed(self._placements, day):
@@ -268,15 +316,19 @@ class _Again:
             if covered is None:
                 costs[alike] = cost
             sums.add(cost.capacity_ns, cost.cost)
-        for hour in node_hours(node_places(self._placements, day), self._node_costs_on(day), day, until_ms):
+        for hour in node_hours(
+            node_places(self._placements, day), self._node_costs_on(day), day, until_ms
+        ):
             sums.add(0, {hour.cost.currency: hour.micro})
-        # `capacity_cost` leaves out what is covered, so the commitments' cost is added, less what they pay for imported
-        # counts.
+        # `capacity_cost` leaves out what is covered, so the commitments' cost is added, less what
+        # they pay for imported counts.
         for paid in coverage.costs:
             sums.add(0, {paid.commitment.currency: paid.cost_micro})
         for key, shares in coverage.shares.items():
             if is_counted(key):
-                for share in (share for interval_shares in shares.values() for share in interval_shares):
+                for share in (
+                    share for interval_shares in shares.values() for share in interval_shares
+                ):
                     sums.add(0, {share.commitment.currency: -share.cost_micro})
         return sums
 
@@ -285,7 +337,9 @@ class _Again:
         return [cost for cost in self._node_costs if cost.holds_on(day_on)]
 
     def imports(self, charged: Mapping[ImportedPlace, int]) -> list[Mismatch]:
-        """Where the hours of imported usage and of its charges differ, on the days that were looked at."""
+        """Where the hours of imported usage and of its charges differ, on the days that were looked
+        at.
+        """
         return self._imports.mismatches(charged)
 
     def _imported(self, day: Period, until_ms: int) -> list[ImportedUsage]:
@@ -295,14 +349,18 @@ class _Again:
         imported = []
         if self._has_imports and (covers or pools):
             imported = imported_without_seen(self._connection, day, self._held, until_ms)
-        self._imports.add_day(day, until_ms, [usage for usage in imported if usage.pool in pools], pools)
+        self._imports.add_day(
+            day, until_ms, [usage for usage in imported if usage.pool in pools], pools
+        )
         return imported
 
 
 class _Imports:
-    """GPU-nanoseconds of imported usage by day, pool, model and node: of its rows, and of its charges.
+    """GPU-nanoseconds of imported usage by day, pool, model and node: of its rows, and of its
+    charges.
 
-    Counts in pools in which accelerators were seen give way to them, which is computed; the database adds up others.
+    Counts in pools in which accelerators were seen give way to them, which is computed; the
+    database adds up others.
     """
 
     def __init__(self, connection: Connection, calendar: Calendar) -> None:
@@ -311,27 +369,40 @@ class _Imports:
         self._days: dict[int, tuple[Period, set[str]]] = {}
         self._expected: dict[tuple[str, ...], int] = defaultdict(int)
 
-    def add_day(self, day: Period, until_ms: int, beside_seen: Sequence[ImportedUsage], pools: set[str]) -> None:
-        """Look at a day up to an instant; in `pools` accelerators were seen, and `beside_seen` is what counts there."""
+    def add_day(
+        self, day: Period, until_ms: int, beside_seen: Sequence[ImportedUsage], pools: set[str]
+    ) -> None:
+        """Look at a day up to an instant; in `pools` accelerators were seen, and `beside_seen` is
+        what counts there.
+        """
         self._days[day.start_ms] = Period(day.start_ms, min(day.end_ms, until_ms)), pools
         for usage in beside_seen:
-            part = Period(usage.start_ms, usage.end_ms or until_ms).clip(self._days[day.start_ms][0])
+            part = Period(usage.start_ms, usage.end_ms or until_ms).clip(
+                self._days[day.start_ms][0]
+            )
             if part is not None:
-                self._expected[self._place(day.start_ms, usage.pool, usage.gpu_model, usage.node)] += gpu_ns(
-                    usage.gpu_micro, part.ms
-                )
+                self._expected[
+                    self._place(day.start_ms, usage.pool, usage.gpu_model, usage.node)
+                ] += gpu_ns(usage.gpu_micro, part.ms)
 
     def mismatches(self, charged: Mapping[ImportedPlace, int]) -> list[Mismatch]:
         """Where the two sums differ."""
         if not self._days:
             return []
-        rows = identities.imported_hours(self._connection, [part for part, _ in self._days.values()])
+        rows = identities.imported_hours(
+            self._connection, [part for part, _ in self._days.values()]
+        )
         for (day_ms, *place), ns in rows.items():
             if place[0] not in self._days[day_ms][1]:
                 self._expected[self._place(day_ms, *place)] += ns
-        # Which counts give way to accelerators that were seen is told by evidence that retention may have removed.
-        expired = identities.expired_days(self._connection, [part for part, _ in self._days.values()])
-        uncompared = {self._place(day_ms, pool) for day_ms in expired for pool in self._days[day_ms][1]}
+        # Which counts give way to accelerators that were seen is told by evidence that retention
+        # may have removed.
+        expired = identities.expired_days(
+            self._connection, [part for part, _ in self._days.values()]
+        )
+        uncompared = {
+            self._place(day_ms, pool) for day_ms in expired for pool in self._days[day_ms][1]
+        }
         found = differences(
             IMPORTED,
             {place: (ns,) for place, ns in self._expected.items()},
@@ -357,16 +428,27 @@ def _holds(proof: ConservationCheck, again: Sums, rows: Sequence[ChargedState]) 
         else:
             unused = row.state == COMMITMENT_UNUSED
             charged.add(
-                0 if unused else row.gpu_ns, {row.currency: row.cost_micro or 0} if row.currency is not None else {}
+                0 if unused else row.gpu_ns,
+                {row.currency: row.cost_micro or 0} if row.currency is not None else {},
             )
             if not unused:
-                # A state that rating does not write has no part of the capacity, and so the day does not hold.
+                # A state that rating does not write has no part of the capacity, and so the day
+                # does not hold.
                 by_state[row.state] = by_state.get(row.state, 0) + row.gpu_ns
-    recorded = (proof.held_ns, proof.unallocated_ns, proof.unavailable_ns, proof.unobserved_ns, proof.stranded_ns)
+    recorded = (
+        proof.held_ns,
+        proof.unallocated_ns,
+        proof.unavailable_ns,
+        proof.unobserved_ns,
+        proof.stranded_ns,
+    )
     return (
         proof.holds
         and by_state == dict(zip(STATES, recorded, strict=True))
         and charged.gpu_ns == again.gpu_ns == proof.capacity_ns
         and imported_ns == proof.imported_ns
-        and _known(charged.cost) == _known(again.cost) == _known(proof.capacity_cost) == _known(proof.charged_cost)
+        and _known(charged.cost)
+        == _known(again.cost)
+        == _known(proof.capacity_cost)
+        == _known(proof.charged_cost)
     )

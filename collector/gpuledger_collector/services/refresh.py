@@ -15,13 +15,18 @@ MOST_WORKERS = 4
 
 
 def refresh(
-    database: Database, period: Period, now_ms: int, on_day: OnDay | None = None, book_at_ms: int | None = None
+    database: Database,
+    period: Period,
+    now_ms: int,
+    on_day: OnDay | None = None,
+    book_at_ms: int | None = None,
 ) -> int:
-    """Fold and rate the days of a period up to now, and closed days whose corrections are booked in the period.
+    """Fold and rate the days of a period up to now, and closed days whose corrections are booked in
+    the period.
 
-    How many days were rated. Nothing to do costs a few queries. A close says by `book_at_ms` that corrections of
-    months closed before are booked at the end of its month, not now. On a read replica nothing is done: the primary
-    does it.
+    How many days were rated. Nothing to do costs a few queries. A close says by `book_at_ms` that
+    corrections of months closed before are booked at the end of its month, not now. On a read
+    replica nothing is done: the primary does it.
     """
     if database.standby:
         return 0
@@ -31,15 +36,17 @@ def refresh(
     to_correct, whole = _to_refresh(database, asked, now_ms if book_at_ms is None else book_at_ms)
     for closed in to_correct:
         fold_usage(database, closed)
-        rated += rate_usage(database, now_ms, closed, on_day, book_at_ms=book_at_ms, workers=workers)
+        rated += rate_usage(
+            database, now_ms, closed, on_day, book_at_ms=book_at_ms, workers=workers
+        )
     # Closed months first: their corrections are booked on days of this period.
     fold_usage(database, whole)
     return rated + rate_usage(database, now_ms, whole, on_day, workers=workers)
 
 
 def _to_refresh(database: Database, period: Period, book_at_ms: int) -> tuple[list[Period], Period]:
-    """Closed months with days to fold or rate again, where what changes them is booked in the period; and the period
-    with the days before it whose hours its prices depend on.
+    """Closed months with days to fold or rate again, where what changes them is booked in the
+    period; and the period with the days before it whose hours its prices depend on.
     """
     with database.transaction(read_only=True) as connection:
         whole = with_months_before(connection, period)

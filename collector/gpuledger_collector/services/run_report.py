@@ -1,4 +1,6 @@
-"""Runs: what their output cost per unit, the report of one run, and the progress that a run reports of itself."""
+"""Runs: what their output cost per unit, the report of one run, and the progress that a run reports
+of itself.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ import psycopg
 
 from gpuledger_collector.accounting.charged_runs import ChargedRun
 from gpuledger_collector.accounting.counters import LATEST_DAYS, CounterReading
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Calendar, Period, format_instant
+from gpuledger_collector.accounting.period import (
+    DAY_MS,
+    HOUR_MS,
+    UTC_DAYS,
+    Calendar,
+    Period,
+    format_instant,
+)
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.unit_cost import HeldHour, UnitCost, hour_costs, unit_costs
 from gpuledger_collector.ingest.batches import counters
@@ -25,28 +34,40 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 PEER_DAYS = 365
 MAX_PEERS = 10
 JUDGED_HOURS = 24
-"""Bottlenecks are judged on the last whole hours of a run: a run of weeks has too many minutes to read for a page."""
+"""Bottlenecks are judged on the last whole hours of a run: a run of weeks has too many minutes to
+read for a page.
+"""
 MAX_FUTURE_MS = 300_000
 
 
 def chief_unit_costs(
     connection: Connection, rows: Sequence[ChargedRun], period: Period
 ) -> dict[tuple[int, str | None], UnitCost]:
-    """The unit cost by which runs are compared, by workload and currency; runs that counted nothing are left out."""
+    """The unit cost by which runs are compared, by workload and currency; runs that counted nothing
+    are left out.
+    """
     counted = runs.counted(connection, [row.workload_id for row in rows], period)
     chief_by_run: dict[tuple[int, str | None], UnitCost] = {}
     for workload_id, counts in counted.items():
         charges = _timed(_charges(connection, workload_id, period))
-        units = unit_costs(hour_costs(charges, _held_hours(connection, workload_id, charges, period)), counts)
+        units = unit_costs(
+            hour_costs(charges, _held_hours(connection, workload_id, charges, period)), counts
+        )
         for currency in {unit.currency for unit in units}:
-            chief = run_report.leading_counter([unit for unit in units if unit.currency == currency])
+            chief = run_report.leading_counter(
+                [unit for unit in units if unit.currency == currency]
+            )
             if chief is not None:
                 chief_by_run[workload_id, currency] = chief
     return chief_by_run
 
 
 def report_run(
-    connection: Connection, workload_id: int, bucket: str | None, now_ms: int, period: Period | None = None
+    connection: Connection,
+    workload_id: int,
+    bucket: str | None,
+    now_ms: int,
+    period: Period | None = None,
 ) -> RunReport | None:
     """Report a run over all of its charges or those of a period; None where it was charged nothing.
 
@@ -59,7 +80,7 @@ def report_run(
     calendar = zones.calendar(connection)
     days = [charge.day_ms for charge in charges]
     span = Period(min(days), calendar.day_of(max(days)).end_ms)
-    (row, *_) = runs.rows_of(connection, [workload_id], span)
+    row, *_ = runs.rows_of(connection, [workload_id], span)
     held = _held_hours(connection, workload_id, charges, span)
     hours = hour_costs(charges, held)
     counts = runs.counted(connection, [workload_id], span).get(workload_id, [])
@@ -78,7 +99,9 @@ def report_run(
         team=row.team,
         kind=row.kind,
         made_ms=now_ms,
-        receipt=make_receipt(charged, idle_findings, recommendations.advice_for(connection, workload_id)),
+        receipt=make_receipt(
+            charged, idle_findings, recommendations.advice_for(connection, workload_id)
+        ),
         hours=hours,
         days=run_report.run_days(held, hours, calendar),
         parts=run_report.active_periods(held, hours),
@@ -88,17 +111,23 @@ def report_run(
         restarts=max((unit.restarts for unit in units), default=0),
         outcome=runs.outcomes(connection, [workload_id]).get(workload_id, ""),
         peers=peers,
-        scaling=run_report.scaling_points([peer for peer in peers if peer.gpu_model == row.gpu_model]),
+        scaling=run_report.scaling_points(
+            [peer for peer in peers if peer.gpu_model == row.gpu_model]
+        ),
         gpus=gpus,
         judgment=find_bottlenecks(gpus),
         notes=_notes(counts, units),
     )
 
 
-def compare_sizes(connection: Connection, period: Period, owner: Mapping[str, str]) -> list[ScaledRuns]:
-    """Show how the runs of one name, team and model scale with their number of GPUs, costliest first.
+def compare_sizes(
+    connection: Connection, period: Period, owner: Mapping[str, str]
+) -> list[ScaledRuns]:
+    """Show how the runs of one name, team and model scale with their number of GPUs, costliest
+    first.
 
-    Of each number the newest MAX_PEERS runs are read. Names that ran on one number of GPUs alone are left out.
+    Of each number the newest MAX_PEERS runs are read. Names that ran on one number of GPUs alone
+    are left out.
     """
     calendar = zones.calendar(connection)
     by_name: defaultdict[tuple[str, str, str, str], list[ChargedRun]] = defaultdict(list)
@@ -111,12 +140,18 @@ def compare_sizes(connection: Connection, period: Period, owner: Mapping[str, st
         if len(sizes) < 2:
             continue
         newest = sorted(rows, key=lambda row: (-row.start_ms, row.key))
-        chosen = [row for size in sizes for row in [row for row in newest if row.accelerators == size][:MAX_PEERS]]
+        chosen = [
+            row
+            for size in sizes
+            for row in [row for row in newest if row.accelerators == size][:MAX_PEERS]
+        ]
         points = run_report.scaling_points([_peer(connection, calendar, row, "") for row in chosen])
         if points:
             cost_micro = sum(row.cost_micro or 0 for row in rows)
             compared.append(ScaledRuns(team, name, model, currency, cost_micro, points))
-    return sorted(compared, key=lambda runs: (-runs.cost_micro, runs.team, runs.name, runs.gpu_model))
+    return sorted(
+        compared, key=lambda runs: (-runs.cost_micro, runs.team, runs.name, runs.gpu_model)
+    )
 
 
 def record_progress(
@@ -132,7 +167,9 @@ def record_progress(
     if not values:
         raise ValueError("report at least one of steps, tokens, samples and epochs")
     if not now_ms - LATEST_DAYS * DAY_MS <= at_ms <= now_ms + MAX_FUTURE_MS:
-        raise ValueError(f"{format_instant(at_ms)} is more than {LATEST_DAYS} days ago, or lies ahead")
+        raise ValueError(
+            f"{format_instant(at_ms)} is more than {LATEST_DAYS} days ago, or lies ahead"
+        )
     with connection.transaction():
         counters.store_readings(
             connection,
@@ -147,7 +184,10 @@ def record_progress(
 
 
 def bucket_start(name: str, calendar: Calendar = UTC_DAYS) -> Callable[[int], int]:
-    """Map an instant to the start of its hour, or of its day or month of the bill. Raises ValueError."""
+    """Map an instant to the start of its hour, or of its day or month of the bill.
+
+    Raises ValueError.
+    """
     if name == "hour":
         return lambda at_ms: at_ms - at_ms % HOUR_MS
     if name == "day":
@@ -170,29 +210,44 @@ def _timed(charges: Iterable[Charge]) -> list[Charge]:
     return [charge for charge in charges if charge.node_cost is None]
 
 
-def _held_hours(connection: Connection, workload_id: int, charges: Sequence[Charge], period: Period) -> list[HeldHour]:
-    accelerators = sorted({charge.accelerator_id for charge in charges if charge.accelerator_id is not None})
+def _held_hours(
+    connection: Connection, workload_id: int, charges: Sequence[Charge], period: Period
+) -> list[HeldHour]:
+    accelerators = sorted(
+        {charge.accelerator_id for charge in charges if charge.accelerator_id is not None}
+    )
     return runs.held_hours(connection, workload_id, accelerators, period)
 
 
 def _gpus(connection: Connection, held: list[HeldHour]) -> list[GpuReadings]:
     readings = runs.minutes(connection, runs.whole_hours(held, JUDGED_HOURS))
     names = runs.named_cards(connection, sorted(readings))
-    return [GpuReadings(*names[accelerator], readings[accelerator]) for accelerator in sorted(readings)]
+    return [
+        GpuReadings(*names[accelerator], readings[accelerator]) for accelerator in sorted(readings)
+    ]
 
 
-def _peers(connection: Connection, calendar: Calendar, row: ChargedRun, now_ms: int) -> list[ComparedRun]:
+def _peers(
+    connection: Connection, calendar: Calendar, row: ChargedRun, now_ms: int
+) -> list[ComparedRun]:
     """This run first, then the newest others with the same name and team."""
     period = Period(row.end_ms - PEER_DAYS * DAY_MS, max(row.end_ms, now_ms))
     owner = {"team": row.team} if row.team else {}
     namesakes = [] if row.name is None else runs.list_charged(connection, period, owner, row.name)
     # Newest first: only the latest peers are shown, and reading one takes several queries.
     others = sorted(
-        (run for run in namesakes if run.workload_id != row.workload_id and run.currency == row.currency),
+        (
+            run
+            for run in namesakes
+            if run.workload_id != row.workload_id and run.currency == row.currency
+        ),
         key=lambda run: -run.start_ms,
     )[:MAX_PEERS]
     outcomes = runs.outcomes(connection, [run.workload_id for run in (row, *others)])
-    return [_peer(connection, calendar, run, outcomes.get(run.workload_id, "")) for run in (row, *others)]
+    return [
+        _peer(connection, calendar, run, outcomes.get(run.workload_id, ""))
+        for run in (row, *others)
+    ]
 
 
 def _peer(connection: Connection, calendar: Calendar, run: ChargedRun, outcome: str) -> ComparedRun:
@@ -224,13 +279,14 @@ def _notes(counts: Sequence[Any], units: Sequence[UnitCost]) -> list[str]:
     notes = []
     if not counts:
         notes.append(
-            "its output is not counted: name its endpoint in the agent's serving_endpoints, or let it report progress "
-            "(docs/guides/unit-cost.md)"
+            "its output is not counted: name its endpoint in the agent's serving_endpoints, or let"
+            " it report progress (docs/guides/unit-cost.md)"
         )
     elif not units:
         notes.append("its output is counted, but its time has no price yet")
     notes += [
-        f"{unit.counter}: counted in {unit.coverage:.1%} of the charged time; the rest is left out, not estimated"
+        f"{unit.counter}: counted in {unit.coverage:.1%} of the charged time; the rest is left out,"
+        " not estimated"
         for unit in units
         if unit.covered_ms < unit.held_ms
     ]

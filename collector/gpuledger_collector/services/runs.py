@@ -1,4 +1,6 @@
-"""Runs that were charged in a period: which a reader sees, in which order, and what those that are not shown cost."""
+"""Runs that were charged in a period: which a reader sees, in which order, and what those that are
+not shown cost.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def list_runs(
     order: str = COST,
     top: int | None = None,
 ) -> RunList:
-    """List the runs that an owner was charged for, read with the rights of a viewer; the first `top`, None: all.
+    """List the runs that an owner was charged for, read with the rights of a viewer; the first
+    `top`, None: all.
 
     Only those are asked for their unit costs, unless the order is by them.
     """
@@ -77,7 +80,9 @@ def list_runs(
     return RunList(_with_units(connection, first, period), charged[len(first) :])
 
 
-def keys_of_owner(connection: Connection, owner: Mapping[str, str], keys: Sequence[str], now_ms: int) -> set[str]:
+def keys_of_owner(
+    connection: Connection, owner: Mapping[str, str], keys: Sequence[str], now_ms: int
+) -> set[str]:
     """Those of these runs that are charged to this owner alone."""
     ever = Period(0, now_ms + DAY_MS)
     ids = runs.ids_of(connection, keys)
@@ -94,7 +99,9 @@ def _gpu_ns_by_key(charged: Sequence[ChargedRun]) -> Counter[str]:
     return sums
 
 
-def _with_units(connection: Connection, charged: Sequence[ChargedRun], period: Period) -> list[ListedRun]:
+def _with_units(
+    connection: Connection, charged: Sequence[ChargedRun], period: Period
+) -> list[ListedRun]:
     units = chief_unit_costs(connection, charged, period)
     return [ListedRun(run, units.get((run.workload_id, run.currency))) for run in charged]
 

@@ -31,12 +31,16 @@ class NoAdvice(Exception):
 
 
 def decide_pools(
-    connection: Connection, now_ms: int, pool: str | None = None, lead_s: int | None = None, default_lead_s: int = 0
+    connection: Connection,
+    now_ms: int,
+    pool: str | None = None,
+    lead_s: int | None = None,
+    default_lead_s: int = 0,
 ) -> dict[str, ScalingDecision | str]:
     """Decide for every pool, or for one, by its own limits and earlier decisions.
 
-    The lead time is `lead_s`, else the pool's own, else `default_lead_s`. A pool whose recent demand is unknown gets
-    a sentence instead. Raises UnknownPool.
+    The lead time is `lead_s`, else the pool's own, else `default_lead_s`. A pool whose recent
+    demand is unknown gets a sentence instead. Raises UnknownPool.
     """
     defaults = ScalingTerms("", lead_ms=default_lead_s * 1000 or DEFAULT_LEAD_MS)
     demands = scaling.demand(connection, now_ms, pool)
@@ -49,13 +53,19 @@ def decide_pools(
         if lead_s is not None:
             terms = replace(terms, lead_ms=lead_s * 1000)
         # Read only where a money limit needs it.
-        rate = None if terms.money_per_hour is None else scaling.rate(connection, demand.pool, now_ms)
+        rate = (
+            None if terms.money_per_hour is None else scaling.rate(connection, demand.pool, now_ms)
+        )
         past = scaling.past(connection, demand.pool, now_ms)
-        decisions[demand.pool] = decide(demand, terms, now_ms, rate, past) or explain_no_decision(demand)
+        decisions[demand.pool] = decide(demand, terms, now_ms, rate, past) or explain_no_decision(
+            demand
+        )
     return decisions
 
 
-def decide_pool(connection: Connection, now_ms: int, pool: str, lead_s: int | None = None) -> ScalingDecision:
+def decide_pool(
+    connection: Connection, now_ms: int, pool: str, lead_s: int | None = None
+) -> ScalingDecision:
     """Decide for one pool. Raises UnknownPool, NoAdvice."""
     decision = decide_pools(connection, now_ms, pool, lead_s)[pool]
     if isinstance(decision, str):
@@ -69,7 +79,11 @@ def desired_gpus(connection: Connection, now_ms: int, default_lead_s: int) -> Ma
     `default_lead_s` is for pools that declare no lead time.
     """
     decisions = decide_pools(connection, now_ms, default_lead_s=default_lead_s)
-    return {pool: decision.advice.desired_gpus for pool, decision in decisions.items() if not isinstance(decision, str)}
+    return {
+        pool: decision.advice.desired_gpus
+        for pool, decision in decisions.items()
+        if not isinstance(decision, str)
+    }
 
 
 def outcome_gpu_seconds(connection: Connection, now_ms: int) -> Mapping[tuple[str, str], float]:

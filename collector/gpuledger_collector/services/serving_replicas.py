@@ -1,4 +1,6 @@
-"""Spare replicas of serving workloads: how many are held, and how many a week's busiest minutes need."""
+"""Spare replicas of serving workloads: how many are held, and how many a week's busiest minutes
+need.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ from gpuledger_collector.storage.telemetry import minutes
 
 @dataclass(frozen=True, slots=True)
 class ServiceReplicas:
-    """A service on one GPU model in one pool. `per_day_micro`: cost of a day of its spare replicas; None: unknown."""
+    """A service on one GPU model in one pool.
+
+    `per_day_micro`: cost of a day of its spare replicas; None: unknown.
+    """
 
     name: str
     team: str
@@ -42,10 +47,17 @@ def assess_services(database: Database, now_ms: int) -> list[ServiceReplicas]:
     start_ms = end_ms - DAYS * DAY_MS
     with database.transaction(read_only=True) as connection:
         facts = workloads.facts(connection, minutes.holders(connection, start_ms, end_ms))
-        serving = {key: fact for key, fact in facts.items() if is_serving(fact.kind, fact.name or "", fact.tags)}
+        serving = {
+            key: fact
+            for key, fact in facts.items()
+            if is_serving(fact.kind, fact.name or "", fact.tags)
+        }
         owner_of = Owners(rules.current(connection), serving).at("", "")
         names = {
-            key: (service_name(fact.name or str(key), fact.tags), owner_of(key, end_ms - 1, None).team)
+            key: (
+                service_name(fact.name or str(key), fact.tags),
+                owner_of(key, end_ms - 1, None).team,
+            )
             for key, fact in serving.items()
         }
         services = sorted(set(names.values()))

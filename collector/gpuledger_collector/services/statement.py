@@ -28,7 +28,11 @@ from gpuledger_collector.accounting.statement import (
 from gpuledger_collector.export.statement import Statement
 from gpuledger_collector.insight.findings import NamedFinding
 from gpuledger_collector.services.budget_status import forecast_owners, standings_of
-from gpuledger_collector.services.chargeback import Chargeback, read_chargeback, read_owner_chargeback
+from gpuledger_collector.services.chargeback import (
+    Chargeback,
+    read_chargeback,
+    read_owner_chargeback,
+)
 from gpuledger_collector.services.fair_share import read_share_use
 from gpuledger_collector.storage.billing import budgets, statements
 from gpuledger_collector.storage.billing.budget_status import Ahead, Status
@@ -48,22 +52,31 @@ class NoStatement(ValueError):
 def require_level(level: str) -> None:
     """Raise ValueError with a sentence for what is no level of the owner tree."""
     if level not in LEVELS:
-        raise ValueError(f"{level!r} is no level of the owner tree; choose from {', '.join(LEVELS)}")
+        raise ValueError(
+            f"{level!r} is no level of the owner tree; choose from {', '.join(LEVELS)}"
+        )
 
 
 def monthly_chargeback(
     connection: Connection, level: str, month: str, now_ms: int, owner: str | None = None
 ) -> Chargeback:
-    """The month's bill by one level, of every owner or of one: cents and shares of one owner depend on all others."""
+    """The month's bill by one level, of every owner or of one: cents and shares of one owner depend
+    on all others.
+    """
     require_level(level)
     if owner is not None and "\0" in owner:
         raise ValueError("an owner's name holds no NUL")
     period = zones.calendar(connection).month(month)
     if owner is None:
-        chargeback = read_chargeback(connection, period, (level,), now_ms, separate_corrections=False)
+        chargeback = read_chargeback(
+            connection, period, (level,), now_ms, separate_corrections=False
+        )
     else:
-        chargeback = read_owner_chargeback(connection, period, level, owner, now_ms, separate_corrections=False)
-    # The statement of a closed month is the same for ever, and shares and their series are not kept that long.
+        chargeback = read_owner_chargeback(
+            connection, period, level, owner, now_ms, separate_corrections=False
+        )
+    # The statement of a closed month is the same for ever, and shares and their series are not kept
+    # that long.
     if level != "team" or statements.closed(connection, period) is not None:
         return chargeback
     return replace(chargeback, pool_use=read_share_use(connection, period))
@@ -150,7 +163,9 @@ class _Month:
                 calendar=self.calendar,
                 contested=tuple(contested.get(owner, ())),
                 shares=tuple(self.pool_use.get(owner, ())),
-                billed_months=() if own_days else tuple(statements.months_of(self.connection, self.level, owner)),
+                billed_months=()
+                if own_days
+                else tuple(statements.months_of(self.connection, self.level, owner)),
             )
 
     def _changes(
@@ -163,20 +178,29 @@ class _Month:
         if self.windows is None:
             return {}
         before, after = (jobs[window].get(owner, ()) for window in self.windows)
-        return {section.currency: explain_change(section.currency, before, after, self.windows) for section in sections}
+        return {
+            section.currency: explain_change(section.currency, before, after, self.windows)
+            for section in sections
+        }
 
     def _forecasts(self, owners: Sequence[str]) -> Mapping[str, Mapping[str, Ahead]]:
         """The end of an open month by owner and currency, as a budget's forecast is made."""
         if self.now_ms >= self.period.end_ms:
             return {}
         names = {"" if owner == UNATTRIBUTED else owner: owner for owner in owners}
-        forecasts = forecast_owners(self.connection, self.level, list(names), self.period, self.now_ms)
+        forecasts = forecast_owners(
+            self.connection, self.level, list(names), self.period, self.now_ms
+        )
         return {names[name]: ahead for name, ahead in forecasts.items()}
 
     def _budget_statuses(self, owner: str) -> tuple[Status, ...]:
-        """The owner's own budgets and those of its branches, in their period at the end of the month (or now)."""
+        """The owner's own budgets and those of its branches, in their period at the end of the
+        month (or now).
+        """
         at_ms = min(self.now_ms, self.period.end_ms)
-        if at_ms <= self.period.start_ms:  # a month that has not begun has no budget to stand in yet
+        if (
+            at_ms <= self.period.start_ms
+        ):  # a month that has not begun has no budget to stand in yet
             return ()
         wanted = []
         for budget in self.budgets.get(owner, ()):
@@ -186,12 +210,17 @@ class _Month:
         return tuple(standings_of(self.connection, wanted, at_ms))
 
 
-def _with_corrections(ahead: Mapping[str, Ahead], sections: Sequence[StatementSection]) -> Mapping[str, Ahead]:
+def _with_corrections(
+    ahead: Mapping[str, Ahead], sections: Sequence[StatementSection]
+) -> Mapping[str, Ahead]:
     """Forecasts of the sections' currencies, with the corrections that the month bills."""
     corrected = {}
     for section in sections:
         if section.currency in ahead:
-            forecast, micro = ahead[section.currency], sum(line.cost_micro or 0 for line in section.corrections)
+            forecast, micro = (
+                ahead[section.currency],
+                sum(line.cost_micro or 0 for line in section.corrections),
+            )
             corrected[section.currency] = replace(
                 forecast,
                 low_micro=forecast.low_micro + micro,
@@ -201,7 +230,9 @@ def _with_corrections(ahead: Mapping[str, Ahead], sections: Sequence[StatementSe
     return corrected
 
 
-def _month_of(connection: Connection, level: str, name: str, now_ms: int, chargeback: Chargeback) -> _Month:
+def _month_of(
+    connection: Connection, level: str, name: str, now_ms: int, chargeback: Chargeback
+) -> _Month:
     require_level(level)
     calendar = zones.calendar(connection)
     period = calendar.month(name)
@@ -224,8 +255,13 @@ def _month_of(connection: Connection, level: str, name: str, now_ms: int, charge
         proof=proof,
         closed=statements.closed(connection, period),
         budgets=_grouped(budgets.current(connection), lambda budget: budget.owner.get(level)),
-        findings=_grouped(_findings(connection, period), lambda row: None if row.is_free else _owner_of(row, level)),
-        windows=compared_windows(period, known_ms, frozenset(check.day_ms for check in past), calendar),
+        findings=_grouped(
+            _findings(connection, period),
+            lambda row: None if row.is_free else _owner_of(row, level),
+        ),
+        windows=compared_windows(
+            period, known_ms, frozenset(check.day_ms for check in past), calendar
+        ),
     )
 
 
@@ -258,15 +294,20 @@ def read_statement(
     *,
     may_be_empty: bool = False,
 ) -> Statement:
-    """Read the statement of one owner. Raises ValueError (NoStatement: it was billed nothing in that month).
+    """Read the statement of one owner.
 
-    `chargeback` is that of `monthly_chargeback`, where it is known already, or the connection sees one owner only.
-    `may_be_empty`: a name that is known has a statement of every month, which says that nothing was billed.
+    Raises ValueError (NoStatement: it was billed nothing in that month).
+
+    `chargeback` is that of `monthly_chargeback`, where it is known already, or the connection sees
+    one owner only. `may_be_empty`: a name that is known has a statement of every month, which says
+    that nothing was billed.
     """
     if chargeback is None:
         chargeback = monthly_chargeback(connection, level, month, now_ms, owner)
     of_month = _month_of(connection, level, month, now_ms, chargeback)
-    may_be_empty = may_be_empty and (bool(of_month.budgets.get(owner)) or _is_known(connection, level, owner))
+    may_be_empty = may_be_empty and (
+        bool(of_month.budgets.get(owner)) or _is_known(connection, level, owner)
+    )
     statement = next(replace(of_month, may_be_empty=may_be_empty).statements([owner]), None)
     if statement is None:
         billed = ", ".join(statements.owners(connection, level, of_month.period)[:20]) or "nobody"
@@ -280,9 +321,16 @@ def _is_known(connection: Connection, level: str, owner: str) -> bool:
 
 
 def read_statements(
-    connection: Connection, level: str, owners: Sequence[str], month: str, now_ms: int, chargeback: Chargeback
+    connection: Connection,
+    level: str,
+    owners: Sequence[str],
+    month: str,
+    now_ms: int,
+    chargeback: Chargeback,
 ) -> Iterator[Statement]:
-    """Read the statements of many owners, in their order; those that were billed nothing are left out."""
+    """Read the statements of many owners, in their order; those that were billed nothing are left
+    out.
+    """
     of_month = _month_of(connection, level, month, now_ms, chargeback)
     for first in range(0, len(owners), OWNERS_AT_ONCE):
         yield from of_month.statements(owners[first : first + OWNERS_AT_ONCE])

@@ -1,4 +1,6 @@
-"""Whether the recommendations of the last run are still what a new run would give, so that they can be read."""
+"""Whether the recommendations of the last run are still what a new run would give, so that they can
+be read.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,20 @@ WINDOW_DAYS, DEMAND_DAYS = 28, 90
 
 
 def evidence_hash(connection: Connection, end_ms: int, tariff: Tariff | None) -> str:
-    """Hash what the recommendations of a window that ends there rest on: evidence, declarations, decisions, version."""
-    return recommendations.evidence_hash(connection, end_ms - DEMAND_DAYS * DAY_MS, end_ms, f"{__version__} {tariff}")
+    """Hash what the recommendations of a window that ends there rest on: evidence, declarations,
+    decisions, version.
+    """
+    return recommendations.evidence_hash(
+        connection, end_ms - DEMAND_DAYS * DAY_MS, end_ms, f"{__version__} {tariff}"
+    )
 
 
 def still_hold(connection: Connection, now_ms: int, max_age_ms: int, tariff: Tariff | None) -> bool:
-    """Whether the last run is younger than `max_age_ms`, of this day, and nothing that it rests on has changed.
+    """Whether the last run is younger than `max_age_ms`, of this day, and nothing that it rests on
+    has changed.
 
-    Usage must be folded and rated before. Realized savings are measured by whole days, so a run of yesterday is old.
+    Usage must be folded and rated before. Realized savings are measured by whole days, so a run of
+    yesterday is old.
     """
     run = recommendations.last_run(connection)
     if run is None or not run["made_ms"] <= now_ms < run["made_ms"] + max_age_ms:

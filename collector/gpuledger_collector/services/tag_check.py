@@ -16,7 +16,9 @@ from gpuledger_collector.storage.locks import Connection
 
 
 def check_tags(connection: Connection, usage: Iterable[HeldUsage], level: str) -> TagCheck:
-    """Match each workload's usage; rules are applied as of the start of the day on which it was held."""
+    """Match each workload's usage; rules are applied as of the start of the day on which it was
+    held.
+    """
     held = list(usage)
     attribution = Attribution(rules.current(connection))
     known = workloads.facts(connection, sorted({held_usage.workload_id for held_usage in held}))
@@ -45,7 +47,15 @@ def _rule_name(name: str, position: int) -> str:
 
 
 def _said(facts: WorkloadFacts) -> str:
-    """What is known of a workload that nobody pays for: the most telling facts, so that a rule can be written."""
-    known = [f"{name}={value}" for name in ("user", "account", "pool") if (value := facts.value(name))]
-    tags = [f"{name}={value}" for name, value in sorted(facts.tags.items()) if name not in ("user", "account")]
+    """What is known of a workload that nobody pays for: the most telling facts, so that a rule can
+    be written.
+    """
+    known = [
+        f"{name}={value}" for name in ("user", "account", "pool") if (value := facts.value(name))
+    ]
+    tags = [
+        f"{name}={value}"
+        for name, value in sorted(facts.tags.items())
+        if name not in ("user", "account")
+    ]
     return " ".join([facts.kind, *known, *tags[:3]])

@@ -38,14 +38,25 @@ class ProposedTrueUp:
 
 
 def propose_true_up(
-    connection: Connection, provider: str, period: Period, key: str, kinds: Collection[str], *, effective: bool
+    connection: Connection,
+    provider: str,
+    period: Period,
+    key: str,
+    kinds: Collection[str],
+    *,
+    effective: bool,
 ) -> ProposedTrueUp:
-    """Split the difference to the bill of a month by a key; call `refresh` before it. Raises NoBill, ValueError."""
+    """Split the difference to the bill of a month by a key; call `refresh` before it.
+
+    Raises NoBill, ValueError.
+    """
     comparison = reconcile_bill(connection, provider, period, effective=effective)
     split = true_up(comparison, bills.held_lines(connection, period), key, kinds)
     booked = [
         entry
-        for entry in adjustments.true_ups(connection, comparison.provider, _month(connection, period))
+        for entry in adjustments.true_ups(
+            connection, comparison.provider, _month(connection, period)
+        )
         if not adjustments.is_reversed(connection, entry)
     ]
     return ProposedTrueUp(comparison, split, booked, key, kinds)
@@ -54,7 +65,9 @@ def propose_true_up(
 def book_true_up(
     connection: Connection, proposed: ProposedTrueUp, reason: str, approver: str, now: dt.datetime
 ) -> list[Adjustment]:
-    """Book what is proposed, an entry for each currency; nothing where the bill is trued up already."""
+    """Book what is proposed, an entry for each currency; nothing where the bill is trued up
+    already.
+    """
     if proposed.booked:
         return []
     comparison = proposed.comparison
@@ -83,7 +96,9 @@ def book_true_up(
     return entries
 
 
-def _evidence(connection: Connection, proposed: ProposedTrueUp, currency: str, month: str) -> Mapping[str, object]:
+def _evidence(
+    connection: Connection, proposed: ProposedTrueUp, currency: str, month: str
+) -> Mapping[str, object]:
     """The bill, the differences and the lines that they follow from."""
     comparison = proposed.comparison
     own_bills = bills_of(connection, comparison.provider, comparison.period)
@@ -106,7 +121,10 @@ def _evidence(connection: Connection, proposed: ProposedTrueUp, currency: str, m
         "period": month,
         "key": proposed.key,
         "kinds": sorted(proposed.kinds),
-        "bills": [{"file": bill.file_name, "sha256": bill.sha256, "lines": bill.lines} for bill in own_bills],
+        "bills": [
+            {"file": bill.file_name, "sha256": bill.sha256, "lines": bill.lines}
+            for bill in own_bills
+        ],
         "differences": excerpt(
             _difference(difference)
             for difference in comparison.differences

@@ -1,5 +1,5 @@
-"""What a period would have cost under another price book: rated anew from its usage, in memory; the ledger is not
-changed.
+"""What a period would have cost under another price book: rated anew from its usage, in memory; the
+ledger is not changed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def what_if(
 
 
 def recut(connection: Connection, day_usage: DayUsage, book: PriceBook) -> DayUsage:
-    """The usage with every hour in which a rate of either book begins or ends folded again, cut as `book` cuts it."""
+    """The usage with every hour in which a rate of either book begins or ends folded again, cut as
+    `book` cuts it.
+    """
     edges = {*book.cuts(day_usage.day), *PriceBook(prices.current(connection)).cuts(day_usage.day)}
     hours = sorted({edge - edge % HOUR_MS for edge in edges if edge % HOUR_MS})
     if not hours:
@@ -63,9 +65,14 @@ def recut(connection: Connection, day_usage: DayUsage, book: PriceBook) -> DayUs
             for entry in day_usage.pieces.get(accelerator_id, ())
             if entry.start_ms - entry.start_ms % HOUR_MS not in again
         ]
-        # Where the day begins or ends inside one of these hours, the rest of that hour is another day's.
+        # Where the day begins or ends inside one of these hours, the rest of that hour is another
+        # day's.
         folded = fold_hours(
-            evidence.get(accelerator_id, ()), hours, placements, book, (day_usage.day.start_ms, day_usage.day.end_ms)
+            evidence.get(accelerator_id, ()),
+            hours,
+            placements,
+            book,
+            (day_usage.day.start_ms, day_usage.day.end_ms),
         )
         ended = (
             replace(piece, end_ms=piece.start_ms - piece.start_ms % HOUR_MS + HOUR_MS)

@@ -1,1 +1,3 @@
-"""Postgres: the declared schema, the migrations' runner, the embedded server, the adapters of accounting's ports."""
+"""Postgres: the declared schema, the migrations' runner, the embedded server, the adapters of
+accounting's ports.
+"""

@@ -1,4 +1,6 @@
-"""What one question holds: its database sessions, so that they can be cancelled, and lines of the ledger in memory."""
+"""What one question holds: its database sessions, so that they can be cancelled, and lines of the
+ledger in memory.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ class Sessions:
             raise QuestionAbandoned
 
     def admit_lines(self, count: int) -> None:
-        """Wait until this question may hold so many lines. Raises TooManyLines, QuestionAbandoned."""
+        """Wait until this question may hold so many lines.
+
+        Raises TooManyLines, QuestionAbandoned.
+        """
         if count > MOST_LINES:
             raise TooManyLines(MOST_LINES)
         if count <= LARGE_LINES or self._is_large:
@@ -61,7 +66,10 @@ class Sessions:
             self._large.release()
 
     def cancel(self) -> None:
-        """Cancel what runs now, and refuse new sessions. What begins in between needs another call."""
+        """Cancel what runs now, and refuse new sessions.
+
+        What begins in between needs another call.
+        """
         with self._lock:
             self._is_abandoned = True
             connections = [connection for connection in self._connections if not connection.closed]
@@ -75,7 +83,9 @@ _current: ContextVar[Sessions | None] = ContextVar("sessions", default=None)
 
 @contextlib.contextmanager
 def collected_in(sessions: Sessions) -> Iterator[None]:
-    """Collect the sessions that are opened while the block runs, also by tasks and threads that it starts."""
+    """Collect the sessions that are opened while the block runs, also by tasks and threads that it
+    starts.
+    """
     token = _current.set(sessions)
     try:
         yield
@@ -89,13 +99,19 @@ def line_limit() -> str:
 
 
 def admit_lines(count: int) -> None:
-    """Wait until the current question, if any, may hold so many lines. Raises TooManyLines, QuestionAbandoned."""
+    """Wait until the current question, if any, may hold so many lines.
+
+    Raises TooManyLines, QuestionAbandoned.
+    """
     if (sessions := _current.get()) is not None:
         sessions.admit_lines(count)
 
 
 def note_session(connection: Connection) -> None:
-    """Add a new session to those of the current question, if any. Raises QuestionAbandoned, and closes it."""
+    """Add a new session to those of the current question, if any.
+
+    Raises QuestionAbandoned, and closes it.
+    """
     if (sessions := _current.get()) is None:
         return
     try:

@@ -1,6 +1,7 @@
 """The database: one DSN, one kind of connection (psycopg), one helper for transactions.
 
-SQLAlchemy and Alembic know the schema and its migrations only (docs/decisions/0021-one-database.md).
+SQLAlchemy and Alembic know the schema and its migrations only
+(docs/decisions/0021-one-database.md).
 """
 
 from __future__ import annotations
@@ -34,27 +35,35 @@ SESSION = (
 )
 """Options of every session.
 
-With these keepalives the server notices within 25 s that a client's machine is gone and releases its locks (the
-leadership among them). A generic plan would lock every partition before it knows which ones it needs, so prepared
-statements are planned anew for their values. Citus refuses to write a reference table (a node's heartbeat) in a
-transaction that wrote a distributed one over several connections to a worker, so it opens one; without Citus that
-setting means nothing. Compiling the proof of a month takes seconds (its text is long, its rows are few), as the default
-of a server of one's own would.
+With these keepalives the server notices within 25 s that a client's machine is gone and releases
+its locks (the leadership among them). A generic plan would lock every partition before it knows
+which ones it needs, so prepared statements are planned anew for their values. Citus refuses to
+write a reference table (a node's heartbeat) in a transaction that wrote a distributed one over
+several connections to a worker, so it opens one; without Citus that setting means nothing.
+Compiling the proof of a month takes seconds (its text is long, its rows are few), as the default of
+a server of one's own would.
 """
 POOLED = (
-    "a connection pooler stands before the database and does not pass on the options of a session, which locks, "
-    "row-level security and durable commits rely on: give the address of the server itself"
+    "a connection pooler stands before the database and does not pass on the options of a session,"
+    " which locks, row-level security and durable commits rely on: give the address of the server"
+    " itself"
 )
 _APPLICATION_NAME = re.compile(r"[^!-~]|[\\]")
-"""What the name of a session cannot contain in options; Postgres also replaces what is not ASCII."""
+"""What the name of a session cannot contain in options; Postgres also replaces what is not ASCII.
+"""
 _NAMED = "-c application_name="
 SORT_MEMORY = "64MB"
-"""Memory for sorts and hashes of reads: a month of a large team is aggregated without temporary files."""
+"""Memory for sorts and hashes of reads: a month of a large team is aggregated without temporary
+files.
+"""
 
 
 @dataclass(frozen=True)
 class Database:
-    """A Postgres database. `server` is the embedded server that runs it, None for a database given by DSN."""
+    """A Postgres database.
+
+    `server` is the embedded server that runs it, None for a database given by DSN.
+    """
 
     given_dsn: str
     server: EmbeddedServer | None = None
@@ -78,15 +87,18 @@ class Database:
         return replace(self, application=application, options=options, idle=None)
 
     def as_viewer(self, owner: Mapping[str, str] | None) -> Database:
-        """The same database, restricted by row-level security to the rows of an owner and below; None: all rows."""
+        """The same database, restricted by row-level security to the rows of an owner and below;
+        None: all rows.
+        """
         return replace(self, viewer=owner, idle=None)
 
     @contextmanager
     def sharing_connection(self) -> Iterator[Database]:
-        """The same database, whose transactions follow each other on one connection while the block runs.
+        """The same database, whose transactions follow each other on one connection while the block
+        runs.
 
-        A connection costs more than most queries. Transactions at once have one each. Within a block that shares
-        already, it is that block's.
+        A connection costs more than most queries. Transactions at once have one each. Within a
+        block that shares already, it is that block's.
         """
         if self.idle is not None:
             yield self
@@ -99,7 +111,10 @@ class Database:
                 connection.close()
 
     def connect(self) -> Connection:
-        """Open a connection in autocommit mode; `with` closes it. Raises ServerUnavailable, EnvironmentLacks."""
+        """Open a connection in autocommit mode; `with` closes it.
+
+        Raises ServerUnavailable, EnvironmentLacks.
+        """
         keywords = parameters(self.dsn, self.application)
         keywords["options"] = f"{keywords['options']} {self.options}".strip()
         try:
@@ -110,7 +125,8 @@ class Database:
                 connection.close()
                 raise
             if self.viewer is not None:
-                # At the beginning of the session, so that no statement of it can run without the restriction.
+                # At the beginning of the session, so that no statement of it can run without the
+                # restriction.
                 row_level_security.become_viewer(connection, self.viewer)
             note_session(connection)
             return connection
@@ -119,21 +135,31 @@ class Database:
 
     @contextmanager
     def transaction(
-        self, *needed_locks: str, read_only: bool = False, dry_run: bool = False, one_snapshot: bool | None = None
+        self,
+        *needed_locks: str,
+        read_only: bool = False,
+        dry_run: bool = False,
+        one_snapshot: bool | None = None,
     ) -> Iterator[Connection]:
-        """Run one transaction on a connection of its own: commit at the end, roll back when the block raises.
+        """Run one transaction on a connection of its own: commit at the end, roll back when the
+        block raises.
 
-        With locks, and when `read_only`, all statements see one snapshot (REPEATABLE READ), taken once the locks are
-        held; otherwise each statement sees what was committed before it. `one_snapshot` says which, if given. `dry_run`
-        always rolls back. A read replica has no locks: what the primary has committed by then is one snapshot there.
-        Raises ServerUnavailable.
+        With locks, and when `read_only`, all statements see one snapshot (REPEATABLE READ), taken
+        once the locks are held; otherwise each statement sees what was committed before it.
+        `one_snapshot` says which, if given. `dry_run` always rolls back. A read replica has no
+        locks: what the primary has committed by then is one snapshot there. Raises
+        ServerUnavailable.
         """
         if one_snapshot is None:
             one_snapshot = bool(needed_locks) or read_only
         with self._session() as connection:
-            # The snapshot is taken by the first statement after the locks (LOCK TABLE takes none), so it includes
-            # whatever the previous holder has committed.
-            level = psycopg.IsolationLevel.REPEATABLE_READ if one_snapshot else psycopg.IsolationLevel.READ_COMMITTED
+            # The snapshot is taken by the first statement after the locks (LOCK TABLE takes none),
+            # so it includes whatever the previous holder has committed.
+            level = (
+                psycopg.IsolationLevel.REPEATABLE_READ
+                if one_snapshot
+                else psycopg.IsolationLevel.READ_COMMITTED
+            )
             connection.isolation_level = level
             connection.read_only = read_only or None  # None leaves the server's own default
             with connection.transaction(force_rollback=dry_run):
@@ -144,7 +170,9 @@ class Database:
 
     @contextmanager
     def _session(self) -> Iterator[Connection]:
-        """A connection for one transaction, left open for the next one where connections are shared."""
+        """A connection for one transaction, left open for the next one where connections are
+        shared.
+        """
         connection = self.idle.pop() if self.idle else self.connect()
         try:
             yield connection
@@ -158,7 +186,8 @@ class Database:
 
     @contextmanager
     def hold(self, lock: Lock) -> Iterator[Connection]:
-        """Wait for a lock and hold it on a session of its own while the block runs, whatever others commit.
+        """Wait for a lock and hold it on a session of its own while the block runs, whatever others
+        commit.
 
         The session that is given stays in a transaction that the end of the block rolls back.
         """
@@ -177,7 +206,9 @@ class Database:
 
 
 def retried(work: Callable[[], Result]) -> Result:
-    """Run a transaction, again where another one wrote the same row meanwhile; what it fails with at last is raised."""
+    """Run a transaction, again where another one wrote the same row meanwhile; what it fails with
+    at last is raised.
+    """
     for _ in range(RETRIES):
         try:
             return work()
@@ -189,7 +220,8 @@ def retried(work: Callable[[], Result]) -> Result:
 def parameters(dsn: str, application: str = "gpuledger") -> dict[str, Any]:
     """The DSN (URI or key=value, also SQLAlchemy's postgresql+psycopg://) as psycopg keywords.
 
-    Raises ServerUnavailable when it cannot be read, with a sentence that does not show the password.
+    Raises ServerUnavailable when it cannot be read, with a sentence that does not show the
+    password.
     """
     try:
         given = conninfo_to_dict(libpq(dsn))
@@ -198,13 +230,17 @@ def parameters(dsn: str, application: str = "gpuledger") -> dict[str, Any]:
             f"the DSN cannot be read ({str(error).strip()}): postgresql://user@host/name"
         ) from error
     name = _APPLICATION_NAME.sub("_", str(given.pop("application_name", None) or application))[:63]
-    options = " ".join(filter(None, [SESSION, str(given.pop("options", "") or ""), f"{_NAMED}{name}"]))
-    # Empty, so that libpq sends no name beside the options: `require_usable` sees by it whether they arrived.
+    options = " ".join(
+        filter(None, [SESSION, str(given.pop("options", "") or ""), f"{_NAMED}{name}"])
+    )
+    # Empty, so that libpq sends no name beside the options: `require_usable` sees by it whether
+    # they arrived.
     return {"connect_timeout": 10, **given, "application_name": "", "options": options}
 
 
 def require_usable(connection: Connection, options: str) -> None:
-    """Refuse a pooler and an encoding that cannot hold every name, by what the server reports when a session begins.
+    """Refuse a pooler and an encoding that cannot hold every name, by what the server reports when
+    a session begins.
 
     Raises EnvironmentLacks.
     """
@@ -214,8 +250,8 @@ def require_usable(connection: Connection, options: str) -> None:
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise EnvironmentLacks(
-            f"the database has the encoding {encoding}, which cannot hold every name: create it with ENCODING 'UTF8' "
-            "TEMPLATE template0"
+            f"the database has the encoding {encoding}, which cannot hold every name: create it"
+            " with ENCODING 'UTF8' TEMPLATE template0"
         )
 
 

@@ -1,4 +1,6 @@
-"""Errors that storage raises on purpose: one root, and a `permanent` bit for errors that no retry cures."""
+"""Errors that storage raises on purpose: one root, and a `permanent` bit for errors that no retry
+cures.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ class TooManyLines(StorageError, ValueError):
 
     def __init__(self, most: int) -> None:
         super().__init__(
-            f"the answer needs more than {most:,} lines of the ledger: ask for a shorter period or fewer dimensions, "
-            "or use the command of gpuledger that answers the same, which has no limit"
+            f"the answer needs more than {most:,} lines of the ledger: ask for a shorter period or"
+            " fewer dimensions, or use the command of gpuledger that answers the same, which has"
+            " no limit"
         )
 
 
@@ -45,7 +48,8 @@ class ReadReplica(StorageError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the database is a read replica, which takes no writes: give this command the address of the primary"
+            "the database is a read replica, which takes no writes: give this command the address"
+            " of the primary"
         )
 
 

@@ -1,17 +1,18 @@
 """Locks of the product: an empty table each, locked in a mode that a read-only role cannot hold.
 
-Any role of the database can take an advisory lock and see its key in pg_locks, and only the administrator of the
-server could forbid that. SHARE UPDATE EXCLUSIVE on a table requires the right to change the table, excludes itself, and
-conflicts with no lock that a reader can hold, not even with the ROW EXCLUSIVE that PREPARE takes without any right.
-Requesting a stronger lock (CREATE RULE waits for one before it checks rights) only delays others; `reader_watch` ends
-such sessions.
+Any role of the database can take an advisory lock and see its key in pg_locks, and only the
+administrator of the server could forbid that. SHARE UPDATE EXCLUSIVE on a table requires the right
+to change the table, excludes itself, and conflicts with no lock that a reader can hold, not even
+with the ROW EXCLUSIVE that PREPARE takes without any right. Requesting a stronger lock (CREATE RULE
+waits for one before it checks rights) only delays others; `reader_watch` ends such sessions.
 
-The ledger's lock has parts, tables that inherit from it: LOCK TABLE of the ledger's takes all of them, and a day is
-rated or folded under one alone. So days are rated at the same time, each in one process, and nobody who takes the
-ledger's lock meets a day that is half rated.
+The ledger's lock has parts, tables that inherit from it: LOCK TABLE of the ledger's takes all of
+them, and a day is rated or folded under one alone. So days are rated at the same time, each in one
+process, and nobody who takes the ledger's lock meets a day that is half rated.
 
-LOCK TABLE takes no snapshot, so a REPEATABLE READ transaction that begins with it sees what the previous holder
-committed. It assigns no transaction id either: a lock that is held for days delays no vacuum.
+LOCK TABLE takes no snapshot, so a REPEATABLE READ transaction that begins with it sees what the
+previous holder committed. It assigns no transaction id either: a lock that is held for days delays
+no vacuum.
 """
 
 from __future__ import annotations
@@ -58,15 +59,20 @@ ABOUT = "Held by the session that does this alone; has no rows."
 
 
 LEDGER_PARTS = tuple(f"{Lock.LEDGER}_{number:02}" for number in range(32))
-"""The parts of the ledger's lock: more than a month has days, so that no two of its days have one in common."""
+"""The parts of the ledger's lock: more than a month has days, so that no two of its days have one
+in common.
+"""
 LONGEST_IDLENESS = "1h"
-"""How long a session may hold the lock of a day for another one: the day of a large fleet takes minutes to rate."""
+"""How long a session may hold the lock of a day for another one: the day of a large fleet takes
+minutes to rate.
+"""
 
 
 def of_day(day_ms: int) -> str:
     """The part of the ledger's lock under which the day that begins at an instant is rated.
 
-    A transaction takes one part at most: with two, and with the ledger's, it could wait for one that waits for it.
+    A transaction takes one part at most: with two, and with the ledger's, it could wait for one
+    that waits for it.
     """
     return LEDGER_PARTS[day_ms // DAY_MS % len(LEDGER_PARTS)]
 
@@ -83,7 +89,9 @@ def take(connection: Connection, *locks: str) -> None:
 
 
 def try_take(connection: Connection, lock: Lock) -> bool:
-    """Take a lock until the end of the caller's transaction without waiting; return False when another holds it."""
+    """Take a lock until the end of the caller's transaction without waiting; return False when
+    another holds it.
+    """
     try:
         # In a savepoint of its own: a failed lock must not end the transaction.
         with connection.transaction():
@@ -103,7 +111,9 @@ def outlast_idleness(connection: Connection) -> None:
 
 @contextmanager
 def snapshot(connection: Connection, *locks: str) -> Iterator[None]:
-    """Begin a REPEATABLE READ transaction, whose snapshot follows the locks; `connection` is in autocommit."""
+    """Begin a REPEATABLE READ transaction, whose snapshot follows the locks; `connection` is in
+    autocommit.
+    """
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     with connection.transaction():
         take(connection, *locks)
@@ -113,7 +123,8 @@ def snapshot(connection: Connection, *locks: str) -> Iterator[None]:
 def seize(connection: Connection, lock: Lock) -> bool:
     """Hold a lock for as long as the session lasts; return False when another session holds it.
 
-    `connection` is in autocommit and used for nothing else: it stays in a transaction without reads and writes.
+    `connection` is in autocommit and used for nothing else: it stays in a transaction without reads
+    and writes.
     """
     connection.execute("SET idle_in_transaction_session_timeout = 0")
     connection.execute("BEGIN")
@@ -138,7 +149,9 @@ def held(connect: Callable[[], Connection], lock: Lock) -> Iterator[Connection]:
 
 @contextmanager
 def tried(connect: Callable[[], Connection], lock: Lock) -> Iterator[Connection | None]:
-    """As `held`, without waiting: the session that holds the lock, None when somebody else holds it."""
+    """As `held`, without waiting: the session that holds the lock, None when somebody else holds
+    it.
+    """
     with closing(connect()) as connection:
         connection.autocommit = True
         yield connection if seize(connection, lock) else None

@@ -1,1 +1,3 @@
-"""Exporter profiles: how the series of an exporter become accelerators, readings and owners, declared in TOML files."""
+"""Exporter profiles: how the series of an exporter become accelerators, readings and owners,
+declared in TOML files.
+"""

@@ -1,4 +1,6 @@
-"""What a profile makes of a page, family by family: mapped, ignored, not known, or missing from the page."""
+"""What a profile makes of a page, family by family: mapped, ignored, not known, or missing from the
+page.
+"""
 
 from __future__ import annotations
 
@@ -81,10 +83,14 @@ def _row(profile: Profile, name: str, samples: Sequence[PageSample]) -> FamilyRo
     notes += _roles(profile, plain) if plain is not None else ()
     if not notes:
         reason = profile.why_ignored(plain or name)
-        return FamilyRow(name, len(samples), "unknown" if reason is None else "ignored", (), reason or "")
+        return FamilyRow(
+            name, len(samples), "unknown" if reason is None else "ignored", (), reason or ""
+        )
     readings = {family.metric.name: _reading(family, values) for family, values in raw}
     note = "; ".join(filter(None, dict.fromkeys(notes)))
-    return FamilyRow(name, len(samples), "mapped", tuple(readings), note, ", ".join(readings.values()))
+    return FamilyRow(
+        name, len(samples), "mapped", tuple(readings), note, ", ".join(readings.values())
+    )
 
 
 def _how(family: Family) -> list[str]:
@@ -102,14 +108,18 @@ def _how(family: Family) -> list[str]:
 def _reading(family: Family, raw: Iterable[float]) -> str:
     """The first value that counts, in base units; a dash where none does."""
     scaled = (family.rule.scaled(value) for value in raw)
-    first = next((value for value in scaled if value is not None and family.rule.is_possible(value)), None)
+    first = next(
+        (value for value in scaled if value is not None and family.rule.is_possible(value)), None
+    )
     return "-" if first is None else f"{first:.6g} {family.metric.unit}"
 
 
 def _removed(family: Family, raw: Sequence[float]) -> Iterable[str]:
     """How many values are no readings: by a sentinel, or by the range."""
     scaled = [family.rule.scaled(value) for value in raw]
-    refused = [value for value in scaled if value is not None and not family.rule.is_possible(value)]
+    refused = [
+        value for value in scaled if value is not None and not family.rule.is_possible(value)
+    ]
     if failed := scaled.count(None):
         yield f"{failed} of {len(raw)} absent"
     if refused:
@@ -119,7 +129,9 @@ def _removed(family: Family, raw: Sequence[float]) -> Iterable[str]:
 def _roles(profile: Profile, name: str) -> Iterable[str]:
     if name in profile.health:
         yield "health"
-    if profile.part is not None and any(name in (value.name, value.of) for value in profile.part.values):
+    if profile.part is not None and any(
+        name in (value.name, value.of) for value in profile.part.values
+    ):
         yield "share of a part"
     if any(name in join.families for join in profile.joins) and name not in profile.families:
         yield "labels for other families"

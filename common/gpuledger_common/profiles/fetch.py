@@ -25,4 +25,6 @@ def fetch(target: str) -> str:
     try:
         return get_page(address, timeout_s=TIMEOUT_S, max_bytes=MAX_PAGE_BYTES)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise SourceUnavailable(f"{address}: no answer ({error or type(error).__name__})") from error
+        raise SourceUnavailable(
+            f"{address}: no answer ({error or type(error).__name__})"
+        ) from error

@@ -1,4 +1,6 @@
-"""The profiles that come with GPU Ledger, those that people add, and which of them a page or a series belongs to."""
+"""The profiles that come with GPU Ledger, those that people add, and which of them a page or a
+series belongs to.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,19 @@ SHOWN = 5
 
 def packaged_ids() -> list[str]:
     """The ids of the profiles that come with GPU Ledger: the names of their files."""
-    return sorted(entry.name.removesuffix(".toml") for entry in FOLDER.iterdir() if entry.name.endswith(".toml"))
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in FOLDER.iterdir()
+        if entry.name.endswith(".toml")
+    )
 
 
 def packaged_profile(identity: str) -> Profile:
     """One of them. Raises ProfileError."""
     if identity not in packaged_ids():
-        raise ProfileError(f"there is no profile {identity!r}; there are {', '.join(packaged_ids())}")
+        raise ProfileError(
+            f"there is no profile {identity!r}; there are {', '.join(packaged_ids())}"
+        )
     return parse_profile(packaged_text(identity), f"{identity}.toml")
 
 
@@ -38,7 +46,11 @@ def packaged_text(identity: str) -> str:
 
 def named_profile(name: str) -> Profile:
     """A profile by its file, or a packaged one by its id. Raises ProfileError."""
-    return read_profile(Path(name)) if "/" in name or name.endswith(".toml") else packaged_profile(name)
+    return (
+        read_profile(Path(name))
+        if "/" in name or name.endswith(".toml")
+        else packaged_profile(name)
+    )
 
 
 def packaged_profiles() -> Iterator[Profile]:
@@ -86,7 +98,10 @@ def matching(profiles: Iterable[Profile], lines: Lines) -> Sequence[Profile]:
 
 
 def only_match(profiles: Iterable[Profile], lines: Lines) -> Profile:
-    """The one profile that a page belongs to. Raises ValueError where there is none, or more than one."""
+    """The one profile that a page belongs to.
+
+    Raises ValueError where there is none, or more than one.
+    """
     found = matching(profiles, lines)
     if not found:
         families = list(dict.fromkeys(sample.name for sample in lines.samples))

@@ -1,8 +1,9 @@
-"""The samples of a page in the Prometheus text format, read in time and memory that grow with the page alone.
+"""The samples of a page in the Prometheus text format, read in time and memory that grow with the
+page alone.
 
-Whoever owns the exporter's port writes the page, so no pattern here backtracks: every quantifier is possessive, every
-match is anchored, and each character is matched a bounded number of times. Comments and types are skipped; elided
-labels (`...`), as in documentation, are removed.
+Whoever owns the exporter's port writes the page, so no pattern here backtracks: every quantifier is
+possessive, every match is anchored, and each character is matched a bounded number of times.
+Comments and types are skipped; elided labels (`...`), as in documentation, are removed.
 """
 
 from __future__ import annotations
@@ -17,13 +18,19 @@ MAX_LINES = 50_000
 """Samples of one page; 16 GPUs in seven parts each have fewer than 20,000."""
 MAX_LINE_CHARACTERS = 64 * 1024
 MAX_LABEL_CHARACTERS = 500
-"""Longer values of labels are cut, so that the usage of a job with an endless name is still counted."""
+"""Longer values of labels are cut, so that the usage of a job with an endless name is still
+counted.
+"""
 _NAME = re.compile(r"[A-Za-z_:][\w:]{0,249}+", re.ASCII)
 _SEPARATOR = re.compile(r"[ \t]*+,?+[ \t]*+")
 _LABEL = re.compile(
-    r'(?:([A-Za-z_:][\w:]{0,249}+)|"((?:[^"\\]|\\.){1,250}+)")[ \t]*+=[ \t]*+"((?:[^"\\]++|\\.)*+)"', re.ASCII
+    r'(?:([A-Za-z_:][\w:]{0,249}+)|"((?:[^"\\]|\\.){1,250}+)")[ \t]*+=['
+    r' \t]*+"((?:[^"\\]++|\\.)*+)"',
+    re.ASCII,
 )
-_VALUE = re.compile(r"[ \t]++([-+]?+(?:\d[\d.eE+-]{0,63}+|NaN|nan|\+?+Inf))(?:[ \t]++(?:\d++\s*+)?+)?+$", re.ASCII)
+_VALUE = re.compile(
+    r"[ \t]++([-+]?+(?:\d[\d.eE+-]{0,63}+|NaN|nan|\+?+Inf))(?:[ \t]++(?:\d++\s*+)?+)?+$", re.ASCII
+)
 _DOTS = re.compile(r"(\.{3,}+)")
 _ESCAPE = re.compile(r'\\[\\n"]')
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", '\\"': '"'}
@@ -31,7 +38,9 @@ _ESCAPES = {"\\\\": "\\", "\\n": "\n", '\\"': '"'}
 
 @dataclass(frozen=True, slots=True)
 class PageSample:
-    """A line: its family without a prefix, its labels with the joined and derived ones, and its value."""
+    """A line: its family without a prefix, its labels with the joined and derived ones, and its
+    value.
+    """
 
     name: str
     labels: Mapping[str, str]
@@ -72,7 +81,9 @@ def read_lines(text: str) -> Lines:
         (cut, f"with labels of more than {MAX_LABEL_CHARACTERS} characters: cut"),
         (elided, "with elided labels"),
     )
-    return Lines(tuple(samples), tuple(f"{plural(count, 'line')} {what}" for count, what in counts if count))
+    return Lines(
+        tuple(samples), tuple(f"{plural(count, 'line')} {what}" for count, what in counts if count)
+    )
 
 
 def _read_line(line: str, number: int) -> PageSample | None:
@@ -91,7 +102,9 @@ def _read_line(line: str, number: int) -> PageSample | None:
 
 
 def _read_labels(line: str, begin: int, labels: dict[str, str], number: int) -> int:
-    """Add the labels that begin at a position; returns the position behind the next character, the closing brace."""
+    """Add the labels that begin at a position; returns the position behind the next character, the
+    closing brace.
+    """
     at = _skip_separator(line, begin)
     while (match := _LABEL.match(line, at)) is not None:
         name = match[1] or _unescape(match[2])
@@ -115,7 +128,9 @@ def _with_bounded_labels(sample: PageSample) -> PageSample:
     """The sample, or one whose values of labels are cut."""
     if all(len(value) <= MAX_LABEL_CHARACTERS for value in sample.labels.values()):
         return sample
-    return replace(sample, labels={name: value[:MAX_LABEL_CHARACTERS] for name, value in sample.labels.items()})
+    return replace(
+        sample, labels={name: value[:MAX_LABEL_CHARACTERS] for name, value in sample.labels.items()}
+    )
 
 
 def _number(text: str) -> float:
@@ -127,7 +142,9 @@ def _number(text: str) -> float:
 
 
 def _without_elisions(line: str) -> str:
-    """The line without each `...` that stands for labels, with the comma before it; of more dots, the last three."""
+    """The line without each `...` that stands for labels, with the comma before it; of more dots,
+    the last three.
+    """
     if "..." not in line:
         return line
     first, *rest = _DOTS.split(line)

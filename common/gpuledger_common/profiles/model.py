@@ -1,4 +1,6 @@
-"""The parts of a profile, as `read.py` builds them from a file; docs/guides/exporters.md explains every key."""
+"""The parts of a profile, as `read.py` builds them from a file; docs/guides/exporters.md explains
+every key.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Which series of a family count: labels with a value that fits a pattern (`*` in it), and labels that are empty.
+    """Which series of a family count: labels with a value that fits a pattern (`*` in it), and
+    labels that are empty.
 
     The pattern `*` alone fits every value that is not empty.
     """
@@ -51,14 +54,18 @@ class Condition:
         """Whether a series with these labels counts."""
         for name, patterns in self.where.items():
             value = labels.get(name, "")
-            if not any((value and fnmatchcase(value, pattern)) or pattern == value for pattern in patterns):
+            if not any(
+                (value and fnmatchcase(value, pattern)) or pattern == value for pattern in patterns
+            ):
                 return False
         return not any(labels.get(name) for name in self.unless)
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRule:
-    """How a value of a family becomes one in base units: sentinels first, then the factor, then the range."""
+    """How a value of a family becomes one in base units: sentinels first, then the factor, then the
+    range.
+    """
 
     scale: float = 1.0
     low: float = float("-inf")
@@ -74,7 +81,12 @@ class ValueRule:
     def scaled(self, raw: float) -> float | None:
         """The value in base units; None where the exporter has none."""
         # NaN is the only value that differs from itself.
-        if raw != raw or abs(raw) >= self.absent_above or raw in self.absent or (raw == 0 and self.is_zero_absent):
+        if (
+            raw != raw
+            or abs(raw) >= self.absent_above
+            or raw in self.absent
+            or (raw == 0 and self.is_zero_absent)
+        ):
             return None
         value = raw * self.scale
         return value / 100 if self.is_percent_above_one and value > 1 else value
@@ -90,7 +102,10 @@ class ValueRule:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family that gives a metric. `rank` orders the candidates of one metric: the first that is present counts."""
+    """A family that gives a metric.
+
+    `rank` orders the candidates of one metric: the first that is present counts.
+    """
 
     name: str
     metric: Metric
@@ -99,7 +114,9 @@ class Family:
     rank: int
     combine: Combine
     on_parts: bool
-    """Whether the value belongs to a part of a device; else it is the entire device's, and no part gets it."""
+    """Whether the value belongs to a part of a device; else it is the entire device's, and no part
+    gets it.
+    """
     is_repeated: bool = False
     """Whether the profile declares how several series of one device are combined."""
 
@@ -145,7 +162,9 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class PartValue:
-    """A family whose value says the share of a part, by itself or divided by the device's value of another one."""
+    """A family whose value says the share of a part, by itself or divided by the device's value of
+    another one.
+    """
 
     name: str
     rule: ValueRule
@@ -203,7 +222,10 @@ class DeviceRule:
 
 @dataclass(frozen=True, slots=True)
 class OwnerRule:
-    """Which labels name the holder. Each is also found with the prefix `exported_`, which Prometheus adds."""
+    """Which labels name the holder.
+
+    Each is also found with the prefix `exported_`, which Prometheus adds.
+    """
 
     pod: tuple[str, ...] = ()
     namespace: tuple[str, ...] = ()
@@ -258,7 +280,9 @@ class Profile:
     """Patterns of labels in which several lines of one family for one device may differ."""
 
     def plain_name(self, name: str) -> str | None:
-        """The family of a series: without a prefix, and without the suffix that OpenMetrics adds; None: not known."""
+        """The family of a series: without a prefix, and without the suffix that OpenMetrics adds;
+        None: not known.
+        """
         for prefix in ("", *self.prefixes):
             if name.startswith(prefix):
                 short = name[len(prefix) :]
@@ -271,10 +295,14 @@ class Profile:
         return None
 
     def may_differ(self, label: str) -> bool:
-        """Whether the lines of one family for one device may differ in a label: one of holders, parts or repetition."""
+        """Whether the lines of one family for one device may differ in a label: one of holders,
+        parts or repetition.
+        """
         part = () if self.part is None else (*self.part.labels, self.part.kind, self.part.amount)
         known = (*self.owner.labels, *part)
-        return label.removeprefix(EXPORTED) in known or any(fnmatchcase(label, entry) for entry in self.repeated)
+        return label.removeprefix(EXPORTED) in known or any(
+            fnmatchcase(label, entry) for entry in self.repeated
+        )
 
     def is_matched_by(self, name: str) -> bool:
         """Whether a family shows that a page is this exporter's."""
@@ -282,7 +310,9 @@ class Profile:
 
     def why_ignored(self, name: str) -> str | None:
         """Why a family is not mapped on purpose; None where the profile does not mention it."""
-        return next((entry.reason for entry in self.ignored if fnmatchcase(name, entry.pattern)), None)
+        return next(
+            (entry.reason for entry in self.ignored if fnmatchcase(name, entry.pattern)), None
+        )
 
 
 def first(labels: Mapping[str, str], names: tuple[str, ...]) -> str:

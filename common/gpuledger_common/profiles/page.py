@@ -1,8 +1,8 @@
 """Read an exporter's page by a profile: its accelerators with their readings, holders and health.
 
-A reading that is repeated (for each pod that shares a device, for each part of it) is counted once. Parts are
-accelerators of their own and get only what is measured of a part; the shares of the parts of a device never add up to
-more than the device.
+A reading that is repeated (for each pod that shares a device, for each part of it) is counted once.
+Parts are accelerators of their own and get only what is measured of a part; the shares of the parts
+of a device never add up to more than the device.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class PageAccelerator:
     """Why values were refused, by metric."""
     failed: dict[str, str] = field(default_factory=dict)
     """Values that mean a failed read, by metric."""
-    series: dict[tuple[str, str], set[frozenset[tuple[str, str]]]] = field(default_factory=dict, compare=False)
+    series: dict[tuple[str, str], set[frozenset[tuple[str, str]]]] = field(
+        default_factory=dict, compare=False
+    )
     """Labels of the series that give its values, by family and metric."""
     owners: dict[tuple[str, str], Workload] = field(default_factory=dict)
     causes: list[str] = field(default_factory=list)
@@ -55,7 +57,11 @@ class PageAccelerator:
     def health(self) -> Health:
         """Its health by its readings, or by what the exporter says."""
         verdict = page_health(self.values)
-        return Health("degraded", self.causes[0]) if verdict.status == "ok" and self.causes else verdict
+        return (
+            Health("degraded", self.causes[0])
+            if verdict.status == "ok" and self.causes
+            else verdict
+        )
 
     @property
     def absent(self) -> dict[str, str]:
@@ -66,7 +72,9 @@ class PageAccelerator:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page that was read: accelerators by uuid, messages about what is odd, and the number of refused values."""
+    """A page that was read: accelerators by uuid, messages about what is odd, and the number of
+    refused values.
+    """
 
     profile: Profile
     accelerators: Mapping[str, PageAccelerator]
@@ -80,7 +88,10 @@ class Page:
 
 
 def read_page(profile: Profile, lines: Lines, host: str = "") -> Page:
-    """The accelerators of a page. Raises ValueError when no line names one. `host` is that of lines without one."""
+    """The accelerators of a page.
+
+    Raises ValueError when no line names one. `host` is that of lines without one.
+    """
     page: dict[str, PageAccelerator] = {}
     uncounted: dict[str, None] = {}
     excess: Counter[str] = Counter()
@@ -103,15 +114,23 @@ def read_page(profile: Profile, lines: Lines, host: str = "") -> Page:
             _note_series(entry, described, labels)
     found = len(page)
     problems = [*lines.problems, *list(uncounted)[:MAX_REASONS], *_settle_parts(profile, page)]
-    problems += [f"{plural(count, 'line')} of more than {what}: not counted" for what, count in excess.items()]
+    problems += [
+        f"{plural(count, 'line')} of more than {what}: not counted"
+        for what, count in excess.items()
+    ]
     problems += _ambiguous(profile, page)
     if not found and not uncounted:
-        raise ValueError(f"no line names a device by the profile {profile.id}: is this the page of {profile.title}?")
+        raise ValueError(
+            f"no line names a device by the profile {profile.id}: is this the page of"
+            f" {profile.title}?"
+        )
     refused = sum(len(entry.refused) for entry in page.values())
     if refused:
         refusals = (refusal for entry in page.values() for refusal in entry.refused.items())
         reasons = dict.fromkeys(f"{metric} {reason}" for metric, reason in refusals)
-        problems.append(f"{plural(refused, 'value')} refused: {'; '.join(list(reasons)[:MAX_REASONS])}")
+        problems.append(
+            f"{plural(refused, 'value')} refused: {'; '.join(list(reasons)[:MAX_REASONS])}"
+        )
     problems += _missing_devices(profile, lines, page)
     if len(problems) > MAX_PROBLEMS:
         problems[MAX_PROBLEMS:] = [f"{len(problems) - MAX_PROBLEMS} more messages"]
@@ -119,13 +138,19 @@ def read_page(profile: Profile, lines: Lines, host: str = "") -> Page:
 
 
 def _what_is_beyond(page: Mapping[str, PageAccelerator], described: Described) -> str:
-    """The bound that a line about one more accelerator or holder would exceed; empty where it exceeds none."""
+    """The bound that a line about one more accelerator or holder would exceed; empty where it
+    exceeds none.
+    """
     entry = page.get(described.accelerator.uuid)
     if entry is None:
         return f"{MAX_DEVICES} accelerators" if len(page) >= MAX_DEVICES else ""
     owner = described.owner
     is_new = owner is not None and (owner.kind, owner.id) not in entry.owners
-    return f"{MAX_HOLDERS} holders of one accelerator" if is_new and len(entry.owners) >= MAX_HOLDERS else ""
+    return (
+        f"{MAX_HOLDERS} holders of one accelerator"
+        if is_new and len(entry.owners) >= MAX_HOLDERS
+        else ""
+    )
 
 
 def _understood(profile: Profile, samples: Collection[PageSample]) -> Iterator[PageSample]:
@@ -144,7 +169,10 @@ def _understood(profile: Profile, samples: Collection[PageSample]) -> Iterator[P
         known = [
             PageSample(
                 sample.name,
-                {**rows.get(tuple(sample.labels.get(name, "") for name in join.on), {}), **sample.labels},
+                {
+                    **rows.get(tuple(sample.labels.get(name, "") for name in join.on), {}),
+                    **sample.labels,
+                },
                 sample.value,
             )
             for sample in known
@@ -152,11 +180,16 @@ def _understood(profile: Profile, samples: Collection[PageSample]) -> Iterator[P
     yield from known
 
 
-def _with_same(profile: Profile, labels: Mapping[str, str], same: dict[str, Mapping[str, str]]) -> Mapping[str, str]:
+def _with_same(
+    profile: Profile, labels: Mapping[str, str], same: dict[str, Mapping[str, str]]
+) -> Mapping[str, str]:
     """The labels with the key of the device that another line names by the same index on this page."""
     index = labels.get(profile.device.same, "")
     key = {
-        label: labels[label] for labels_of_key in profile.device.keys for label in labels_of_key if labels.get(label)
+        label: labels[label]
+        for labels_of_key in profile.device.keys
+        for label in labels_of_key
+        if labels.get(label)
     }
     if key:
         same.setdefault(index, key)
@@ -192,10 +225,14 @@ def _take(page: dict[str, PageAccelerator], described: Described, value: float) 
 
 
 def _note_series(entry: PageAccelerator, described: Described, labels: Mapping[str, str]) -> None:
-    """Keep the labels of a series that gives a value, where nothing says how several of its family are combined."""
+    """Keep the labels of a series that gives a value, where nothing says how several of its family
+    are combined.
+    """
     for family in described.families:
         if not family.is_repeated:
-            entry.series.setdefault((family.name, family.metric.name), set()).add(frozenset(labels.items()))
+            entry.series.setdefault((family.name, family.metric.name), set()).add(
+                frozenset(labels.items())
+            )
 
 
 def _ambiguous(profile: Profile, page: Mapping[str, PageAccelerator]) -> list[str]:
@@ -204,18 +241,27 @@ def _ambiguous(profile: Profile, page: Mapping[str, PageAccelerator]) -> list[st
     for uuid, entry in page.items():
         for (family, _), series in entry.series.items():
             if differing := _differing(profile, series):
-                rows = {frozenset(label for label in labels if label[0] in differing) for labels in series}
+                rows = {
+                    frozenset(label for label in labels if label[0] in differing)
+                    for labels in series
+                }
                 problems.append(
-                    f"{uuid}: {len(rows)} different series of one family for one device: {family} differs in "
-                    f"{', '.join(sorted(differing)[:MAX_REASONS])}; add a label to device.keys, or declare combine"
+                    f"{uuid}: {len(rows)} different series of one family for one device: {family}"
+                    f" differs in {', '.join(sorted(differing)[:MAX_REASONS])}; add a label to"
+                    " device.keys, or declare combine"
                 )
                 break
     more = len(problems) - MAX_REASONS
-    return [*problems[:MAX_REASONS], *([f"{plural(more, 'more device')} with different series"] if more > 0 else [])]
+    return [
+        *problems[:MAX_REASONS],
+        *([f"{plural(more, 'more device')} with different series"] if more > 0 else []),
+    ]
 
 
 def _differing(profile: Profile, series: Collection[frozenset[tuple[str, str]]]) -> set[str]:
-    """The labels in which series differ, without those of holders and parts and those that may differ."""
+    """The labels in which series differ, without those of holders and parts and those that may
+    differ.
+    """
     if len(series) == 1:
         return set()
     names = {name for name, _ in frozenset.union(*series) - frozenset.intersection(*series)}
@@ -265,9 +311,13 @@ def _settle_parts(profile: Profile, page: dict[str, PageAccelerator]) -> list[st
             continue
         # Held parts replace the device's own lines, which would count it a second time.
         whole = page.pop(entry.accelerator.device_uuid, None)
-        totals = devices.setdefault(entry.accelerator.device_uuid, {} if whole is None else whole.amounts)
+        totals = devices.setdefault(
+            entry.accelerator.device_uuid, {} if whole is None else whole.amounts
+        )
         for name, amount in entry.amounts.items():
-            entry.share = max(entry.share, round(amount / totals[name] * WHOLE_GPU) if totals.get(name) else 0)
+            entry.share = max(
+                entry.share, round(amount / totals[name] * WHOLE_GPU) if totals.get(name) else 0
+            )
         if not entry.accelerator.gpu_micro:
             if not entry.share:
                 del page[uuid]
@@ -278,8 +328,12 @@ def _settle_parts(profile: Profile, page: dict[str, PageAccelerator]) -> list[st
     for device, entries in parts.items():
         total = sum(entry.accelerator.gpu_micro for entry in entries)
         if total > WHOLE_GPU and profile.part is not None and profile.part.share != "mig":
-            problems.append(f"{device}: its parts add up to {total / WHOLE_GPU:g} devices; scaled down to one")
-    for entry, accelerator in zip(page.values(), fitted(entry.accelerator for entry in page.values()), strict=True):
+            problems.append(
+                f"{device}: its parts add up to {total / WHOLE_GPU:g} devices; scaled down to one"
+            )
+    for entry, accelerator in zip(
+        page.values(), fitted(entry.accelerator for entry in page.values()), strict=True
+    ):
         entry.accelerator = accelerator
     return [*problems, *_missing_parts(profile, parts)]
 
@@ -292,15 +346,25 @@ def _missing_parts(profile: Profile, parts: Mapping[str, list[PageAccelerator]])
     for device, entries in parts.items():
         shown = sum(entry.accelerator.gpu_micro for entry in entries)
         if shown < WHOLE_GPU - len(entries):
-            missing.append(f"{device}: only {plural(len(entries), 'part')} of it, {shown / WHOLE_GPU:.0%}, on the page")
+            missing.append(
+                f"{device}: only {plural(len(entries), 'part')} of it, {shown / WHOLE_GPU:.0%}, on"
+                " the page"
+            )
     return missing
 
 
-def _missing_devices(profile: Profile, lines: Lines, page: Mapping[str, PageAccelerator]) -> list[str]:
+def _missing_devices(
+    profile: Profile, lines: Lines, page: Mapping[str, PageAccelerator]
+) -> list[str]:
     """Whether the page shows fewer devices than the exporter counts."""
     family = profile.devices_family
-    counted = [line.value for line in lines.samples if family and profile.plain_name(line.name) == family]
+    counted = [
+        line.value for line in lines.samples if family and profile.plain_name(line.name) == family
+    ]
     shown = len(page)
     if not counted or shown >= max(counted):
         return []
-    return [f"{profile.devices_family} says {plural(int(max(counted)), 'device')}, the page shows {shown}"]
+    return [
+        f"{profile.devices_family} says {plural(int(max(counted)), 'device')}, the page shows"
+        f" {shown}"
+    ]

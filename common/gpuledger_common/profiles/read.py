@@ -43,7 +43,8 @@ RANGES = {
     "bytes/s": (0.0, 1e14),
     "rpm": (0.0, 1e5),
 }
-"""Plausible ranges of one device by unit, where a profile declares none; a ratio may exceed 1 by rounding.
+"""Plausible ranges of one device by unit, where a profile declares none; a ratio may exceed 1 by
+rounding.
 
 The joules are those of 1 kW for thirty years.
 """
@@ -61,7 +62,9 @@ def read_profile(path: Path) -> Profile:
     try:
         text = read_bounded(path, MAX_TOML_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        raise ProfileError(
+            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})"
+        ) from error
     return parse_profile(text, str(path))
 
 
@@ -72,7 +75,9 @@ def parse_profile(text: str, place: str) -> Profile:
     except tomllib.TOMLDecodeError as error:
         raise ProfileError(f"{place}: is not TOML: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise ProfileError(f"{place}: nests too deep, or holds a number that is too long") from error
+        raise ProfileError(
+            f"{place}: nests too deep, or holds a number that is too long"
+        ) from error
     faults: list[str] = []
     profile = _profile(Table(content, f"{place}: ", faults))
     if faults:
@@ -101,9 +106,18 @@ def _profile(root: Table) -> Profile:
     ignored = tuple(entry for table in root.tables("ignore") for entry in _ignored(table))
     checks = root.table("checks")
     profile_match = match.texts("families", is_required=True)
-    names = {*families, *health, *profile_match, *(name for join in joins for name in join.families)}
+    names = {
+        *families,
+        *health,
+        *profile_match,
+        *(name for join in joins for name in join.families),
+    }
     names |= {checks.text("devices", "")} - {""}
-    names |= {name for value in part.values for name in (value.name, value.of)} - {""} if part is not None else set()
+    names |= (
+        {name for value in part.values for name in (value.name, value.of)} - {""}
+        if part is not None
+        else set()
+    )
     profile = Profile(
         id=identity,
         title=root.text("title"),
@@ -118,7 +132,9 @@ def _profile(root: Table) -> Profile:
         families=families,
         health=health,
         joins=joins,
-        derived=tuple(rule for table in root.tables("derive") if (rule := _derived(table)) is not None),
+        derived=tuple(
+            rule for table in root.tables("derive") if (rule := _derived(table)) is not None
+        ),
         ignored=ignored,
         devices_family=checks.text("devices", ""),
         limits=root.texts("limits"),
@@ -158,7 +174,10 @@ def _rule(table: Table, default: ValueRule) -> ValueRule:
     scale = table.number("scale", default.scale)
     if scale <= 0:
         table.fault("scale", "must be above 0")
-    is_absent = table.choice("zero", ("real", "absent"), "absent" if default.is_zero_absent else "real") == "absent"
+    is_absent = (
+        table.choice("zero", ("real", "absent"), "absent" if default.is_zero_absent else "real")
+        == "absent"
+    )
     return ValueRule(
         scale,
         low,
@@ -182,7 +201,11 @@ def _families(table: Table, default: ValueRule) -> list[Family]:
     metric: Metric | None = BY_NAME.get(name)
     if metric is None:
         if name:
-            table.fault("metric", f"{name!r} is not in the catalog; the nearest name is {nearest_name(name, BY_NAME)}")
+            table.fault(
+                "metric",
+                f"{name!r} is not in the catalog; the nearest name is"
+                f" {nearest_name(name, BY_NAME)}",
+            )
         table.mixed("families")
         table.skip_rest()
         return []
@@ -203,7 +226,9 @@ def _families(table: Table, default: ValueRule) -> list[Family]:
         # All families of a sum count; of others the first that is there.
         order = 0 if combine == "sum" else rank
         own_name = entry.text("name")
-        families.append(Family(own_name, metric, rule, where, order, cast(Any, combine), on_parts, is_repeated))
+        families.append(
+            Family(own_name, metric, rule, where, order, cast(Any, combine), on_parts, is_repeated)
+        )
         entry.close()
     return families
 
@@ -273,7 +298,9 @@ def _part(table: Table) -> PartRule:
     values = []
     for entry in table.tables("values"):
         of = entry.text("of", "")
-        values.append(PartValue(entry.text("family"), _rule(entry, ValueRule() if of else RATIO), of))
+        values.append(
+            PartValue(entry.text("family"), _rule(entry, ValueRule() if of else RATIO), of)
+        )
         entry.close()
     needed = {"count": counts, "label": counts, "value": values}.get(share)
     if needed == []:

@@ -1,4 +1,6 @@
-"""Understand one series by a profile: which accelerator it is about, which metric it gives, and who holds it."""
+"""Understand one series by a profile: which accelerator it is about, which metric it gives, and who
+holds it.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,17 @@ MAX_PART = 2**31
 
 
 class Uncounted(Exception):
-    """A series of a device that is divided in a way that the profile does not count; the message says which."""
+    """A series of a device that is divided in a way that the profile does not count; the message
+    says which.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a series is about. A part whose share is a value of the page has `gpu_micro` 0 until that is read."""
+    """What a series is about.
+
+    A part whose share is a value of the page has `gpu_micro` 0 until that is read.
+    """
 
     accelerator: Accelerator
     host: str
@@ -42,15 +49,23 @@ class Described:
     health: HealthRule | None = None
 
 
-def describe(profile: Profile, name: str, labels: Mapping[str, str], host: str = "") -> Described | None:
-    """What a series means; None where the profile does not know it or nothing says which device it is about.
+def describe(
+    profile: Profile, name: str, labels: Mapping[str, str], host: str = ""
+) -> Described | None:
+    """What a series means; None where the profile does not know it or nothing says which device it
+    is about.
 
-    `name` is one of the profile's own, without prefix. `host` is used where the labels name none. Raises Uncounted.
+    `name` is one of the profile's own, without prefix. `host` is used where the labels name none.
+    Raises Uncounted.
     """
     if not profile.match_condition.holds(labels):
         return None
     for join in profile.joins:
-        if join.required is not None and join.required.holds(labels) and not any(map(labels.get, join.labels)):
+        if (
+            join.required is not None
+            and join.required.holds(labels)
+            and not any(map(labels.get, join.labels))
+        ):
             return None
     node = host_of(profile.device.hosts, labels) or host
     device = device_key(profile, labels, node)
@@ -58,12 +73,17 @@ def describe(profile: Profile, name: str, labels: Mapping[str, str], host: str =
         return None
     accelerator = _accelerator(profile, device, labels)
     part = profile.part
-    share = None if part is None else next((value for value in part.values if name in (value.name, value.of)), None)
+    share = (
+        None
+        if part is None
+        else next((value for value in part.values if name in (value.name, value.of)), None)
+    )
     is_part = accelerator.mig_instance is not None
     families = tuple(
         family
         for family in profile.families.get(name, ())
-        # Readings of the entire device that an exporter repeats on the lines of its parts belong to none of them.
+        # Readings of the entire device that an exporter repeats on the lines of its parts belong to
+        # none of them.
         if family.condition.holds(labels) and (family.on_parts or not is_part)
     )
     owner = owner_of(profile.owner, labels, accelerator.uuid)
@@ -81,8 +101,17 @@ def derived_labels(profile: Profile, labels: Mapping[str, str]) -> Mapping[str, 
 
 
 def host_of(names: tuple[str, ...], labels: Mapping[str, str]) -> str:
-    """The host by the first of these labels that is not a container's id; an exporter in a container has no better."""
-    return next((value for name in names if (value := labels.get(name)) and not _CONTAINER_ID.fullmatch(value)), "")
+    """The host by the first of these labels that is not a container's id; an exporter in a
+    container has no better.
+    """
+    return next(
+        (
+            value
+            for name in names
+            if (value := labels.get(name)) and not _CONTAINER_ID.fullmatch(value)
+        ),
+        "",
+    )
 
 
 def device_key(profile: Profile, labels: Mapping[str, str], host: str) -> str:
@@ -108,15 +137,22 @@ def _accelerator(profile: Profile, device: str, labels: Mapping[str, str]) -> Ac
     if part.is_global:
         number = _number(label)
         if parts is None or number is None:
-            raise Uncounted(f"{part.labels[0]} {label!r} of model {raw_model!r}: the profile has no count for it")
+            raise Uncounted(
+                f"{part.labels[0]} {label!r} of model {raw_model!r}: the profile has no count"
+                " for it"
+            )
         device, label, index = f"{device}/{number // parts}", str(number % parts), number // parts
         if parts == 1:
             return Accelerator(device, device, index, model, pci_bus_id=pci)
     share = _share(part, kind, raw_model, labels, parts)
-    return Accelerator(f"{device}/{label}", device, index, model, f"{kind or 'part'}/{label}", share, None, pci)
+    return Accelerator(
+        f"{device}/{label}", device, index, model, f"{kind or 'part'}/{label}", share, None, pci
+    )
 
 
-def _share(part: PartRule, kind: str, model: str, labels: Mapping[str, str], parts: int | None) -> int:
+def _share(
+    part: PartRule, kind: str, model: str, labels: Mapping[str, str], parts: int | None
+) -> int:
     """Micro-GPUs of a part; 0 where a value of the page says it."""
     if part.share == "mig":
         return profile_share(kind, model) or WHOLE_GPU
@@ -124,7 +160,9 @@ def _share(part: PartRule, kind: str, model: str, labels: Mapping[str, str], par
         return 0
     amount = 1 if part.share == "count" else _number(labels.get(part.amount, ""))
     if parts is None or not amount:
-        raise Uncounted(f"a part {kind!r} of model {model!r}: the profile does not say how many are one device")
+        raise Uncounted(
+            f"a part {kind!r} of model {model!r}: the profile does not say how many are one device"
+        )
     return max(min(amount, parts) * WHOLE_GPU // parts, 1)
 
 
@@ -135,7 +173,8 @@ def _number(text: str) -> int | None:
 def owner_of(rule: OwnerRule, labels: Mapping[str, str], accelerator: str = "") -> Workload | None:
     """The Slurm job or the pod that labels name; None when they name none."""
     names = rule.pod, rule.namespace, rule.container
-    # With honor_labels off, Prometheus keeps the exporter's own pod under the plain names and renames the holder's.
+    # With honor_labels off, Prometheus keeps the exporter's own pod under the plain names and
+    # renames the holder's.
     if any(labels.get(EXPORTED + name) for name in rule.pod):
         names = _exported(rule.pod), _exported(rule.namespace), _exported(rule.container)
     job = first(labels, (*_exported(rule.job), *rule.job))
@@ -144,11 +183,18 @@ def owner_of(rule: OwnerRule, labels: Mapping[str, str], accelerator: str = "") 
     pod, namespace, container = (first(labels, aliases) for aliases in names)
     if not pod or any(own in pod for own in rule.own_pods):
         return None
-    # The exporter hides the names: somebody holds the accelerator, and nobody can be billed for it by name.
+    # The exporter hides the names: somebody holds the accelerator, and nobody can be billed for it
+    # by name.
     if pod in rule.placeholders:
-        return Workload(f"hidden pods of {accelerator}", "kubernetes", name="pods that the exporter does not name")
+        return Workload(
+            f"hidden pods of {accelerator}",
+            "kubernetes",
+            name="pods that the exporter does not name",
+        )
     tags = {"namespace": namespace, "pod": pod} | ({"container": container} if container else {})
-    return Workload(f"{namespace}/{pod}", "kubernetes", account=namespace or None, name=pod, tags=tags)
+    return Workload(
+        f"{namespace}/{pod}", "kubernetes", account=namespace or None, name=pod, tags=tags
+    )
 
 
 def _exported(names: tuple[str, ...]) -> tuple[str, ...]:

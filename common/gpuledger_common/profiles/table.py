@@ -49,7 +49,11 @@ class Table:
         if value is None and not is_required:
             return ()
         values = [value] if isinstance(value, str) else value
-        if not isinstance(values, list) or not all(isinstance(entry, str) for entry in values) or not values:
+        if (
+            not isinstance(values, list)
+            or not all(isinstance(entry, str) for entry in values)
+            or not values
+        ):
             self.fault(key, "is required" if value is None else f"{value!r} is not a list of texts")
             return ()
         return tuple(values)
@@ -92,10 +96,14 @@ class Table:
         value = self._value(key)
         entries = value if isinstance(value, list) else []
         good = all(
-            isinstance(entry, list) and entry and all(isinstance(part, str) for part in entry) for entry in entries
+            isinstance(entry, list) and entry and all(isinstance(part, str) for part in entry)
+            for entry in entries
         )
         if not entries or not good:
-            self.fault(key, "is required" if value is None else f"{value!r} is not a list of lists of texts")
+            self.fault(
+                key,
+                "is required" if value is None else f"{value!r} is not a list of lists of texts",
+            )
             return ()
         return tuple(map(tuple, entries))
 
@@ -114,17 +122,27 @@ class Table:
         if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
             self.fault(key, "is not a list of tables")
             return []
-        return [Table(entry, f"{self.place}{key} {number}: ", self._faults) for number, entry in enumerate(value, 1)]
+        return [
+            Table(entry, f"{self.place}{key} {number}: ", self._faults)
+            for number, entry in enumerate(value, 1)
+        ]
 
     def mixed(self, key: str) -> list[Table]:
         """A list of texts and tables; a text stands for a table with this `name`."""
         value = self._value(key)
         values = value if isinstance(value, list) else [value]
-        if value is None or not values or not all(isinstance(entry, str | dict) for entry in values):
+        if (
+            value is None
+            or not values
+            or not all(isinstance(entry, str | dict) for entry in values)
+        ):
             self.fault(key, "is required" if value is None else "is not a list of families")
             return []
         entries = [{"name": entry} if isinstance(entry, str) else entry for entry in values]
-        return [Table(entry, f"{self.place}{key} {number}: ", self._faults) for number, entry in enumerate(entries, 1)]
+        return [
+            Table(entry, f"{self.place}{key} {number}: ", self._faults)
+            for number, entry in enumerate(entries, 1)
+        ]
 
     def skip_rest(self) -> None:
         """Leave the other keys unread, where a fault already says why the table cannot be used."""

@@ -8,7 +8,13 @@ import pytest
 
 from fakes import serving as fake
 from gpuledger_agent import serving
-from gpuledger_agent.serving import MAX_PAGE_BYTES, CounterReader, endpoints, fetch_page, find_workload
+from gpuledger_agent.serving import (
+    MAX_PAGE_BYTES,
+    CounterReader,
+    endpoints,
+    fetch_page,
+    find_workload,
+)
 from gpuledger_common.readings import Holder, Workload
 from gpuledger_common.serving_counters import parse
 
@@ -47,7 +53,10 @@ def test_triton_tells_inferences_from_requests_of_each_model():
     ("text", "expected"),
     [
         (fake.TGI, {"inferences": 1_000, "prompt_tokens": 512_000, "generated_tokens": 128_000}),
-        (fake.SGLANG, {"inferences": 4_097, "prompt_tokens": 8_128_902, "generated_tokens": 7_557_572}),
+        (
+            fake.SGLANG,
+            {"inferences": 4_097, "prompt_tokens": 8_128_902, "generated_tokens": 7_557_572},
+        ),
         (
             "gpuledger_run_steps_total 1200\ngpuledger_run_tokens_total 5e6 1763750000000\n",
             {"steps": 1_200, "tokens": 5_000_000},
@@ -61,12 +70,16 @@ def test_other_pages(text, expected):
 
 
 def test_lines_that_no_counter_shows_say_nothing():
-    """Fractions, negatives, NaN, infinities, broken labels, and a series that stands there with two values."""
+    """Fractions, negatives, NaN, infinities, broken labels, and a series that stands there with two
+    values.
+    """
     good = 'nv_inference_count{model="a\\"b,c}",version="1"} 7\n'
     bad = (
-        'nv_inference_count{model="x"} 1.5\nnv_inference_count{model="y"} -1\nnv_inference_count{model="z"} NaN\n'
-        'nv_inference_count{model="w"} +Inf\nnv_inference_count{model="v} 3\nnv_inference_count{model="u"}\n'
-        'nv_inference_count{model="t"} 1\nnv_inference_count{model="t"} 2\nnv_inference_count_x 4\n'
+        'nv_inference_count{model="x"} 1.5\nnv_inference_count{model="y"}'
+        ' -1\nnv_inference_count{model="z"} NaN\nnv_inference_count{model="w"}'
+        ' +Inf\nnv_inference_count{model="v}'
+        ' 3\nnv_inference_count{model="u"}\nnv_inference_count{model="t"}'
+        ' 1\nnv_inference_count{model="t"} 2\nnv_inference_count_x 4\n'
     )
     (only,) = parse(bad + good)[0]
     assert only.value == 7
@@ -85,14 +98,22 @@ def test_a_counter_belongs_to_the_only_or_the_named_workload():
 
 
 def test_a_round_reads_every_endpoint_and_a_failing_one_delays_nobody():
-    """The address is told without its query; an error page has no counters; what could not be stored comes again."""
+    """The address is told without its query; an error page has no counters; what could not be
+    stored comes again.
+    """
     with fake.serving(lambda: fake.TGI) as good, fake.serving(lambda: fake.TGI) as bad:
         bad.status = 503
         made = reader(f"{bad.url},chat={good.url}?x=1")
         made.read()
         rows = made.take()
-        assert {(one.source, one.workload.id, one.at_ms) for one in rows} == {(good.url, "4711", 1_000)}
-        assert sums(rows) == {"inferences": 1_000, "prompt_tokens": 512_000, "generated_tokens": 128_000}
+        assert {(one.source, one.workload.id, one.at_ms) for one in rows} == {
+            (good.url, "4711", 1_000)
+        }
+        assert sums(rows) == {
+            "inferences": 1_000,
+            "prompt_tokens": 512_000,
+            "generated_tokens": 128_000,
+        }
         assert made.take() == []
         made.put_back(rows)
         assert made.take() == rows
@@ -101,23 +122,36 @@ def test_a_round_reads_every_endpoint_and_a_failing_one_delays_nobody():
 
 def test_a_page_is_bounded():
     """A server that sends for ever is read up to the bound."""
-    with fake.serving(lambda: "x" * (MAX_PAGE_BYTES + 10)) as large, pytest.raises(OSError, match="is larger than"):
+    with (
+        fake.serving(lambda: "x" * (MAX_PAGE_BYTES + 10)) as large,
+        pytest.raises(OSError, match="is larger than"),
+    ):
         fetch_page(large.url)
 
 
 def test_a_file_belongs_to_the_workload_that_it_is_named_after(tmp_path):
-    """A run without a way to the collector writes a file; that of a run which is not here is passed over."""
+    """A run without a way to the collector writes a file; that of a run which is not here is passed
+    over.
+    """
     (tmp_path / "4712.prom").write_text("gpuledger_run_steps_total 40\n")
     (tmp_path / "9.prom").write_text("gpuledger_run_steps_total 1\n")
     (tmp_path / "4712.prom.tmp").write_text("gpuledger_run_steps_total 41\n")
     made = reader(progress_dir=tmp_path, holders={"GPU-0": [Holder(LLM)], "GPU-1": [Holder(OTHER)]})
     made.read()
     (row,) = made.take()
-    assert (row.workload, row.counter, row.value, row.source) == (OTHER, "steps", 40, "file:4712.prom")
+    assert (row.workload, row.counter, row.value, row.source) == (
+        OTHER,
+        "steps",
+        40,
+        "file:4712.prom",
+    )
 
 
 def test_a_file_that_is_none_holds_nothing_up(tmp_path, caplog):
-    """A pipe that nobody writes to, a folder, a device: what a user may put there. Names that are gone are no more."""
+    """A pipe that nobody writes to, a folder, a device: what a user may put there.
+
+    Names that are gone are no more.
+    """
     os.mkfifo(tmp_path / "4711.prom")
     (tmp_path / "chat.prom").mkdir()
     (tmp_path / "train.prom").symlink_to("/dev/zero")
@@ -140,7 +174,9 @@ def test_a_file_that_is_none_holds_nothing_up(tmp_path, caplog):
 
 
 def test_of_more_readings_than_are_kept_the_oldest_go(tmp_path, monkeypatch):
-    """In the order of their making, what could not be spooled before what was read meanwhile; no endless labels."""
+    """In the order of their making, what could not be spooled before what was read meanwhile; no
+    endless labels.
+    """
     monkeypatch.setattr(serving, "MAX_READINGS", 3)
     file, now = tmp_path / "4711.prom", [0]
     made = reader(progress_dir=tmp_path, now=lambda: now[0])
@@ -163,7 +199,8 @@ def test_of_more_readings_than_are_kept_the_oldest_go(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["localhost:8000", "http://", "ftp://a/b", "http://me:secret@h/metrics", "a=http://h:99999/"]
+    "text",
+    ["localhost:8000", "http://", "ftp://a/b", "http://me:secret@h/metrics", "a=http://h:99999/"],
 )
 def test_an_address_that_is_none_is_refused_without_its_password(text):
     """The sentence may be logged."""
@@ -175,7 +212,8 @@ def test_an_address_that_is_none_is_refused_without_its_password(text):
 def test_the_code_is_not_in_memory_where_nothing_is_configured():
     """Agents without inference servers do not pay for them."""
     script = (
-        "import sys, gpuledger_agent.daemon, gpuledger_agent.settings as s; s.load(None, {}); "
-        "sys.exit('gpuledger_agent.serving' in sys.modules or 'gpuledger_common.serving_counters' in sys.modules)"
+        "import sys, gpuledger_agent.daemon, gpuledger_agent.settings as s; s.load(None, {});"
+        " sys.exit('gpuledger_agent.serving' in sys.modules or 'gpuledger_common.serving_counters'"
+        " in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0

@@ -107,13 +107,17 @@ def test_a_node_without_a_driver_keeps_its_heartbeat(agent):
 
 
 def test_release_lets_the_gpus_go_and_resume_takes_them_up(agent):
-    """While released nothing is sampled and the heartbeat says why; resume, or the end of the time, brings samples."""
+    """While released nothing is sampled and the heartbeat says why; resume, or the end of the time,
+    brings samples.
+    """
     with sink() as target:
         running = agent(target.url)
         running.wait_for(lambda: target.committed())
 
         def command(*arguments):
-            return subprocess.run([AGENT, *arguments], env=running.environment, capture_output=True, text=True)
+            return subprocess.run(
+                [AGENT, *arguments], env=running.environment, capture_output=True, text=True
+            )
 
         answer = command("release", "--for", "5m")
         assert answer.returncode == 0, answer.stderr
@@ -124,16 +128,24 @@ def test_release_lets_the_gpus_go_and_resume_takes_them_up(agent):
         assert last.heartbeat.status == "degraded"
         assert "released" in last.heartbeat.detail
         assert "sampling resumes" in command("resume").stdout
-        running.wait_for(lambda: target.batches[-1].heartbeat.status == "ok" and target.batches[-1].usage_intervals)
+        running.wait_for(
+            lambda: (
+                target.batches[-1].heartbeat.status == "ok" and target.batches[-1].usage_intervals
+            )
+        )
         assert command("release", "--for", "1s").returncode == 0
         count = len(target.batches)
-        running.wait_for(lambda: len(target.batches) > count + 2 and target.batches[-1].usage_intervals)
+        running.wait_for(
+            lambda: len(target.batches) > count + 2 and target.batches[-1].usage_intervals
+        )
         assert running.stop() == 0
     assert command("resume").returncode == 0
 
 
 def test_why_nothing_is_delivered_stands_in_the_log_once(agent):
-    """A collector that refuses the token, or is not there: one sentence each, and one more when it takes batches."""
+    """A collector that refuses the token, or is not there: one sentence each, and one more when it
+    takes batches.
+    """
     with sink() as target:
         target.answers = lambda _: (503, {"Retry-After": "1"}, b"")
         running = agent(target.url)
@@ -146,7 +158,9 @@ def test_why_nothing_is_delivered_stands_in_the_log_once(agent):
 
 
 def test_a_page_that_cannot_be_made_is_said_once_and_counted(tmp_path, capfd):
-    """The spool's file is gone bad: each scrape gets status 500 and no traceback, and the place of the fault counts."""
+    """The spool's file is gone bad: each scrape gets status 500 and no traceback, and the place of
+    the fault counts.
+    """
     port = free_port()
     settings = Settings(node="h100-03", source="simulated", spool_dir=tmp_path)
     running = daemon.build(settings, lambda: settings)
@@ -179,12 +193,16 @@ def test_an_asker_that_leaves_is_no_traceback(agent):
 
 
 def test_metrics_are_clean_and_tell_of_every_gpu(agent, tmp_path):
-    """/metrics parses, names each family once, speaks base units; promtool finds nothing where it is installed."""
+    """/metrics parses, names each family once, speaks base units; promtool finds nothing where it
+    is installed.
+    """
     port = free_port()
     with sink() as target:
         running = agent(target.url, metrics_listen=f"127.0.0.1:{port}")
         running.wait_for(lambda: target.committed())
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
+        text = (
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
+        )
         assert running.stop() == 0
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert len(families["gpu_power_watts"].samples) == 8
@@ -194,9 +212,14 @@ def test_metrics_are_clean_and_tell_of_every_gpu(agent, tmp_path):
     assert len(re.findall(r"^# TYPE gpu_power_watts ", text, re.MULTILINE)) == 1
     promtool = shutil.which("promtool")
     if promtool:
-        checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True)
-        # `modelName`, `…_COUNTER` and counters without `_total` are dcgm-exporter's own. Nothing else may be said.
-        theirs = re.compile(r"DCGM_.*(camelCase|should have \"_total\" suffix|should not include type 'counter')")
+        checked = subprocess.run(
+            [promtool, "check", "metrics"], input=text, capture_output=True, text=True
+        )
+        # `modelName`, `…_COUNTER` and counters without `_total` are dcgm-exporter's own. Nothing
+        # else may be said.
+        theirs = re.compile(
+            r"DCGM_.*(camelCase|should have \"_total\" suffix|should not include type 'counter')"
+        )
         remarks = {line for line in checked.stderr.splitlines() if not theirs.search(line)}
         assert not remarks, remarks
 
@@ -208,10 +231,30 @@ def test_metrics_are_clean_and_tell_of_every_gpu(agent, tmp_path):
         (["run"], {"GPULEDGER_AGENT_SAMPLE_INTERVAL_S": "often"}, 2, "'often' is not a float"),
         (["run"], {"GPULEDGER_AGENT_SOURCE": "nvidia"}, 2, "not one of nvml, exporter, dcgm"),
         (["run", "--source", "dcgm"], {}, 2, "needs an address or a file"),
-        (["run", "--source", "simulated"], {"GPULEDGER_AGENT_COLLECTOR_URL": "collector:1"}, 2, "is not http"),
-        (["run", "--source", "simulated"], {"GPULEDGER_AGENT_COLLECTOR_URL": "http://h:99999"}, 2, "is not http"),
-        (["run", "--source", "simulated"], {"GPULEDGER_AGENT_METRICS_LISTEN": "127.0.0.1:99999"}, 2, "is not ADDRESS"),
-        (["run"], {"GPULEDGER_AGENT_COLLECTOR_URL": "http://u:geheim@h"}, 2, "must not hold a user name or a password"),
+        (
+            ["run", "--source", "simulated"],
+            {"GPULEDGER_AGENT_COLLECTOR_URL": "collector:1"},
+            2,
+            "is not http",
+        ),
+        (
+            ["run", "--source", "simulated"],
+            {"GPULEDGER_AGENT_COLLECTOR_URL": "http://h:99999"},
+            2,
+            "is not http",
+        ),
+        (
+            ["run", "--source", "simulated"],
+            {"GPULEDGER_AGENT_METRICS_LISTEN": "127.0.0.1:99999"},
+            2,
+            "is not ADDRESS",
+        ),
+        (
+            ["run"],
+            {"GPULEDGER_AGENT_COLLECTOR_URL": "http://u:geheim@h"},
+            2,
+            "must not hold a user name or a password",
+        ),
         (["run", "--config", "/nonexistent.toml"], {}, 2, "cannot be read"),
         (["once", "--source", "replay", "--target", "/nonexistent"], {}, 3, "cannot be read"),
         (["simulate", "--from", "x", "--to", "y"], {}, 2, "is not an instant"),
@@ -222,7 +265,11 @@ def test_bad_input_is_one_sentence_and_an_exit_code(arguments, environment, code
     """What is wrong, where, and how it should be: no traceback."""
     environment = {"GPULEDGER_AGENT_SPOOL_DIR": str(tmp_path), **environment}
     answer = subprocess.run(
-        [AGENT, *arguments], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
+        [AGENT, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert answer.returncode == code, answer.stderr
     assert words in answer.stderr
@@ -232,13 +279,17 @@ def test_bad_input_is_one_sentence_and_an_exit_code(arguments, environment, code
 
 def test_check_config_checks_and_ends(tmp_path):
     """`run --check-config` says that good settings are good."""
-    answer = subprocess.run([AGENT, "run", "--source", "simulated", "--check-config"], capture_output=True, text=True)
+    answer = subprocess.run(
+        [AGENT, "run", "--source", "simulated", "--check-config"], capture_output=True, text=True
+    )
     assert (answer.returncode, answer.stdout) == (0, "the settings are good\n")
 
 
 @pytest.fixture
 def systemd(tmp_path, monkeypatch):
-    """The socket that systemd would read; as long as nobody does, its queue holds ten datagrams or so."""
+    """The socket that systemd would read; as long as nobody does, its queue holds ten datagrams or
+    so.
+    """
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.bind(path)
@@ -267,7 +318,9 @@ def test_systemd_is_told_when_it_is_ready(agent, systemd):
 
 
 def test_a_systemd_that_does_not_read_stops_no_sampling(agent, systemd):
-    """Its queue is full after a second: rounds are late by a second each, and batches go on, to the end with 0."""
+    """Its queue is full after a second: rounds are late by a second each, and batches go on, to the
+    end with 0.
+    """
     with sink() as target:
         running = agent(target.url)
         running.wait_for(lambda: len(target.committed()) >= 4)

@@ -1,4 +1,6 @@
-"""/metrics in dcgm-exporter's words: what we write, our own reader of dcgm-exporter's pages understands."""
+"""/metrics in dcgm-exporter's words: what we write, our own reader of dcgm-exporter's pages
+understands.
+"""
 
 import re
 
@@ -24,7 +26,9 @@ def page(node, vintage):
 @pytest.mark.parametrize("vintage", ["old", "new"])
 @pytest.mark.parametrize("node", ["h100-01", "a100-01"])
 def test_what_we_write_reads_back_as_it_was(node, vintage):
-    """Every accelerator, MIG instances too, and every reading that both sides know comes back in base units."""
+    """Every accelerator, MIG instances too, and every reading that both sides know comes back in
+    base units.
+    """
     inventory, samples, text = page(node, vintage)
     back = parse(text).accelerators
     assert len(back) == len(inventory.accelerators)
@@ -51,7 +55,15 @@ def test_nvidias_dashboard_finds_its_six_metrics_and_two_labels():
         assert re.search(rf"^{name}\{{", text, re.MULTILINE), name
     line = next(line for line in text.splitlines() if line.startswith("DCGM_FI_DEV_POWER_USAGE{"))
     labels = re.findall(r'(\w+)="', line)
-    assert labels == ["gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "DCGM_FI_DRIVER_VERSION"]
+    assert labels == [
+        "gpu",
+        "UUID",
+        "pci_bus_id",
+        "device",
+        "modelName",
+        "Hostname",
+        "DCGM_FI_DRIVER_VERSION",
+    ]
 
 
 def test_units_are_dcgms():
@@ -81,7 +93,13 @@ def test_units_are_dcgms():
     ("workload", "expected"),
     [
         (
-            Workload("vision/train-0", "kubernetes", account="vision", name="train-0", tags={"container": "main"}),
+            Workload(
+                "vision/train-0",
+                "kubernetes",
+                account="vision",
+                name="train-0",
+                tags={"container": "main"},
+            ),
             {"container": "main", "namespace": "vision", "pod": "train-0"},
         ),
         (Workload("4711", "slurm"), {"hpc_job": "4711"}),
@@ -91,7 +109,9 @@ def test_units_are_dcgms():
 def test_pods_and_jobs_stand_on_the_lines(workload, expected):
     """The holder is named as dcgm-exporter names it in Kubernetes and with job mapping files."""
     sample = Sample("G", 0, {"gpu_power_watts": 1.0})
-    (family,) = families("n", None, [(Accelerator("G", "G", 0, "L4"), sample, [Holder(workload)])], "new")
+    (family,) = families(
+        "n", None, [(Accelerator("G", "G", 0, "L4"), sample, [Holder(workload)])], "new"
+    )
     labels = family.samples[0].labels
     assert {name: labels[name] for name in expected} == expected
     assert labels["hostname"] == "n"

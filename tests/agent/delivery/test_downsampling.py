@@ -1,4 +1,6 @@
-"""When the spool fills, readings go before time: first apart, then thin, then the oldest of them, the money last."""
+"""When the spool fills, readings go before time: first apart, then thin, then the oldest of them,
+the money last.
+"""
 
 import contextlib
 import random
@@ -38,7 +40,8 @@ class Noise:
 
     def read(self, tiers):
         return [
-            Sample(card.uuid, self.now_ms * 10**6, {name: self.chance.random() for name in GAUGES}) for card in CARDS
+            Sample(card.uuid, self.now_ms * 10**6, {name: self.chance.random() for name in GAUGES})
+            for card in CARDS
         ]
 
     def holders(self, accelerators, samples):
@@ -83,7 +86,9 @@ def delivered(spool):
 
 def held_ms(batches):
     return sum(
-        usage_interval.end_ms - usage_interval.start_ms for batch in batches for usage_interval in batch.usage_intervals
+        usage_interval.end_ms - usage_interval.start_ms
+        for batch in batches
+        for usage_interval in batch.usage_intervals
     )
 
 
@@ -104,7 +109,9 @@ def overfull(tmp_path_factory):
 
 
 def test_no_time_is_lost_while_there_are_readings_to_lose(overfull):
-    """All 20 hours of 4 GPUs arrive to the millisecond; readings are missing, counted, and the bound was kept."""
+    """All 20 hours of 4 GPUs arrive to the millisecond; readings are missing, counted, and the
+    bound was kept.
+    """
     source, sampler, spool, largest = overfull
     counts, lost = spool.counts(), spool.lost()
     assert counts.conserved
@@ -116,8 +123,14 @@ def test_no_time_is_lost_while_there_are_readings_to_lose(overfull):
     registry = CollectorRegistry()
     registry.register(AgentCollector(sampler, spool))
     page = generate_latest(registry).decode()
-    assert f'records_lost_total{{how="downsampled",record="reading"}} {float(lost.readings_downsampled)}' in page
-    assert f'records_lost_total{{how="dropped",record="reading"}} {float(lost.readings_dropped)}' in page
+    assert (
+        'records_lost_total{how="downsampled",record="reading"}'
+        f" {float(lost.readings_downsampled)}" in page
+    )
+    assert (
+        f'records_lost_total{{how="dropped",record="reading"}} {float(lost.readings_dropped)}'
+        in page
+    )
     batches = delivered(spool)
     assert held_ms(batches) == 4 * (source.now_ms - START - 10_000)
     arrived = sum(len(batch.samples.at_ms) for batch in batches)
@@ -126,8 +139,8 @@ def test_no_time_is_lost_while_there_are_readings_to_lose(overfull):
 
 
 def test_readings_and_usage_intervals_part_when_batches_pile_up(noise, tmp_path):
-    """Below an eighth one batch holds both; from there the usage intervals have their own; from a half the other is
-    thin.
+    """Below an eighth one batch holds both; from there the usage intervals have their own; from a
+    half the other is thin.
     """
     with contextlib.closing(spool_of(tmp_path)) as spool:
         shapes = {}
@@ -137,10 +150,14 @@ def test_readings_and_usage_intervals_part_when_batches_pile_up(noise, tmp_path)
             minutes(noise, spool, 1)
             new = [
                 batch
-                for batch in (unpack(row[0]) for row in spool._rows("SELECT body FROM batch ORDER BY seq"))
+                for batch in (
+                    unpack(row[0]) for row in spool._rows("SELECT body FROM batch ORDER BY seq")
+                )
                 if batch.seq > before
             ]
-            shapes.setdefault(level, [(bool(batch.usage_intervals), len(batch.samples.at_ms)) for batch in new])
+            shapes.setdefault(
+                level, [(bool(batch.usage_intervals), len(batch.samples.at_ms)) for batch in new]
+            )
     assert shapes == {
         "together": [(True, 24)],
         "apart": [(True, 0), (False, 24)],
@@ -181,7 +198,9 @@ def test_when_only_money_is_left_the_oldest_of_it_goes_and_is_counted(tmp_path):
 
 
 def test_on_a_disk_that_is_nearly_full_readings_make_room_for_time(tmp_path):
-    """The file does not grow; what waits of readings gives its pages to new usage intervals, until none is left."""
+    """The file does not grow; what waits of readings gives its pages to new usage intervals, until
+    none is left.
+    """
     with contextlib.closing(spool_of(tmp_path, 64 * MIB)) as spool:
         for _ in range(40):
             spool.add(big(40_000), START, BatchContents(readings=9))
@@ -221,8 +240,12 @@ class Broken:
 
 
 @pytest.mark.parametrize("everything", [False, True])
-def test_a_disk_that_refuses_for_a_day_costs_readings_and_no_time(noise, tmp_path, monkeypatch, everything):
-    """Usage intervals wait in memory, abutting ones as one for each hour; readings up to a bound, the rest counted."""
+def test_a_disk_that_refuses_for_a_day_costs_readings_and_no_time(
+    noise, tmp_path, monkeypatch, everything
+):
+    """Usage intervals wait in memory, abutting ones as one for each hour; readings up to a bound,
+    the rest counted.
+    """
     monkeypatch.setattr("gpuledger_agent.sampler.MAX_ROWS", 100)
     source, sampler = noise
     for _ in range(2880):

@@ -1,4 +1,6 @@
-"""A goodbye: said once, by the agent that is uninstalled, and by no stop, restart or upgrade besides."""
+"""A goodbye: said once, by the agent that is uninstalled, and by no stop, restart or upgrade
+besides.
+"""
 
 import subprocess
 
@@ -13,14 +15,18 @@ __all__ = ["agent"]
 
 
 def goodbye(running):
-    answer = subprocess.run([AGENT, "goodbye"], env=running.environment, capture_output=True, text=True)
+    answer = subprocess.run(
+        [AGENT, "goodbye"], env=running.environment, capture_output=True, text=True
+    )
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
 
 
 def said(target):
     """Whether the newest heartbeat that arrived is a goodbye, and whether any other is one."""
-    beats = [batch.heartbeat.uninstalled for batch in sorted(target.batches, key=lambda batch: batch.seq)]
+    beats = [
+        batch.heartbeat.uninstalled for batch in sorted(target.batches, key=lambda batch: batch.seq)
+    ]
     return beats[-1], any(beats[:-1])
 
 
@@ -43,7 +49,9 @@ def test_it_is_in_the_last_heartbeat_of_an_agent_that_is_uninstalled(agent):
 
 
 def test_one_that_no_stop_has_said_is_void(agent):
-    """The note of an uninstallation that stopped no agent says nothing of the one that is installed later."""
+    """The note of an uninstallation that stopped no agent says nothing of the one that is installed
+    later.
+    """
     with sink() as target:
         running = agent(target.url)
         running.wait_for(lambda: target.committed())

@@ -30,7 +30,9 @@ def page(node, entries):
 
 @pytest.mark.parametrize("node", ["h100-01", "a100-01"])
 def test_what_we_write_reads_back_as_it_was(node):
-    """Every reading that the profile otel-hw maps comes back in base units, under the same identity."""
+    """Every reading that the profile otel-hw maps comes back in base units, under the same
+    identity.
+    """
     source = SimulatedSource(Fleet(7), node, lambda: AT)
     inventory = source.open()
     samples = {sample.uuid: sample for sample in source.read(())}
@@ -39,15 +41,23 @@ def test_what_we_write_reads_back_as_it_was(node):
     devices = [entry for entry in inventory.accelerators if entry.mig_instance is None]
     assert devices
     for entry in devices:
-        (seen,) = [other for uuid, other in back.items() if uuid.removeprefix(f"{node}/") == entry.uuid]
+        (seen,) = [
+            other for uuid, other in back.items() if uuid.removeprefix(f"{node}/") == entry.uuid
+        ]
         assert (seen.host, seen.accelerator.model) == (node, entry.model)
-        assert {"gpu_utilization_ratio", "gpu_memory_used_bytes", "gpu_power_watts"} <= seen.values.keys()
+        assert {
+            "gpu_utilization_ratio",
+            "gpu_memory_used_bytes",
+            "gpu_power_watts",
+        } <= seen.values.keys()
         for name, value in seen.values.items():
             assert value == pytest.approx(samples[entry.uuid].values[name], rel=1e-9), name
 
 
 def test_names_labels_and_units_are_those_of_the_conventions():
-    """Directions, tasks and error types are labels; the pod is an attribute; a used ratio is not the controller's."""
+    """Directions, tasks and error types are labels; the pod is an attribute; a used ratio is not
+    the controller's.
+    """
     values = {
         "gpu_encoder_utilization_ratio": 0.25,
         "gpu_memory_used_ratio": 0.5,
@@ -55,12 +65,20 @@ def test_names_labels_and_units_are_those_of_the_conventions():
         "gpu_pcie_transmit_bytes_total": 7,
         "gpu_ecc_uncorrected_volatile_total": 2,
     }
-    pod = Workload("ml/p", "kubernetes", account="ml", name="p", tags={"namespace": "ml", "pod": "p", "container": "c"})
-    text = page("n", [(GPU, Sample("GPU-1", 1, values, {}, (), Health("degraded", "x")), [Holder(pod)])])
+    pod = Workload(
+        "ml/p",
+        "kubernetes",
+        account="ml",
+        name="p",
+        tags={"namespace": "ml", "pod": "p", "container": "c"},
+    )
+    text = page(
+        "n", [(GPU, Sample("GPU-1", 1, values, {}, (), Health("degraded", "x")), [Holder(pod)])]
+    )
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     common = (
-        'host_name="n",hw_id="GPU-1",hw_model="NVIDIA H100 80GB HBM3",hw_name="GPU 3",{0}hw_type="gpu",'
-        'k8s_container_name="c",k8s_namespace_name="ml",k8s_pod_name="p"'
+        'host_name="n",hw_id="GPU-1",hw_model="NVIDIA H100 80GB HBM3",hw_name="GPU'
+        ' 3",{0}hw_type="gpu",k8s_container_name="c",k8s_namespace_name="ml",k8s_pod_name="p"'
     )
     task = common.format("").replace('host_name="n"', 'host_name="n",hw_gpu_task="encoder"')
     assert f"hw_gpu_utilization_ratio{{{task}}} 0.25" in lines
@@ -68,7 +86,11 @@ def test_names_labels_and_units_are_those_of_the_conventions():
     direction = ',network_io_direction="transmit"'
     assert f"hw_gpu_io_bytes_total{{{common.format('')}{direction}}} 7.0" in lines
     assert f'hw_errors_total{{error_type="uncorrected",{common.format("")}}} 2.0' in lines
-    states = {line.partition('hw_state="')[2][:3]: line[-3:] for line in lines if line.startswith("hw_status")}
+    states = {
+        line.partition('hw_state="')[2][:3]: line[-3:]
+        for line in lines
+        if line.startswith("hw_status")
+    }
     assert states == {'ok"': "0.0", "deg": "1.0", "fai": "0.0"}
     assert "0.75" not in text
 
@@ -76,7 +98,10 @@ def test_names_labels_and_units_are_those_of_the_conventions():
 def test_unknown_health_and_readings_have_no_line():
     """What is not known is not zero, and a MIG instance names its device."""
     part = Accelerator("MIG-1", "GPU-1", 3, "NVIDIA H100 80GB HBM3", "1g.10gb/7", 142_857)
-    text = page("n", [(part, Sample("MIG-1", 1, {"gpu_power_watts": 9.0}, {}, (), Health("unknown", "")), ())])
+    text = page(
+        "n",
+        [(part, Sample("MIG-1", 1, {"gpu_power_watts": 9.0}, {}, (), Health("unknown", "")), ())],
+    )
     (line,) = [line for line in text.splitlines() if not line.startswith("#")]
     assert line.startswith("hw_power_watts{")
     assert 'hw_parent="GPU-1"' in line

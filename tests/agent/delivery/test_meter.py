@@ -45,7 +45,9 @@ def histories(draw):
 
 @given(histories(), st.lists(st.integers(0, 39), max_size=4))
 def test_what_was_seen_is_measured_to_the_millisecond(ticks, flushes):
-    """Spans abut, cover exactly the time between first and last tick, and cross no hour, however often taken."""
+    """Spans abut, cover exactly the time between first and last tick, and cross no hour, however
+    often taken.
+    """
     meter, spans = Meter(gap_ms=40 * 60_000), []
     for number, (at, seen, holders) in enumerate(ticks):
         meter.tick(seen, START + at, holders)
@@ -59,19 +61,28 @@ def test_what_was_seen_is_measured_to_the_millisecond(ticks, flushes):
         assert span.start_ms // HOUR_MS == (span.end_ms - 1) // HOUR_MS
         length = span.end_ms - span.start_ms if span.state == "held" else 0
         assert span.busy_ms + span.idle_ms + span.unknown_ms == length
-    assert sum(span.energy_mj for span in spans) == pytest.approx(100 * (ticks[-1][0] - ticks[0][0]), abs=len(ticks))
+    assert sum(span.energy_mj for span in spans) == pytest.approx(
+        100 * (ticks[-1][0] - ticks[0][0]), abs=len(ticks)
+    )
 
 
 @given(histories())
 def test_holders_share_a_span_without_remainder(ticks):
-    """On the wire the holders' parts of a span add up to it, by weight, and their activities to the parts."""
+    """On the wire the holders' parts of a span add up to it, by weight, and their activities to the
+    parts.
+    """
     spans = run(Meter(gap_ms=40 * 60_000), ticks)
     usage_intervals = BatchMaker([GPU], "", {}).usage_intervals(spans)
     parts = {}
     for usage_interval in usage_intervals:
-        assert usage_interval.busy_ms + usage_interval.idle_ms + usage_interval.unknown_ms == usage_interval.held_ms
+        assert (
+            usage_interval.busy_ms + usage_interval.idle_ms + usage_interval.unknown_ms
+            == usage_interval.held_ms
+        )
         if usage_interval.state == "held":
-            parts.setdefault((usage_interval.start_ms, usage_interval.end_ms), []).append(usage_interval.held_ms)
+            parts.setdefault((usage_interval.start_ms, usage_interval.end_ms), []).append(
+                usage_interval.held_ms
+            )
     for (start, end), held in parts.items():
         assert sum(held) == end - start
         if len(held) == 2:
@@ -93,13 +104,22 @@ def test_the_cadence_changes_no_sum(steps):
 
 
 def test_a_gap_is_not_filled():
-    """After more than the longest gap the span ends at the last evidence, and a new one begins at the next."""
-    spans = run(Meter(gap_ms=30_000), [(at, sample(0.9), (JOB,)) for at in (0, 10_000, 50_000, 60_000)])
-    assert [(span.start_ms - START, span.end_ms - START) for span in spans] == [(0, 10_000), (50_000, 60_000)]
+    """After more than the longest gap the span ends at the last evidence, and a new one begins at
+    the next.
+    """
+    spans = run(
+        Meter(gap_ms=30_000), [(at, sample(0.9), (JOB,)) for at in (0, 10_000, 50_000, 60_000)]
+    )
+    assert [(span.start_ms - START, span.end_ms - START) for span in spans] == [
+        (0, 10_000),
+        (50_000, 60_000),
+    ]
 
 
 def test_states_follow_health_and_holders():
-    """Failed is unavailable even when held; nobody's is unallocated; a silent GPU that nobody holds shows nothing."""
+    """Failed is unavailable even when held; nobody's is unallocated; a silent GPU that nobody holds
+    shows nothing.
+    """
     silent = Sample("GPU-a", 0, {}, {}, (), Health("unknown"))
     spans = run(
         Meter(gap_ms=30_000),
@@ -129,9 +149,14 @@ def test_the_best_witness_of_activity_counts():
 
 
 def test_a_counter_that_starts_again_is_bridged_by_power():
-    """Energy comes from the counter's difference; a driver reload (the counter falls) from power x time."""
+    """Energy comes from the counter's difference; a driver reload (the counter falls) from power x
+    time.
+    """
     readings = [(0, 1000.0), (10_000, 1500.0), (20_000, 2.0), (30_000, 502.0)]
-    ticks = [(at, sample(0.5, gpu_energy_joules_total=joules, gpu_power_watts=40.0), (JOB,)) for at, joules in readings]
+    ticks = [
+        (at, sample(0.5, gpu_energy_joules_total=joules, gpu_power_watts=40.0), (JOB,))
+        for at, joules in readings
+    ]
     (span,) = run(Meter(gap_ms=30_000), ticks)
     assert span.energy_mj == 500_000 + 400_000 + 500_000
 
@@ -142,14 +167,20 @@ def test_spans_that_could_not_be_stored_wait():
     first = run(meter, [(0, sample(0.9), (JOB,)), (10_000, sample(0.9), (JOB,))])
     meter.put_back(first)
     later = run(meter, [(20_000, sample(0.9), (JOB,))])
-    assert [(span.start_ms - START, span.end_ms - START) for span in later] == [(0, 10_000), (10_000, 20_000)]
+    assert [(span.start_ms - START, span.end_ms - START) for span in later] == [
+        (0, 10_000),
+        (10_000, 20_000),
+    ]
     assert meter.take() == []
 
 
 STEPS = st.lists(
     st.tuples(
         st.integers(1, 30_000),  # ms to the next tick
-        st.just(0) | st.integers(-600_000, 600_000) | st.integers(-(10**10), 10**10) | st.sampled_from([-(10**13)]),
+        st.just(0)
+        | st.integers(-600_000, 600_000)
+        | st.integers(-(10**10), 10**10)
+        | st.sampled_from([-(10**13)]),
     ),
     min_size=1,
     max_size=60,
@@ -157,7 +188,9 @@ STEPS = st.lists(
 
 
 def lived(steps):
-    """A held accelerator through ticks between which the wall clock is stepped; spans, meter, clock, time at jumps."""
+    """A held accelerator through ticks between which the wall clock is stepped; spans, meter,
+    clock, time at jumps.
+    """
     clock, meter = Clock(START, 0), Meter(gap_ms=30_000)
     monotonic_ms, wall, at_jumps, spans = 0, START, 0, []
     meter.tick(sample(0.9), clock.at_ms(0), (JOB,))
@@ -176,7 +209,9 @@ def lived(steps):
 @given(STEPS)
 @settings(deadline=None)
 def test_no_instant_is_told_twice_whatever_is_done_to_the_clock(steps):
-    """Steps in both directions, seconds to centuries: no overlap, nothing invented, every millisecond accounted."""
+    """Steps in both directions, seconds to centuries: no overlap, nothing invented, every
+    millisecond accounted.
+    """
     spans, meter, clock, at_jumps = lived(steps)
     in_order = sorted(spans, key=lambda span: span.start_ms)
     assert all(before.end_ms <= after.start_ms for before, after in pairwise(in_order))
@@ -197,11 +232,15 @@ def test_a_step_that_is_not_followed_costs_nothing(steps):
         small.append((elapsed, step))
     spans, meter, clock, at_jumps = lived(small)
     assert (clock.jumps, at_jumps, meter.discarded_after_clock_step_ms) == (0, 0, 0)
-    assert sum(span.end_ms - span.start_ms for span in spans) == sum(elapsed for elapsed, _ in steps)
+    assert sum(span.end_ms - span.start_ms for span in spans) == sum(
+        elapsed for elapsed, _ in steps
+    )
 
 
 def test_a_clock_set_back_by_an_hour_bills_no_hour_twice():
-    """What was told of the hour stays; living through it again counts nothing, and after it all goes on as before."""
+    """What was told of the hour stays; living through it again counts nothing, and after it all
+    goes on as before.
+    """
     minute = [(30_000, 0), (30_000, 0)]
     spans, meter, _, at_jumps = lived(minute * 120 + [(30_000, -3_600_000)] + minute * 90)
     held = sum(span.end_ms - span.start_ms for span in spans)
@@ -212,7 +251,9 @@ def test_a_clock_set_back_by_an_hour_bills_no_hour_twice():
 
 
 def test_a_clock_that_was_years_ahead_at_boot_costs_one_gap():
-    """Only instants that were told are closed: after the correction the true time is counted at once."""
+    """Only instants that were told are closed: after the correction the true time is counted at
+    once.
+    """
     years = 3 * 365 * 86_400_000
     spans, meter, _, at_jumps = lived([(10_000, 0)] * 6 + [(10_000, -years)] + [(10_000, 0)] * 60)
     assert (meter.discarded_after_clock_step_ms, at_jumps) == (0, 10_000)
@@ -221,7 +262,9 @@ def test_a_clock_that_was_years_ahead_at_boot_costs_one_gap():
 
 def test_what_is_remembered_as_told_is_bounded():
     """A clock that is thrown about for ever costs no memory, and still nothing is told twice."""
-    spans, meter, clock, _ = lived([(10_000, 0), (10_000, -(10**8)), (10_000, 0), (10_000, 3 * 10**8)] * 100)
+    spans, meter, clock, _ = lived(
+        [(10_000, 0), (10_000, -(10**8)), (10_000, 0), (10_000, 3 * 10**8)] * 100
+    )
     in_order = sorted(spans, key=lambda span: span.start_ms)
     assert clock.jumps == 200
     assert len(meter._metered_ranges) <= MAX_METERED_RANGES

@@ -34,14 +34,22 @@ def make(spans=4):
     def batch(epoch, seq):
         maker = BatchMaker([GPU], "p", {})
         many = [
-            MeteredInterval("GPU-a", "held", JOBS, NOW + 9 * at, NOW + 9 * at + 9, 9, 0, 0, 30) for at in range(spans)
+            MeteredInterval("GPU-a", "held", JOBS, NOW + 9 * at, NOW + 9 * at + 9, 9, 0, 0, 30)
+            for at in range(spans)
         ]
         rows = [
-            (NOW + at, Sample("GPU-a", 0, {"gpu_power_watts": float(at), "gpu_energy_joules_total": 0.1 * at}))
+            (
+                NOW + at,
+                Sample(
+                    "GPU-a", 0, {"gpu_power_watts": float(at), "gpu_energy_joules_total": 0.1 * at}
+                ),
+            )
             for at in range(spans)
         ]
         beat = wire.Heartbeat("0", "simulated", "ok")
-        return pack(maker.batch("n1", epoch, seq, beat, maker.usage_intervals(many), maker.samples(rows)))
+        return pack(
+            maker.batch("n1", epoch, seq, beat, maker.usage_intervals(many), maker.samples(rows))
+        )
 
     return batch
 
@@ -102,12 +110,16 @@ def test_only_a_collectors_whole_answer_ends_a_batch(status, body, step):
 
 @pytest.mark.parametrize("status", [301, 302, 307, 400, 404, 405, 409, 410, 413, 415, 421, 451])
 def test_a_proxy_that_is_set_up_wrongly_buries_nothing(spool, status):
-    """Its pages are not a collector's answers: hours of them cost nothing, and when it is mended all arrives."""
+    """Its pages are not a collector's answers: hours of them cost nothing, and when it is mended
+    all arrives.
+    """
     for _ in range(3):
         spool.add(make(1), NOW)
     page = Reply(status, {"location": "https://elsewhere"}, b"<html>no such page</html>")
     replies = [page] * 40
-    pusher = Pusher(spool, lambda *_: replies.pop() if replies else COMMITTED, lambda: NOW, lambda: 1.0)
+    pusher = Pusher(
+        spool, lambda *_: replies.pop() if replies else COMMITTED, lambda: NOW, lambda: 1.0
+    )
     waits = [pusher.step() for _ in range(40)]
     assert waits[-1] == 60
     assert (status == 413 and pusher.problem == "batch too large") or str(status) in pusher.problem
@@ -120,7 +132,9 @@ def test_a_proxy_that_is_set_up_wrongly_buries_nothing(spool, status):
 
 
 def test_waiting_follows_the_server_or_full_jitter():
-    """Retry-After in both forms, capped at 15 minutes; else a random part of a growing ceiling, at most a minute."""
+    """Retry-After in both forms, capped at 15 minutes; else a random part of a growing ceiling, at
+    most a minute.
+    """
     assert retry_after("7", 0) == 7
     assert retry_after("86400", 0) == 900
     assert retry_after(email.utils.formatdate(1_000_030, usegmt=True), 1_000_000) == 30
@@ -132,9 +146,15 @@ def test_waiting_follows_the_server_or_full_jitter():
     assert reaction(Reply(503), 0).wait_s is None
 
 
-@given(st.text() | st.integers(0, 10**30).map(str) | st.datetimes().map(lambda at: f"{at:%a, %d %b %Y %H:%M:%S} -0000"))
+@given(
+    st.text()
+    | st.integers(0, 10**30).map(str)
+    | st.datetimes().map(lambda at: f"{at:%a, %d %b %Y %H:%M:%S} -0000")
+)
 def test_any_retry_after_gives_a_wait_that_ends(text):
-    """Whatever a proxy writes there: at most 15 minutes, or nothing usable; never an error that stops delivery."""
+    """Whatever a proxy writes there: at most 15 minutes, or nothing usable; never an error that
+    stops delivery.
+    """
     wait_s = retry_after(text, 1_790_812_800.0)
     assert wait_s is None or 0 <= wait_s <= 900
 
@@ -153,7 +173,9 @@ def test_what_is_acknowledged_is_what_was_spooled(spool):
 
 
 def test_a_reply_that_is_cut_off_leads_to_the_same_bytes_again(spool):
-    """The collector committed but its answer was lost: the batch is sent again unchanged, and acked once."""
+    """The collector committed but its answer was lost: the batch is sent again unchanged, and acked
+    once.
+    """
     spool.add(make(), NOW)
     replies = [None, (200, {}, b'{"status":"duplicate"}')]
     with sink() as target:
@@ -201,7 +223,9 @@ def test_an_empty_token_file_is_said(spool, tmp_path):
 
 
 def test_a_private_authority_needs_ca_file_and_the_error_says_so(tmp_path):
-    """Without ca_file it is named; with one of another authority that one is named; with the right one it passes."""
+    """Without ca_file it is named; with one of another authority that one is named; with the right
+    one it passes.
+    """
     certificate, other = (own_certificate(tmp_path, name) for name in ("collector", "other"))
     with tls_server(certificate) as port:
         for ca_file, words in (
@@ -212,14 +236,21 @@ def test_a_private_authority_needs_ca_file_and_the_error_says_so(tmp_path):
             assert reply.status is None
             assert reply.error.startswith("the certificate of localhost is not trusted (")
             assert words in reply.error
-        assert Http(f"https://localhost:{port}", ca_file=certificate[0]).post(b"", NOW).status == 501
+        assert (
+            Http(f"https://localhost:{port}", ca_file=certificate[0]).post(b"", NOW).status == 501
+        )
 
 
 def own_certificate(folder, name):
     """A certificate that signs itself, and its key."""
     files = folder / f"{name}.pem", folder / f"{name}.key"
-    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    subprocess.run([*make.split(), "-out", files[0], "-keyout", files[1]], check=True, capture_output=True)
+    make = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext"
+        " subjectAltName=DNS:localhost"
+    )
+    subprocess.run(
+        [*make.split(), "-out", files[0], "-keyout", files[1]], check=True, capture_output=True
+    )
     return files
 
 
@@ -243,7 +274,10 @@ def tls_server(files):
 def test_refused_records_go_to_the_dead_letters_with_their_reasons(spool):
     """422: the rest is committed, so the batch is acked; what was refused is kept for a person."""
     spool.add(make(), NOW)
-    answer = {"status": "partial", "rejected": [{"record": "usage_intervals[2]", "reason": "ends before it starts"}]}
+    answer = {
+        "status": "partial",
+        "rejected": [{"record": "usage_intervals[2]", "reason": "ends before it starts"}],
+    }
     pusher = Pusher(spool, lambda *_: Reply(422, {}, json.dumps(answer).encode()), lambda: NOW)
     pusher.step()
     assert spool.dead_letters() == [(1, "usage_intervals[2]", "ends before it starts")]
@@ -257,7 +291,9 @@ def test_what_can_never_be_delivered_is_dead_lettered_and_others_pass(spool, sta
         spool.add(make(), NOW)
     bad = spool.next("oldest").seq
     answers = {bad: Reply(status, {}, REFUSED)}
-    pusher = Pusher(spool, lambda body, _: answers.get(unpack(body).seq, COMMITTED), lambda: NOW, lambda: 0.0)
+    pusher = Pusher(
+        spool, lambda body, _: answers.get(unpack(body).seq, COMMITTED), lambda: NOW, lambda: 0.0
+    )
     for _ in range(8):
         pusher.step()
     counts = spool.counts()
@@ -287,22 +323,34 @@ def test_a_bad_token_loses_nothing(spool):
 
 @pytest.mark.parametrize("spans", [1, 2, 3, 7])
 def test_a_batch_that_is_too_large_is_split_without_loss(spool, spans):
-    """413: two new batches hold all records; the holders of one span stay together; the old number is accounted for."""
+    """413: two new batches hold all records; the holders of one span stay together; the old number
+    is accounted for.
+    """
     spool.add(make(spans), NOW)
     whole = unpack(spool.next("oldest").body)
     with sink() as target:
-        target.answers = lambda batch: (413, {}, b"") if batch.seq == 1 else (200, {}, COMMITTED.body)
+        target.answers = lambda batch: (
+            (413, {}, b"") if batch.seq == 1 else (200, {}, COMMITTED.body)
+        )
         pusher = Pusher(spool, Http(target.url).post, lambda: NOW)
         while pusher.step() is not None:
             pass
-        halves = sorted((batch for batch in target.batches if batch.seq > 1), key=lambda batch: batch.seq)
-    assert [usage_interval for half in halves for usage_interval in half.usage_intervals] == whole.usage_intervals
+        halves = sorted(
+            (batch for batch in target.batches if batch.seq > 1), key=lambda batch: batch.seq
+        )
+    assert [
+        usage_interval for half in halves for usage_interval in half.usage_intervals
+    ] == whole.usage_intervals
     assert [at for half in halves for at in half.samples.at_ms] == whole.samples.at_ms
     for name, column in whole.samples.columns.items():
         parts = [half.samples.columns[name].values for half in halves if half.samples.at_ms]
         assert b"".join(parts) == column.values
     spans_of = [
-        {(usage_interval.start_ms, usage_interval.end_ms) for usage_interval in half.usage_intervals} for half in halves
+        {
+            (usage_interval.start_ms, usage_interval.end_ms)
+            for usage_interval in half.usage_intervals
+        }
+        for half in halves
     ]
     assert not spans_of[0] & spans_of[1]
     counts = spool.counts()
@@ -310,10 +358,19 @@ def test_a_batch_that_is_too_large_is_split_without_loss(spool, spans):
 
 
 def test_one_record_that_is_too_large_is_dead_lettered(spool):
-    """What cannot be halved is not split for ever: where the collector says so, it is a dead letter."""
+    """What cannot be halved is not split for ever: where the collector says so, it is a dead
+    letter.
+    """
     batch = unpack(make(1)("e", 1))
     single = wire.Batch(
-        1, "n1", "e", 1, batch.heartbeat, batch.accelerators, batch.workloads, batch.usage_intervals[:1]
+        1,
+        "n1",
+        "e",
+        1,
+        batch.heartbeat,
+        batch.accelerators,
+        batch.workloads,
+        batch.usage_intervals[:1],
     )
     assert split_batch(single) is None
     spool.add(lambda epoch, seq: pack(single), NOW)
@@ -339,7 +396,8 @@ def test_the_loop_stops_when_told(spool):
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://x", "localhost:8440", "http://", "", "http://h:99999", "http://h:a", "http://[::1"]
+    "url",
+    ["ftp://x", "localhost:8440", "http://", "", "http://h:99999", "http://h:a", "http://[::1"],
 )
 def test_an_address_that_is_none_is_refused(url):
     """The sentence shows the form."""

@@ -1,4 +1,6 @@
-"""The sampler: what was seen before the GPUs changed is delivered all the same, and nothing stale is shown."""
+"""The sampler: what was seen before the GPUs changed is delivered all the same, and nothing stale
+is shown.
+"""
 
 import sqlite3
 
@@ -8,7 +10,15 @@ from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.spool import Spool
 from gpuledger_common.batches import unpack
 from gpuledger_common.meter import Meter
-from gpuledger_common.readings import Accelerator, Health, Holder, Inventory, Sample, SeriesValue, Workload
+from gpuledger_common.readings import (
+    Accelerator,
+    Health,
+    Holder,
+    Inventory,
+    Sample,
+    SeriesValue,
+    Workload,
+)
 
 START = 1_790_812_800_000
 WHOLE = Accelerator("GPU-a", "GPU-a", 0, "NVIDIA H100")
@@ -16,7 +26,9 @@ SLICE = Accelerator("MIG-1", "GPU-a", 0, "NVIDIA H100", "1g.10gb/9", 142_857)
 
 
 class Cards:
-    """A source, and the owner source of what it shows: each accelerator is held by a job of its own."""
+    """A source, and the owner source of what it shows: each accelerator is held by a job of its
+    own.
+    """
 
     name = "fake"
 
@@ -72,7 +84,9 @@ def held(batch):
 
 
 def test_time_of_a_gpu_that_was_sliced_since_the_last_batch_is_delivered(spool):
-    """MIG switched on between two batches: the whole device's seconds stand beside those of its slice, once."""
+    """MIG switched on between two batches: the whole device's seconds stand beside those of its
+    slice, once.
+    """
     cards = Cards(WHOLE)
     sampler = sampler_of(cards)
     tick(sampler, cards, 0, 10, 20)
@@ -90,7 +104,9 @@ def test_time_of_a_gpu_that_was_sliced_since_the_last_batch_is_delivered(spool):
 
 
 def test_a_batch_that_could_not_be_stored_comes_with_the_next(spool, monkeypatch):
-    """When the spool fails, spans and samples wait; also those of accelerators that are gone by then."""
+    """When the spool fails, spans and samples wait; also those of accelerators that are gone by
+    then.
+    """
     cards = Cards(WHOLE)
     sampler = sampler_of(cards)
     tick(sampler, cards, 0, 10)
@@ -110,9 +126,13 @@ def test_a_batch_that_could_not_be_stored_comes_with_the_next(spool, monkeypatch
     assert len(batch.samples.at_ms) == 2
 
 
-@pytest.mark.parametrize("health", [Health("failed", "off the bus"), Health("unknown", "no answer")])
+@pytest.mark.parametrize(
+    "health", [Health("failed", "off the bus"), Health("unknown", "no answer")]
+)
 def test_a_gpu_that_fell_silent_shows_no_old_values(health):
-    """Its last temperature is not its temperature: what is not read now is absent; the verdict stays to be seen."""
+    """Its last temperature is not its temperature: what is not read now is absent; the verdict
+    stays to be seen.
+    """
     cards = Cards(WHOLE)
     sampler = sampler_of(cards)
     tick(sampler, cards, 0)
@@ -130,11 +150,16 @@ def test_a_slow_reading_stays_shown_between_its_turns():
     tick(sampler, cards, 0)
     cards.values = {"gpu_utilization_ratio": 0.1}
     tick(sampler, cards, 10)
-    assert sampler.latest.samples["GPU-a"].values == {"gpu_utilization_ratio": 0.1, "gpu_memory_total_bytes": 5}
+    assert sampler.latest.samples["GPU-a"].values == {
+        "gpu_utilization_ratio": 0.1,
+        "gpu_memory_total_bytes": 5,
+    }
 
 
 def test_the_memory_of_a_process_that_ended_is_not_shown_any_more():
-    """A series of the fast tier ends when it is not read; one of the slow tier stays between its turns."""
+    """A series of the fast tier ends when it is not read; one of the slow tier stays between its
+    turns.
+    """
     cards = Cards(WHOLE)
     sampler = sampler_of(cards)
     links = [SeriesValue((("link", "0"),), 1)]
@@ -150,7 +175,9 @@ def test_the_memory_of_a_process_that_ended_is_not_shown_any_more():
 
 
 def test_a_source_that_went_away_shows_nothing(spool):
-    """Without a driver nothing is shown as if it were read now, and the batch says that the health is not known."""
+    """Without a driver nothing is shown as if it were read now, and the batch says that the health
+    is not known.
+    """
     cards = Cards(WHOLE)
     sampler = sampler_of(cards)
     tick(sampler, cards, 0, 10)

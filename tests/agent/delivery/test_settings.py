@@ -14,12 +14,18 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
     """Each later source overrides what the earlier ones gave, and leaves the rest."""
     config = tmp_path / "agent.toml"
     config.write_text('pool = "file"\nnode = "file"\nsource = "simulated"\n')
-    made = load(config, {"GPULEDGER_AGENT_NODE": "env", "GPULEDGER_AGENT_SOURCE": "nvml", "HOME": "/x"}, node="line")
+    made = load(
+        config,
+        {"GPULEDGER_AGENT_NODE": "env", "GPULEDGER_AGENT_SOURCE": "nvml", "HOME": "/x"},
+        node="line",
+    )
     assert (made.pool, made.source, made.node) == ("file", "nvml", "line")
 
 
 def test_all_faults_are_told_at_once(tmp_path):
-    """A misspelt name (with its neighbor), a wrong kind and an unknown setting stand in one message, with places."""
+    """A misspelt name (with its neighbor), a wrong kind and an unknown setting stand in one
+    message, with places.
+    """
     config = tmp_path / "agent.toml"
     config.write_text("sample_intervall_s = 5\nspool_bytes = 1.5\npush_interval_s = true\n")
     with pytest.raises(SettingsError) as caught:
@@ -38,7 +44,9 @@ def test_all_faults_are_told_at_once(tmp_path):
 
 @pytest.mark.parametrize("name", ["spool_dir", "token_file", "ca_file", "owner_rules_file"])
 def test_an_empty_path_is_no_path(name):
-    """`GPULEDGER_AGENT_SPOOL_DIR=` means the default, not the folder in which the agent happens to run."""
+    """`GPULEDGER_AGENT_SPOOL_DIR=` means the default, not the folder in which the agent happens to
+    run.
+    """
     assert getattr(load(None, {PREFIX + name.upper(): ""}), name) is None
     assert getattr(load(None, {PREFIX + name.upper(): "/x"}), name) == Path("/x")
 
@@ -67,7 +75,11 @@ def test_what_lies_out_of_range_is_named(name, value):
         load(None, {PREFIX + name.upper(): value})
 
 
-@given(st.dictionaries(st.sampled_from(sorted(FIELDS)) | st.text(max_size=8), st.text(max_size=8), max_size=3))
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(FIELDS)) | st.text(max_size=8), st.text(max_size=8), max_size=3
+    )
+)
 def test_any_environment_gives_settings_or_a_sentence(values):
     """No value of any variable ends in anything but settings or a SettingsError."""
     try:
@@ -78,13 +90,17 @@ def test_any_environment_gives_settings_or_a_sentence(values):
 
 
 def test_a_persons_command_finds_the_folder_of_the_service(tmp_path, monkeypatch):
-    """`sudo gpuledger-agent release` must reach the agent of the unit; what a person sets goes before that."""
+    """`sudo gpuledger-agent release` must reach the agent of the unit; what a person sets goes
+    before that.
+    """
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     service = tmp_path / "service"
     monkeypatch.setattr(settings, "SERVICE_STATE", service)
     assert Settings().agent_folder == tmp_path / "home/gpuledger-agent"
-    service.symlink_to(tmp_path / "private")  # as DynamicUser= has it; others may not look behind it
+    service.symlink_to(
+        tmp_path / "private"
+    )  # as DynamicUser= has it; others may not look behind it
     with pytest.raises(SettingsError, match="run this as root"):
         _ = Settings().agent_folder
     (tmp_path / "private").mkdir()

@@ -33,7 +33,10 @@ def spool(tmp_path):
 
 
 def test_what_is_spooled_is_for_nobody_else_on_the_node(tmp_path):
-    """Threat: other users of a GPU node. Who held which GPU is kept in a folder that its owner alone may enter."""
+    """Threat: other users of a GPU node.
+
+    Who held which GPU is kept in a folder that its owner alone may enter.
+    """
     before = os.umask(0)
     try:
         opened(tmp_path / "state" / "spool")
@@ -56,9 +59,15 @@ def test_numbers_start_at_one_and_never_come_again(spool, tmp_path):
 
 
 @examples(30)
-@given(st.lists(st.sampled_from(["add", "ack", "dead_letter", "restart", "crash", "split"]), max_size=25))
+@given(
+    st.lists(
+        st.sampled_from(["add", "ack", "dead_letter", "restart", "crash", "split"]), max_size=25
+    )
+)
 def test_every_batch_is_accounted_for(tmp_path_factory, steps):
-    """produced = acked + pending + dropped + dead after any sequence, also when the file is cut off by a crash."""
+    """produced = acked + pending + dropped + dead after any sequence, also when the file is cut off
+    by a crash.
+    """
     folder = tmp_path_factory.mktemp("spool")
     spool = opened(folder)
     for step in steps:
@@ -70,7 +79,9 @@ def test_every_batch_is_accounted_for(tmp_path_factory, steps):
         elif step == "dead_letter" and waiting:
             spool.dead_letter(waiting.seq, "no")
         elif step == "split" and waiting:
-            spool.replace(waiting.seq, [(body_of(), BatchContents()), (body_of(), BatchContents())], NOW)
+            spool.replace(
+                waiting.seq, [(body_of(), BatchContents()), (body_of(), BatchContents())], NOW
+            )
         elif step in {"restart", "crash"}:
             if step == "crash":  # the files as they are at this moment, without a close
                 copy = tmp_path_factory.mktemp("crashed")
@@ -95,7 +106,9 @@ def test_acknowledging_twice_counts_once(spool):
 def test_a_full_spool_drops_the_oldest_and_says_so(tmp_path):
     """At its bound the oldest batches go, each loss with its range; the newest is always taken."""
     spool = opened(tmp_path, 1024 * 1024)
-    last = [spool.add(lambda epoch, seq: seq.to_bytes(4, "big") * 10_000, NOW) for _ in range(60)][-1]
+    last = [spool.add(lambda epoch, seq: seq.to_bytes(4, "big") * 10_000, NOW) for _ in range(60)][
+        -1
+    ]
     counts = spool.counts()
     assert last == 60
     assert counts.conserved
@@ -110,7 +123,9 @@ def test_a_full_spool_drops_the_oldest_and_says_so(tmp_path):
 
 
 def test_a_batch_larger_than_the_spool_drives_out_no_other(tmp_path):
-    """It is the loss itself, with its number and reason; what waited still waits, and the next one is taken."""
+    """It is the loss itself, with its number and reason; what waited still waits, and the next one
+    is taken.
+    """
     spool = opened(tmp_path, 1024 * 1024)
     spool.add(body_of(), NOW)
     assert spool.add(lambda epoch, seq: bytes(2_000_000), NOW) == 2
@@ -122,7 +137,9 @@ def test_a_batch_larger_than_the_spool_drives_out_no_other(tmp_path):
 
 
 def test_on_a_disk_without_room_to_spare_little_is_spooled_and_nothing_dropped(tmp_path):
-    """Batches pass through while the collector takes them; when they pile up, the next ones are refused, not lost."""
+    """Batches pass through while the collector takes them; when they pile up, the next ones are
+    refused, not lost.
+    """
     spool = Spool(tmp_path, 64 * 1024 * 1024, NOW, free_floor=2**62)
     for _ in range(100):
         spool.acknowledge(spool.add(body_of(100_000), NOW))
@@ -140,7 +157,9 @@ def test_on_a_disk_without_room_to_spare_little_is_spooled_and_nothing_dropped(t
     assert (tmp_path / "spool.sqlite").stat().st_size <= 1_250_000
 
 
-@pytest.mark.parametrize("damage", [b"", b"not a database at all, but long enough to be looked at" * 100, None])
+@pytest.mark.parametrize(
+    "damage", [b"", b"not a database at all, but long enough to be looked at" * 100, None]
+)
 def test_a_damaged_spool_is_put_aside_and_sampling_goes_on(tmp_path, damage):
     """Junk or a torn file goes to quarantine/, a new epoch begins; an empty file is simply filled."""
     spool = opened(tmp_path)
@@ -164,12 +183,16 @@ def test_a_damaged_spool_is_put_aside_and_sampling_goes_on(tmp_path, damage):
 
 
 def test_a_file_that_somebody_locks_is_not_a_damaged_one(tmp_path, monkeypatch):
-    """A backup that holds the file for too long is a sentence; nothing is put aside, all batches are there later."""
+    """A backup that holds the file for too long is a sentence; nothing is put aside, all batches
+    are there later.
+    """
     monkeypatch.setattr("gpuledger_agent.spool.LOCK_WAIT_S", 0.1)
     spool = opened(tmp_path)
     spool.add(body_of(), NOW)
     spool.close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "spool.sqlite", isolation_level=None)) as other:
+    with contextlib.closing(
+        sqlite3.connect(tmp_path / "spool.sqlite", isolation_level=None)
+    ) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(SpoolUnavailable, match="database is locked"):
             opened(tmp_path)
@@ -191,7 +214,9 @@ def test_a_file_of_another_program_is_put_aside(tmp_path):
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
     """A file in the place of the folder: which one, and why."""
     (tmp_path / "state").write_text("")
-    with pytest.raises(SpoolUnavailable, match=r"the spool folder .*/state/agent cannot be created"):
+    with pytest.raises(
+        SpoolUnavailable, match=r"the spool folder .*/state/agent cannot be created"
+    ):
         opened(tmp_path / "state" / "agent")
     (tmp_path / "spool.sqlite").mkdir()
     with pytest.raises(SpoolUnavailable, match=r"spool\.sqlite cannot be written"):
@@ -228,7 +253,9 @@ def test_dead_letters_are_bounded(spool):
 
 
 def test_refusals_never_crowd_out_what_waits(tmp_path):
-    """However many batches are buried, their bytes keep to an eighth of the spool; the rest stays for new ones."""
+    """However many batches are buried, their bytes keep to an eighth of the spool; the rest stays
+    for new ones.
+    """
     spool = opened(tmp_path, 1024 * 1024)
     for _ in range(60):
         spool.dead_letter(spool.add(lambda epoch, seq: seq.to_bytes(4, "big") * 12_000, NOW), "no")
@@ -239,7 +266,9 @@ def test_refusals_never_crowd_out_what_waits(tmp_path):
     assert (counts.dead, counts.pending, counts.dropped, counts.conserved) == (60, 12, 0, True)
     spool.close()
     with contextlib.closing(sqlite3.connect(tmp_path / "spool.sqlite")) as file:
-        kept = file.execute("SELECT seq, body FROM dead WHERE body IS NOT NULL ORDER BY seq").fetchall()
+        kept = file.execute(
+            "SELECT seq, body FROM dead WHERE body IS NOT NULL ORDER BY seq"
+        ).fetchall()
     assert kept == [(seq, seq.to_bytes(4, "big") * 12_000) for seq in (59, 60)]
 
 
@@ -252,13 +281,17 @@ def test_burying_twice_counts_once(spool):
 
 
 def test_what_was_damaged_on_the_disk_is_never_sent(spool):
-    """A batch whose bytes are not those that were stored is a dead letter; the next one is handed out."""
+    """A batch whose bytes are not those that were stored is a dead letter; the next one is handed
+    out.
+    """
     for _ in range(3):
         spool.add(body_of(), NOW)
     spool._db.execute("UPDATE batch SET body = zeroblob(100) WHERE seq IN (1, 3)")
     assert spool.next("oldest").seq == 2
     assert spool.next("newest").seq == 2
-    assert spool.dead_letters() == [(seq, "batch", "its bytes were damaged on the disk") for seq in (1, 3)]
+    assert spool.dead_letters() == [
+        (seq, "batch", "its bytes were damaged on the disk") for seq in (1, 3)
+    ]
     assert (spool.counts().dead, spool.counts().conserved) == (2, True)
 
 
@@ -274,7 +307,9 @@ def test_numbers_that_do_not_add_up_are_damage(spool, tmp_path):
 
 
 def test_a_spool_that_is_damaged_while_in_use_is_begun_anew(tmp_path):
-    """The pages change under the open file: the write fails, `renew` puts it aside, and the next batch is taken."""
+    """The pages change under the open file: the write fails, `renew` puts it aside, and the next
+    batch is taken.
+    """
     spool = opened(tmp_path)
     for _ in range(50):
         spool.add(body_of(3000), NOW)

@@ -1,4 +1,6 @@
-"""SIGTERM: whatever the push loop is doing, the agent spools, sends what it can, and is gone in seconds with 0."""
+"""SIGTERM: whatever the push loop is doing, the agent spools, sends what it can, and is gone in
+seconds with 0.
+"""
 
 import time
 
@@ -13,7 +15,9 @@ pytestmark = pytest.mark.slow
 __all__ = ["agent"]
 
 WITHIN_S = LAST_SEND_S + 20
-"""The last send, and what an interpreter needs on a busy machine; a request here hangs for much longer."""
+"""The last send, and what an interpreter needs on a busy machine; a request here hangs for much
+longer.
+"""
 HANGS_S = 120
 COMMITTED = (200, {}, b'{"status":"committed"}')
 
@@ -25,7 +29,9 @@ def stopped(running):
 
 
 def test_a_stop_ends_a_long_wait_and_sends_all_that_waits(agent):
-    """The collector said to come back in 15 minutes; at the end all batches are sent all the same, newest first."""
+    """The collector said to come back in 15 minutes; at the end all batches are sent all the same,
+    newest first.
+    """
     with sink() as target:
         target.answers = lambda _: (503, {"Retry-After": "900"}, b"")
         running = agent(target.url)
@@ -58,8 +64,9 @@ def test_a_stop_does_not_wait_for_a_collector_that_never_answers(agent):
 
 
 def test_a_stop_passes_by_one_request_that_hangs(agent):
-    """Only the first request hangs; the last send goes around it, and the batch under way comes twice with the same
-    bytes."""
+    """Only the first request hangs; the last send goes around it, and the batch under way comes
+    twice with the same bytes.
+    """
     with sink() as target:
         hung = []
 
@@ -83,7 +90,9 @@ def test_a_stop_passes_by_one_request_that_hangs(agent):
 
 @pytest.mark.parametrize("signals", [200])
 def test_signals_that_rain_lock_nothing(agent, signals):
-    """A handler may interrupt any line of the loop; whichever it is, the agent reads its settings and goes on."""
+    """A handler may interrupt any line of the loop; whichever it is, the agent reads its settings
+    and goes on.
+    """
     import signal
 
     with sink() as target:

@@ -1,4 +1,6 @@
-"""Owners from docker and podman: a real HTTP server on a unix socket that answers as the engine does."""
+"""Owners from docker and podman: a real HTTP server on a unix socket that answers as the engine
+does.
+"""
 
 import json
 import time
@@ -65,21 +67,34 @@ def held(docker, accelerators=GPUS):
         (container("a", "c", requests=gpus("1")), {OTHER}),
         (container("a", "c", requests=gpus(UUID, OTHER)), {UUID, OTHER}),
         (container("a", "c", requests=gpus("GPU-8c7a2f10")), {UUID}),
-        (container("a", "c", requests=gpus("nvidia.com/gpu=1", driver="cdi", capabilities=())), {OTHER}),
-        (container("a", "c", requests=gpus("nvidia.com/gpu=all", driver="cdi", capabilities=())), {UUID, OTHER}),
+        (
+            container("a", "c", requests=gpus("nvidia.com/gpu=1", driver="cdi", capabilities=())),
+            {OTHER},
+        ),
+        (
+            container("a", "c", requests=gpus("nvidia.com/gpu=all", driver="cdi", capabilities=())),
+            {UUID, OTHER},
+        ),
         (container("a", "c", runtime="nvidia", env=["NVIDIA_VISIBLE_DEVICES=all"]), {UUID, OTHER}),
         (container("a", "c", runtime="nvidia", env=[f"NVIDIA_VISIBLE_DEVICES={OTHER},7"]), {OTHER}),
         (container("a", "c", runtime="nvidia", env=["NVIDIA_VISIBLE_DEVICES=void"]), set()),
         (container("a", "c", runtime="nvidia", env=["NVIDIA_VISIBLE_DEVICES=none"]), set()),
         (container("a", "c", runtime="nvidia"), set()),
         (container("a", "c", env=["NVIDIA_VISIBLE_DEVICES=all"]), set()),
-        (container("a", "c", devices=[{"PathOnHost": "/dev/nvidia1"}, {"PathOnHost": "/dev/nvidiactl"}]), {OTHER}),
+        (
+            container(
+                "a", "c", devices=[{"PathOnHost": "/dev/nvidia1"}, {"PathOnHost": "/dev/nvidiactl"}]
+            ),
+            {OTHER},
+        ),
         (container("a", "c", requests=gpus(count=-1, capabilities=("tpu",))), set()),
         (container("a", "c"), set()),
     ],
 )
 def test_a_running_container_holds_what_it_was_given(docker, made, expected):
-    """`--gpus`, CDI, device files and NVIDIA's runtime give; a variable of the image under another runtime does not."""
+    """`--gpus`, CDI, device files and NVIDIA's runtime give; a variable of the image under another
+    runtime does not.
+    """
     docker.containers = [made]
     assert set(held(docker)) == expected
 
@@ -107,14 +122,19 @@ def test_names_of_devices_are_read_as_the_runtime_reads_them(name, expected):
 
 def test_containers_that_were_given_one_gpu_share_it_equally(docker):
     """Engines reserve nothing: two containers on one device are two holders of one weight."""
-    docker.containers = [container("a", "one", requests=gpus("0")), container("b", "two", requests=gpus("0", "1"))]
+    docker.containers = [
+        container("a", "one", requests=gpus("0")),
+        container("b", "two", requests=gpus("0", "1")),
+    ]
     assert held(docker) == {UUID: ["one", "two"], OTHER: ["two"]}
     assert {holder.weight for holder in owners_of(docker).holders(GPUS, [])[UUID]} == {1}
 
 
 def test_a_container_given_a_gpu_twice_holds_it_once(docker):
     """By `--gpus` and by the variable that `--gpus` sets."""
-    both = container("a", "c", runtime="nvidia", requests=gpus("0"), env=[f"NVIDIA_VISIBLE_DEVICES={UUID}"])
+    both = container(
+        "a", "c", runtime="nvidia", requests=gpus("0"), env=[f"NVIDIA_VISIBLE_DEVICES={UUID}"]
+    )
     docker.containers = [both]
     assert held(docker) == {UUID: ["c"]}
 
@@ -132,7 +152,9 @@ def test_monitors_and_pods_hold_nothing_here(docker):
 def test_name_image_and_labels_are_told(docker):
     """Labels are tags; the id is the short one, by which a process's cgroup names the container."""
     docker.containers = [
-        container("a", "train", requests=gpus("0"), team="vision", org__opencontainers__image__title="x")
+        container(
+            "a", "train", requests=gpus("0"), team="vision", org__opencontainers__image__title="x"
+        )
     ]
     (holder,) = owners_of(docker).holders(GPUS, [])[UUID]
     assert holder.workload == Workload(
@@ -158,7 +180,11 @@ def test_a_container_found_by_its_process_is_described(docker, tmp_path):
     found = ProcessOwners(tmp_path / "proc", lambda uid: "amina", [containers.describe])
     sample = Sample(UUID, 0, {}, processes=[Process(77)])
     (holder,) = found.holders(GPUS, [sample])[UUID]
-    assert (holder.workload.id, holder.workload.user, holder.workload.name) == ("a" * 12, "amina", "notebook")
+    assert (holder.workload.id, holder.workload.user, holder.workload.name) == (
+        "a" * 12,
+        "amina",
+        "notebook",
+    )
     assert holder.workload.tags["team"] == "nlp"
     assert containers.holders(GPUS, []) == {}
     unknown = Workload("f" * 12, "container")
@@ -222,7 +248,10 @@ def test_an_engine_that_hangs_costs_the_timeout_and_one_that_is_gone_nothing(doc
 @pytest.mark.parametrize(
     ("command", "given"),
     [
-        ("podman run -d --device nvidia.com/gpu=0 --device=nvidia.com/gpu=GPU-8c7a2f10 img", ["0", "GPU-8c7a2f10"]),
+        (
+            "podman run -d --device nvidia.com/gpu=0 --device=nvidia.com/gpu=GPU-8c7a2f10 img",
+            ["0", "GPU-8c7a2f10"],
+        ),
         ("podman run --gpus all img", ["all"]),
         ("podman run --gpus=device=0,1 img", ["0", "1"]),
         ("podman run --device /dev/fuse --device", []),
@@ -242,12 +271,16 @@ def podman():
 
 
 def test_a_real_podman_tells_what_it_was_asked_for(podman):
-    """Names, labels and devices of two running containers, one by CDI; the third only has the image's variable."""
+    """Names, labels and devices of two running containers, one by CDI; the third only has the
+    image's variable.
+    """
     podman.run("train", "--label", "team=vision", "--device", "nvidia.com/gpu=1")
     podman.run("web", "--env", "NVIDIA_VISIBLE_DEVICES=all")
     found = owners_of(podman)
     holders = found.holders(GPUS, [])
-    assert {uuid: [holder.workload.name for holder in there] for uuid, there in holders.items()} == {OTHER: ["train"]}
+    assert {
+        uuid: [holder.workload.name for holder in there] for uuid, there in holders.items()
+    } == {OTHER: ["train"]}
     assert holders[OTHER][0].workload.tags["team"] == "vision"
     podman.remove("train")
     assert owners_of(podman).holders(GPUS, []) == {}
@@ -261,7 +294,9 @@ def containerd():
 
 
 def test_a_real_containerd_tells_what_runs_and_what_it_was_given(containerd):
-    """Labels, the hook of `--gpus`; a variable alone gives nothing, Kubernetes' namespace is left out, the dead too."""
+    """Labels, the hook of `--gpus`; a variable alone gives nothing, Kubernetes' namespace is left
+    out, the dead too.
+    """
     containerd.run("default", "train", "--label", "team=vision", "--gpus", "1")
     containerd.run("default", "web", "--env", "NVIDIA_VISIBLE_DEVICES=all")
     containerd.run("k8s.io", "pod", "--gpus", "0")
@@ -269,7 +304,9 @@ def test_a_real_containerd_tells_what_runs_and_what_it_was_given(containerd):
     containers.refresh()
     assert set(containers.value()) == {"train", "web"}
     found = ContainerOwners(containers).holders(GPUS, [])
-    assert {uuid: [holder.workload.name for holder in there] for uuid, there in found.items()} == {OTHER: ["train"]}
+    assert {uuid: [holder.workload.name for holder in there] for uuid, there in found.items()} == {
+        OTHER: ["train"]
+    }
     assert found[OTHER][0].workload.tags["team"] == "vision"
     containerd.kill("default", "train")
     containers.refresh()
@@ -283,13 +320,23 @@ def test_a_real_containerd_tells_what_runs_and_what_it_was_given(containerd):
         ({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0,1"]}}, True, ["0", "1"]),
         ({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0,1"]}}, False, []),
         ({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}}, True, []),
-        ({"linux": {"devices": [{"path": "/dev/nvidia1"}, {"path": "/dev/nvidia-uvm"}]}}, False, ["1"]),
+        (
+            {"linux": {"devices": [{"path": "/dev/nvidia1"}, {"path": "/dev/nvidia-uvm"}]}},
+            False,
+            ["1"],
+        ),
         ({"linux": {"devices": [{"path": "/dev/nvidia0"}, {"path": "/dev/mem"}]}}, False, []),
-        ({"hooks": {"createRuntime": [{"args": ["nvidia-container-cli", "--device=all"]}]}}, False, ["all"]),
+        (
+            {"hooks": {"createRuntime": [{"args": ["nvidia-container-cli", "--device=all"]}]}},
+            False,
+            ["all"],
+        ),
         ({"hooks": {"prestart": [{"args": ["other", "--device=all"]}, {}]}}, False, []),
     ],
 )
-def test_a_specification_gives_by_hook_device_file_and_runtime(specification, nvidia_runtime, given):
+def test_a_specification_gives_by_hook_device_file_and_runtime(
+    specification, nvidia_runtime, given
+):
     """A privileged container, which has every device of the node, was given none."""
     assert list(specified_devices(json.dumps(specification).encode(), nvidia_runtime)) == given
 
@@ -308,7 +355,9 @@ class Nvml:
 def test_a_node_with_an_engine_asks_it_before_the_processes(docker, tmp_path):
     """A socket that is there is asked by default; one that is not makes no source."""
     docker.containers = [container("a", "train", requests=gpus("0"), team="vision")]
-    settings = Settings(owners="containers,processes", node="n1", kubelet_socket=None, container_socket=docker.path)
+    settings = Settings(
+        owners="containers,processes", node="n1", kubelet_socket=None, container_socket=docker.path
+    )
     first, second = open_owners(settings, Nvml())
     assert (first.name, second.name) == ("containers", "processes")
     assert [holder.workload.tags["team"] for holder in first.holders(GPUS, [])[UUID]] == ["vision"]

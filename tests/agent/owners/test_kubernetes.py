@@ -1,4 +1,6 @@
-"""Owners from Kubernetes: a real gRPC server on a unix socket as kubelet, a real HTTPS server as API server."""
+"""Owners from Kubernetes: a real gRPC server on a unix socket as kubelet, a real HTTPS server as
+API server.
+"""
 
 import os
 import subprocess
@@ -18,7 +20,13 @@ from fakes.apiserver import TOKEN, api_server
 from gpuledger_agent.holder_observations import observe_holders
 from gpuledger_agent.owners import kubernetes_api, open_owners
 from gpuledger_agent.owners.grpc_unix import MAX_MESSAGE_BYTES, CallFailed, call
-from gpuledger_agent.owners.kubernetes import Cluster, ClusterView, KubernetesOwners, resolve, uids_by_logs
+from gpuledger_agent.owners.kubernetes import (
+    Cluster,
+    ClusterView,
+    KubernetesOwners,
+    resolve,
+    uids_by_logs,
+)
 from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer, PodFacts
 from gpuledger_agent.owners.podresources import LIST, AllocatedDevice, AllocatedPod, list_pods
 from gpuledger_agent.owners.polling import NoRecentAnswer, PolledValue
@@ -54,7 +62,9 @@ def owners_of(cluster):
 
 
 def pod(name, *ids, namespace="vision", container="main"):
-    return AllocatedPod(namespace, name, tuple(AllocatedDevice(container, "nvidia.com/gpu", one) for one in ids))
+    return AllocatedPod(
+        namespace, name, tuple(AllocatedDevice(container, "nvidia.com/gpu", one) for one in ids)
+    )
 
 
 # ---- the kubelet's client, against grpcio ----
@@ -72,13 +82,21 @@ def test_claims_are_listed_with_driver_pool_device_and_cdi_names(node):
     node.pods = [kubelet.claiming_pod("vision", "infer", "gpu-1")]
     (found,) = list_pods(node.path)
     (device,) = found.devices
-    assert (device.resource, device.pool, device.id, device.claim) == ("gpu.nvidia.com", "node1", "gpu-1", "infer-gpu")
+    assert (device.resource, device.pool, device.id, device.claim) == (
+        "gpu.nvidia.com",
+        "node1",
+        "gpu-1",
+        "infer-gpu",
+    )
     assert device.cdi == ("k8s.gpu.nvidia.com/claim=0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0-gpu-1",)
 
 
 def test_an_answer_of_many_frames_and_windows_comes_whole(node):
     """Some 2 MiB: beyond 64 KiB, HTTP/2's first window, and 16 KiB, a frame: credit must be given."""
-    node.pods = [kubelet.pod("ns", f"pod-{n}", *(f"{UUID}::{n * 48 + r}" for r in range(48))) for n in range(900)]
+    node.pods = [
+        kubelet.pod("ns", f"pod-{n}", *(f"{UUID}::{n * 48 + r}" for r in range(48)))
+        for n in range(900)
+    ]
     assert len(kubelet.answer(*node.pods)) > 2_000_000
     found = list_pods(node.path)
     assert len(found) == 900
@@ -162,14 +180,21 @@ def test_a_kubelet_that_goes_away_and_comes_back_is_asked_again(tmp_path):
     ],
 )
 def test_every_form_of_a_device_id_finds_its_accelerator(name, accelerators, expected):
-    """Device plugin, replicas, MIG new and old, Google's plugin; a whole device with MIG on is all of its instances."""
+    """Device plugin, replicas, MIG new and old, Google's plugin; a whole device with MIG on is all
+    of its instances.
+    """
     assert resolve(AllocatedDevice("main", "nvidia.com/gpu", name), accelerators) == expected
 
 
 @pytest.mark.parametrize(
     ("device", "cdi", "accelerators", "expected"),
     [
-        ("gpu-1", "k8s.gpu.nvidia.com/claim=0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0-gpu-1", (WHOLE, SECOND), (OTHER,)),
+        (
+            "gpu-1",
+            "k8s.gpu.nvidia.com/claim=0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0-gpu-1",
+            (WHOLE, SECOND),
+            (OTHER,),
+        ),
         ("some-name", f"nvidia.com/gpu={OTHER}", (WHOLE, SECOND), (OTHER,)),
         ("gpu-0-mig-2g20gb-14-0", "", SLICES, ("MIG-b",)),
         ("gpu-0-mig-1c3g40gb-9-0", "", SLICES, ()),
@@ -177,14 +202,21 @@ def test_every_form_of_a_device_id_finds_its_accelerator(name, accelerators, exp
     ],
 )
 def test_claimed_devices_find_their_accelerator(device, cdi, accelerators, expected):
-    """By number, by a UUID in a CDI name, by the one instance of a profile; of two alike instances neither is taken."""
-    assert resolve(AllocatedDevice("main", "gpu.nvidia.com", device, (cdi,), "claim"), accelerators) == expected
+    """By number, by a UUID in a CDI name, by the one instance of a profile; of two alike instances
+    neither is taken.
+    """
+    assert (
+        resolve(AllocatedDevice("main", "gpu.nvidia.com", device, (cdi,), "claim"), accelerators)
+        == expected
+    )
 
 
 def test_a_uuid_that_the_driver_published_goes_before_a_number():
     """gpu-0 is a minor number; where it is not NVML's index, the resource slice tells."""
     device = AllocatedDevice("main", "gpu.nvidia.com", "gpu-0", (), "claim", "node1")
-    assert resolve(device, (WHOLE, SECOND), {("gpu.nvidia.com", "node1", "gpu-0"): OTHER}) == (OTHER,)
+    assert resolve(device, (WHOLE, SECOND), {("gpu.nvidia.com", "node1", "gpu-0"): OTHER}) == (
+        OTHER,
+    )
 
 
 def test_four_pods_with_a_quarter_each_make_one_gpu():
@@ -193,14 +225,23 @@ def test_four_pods_with_a_quarter_each_make_one_gpu():
     holders = owners.holders([WHOLE], [])[UUID]
     assert [holder.weight for holder in holders] == [1, 1, 1, 1]
     assert holders[2].workload == Workload(
-        "vision/p2", "kubernetes", None, None, "vision/p2", {"namespace": "vision", "pod": "p2", "container": "main"}
+        "vision/p2",
+        "kubernetes",
+        None,
+        None,
+        "vision/p2",
+        {"namespace": "vision", "pod": "p2", "container": "main"},
     )
 
 
 def test_two_of_four_replicas_share_the_whole_device():
     """Nobody else holds it: three quarters for who has three of the four taken, none left over."""
-    owners = owners_of(Cluster([pod("big", f"{UUID}::0", f"{UUID}::2", f"{UUID}::3"), pod("small", f"{UUID}::1")]))
-    assert {holder.workload.name: holder.weight for holder in owners.holders([WHOLE], [])[UUID]} == {
+    owners = owners_of(
+        Cluster([pod("big", f"{UUID}::0", f"{UUID}::2", f"{UUID}::3"), pod("small", f"{UUID}::1")])
+    )
+    assert {
+        holder.workload.name: holder.weight for holder in owners.holders([WHOLE], [])[UUID]
+    } == {
         "vision/big": 3,
         "vision/small": 1,
     }
@@ -210,15 +251,22 @@ def test_two_of_four_replicas_share_the_whole_device():
 def test_two_containers_of_a_pod_with_one_device_are_one_holder():
     """A claim may be shared by containers; the device is not counted twice."""
     shared = AllocatedPod(
-        "ns", "p", tuple(AllocatedDevice(name, "gpu.nvidia.com", "gpu-0", (), "c") for name in ("a", "b"))
+        "ns",
+        "p",
+        tuple(AllocatedDevice(name, "gpu.nvidia.com", "gpu-0", (), "c") for name in ("a", "b")),
     )
     (holder,) = owners_of(Cluster([shared])).holders([WHOLE], [])[UUID]
     assert (holder.weight, holder.workload.id) == (1, "ns/p")
 
 
-@given(st.lists(st.sets(st.integers(0, 47), min_size=1), min_size=1, max_size=12), st.integers(0, 10**9))
+@given(
+    st.lists(st.sets(st.integers(0, 47), min_size=1), min_size=1, max_size=12),
+    st.integers(0, 10**9),
+)
 def test_parts_of_a_replicated_device_always_make_a_whole(replicas, span_ms):
-    """Whatever replicas pods have, their parts of a span and of a GPU add up to it exactly, in proportion."""
+    """Whatever replicas pods have, their parts of a span and of a GPU add up to it exactly, in
+    proportion.
+    """
     taken = set()
     pods = []
     for number, wanted in enumerate(replicas):
@@ -234,20 +282,26 @@ def test_parts_of_a_replicated_device_always_make_a_whole(replicas, span_ms):
 
 
 def test_a_pod_that_has_ended_holds_nothing():
-    """Kubelets list completed pods, whose device another pod may have by now (kubernetes issue 119423)."""
+    """Kubelets list completed pods, whose device another pod may have by now (kubernetes issue
+    119423).
+    """
     facts = {("vision", "done"): PodFacts("u1", ended=True), ("vision", "runs"): PodFacts("u2")}
     owners = owners_of(Cluster([pod("done", UUID), pod("runs", UUID)], facts))
     assert [holder.workload.id for holder in owners.holders([WHOLE], [])[UUID]] == ["u2"]
 
 
 def test_labels_are_tags_and_those_of_the_namespace_their_defaults():
-    """The pod's own label wins; no label takes the place of the real namespace; hashes for machines are left out."""
+    """The pod's own label wins; no label takes the place of the real namespace; hashes for machines
+    are left out.
+    """
     facts = {
         ("vision", "p"): PodFacts(
             "u1", {"project": "seg", "namespace": "fake", "pod-template-hash": "5d4f", "a.b/c": "d"}
         )
     }
-    namespaces = {"vision": {"team": "vision", "project": "default", "kubernetes.io/metadata.name": "vision"}}
+    namespaces = {
+        "vision": {"team": "vision", "project": "default", "kubernetes.io/metadata.name": "vision"}
+    }
     (holder,) = owners_of(Cluster([pod("p", UUID)], facts, namespaces)).holders([WHOLE], [])[UUID]
     assert holder.workload.id == "u1"
     assert dict(holder.workload.tags) == {
@@ -263,10 +317,14 @@ def test_labels_are_tags_and_those_of_the_namespace_their_defaults():
 
 def test_labels_are_kept_within_bounds():
     """A thousand labels give 64 tags, plain names first; long values are cut."""
-    labels = {f"x.io/l{n}": "v" for n in range(1000)} | {"team": "vision", "long": "y" * 9999, "bad": "a\0b"}
-    (holder,) = owners_of(Cluster([pod("p", UUID)], {("vision", "p"): PodFacts("u", labels)})).holders([WHOLE], [])[
-        UUID
-    ]
+    labels = {f"x.io/l{n}": "v" for n in range(1000)} | {
+        "team": "vision",
+        "long": "y" * 9999,
+        "bad": "a\0b",
+    }
+    (holder,) = owners_of(
+        Cluster([pod("p", UUID)], {("vision", "p"): PodFacts("u", labels)})
+    ).holders([WHOLE], [])[UUID]
     tags = holder.workload.tags
     assert len(tags) == 64 + 4
     assert tags["team"] == "vision"
@@ -286,7 +344,9 @@ def test_a_gpu_that_is_not_ours_is_said_once(caplog):
 
 
 def test_what_is_stale_is_not_known_and_is_said_once(caplog):
-    """Up to the limit a silent kubelet's pods hold on; then nobody knows who does; when it answers they hold again."""
+    """Up to the limit a silent kubelet's pods hold on; then nobody knows who does; when it answers
+    they hold again.
+    """
     caplog.set_level("INFO")
     now, fails = [0.0], [False]
 
@@ -307,7 +367,9 @@ def test_what_is_stale_is_not_known_and_is_said_once(caplog):
         cluster.refresh()
         with pytest.raises(NoRecentAnswer, match="No such file"):
             owners.holders([WHOLE], [])
-    assert caplog.text.count("holders are unknown until it answers: kubelet.sock: No such file") == 1
+    assert (
+        caplog.text.count("holders are unknown until it answers: kubelet.sock: No such file") == 1
+    )
     observations = observe_holders([owners], [WHOLE], [], lambda *_: None)
     assert (observations.holders, observations.complete) == ({}, False)  # unobserved, not free
     fails[0] = False
@@ -363,13 +425,20 @@ def test_pods_of_the_node_come_with_uid_labels_and_phase(api, asked):
     """Only those of this node, page by page, by token and the cluster's own CA."""
     api.pods = [
         {
-            "metadata": {"name": f"p{n}", "namespace": "ns", "uid": f"u{n}", "labels": {"team": "t"}},
+            "metadata": {
+                "name": f"p{n}",
+                "namespace": "ns",
+                "uid": f"u{n}",
+                "labels": {"team": "t"},
+            },
             "spec": {"nodeName": "n1", "containers": [{"name": "main"}]},
             "status": {"phase": "Succeeded" if n == 7 else "Running"},
         }
         for n in range(250)
     ]
-    api.pods.append({"metadata": {"name": "far", "namespace": "ns"}, "spec": {"nodeName": "n2"}, "status": {}})
+    api.pods.append(
+        {"metadata": {"name": "far", "namespace": "ns"}, "spec": {"nodeName": "n2"}, "status": {}}
+    )
     found = asked.pods("n1")
     assert len(found) == 250
     assert found["ns", "p7"] == PodFacts("u7", {"team": "t"}, ended=True)
@@ -394,7 +463,9 @@ def test_a_server_that_another_authority_vouches_for_is_not_told_the_token(api, 
         assert impostor.requests == []
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"items": 3}', b"\xff", b'{"items": [{"metadata": {"labels": 3}}]}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'{"items": 3}', b"\xff", b'{"items": [{"metadata": {"labels": 3}}]}']
+)
 def test_an_answer_that_is_no_list_is_an_error_of_ours(api, asked, body):
     """Never a traceback of JSON."""
     api.body = body
@@ -411,7 +482,9 @@ def test_no_token_and_no_server_are_errors_of_ours(api, tmp_path):
 
 
 def test_a_server_that_trickles_does_not_hold_the_thread_for_ever(api, asked, monkeypatch):
-    """Each byte comes in time, the whole does not: the list has a deadline, and the kubelet is asked again."""
+    """Each byte comes in time, the whole does not: the list has a deadline, and the kubelet is
+    asked again.
+    """
     monkeypatch.setattr(kubernetes_api, "LIST_S", 0.4)
     api.trickle_s = 0.05
     began = time.monotonic()
@@ -422,11 +495,15 @@ def test_a_server_that_trickles_does_not_hold_the_thread_for_ever(api, asked, mo
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
 def test_uuids_of_claimed_devices_come_from_resource_slices(api, asked, version):
-    """In the v1 API attributes are the device's, in v1beta1 they lie in `basic`; profiles without UUID are left out."""
+    """In the v1 API attributes are the device's, in v1beta1 they lie in `basic`; profiles without
+    UUID are left out.
+    """
     attributes = {"attributes": {"uuid": {"string": OTHER}, "index": {"int": 1}}}
     named = {"name": "gpu-0", **(attributes if version == "v1" else {"basic": attributes})}
     spec = {"driver": "gpu.nvidia.com", "pool": {"name": "n1"}, "nodeName": "n1"}
-    api.slices[version] = [{"metadata": {"name": "s"}, "spec": {**spec, "devices": [named, {"name": "gpu-0-mig-1"}]}}]
+    api.slices[version] = [
+        {"metadata": {"name": "s"}, "spec": {**spec, "devices": [named, {"name": "gpu-0-mig-1"}]}}
+    ]
     assert asked.device_uuids("n1") == {("gpu.nvidia.com", "n1", "gpu-0"): OTHER}
 
 
@@ -446,7 +523,9 @@ def test_the_api_is_asked_when_a_pod_is_new_and_otherwise_twice_a_minute(api, as
     assert len(api.requests) == 6
 
 
-def test_labels_outlive_an_api_server_that_fails_and_a_name_that_comes_again_is_a_new_pod(api, asked, caplog):
+def test_labels_outlive_an_api_server_that_fails_and_a_name_that_comes_again_is_a_new_pod(
+    api, asked, caplog
+):
     """Labels are kept while the pod is listed; a StatefulSet's pod that was away has another UID."""
     now, pods = [0.0], [pod("p0", UUID)]
     api.pods = [api.pod("vision", "p0", "first")]
@@ -472,7 +551,9 @@ def test_without_rights_on_namespaces_pods_keep_their_own_labels(api, asked):
 
 
 def test_without_an_api_server_the_names_of_log_folders_tell_uids(tmp_path):
-    """NAMESPACE_NAME_UID; of two folders of one pod's name none is believed; a missing folder tells nothing."""
+    """NAMESPACE_NAME_UID; of two folders of one pod's name none is believed; a missing folder tells
+    nothing.
+    """
     for name in ("vision_p0_u0", "vision_p1_old", "vision_p1_new", "odd", "a_b_c_d"):
         (tmp_path / name).mkdir()
     assert uids_by_logs(tmp_path) == {("vision", "p0"): "u0"}
@@ -489,9 +570,14 @@ class Nvml:
 
 
 def test_a_node_with_a_kubelet_tells_its_pods_and_describes_processes(node, api, asked, tmp_path):
-    """The kubelet first; a pod that is found by its processes only gets the labels that the API server knows."""
+    """The kubelet first; a pod that is found by its processes only gets the labels that the API
+    server knows.
+    """
     node.pods = [kubelet.pod("vision", "p0", f"{UUID}::1")]
-    api.pods = [api.pod("vision", "p0", "u0", team="vision"), api.pod("web", "p1", "u1", team="web")]
+    api.pods = [
+        api.pod("vision", "p0", "u0", team="vision"),
+        api.pod("web", "p1", "u1", team="web"),
+    ]
     settings = Settings(
         owners="kubernetes,containers,processes",
         node="n1",
@@ -506,22 +592,33 @@ def test_a_node_with_a_kubelet_tells_its_pods_and_describes_processes(node, api,
     (holder,) = first.holders([WHOLE], [])[UUID]
     assert (holder.workload.id, holder.workload.tags["team"]) == ("u0", "vision")
     told = first.describe(Workload("u1", "kubernetes", "root", None, "pod u1", {"pod_uid": "u1"}))
-    assert (told.name, told.user, told.tags["team"], told.tags["namespace"]) == ("web/p1", "root", "web", "web")
+    assert (told.name, told.user, told.tags["team"], told.tags["namespace"]) == (
+        "web/p1",
+        "root",
+        "web",
+        "web",
+    )
     unknown = Workload("u9", "kubernetes")
     assert first.describe(unknown) is unknown
 
 
 def test_a_node_without_a_kubelet_has_no_such_source(tmp_path):
     """Neither a thread nor a warning: most nodes are no Kubernetes nodes."""
-    settings = Settings(owners="kubernetes,processes", kubelet_socket=tmp_path / "none" / "kubelet.sock")
+    settings = Settings(
+        owners="kubernetes,processes", kubelet_socket=tmp_path / "none" / "kubelet.sock"
+    )
     assert [one.name for one in open_owners(settings, Nvml())] == ["processes"]
 
 
 def test_a_kubelet_that_cannot_be_asked_for_lack_of_h2_is_said(node, monkeypatch, caplog):
-    """The one-file agent on a node of a cluster: a sentence with what to install, and the other sources."""
+    """The one-file agent on a node of a cluster: a sentence with what to install, and the other
+    sources.
+    """
     monkeypatch.setitem(sys.modules, "h2", None)
     containerd = node.path.parent / "containerd.sock"
-    settings = Settings(owners="kubernetes,containers", kubelet_socket=node.path, container_socket=containerd)
+    settings = Settings(
+        owners="kubernetes,containers", kubelet_socket=node.path, container_socket=containerd
+    )
     node.path.parent.joinpath("containerd.sock").touch()
     assert [one.name for one in open_owners(settings, Nvml())] == []
     assert "h2 is not installed (pip install 'h2>=4.2')" in caplog.text
@@ -531,7 +628,9 @@ def test_a_kubelet_that_cannot_be_asked_for_lack_of_h2_is_said(node, monkeypatch
 def test_a_place_that_cannot_be_looked_at_is_no_kubelet(tmp_path, caplog):
     """Where a folder cannot even be asked for (here: by its length), the agent goes on."""
     kubelet, engine = tmp_path / ("x" * 300) / "k.sock", tmp_path / ("y" * 300)
-    settings = Settings(owners="kubernetes,containers", kubelet_socket=kubelet, container_socket=engine)
+    settings = Settings(
+        owners="kubernetes,containers", kubelet_socket=kubelet, container_socket=engine
+    )
     assert open_owners(settings, Nvml()) == []
 
 
@@ -567,7 +666,9 @@ def as_nobody(shut):
 
 
 def test_settings_say_where_the_owner_sources_look():
-    """By environment as a DaemonSet gives them; an empty path is none; plain HTTP would show the token to all."""
+    """By environment as a DaemonSet gives them; an empty path is none; plain HTTP would show the
+    token to all.
+    """
     given = {
         "GPULEDGER_AGENT_KUBELET_SOCKET": "",
         "GPULEDGER_AGENT_KUBERNETES_API_URL": "https://10.0.0.1:6443",
@@ -576,15 +677,24 @@ def test_settings_say_where_the_owner_sources_look():
     }
     settings = load(None, given)
     assert (settings.kubelet_socket, settings.kubernetes_api_url) == (None, "https://10.0.0.1:6443")
-    assert (settings.container_socket, settings.owner_stale_s) == (Path("/run/podman/podman.sock"), 30)
-    refused = [("KUBERNETES_API_URL", "http://10.0.0.1"), ("KUBERNETES_API_URL", "https://[x"), ("OWNER_STALE_S", "0")]
+    assert (settings.container_socket, settings.owner_stale_s) == (
+        Path("/run/podman/podman.sock"),
+        30,
+    )
+    refused = [
+        ("KUBERNETES_API_URL", "http://10.0.0.1"),
+        ("KUBERNETES_API_URL", "https://[x"),
+        ("OWNER_STALE_S", "0"),
+    ]
     for name, value in refused:
         with pytest.raises(SettingsError, match=name.lower()):
             load(None, {f"GPULEDGER_AGENT_{name}": value})
 
 
 def test_a_list_of_pods_that_is_too_short_does_not_split_a_workload():
-    """An API server that has just started may know fewer pods than the kubelet: what was known of them stays."""
+    """An API server that has just started may know fewer pods than the kubelet: what was known of
+    them stays.
+    """
     pod = AllocatedPod("ml", "train-0", (AllocatedDevice("c", "nvidia.com/gpu", "GPU-a"),))
     answers = [{("ml", "train-0"): PodFacts("uid-1")}, {}, {("ml", "train-0"): PodFacts("uid-2")}]
     now = iter(range(0, 10_000, 60))

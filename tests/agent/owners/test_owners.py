@@ -25,8 +25,10 @@ GPU = Accelerator("GPU-a", "GPU-a", 3, "NVIDIA H100 80GB HBM3")
         (f"3:cpu:/docker/{HEX}\n", ("container", HEX[:12])),
         (f"0::/machine.slice/libpod-{HEX}.scope\n", ("container", HEX[:12])),
         (
-            "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-"
-            f"pod0f1e2d3c_4b5a_6978_8796_a5b4c3d2e1f0.slice/cri-containerd-{HEX}.scope\n",
+            (
+                "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-"
+                f"pod0f1e2d3c_4b5a_6978_8796_a5b4c3d2e1f0.slice/cri-containerd-{HEX}.scope\n"
+            ),
             ("kubernetes", "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"),
         ),
         (f"0::/system.slice/nerdctl-{HEX}.scope\n", ("container", HEX[:12])),
@@ -36,14 +38,25 @@ GPU = Accelerator("GPU-a", "GPU-a", 3, "NVIDIA H100 80GB HBM3")
             ("kubernetes", "ab" * 16),
         ),
         ("0::/user.slice/user-1000.slice/session-3.scope\n", None),
-        ("0::/user.slice/user-7.slice/user@7.service/pod0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0.scope\n", None),
+        (
+            "0::/user.slice/user-7.slice/user@7.service/pod0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0.scope\n",
+            None,
+        ),
         ("0::/../../user.slice/user-7.slice/user@7.service/slurmstepd.scope/job_7/step_0\n", None),
-        (f"0::/user.slice/user-7.slice/user@7.service/docker-{HEX}.scope\n", ("container", f"user-7/{HEX[:12]}")),
-        (f"0::/system.slice/docker-{HEX}.scope/user.slice/pod{'ab' * 16}\n", ("container", HEX[:12])),
+        (
+            f"0::/user.slice/user-7.slice/user@7.service/docker-{HEX}.scope\n",
+            ("container", f"user-7/{HEX[:12]}"),
+        ),
+        (
+            f"0::/system.slice/docker-{HEX}.scope/user.slice/pod{'ab' * 16}\n",
+            ("container", HEX[:12]),
+        ),
     ],
 )
 def test_a_cgroup_names_the_scheduler_that_owns_the_process(cgroup, expected):
-    """Slurm, Docker, podman, Kubernetes; what users name in user.slice is nobody else's job, pod or container."""
+    """Slurm, Docker, podman, Kubernetes; what users name in user.slice is nobody else's job, pod or
+    container.
+    """
     assert workload_of_cgroup(cgroup) == expected
 
 
@@ -78,7 +91,11 @@ def test_processes_of_one_job_are_one_holder_and_gone_ones_none(tmp_path):
     for pid in (7, 8):
         make_process(tmp_path, pid, cgroup="0::/system.slice/slurmstepd.scope/job_99/step_0\n")
     (holder,) = owners.holders([GPU], [sample_with(7, 8, 4444)])["GPU-a"]
-    assert (holder.workload.kind, holder.workload.id, holder.workload.user) == ("slurm", "99", "u1000")
+    assert (holder.workload.kind, holder.workload.id, holder.workload.user) == (
+        "slurm",
+        "99",
+        "u1000",
+    )
     assert owners.holders([GPU], [sample_with(4444)]) == {}
 
 
@@ -132,7 +149,9 @@ def test_owner_sources_have_their_word_in_the_order_of_the_setting(tmp_path):
     (tmp_path / "jobs").mkdir()
     rules = tmp_path / "rules.toml"
     rules.write_text('[[hold]]\nworkload = "reserved"\n')
-    settings = Settings(owner_rules_file=rules, kubelet_socket=None, slurm_jobs_dir=tmp_path / "jobs")
+    settings = Settings(
+        owner_rules_file=rules, kubelet_socket=None, slurm_jobs_dir=tmp_path / "jobs"
+    )
 
     class Cards:
         name = "nvml"

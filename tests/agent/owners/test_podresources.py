@@ -1,4 +1,6 @@
-"""The kubelet's protocol by its bytes alone: what a gRPC server once sent, torn, changed and slow; no grpcio here."""
+"""The kubelet's protocol by its bytes alone: what a gRPC server once sent, torn, changed and slow;
+no grpcio here.
+"""
 
 import contextlib
 import socket
@@ -27,8 +29,14 @@ RECORDED = bytes.fromhex(
     "791080808080401a040a0208012202020300001e010500000001400b677270632d7374617475730130000c677270632d6d65"
     "737361676500"
 )
-"""All that grpcio 1.85's server sent in answer to List: settings, window, headers, data, a ping, trailers."""
-MESSAGE = RECORDED[RECORDED.index(b"\x0a\x7c\x0a\x07train-0") : RECORDED.index(b"\x00\x00\x1e\x01\x05\x00\x00\x00\x01")]
+"""All that grpcio 1.85's server sent in answer to List: settings, window, headers, data, a ping,
+trailers.
+"""
+MESSAGE = RECORDED[
+    RECORDED.index(b"\x0a\x7c\x0a\x07train-0") : RECORDED.index(
+        b"\x00\x00\x1e\x01\x05\x00\x00\x00\x01"
+    )
+]
 PODS = (
     AllocatedPod(
         "vision",
@@ -54,7 +62,9 @@ PODS = (
 
 @contextlib.contextmanager
 def answering(path, answers, pause_s=0.0):
-    """A server that answers each connection with the next bytes, one by one if there is a pause, and closes it."""
+    """A server that answers each connection with the next bytes, one by one if there is a pause,
+    and closes it.
+    """
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(path))
     server.listen(8)
@@ -84,7 +94,9 @@ def test_what_a_server_once_sent_is_read(tmp_path):
 
 
 def test_an_answer_torn_at_any_byte_is_no_answer(tmp_path):
-    """Only the last byte makes it whole: no list is ever a part of one, for a pod that is missing holds nothing."""
+    """Only the last byte makes it whole: no list is ever a part of one, for a pod that is missing
+    holds nothing.
+    """
     pieces = [RECORDED[:length] for length in range(len(RECORDED))]
     with answering(tmp_path / "kubelet.sock", pieces) as path:
         for _ in pieces:
@@ -92,7 +104,9 @@ def test_an_answer_torn_at_any_byte_is_no_answer(tmp_path):
                 list_pods(path)
 
 
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64, b"\xff" * 9000])
+@pytest.mark.parametrize(
+    "said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64, b"\xff" * 9000]
+)
 def test_a_server_that_speaks_something_else_is_an_error_of_ours(tmp_path, said):
     """Whatever listens at the socket, the caller sees CallFailed."""
     with answering(tmp_path / "odd.sock", [said]) as path, pytest.raises(CallFailed):
@@ -100,8 +114,13 @@ def test_a_server_that_speaks_something_else_is_an_error_of_ours(tmp_path, said)
 
 
 def test_any_changed_byte_gives_pods_or_an_error_of_ours(tmp_path):
-    """Every byte of the answer is spoilt in turn; nothing but our own errors comes out of h2, hpack and our reader."""
-    spoilt = [RECORDED[:at] + bytes([byte ^ 0xFF]) + RECORDED[at + 1 :] for at, byte in enumerate(RECORDED)]
+    """Every byte of the answer is spoilt in turn; nothing but our own errors comes out of h2, hpack
+    and our reader.
+    """
+    spoilt = [
+        RECORDED[:at] + bytes([byte ^ 0xFF]) + RECORDED[at + 1 :]
+        for at, byte in enumerate(RECORDED)
+    ]
     failed = 0
     with answering(tmp_path / "kubelet.sock", spoilt) as path:
         for _ in spoilt:

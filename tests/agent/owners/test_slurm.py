@@ -1,4 +1,6 @@
-"""Owners from Slurm: our prolog's files, those of dcgm-exporter and jobstats, and jobs whose epilog never ran."""
+"""Owners from Slurm: our prolog's files, those of dcgm-exporter and jobstats, and jobs whose epilog
+never ran.
+"""
 
 import contextlib
 import itertools
@@ -12,8 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_agent.owners.processes import workload_of_cgroup
-from gpuledger_agent.owners.slurm import MAX_TAGS, MAX_TEXT, BadJobFile, SlurmOwners, prolog_job, slurm_owners, tags_of
-from gpuledger_agent.owners.slurm_liveness import FORGOTTEN_S, GRACE_S, LOOK_S, OVERTIME_S, JobLiveness, WriteRecord
+from gpuledger_agent.owners.slurm import (
+    MAX_TAGS,
+    MAX_TEXT,
+    BadJobFile,
+    SlurmOwners,
+    prolog_job,
+    slurm_owners,
+    tags_of,
+)
+from gpuledger_agent.owners.slurm_liveness import (
+    FORGOTTEN_S,
+    GRACE_S,
+    LOOK_S,
+    OVERTIME_S,
+    JobLiveness,
+    WriteRecord,
+)
 from gpuledger_agent.settings import Settings
 from gpuledger_common.largest_remainder import split
 from gpuledger_common.readings import Accelerator
@@ -21,9 +38,13 @@ from gpuledger_common.readings import Accelerator
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy" / "slurm"
 NOW_S, BOOTED_S = 1_800_000_000.0, 1_799_000_000
 UUIDS = [f"GPU-0000000{index}-aaaa-bbbb-cccc-0123456789ab" for index in range(4)]
-CARDS = [Accelerator(uuid, uuid, index, "NVIDIA H100 80GB HBM3") for index, uuid in enumerate(UUIDS)]
+CARDS = [
+    Accelerator(uuid, uuid, index, "NVIDIA H100 80GB HBM3") for index, uuid in enumerate(UUIDS)
+]
 MIG = [
-    Accelerator(f"MIG-{number}", UUIDS[3], 3, "NVIDIA H100 80GB HBM3", mig_instance=f"1g.10gb/{number}")
+    Accelerator(
+        f"MIG-{number}", UUIDS[3], 3, "NVIDIA H100 80GB HBM3", mig_instance=f"1g.10gb/{number}"
+    )
     for number in (7, 9)
 ]
 
@@ -34,7 +55,13 @@ class Node:
     def __init__(self, folder):
         self.jobs, self.mapping = folder / "jobs", folder / "mapping"
         self.proc, self.cgroups, self.drivers = folder / "proc", folder / "cgroup", folder / "gpus"
-        for path in (self.jobs, self.mapping, self.proc / "sys/kernel/random", self.cgroups, self.drivers):
+        for path in (
+            self.jobs,
+            self.mapping,
+            self.proc / "sys/kernel/random",
+            self.cgroups,
+            self.drivers,
+        ):
             path.mkdir(parents=True)
         (self.proc / "sys/kernel/random/boot_id").write_text("this-boot\n")
         (self.proc / "stat").write_text(f"cpu 1 2\nbtime {BOOTED_S}\n")
@@ -44,7 +71,9 @@ class Node:
 
     def job(self, number, **values):
         lines = {"job_id": number, "boot_id": "this-boot", **values}
-        self.write(self.jobs / str(number), "".join(f"{key}={value}\n" for key, value in lines.items()))
+        self.write(
+            self.jobs / str(number), "".join(f"{key}={value}\n" for key, value in lines.items())
+        )
 
     def write(self, path, text, at_s=NOW_S):
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -63,7 +92,10 @@ class Node:
         """(job, weight) of each holder, by index or instance of the accelerator."""
         found = self.owners.holders(cards, ())
         names = {card.uuid: card.mig_instance or card.index for card in cards}
-        return {names[uuid]: [(one.workload.id, one.weight) for one in some] for uuid, some in found.items()}
+        return {
+            names[uuid]: [(one.workload.id, one.weight) for one in some]
+            for uuid, some in found.items()
+        }
 
 
 @pytest.fixture
@@ -72,7 +104,9 @@ def node(tmp_path):
 
 
 def test_a_job_holds_the_gpus_of_its_file_until_the_file_goes(node):
-    """Everything that the prolog wrote is told of the job; UUIDs win over indices; no file, no holder."""
+    """Everything that the prolog wrote is told of the job; UUIDs win over indices; no file, no
+    holder.
+    """
     node.job(
         42,
         uuids=f"{UUIDS[2]},{UUIDS[0]}",
@@ -86,8 +120,19 @@ def test_a_job_holds_the_gpus_of_its_file_until_the_file_goes(node):
     )
     assert node.held() == {2: [("42", 1)], 0: [("42", 1)]}
     workload = node.owners.holders(CARDS, ())[UUIDS[0]][0].workload
-    assert (workload.kind, workload.user, workload.account, workload.name) == ("slurm", "amina", "vision", "train")
-    assert workload.tags == {"project": "llm", "exp": "42", "team": "vision", "partition": "gpu", "cluster": "tetra"}
+    assert (workload.kind, workload.user, workload.account, workload.name) == (
+        "slurm",
+        "amina",
+        "vision",
+        "train",
+    )
+    assert workload.tags == {
+        "project": "llm",
+        "exp": "42",
+        "team": "vision",
+        "partition": "gpu",
+        "cluster": "tetra",
+    }
     (node.jobs / "42").unlink()
     assert node.held() == {}
 
@@ -101,7 +146,9 @@ def test_a_file_is_read_again_when_it_changes(node):
 
 
 def test_indices_are_minors_where_the_driver_tells_them(node):
-    """Slurm counts /dev/nvidiaN, NVML counts by bus: where they differ, the job lands on the device it was given."""
+    """Slurm counts /dev/nvidiaN, NVML counts by bus: where they differ, the job lands on the device
+    it was given.
+    """
     for number, uuid in enumerate(reversed(UUIDS)):
         folder = node.drivers / f"0000:{number}8:00.0"
         folder.mkdir()
@@ -115,7 +162,9 @@ def test_indices_are_minors_where_the_driver_tells_them(node):
 
 
 def test_the_layouts_of_dcgm_exporter_and_jobstats(node):
-    """A file per index, instance or UUID; one id a line, with the uid in jobstats' layout; a job counts once."""
+    """A file per index, instance or UUID; one id a line, with the uid in jobstats' layout; a job
+    counts once.
+    """
     node.write(node.mapping / "0", "11\n12\n\n")
     node.write(node.mapping / "1", "13 1000")
     node.write(node.mapping / UUIDS[1], "13 1000")
@@ -148,7 +197,9 @@ def test_a_whole_device_stands_for_all_its_instances(node):
 
 
 def test_shards_weigh_only_where_all_are_known(node):
-    """Three shards to one; with a job whose shards are unknown all share equally, as no weight can be compared."""
+    """Three shards to one; with a job whose shards are unknown all share equally, as no weight can
+    be compared.
+    """
     node.job(1, gpus="0", shards="3")
     node.job(2, gpus="0", shards="1")
     assert node.held() == {0: [("1", 3), ("2", 1)]}
@@ -166,10 +217,16 @@ jobs = st.dictionaries(
 
 @given(jobs, st.integers(0, 10**9))
 def test_the_shares_of_an_accelerator_add_up_to_one(tmp_path_factory, wanted, span_ms):
-    """However many jobs with however many shards: a span is given away whole, and only to jobs that name the GPU."""
+    """However many jobs with however many shards: a span is given away whole, and only to jobs that
+    name the GPU.
+    """
     node = Node(tmp_path_factory.mktemp("node") / str(next(_numbers)))
     for number, (indices, shards) in wanted.items():
-        node.job(number, gpus=",".join(map(str, indices)), **({} if shards is None else {"shards": shards}))
+        node.job(
+            number,
+            gpus=",".join(map(str, indices)),
+            **({} if shards is None else {"shards": shards}),
+        )
     held = node.held()
     for index in range(4):
         named = {str(number) for number, (indices, _) in wanted.items() if index in indices}
@@ -197,8 +254,12 @@ def test_the_shares_of_an_accelerator_add_up_to_one(tmp_path_factory, wanted, sp
         ("mapping", "README", "11\n", "neither by a GPU's index nor by a UUID"),
     ],
 )
-def test_a_bad_file_is_told_once_and_costs_the_others_nothing(node, caplog, folder, name, content, words):
-    """One sentence for as long as the fault stays, no exception, and the good file beside it holds its GPU."""
+def test_a_bad_file_is_told_once_and_costs_the_others_nothing(
+    node, caplog, folder, name, content, words
+):
+    """One sentence for as long as the fault stays, no exception, and the good file beside it holds
+    its GPU.
+    """
     node.job(1, gpus="1")
     node.write(getattr(node, folder) / name, content)
     with caplog.at_level(logging.WARNING):
@@ -210,14 +271,19 @@ def test_a_bad_file_is_told_once_and_costs_the_others_nothing(node, caplog, fold
 
 def test_a_name_in_no_utf8_still_bills_the_job(node):
     """A user who puts odd bytes into the name or comment of a job is charged for it all the same."""
-    node.write(node.jobs / "42", b"job_id=42\naccount=nlp\njob_name=f\xfc\x00r\ncomment=team=\xff;x=y\ngpus=0\n")
+    node.write(
+        node.jobs / "42",
+        b"job_id=42\naccount=nlp\njob_name=f\xfc\x00r\ncomment=team=\xff;x=y\ngpus=0\n",
+    )
     (holder,) = node.owners.holders(CARDS, ())[UUIDS[0]]
     assert holder.workload.name == "f\ufffd\ufffdr"
     assert holder.workload.tags == {"team": "\ufffd", "x": "y"}
 
 
 def test_what_is_no_regular_file_is_not_opened_for_long(node, caplog):
-    """A fifo that nobody writes to, a link and a folder stop nobody; drafts of the prolog are not looked at."""
+    """A fifo that nobody writes to, a link and a folder stop nobody; drafts of the prolog are not
+    looked at.
+    """
     os.mkfifo(node.jobs / "42")
     (node.jobs / "43").symlink_to("/etc/hostname")
     (node.jobs / "44").mkdir()
@@ -254,11 +320,16 @@ def test_folders_that_are_not_there_or_may_not_be_read(tmp_path, caplog):
 
 
 def test_a_plain_machine_has_no_slurm_source(tmp_path):
-    """Without folder or configuration of Slurm there is no source of allocations that could disagree with anybody."""
+    """Without folder or configuration of Slurm there is no source of allocations that could
+    disagree with anybody.
+    """
     assert slurm_owners(Settings(slurm_jobs_dir=tmp_path / "none")) is None
     assert slurm_owners(Settings(slurm_jobs_dir=None)) is None
     assert slurm_owners(Settings(slurm_jobs_dir=tmp_path)) is not None
-    assert slurm_owners(Settings(slurm_jobs_dir=None, slurm_mapping_dir=tmp_path / "later")) is not None
+    assert (
+        slurm_owners(Settings(slurm_jobs_dir=None, slurm_mapping_dir=tmp_path / "later"))
+        is not None
+    )
 
 
 def test_a_file_from_before_this_boot_holds_nothing(node):
@@ -279,7 +350,9 @@ def test_a_file_from_before_this_boot_holds_nothing(node):
     ],
 )
 def test_a_job_whose_extern_step_has_gone_has_ended(node, caplog, place):
-    """Seen once in its cgroup, v1 or v2, then gone for the grace: an epilog that never ran bills no longer."""
+    """Seen once in its cgroup, v1 or v2, then gone for the grace: an epilog that never ran bills no
+    longer.
+    """
     node.job(42, gpus="0", until=int(NOW_S) + 9 * 86_400)
     step = node.step(42, "extern", place)
     assert node.held() == {0: [("42", 1)]}
@@ -295,7 +368,9 @@ def test_a_job_whose_extern_step_has_gone_has_ended(node, caplog, place):
 
 
 def test_a_job_without_a_step_holds_until_its_time_limit(node):
-    """salloc without a running srun: allocated and idle is the worst waste, and is billed; but not for ever."""
+    """salloc without a running srun: allocated and idle is the worst waste, and is billed; but not
+    for ever.
+    """
     node.job(42, gpus="0", until=int(NOW_S) + 7200)
     node.write(node.mapping / "1", "43\n")
     step = node.step(42, "0")
@@ -310,7 +385,9 @@ def test_a_job_without_a_step_holds_until_its_time_limit(node):
 
 
 def test_a_job_that_runs_holds_whatever_its_time_limit_said(node):
-    """A limit that was extended: slurmstepd's process is sign of life enough where cgroups are not used."""
+    """A limit that was extended: slurmstepd's process is sign of life enough where cgroups are not
+    used.
+    """
     node.job(42, gpus="0", until=int(NOW_S) + 10)
     process = node.proc / "311"
     process.mkdir()
@@ -332,20 +409,33 @@ def test_jobs_that_have_gone_are_forgotten(node):
     assert alive.why_ended("42", written) is None
 
 
-@given(st.dictionaries(st.sampled_from(["comment", "wckey", "account", "partition", "cluster"]), st.text()))
+@given(
+    st.dictionaries(
+        st.sampled_from(["comment", "wckey", "account", "partition", "cluster"]), st.text()
+    )
+)
 def test_tags_are_bounded_whatever_users_write(values):
-    """The collector refuses a workload with too many or too long tags, and with it the bill: there are none."""
+    """The collector refuses a workload with too many or too long tags, and with it the bill: there
+    are none.
+    """
     tags = tags_of(values)
     assert len(tags) <= MAX_TAGS + 4
-    assert all(key and value and len(key) <= MAX_TEXT and len(value) <= MAX_TEXT for key, value in tags.items())
+    assert all(
+        key and value and len(key) <= MAX_TEXT and len(value) <= MAX_TEXT
+        for key, value in tags.items()
+    )
 
 
-LINES = st.lists(st.tuples(st.sampled_from(["gpus", "uuids", "shards", "until", "user", "comment"]), st.text()))
+LINES = st.lists(
+    st.tuples(st.sampled_from(["gpus", "uuids", "shards", "until", "user", "comment"]), st.text())
+)
 
 
 @given(LINES, st.sampled_from(["", "0", "0,1", "1-3"]))
 def test_any_text_is_a_job_or_a_bad_file(lines, gpus):
-    """A job of the GPUs that a line names, or BadJobFile; no text raises anything else or makes a weight of nothing."""
+    """A job of the GPUs that a line names, or BadJobFile; no text raises anything else or makes a
+    weight of nothing.
+    """
     text = f"job_id=42\ngpus={gpus}\n" + "".join(f"{key}={value}\n" for key, value in lines)
     with contextlib.suppress(BadJobFile):
         job = prolog_job("42", text, 0.0)
@@ -354,8 +444,12 @@ def test_any_text_is_a_job_or_a_bad_file(lines, gpus):
 
 
 def test_no_comment_changes_the_account():
-    """Facts that rules match, and partition and cluster, are Slurm's word; the team is the user's, if named."""
-    comment = "account=rich;user=root;kind=static;pool=p;node=n;name=x;partition=free;cluster=c;project=p"
+    """Facts that rules match, and partition and cluster, are Slurm's word; the team is the user's,
+    if named.
+    """
+    comment = (
+        "account=rich;user=root;kind=static;pool=p;node=n;name=x;partition=free;cluster=c;project=p"
+    )
     told = {"comment": comment, "account": "nlp", "partition": "gpu", "cluster": "tetra"}
     assert tags_of(told) == {"project": "p", "team": "nlp", "partition": "gpu", "cluster": "tetra"}
 
@@ -369,9 +463,15 @@ def test_a_wckey_may_carry_the_tags(node):
 @pytest.mark.parametrize(
     ("cgroup", "expected"),
     [
-        ("6:freezer:/slurm_vm/uid_0/job_1\n3:cpuset:/slurm_vm/uid_0/job_1/step_batch\n", ("slurm", "1")),
+        (
+            "6:freezer:/slurm_vm/uid_0/job_1\n3:cpuset:/slurm_vm/uid_0/job_1/step_batch\n",
+            ("slurm", "1"),
+        ),
         ("0::/system.slice/slurmstepd.scope/job_1/step_extern/user/task_special\n", ("slurm", "1")),
-        ("0::/kubepods.slice/x.slice/system.slice/n1_slurmstepd.scope/job_7/step_0/user/task_0\n", ("slurm", "7")),
+        (
+            "0::/kubepods.slice/x.slice/system.slice/n1_slurmstepd.scope/job_7/step_0/user/task_0\n",
+            ("slurm", "7"),
+        ),
         ("0::/system.slice/slurmd.service\n", None),
         ("0::/system.slice/slurmstepd.scope/system\n", None),
         ("0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_7\n", None),
@@ -379,7 +479,9 @@ def test_a_wckey_may_carry_the_tags(node):
     ],
 )
 def test_a_cgroup_of_slurm_names_its_job_and_a_users_own_does_not(cgroup, expected):
-    """The paths of a real Slurm 22.05 on cgroup v1 and those of v2; what a user made up below user.slice is no job."""
+    """The paths of a real Slurm 22.05 on cgroup v1 and those of v2; what a user made up below
+    user.slice is no job.
+    """
     assert workload_of_cgroup(cgroup) == expected
 
 
@@ -398,9 +500,13 @@ def run_script(name, folder, **environment):
 
 
 def test_prolog_and_epilog_are_what_the_source_reads(node):
-    """The file that the script writes, with what users like to put into names, is what the owner source takes."""
+    """The file that the script writes, with what users like to put into names, is what the owner
+    source takes.
+    """
     (node.drivers / "0000:18:00.0").mkdir()
-    (node.drivers / "0000:18:00.0/information").write_text(f"GPU UUID: \t {UUIDS[2]}\nDevice Minor: \t 1\n")
+    (node.drivers / "0000:18:00.0/information").write_text(
+        f"GPU UUID: \t {UUIDS[2]}\nDevice Minor: \t 1\n"
+    )
     environment = {
         "SLURM_JOB_ID": "42",
         "SLURM_JOB_GPUS": "1",
@@ -431,15 +537,21 @@ def test_prolog_and_epilog_are_what_the_source_reads(node):
 )
 def test_the_prolog_writes_what_slurm_tells(tmp_path, environment, places):
     """Indices where no driver is there, as on a fake node; UUIDs where Slurm names them."""
-    run_script("prolog", tmp_path / "made", SLURM_JOB_ID="7", GPULEDGER_NVIDIA_PROC="/none", **environment)
+    run_script(
+        "prolog", tmp_path / "made", SLURM_JOB_ID="7", GPULEDGER_NVIDIA_PROC="/none", **environment
+    )
     assert prolog_job("7", (tmp_path / "made/7").read_text(), 0.0).gpu_names == places
 
 
 def test_the_prolog_asks_nvidia_smi_where_the_driver_tells_no_minors(tmp_path):
-    """`nvidia-smi -L`; indices that it does not list leave the indices alone, never half of the UUIDs."""
+    """`nvidia-smi -L`; indices that it does not list leave the indices alone, never half of the
+    UUIDs.
+    """
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "nvidia-smi").write_text(f"#!/bin/sh\necho 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: {UUIDS[1]})'\n")
+    (tools / "nvidia-smi").write_text(
+        f"#!/bin/sh\necho 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: {UUIDS[1]})'\n"
+    )
     (tools / "nvidia-smi").chmod(0o755)
     for gpus, places in (("0", (UUIDS[1],)), ("0,1", ("0", "1"))):
         run_script(
@@ -458,7 +570,8 @@ def test_the_prolog_asks_for_shards_where_it_is_told_to(tmp_path):
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "scontrol").write_text(
-        "#!/bin/sh\necho 'JobId=7 JOB_GRES=shard:3 Nodes=vm CPU_IDs=0 Mem=0 GRES=shard:3(IDX:2) MinCPUsNode=1'\n"
+        "#!/bin/sh\necho 'JobId=7 JOB_GRES=shard:3 Nodes=vm CPU_IDs=0 Mem=0 GRES=shard:3(IDX:2)"
+        " MinCPUsNode=1'\n"
     )
     (tools / "scontrol").chmod(0o755)
     for asked, shards in ((None, None), ("1", 3)):
@@ -477,7 +590,9 @@ def test_the_prolog_asks_for_shards_where_it_is_told_to(tmp_path):
 
 @pytest.mark.parametrize("job", ["", "../../etc/passwd", "7;rm", "7"])
 def test_scripts_that_cannot_work_end_well_and_say_so(tmp_path, job):
-    """No job id, one that is a path, a folder that cannot be made: exit 0 (asserted by the helper), nothing written."""
+    """No job id, one that is a path, a folder that cannot be made: exit 0 (asserted by the helper),
+    nothing written.
+    """
     (tmp_path / "file").write_text("")
     for name in ("prolog", "epilog"):
         done = run_script(name, tmp_path / "file" / "jobs", SLURM_JOB_ID=job, SLURM_JOB_GPUS="0")

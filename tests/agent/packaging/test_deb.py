@@ -1,4 +1,6 @@
-"""gpuledger-agent.deb: what Debian's own checker says, what an installed agent says, and what is left of it."""
+"""gpuledger-agent.deb: what Debian's own checker says, what an installed agent says, and what is
+left of it.
+"""
 
 import gzip
 import shutil
@@ -21,7 +23,10 @@ def test_lintian_finds_no_error(deb):
     if shutil.which("lintian") is None:
         pytest.skip("lintian is not installed (apt-get install lintian)")
     told = subprocess.run(
-        ["lintian", "--allow-root", "--fail-on", "error,warning", deb], capture_output=True, text=True, timeout=240
+        ["lintian", "--allow-root", "--fail-on", "error,warning", deb],
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert told.returncode == 0, told.stdout
 
@@ -34,11 +39,17 @@ def test_the_same_commit_gives_the_same_bytes(deb, tmp_path):
 
 @pytest.mark.parametrize("python", pythons())
 def test_the_tree_runs_on_every_supported_python_by_itself(unpacked, python, tmp_path):
-    """No other package is seen (-I -S); without a GPU `check` ends with 3 and says what is missing; `run` delivers."""
+    """No other package is seen (-I -S); without a GPU `check` ends with 3 and says what is missing;
+    `run` delivers.
+    """
     program = unpacked / "usr/bin/gpuledger-agent"
-    moved = program.read_text().replace("/usr/lib/gpuledger-agent", str(unpacked / "usr/lib/gpuledger-agent"))
+    moved = program.read_text().replace(
+        "/usr/lib/gpuledger-agent", str(unpacked / "usr/lib/gpuledger-agent")
+    )
     assert moved != program.read_text()
-    checked = subprocess.run([python, "-IS", "-c", moved, "check"], env=bare(), capture_output=True, text=True)
+    checked = subprocess.run(
+        [python, "-IS", "-c", moved, "check"], env=bare(), capture_output=True, text=True
+    )
     assert (checked.returncode, checked.stderr) == (3, "")
     assert SENTENCE in checked.stdout.splitlines()[0]
     assert "NVIDIA driver" in checked.stdout.splitlines()[0]
@@ -46,27 +57,39 @@ def test_the_tree_runs_on_every_supported_python_by_itself(unpacked, python, tmp
 
 
 def test_the_settings_file_shows_every_setting_and_is_a_conffile(deb, unpacked):
-    """Each line that somebody takes the # from is a setting with its default; an upgrade keeps what was edited."""
+    """Each line that somebody takes the # from is a setting with its default; an upgrade keeps what
+    was edited.
+    """
     path = unpacked / "etc/gpuledger/agent.toml"
     text = path.read_text()
     assert tomllib.loads(text) == {}
-    lines = [line.removeprefix("#") for line in text.splitlines() if line.startswith("#") and line[1:2].strip()]
+    lines = [
+        line.removeprefix("#")
+        for line in text.splitlines()
+        if line.startswith("#") and line[1:2].strip()
+    ]
     shown = tomllib.loads("\n".join(lines))
     assert set(shown) == set(FIELDS)
     path.write_text("\n".join(lines))
     assert load(path, {}) == load(None, {})
-    conffiles = subprocess.run(["dpkg-deb", "-I", deb, "conffiles"], capture_output=True, text=True, check=True).stdout
+    conffiles = subprocess.run(
+        ["dpkg-deb", "-I", deb, "conffiles"], capture_output=True, text=True, check=True
+    ).stdout
     assert conffiles.split() == ["/etc/gpuledger/agent.toml"]
 
 
 def test_the_man_page_is_that_of_the_command_line(unpacked):
     """In section 1, as it is made from the parser."""
-    page = gzip.decompress((unpacked / "usr/share/man/man1/gpuledger-agent.1.gz").read_bytes()).decode()
+    page = gzip.decompress(
+        (unpacked / "usr/share/man/man1/gpuledger-agent.1.gz").read_bytes()
+    ).decode()
     assert page == (Path(__file__).parents[3] / "docs/man/gpuledger-agent.1").read_text()
 
 
 def test_completions_lie_where_shells_look(unpacked):
-    """Those that are committed, in the folders of bash, zsh and fish; and the units that read Slurm's queue."""
+    """Those that are committed, in the folders of bash, zsh and fish; and the units that read
+    Slurm's queue.
+    """
     for place in (
         "bash-completion/completions/gpuledger-agent",
         "zsh/vendor-completions/_gpuledger-agent",
@@ -88,12 +111,21 @@ def test_both_units_are_there_and_start_what_is_there(unpacked):
 
 @pytest.mark.long
 def test_a_fresh_debian_installs_runs_upgrades_and_purges_it(deb, tmp_path):
-    """debootstrap makes the system, dpkg installs into it without systemd, and a purge leaves nothing."""
+    """debootstrap makes the system, dpkg installs into it without systemd, and a purge leaves
+    nothing.
+    """
     if shutil.which("debootstrap") is None or not DEBIAN_PYTHON.exists():
         pytest.skip("debootstrap is not installed (apt-get install debootstrap)")
     root = tmp_path / "debian"
     made = subprocess.run(
-        ["debootstrap", "--variant=minbase", "--include=python3", *mirror()[:1], root, *mirror()[1:]],
+        [
+            "debootstrap",
+            "--variant=minbase",
+            "--include=python3",
+            *mirror()[:1],
+            root,
+            *mirror()[1:],
+        ],
         capture_output=True,
         text=True,
         timeout=280,
@@ -115,19 +147,25 @@ def test_a_fresh_debian_installs_runs_upgrades_and_purges_it(deb, tmp_path):
         installed = inside("dpkg", "-i", f"/tmp/{deb.name}")
         assert installed.returncode == 0, installed.stderr
     assert list((root / "usr/lib/gpuledger-agent/gpuledger_agent/__pycache__").glob("cli.*.pyc"))
-    assert (root / "etc/systemd/system/multi-user.target.wants/gpuledger-agent.service").is_symlink()
+    assert (
+        root / "etc/systemd/system/multi-user.target.wants/gpuledger-agent.service"
+    ).is_symlink()
     (root / "proc").mkdir(exist_ok=True)
     checked = inside("gpuledger-agent", "check")
     assert (checked.returncode, checked.stderr) == (3, "")
     assert SENTENCE in checked.stdout
-    wait_for_all = inside("gpuledger-agent", "run", "--check-config", "--config", "/etc/gpuledger/agent.toml")
+    wait_for_all = inside(
+        "gpuledger-agent", "run", "--check-config", "--config", "/etc/gpuledger/agent.toml"
+    )
     assert wait_for_all.stdout.strip() == "the settings are good", wait_for_all.stderr
     purged = inside("dpkg", "--purge", "gpuledger-agent")
     assert purged.returncode == 0, purged.stderr
     assert "not empty" not in purged.stderr
     for gone in ("usr/lib/gpuledger-agent", "etc/gpuledger", "usr/bin/gpuledger-agent"):
         assert not (root / gone).exists(), gone
-    assert not (root / "etc/systemd/system/multi-user.target.wants/gpuledger-agent.service").is_symlink()
+    assert not (
+        root / "etc/systemd/system/multi-user.target.wants/gpuledger-agent.service"
+    ).is_symlink()
 
 
 def mirror() -> list[str]:

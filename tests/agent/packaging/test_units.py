@@ -13,10 +13,14 @@ UNITS = Path(__file__).resolve().parents[3] / "agent" / "systemd"
 FULL, MINIMAL = UNITS / "gpuledger-agent.service", UNITS / "gpuledger-agent-minimal.service"
 DEPLOY = UNITS.parents[1] / "deploy"
 DROP_IN = DEPLOY / "deb" / "examples" / "sockets.conf"
-SLURM = [DEPLOY / "slurm" / name for name in ("gpuledger-queue.service", "gpuledger-scale@.service")]
+SLURM = [
+    DEPLOY / "slurm" / name for name in ("gpuledger-queue.service", "gpuledger-scale@.service")
+]
 
 
-@pytest.mark.parametrize(("unit", "most"), [(FULL, 2.5), (MINIMAL, 1.5)], ids=lambda value: getattr(value, "stem", ""))
+@pytest.mark.parametrize(
+    ("unit", "most"), [(FULL, 2.5), (MINIMAL, 1.5)], ids=lambda value: getattr(value, "stem", "")
+)
 def test_little_is_open_to_a_unit(unit, most):
     """With job attribution at most 2.5, without 1.5; dcgm-exporter's own unit has 9.6."""
     assert exposure(unit) <= most
@@ -24,12 +28,20 @@ def test_little_is_open_to_a_unit(unit, most):
 
 @pytest.mark.parametrize("unit", SLURM, ids=lambda unit: unit.stem)
 def test_little_is_open_to_slurms_units(unit):
-    """Below 2.5, and what runs as slurmctld's own user removes nothing of it: no RemoveIPC=, no DynamicUser=."""
+    """Below 2.5, and what runs as slurmctld's own user removes nothing of it: no RemoveIPC=, no
+    DynamicUser=.
+    """
     assert exposure(unit) < 2.5
     found = directives(unit)
     assert found["User"] == ["slurm"]
     assert found["CapabilityBoundingSet"] == found["AmbientCapabilities"] == [""]
-    assert not {"RemoveIPC", "PrivateUsers", "DynamicUser", "PrivateNetwork", "IPAddressDeny"} & set(found)
+    assert not {
+        "RemoveIPC",
+        "PrivateUsers",
+        "DynamicUser",
+        "PrivateNetwork",
+        "IPAddressDeny",
+    } & set(found)
 
 
 def test_sockets_that_belong_to_root_stay_within_the_bound(tmp_path):
@@ -42,7 +54,9 @@ def test_sockets_that_belong_to_root_stay_within_the_bound(tmp_path):
 
 @pytest.mark.parametrize("unit", [FULL, MINIMAL], ids=lambda unit: unit.stem)
 def test_a_unit_is_watched_and_never_kills_a_client_of_nvml(unit):
-    """Type=notify with a watchdog; no limit whose end is SIGKILL; a forbidden system call fails and does not kill."""
+    """Type=notify with a watchdog; no limit whose end is SIGKILL; a forbidden system call fails and
+    does not kill.
+    """
     found = directives(unit)
     assert found["Type"] == ["notify"]
     assert int(found["WatchdogSec"][0]) >= 60
@@ -54,7 +68,9 @@ def test_a_unit_is_watched_and_never_kills_a_client_of_nvml(unit):
 
 
 def test_a_node_without_a_token_yet_starts_and_sends_none(tmp_path, monkeypatch):
-    """SetCredential= is what systemd takes when the token's file is not there: it is empty, and no token is sent."""
+    """SetCredential= is what systemd takes when the token's file is not there: it is empty, and no
+    token is sent.
+    """
     assert all(directives(unit)["SetCredential"] == ["token:\\n"] for unit in (FULL, MINIMAL))
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     credential = tmp_path / "token"
@@ -72,7 +88,9 @@ def test_job_attribution_sees_processes_and_the_kernel_log_and_nothing_more():
     assert "/dev/kmsg r" in full["DeviceAllow"]
     assert minimal["ProtectProc"] == ["invisible"]
     assert minimal["CapabilityBoundingSet"] == [""]
-    differing = {name for name in full.keys() | minimal.keys() if full.get(name) != minimal.get(name)}
+    differing = {
+        name for name in full.keys() | minimal.keys() if full.get(name) != minimal.get(name)
+    }
     assert differing == {
         "Description",
         "Conflicts",

@@ -80,7 +80,12 @@ def test_a_comment_names_the_team_and_breaks_nothing():
         + line(JobArrayID="8_3", tres_alloc="gres/gpu=2")
     )
     first, second = slurm.parse_squeue(text)
-    assert (first.team, first.account, first.user, first.submitted) == ("seg", "vision", "ann", 1_760_000_000.0)
+    assert (first.team, first.account, first.user, first.submitted) == (
+        "seg",
+        "vision",
+        "ann",
+        1_760_000_000.0,
+    )
     assert (second.workload_id, second.team, second.gpus) == ("8_3", "vision", 2.0)
 
 
@@ -95,7 +100,9 @@ def test_a_squeue_that_fails_is_one_sentence():
 ANSWERS = {
     "no HTTP at all": b"\x15\x03\x01\r\n\r\n",
     "closed": b"",
-    "a redirection": b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/elsewhere\r\nContent-Length: 0\r\n\r\n",
+    "a redirection": (
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/elsewhere\r\nContent-Length: 0\r\n\r\n"
+    ),
     "a proxy's page": b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 9\r\n\r\n<p>\x1b[31m\n",
     "a portal's page": b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>",
     "a list": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
@@ -106,7 +113,9 @@ ANSWERS = {
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_whatever_answers_is_one_sentence(name):
-    """`--every` goes on after each, for all are QueueFailed; nothing follows to another address with the token."""
+    """`--every` goes on after each, for all are QueueFailed; nothing follows to another address
+    with the token.
+    """
 
     def answer():
         line, _ = listener.accept()
@@ -163,10 +172,18 @@ def pod(name, *asks, init=(), phase="Pending", node="", labels=None, selector=No
 
 
 def test_pending_pods_of_a_cluster(server):
-    """Unbound pods with GPUs wait, page by page; bound, gated and GPU-less ones do not; MIG counts in sevenths."""
+    """Unbound pods with GPUs wait, page by page; bound, gated and GPU-less ones do not; MIG counts
+    in sevenths.
+    """
     whole = {"nvidia.com/gpu": "2", "cpu": "4"}
     server.pods = [
-        pod("a", whole, {"nvidia.com/gpu": 1}, labels={"team": "seg"}, selector={"nvidia.com/gpu.product": "H100"}),
+        pod(
+            "a",
+            whole,
+            {"nvidia.com/gpu": 1},
+            labels={"team": "seg"},
+            selector={"nvidia.com/gpu.product": "H100"},
+        ),
         pod("init", {"nvidia.com/gpu": "1"}, init=[{"nvidia.com/gpu": "4"}]),
         pod("mig", {"nvidia.com/mig-3g.40gb": "1"}),
         pod("bound", whole, node="n1"),

@@ -1,4 +1,6 @@
-"""The NVML stand-in, compiled once, and a way to look through it with the real binding in a real process."""
+"""The NVML stand-in, compiled once, and a way to look through it with the real binding in a real
+process.
+"""
 
 import json
 import os
@@ -19,7 +21,9 @@ def nvml_folder(tmp_path_factory):
         pytest.skip("no C compiler: the NVML stand-in cannot be built (apt-get install gcc)")
     folder = tmp_path_factory.mktemp("nvml")
     library = folder / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, STUB], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, STUB], check=True
+    )
     return folder
 
 
@@ -28,7 +32,11 @@ class Card:
 
     def __init__(self, folder: Path, scenario: Path) -> None:
         self.path = scenario
-        self.environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "NVML_STUB_SCENARIO": str(scenario)}
+        self.environment = {
+            **os.environ,
+            "LD_LIBRARY_PATH": str(folder),
+            "NVML_STUB_SCENARIO": str(scenario),
+        }
 
     def scenario(self, text: str) -> None:
         fresh = self.path.with_suffix(".new")
@@ -37,7 +45,9 @@ class Card:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         program = Path(sys.executable).with_name("gpuledger-agent")
-        return subprocess.run([program, *arguments], env=self.environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            [program, *arguments], env=self.environment, capture_output=True, text=True, timeout=60
+        )
 
     def once(self) -> dict:
         answer = self.command("once", "--json")
@@ -46,7 +56,11 @@ class Card:
 
     def python(self, code: str) -> str:
         answer = subprocess.run(
-            [sys.executable, "-c", code], env=self.environment, capture_output=True, text=True, timeout=240
+            [sys.executable, "-c", code],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
         )
         assert answer.returncode == 0, answer.stderr
         return answer.stdout

@@ -1,4 +1,6 @@
-"""The dcgm source: pages of dcgm-exporter, ours in their shape, and the real captures where they are at hand."""
+"""The dcgm source: pages of dcgm-exporter, ours in their shape, and the real captures where they
+are at hand.
+"""
 
 import http.server
 import threading
@@ -46,7 +48,9 @@ def mig_line(name, instance, profile, value):
 
 
 def test_old_names_come_in_base_units():
-    """MHz, MiB, percent and millijoules become hertz, bytes, ratios and joules; DCGM's blanks are absent."""
+    """MHz, MiB, percent and millijoules become hertz, bytes, ratios and joules; DCGM's blanks are
+    absent.
+    """
     (entry,) = parse(OLD).accelerators.values()
     assert entry.values["gpu_power_watts"] == 31.5
     assert entry.values["gpu_utilization_ratio"] == 0.4
@@ -80,7 +84,9 @@ def test_a_percentage_under_the_ratios_name_is_a_percentage():
 
 
 def test_mig_instances_share_no_board_reading():
-    """Each instance is an accelerator with its share; the board's power, on each line, is counted on none."""
+    """Each instance is an accelerator with its share; the board's power, on each line, is counted
+    on none.
+    """
     page = parse(
         "".join(
             mig_line("DCGM_FI_DEV_POWER_USAGE", instance, profile, 116.0)
@@ -88,8 +94,15 @@ def test_mig_instances_share_no_board_reading():
             for instance, profile in ((7, "1g.5gb"), (9, "1g.5gb"), (5, "2g.10gb"))
         )
     )
-    assert [entry.accelerator.gpu_micro for entry in page.accelerators.values()] == [142_857, 142_857, 285_714]
-    assert all(entry.values == {"gpu_graphics_engine_active_ratio": 0.5} for entry in page.accelerators.values())
+    assert [entry.accelerator.gpu_micro for entry in page.accelerators.values()] == [
+        142_857,
+        142_857,
+        285_714,
+    ]
+    assert all(
+        entry.values == {"gpu_graphics_engine_active_ratio": 0.5}
+        for entry in page.accelerators.values()
+    )
     assert len({entry.accelerator.uuid for entry in page.accelerators.values()}) == 3
 
 
@@ -107,9 +120,13 @@ def test_pods_on_a_shared_gpu_hold_it_together_and_are_not_counted_twice(tmp_pat
     assert holders[0].workload.account == "vision"
 
 
-@pytest.mark.parametrize(("first", "second", "used"), [(512, 512, 512), (512, 256, 768), (512, 0, 512)])
+@pytest.mark.parametrize(
+    ("first", "second", "used"), [(512, 512, 512), (512, 256, 768), (512, 0, 512)]
+)
 def test_a_shared_gpus_memory_is_repeated_or_split_by_pods(first, second, used):
-    """Equal lines repeat the device's value (exporters to 4.5.1); different ones are its pods' parts and add up."""
+    """Equal lines repeat the device's value (exporters to 4.5.1); different ones are its pods'
+    parts and add up.
+    """
     line = 'DCGM_FI_DEV_FB_USED{{gpu="0",UUID="GPU-a",modelName="NVIDIA L4",namespace="n",pod="{}"}} {}\n'
     (entry,) = parse(line.format("a", first) + line.format("b", second)).accelerators.values()
     assert entry.values["gpu_memory_used_bytes"] == used * 1024**2
@@ -121,13 +138,20 @@ def test_the_exporters_word_on_broken_memory_is_heard(tmp_path):
     for name in ("DCGM_FI_DEV_ROW_REMAP_FAILURE", "DCGM_FI_DEV_ROW_REMAP_FAILED"):
         path.write_text(OLD + f'{name}{{gpu="0",UUID="GPU-a",modelName="NVIDIA L4"}} 1\n')
         (sample,) = dcgm_source(str(path)).read(())
-        assert (sample.health.status, sample.health.cause) == ("degraded", "a row of memory could not be remapped")
+        assert (sample.health.status, sample.health.cause) == (
+            "degraded",
+            "a row of memory could not be remapped",
+        )
 
 
 def test_stray_lines_are_passed_over_and_said(tmp_path):
     """A page with a title or elided labels is read, and the inventory says what was odd."""
     path = tmp_path / "page.prom"
-    path.write_text("Active 1g.5gb\n\n" + OLD + 'DCGM_FI_DEV_ENC_UTIL{gpu="0",...,modelName="NVIDIA L4",...} 3\n')
+    path.write_text(
+        "Active 1g.5gb\n\n"
+        + OLD
+        + 'DCGM_FI_DEV_ENC_UTIL{gpu="0",...,modelName="NVIDIA L4",...} 3\n'
+    )
     source = dcgm_source(str(path))
     inventory = source.open()
     assert inventory.problems == ("1 line without a sample: skipped", "1 line with elided labels")
@@ -168,7 +192,9 @@ def test_an_exporter_is_read_over_http_and_may_be_away():
         dcgm_source(address).open()
 
 
-@pytest.mark.skipif(not CAPTURES.is_dir(), reason="the captures of real cards (../shared) are not at hand")
+@pytest.mark.skipif(
+    not CAPTURES.is_dir(), reason="the captures of real cards (../shared) are not at hand"
+)
 @pytest.mark.parametrize("name", sorted(path.name for path in CAPTURES.glob("*.prom")))
 def test_every_capture_of_a_real_exporter_goes_through(name):
     """Each real page gives accelerators with readings; MIG instances carry no board power."""
@@ -184,18 +210,27 @@ def test_every_capture_of_a_real_exporter_goes_through(name):
             assert "gpu_power_watts" not in samples[entry.uuid].values
 
 
-@pytest.mark.skipif(not CAPTURES.is_dir(), reason="the captures of real cards (../shared) are not at hand")
+@pytest.mark.skipif(
+    not CAPTURES.is_dir(), reason="the captures of real cards (../shared) are not at hand"
+)
 def test_three_instances_of_a_real_a100_do_not_triple_its_power():
     """The capture whose naive sum is 348 W gives three accelerators, and no watt more than once."""
     source = dcgm_source(str(CAPTURES / "fgo_dcgm_mig_Active_2_1g.5gb___2g.10gb.prom"))
-    assert sorted(entry.mig_instance for entry in source.open().accelerators) == ["1g.5gb/7", "1g.5gb/9", "2g.10gb/5"]
+    assert sorted(entry.mig_instance for entry in source.open().accelerators) == [
+        "1g.5gb/7",
+        "1g.5gb/9",
+        "2g.10gb/5",
+    ]
     assert sum(sample.values.get("gpu_power_watts", 0) for sample in source.read(())) == 0
 
 
 @pytest.mark.parametrize(
-    ("xid", "words"), [(0, ""), (13, ""), (31, ""), (79, "fallen off the bus"), (62, "reset the GPU")]
+    ("xid", "words"),
+    [(0, ""), (13, ""), (31, ""), (79, "fallen off the bus"), (62, "reset the GPU")],
 )
 def test_the_exporters_last_xid_is_judged_by_the_one_table(xid, words):
-    """A program's own fault says nothing of the card; one that asks for an action degrades it, as NVML's events do."""
+    """A program's own fault says nothing of the card; one that asks for an action degrades it, as
+    NVML's events do.
+    """
     health = page_health({"gpu_last_xid": xid})
     assert (health.status, words in health.cause) == ("degraded" if words else "ok", True)

@@ -1,4 +1,6 @@
-"""`once`, `check` and `record` as people use them, also where nothing but nvidia-ml-py is installed."""
+"""`once`, `check` and `record` as people use them, also where nothing but nvidia-ml-py is
+installed.
+"""
 
 import json
 import subprocess
@@ -21,9 +23,15 @@ runpy.run_module("gpuledger_agent.diagnostics", run_name="__main__", alter_sys=T
 
 
 def bare(card, *arguments):
-    """The module by itself, in a process in which the agent's other dependencies cannot be imported."""
+    """The module by itself, in a process in which the agent's other dependencies cannot be
+    imported.
+    """
     return subprocess.run(
-        [sys.executable, "-c", BARE, *arguments], env=card.environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", BARE, *arguments],
+        env=card.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -48,7 +56,9 @@ def test_a_file_that_cannot_be_written_is_one_sentence(card, tmp_path):
 
 
 def test_once_has_the_shape_that_others_rely_on(card):
-    """node, driver, and for each accelerator uuid, model, index, mig_instance, owner, health, metrics and absent."""
+    """node, driver, and for each accelerator uuid, model, index, mig_instance, owner, health,
+    metrics and absent.
+    """
     seen = card.once()
     assert {"node", "driver", "accelerators"} <= seen.keys()
     wanted = {"uuid", "model", "index", "mig_instance", "owner", "health", "metrics", "absent"}

@@ -1,4 +1,6 @@
-"""Xids, MIG events, series with labels: through the real binding and the stand-in, and from true kernel logs."""
+"""Xids, MIG events, series with labels: through the real binding and the stand-in, and from true
+kernel logs.
+"""
 
 import json
 import os
@@ -36,27 +38,35 @@ def until(wanted):
 
 
 def test_an_xid_is_counted_told_and_judged_by_its_severity(card):
-    """A program's own fault says nothing of the card; one that asks for a reset degrades it, with the action."""
+    """A program's own fault says nothing of the card; one that asks for a reset degrades it, with
+    the action.
+    """
     printed = card.python(
         WATCH.format(path=str(card.path))
         + "scenario('gpus 2\\nxid 1 13\\nxid 1 13\\n')\n"
-        + "seen = until(lambda seen: seen[1].series.get('gpu_xid_errors_total', [None])[0] is not None\n"
+        + "seen = until(lambda seen: seen[1].series.get('gpu_xid_errors_total', [None])[0] is not"
+        " None\n"
         + "             and seen[1].series['gpu_xid_errors_total'][0].value == 2)\n"
         + "print(json.dumps([[s.health.status, s.values.get('gpu_last_xid')] for s in seen]))\n"
         + "scenario('gpus 2\\nxid 1 13\\nxid 1 13\\nxid 1 119\\n')\n"
         + "seen = until(lambda seen: seen[1].values.get('gpu_last_xid') == 119)\n"
         + "print(json.dumps([seen[1].health.status, seen[1].health.cause,\n"
-        + "    [[dict(one.labels), one.value] for one in seen[1].series['gpu_xid_errors_total']]]))\n"
+        + "    [[dict(one.labels), one.value] for one in"
+        " seen[1].series['gpu_xid_errors_total']]]))\n"
         + "source.close(); source.open()\n"
         + "assert events.ready.wait(60)\n"
-        + "print(json.dumps([[s.health.status, s.values.get('gpu_last_xid')] for s in source.read(('fast',))]))\n"
+        + "print(json.dumps([[s.health.status, s.values.get('gpu_last_xid')] for s in"
+        " source.read(('fast',))]))\n"
     )
     harmless, (status, cause, counts), after = (json.loads(line) for line in printed.splitlines())
     assert harmless == [["ok", 0], ["ok", 13]]
     assert status == "degraded"
     assert cause == "Xid 119: the GPU's system processor did not answer in time; reset the GPU"
     assert counts == [[{"xid": "13"}, 2], [{"xid": "119"}, 1]]
-    assert after == [["ok", 0], ["ok", 119]]  # a reset needs the card let go: what stood against it is over
+    assert after == [
+        ["ok", 0],
+        ["ok", 119],
+    ]  # a reset needs the card let go: what stood against it is over
 
 
 def test_a_mig_change_is_followed_as_soon_as_the_driver_tells_it(card):
@@ -65,8 +75,9 @@ def test_a_mig_change_is_followed_as_soon_as_the_driver_tells_it(card):
     printed = card.python(
         WATCH.format(path=str(card.path))
         + "scenario('gpus 1\\nmig 0\\ninstances 0 2\\nreshape 0 1\\n')\n"
-        + "try:\n    until(lambda seen: False)\nexcept SourceUnavailable as error:\n    print(error)\n"
-        + "print(len(source.open().accelerators), [s.health.status for s in source.read(('fast',))])\n"
+        + "try:\n    until(lambda seen: False)\nexcept SourceUnavailable as error:\n   "
+        " print(error)\n" + "print(len(source.open().accelerators), [s.health.status for s in"
+        " source.read(('fast',))])\n"
     )
     sentence, again = printed.splitlines()
     assert "GPU 0: its MIG instances are being changed" in sentence
@@ -74,7 +85,9 @@ def test_a_mig_change_is_followed_as_soon_as_the_driver_tells_it(card):
 
 
 def test_series_by_reason_link_process_and_card(card):
-    """What has several series on one card: the reasons of the mask, the links, the processes, the card's own data."""
+    """What has several series on one card: the reasons of the mask, the links, the processes, the
+    card's own data.
+    """
     card.scenario("gpus 1\nreasons 0 5\nlinks 0 4\nprocess 0 4711\nusing 0 37\n")
     (entry,) = card.once()["accelerators"]
     series = {
@@ -93,7 +106,7 @@ def test_series_by_reason_link_process_and_card(card):
 
 def test_a_card_without_links_says_so(card):
     """Unsupported is absent with a reason, for series as for single metrics."""
-    (first, _) = card.once()["accelerators"]
+    first, _ = card.once()["accelerators"]
     assert first["absent"]["gpu_nvlink_link_up"] == "this card has no NVLink"
     assert "gpu_nvlink_link_up" not in first["series"]
 
@@ -128,10 +141,14 @@ def watch(tmp_path, *, bus="00000000:9B:00.0"):
 
 
 def test_the_kernel_log_alone_reports_xids(tmp_path):
-    """What came before the agent is history; what comes after is counted, by the card's PCI address."""
+    """What came before the agent is history; what comes after is counted, by the card's PCI
+    address.
+    """
     path, events = watch(tmp_path)
     with path.open("a") as file:
-        file.write("4,2,2,-;NVRM: Xid (PCI:0000:9b:00): 62, pid=1, name=python, 3 4 5\n SUBSYSTEM=pci\n")
+        file.write(
+            "4,2,2,-;NVRM: Xid (PCI:0000:9b:00): 62, pid=1, name=python, 3 4 5\n SUBSYSTEM=pci\n"
+        )
         file.write("4,3,3,-;NVRM: Xid (PCI:0000:41:00): 79, pid=1, name=x, another card\n")
         file.write("6,4,4,-;eth0: link is up\n")
     events.poll()
@@ -166,10 +183,16 @@ def test_an_unreadable_kernel_log_is_a_sentence(tmp_path):
     """The agent goes on with NVML's events alone."""
     kernel_log = KernelLog(tmp_path / "none")
     DriverEvents(kernel_log).poll()
-    assert kernel_log.problem == "the kernel log cannot be read (No such file or directory): Xids come from NVML alone"
+    assert (
+        kernel_log.problem
+        == "the kernel log cannot be read (No such file or directory): Xids come from NVML alone"
+    )
 
 
-@pytest.mark.skipif(not Path("/dev/kmsg").exists() or not os.access("/dev/kmsg", os.R_OK), reason="no /dev/kmsg here")
+@pytest.mark.skipif(
+    not Path("/dev/kmsg").exists() or not os.access("/dev/kmsg", os.R_OK),
+    reason="no /dev/kmsg here",
+)
 def test_the_true_kernel_log_never_makes_a_tick_wait():
     """Reading where nothing is new returns at once."""
     log = KernelLog()
@@ -183,8 +206,19 @@ def test_the_true_kernel_log_never_makes_a_tick_wait():
 @pytest.mark.parametrize(
     ("line", "bus", "xid"),
     [
-        ("NVRM: Xid (PCI:0000:3b:00): 119, pid='<unknown>', name=<unknown>, Timeout waiting", "0:3b:0", 119),
-        ("[ 12.5] NVRM: Xid (PCI:0000:c6:00): 79, pid=1101234, name=nvc:[driver], GPU has fallen", "0:c6:0", 79),
+        (
+            "NVRM: Xid (PCI:0000:3b:00): 119, pid='<unknown>', name=<unknown>, Timeout waiting",
+            "0:3b:0",
+            119,
+        ),
+        (
+            (
+                "[ 12.5] NVRM: Xid (PCI:0000:c6:00): 79, pid=1101234, name=nvc:[driver], GPU has"
+                " fallen"
+            ),
+            "0:c6:0",
+            79,
+        ),
         ("NVRM: Xid (0000:03:00): 31, Ch 00000010, engmask 00000101", "0:3:0", 31),
         ("NVRM: Xid (PCI:0001:00:00): 45", "1:0:0", 45),
     ],
@@ -216,14 +250,20 @@ def test_an_unknown_xid_is_a_warning_and_never_nothing():
 @pytest.mark.skipif(not CAPTURES.is_dir(), reason="the captures of real machines are not here")
 def test_every_xid_of_real_kernel_logs_is_found_and_known():
     """Each line of the captured logs that tells an Xid is read, and its number is in the table."""
-    texts = [path.read_text(errors="replace") for path in sorted(CAPTURES.iterdir()) if "xid" in path.name.lower()]
+    texts = [
+        path.read_text(errors="replace")
+        for path in sorted(CAPTURES.iterdir())
+        if "xid" in path.name.lower()
+    ]
     lines = [line for text in texts for line in text.splitlines() if "NVRM: Xid (" in line]
     assert len(lines) > 5
     assert {parse(line).xid for line in lines} <= MEANINGS.keys()
 
 
 def test_a_counter_that_begins_anew_goes_on_where_it_was(card):
-    """The driver is loaded again and counts from 0: what is shown and stored rises by what was counted since."""
+    """The driver is loaded again and counts from 0: what is shown and stored rises by what was
+    counted since.
+    """
     card.scenario("gpus 1\nenergy 0 1000\n")
     printed = card.python(
         "import json, os\n"

@@ -32,7 +32,9 @@ def page(tmp_path):
 
 
 def agent(*arguments):
-    return subprocess.run([AGENT, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [AGENT, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def test_the_profile_is_found_by_the_page(page):
@@ -54,18 +56,28 @@ def test_the_profile_is_found_by_the_page(page):
 def test_a_page_of_several_hosts_needs_the_name_of_one(page):
     """HAMi's scheduler shows the whole cluster: an agent reports its own node."""
     page.write_text(
-        synthetic("hami") + synthetic("hami").replace("share-01", "share-02").replace("GPU-aaaa", "GPU-bbbb")
+        synthetic("hami")
+        + synthetic("hami").replace("share-01", "share-02").replace("GPU-aaaa", "GPU-bbbb")
     )
-    with pytest.raises(SourceUnavailable, match="the page shows the hosts share-01, share-02: --node names one"):
+    with pytest.raises(
+        SourceUnavailable, match="the page shows the hosts share-01, share-02: --node names one"
+    ):
         ExporterSource(str(page), node="elsewhere").open()
-    uuids = [entry.device_uuid for entry in ExporterSource(str(page), node="share-02").open().accelerators]
+    uuids = [
+        entry.device_uuid
+        for entry in ExporterSource(str(page), node="share-02").open().accelerators
+    ]
     assert set(uuids) == {"GPU-bbbb"}
 
 
 def test_parts_that_come_and_go_are_metered_while_they_are_there(page):
-    """A pod that gets a share of a device is metered from its first page on, without opening the source again."""
+    """A pod that gets a share of a device is metered from its first page on, without opening the
+    source again.
+    """
     full = synthetic("hami")
-    page.write_text("\n".join(line for line in full.splitlines() if "notebook-1" not in line) + "\n")
+    page.write_text(
+        "\n".join(line for line in full.splitlines() if "notebook-1" not in line) + "\n"
+    )
     at = [0]
     source = ExporterSource(str(page), node="share-01", monotonic_ns=lambda: at[0] * 1_000_000)
     sampler = Sampler("share-01", "", source, [source], Meter(60_000))
@@ -100,20 +112,26 @@ def test_a_refused_value_is_absent_with_its_reason(page):
     """What a profile refuses reaches neither the meter nor a column; the heartbeat says so."""
     page.write_text(synthetic("intel-gaudi").replace(" 420000\n", " 42000000000\n", 1))
     source = ExporterSource(str(page))
-    assert "1 value refused: gpu_power_watts 4.2e+07 is not from 0 to 3000" in source.open().problems
+    assert (
+        "1 value refused: gpu_power_watts 4.2e+07 is not from 0 to 3000" in source.open().problems
+    )
     (sample,) = source.read(())
     assert "gpu_power_watts" not in sample.values
     assert sample.absent["gpu_power_watts"] == "4.2e+07 is not from 0 to 3000"
 
 
 def test_a_sentinel_is_absent_with_its_reason(tmp_path, page):
-    """`once` says which value means a failed read; `check` gives the metric before the reason; a value ends it."""
+    """`once` says which value means a failed read; `check` gives the metric before the reason; a
+    value ends it.
+    """
     profile = tmp_path / "mine.toml"
     profile.write_text(OTHER + "absent = -1\n")
     page.write_text('my_busy{card="c1"} -1\nmy_busy{card="c2"} 87.5\n')
     asked = ("--source", "exporter", "--target", page, "--profile", profile, "--node", "n")
     failed, refused = json.loads(agent("once", "--json", *asked).stdout)["accelerators"]
-    assert failed["absent"] == {"gpu_utilization_ratio": "the exporter gives -1, which means no value"}
+    assert failed["absent"] == {
+        "gpu_utilization_ratio": "the exporter gives -1, which means no value"
+    }
     assert refused["absent"] == {"gpu_utilization_ratio": "87.5 is not from 0 to 1.05"}
     checked = agent("check", *asked)
     assert "   gpu_utilization_ratio: 87.5 is not from 0 to 1.05" in checked.stdout
@@ -134,7 +152,9 @@ def test_a_sentinel_is_absent_with_its_reason(tmp_path, page):
 def test_a_page_of_several_exporters_is_not_guessed(page):
     """Two profiles that match one page are an error that names both."""
     page.write_text(synthetic("hami") + synthetic("intel-gaudi"))
-    with pytest.raises(SourceUnavailable, match="the profiles hami and intel-gaudi both match this page"):
+    with pytest.raises(
+        SourceUnavailable, match="the profiles hami and intel-gaudi both match this page"
+    ):
         ExporterSource(str(page)).open()
     assert ExporterSource(str(page), "hami", "share-01").open().accelerators
 
@@ -142,7 +162,9 @@ def test_a_page_of_several_exporters_is_not_guessed(page):
 def test_an_unknown_page_names_what_it_has(page):
     """No profile is tried at random."""
     page.write_text("my_busy 1\n")
-    with pytest.raises(SourceUnavailable, match="no profile knows a family of this page: it has my_busy"):
+    with pytest.raises(
+        SourceUnavailable, match="no profile knows a family of this page: it has my_busy"
+    ):
         ExporterSource(str(page)).open()
 
 
@@ -151,7 +173,18 @@ def test_a_profile_of_ones_own_by_the_command_line(tmp_path, page):
     profile = tmp_path / "mine.toml"
     profile.write_text(OTHER)
     page.write_text('my_busy{card="c1"} 0.5\n')
-    asked = ("once", "--json", "--source", "exporter", "--target", page, "--profile", profile, "--node", "n")
+    asked = (
+        "once",
+        "--json",
+        "--source",
+        "exporter",
+        "--target",
+        page,
+        "--profile",
+        profile,
+        "--node",
+        "n",
+    )
     report = json.loads(agent(*asked).stdout)
     assert "c1" in json.dumps(report)
     profile.write_text(OTHER.replace("my_busy", "", 1).replace("[[metrics]]", "[[metric]]"))
@@ -165,7 +198,18 @@ def test_a_recording_of_a_page_replays(tmp_path, page):
     """What an exporter showed is recorded and replayed as any source's."""
     page.write_text(synthetic("aws-neuron"))
     file = tmp_path / "neuron.jsonl"
-    recorded = agent("record", file, "--seconds", "0.3", "--interval", "0.1", "--source", "exporter", "--target", page)
+    recorded = agent(
+        "record",
+        file,
+        "--seconds",
+        "0.3",
+        "--interval",
+        "0.1",
+        "--source",
+        "exporter",
+        "--target",
+        page,
+    )
     assert recorded.returncode == 0, recorded.stderr
     shown = agent("once", "--json", "--source", "replay", "--target", file)
     assert shown.returncode == 0, shown.stderr

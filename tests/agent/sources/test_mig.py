@@ -1,4 +1,6 @@
-"""What MIG instances are worth: the dominant share of compute and memory, and never more than the device."""
+"""What MIG instances are worth: the dominant share of compute and memory, and never more than the
+device.
+"""
 
 import pytest
 from hypothesis import given
@@ -33,7 +35,9 @@ SEVENTH = WHOLE_GPU // 7
     ],
 )
 def test_a_profile_has_its_dominant_share(profile, model, share):
-    """max(compute slices / 7, memory slices / 8), by the profile's name and the card's; no profile, no share."""
+    """max(compute slices / 7, memory slices / 8), by the profile's name and the card's; no profile,
+    no share.
+    """
     assert profile_share(profile, model) == share
 
 
@@ -54,7 +58,9 @@ def test_what_nvml_measures_gives_the_same_share(compute, slices, mib, device_mi
     assert measured_share(compute, slices, mib * MIB, "NVIDIA A100", device_mib * MIB) == share
 
 
-@given(st.integers(1, 7), st.integers(1, 7), st.integers(0, 2**40), st.none() | st.integers(1, 2**40))
+@given(
+    st.integers(1, 7), st.integers(1, 7), st.integers(0, 2**40), st.none() | st.integers(1, 2**40)
+)
 def test_no_instance_is_worth_nothing_or_more_than_its_device(compute, slices, memory, device):
     """Whatever a driver says, a share lies in 1..1,000,000."""
     assert 0 < measured_share(compute, slices, memory, "NVIDIA H100", device) <= WHOLE_GPU
@@ -65,9 +71,13 @@ shares = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(1, WHOLE_GP
 
 @given(shares)
 def test_the_instances_of_a_board_are_never_more_than_the_board(made):
-    """Exactly the board where they came to more, in proportion to the micro-GPU; else they stay as they were."""
+    """Exactly the board where they came to more, in proportion to the micro-GPU; else they stay as
+    they were.
+    """
     given_ones = [
-        Accelerator(f"{board}/{place}", board, 0, "H100", f"1g/{place}" if instance else None, share)
+        Accelerator(
+            f"{board}/{place}", board, 0, "H100", f"1g/{place}" if instance else None, share
+        )
         for place, (board, share, instance) in enumerate(made)
     ]
     found = fitted(given_ones)
@@ -77,13 +87,19 @@ def test_the_instances_of_a_board_are_never_more_than_the_board(made):
         whole = sum(one.gpu_micro for one in before)
         assert sum(one.gpu_micro for one in after) == min(whole, WHOLE_GPU)
         for old, new in zip(before, after, strict=True):
-            assert abs(new.gpu_micro * max(whole, WHOLE_GPU) - old.gpu_micro * WHOLE_GPU) <= max(whole, WHOLE_GPU)
+            assert abs(new.gpu_micro * max(whole, WHOLE_GPU) - old.gpu_micro * WHOLE_GPU) <= max(
+                whole, WHOLE_GPU
+            )
     assert [one.uuid for one in found] == [one.uuid for one in given_ones]
-    assert [one for one in found if one.mig_instance is None] == [one for one in given_ones if one.mig_instance is None]
+    assert [one for one in found if one.mig_instance is None] == [
+        one for one in given_ones if one.mig_instance is None
+    ]
 
 
 def test_a_page_with_a_full_board_is_one_board():
-    """4g and 3g of an H100 hold all of its memory and 7/7 of its compute: 4/7 and 1/2, which come to more than it."""
+    """4g and 3g of an H100 hold all of its memory and 7/7 of its compute: 4/7 and 1/2, which come
+    to more than it.
+    """
     page = "".join(
         f'DCGM_FI_PROF_GR_ENGINE_ACTIVE{{gpu="0",UUID="GPU-m",modelName="NVIDIA H100 80GB HBM3",'
         f'GPU_I_PROFILE="{profile}",GPU_I_ID="{number}"}} 0.5\n'

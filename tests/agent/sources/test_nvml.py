@@ -31,7 +31,9 @@ def test_readings_come_in_base_units(card):
 
 
 def test_what_a_card_lacks_is_absent_with_a_reason(card):
-    """Unsupported calls, failed fields, unknown enums and functions of newer drivers give no value, never 0."""
+    """Unsupported calls, failed fields, unknown enums and functions of newer drivers give no value,
+    never 0.
+    """
     entry = card.once()["accelerators"][0]
     assert entry["absent"]["gpu_fan_speed_ratio"] == "not supported by this card"
     assert entry["absent"]["gpu_power_average_watts"] == "not supported by this card"
@@ -47,29 +49,35 @@ def test_a_structure_that_the_driver_fills_is_read(card):
 
 
 def test_the_binding_knows_every_call_of_the_catalog():
-    """Each function, field and structure that the catalog names is there, and takes what it is given."""
+    """Each function, field and structure that the catalog names is there, and takes what it is
+    given.
+    """
     for metric in METRICS:
         if isinstance(metric.reader, Call):
             function = inspect.signature(getattr(pynvml, metric.reader.function))
             positional = [None, *(name for name in metric.reader.args if "=" not in name)]
-            named = dict.fromkeys(name.partition("=")[0] for name in metric.reader.args if "=" in name)
+            named = dict.fromkeys(
+                name.partition("=")[0] for name in metric.reader.args if "=" in name
+            )
             function.bind(*positional, **named)
-            assert all(hasattr(pynvml, name.rpartition("=")[2]) for name in metric.reader.args), metric.name
+            assert all(hasattr(pynvml, name.rpartition("=")[2]) for name in metric.reader.args), (
+                metric.name
+            )
         elif metric.reader is not None:
             assert hasattr(pynvml, metric.reader.constant), metric.name
 
 
 def test_a_lost_gpu_fails_alone(card):
-    """A GPU that falls off the bus is failed and stays in the inventory; its neighbor keeps its readings."""
+    """A GPU that falls off the bus is failed and stays in the inventory; its neighbor keeps its
+    readings.
+    """
     printed = card.python(
-        "import json, os\n"
-        "from gpuledger_agent.sources.nvml import NvmlSource\n"
-        "source = NvmlSource(); source.open()\n"
-        f"open({str(card.path)!r}, 'w').write('gpus 2\\nlost 1\\n')\n"
-        "print(json.dumps([[s.health.status, s.health.cause, sorted(s.values)] for s in source.read(('fast',))]))\n"
-        "again = source.open()\n"
-        "print(json.dumps([[a.uuid for a in again.accelerators], list(again.problems)]))\n"
-        "print(json.dumps([s.health.status for s in source.read(('fast',))]))\n"
+        "import json, os\nfrom gpuledger_agent.sources.nvml import NvmlSource\nsource ="
+        f" NvmlSource(); source.open()\nopen({str(card.path)!r}, 'w').write('gpus 2\\nlost"
+        " 1\\n')\nprint(json.dumps([[s.health.status, s.health.cause, sorted(s.values)] for s in"
+        " source.read(('fast',))]))\nagain = source.open()\nprint(json.dumps([[a.uuid for a in"
+        " again.accelerators], list(again.problems)]))\nprint(json.dumps([s.health.status for s in"
+        " source.read(('fast',))]))\n"
     )
     samples, (uuids, problems), health = (json.loads(line) for line in printed.splitlines())
     assert samples[0][0] == "ok"
@@ -82,19 +90,17 @@ def test_a_lost_gpu_fails_alone(card):
 
 
 def test_a_hung_gpu_delays_nobody_beyond_the_deadline(card):
-    """While one GPU's call hangs, the others answer; the hung one is unknown, gets no new work, and comes back."""
+    """While one GPU's call hangs, the others answer; the hung one is unknown, gets no new work, and
+    comes back.
+    """
     printed = card.python(
-        "import json, time\n"
-        "from gpuledger_agent.sources.nvml import NvmlSource\n"
-        "source = NvmlSource(deadline_s=0.8); source.open()\n"
-        f"path = {str(card.path)!r}\n"
-        "open(path, 'w').write('gpus 2\\nhang 1 5\\n')\n"
-        "look = lambda: [s.health.status for s in source.read(('fast',))]\n"
-        "start = time.monotonic(); first, second = look(), look(); took = time.monotonic() - start\n"
-        "open(path, 'w').write('gpus 2\\n')\n"
-        "deadline = time.monotonic() + 40\n"
-        "while (last := look()) != ['ok', 'ok'] and time.monotonic() < deadline: time.sleep(0.1)\n"
-        "print(json.dumps([first, second, took < 4, last]))\n"
+        "import json, time\nfrom gpuledger_agent.sources.nvml import NvmlSource\nsource ="
+        f" NvmlSource(deadline_s=0.8); source.open()\npath = {str(card.path)!r}\nopen(path,"
+        " 'w').write('gpus 2\\nhang 1 5\\n')\nlook = lambda: [s.health.status for s in"
+        " source.read(('fast',))]\nstart = time.monotonic(); first, second = look(), look(); took"
+        " = time.monotonic() - start\nopen(path, 'w').write('gpus 2\\n')\ndeadline ="
+        " time.monotonic() + 40\nwhile (last := look()) != ['ok', 'ok'] and time.monotonic() <"
+        " deadline: time.sleep(0.1)\nprint(json.dumps([first, second, took < 4, last]))\n"
     )
     first, second, in_time, last = json.loads(printed)
     assert first == second == ["ok", "unknown"]
@@ -103,7 +109,9 @@ def test_a_hung_gpu_delays_nobody_beyond_the_deadline(card):
 
 
 def test_mig_instances_are_accelerators_without_the_boards_power(card):
-    """With MIG on, each instance is an accelerator with its dominant share; board power is on none of them."""
+    """With MIG on, each instance is an accelerator with its dominant share; board power is on none
+    of them.
+    """
     card.scenario("gpus 2\nmig 1\n")
     seen = card.once()["accelerators"]
     assert [entry["mig_instance"] for entry in seen] == [None, "1g.10gb/7", "1g.10gb/8"]
@@ -129,8 +137,15 @@ def test_a_process_on_a_gpu_is_its_holder(card):
 
 
 def test_each_failure_of_the_driver_has_its_sentence_and_exit_code(card, tmp_path):
-    """No library, no driver, other versions: one sentence that says the cure, exit code 3, no traceback."""
-    for code, words in ((9, "driver is not loaded"), (18, "a reboot"), (4, "/dev/nvidia"), (999, "NVML 999")):
+    """No library, no driver, other versions: one sentence that says the cure, exit code 3, no
+    traceback.
+    """
+    for code, words in (
+        (9, "driver is not loaded"),
+        (18, "a reboot"),
+        (4, "/dev/nvidia"),
+        (999, "NVML 999"),
+    ):
         card.scenario(f"gpus 1\ninit {code}\n")
         answer = card.command("once")
         assert answer.returncode == 3
@@ -151,7 +166,8 @@ def test_check_says_what_the_card_gives_and_why_not_the_rest(card):
 
 
 @pytest.mark.parametrize(
-    "span", [("--interval", "inf"), ("--interval", "nan"), ("--seconds", "-1"), ("--seconds", "nan")]
+    "span",
+    [("--interval", "inf"), ("--interval", "nan"), ("--seconds", "-1"), ("--seconds", "nan")],
 )
 def test_a_recording_of_a_span_that_is_none_is_refused(card, tmp_path, span):
     """One sentence and status 2; no file."""
@@ -162,16 +178,22 @@ def test_a_recording_of_a_span_that_is_none_is_refused(card, tmp_path, span):
 
 
 def test_a_recording_replays_what_was_seen(card, tmp_path):
-    """What `record` wrote, `--source replay` shows again: same accelerators, same metrics, same reasons."""
+    """What `record` wrote, `--source replay` shows again: same accelerators, same metrics, same
+    reasons.
+    """
     card.scenario("gpus 2\nbusy 0 50\n")
     path = tmp_path / "card.jsonl.gz"
     answer = card.command("record", str(path), "--seconds", "0.2", "--interval", "0.1")
     assert answer.returncode == 0, answer.stderr
-    replayed = json.loads(card.command("once", "--json", "--source", "replay", "--target", str(path)).stdout)
+    replayed = json.loads(
+        card.command("once", "--json", "--source", "replay", "--target", str(path)).stdout
+    )
     live = card.once()
     for was, is_now in zip(live["accelerators"], replayed["accelerators"], strict=True):
         assert is_now["uuid"] == was["uuid"]
-        heard = {"gpu_last_xid": 0}  # there from when the driver is listened to, which may be after the first look
+        heard = {
+            "gpu_last_xid": 0
+        }  # there from when the driver is listened to, which may be after the first look
         assert is_now["metrics"] | heard == was["metrics"] | heard
         assert is_now["absent"] == was["absent"]
         assert is_now["series"].keys() == was["series"].keys() > set()
@@ -204,7 +226,9 @@ def told(card, code):
 
 
 def test_a_fault_stands_between_its_rare_readings(card):
-    """The counters behind a verdict are read once a minute; in between the GPU stays degraded, and its repair shows."""
+    """The counters behind a verdict are read once a minute; in between the GPU stays degraded, and
+    its repair shows.
+    """
     fault, between, repaired = told(
         card,
         "scene('gpus 1\\nrecovery 0 1\\n')\n"
@@ -230,22 +254,19 @@ def test_a_failed_remap_of_a_board_degrades_its_mig_instances(card):
 
 
 def test_a_gpu_that_hangs_when_it_is_attached_keeps_nobody_waiting(card):
-    """The others are attached and read; the sentence names the silent one, and it joins when it answers."""
+    """The others are attached and read; the sentence names the silent one, and it joins when it
+    answers.
+    """
     inventory, health, late, after = told(
         card,
-        "scene('gpus 2\\nhang 1 4\\n')\n"
-        "source = NvmlSource(attach_deadline_s=0.8)\n"
-        "inventory = attach(source)\n"
-        "show([[entry.index for entry in inventory.accelerators], list(inventory.problems)])\n"
-        "show(health(source.read(('fast',))))\n"
-        "scene('gpus 2\\n')\n"
-        "deadline = time.monotonic() + 40\n"
-        "sentence = ''\n"
-        "while not sentence and time.monotonic() < deadline:\n"
-        "    try: source.read(('fast',)); time.sleep(0.1)\n"
-        "    except SourceUnavailable as error: sentence = str(error)\n"
-        "show(sentence)\n"
-        "show([entry.index for entry in attach(source).accelerators] + health(source.read(('fast',))))\n",
+        "scene('gpus 2\\nhang 1 4\\n')\nsource = NvmlSource(attach_deadline_s=0.8)\ninventory ="
+        " attach(source)\nshow([[entry.index for entry in inventory.accelerators],"
+        " list(inventory.problems)])\nshow(health(source.read(('fast',))))\nscene('gpus"
+        " 2\\n')\ndeadline = time.monotonic() + 40\nsentence = ''\nwhile not sentence and"
+        " time.monotonic() < deadline:\n    try: source.read(('fast',)); time.sleep(0.1)\n   "
+        " except SourceUnavailable as error: sentence ="
+        " str(error)\nshow(sentence)\nshow([entry.index for entry in attach(source).accelerators] +"
+        " health(source.read(('fast',))))\n",
     )
     assert inventory == [[0], ["GPU 1 does not answer; it is attached as soon as it does"]]
     assert health == [["ok", ""]]
@@ -254,20 +275,18 @@ def test_a_gpu_that_hangs_when_it_is_attached_keeps_nobody_waiting(card):
 
 
 def test_other_mig_instances_are_noticed(card):
-    """A new instance makes the source say so at the next slow tick, and the next attach knows it; none is lost."""
+    """A new instance makes the source say so at the next slow tick, and the next attach knows it;
+    none is lost.
+    """
     before, sentence, grown, shrunk = told(
         card,
-        "scene('gpus 1\\nmig 0\\n')\n"
-        "source = NvmlSource()\n"
-        "show([entry.mig_instance for entry in attach(source).accelerators])\n"
-        "scene('gpus 1\\nmig 0\\ninstances 0 3\\n')\n"
-        "source.read(('fast',))\n"
-        "try: source.read(('fast', 'slow'))\n"
-        "except SourceUnavailable as error: show(str(error))\n"
-        "show([entry.mig_instance for entry in attach(source).accelerators])\n"
-        "scene('gpus 1\\nmig 0\\ninstances 0 1\\n')\n"
-        "try: source.read(('fast',))\n"
-        "except SourceUnavailable: show([entry.mig_instance for entry in attach(source).accelerators])\n",
+        "scene('gpus 1\\nmig 0\\n')\nsource = NvmlSource()\nshow([entry.mig_instance for entry in"
+        " attach(source).accelerators])\nscene('gpus 1\\nmig 0\\ninstances 0"
+        " 3\\n')\nsource.read(('fast',))\ntry: source.read(('fast', 'slow'))\nexcept"
+        " SourceUnavailable as error: show(str(error))\nshow([entry.mig_instance for entry in"
+        " attach(source).accelerators])\nscene('gpus 1\\nmig 0\\ninstances 0 1\\n')\ntry:"
+        " source.read(('fast',))\nexcept SourceUnavailable: show([entry.mig_instance for entry in"
+        " attach(source).accelerators])\n",
     )
     assert before == ["1g.10gb/7", "1g.10gb/8"]
     assert "MIG instances have changed" in sentence
@@ -304,18 +323,24 @@ def test_processes_that_may_not_be_seen_are_not_zero(card):
     card.scenario("gpus 1\nhidden 0 1\n")
     entry = card.once()["accelerators"][0]
     assert "gpu_processes" not in entry["metrics"]
-    assert entry["absent"]["gpu_processes"] == "the driver does not list processes: not permitted to this user"
+    assert (
+        entry["absent"]["gpu_processes"]
+        == "the driver does not list processes: not permitted to this user"
+    )
 
 
 def test_activity_comes_from_pairs_of_gpm_samples(card):
-    """Percent and MiB/s become ratios and bytes per second; the samples swap roles and are freed at the end."""
+    """Percent and MiB/s become ratios and bytes per second; the samples swap roles and are freed at
+    the end.
+    """
     values, absent, later, left = told(
         card,
         "import pynvml\n"
         "scene('gpus 1\\ngpm 0 40\\n')\n"
         "source = NvmlSource(); attach(source)\n"
         "source.read(('gpm',)); sample = source.read(('gpm',))[0]\n"
-        "show({name: sample.values[name] for name in ('gpu_sm_active_ratio', 'gpu_pcie_transmit_bytes_per_second')})\n"
+        "show({name: sample.values[name] for name in ('gpu_sm_active_ratio',"
+        " 'gpu_pcie_transmit_bytes_per_second')})\n"
         "show(sample.absent['gpu_dram_active_ratio'])\n"
         "scene('gpus 1\\ngpm 0 90\\n')\n"
         "show(source.read(('gpm',))[0].values['gpu_sm_active_ratio'])\n"
@@ -338,11 +363,16 @@ def test_mig_instances_have_their_own_activity(card):
 def test_one_card_without_gpm_is_told_so_and_asked_once(card):
     """A card older than Hopper has no activity and says why."""
     card.scenario("gpus 1\n")
-    assert card.once()["accelerators"][0]["absent"]["gpu_sm_active_ratio"] == "not supported by this card"
+    assert (
+        card.once()["accelerators"][0]["absent"]["gpu_sm_active_ratio"]
+        == "not supported by this card"
+    )
 
 
 def test_engines_are_told_one_by_one_when_asked_for(card):
-    """The tier gpm-opt: a series for each decoder that the card has, and a reason for the engines that it lacks."""
+    """The tier gpm-opt: a series for each decoder that the card has, and a reason for the engines
+    that it lacks.
+    """
     card.scenario("gpus 1\ngpm 0 40\n")
     printed = card.python(
         "import json\n"
@@ -362,7 +392,9 @@ def test_engines_are_told_one_by_one_when_asked_for(card):
 
 
 def test_a_gpu_that_is_plugged_in_or_taken_out_is_followed(card):
-    """The count is asked again on slow ticks, beside the readings; another number makes the source attach anew."""
+    """The count is asked again on slow ticks, beside the readings; another number makes the source
+    attach anew.
+    """
     printed = card.python(
         "import os, time\n"
         "from gpuledger_common.readings import SourceUnavailable\n"

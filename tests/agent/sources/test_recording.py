@@ -1,4 +1,6 @@
-"""Recordings and their replay: what was seen comes back; what is no recording is refused with its line."""
+"""Recordings and their replay: what was seen comes back; what is no recording is refused with its
+line.
+"""
 
 import json
 import os
@@ -23,14 +25,25 @@ from gpuledger_common.readings import (
     Workload,
 )
 
-GPU = Accelerator("GPU-a", "GPU-a", 0, "NVIDIA H100 80GB HBM3", None, 1_000_000, 80 * 1024**3, "00000000:18:00.0")
-SLICE = Accelerator("MIG-b", "GPU-b", 1, "NVIDIA H100 80GB HBM3", "1g.10gb/7", 142_857, 10 * 1024**3)
+GPU = Accelerator(
+    "GPU-a", "GPU-a", 0, "NVIDIA H100 80GB HBM3", None, 1_000_000, 80 * 1024**3, "00000000:18:00.0"
+)
+SLICE = Accelerator(
+    "MIG-b", "GPU-b", 1, "NVIDIA H100 80GB HBM3", "1g.10gb/7", 142_857, 10 * 1024**3
+)
 HEAD = recording.header_line("n1", Inventory("580.1", [GPU, SLICE], ["a problem"]))
 TEAM = Workload("4711", "slurm", "amina", "vision", "train", {"team": "vision"})
 
 
 def busy(value):
-    return Sample("GPU-a", 0, {"gpu_utilization_ratio": value}, {"gpu_fan_speed_ratio": "not supported"}, (), Health())
+    return Sample(
+        "GPU-a",
+        0,
+        {"gpu_utilization_ratio": value},
+        {"gpu_fan_speed_ratio": "not supported"},
+        (),
+        Health(),
+    )
 
 
 @pytest.fixture
@@ -46,8 +59,12 @@ def written(tmp_path):
 
 names = st.text(min_size=1, max_size=20)
 numbers = st.one_of(st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False))
-processes = st.lists(st.builds(Process, st.integers(1, 2**22), st.none() | st.integers(0, 2**40)), max_size=3)
-verdicts = st.builds(Health, st.sampled_from(["ok", "degraded", "failed", "unknown"]), st.text(max_size=20))
+processes = st.lists(
+    st.builds(Process, st.integers(1, 2**22), st.none() | st.integers(0, 2**40)), max_size=3
+)
+verdicts = st.builds(
+    Health, st.sampled_from(["ok", "degraded", "failed", "unknown"]), st.text(max_size=20)
+)
 workloads = st.builds(
     Workload,
     names,
@@ -67,27 +84,46 @@ workloads = st.builds(
     st.lists(st.builds(Holder, workloads, st.integers(1, 9)), max_size=3),
     st.dictionaries(
         st.sampled_from(["gpu_nvlink_link_up", "gpu_xid_errors_total"]),
-        st.lists(st.builds(SeriesValue, st.tuples(st.tuples(st.just("link"), names)), numbers), min_size=1, max_size=3),
+        st.lists(
+            st.builds(SeriesValue, st.tuples(st.tuples(st.just("link"), names)), numbers),
+            min_size=1,
+            max_size=3,
+        ),
     ),
 )
-def test_what_is_written_is_what_is_read(tmp_path_factory, values, absent, running, health, holders, series):
+def test_what_is_written_is_what_is_read(
+    tmp_path_factory, values, absent, running, health, holders, series
+):
     """Readings, series, reasons, processes, health and holders survive the file exactly."""
     sample = Sample("GPU-a", 0, values, absent, tuple(running), health, series)
     path = tmp_path_factory.mktemp("r") / "one.jsonl"
-    path.write_text(HEAD + "\n" + recording.tick_line(0, [sample], {"GPU-a": holders}) + "\n", encoding="utf-8")
+    path.write_text(
+        HEAD + "\n" + recording.tick_line(0, [sample], {"GPU-a": holders}) + "\n", encoding="utf-8"
+    )
     read = recording.read(path)
     assert read.inventory.accelerators == [GPU, SLICE]
-    assert (read.node, read.inventory.driver, read.inventory.problems) == ("n1", "580.1", ("a problem",))
+    assert (read.node, read.inventory.driver, read.inventory.problems) == (
+        "n1",
+        "580.1",
+        ("a problem",),
+    )
     (tick,) = read.ticks
     (back,) = tick.samples
-    assert (back.values, back.absent, back.processes, back.health) == (values, absent, tuple(running), health)
+    assert (back.values, back.absent, back.processes, back.health) == (
+        values,
+        absent,
+        tuple(running),
+        health,
+    )
     assert back.series == series
     assert list(tick.holders.get("GPU-a", ())) == holders
 
 
 def test_replay_keeps_the_rhythm_and_begins_again(written):
     """Each read gives the tick that was due then; behind the last one the first comes round."""
-    path = written(HEAD, *[recording.tick_line(at, [busy(at / 10_000)], {}) for at in (0, 1000, 5000)])
+    path = written(
+        HEAD, *[recording.tick_line(at, [busy(at / 10_000)], {}) for at in (0, 1000, 5000)]
+    )
     now_ns = 7_000_000_000
     source = ReplaySource(str(path), lambda: now_ns)
     source.open()
@@ -101,10 +137,14 @@ def test_replay_keeps_the_rhythm_and_begins_again(written):
 
 
 def test_replay_knows_the_holders_and_asks_no_process_here(written):
-    """Who held what comes with the recording; a recorded pid is not looked up on the machine that replays it."""
+    """Who held what comes with the recording; a recorded pid is not looked up on the machine that
+    replays it.
+    """
     ran = Sample("GPU-a", 0, {"gpu_processes": 1}, {}, (Process(os.getpid()),), Health())
     held = Sample("MIG-b", 0, {}, {}, (), Health())
-    source = ReplaySource(str(written(HEAD, recording.tick_line(0, [ran, held], {"MIG-b": [Holder(TEAM, 2)]}))))
+    source = ReplaySource(
+        str(written(HEAD, recording.tick_line(0, [ran, held], {"MIG-b": [Holder(TEAM, 2)]})))
+    )
     inventory = source.open()
     samples = source.read(("fast",))
     (owner,) = open_owners(Settings(owners="static,processes"), source)
@@ -114,7 +154,9 @@ def test_replay_knows_the_holders_and_asks_no_process_here(written):
 def test_a_compressed_recording_is_the_same(written):
     """A .gz file is read like the plain one."""
     tick = recording.tick_line(0, [busy(0.5)], {})
-    assert recording.read(written(HEAD, tick, name="a.jsonl.gz")) == recording.read(written(HEAD, tick))
+    assert recording.read(written(HEAD, tick, name="a.jsonl.gz")) == recording.read(
+        written(HEAD, tick)
+    )
 
 
 TICK = recording.tick_line(0, [busy(0.5)], {})
@@ -137,13 +179,28 @@ def row(**changed):
         ([HEAD, "{}"], ":2: is not a tick: 'offset_ms' is missing"),
         ([HEAD, TICK, TICK], ":3: its offset_ms 0 is not after"),
         ([HEAD, TICK.replace("GPU-a", "GPU-z")], ":2: GPU-z is not in the header"),
-        ([HEAD, row(values={"gpu_power_watts": "much"})], ":2: is not a tick: gpu_power_watts is 'much'"),
-        ([HEAD, row(values={"gpu_power_watts": float("nan")})], ":2: is not a tick: gpu_power_watts is nan"),
-        ([HEAD, row(values={"gpu_power_watts": True})], ":2: is not a tick: gpu_power_watts is True"),
+        (
+            [HEAD, row(values={"gpu_power_watts": "much"})],
+            ":2: is not a tick: gpu_power_watts is 'much'",
+        ),
+        (
+            [HEAD, row(values={"gpu_power_watts": float("nan")})],
+            ":2: is not a tick: gpu_power_watts is nan",
+        ),
+        (
+            [HEAD, row(values={"gpu_power_watts": True})],
+            ":2: is not a tick: gpu_power_watts is True",
+        ),
         ([HEAD, row(health=["sick", ""])], ":2: is not a tick: 'sick' is not one of"),
         ([HEAD, row(processes=[["1", None, "compute"]])], ":2: is not a tick: '1' is not a int"),
-        ([HEAD, row(holders=[{"id": "1", "kind": "cloud"}])], ":2: is not a tick: 'cloud' is not one of"),
-        ([HEAD, row(holders=[{"id": "1", "kind": "slurm", "weight": 0}])], ":2: is not a tick: weight 0"),
+        (
+            [HEAD, row(holders=[{"id": "1", "kind": "cloud"}])],
+            ":2: is not a tick: 'cloud' is not one of",
+        ),
+        (
+            [HEAD, row(holders=[{"id": "1", "kind": "slurm", "weight": 0}])],
+            ":2: is not a tick: weight 0",
+        ),
         ([HEAD], "the recording has no ticks"),
     ],
 )
@@ -157,8 +214,14 @@ def test_what_is_no_recording_is_refused_with_file_and_line(written, lines, word
 
 
 def test_a_damaged_or_missing_file_is_one_sentence(written, tmp_path):
-    """A .gz that was cut off or garbled, and a file that is not there, say that they cannot be read."""
-    path = written(HEAD, *[recording.tick_line(at, [busy(at / 100)], {}) for at in range(100)], name="b.jsonl.gz")
+    """A .gz that was cut off or garbled, and a file that is not there, say that they cannot be
+    read.
+    """
+    path = written(
+        HEAD,
+        *[recording.tick_line(at, [busy(at / 100)], {}) for at in range(100)],
+        name="b.jsonl.gz",
+    )
     whole = path.read_bytes()
     for damaged in (whole[:-40], whole[:60] + b"\xff" * 30 + whole[90:]):
         path.write_bytes(damaged)

@@ -1,4 +1,6 @@
-"""The simulated fleet: a pure function of seed and time, believable, and honest about its own truth."""
+"""The simulated fleet: a pure function of seed and time, believable, and honest about its own
+truth.
+"""
 
 import random
 
@@ -35,7 +37,10 @@ def look(fleet, node, at_ms):
     return samples, source.holders(source.open().accelerators, samples)
 
 
-@given(st.lists(instants, min_size=2, max_size=6, unique=True), st.sampled_from([node.name for node in FLEET.nodes]))
+@given(
+    st.lists(instants, min_size=2, max_size=6, unique=True),
+    st.sampled_from([node.name for node in FLEET.nodes]),
+)
 def test_the_state_depends_on_seed_and_time_alone(whens, node):
     """Two fleets of a seed agree at every instant, in whatever order they are asked."""
     one, other = Fleet(11), Fleet(11)
@@ -46,7 +51,9 @@ def test_the_state_depends_on_seed_and_time_alone(whens, node):
 
 def test_another_seed_is_another_fleet():
     """Accelerators and workloads of two seeds have nothing in common."""
-    uuids = [{entry.uuid for node in Fleet(seed).nodes for entry in node.accelerators} for seed in (1, 2)]
+    uuids = [
+        {entry.uuid for node in Fleet(seed).nodes for entry in node.accelerators} for seed in (1, 2)
+    ]
     assert not uuids[0] & uuids[1]
 
 
@@ -88,12 +95,17 @@ def test_readings_are_possible(node):
             assert all(0.0 <= value <= 1.0 for value in ratios)
             assert not sample.values.keys() & sample.absent.keys()
             if sample.health.status == "ok":
-                used, free = sample.values["gpu_memory_used_bytes"], sample.values["gpu_memory_free_bytes"]
+                used, free = (
+                    sample.values["gpu_memory_used_bytes"],
+                    sample.values["gpu_memory_free_bytes"],
+                )
                 assert used + free == entry.memory_bytes
 
 
 def test_slices_of_an_a100_have_no_utilization_and_share_one_board():
-    """MIG instances are accelerators without utilization or power, as NVML on an A100; together at most one device."""
+    """MIG instances are accelerators without utilization or power, as NVML on an A100; together at
+    most one device.
+    """
     slices = [entry for entry in FLEET.node("a100-01").accelerators if entry.gpu_micro != WHOLE_GPU]
     assert len({entry.device_uuid for entry in slices}) == 1
     assert sum(entry.gpu_micro for entry in slices) <= WHOLE_GPU
@@ -113,7 +125,9 @@ def test_the_shared_gpu_has_two_holders_of_different_teams():
 
 @given(instants)
 def test_a_card_is_held_and_unused_whenever_one_looks(at_ms):
-    """By a job of Slurm, so that a command gives it back; it has been so for hours but at the start of one."""
+    """By a job of Slurm, so that a command gives it back; it has been so for hours but at the start
+    of one.
+    """
     lane = next(lane for lane in LANES if lane.name.startswith("l4-01/") and lane.slots == (2,))
     hold = FLEET.holding(lane, at_ms)
     assert (hold.workload.kind, hold.workload.tags["team"]) == ("slurm", "robotics")
@@ -122,9 +136,13 @@ def test_a_card_is_held_and_unused_whenever_one_looks(at_ms):
 
 
 def test_faults_come_and_go():
-    """In every four weeks one GPU is off the bus for half a day, and one node says nothing for six hours."""
+    """In every four weeks one GPU is off the bus for half a day, and one node says nothing for six
+    hours.
+    """
     node, slot = FAILED_GPU
-    lost = sum(FLEET.failed(node, slot, START + hour * HOUR_MS) for hour in range(CYCLE_MS // HOUR_MS))
+    lost = sum(
+        FLEET.failed(node, slot, START + hour * HOUR_MS) for hour in range(CYCLE_MS // HOUR_MS)
+    )
     silent = [
         START + hour * HOUR_MS
         for hour in range(CYCLE_MS // HOUR_MS)
@@ -133,29 +151,44 @@ def test_faults_come_and_go():
     assert lost == 12
     assert len(silent) == 6
     assert look(FLEET, SILENT_NODE, silent[0])[0] == ()
-    failed_at = next(at for at in range(START, START + CYCLE_MS, HOUR_MS) if FLEET.failed(node, slot, at))
+    failed_at = next(
+        at for at in range(START, START + CYCLE_MS, HOUR_MS) if FLEET.failed(node, slot, at)
+    )
     sample = look(FLEET, node, failed_at)[0][slot]
     assert (sample.health.status, sample.values) == ("failed", {})
 
 
 def test_sick_gpus_are_degraded_and_their_counters_never_fall():
-    """A pending remap and uncorrected ECC errors are verdicts on health; slow metrics come only when they are due."""
+    """A pending remap and uncorrected ECC errors are verdicts on health; slow metrics come only
+    when they are due.
+    """
     for node, slot in (REMAP_GPU, ECC_GPU):
         assert look(FLEET, node, START)[0][slot].health.status == "degraded"
     totals = {}
     for at_ms in range(START, START + 40 * DAY_MS, 7 * HOUR_MS):
         for node in {REMAP_GPU[0], ECC_GPU[0], FAILED_GPU[0]}:
-            for sample in SimulatedSource(FLEET, node, lambda at_ms=at_ms: at_ms).read(("fast", "slow")):
+            for sample in SimulatedSource(FLEET, node, lambda at_ms=at_ms: at_ms).read(
+                ("fast", "slow")
+            ):
                 for name, value in sample.values.items():
                     if name.endswith("_total"):
                         assert value >= totals.get((sample.uuid, name), 0)
                         totals[sample.uuid, name] = value
-    assert {name for _, name in totals} >= {"gpu_xid_errors_total", "gpu_throttle_thermal_seconds_total"}
-    assert not any(name.endswith("_total") for sample in look(FLEET, "h100-01", START)[0] for name in sample.values)
+    assert {name for _, name in totals} >= {
+        "gpu_xid_errors_total",
+        "gpu_throttle_thermal_seconds_total",
+    }
+    assert not any(
+        name.endswith("_total")
+        for sample in look(FLEET, "h100-01", START)[0]
+        for name in sample.values
+    )
 
 
 def test_a_week_looks_like_a_week():
-    """Fewer research GPUs are held on Saturdays and Sundays; some time is held by nobody; some jobs have no tags."""
+    """Fewer research GPUs are held on Saturdays and Sundays; some time is held by nobody; some jobs
+    have no tags.
+    """
     research = [lane for lane in LANES if lane.shape == "research"]
     held = {True: 0, False: 0}
     hours = {True: 0, False: 0}
@@ -177,20 +210,32 @@ def test_a_node_of_another_name_is_a_node_too():
     """An agent on any machine can try the simulated source: it gets GPUs of its own."""
     samples, _ = look(FLEET, "my-laptop", START)
     assert len(samples) == 8
-    assert not {sample.uuid for sample in samples} & {entry.uuid for node in FLEET.nodes for entry in node.accelerators}
+    assert not {sample.uuid for sample in samples} & {
+        entry.uuid for node in FLEET.nodes for entry in node.accelerators
+    }
 
 
 def test_the_incidents_are_what_the_fleet_does():
-    """Every line is so: who it names holds then and there, the failed has failed, the silent is silent."""
+    """Every line is so: who it names holds then and there, the failed has failed, the silent is
+    silent.
+    """
     fleet = Fleet(7, START + 20 * DAY_MS)
     told = fleet.incidents(START, START + 30 * DAY_MS)
     assert len(told) >= 8
-    names = {said.partition(": ")[2].split()[0]: (begin, end) for begin, end, said in told if ": " in said}
+    names = {
+        said.partition(": ")[2].split()[0]: (begin, end)
+        for begin, end, said in told
+        if ": " in said
+    }
     lanes = [lane for node in fleet.nodes for lane in node.lanes]
     for name in ("reindex-all-retry", "retrieval-notebook", "weekend-hold", "asr-eval"):
         begin, end = names[name]
         for at_ms in (begin, (begin + end) // 2, end - 1):
-            holding = {hold.workload.name for lane in lanes if (hold := fleet.holding(lane, at_ms)) is not None}
+            holding = {
+                hold.workload.name
+                for lane in lanes
+                if (hold := fleet.holding(lane, at_ms)) is not None
+            }
             assert name in holding, (name, at_ms)
     (failed,) = [begin for begin, _, said in told if "falls off" in said]
     assert fleet.failed(*FAILED_GPU, failed)
@@ -202,7 +247,9 @@ def test_the_incidents_are_what_the_fleet_does():
 
 
 def test_every_job_ends_with_its_block_and_the_help_says_so(capsys):
-    """Every fourth midnight cuts all jobs: who sees demand fall then finds the reason in the help of --story."""
+    """Every fourth midnight cuts all jobs: who sees demand fall then finds the reason in the help
+    of --story.
+    """
     cut = 5000 * BLOCK_MS
     before = [hold for lane in LANES if (hold := FLEET.holding(lane, cut - 1)) is not None]
     assert before

@@ -1,4 +1,6 @@
-"""A whole agent process over the NVML stand-in, beside a kubelet (real gRPC), an API server and a container engine."""
+"""A whole agent process over the NVML stand-in, beside a kubelet (real gRPC), an API server and a
+container engine.
+"""
 
 import pytest
 
@@ -8,7 +10,9 @@ from fakes.apiserver import api_server
 
 @pytest.fixture
 def surroundings(card, tmp_path):
-    """The agent's settings point at a kubelet, an API server and an engine; UUIDs by index beside them."""
+    """The agent's settings point at a kubelet, an API server and an engine; UUIDs by index beside
+    them.
+    """
     account = tmp_path / "account"
     account.mkdir()
     (tmp_path / "pods").mkdir()
@@ -28,7 +32,9 @@ def surroundings(card, tmp_path):
 
 
 def test_a_pod_and_a_container_hold_each_its_card(card, surroundings):
-    """Two pods at time-slicing replicas of card 0, a container with card 1, nobody on card 2: in one look of `once`."""
+    """Two pods at time-slicing replicas of card 0, a container with card 1, nobody on card 2: in
+    one look of `once`.
+    """
     node, docker, api = surroundings
     card.scenario("gpus 3\n")
     uuids = {entry["index"]: entry["uuid"] for entry in card.once()["accelerators"]}
@@ -36,18 +42,25 @@ def test_a_pod_and_a_container_hold_each_its_card(card, surroundings):
         kubelet.pod("vision", "train", f"{uuids[0]}::0", f"{uuids[0]}::1"),
         kubelet.pod("nlp", "infer", f"{uuids[0]}::2"),
     ]
-    api.pods = [api.pod("vision", "train", "u1", project="segmentation"), api.pod("nlp", "infer", "u2", team="nlp")]
+    api.pods = [
+        api.pod("vision", "train", "u1", project="segmentation"),
+        api.pod("nlp", "infer", "u2", team="nlp"),
+    ]
     api.namespaces = [{"metadata": {"name": "vision", "labels": {"team": "vision"}}}]
-    docker.containers = [engine.container("a", "notebook", requests=engine.gpus("1"), team="research")]
+    docker.containers = [
+        engine.container("a", "notebook", requests=engine.gpus("1"), team="research")
+    ]
     seen = {entry["index"]: entry for entry in card.once()["accelerators"]}
-    assert [(owner["id"], owner["tags"]["team"], owner["weight"]) for owner in seen[0]["owner"]] == [
+    assert [
+        (owner["id"], owner["tags"]["team"], owner["weight"]) for owner in seen[0]["owner"]
+    ] == [
         ("u1", "vision", 2),
         ("u2", "nlp", 1),
     ]
     assert seen[0]["owner"][0]["tags"]["project"] == "segmentation"
-    assert [(owner["kind"], owner["name"], owner["tags"]["team"]) for owner in seen[1]["owner"]] == [
-        ("container", "notebook", "research")
-    ]
+    assert [
+        (owner["kind"], owner["name"], owner["tags"]["team"]) for owner in seen[1]["owner"]
+    ] == [("container", "notebook", "research")]
     assert seen[2]["owner"] == []
 
 

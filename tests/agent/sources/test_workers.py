@@ -61,7 +61,9 @@ def test_whoever_has_an_answer_may_submit_at_once():
 
 
 class ColdDriver:
-    """NVML of a machine without GPUs whose init comes back when `warm` is set; `held` counts inits without shutdown."""
+    """NVML of a machine without GPUs whose init comes back when `warm` is set; `held` counts inits
+    without shutdown.
+    """
 
     class NVMLError(Exception):
         value = 999
@@ -101,7 +103,9 @@ def cold():
 
 
 def test_a_driver_that_starts_slowly_is_asked_again_and_not_waited_for(cold):
-    """A cold machine takes seconds for each card; each attempt waits for the same start, and the last has it."""
+    """A cold machine takes seconds for each card; each attempt waits for the same start, and the
+    last has it.
+    """
     driver, source = cold
     for _ in range(3):
         began = time.monotonic()
@@ -117,7 +121,9 @@ def test_a_driver_that_starts_slowly_is_asked_again_and_not_waited_for(cold):
 
 
 def test_a_driver_that_comes_up_after_a_release_is_not_held(cold):
-    """A release while the driver starts: when it is up at last, its library is shut down again, and opens anew."""
+    """A release while the driver starts: when it is up at last, its library is shut down again, and
+    opens anew.
+    """
     driver, source = cold
     with pytest.raises(StillStarting):
         source.open()

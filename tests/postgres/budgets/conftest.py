@@ -1,4 +1,6 @@
-"""A fleet whose team vision spends 24 units a day, a rehearsed clock, and the outbox of its budgets."""
+"""A fleet whose team vision spends 24 units a day, a rehearsed clock, and the outbox of its
+budgets.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def apply(run: Run, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
 
 
 def furnish(dsn: str) -> None:
-    """October 2025: team vision holds one H100 at 1 USD an hour, from the 16th two; a quarter of the time idle."""
+    """October 2025: team vision holds one H100 at 1 USD an hour, from the 16th two; a quarter of
+    the time idle.
+    """
     fleet = Fleet(dsn)
     for number in (1, 2):
         fleet.capacity(number, 0, 31 * DAY)
@@ -44,10 +48,15 @@ def furnish(dsn: str) -> None:
     price = ("prices", "set", "--rate", "1", "--currency", "USD", "--from", "2024-01-01")
     assert Command(dsn)(*price)[0] == 0
     fleet.evidence(
-        [Held(1, 1, day * DAY, (day + 1) * DAY, idle=DAY // 4, busy=DAY * 3 // 4) for day in range(31)]
+        [
+            Held(1, 1, day * DAY, (day + 1) * DAY, idle=DAY // 4, busy=DAY * 3 // 4)
+            for day in range(31)
+        ]
         + [Held(2, 2, day * DAY, (day + 1) * DAY, busy=DAY) for day in range(15, 31)]
     )
-    fleet.connection.execute("UPDATE workload SET name = 'train-' || external_id, user_name = 'ada'")
+    fleet.connection.execute(
+        "UPDATE workload SET name = 'train-' || external_id, user_name = 'ada'"
+    )
     fleet.connection.close()
     rate_usage(Database(dsn), NOW_MS)
 
@@ -67,7 +76,11 @@ def connect(dsn: str) -> Callable[[], psycopg.Connection]:
 
 @pytest.fixture
 def watch(dsn) -> Callable[[float], int]:
-    """Watches the budgets as of a day of October (0 is its first midnight); how many messages were put."""
+    """Watches the budgets as of a day of October (0 is its first midnight); how many messages were
+    put.
+    """
     return lambda day: watch_budgets(
-        partial(Database(dsn).transaction, Lock.BUDGETS), OCTOBER + int(day * DAY), budget_mail.write
+        partial(Database(dsn).transaction, Lock.BUDGETS),
+        OCTOBER + int(day * DAY),
+        budget_mail.write,
     )

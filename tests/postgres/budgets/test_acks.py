@@ -35,12 +35,18 @@ def asked(number: int, period: int, told: int) -> dict[str, str]:
 
 
 def test_a_link_acknowledges_on_its_button_only(october, apply, watch, dsn) -> None:
-    """Opening changes nothing, the button acknowledges, after it the link says so, and a changed link is refused."""
+    """Opening changes nothing, the button acknowledges, after it the link says so, and a changed
+    link is refused.
+    """
     apply(BUDGET)
     watch(17)
-    ((number, period),) = october.rows("SELECT DISTINCT budget_id, period_start_ms FROM budget_alert")
+    ((number, period),) = october.rows(
+        "SELECT DISTINCT budget_id, period_start_ms FROM budget_alert"
+    )
     app = FastAPI()
-    app.include_router(acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC)))
+    app.include_router(
+        acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC))
+    )
     client = TestClient(app)
     parts = urlsplit(LINKS.budget(number, period, 17))
     link = f"{parts.path}?{parts.query}"
@@ -84,13 +90,19 @@ def test_buttons_pressed_at_once_acknowledge_once(october, apply, watch, dsn) ->
     """Two presses in flight: one acknowledges, the other is told that the link was used."""
     apply(BUDGET)
     watch(17)
-    ((number, period),) = october.rows("SELECT DISTINCT budget_id, period_start_ms FROM budget_alert")
+    ((number, period),) = october.rows(
+        "SELECT DISTINCT budget_id, period_start_ms FROM budget_alert"
+    )
     october.connection.commit()
     app = FastAPI()
-    app.include_router(acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC)))
+    app.include_router(
+        acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC))
+    )
     client = TestClient(app)
     with ThreadPoolExecutor(8) as pool:
-        pressed = [pool.submit(client.post, acks.PATH, params=asked(number, period, 17)) for _ in range(8)]
+        pressed = [
+            pool.submit(client.post, acks.PATH, params=asked(number, period, 17)) for _ in range(8)
+        ]
     answers = [one.result() for one in pressed]
     assert sorted(one.status_code for one in answers) == [200, *[410] * 7]
     assert sum("alerts are acknowledged" in one.text for one in answers) == 1
@@ -100,11 +112,19 @@ def test_a_link_of_an_earlier_version_serves_once(october, apply, watch, dsn) ->
     """Its signature does not say when it was told."""
     apply(BUDGET)
     watch(17)
-    ((number, period),) = october.rows("SELECT DISTINCT budget_id, period_start_ms FROM budget_alert")
+    ((number, period),) = october.rows(
+        "SELECT DISTINCT budget_id, period_start_ms FROM budget_alert"
+    )
     october.connection.commit()
     app = FastAPI()
-    app.include_router(acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC)))
+    app.include_router(
+        acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC))
+    )
     client = TestClient(app)
     said = f"ack/{number}/{period}".encode()
-    old = {"budget": number, "period": period, "mac": hmac.new(LINKS.secret, said, "sha256").hexdigest()}
+    old = {
+        "budget": number,
+        "period": period,
+        "mac": hmac.new(LINKS.secret, said, "sha256").hexdigest(),
+    }
     assert [client.post(acks.PATH, params=old).status_code for _ in range(2)] == [200, 410]

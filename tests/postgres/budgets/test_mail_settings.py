@@ -40,7 +40,13 @@ def test_contradictions_are_named(given, said, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ['a = "http://hooks.example.com/secret"', 'a = "secret"', "a = 1", 'a = "https://me:secret@example.com/"']
+    "line",
+    [
+        'a = "http://hooks.example.com/secret"',
+        'a = "secret"',
+        "a = 1",
+        'a = "https://me:secret@example.com/"',
+    ],
 )
 def test_hooks_are_https_and_stay_secret(line, tmp_path) -> None:
     """A bad address is named by its name, not told."""
@@ -68,5 +74,7 @@ def test_the_sender_takes_the_configured_ways(tmp_path) -> None:
     smtp = made.transports["mail"]
     assert isinstance(smtp, SmtpTransport)
     assert (smtp.host, smtp.port, smtp.security, smtp.password()) == ("::1", 465, "tls", "s3cret")
-    folder = wiring.sender(load(None, {"GPULEDGER_MAIL_DIR": str(tmp_path)}, tmp_path), Database(""))
+    folder = wiring.sender(
+        load(None, {"GPULEDGER_MAIL_DIR": str(tmp_path)}, tmp_path), Database("")
+    )
     assert isinstance(folder.transports["mail"], MailFolder)

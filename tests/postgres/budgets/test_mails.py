@@ -1,4 +1,6 @@
-"""Budget mails as people get them: golden files, figures that add up, and nothing that can break out of its place."""
+"""Budget mails as people get them: golden files, figures that add up, and nothing that can break
+out of its place.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ from gpuledger_collector.notifications.budget_mail import write
 from gpuledger_collector.notifications.links import AckLinks, PageLinks
 from gpuledger_collector.notifications.mime import compose
 from gpuledger_collector.storage.billing.budget_status import Ahead, News, Spend, Status
-from gpuledger_collector.storage.notifications.messages import Content, Message, is_address, is_recipient
+from gpuledger_collector.storage.notifications.messages import (
+    Content,
+    Message,
+    is_address,
+    is_recipient,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 NOVEMBER = date_range("2026-11-01", "2026-12-01")
@@ -58,14 +65,23 @@ def budget(name: str = "vision", amount: int = 40_000, currency: str = "USD") ->
 def status(spent: int, of: Budget, *, ahead: bool = True, at_ms: int = NOON) -> Status:
     end = parse_date("2026-11-21")
     estimate = Ahead(
-        57_000 * MICRO, 61_234 * MICRO, 66_400 * MICRO, 58_000 * MICRO, 41, end - DAY_MS, end, end + DAY_MS
+        57_000 * MICRO,
+        61_234 * MICRO,
+        66_400 * MICRO,
+        58_000 * MICRO,
+        41,
+        end - DAY_MS,
+        end,
+        end + DAY_MS,
     )
     spend = Spend(spent * MICRO + 123_456, 4_321_987_654, 5_000 * HOUR, 12 * HOUR, 0)
     return Status(of, NOVEMBER, at_ms, at_ms, spend, estimate if ahead else None, (231, 204))
 
 
 def held(label: str, model: str, hours: int, price_cents: int) -> HolderSpend:
-    return HolderSpend((label, "ada", "detector"), model, hours * HOUR, hours * price_cents * 10_000 + 7)
+    return HolderSpend(
+        (label, "ada", "detector"), model, hours * HOUR, hours * price_cents * 10_000 + 7
+    )
 
 
 BEFORE = [
@@ -88,14 +104,20 @@ def news(rule: str, percent: int, standing: Status, **more) -> News:
     end = standing.known_ms - standing.known_ms % DAY_MS
     windows = (Period(end - 14 * DAY_MS, end - 7 * DAY_MS), Period(end - 7 * DAY_MS, end))
     alert = Alert(rule, percent, FIRING, 1, standing.at_ms, standing.at_ms)
-    return News(alert, more.pop("also", ()), standing, *windows, tuple(changed), since_mail=True, **more)
+    return News(
+        alert, more.pop("also", ()), standing, *windows, tuple(changed), since_mail=True, **more
+    )
 
 
 CASES = {
     "forecast-100": news(FORECAST, 100, status(15_200, budget())),
-    "actual-80": news(ACTUAL, 80, status(33_400, budget()), also=(Alert(ACTUAL, 50, FIRING, 1, NOON, NOON),)),
+    "actual-80": news(
+        ACTUAL, 80, status(33_400, budget()), also=(Alert(ACTUAL, 50, FIRING, 1, NOON, NOON),)
+    ),
     "actual-100": news(ACTUAL, 100, status(40_950, budget())),
-    "escalated": news(ACTUAL, 100, status(41_800, budget(), at_ms=NOON + 25 * HOUR_MS), escalated=True),
+    "escalated": news(
+        ACTUAL, 100, status(41_800, budget(), at_ms=NOON + 25 * HOUR_MS), escalated=True
+    ),
     "pace-200-young": news(PACE, 200, status(2_100, budget(), ahead=False)),
     "first-days": replace(
         news(ACTUAL, 80, status(33_400, budget())),
@@ -104,7 +126,9 @@ CASES = {
         since_mail=False,
         shortened=True,
     ),
-    "few-days": replace(news(ACTUAL, 80, status(33_400, budget())), since_mail=False, shortened=True),
+    "few-days": replace(
+        news(ACTUAL, 80, status(33_400, budget())), since_mail=False, shortened=True
+    ),
     "yen": news(ACTUAL, 50, status(33_400, budget("視覚 Büro <b>", 60_000, "JPY"))),
 }
 COMPARED = [name for name, one in CASES.items() if one.before is not None]
@@ -114,7 +138,9 @@ def mail(name: str) -> bytes:
     links = AckLinks("https://gpuledger.example.com/", b"k" * 32) if name == "actual-100" else None
     pages = PageLinks("https://gpuledger.example.com/") if name in {"actual-100", "yen"} else None
     content = write(CASES[name], links, pages)
-    made = Message(f"budget/7/{name}", "budget", "lead@example.com", content, NOON, NOON, "budget/7")
+    made = Message(
+        f"budget/7/{name}", "budget", "lead@example.com", content, NOON, NOON, "budget/7"
+    )
     return bytes(compose(made, "ledger@example.com"))
 
 
@@ -132,7 +158,9 @@ def test_the_shown_drivers_add_up(name: str) -> None:
     """The CSV's amounts add up to the change of the two windows, in micro-units."""
     rows = write(CASES[name]).attachments["drivers.csv"].splitlines()[1:]
     changes = [int(row.split(",")[6].replace(".", "")) for row in rows]
-    assert sum(changes) == sum(one.cost_micro for one in AFTER) - sum(one.cost_micro for one in BEFORE)
+    assert sum(changes) == sum(one.cost_micro for one in AFTER) - sum(
+        one.cost_micro for one in BEFORE
+    )
     assert len(rows) == 6
 
 
@@ -147,7 +175,9 @@ def test_text_and_html_tell_the_same(name: str) -> None:
 
 
 def test_without_days_before_what_was_spent_is_told() -> None:
-    """Rows and the shown sum are what was spent; nothing is called a change, and no cell of it is filled."""
+    """Rows and the shown sum are what was spent; nothing is called a change, and no cell of it is
+    filled.
+    """
     content = write(CASES["first-days"])
     spent = sum(one.cost_micro for one in AFTER)
     rows = [row.split(",") for row in content.attachments["drivers.csv"].splitlines()[1:]]
@@ -159,7 +189,9 @@ def test_without_days_before_what_was_spent_is_told() -> None:
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_what_a_reader_adds_up_is_right(name: str) -> None:
-    """The shown changes add up to the shown change, the shown parts to each of them and to the whole, to the cent."""
+    """The shown changes add up to the shown change, the shown parts to each of them and to the
+    whole, to the cent.
+    """
 
     def units(text: str) -> int:
         return int(re.sub(r"[^\d-]", "", text))
@@ -167,12 +199,17 @@ def test_what_a_reader_adds_up_is_right(name: str) -> None:
     text = write(CASES[name]).text
     amount, direction = re.search(r"cost\s+(\S+)\s+\S+\s+(more|less)\s+than", text).groups()
     total = units(amount) * (1 if direction == "more" else -1)
-    changes = [units(found) for found in re.findall(r"^  ([+-]\S+) (?:USD|JPY)  ", text, re.MULTILINE)]
+    changes = [
+        units(found) for found in re.findall(r"^  ([+-]\S+) (?:USD|JPY)  ", text, re.MULTILINE)
+    ]
     parts = [
         sum(units(part.split(" ")[1]) for part in line.split("; "))
         for line in re.findall(r"^      ((?:price|volume|mix) .*)$", text, re.MULTILINE)
     ]
-    whole = sum(units(part.split(" ")[1]) for part in re.search(r"^Of it: (.*)$", text, re.MULTILINE)[1].split("; "))
+    whole = sum(
+        units(part.split(" ")[1])
+        for part in re.search(r"^Of it: (.*)$", text, re.MULTILINE)[1].split("; ")
+    )
     assert changes == parts
     assert sum(changes) == whole == total
 
@@ -206,10 +243,24 @@ def test_a_name_cannot_break_out() -> None:
 @given(st.text(max_size=300), st.text(max_size=80))
 def test_any_text_makes_a_mail_with_its_own_headers_only(subject: str, key: str) -> None:
     """Whatever a subject holds, the headers are ours, and the mail can be read back."""
-    made = Message(key.encode("utf-8", "replace").decode(), "test", "a@b.example", Content(subject, "x"), 0, 0)
-    read = email.message_from_bytes(bytes(compose(made, "ledger@example.com")), policy=email.policy.default)
-    wanted = {"From", "To", "Subject", "Date", "Message-ID", "Auto-Submitted", "X-Auto-Response-Suppress"}
-    assert set(read.keys()) - {"MIME-Version", "Content-Type", "Content-Transfer-Encoding"} == wanted
+    made = Message(
+        key.encode("utf-8", "replace").decode(), "test", "a@b.example", Content(subject, "x"), 0, 0
+    )
+    read = email.message_from_bytes(
+        bytes(compose(made, "ledger@example.com")), policy=email.policy.default
+    )
+    wanted = {
+        "From",
+        "To",
+        "Subject",
+        "Date",
+        "Message-ID",
+        "Auto-Submitted",
+        "X-Auto-Response-Suppress",
+    }
+    assert (
+        set(read.keys()) - {"MIME-Version", "Content-Type", "Content-Transfer-Encoding"} == wanted
+    )
     assert read.get_content().strip() == "x"
 
 
@@ -235,7 +286,9 @@ def test_addresses(text: str, good: bool) -> None:
 
 
 def test_days_are_those_of_the_billing_zone() -> None:
-    """A month of Berlin with the night that has 25 hours: its first, its last and today's date, and its command."""
+    """A month of Berlin with the night that has 25 hours: its first, its last and today's date, and
+    its command.
+    """
     days = Calendar((Zone("Europe/Berlin", ZoneInfo("Europe/Berlin")),))
     october = days.month("2026-10")
     of = replace(budget(), calendar=days)
@@ -261,12 +314,18 @@ def test_a_comparison_is_said_in_words(spent: int, ahead: bool, more: bool, word
     """That a week was cheaper does not hide that the budget is spent, or will be."""
     changed = drivers(BEFORE, AFTER) if more else drivers(AFTER, BEFORE)
     told = replace(news(ACTUAL, 80, status(spent, budget(), ahead=ahead)), drivers=tuple(changed))
-    line = next(part for part in write(told).text.split("\n\n") if part.startswith("The week since the last mail cost"))
+    line = next(
+        part
+        for part in write(told).text.split("\n\n")
+        if part.startswith("The week since the last mail cost")
+    )
     assert " ".join(line.partition("(")[0].split()).endswith(words)
 
 
 def test_the_first_link_is_the_page() -> None:
-    """The owner's month, before everything else; for the whole fleet the overview, and none without an address."""
+    """The owner's month, before everything else; for the whole fleet the overview, and none without
+    an address.
+    """
     pages = PageLinks("https://gpuledger.example.com/")
     told = CASES["actual-80"]
     content = write(told, AckLinks("https://gpuledger.example.com", b"k" * 32), pages)

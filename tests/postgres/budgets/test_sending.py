@@ -70,13 +70,17 @@ def standing(connect) -> list[tuple[str, int]]:
 
 def sender(box: Outbox, port: int, now_ms: int = 10**12, **settings) -> Sender:
     resend = settings.pop("resend", False)
-    smtp = SmtpTransport("127.0.0.1", port, FROM, **{"security": "none", "timeout_s": 5.0, **settings})
+    smtp = SmtpTransport(
+        "127.0.0.1", port, FROM, **{"security": "none", "timeout_s": 5.0, **settings}
+    )
     return Sender(box, {"mail": smtp}, lambda: now_ms, resend)
 
 
 def killed_at(step: str, dsn: str, port: int) -> None:
     """Runs a sender in a process of its own that SIGKILL ends when it reaches the step."""
-    done = subprocess.run([sys.executable, "-c", DIES, dsn, str(port), step], check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", DIES, dsn, str(port), step], check=False, timeout=60
+    )
     assert done.returncode == -signal.SIGKILL
 
 
@@ -96,9 +100,15 @@ def test_a_sender_killed_at_any_step_sends_exactly_one_mail(step, dsn, connect, 
     assert standing(connect)[0][0] == ("unconfirmed" if step in ("dot_sent", "taken") else "sent")
 
 
-@pytest.mark.parametrize(("resend", "arrived", "state"), [(False, 0, "unconfirmed"), (True, 1, "sent")])
-def test_the_window_that_is_left_is_seen_and_can_be_turned_round(resend, arrived, state, dsn, connect, box) -> None:
-    """Killed between the record and the dot, microseconds apart: reported as unconfirmed, or sent again if so set."""
+@pytest.mark.parametrize(
+    ("resend", "arrived", "state"), [(False, 0, "unconfirmed"), (True, 1, "sent")]
+)
+def test_the_window_that_is_left_is_seen_and_can_be_turned_round(
+    resend, arrived, state, dsn, connect, box
+) -> None:
+    """Killed between the record and the dot, microseconds apart: reported as unconfirmed, or sent
+    again if so set.
+    """
     inbox = Inbox()
     put(connect, message())
     with mail_server(inbox) as port:
@@ -110,7 +120,9 @@ def test_the_window_that_is_left_is_seen_and_can_be_turned_round(resend, arrived
 
 
 def test_a_repeat_bears_the_same_message_id(dsn, connect, box) -> None:
-    """With mail_resend_unconfirmed a mail may come twice, and mailboxes that look at the Message-ID show it once."""
+    """With mail_resend_unconfirmed a mail may come twice, and mailboxes that look at the Message-ID
+    show it once.
+    """
     inbox = Inbox()
     put(connect, message())
     with mail_server(inbox) as port:
@@ -145,11 +157,16 @@ def test_the_same_event_is_put_once(connect) -> None:
 
 
 def test_a_server_that_is_down_delays_and_loses_nothing(connect, box) -> None:
-    """Down: tried again with growing waits, the rest is left alone meanwhile. Up: everything arrives once."""
+    """Down: tried again with growing waits, the rest is left alone meanwhile.
+
+    Up: everything arrives once.
+    """
     inbox = Inbox()
     port = free_port()
     put(connect, message("a"), message("b"))
-    assert str(sender(box, port, 0).send_due()) == "0 sent, 1 to be retried, 0 unconfirmed, 0 given up"
+    assert (
+        str(sender(box, port, 0).send_due()) == "0 sent, 1 to be retried, 0 unconfirmed, 0 given up"
+    )
     assert sender(box, port, 59_999).send_due().retried == 1  # the other one
     with mail_server(inbox, port):
         assert sender(box, port, 59_999).send_due().sent == 0
@@ -172,7 +189,9 @@ def test_a_message_is_given_up_after_many_attempts(connect, box) -> None:
 
 
 def test_a_servers_answers_are_told_apart(connect, box) -> None:
-    """4xx is tried again, 5xx about the mail is the end, and no answer to a whole mail is unconfirmed."""
+    """4xx is tried again, 5xx about the mail is the end, and no answer to a whole mail is
+    unconfirmed.
+    """
     inbox = Inbox()
     with mail_server(inbox) as port:
         inbox.rcpt_replies = ["451 try later", "250 OK", "550 no such user"]
@@ -203,7 +222,11 @@ def test_a_mail_arrives_as_it_was_written(connect, box) -> None:
     assert mail.get_body(("plain",)).get_content().splitlines() == PLAIN.text.splitlines()
     assert mail.get_body(("html",)).get_content().strip() == PLAIN.html
     assert [part.get_filename() for part in mail.iter_attachments()] == ["a.csv"]
-    assert (mail["Subject"], mail["To"], mail["From"]) == (PLAIN.subject, "lead@example.com", f"GPU Ledger <{FROM}>")
+    assert (mail["Subject"], mail["To"], mail["From"]) == (
+        PLAIN.subject,
+        "lead@example.com",
+        f"GPU Ledger <{FROM}>",
+    )
     assert mail["Auto-Submitted"] == "auto-generated"
     assert mail["Date"] == "Wed, 01 Oct 2025 00:00:00 -0000"
 
@@ -222,12 +245,19 @@ def test_tls_and_login(security, connect, box, tmp_path) -> None:
     put(connect, message())
     with mail_server(inbox, **options) as port:
         login = {"security": security, "user": "ledger", "password": lambda: "s3cret"}
-        assert sender(box, port, 0, **login).send_due().retried == 1  # nobody vouches for the certificate
+        assert (
+            sender(box, port, 0, **login).send_due().retried == 1
+        )  # nobody vouches for the certificate
         assert inbox.logins == []
         known = {**login, "ca_file": str(trusted)}
-        assert sender(box, port, 10**7, **{**known, "password": lambda: "wrong"}).send_due().retried == 1
+        assert (
+            sender(box, port, 10**7, **{**known, "password": lambda: "wrong"}).send_due().retried
+            == 1
+        )
         with connect() as connection:
-            assert outbox.listing(connection)[0].error.endswith("the mail server refuses our login (535)")
+            assert outbox.listing(connection)[0].error.endswith(
+                "the mail server refuses our login (535)"
+            )
         assert sender(box, port, 10**8, **known).send_due().sent == 1
         inbox.wait(1)
     assert len(inbox.mails) == 1
@@ -282,7 +312,10 @@ def test_hooks_post_once_to_configured_addresses_only(connect, box) -> None:
         addresses = {"ops": f"{base}/chat", "erp": f"{base}/erp?x=1", "old": f"{base}/moved"}
         names = ("slack:ops", "teams:ops", "webhook:erp", "webhook:old", "webhook:nowhere")
         put(connect, *(message(recipient=name) for name in names))
-        ways = {channel: WebhookTransport(channel, addresses) for channel in ("slack", "teams", "webhook")}
+        ways = {
+            channel: WebhookTransport(channel, addresses)
+            for channel in ("slack", "teams", "webhook")
+        }
         done = Sender(box, ways, lambda: 0).send_due()
     finally:
         server.shutdown()

@@ -38,14 +38,25 @@ escalate_to = ["head@example.com"]
 
 
 def keys(fleet) -> list[str]:
-    return ["/".join(row[0].split("/")[3:]) for row in fleet.rows("SELECT key FROM outbox ORDER BY made_ms, id")]
+    return [
+        "/".join(row[0].split("/")[3:])
+        for row in fleet.rows("SELECT key FROM outbox ORDER BY made_ms, id")
+    ]
 
 
 def test_a_month_tells_of_each_threshold_once(october, apply, watch) -> None:
-    """24 a day reach 50 % of 400 on the 9th; the forecast is sure on its third day; 80 % and 100 % follow."""
+    """24 a day reach 50 % of 400 on the 9th; the forecast is sure on its third day; 80 % and 100 %
+    follow.
+    """
     assert apply(VISION)[1].splitlines()[-1].startswith("budgets: 1 added")
     told = {day: watch(day) for day in range(1, 32)}
-    assert keys(october) == ["forecast/100", "actual/50", "actual/80", "actual/100", "actual/100/escalated"]
+    assert keys(october) == [
+        "forecast/100",
+        "actual/50",
+        "actual/80",
+        "actual/100",
+        "actual/100/escalated",
+    ]
     assert [day for day, count in told.items() if count] == [7, 9, 14, 16, 17]
     assert sum(watch(day) for day in (16, 20, 31)) == 0
     assert october.rows("SELECT recipient, count(*) FROM outbox GROUP BY 1 ORDER BY 1") == [
@@ -55,11 +66,23 @@ def test_a_month_tells_of_each_threshold_once(october, apply, watch) -> None:
 
 
 def test_figures_are_the_ledgers_own(october, apply, run) -> None:
-    """Spent is what the chargeback says of the same days, to the micro-unit; the run-out lies where the sum says."""
+    """Spent is what the chargeback says of the same days, to the micro-unit; the run-out lies where
+    the sum says.
+    """
     apply(VISION)
     (status,) = statuses(october.connection, OCTOBER + 10 * DAY)
     bill = json.loads(
-        run("chargeback", "--from", "2025-10-01", "--to", "2025-10-11", "--by", "team", "--format", "json")[1]
+        run(
+            "chargeback",
+            "--from",
+            "2025-10-01",
+            "--to",
+            "2025-10-11",
+            "--by",
+            "team",
+            "--format",
+            "json",
+        )[1]
     )
     (mine,) = [row for row in bill["rows"] if row["team"] == "vision"]
     assert status.spend.micro == mine["cost_micro"] == 240 * MICRO
@@ -89,9 +112,12 @@ def test_within_a_day_pace_and_rated_time_count(october, apply) -> None:
     """At noon the ledger shows what is rated by then, and no more."""
     apply(VISION)
     october.connection.execute(
-        "UPDATE conservation_check SET until_ms = day_ms + %s WHERE day_ms = %s", (12 * HOUR, OCTOBER + 9 * DAY)
+        "UPDATE conservation_check SET until_ms = day_ms + %s WHERE day_ms = %s",
+        (12 * HOUR, OCTOBER + 9 * DAY),
     )
-    october.connection.execute("DELETE FROM conservation_check WHERE day_ms > %s", (OCTOBER + 9 * DAY,))
+    october.connection.execute(
+        "DELETE FROM conservation_check WHERE day_ms > %s", (OCTOBER + 9 * DAY,)
+    )
     (status,) = statuses(october.connection, OCTOBER + 10 * DAY)
     assert status.known_ms == OCTOBER + 9 * DAY + 12 * HOUR
     assert status.ahead is not None
@@ -107,7 +133,11 @@ def test_two_watchers_at_once_tell_once(october, apply, dsn) -> None:
     def watcher() -> None:
         barrier.wait()
         counts.append(
-            watch_budgets(partial(Database(dsn).transaction, Lock.BUDGETS), OCTOBER + 9 * DAY, budget_mail.write)
+            watch_budgets(
+                partial(Database(dsn).transaction, Lock.BUDGETS),
+                OCTOBER + 9 * DAY,
+                budget_mail.write,
+            )
         )
 
     threads = [threading.Thread(target=watcher) for _ in range(4)]
@@ -129,7 +159,12 @@ def test_a_watcher_that_dies_leaves_nothing_half_told(october, apply, dsn) -> No
     with pytest.raises(RuntimeError):
         watch_budgets(partial(Database(dsn).transaction, Lock.BUDGETS), OCTOBER + 9 * DAY, failing)
     assert october.rows("SELECT count(*) FROM budget_alert") == [(0,)]
-    assert watch_budgets(partial(Database(dsn).transaction, Lock.BUDGETS), OCTOBER + 9 * DAY, budget_mail.write) == 1
+    assert (
+        watch_budgets(
+            partial(Database(dsn).transaction, Lock.BUDGETS), OCTOBER + 9 * DAY, budget_mail.write
+        )
+        == 1
+    )
 
 
 def test_acknowledged_alerts_are_not_escalated(october, apply, watch, run) -> None:
@@ -138,7 +173,9 @@ def test_acknowledged_alerts_are_not_escalated(october, apply, watch, run) -> No
     watch(17)
     assert run("budgets", "ack", "vision", "--by", "ada")[1] == "3 alerts acknowledged\n"
     assert watch(19) == 0
-    assert october.rows("SELECT DISTINCT state, acked_by FROM budget_alert WHERE rule = 'actual'") == [("acked", "ada")]
+    assert october.rows(
+        "SELECT DISTINCT state, acked_by FROM budget_alert WHERE rule = 'actual'"
+    ) == [("acked", "ada")]
     assert run("budgets", "ack", "nlp")[0] == 2
 
 
@@ -147,20 +184,32 @@ def test_the_drivers_of_a_mail_add_up(october, apply, watch) -> None:
     apply(VISION)
     for day in range(5, 18):
         watch(day)
-    text, attachments = october.rows("SELECT text, attachments FROM outbox WHERE key LIKE '%%actual/100'")[0]
+    text, attachments = october.rows(
+        "SELECT text, attachments FROM outbox WHERE key LIKE '%%actual/100'"
+    )[0]
     rows = list(csv.DictReader(io.StringIO(attachments["drivers.csv"])))
-    micros = [{name: round(float(row[name]) * MICRO) for name in ("change", "price", "volume", "mix")} for row in rows]
+    micros = [
+        {name: round(float(row[name]) * MICRO) for name in ("change", "price", "volume", "mix")}
+        for row in rows
+    ]
     assert all(row["change"] == row["price"] + row["volume"] + row["mix"] for row in micros)
     total = sum(row["change"] for row in micros)
-    assert f"since the last mail cost {total // MICRO}.{total % MICRO // 10_000:02d} USD more than" in text
+    assert (
+        f"since the last mail cost {total // MICRO}.{total % MICRO // 10_000:02d} USD more than"
+        in text
+    )
     assert rows[0]["workload"] == "train-2"
 
 
 def test_days_before_the_ledger_are_not_compared_with(october, apply, watch) -> None:
-    """The ledger began with the month: what was spent is told, and not as if it had been nothing before."""
+    """The ledger began with the month: what was spent is told, and not as if it had been nothing
+    before.
+    """
     apply(VISION)
     watch(9)
-    text, attachments = october.rows("SELECT text, attachments FROM outbox WHERE key LIKE '%%actual/50'")[0]
+    text, attachments = october.rows(
+        "SELECT text, attachments FROM outbox WHERE key LIKE '%%actual/50'"
+    )[0]
     assert (
         "Where it went since the period began: 216.00 USD\n"
         "(1 Oct to 9 Oct; there is no whole day before to compare with" in text
@@ -171,7 +220,9 @@ def test_days_before_the_ledger_are_not_compared_with(october, apply, watch) -> 
 
 
 def test_as_many_days_are_compared_as_the_ledger_knows(october, apply, watch) -> None:
-    """Three whole days before the period, or two where evidence began within the first: as many of the days since."""
+    """Three whole days before the period, or two where evidence began within the first: as many of
+    the days since.
+    """
 
     def told(span: str, day: int) -> str:
         october.connection.execute("DELETE FROM outbox; DELETE FROM budget_alert")
@@ -182,7 +233,9 @@ def test_as_many_days_are_compared_as_the_ledger_knows(october, apply, watch) ->
 
     said = "The last {} cost as much as the {} before"
     days = "({}, as far back as the ledger goes)"
-    span = VISION.replace('"month"', '"range"\nfrom = 2025-10-04\nto = 2025-11-01').replace("= 400", "= 300")
+    span = VISION.replace('"month"', '"range"\nfrom = 2025-10-04\nto = 2025-11-01').replace(
+        "= 400", "= 300"
+    )
     text = told(span, 10)
     assert said.format("3 days", "3 days") in text
     assert days.format("8 Oct to 10 Oct compared with 1 Oct to 3 Oct") in text
@@ -218,7 +271,8 @@ def test_quiet_hours_hold_back_all_but_a_spent_budget(october, apply, watch) -> 
     watch(9)
     watch(17)
     assert october.rows(
-        "SELECT split_part(key, '/', 5), (not_before_ms - made_ms) / 3600000 FROM outbox ORDER BY id"
+        "SELECT split_part(key, '/', 5), (not_before_ms - made_ms) / 3600000 FROM outbox ORDER"
+        " BY id"
     ) == [
         ("50", 7),
         ("100", 0),
@@ -226,12 +280,16 @@ def test_quiet_hours_hold_back_all_but_a_spent_budget(october, apply, watch) -> 
 
 
 def test_a_replay_tells_what_would_have_been_told(october, apply, run) -> None:
-    """A dry replay prints the same alerts and leaves no trace; a real one puts them into the outbox, once."""
+    """A dry replay prints the same alerts and leaves no trace; a real one puts them into the
+    outbox, once.
+    """
     apply(VISION)
     span = ("budgets", "replay", "--from", "2025-10-01", "--to", "2025-11-01")
     dry = run(*span, "--dry-run")
     assert dry[1].splitlines()[-1] == "5 alerts (dry run: nobody is notified)"
-    assert october.rows("SELECT (SELECT count(*) FROM outbox), (SELECT count(*) FROM budget_alert)") == [(0, 0)]
+    assert october.rows(
+        "SELECT (SELECT count(*) FROM outbox), (SELECT count(*) FROM budget_alert)"
+    ) == [(0, 0)]
     assert run(*span)[1].splitlines()[:-1] == dry[1].splitlines()[:-1]
     assert len(keys(october)) == 5
     assert run(*span)[1] == "0 alerts\n"

@@ -1,4 +1,6 @@
-"""Dates and instants that are none: every option, table and query that takes one answers with a sentence of ours."""
+"""Dates and instants that are none: every option, table and query that takes one answers with a
+sentence of ours.
+"""
 
 import enum
 import itertools
@@ -63,7 +65,8 @@ MORE = {
 }
 """What else these commands must know before they look at a date."""
 LIBRARY = re.compile(
-    r"time data|does not match|must be in|isoformat|out of range|Invalid (date|literal)|Traceback|fault in"
+    r"time data|does not match|must be in|isoformat|out of range|Invalid"
+    r" (date|literal)|Traceback|fault in"
 )
 
 
@@ -114,16 +117,23 @@ def value_of(param: Any, file) -> str:
 def test_every_dated_option_is_known() -> None:
     """The search below sees them: months, days and instants."""
     assert len(dated()) > 30
-    assert {"--period", "--from", "--to", "--empty-start"} <= {option.opts[0] for _, option in dated()}
+    assert {"--period", "--from", "--to", "--empty-start"} <= {
+        option.opts[0] for _, option in dated()
+    }
 
 
-@pytest.mark.parametrize("texts", [FEW, *(pytest.param([text], marks=pytest.mark.long) for text in BAD)])
+@pytest.mark.parametrize(
+    "texts", [FEW, *(pytest.param([text], marks=pytest.mark.long) for text in BAD)]
+)
 def test_no_option_takes_a_date_that_is_none(run, tmp_path, texts) -> None:
-    """Exit 2 and a sentence that repeats what was given; what is odd and possible is no fault either."""
+    """Exit 2 and a sentence that repeats what was given; what is odd and possible is no fault
+    either.
+    """
     file = tmp_path / "x.csv"
     file.write_text("workload_id,start,end,gpus\na,,2025-10-01T01:00:00Z,1\n")
     faults = []
-    # All options are of a few types: each is given one of the texts in turn, and all of them in `--long`.
+    # All options are of a few types: each is given one of the texts in turn, and all of them in
+    # `--long`.
     for (path, option), text in zip(dated(), itertools.cycle(texts), strict=False):
         code, out, err = run(*call(path, option, text, file))
         if LIBRARY.search(err + out) or (text in NEVER and (code != 2 or text not in err)):
@@ -131,8 +141,12 @@ def test_no_option_takes_a_date_that_is_none(run, tmp_path, texts) -> None:
     assert not faults
 
 
-@pytest.mark.parametrize("text", ["2026-13-01", "2026-02-30", "2026-10-01T25:00:00Z", "2026-1-1", '"2026-13-01"'])
-@pytest.mark.parametrize("table", ["price", "rule", "purchase", "commitment", "exchange", "carbon", "shared_cost"])
+@pytest.mark.parametrize(
+    "text", ["2026-13-01", "2026-02-30", "2026-10-01T25:00:00Z", "2026-1-1", '"2026-13-01"']
+)
+@pytest.mark.parametrize(
+    "table", ["price", "rule", "purchase", "commitment", "exchange", "carbon", "shared_cost"]
+)
 def test_no_table_takes_a_date_that_is_none(tmp_path, table, text) -> None:
     """A date of TOML that is none is told by its line and key, in the words of the CSV files."""
     path = tmp_path / "d.toml"
@@ -162,7 +176,10 @@ def test_no_cell_takes_a_date_that_is_none(tmp_path, text) -> None:
 
 @pytest.fixture(scope="module")
 def collector(postgres, tmp_path_factory):
-    with fresh_database(postgres) as dsn, two_teams(dsn, tmp_path_factory.mktemp("declared")) as made:
+    with (
+        fresh_database(postgres) as dsn,
+        two_teams(dsn, tmp_path_factory.mktemp("declared")) as made,
+    ):
         yield made
 
 
@@ -183,7 +200,11 @@ def test_no_query_takes_a_date_that_is_none(collector, text) -> None:
         ]
         for name in names:
             query = {"from": "2026-10-01", "to": "2026-10-02"} | {name: quote(text)}
-            line = re.sub(r"{\w+}", "1", path) + "?" + "&".join(f"{key}={value}" for key, value in query.items())
+            line = (
+                re.sub(r"{\w+}", "1", path)
+                + "?"
+                + "&".join(f"{key}={value}" for key, value in query.items())
+            )
             status, _, answer = server.request("GET", line, headers=headers)
             asked += 1
             assert status < 500, (line, answer)

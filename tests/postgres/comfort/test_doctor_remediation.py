@@ -1,4 +1,6 @@
-"""gpuledger doctor on what was declared, runs out or drifts apart: each fault made, found, and gone with its cause."""
+"""gpuledger doctor on what was declared, runs out or drifts apart: each fault made, found, and gone
+with its cause.
+"""
 
 import datetime as dt
 import json
@@ -22,17 +24,21 @@ BUDGET = (
     "VALUES ('vision', '{{}}', 'month', 1, 'USD', '{{\"recipients\": [{}]}}', now())"
 )
 COMMITMENT = (
-    "INSERT INTO commitment (name, gpus, upfront_micro, rate_per_gpu_hour, currency, starts_ms, ends_ms, recorded_at) "
-    "SELECT 'year', 1, 0, 1, 'USD', 0, floor(extract(epoch FROM now()) / 3600)::bigint * 3600000 {} 172800000, now()"
+    "INSERT INTO commitment (name, gpus, upfront_micro, rate_per_gpu_hour, currency, starts_ms,"
+    " ends_ms, recorded_at) SELECT 'year', 1, 0, 1, 'USD', 0, floor(extract(epoch FROM now()) /"
+    " 3600)::bigint * 3600000 {} 172800000, now()"
 )
 POOL = (
-    "INSERT INTO scaling_pool (pool, terms, recorded_at) "
-    'VALUES (\'train\', \'{"limits": {}, "lead_ms": 1, "mode": "act", "money_per_hour": null}\', now())'
+    "INSERT INTO scaling_pool (pool, terms, recorded_at) VALUES ('train', '{\"limits\": {},"
+    ' "lead_ms": 1, "mode": "act", "money_per_hour": null}\', now())'
 )
-NODE = "INSERT INTO node (name, first_seen_at, last_seen_at, agent_version) VALUES ('n1', now(), now(), '{}')"
+NODE = (
+    "INSERT INTO node (name, first_seen_at, last_seen_at, agent_version) VALUES ('n1', now(),"
+    " now(), '{}')"
+)
 DISPUTE = (
-    "INSERT INTO dispute (owner, start_ms, end_ms, reason, state, opened_ms, opened_by, gpu_ns, cost, evidence, seal) "
-    "VALUES ('{}', 0, 86400000, 'r', 'open', 0, 'ada', 0, '[]', '{}', 's')"
+    "INSERT INTO dispute (owner, start_ms, end_ms, reason, state, opened_ms, opened_by, gpu_ns,"
+    " cost, evidence, seal) VALUES ('{}', 0, 86400000, 'r', 'open', 0, 'ada', 0, '[]', '{}', 's')"
 )
 FAULTS = [
     (
@@ -44,14 +50,56 @@ FAULTS = [
         "no data of the billing zone Mars/Base",
         "tzdata",
     ),
-    (COMMITMENT.format("-"), "commitment", {}, "commitment", "bad", "year ended on", "[[commitment]]"),
-    (COMMITMENT.format("+"), "commitment", {}, "commitment", "note", "year ends on", "[[commitment]]"),
-    (BUDGET.format(""), "budget", {}, "messages", "bad", "budget vision notifies nobody", "recipients ="),
-    (BUDGET.format('"a@example.com"'), "budget", {}, "messages", "bad", "no way to send one is set", "mail_server"),
-    (BUDGET.format('"slack:ops"'), "budget", {}, "messages", "bad", "hooks_file is not set", "hooks_file"),
     (
-        "INSERT INTO queue_reading (source, at_ms, workloads, gpu_micro, waiting, received_at) "
-        f"VALUES ('slurm:c1', {HOUR_AGO}, 0, 0, '[]', now())",
+        COMMITMENT.format("-"),
+        "commitment",
+        {},
+        "commitment",
+        "bad",
+        "year ended on",
+        "[[commitment]]",
+    ),
+    (
+        COMMITMENT.format("+"),
+        "commitment",
+        {},
+        "commitment",
+        "note",
+        "year ends on",
+        "[[commitment]]",
+    ),
+    (
+        BUDGET.format(""),
+        "budget",
+        {},
+        "messages",
+        "bad",
+        "budget vision notifies nobody",
+        "recipients =",
+    ),
+    (
+        BUDGET.format('"a@example.com"'),
+        "budget",
+        {},
+        "messages",
+        "bad",
+        "no way to send one is set",
+        "mail_server",
+    ),
+    (
+        BUDGET.format('"slack:ops"'),
+        "budget",
+        {},
+        "messages",
+        "bad",
+        "hooks_file is not set",
+        "hooks_file",
+    ),
+    (
+        (
+            "INSERT INTO queue_reading (source, at_ms, workloads, gpu_micro, waiting, received_at) "
+            f"VALUES ('slurm:c1', {HOUR_AGO}, 0, 0, '[]', now())"
+        ),
         "queue_reading",
         {},
         "queue",
@@ -59,7 +107,15 @@ FAULTS = [
         "the queue of slurm:c1 was last read 61 min ago",
         "gpuledger-queue.timer",
     ),
-    (POOL, "scaling_pool", {}, "scaling", "bad", "no rate of the price book covers it", "gpuledger prices set"),
+    (
+        POOL,
+        "scaling_pool",
+        {},
+        "scaling",
+        "bad",
+        "no rate of the price book covers it",
+        "gpuledger prices set",
+    ),
     (
         DISPUTE,
         "dispute",
@@ -69,7 +125,15 @@ FAULTS = [
         "keep_usage_interval_days = 40",
         "gpuledger disputes resolve",
     ),
-    (NODE.format("99.1.0"), "node", {}, "versions", "bad", "n1 (99.1.0)", "upgrade the collector first"),
+    (
+        NODE.format("99.1.0"),
+        "node",
+        {},
+        "versions",
+        "bad",
+        "n1 (99.1.0)",
+        "upgrade the collector first",
+    ),
     (NODE.format("0.0.9"), "node", {}, "versions", "note", "n1 (0.0.9)", "apt install"),
 ]
 
@@ -81,7 +145,9 @@ def topics(run):
 
 
 def test_each_fault_is_found_and_goes_with_its_cause(fleet, run, monkeypatch):
-    """Made one after the other in one ledger, each is named with its cure, and gone when it is undone."""
+    """Made one after the other in one ledger, each is named with its cure, and gone when it is
+    undone.
+    """
     for statement, table, environment, topic, verdict, words, cure in FAULTS:
         assert topic not in topics(run)[1], statement
         with monkeypatch.context() as patched:
@@ -93,7 +159,9 @@ def test_each_fault_is_found_and_goes_with_its_cause(fleet, run, monkeypatch):
         assert words in found[topic]["sentence"]
         assert cure in found[topic]["remedy"]
         undone = (
-            "UPDATE dispute SET state = 'rejected', resolved_ms = 1" if table == "dispute" else f"DELETE FROM {table}"
+            "UPDATE dispute SET state = 'rejected', resolved_ms = 1"
+            if table == "dispute"
+            else f"DELETE FROM {table}"
         )
         fleet.connection.execute(undone.encode())
 
@@ -103,7 +171,18 @@ def test_what_is_cured_is_not_told(fleet, run, tmp_path, monkeypatch):
     monkeypatch.setenv("GPULEDGER_MAIL_DIR", str(tmp_path))
     for statement in (BUDGET.format('"a@example.com"'), POOL, DISPUTE):
         fleet.connection.execute(statement.encode())
-    run("prices", "set", "--rate", "1", "--currency", "USD", "--from", "2025-01-01", "--pool", "train")
+    run(
+        "prices",
+        "set",
+        "--rate",
+        "1",
+        "--currency",
+        "USD",
+        "--from",
+        "2025-01-01",
+        "--pool",
+        "train",
+    )
     code, found = topics(run)
     assert not {"messages", "scaling", "retention", "clock", "certificate"} & set(found)
     assert code == 0, found
@@ -122,7 +201,9 @@ def test_two_clocks_that_differ_are_told(fleet, run, monkeypatch):
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 @pytest.mark.parametrize(("days", "verdict"), [(400, "ok"), (13, "bad"), (20_000, "ok")])
 def test_a_certificate_that_ends_soon_is_told(tmp_path, days, verdict):
-    """Its end is read from the file as openssl reads it, in both forms of time; two weeks before it there is a cure."""
+    """Its end is read from the file as openssl reads it, in both forms of time; two weeks before it
+    there is a cure.
+    """
     pem = tmp_path / "server.pem"
     subprocess.run(
         [
@@ -147,7 +228,9 @@ def test_a_certificate_that_ends_soon_is_told(tmp_path, days, verdict):
         capture_output=True,
         timeout=60,
     )
-    asked = subprocess.run(["openssl", "x509", "-enddate", "-noout", "-in", pem], check=True, capture_output=True)
+    asked = subprocess.run(
+        ["openssl", "x509", "-enddate", "-noout", "-in", pem], check=True, capture_output=True
+    )
     said = asked.stdout.decode().strip().removeprefix("notAfter=")
     ends = remediation.expiry(pem.read_text())
     assert ends == dt.datetime.strptime(said, "%b %d %H:%M:%S %Y GMT").replace(tzinfo=dt.UTC)

@@ -1,4 +1,6 @@
-"""A dry run says what the command would do and leaves every row of the database as it was; then it is done."""
+"""A dry run says what the command would do and leaves every row of the database as it was; then it
+is done.
+"""
 
 import csv
 import io
@@ -23,22 +25,26 @@ effective_from = "2025-11-01"
 """
 QUEUE = "at,workload_id,gpus\n2025-10-01T10:00:00Z,77,4\n"
 ADVICE = (
-    "INSERT INTO recommendation (key, kind, subject, team, owner, advice, evidence, scope, start_ms, end_ms, "
-    "price_ids, freed_gpu_ns, state, made_ms, expires_ms) SELECT 'k' || n, 'idle', 's', 't', '{}', 'give it', '{}', "
-    "'{}', 0, 1, '{}', 0, 'open', 0, 9999999999999 FROM generate_series(1, 2) n"
+    "INSERT INTO recommendation (key, kind, subject, team, owner, advice, evidence, scope,"
+    " start_ms, end_ms, price_ids, freed_gpu_ns, state, made_ms, expires_ms) SELECT 'k' || n,"
+    " 'idle', 's', 't', '{}', 'give it', '{}', '{}', 0, 1, '{}', 0, 'open', 0, 9999999999999 FROM"
+    " generate_series(1, 2) n"
 )
 LETTER = (
-    "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms, until_ms, notified_ms) "
-    "VALUES ('k', 'idle', 's', 't', '[]', '[]', 0, 1, 2)"
+    "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms, until_ms,"
+    " notified_ms) VALUES ('k', 'idle', 's', 't', '[]', '[]', 0, 1, 2)"
 )
 MESSAGE = (
     "INSERT INTO outbox (key, recipient, subject, text, made_ms, not_before_ms, state) "
     "VALUES ('k', 'ada@example.com', '=the subject', 'hello', 0, 0, 'waiting')"
 )
-BUDGET = '[[budget]]\nname = "vision"\nteam = "vision"\namount = "10.00"\ncurrency = "USD"\nperiod = "month"\n'
+BUDGET = (
+    '[[budget]]\nname = "vision"\nteam = "vision"\namount = "10.00"\ncurrency = "USD"\nperiod ='
+    ' "month"\n'
+)
 ALERT = (
-    "INSERT INTO budget_alert (budget_id, period_start_ms, rule, percent, state, seen, evaluated_ms) "
-    "SELECT id, 0, 'actual', 80, 'firing', 1, 0 FROM budget"
+    "INSERT INTO budget_alert (budget_id, period_start_ms, rule, percent, state, seen,"
+    " evaluated_ms) SELECT id, 0, 'actual', 80, 'firing', 1, 0 FROM budget"
 )
 
 COMMANDS = (
@@ -92,14 +98,18 @@ def furnished(fleet, run, tmp_path, monkeypatch):
 def state(fleet) -> dict[str, str]:
     """A hash of every row of each table."""
     found = {}
-    for (name,) in fleet.rows("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1"):
+    for (name,) in fleet.rows(
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1"
+    ):
         rows = fleet.rows(f'SELECT t::text FROM "{name}" t ORDER BY 1')
         found[name] = sha256(repr(rows).encode()).hexdigest()
     return found
 
 
 def test_a_dry_run_changes_nothing(furnished, run, tmp_path):
-    """Each command, tried and then done: the first leaves every table and every file as it was, the second does not."""
+    """Each command, tried and then done: the first leaves every table and every file as it was, the
+    second does not.
+    """
     mails = tmp_path / "mails"
     for command in COMMANDS:
         before = state(furnished)
@@ -121,7 +131,9 @@ def test_a_token_that_was_only_tried_shows_no_secret(furnished, run):
 
 
 def test_lists_for_programs_hold_the_same_in_both_forms(furnished, run):
-    """JSON and CSV have the same rows under the same names; a cell that would begin a formula is harmless in CSV."""
+    """JSON and CSV have the same rows under the same names; a cell that would begin a formula is
+    harmless in CSV.
+    """
     for command in LISTS:
         as_json, as_csv = (run(*command.split(), "--format", form) for form in ("json", "csv"))
         rows = json.loads(as_json[1])

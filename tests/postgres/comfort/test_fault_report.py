@@ -1,4 +1,6 @@
-"""A fault of our own: its report goes to a log where there is one, to a file only for somebody at a terminal."""
+"""A fault of our own: its report goes to a log where there is one, to a file only for somebody at a
+terminal.
+"""
 
 import sys
 
@@ -24,13 +26,17 @@ def explained(monkeypatch, capsys, terminal):
 
 
 def test_without_a_terminal_the_report_is_on_standard_error(monkeypatch, capsys, tmp_path):
-    """As in a container, whose files are gone with its restart: the traceback and no file, without values."""
+    """As in a container, whose files are gone with its restart: the traceback and no file, without
+    values.
+    """
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     sentence, err = explained(monkeypatch, capsys, terminal=False)
     assert err.startswith("Traceback (most recent call last):\n")
     assert err.endswith("\nLookupError: not in the table\n")
-    assert sentence == (
-        "a fault in gpuledger itself (LookupError: not in the table); please report it with the lines above"
+    assert (
+        sentence
+        == "a fault in gpuledger itself (LookupError: not in the table); please report it with the"
+        " lines above"
     )
     assert SECRET not in err
     assert list(tmp_path.iterdir()) == []
@@ -47,7 +53,9 @@ def test_at_a_terminal_the_report_is_a_file(monkeypatch, capsys, tmp_path):
     assert SECRET not in file.read_text()
 
 
-def test_at_a_terminal_without_a_folder_for_files_it_is_on_standard_error(monkeypatch, capsys, tmp_path):
+def test_at_a_terminal_without_a_folder_for_files_it_is_on_standard_error(
+    monkeypatch, capsys, tmp_path
+):
     """A file that cannot be written loses nothing."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     sentence, err = explained(monkeypatch, capsys, terminal=True)

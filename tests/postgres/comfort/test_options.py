@@ -1,6 +1,8 @@
-"""What every command owes its user: a dry run where it changes something, and a form for programs where it lists.
+"""What every command owes its user: a dry run where it changes something, and a form for programs
+where it lists.
 
-A new command stands in none of these lists, and fails the first test until somebody has decided what it is.
+A new command stands in none of these lists, and fails the first test until somebody has decided
+what it is.
 """
 
 from collections.abc import Iterator
@@ -122,10 +124,15 @@ NEITHER = {
 
 
 def commands(group: Any, *path: str) -> Iterator[tuple[str, set[str]]]:
-    """Every command that does something by itself, and its options; a group that can be called alone is one, too."""
+    """Every command that does something by itself, and its options; a group that can be called
+    alone is one, too.
+    """
     if hasattr(group, "commands"):
         if path and group.invoke_without_command:
-            yield " ".join(path), {option for parameter in group.params for option in parameter.opts}
+            yield (
+                " ".join(path),
+                {option for parameter in group.params for option in parameter.opts},
+            )
         for name, one in sorted(group.commands.items()):
             yield from commands(one, *path, name)
     else:
@@ -139,7 +146,9 @@ def options() -> dict[str, set[str]]:
 
 
 def test_every_command_is_decided_on(options):
-    """What changes something, what lists, and what does neither for a reason: together these are all commands."""
+    """What changes something, what lists, and what does neither for a reason: together these are
+    all commands.
+    """
     assert set(options) == CHANGES | TELLS | set(NEITHER)
     assert not set(NEITHER) & (CHANGES | TELLS)
 

@@ -49,10 +49,15 @@ def test_numbers_never_wrap(name, width) -> None:
 
 
 def test_a_pipe_gets_all_columns() -> None:
-    """Without a terminal nothing is folded or left out; texts in CSV begin no formula, negative numbers stay."""
+    """Without a terminal nothing is folded or left out; texts in CSV begin no formula, negative
+    numbers stay.
+    """
     columns = (Column("name"), number("cost", is_optional=True))
     rows = [{"name": "=1+1", "cost": "-5.00"}, {"name": None, "cost": None}]
-    assert table_text(columns, [{"name": TEXT * 20, "cost": 1}], None).splitlines()[1] == f"{TEXT * 20}     1"
+    assert (
+        table_text(columns, [{"name": TEXT * 20, "cost": 1}], None).splitlines()[1]
+        == f"{TEXT * 20}     1"
+    )
     assert csv_text(columns, rows) == "name,cost\n'=1+1,-5.00\n,\n"
 
 
@@ -96,7 +101,11 @@ def test_times_that_are_none_are_refused(given) -> None:
 
 def test_durations() -> None:
     """Weeks to milliseconds."""
-    assert [duration_ms(text, "--delay") for text in ("10m", "1.5h", "2w")] == [600_000, 5_400_000, 1_209_600_000]
+    assert [duration_ms(text, "--delay") for text in ("10m", "1.5h", "2w")] == [
+        600_000,
+        5_400_000,
+        1_209_600_000,
+    ]
     assert Period(0, 1).ms == 1
 
 
@@ -126,9 +135,19 @@ def test_what_needs_no_command_imports_none(arguments) -> None:
         "try:\n    main()\nexcept SystemExit:\n    pass\nprint(json.dumps(sorted(sys.modules)))"
     )
     environment = {**os.environ, "COLUMNS": "100"}
-    shown = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+    )
     modules = set(json.loads(shown.stdout.splitlines()[-1]))
-    assert not modules & {"rich.console", "psycopg", "sqlalchemy", "numpy", "pandas", "pydantic", "fastapi"}
+    assert not modules & {
+        "rich.console",
+        "psycopg",
+        "sqlalchemy",
+        "numpy",
+        "pandas",
+        "pydantic",
+        "fastapi",
+    }
     assert not {entry.module for entries in PANELS.values() for entry in entries} & {
         name.rpartition(".")[2] for name in modules if name.startswith("gpuledger_collector.cli.")
     }
@@ -140,8 +159,14 @@ def test_forms_are_one_enum() -> None:
 
 
 def test_doctor_colors_its_marks_on_a_terminal_alone(monkeypatch) -> None:
-    """Bad, note and ok each in a color of their own, which the shield lets pass; none with NO_COLOR or in a pipe."""
-    findings = [bad("disk", "is full", "free some"), note("price", "ends soon", "set one"), ok("agents", "report")]
+    """Bad, note and ok each in a color of their own, which the shield lets pass; none with NO_COLOR
+    or in a pipe.
+    """
+    findings = [
+        bad("disk", "is full", "free some"),
+        note("price", "ends soon", "set one"),
+        ok("agents", "report"),
+    ]
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -1,4 +1,6 @@
-"""Options and arguments of commands: read as typer reads them, and without what typer needs to convert them."""
+"""Options and arguments of commands: read as typer reads them, and without what typer needs to
+convert them.
+"""
 
 import enum
 import re
@@ -96,11 +98,15 @@ def options(built, path=()):
     """Each option of each command below one, with the command."""
     for name, below in getattr(built, "commands", {}).items():
         yield from options(below, (*path, name))
-    yield from ((path, built, parameter) for parameter in built.params if parameter.opts[0].startswith("-"))
+    yield from (
+        (path, built, parameter) for parameter in built.params if parameter.opts[0].startswith("-")
+    )
 
 
 def test_no_option_answers_with_a_librarys_text():
-    """Of every command: a value that a number or a choice cannot have is refused in words of our own."""
+    """Of every command: a value that a number or a choice cannot have is refused in words of our
+    own.
+    """
     refusals = {}
     for path, owner, option in options(get_command(build())):
         if option.is_flag or option.multiple:
@@ -111,14 +117,24 @@ def test_no_option_answers_with_a_librarys_text():
             refusals[*path, option.opts[0]] = error.message
     foreign = r"Value error|Input should|validation error|pydantic"
     assert len(refusals) > 50
-    assert {place: message for place, message in refusals.items() if re.search(foreign, message)} == {}
+    assert {
+        place: message for place, message in refusals.items() if re.search(foreign, message)
+    } == {}
 
 
 def test_a_choice_needs_no_pydantic():
-    """Absent values, defaults, texts and choices are read without it; importing it takes longer than most commands."""
-    code = "import sys\nsys.modules['pydantic'] = None\nfrom gpuledger_collector.__main__ import main\nmain()"
+    """Absent values, defaults, texts and choices are read without it; importing it takes longer
+    than most commands.
+    """
+    code = (
+        "import sys\nsys.modules['pydantic'] = None\nfrom gpuledger_collector.__main__ import"
+        " main\nmain()"
+    )
     answer = subprocess.run(
-        [sys.executable, "-c", code, "completion", "bash"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, "completion", "bash"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert answer.returncode == 0, answer.stderr
     assert "gpuledger" in answer.stdout

@@ -1,4 +1,6 @@
-"""Progress on long work: on a terminal and on standard error only, and never in the way of what is printed."""
+"""Progress on long work: on a terminal and on standard error only, and never in the way of what is
+printed.
+"""
 
 import io
 
@@ -60,7 +62,9 @@ def test_reading_a_file_has_a_share(told, tmp_path, monkeypatch):
     monkeypatch.setattr(row_stages, "ROWS_A_STEP", 2)
     path = tmp_path / "u.csv"
     head, row = ROWS.splitlines()
-    path.write_text("\n".join([head, *(row.replace("1,", f"{number},", 1) for number in range(5))]) + "\n")
+    path.write_text(
+        "\n".join([head, *(row.replace("1,", f"{number},", 1) for number in range(5))]) + "\n"
+    )
     for command in (["import", "usage"], ["start"]):
         said = CliRunner().invoke(build(), [*command, str(path), "--dsn", "dbname=none"])
         assert said.exit_code
@@ -81,8 +85,16 @@ FILES = {
     "inventory": [f"n1,GPU-{number},H100,train,2025-10-01T00:00:00Z," for number in range(4)],
     "samples": [f"2025-10-01T00:0{minute}:00Z,GPU-1,0.5" for minute in range(4)],
     "queue": [f"2025-10-01T00:0{minute}:00Z,{minute},1" for minute in range(4)],
-    "shares": ["root|root||1|", *(f"team{number}|root||1|gres/gpu={number}" for number in range(1, 4))],
-    "bill": ["aws,2025-10-01T00:00:00Z,2025-10-02T00:00:00Z,2025-10-01T00:00:00Z,2025-11-01T00:00:00Z,Usage,USD,1"] * 4,
+    "shares": [
+        "root|root||1|",
+        *(f"team{number}|root||1|gres/gpu={number}" for number in range(1, 4)),
+    ],
+    "bill": (
+        [
+            "aws,2025-10-01T00:00:00Z,2025-10-02T00:00:00Z,2025-10-01T00:00:00Z,2025-11-01T00:00:00Z,Usage,USD,1"
+        ]
+        * 4
+    ),
 }
 """What an import reads, four rows of each kind; the headers are below."""
 HEADERS = {
@@ -93,8 +105,10 @@ HEADERS = {
     "samples": "ts,uuid,gpu_utilization_ratio",
     "queue": "at,workload_id,gpus",
     "shares": "Account|ParentName|User|Share|GrpTRES",
-    "bill": "ProviderName,ChargePeriodStart,ChargePeriodEnd,BillingPeriodStart,BillingPeriodEnd,ChargeCategory,"
-    "BillingCurrency,BilledCost",
+    "bill": (
+        "ProviderName,ChargePeriodStart,ChargePeriodEnd,BillingPeriodStart,BillingPeriodEnd,ChargeCategory,"
+        "BillingCurrency,BilledCost"
+    ),
 }
 
 
@@ -124,14 +138,23 @@ def test_a_recording_is_read_with_a_share(told, tmp_path, monkeypatch):
     monkeypatch.setattr(row_stages, "ROWS_A_STEP", 2)
     path = tmp_path / "recording.jsonl"
     path.write_text('{"ts": 1759276800, "samples": [{"uuid": "GPU-1", "values": {}}]}\n' * 5)
-    assert CliRunner().invoke(build(), ["import", "samples", str(path), "--dsn", "dbname=none"]).exit_code
+    assert (
+        CliRunner()
+        .invoke(build(), ["import", "samples", str(path), "--dsn", "dbname=none"])
+        .exit_code
+    )
     assert told[0] == ("reading recording.jsonl", [(0, 5), (2, 5), (4, 5), "gone"])
 
 
 def test_writing_has_a_share_of_rows_and_stages(fleet, run, tmp_path, told, monkeypatch):
-    """Rows are told of while they are copied, then each stage that all have passed; it only grows, up to the end."""
+    """Rows are told of while they are copied, then each stage that all have passed; it only grows,
+    up to the end.
+    """
     monkeypatch.setattr(row_stages, "ROWS_A_STEP", 2)
-    samples = ["ts,uuid,gpu_utilization_ratio", *(f"2025-10-01T00:0{minute}:00Z,GPU-1,0.5" for minute in range(5))]
+    samples = [
+        "ts,uuid,gpu_utilization_ratio",
+        *(f"2025-10-01T00:0{minute}:00Z,GPU-1,0.5" for minute in range(5)),
+    ]
     (tmp_path / "samples.csv").write_text("\n".join(samples) + "\n")
     code, _, err = run("import", "samples", tmp_path / "samples.csv")
     assert code == 0, err
@@ -146,12 +169,22 @@ def test_over_tells_each_step(told):
 
 
 def test_long_work_shows_how_far_it_is(fleet, run, tmp_path, told):
-    """Import, statements and packing say what they do; what they print stays the same, and so do their files."""
+    """Import, statements and packing say what they do; what they print stays the same, and so do
+    their files.
+    """
     (tmp_path / "usage.csv").write_text(ROWS)
     code, out, err = run("import", "usage", tmp_path / "usage.csv")
     assert (code, out.startswith("workloads: 1 added")) == (0, True), err
     assert [what for what, _ in told] == ["reading usage.csv", "writing workloads"]
-    assert told[1][1] == [(0, 5), (1, 5), (2, 5), (3, 5), (4, 5), (5, 5), "gone"], "one row passes five stages"
+    assert told[1][1] == [
+        (0, 5),
+        (1, 5),
+        (2, 5),
+        (3, 5),
+        (4, 5),
+        (5, 5),
+        "gone",
+    ], "one row passes five stages"
     told.clear()
     run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
     fleet.capacity(1, 0, DAY)

@@ -68,13 +68,23 @@ LINES = {
     ("huawei-ascend", "edge/ocr-0"): ("Huawei Ascend 310P", 0.5, None),
     ("huawei-ascend", "edge/ocr-1"): ("Huawei Ascend 310P", 1.0, None),
     ("intel-gaudi", "nlp/finetune-0"): ("Intel Gaudi", 2.0, 840 * 3_600_000),
-    ("intel-xpumanager-1", "physics/lattice-0"): ("Intel(R) Data Center GPU Max 1550", 2.0, bridged(480)),
+    ("intel-xpumanager-1", "physics/lattice-0"): (
+        "Intel(R) Data Center GPU Max 1550",
+        2.0,
+        bridged(480),
+    ),
     ("intel-xpumanager-2", "reserved-arc"): ("Intel(R) Arc(TM) Pro B60", 2.0, bridged(160)),
     ("otel-hw", "serving/llm-0"): ("NVIDIA L4", 2.0, bridged(65)),
 }
-"""Model, GPU-hours and millijoules (None: not known) of two hours, by node (named after the profile) and workload."""
-BY_LABELS = {key: line for key, line in LINES.items() if key[0] != "hami" and not key[1].startswith("edge/")}
-"""What series tell without the rest of their page: no share that is a value, no part that another family names."""
+"""Model, GPU-hours and millijoules (None: not known) of two hours, by node (named after the
+profile) and workload.
+"""
+BY_LABELS = {
+    key: line for key, line in LINES.items() if key[0] != "hami" and not key[1].startswith("edge/")
+}
+"""What series tell without the rest of their page: no share that is a value, no part that another
+family names.
+"""
 HOSTS = {
     "npu-01": "all-smi",
     "mi300-01": "amd-device-metrics-exporter",
@@ -114,13 +124,20 @@ def lines_of_the_bill(dsn, folder):
 
 def named(node, workload):
     """The holder by the agent's rules for nodes that remote write names by a label."""
-    rules = {"aws-neuron": "reserved-neuron", "all-smi": "reserved-npu", "intel-xpumanager-2": "reserved-arc"}
+    rules = {
+        "aws-neuron": "reserved-neuron",
+        "all-smi": "reserved-npu",
+        "intel-xpumanager-2": "reserved-arc",
+    }
     return rules.get(node, workload)
 
 
 def held(dsn):
     with psycopg.connect(dsn) as connection:
-        return {(HOSTS.get(node, node), workload): tuple(rest) for node, workload, *rest in connection.execute(HELD)}
+        return {
+            (HOSTS.get(node, node), workload): tuple(rest)
+            for node, workload, *rest in connection.execute(HELD)
+        }
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +146,8 @@ def by_agent(postgres, tmp_path_factory):
     pages = tmp_path_factory.mktemp("pages")
     for identity in packaged_ids():
         (pages / identity).mkdir()
-        # The last page is shown at the last instant alone: its counter has fallen, which is no energy.
+        # The last page is shown at the last instant alone: its counter has fallen, which is no
+        # energy.
         for hour, joules in enumerate((5e6, 8.6e6, 7e6)):
             (pages / identity / f"{hour}.prom").write_text(synthetic(identity, joules))
     rules = pages / "hold.toml"
@@ -148,10 +166,16 @@ def by_remote_write(postgres):
             at_ms = START_MS + tick * STEP_MS
             for identity in packaged_ids():
                 text = synthetic(identity, 5e6 if tick < 12 else 8.6e6)
-                points = [point for line in read_lines(text).samples for point in as_series(identity, line, at_ms)]
+                points = [
+                    point
+                    for line in read_lines(text).samples
+                    for point in as_series(identity, line, at_ms)
+                ]
                 # Cut in the middle: a scrape arrives in two requests.
                 for part in (points[: len(points) // 2], points[len(points) // 2 :]):
-                    status, _, answer = collector.request("POST", WRITE, snappy(one(part)), headers())
+                    status, _, answer = collector.request(
+                        "POST", WRITE, snappy(one(part)), headers()
+                    )
                     assert status == 204, answer
         wiring.metering(Settings(remote_write_gap_seconds=900)).run(Database(dsn))
         fold_usage(Database(dsn))
@@ -159,12 +183,24 @@ def by_remote_write(postgres):
 
 
 def as_series(identity, line, at_ms):
-    """A line of a page with the labels of Prometheus; a relabel rule names the team of nodes without owners."""
-    team = {"team": "reserved"} if identity in {"aws-neuron", "all-smi", "intel-xpumanager-2"} else {}
-    own = {"__name__": line.name, "instance": f"{identity}:9400", "job": "gpu", "node": identity, **team}
+    """A line of a page with the labels of Prometheus; a relabel rule names the team of nodes
+    without owners.
+    """
+    team = (
+        {"team": "reserved"} if identity in {"aws-neuron", "all-smi", "intel-xpumanager-2"} else {}
+    )
+    own = {
+        "__name__": line.name,
+        "instance": f"{identity}:9400",
+        "job": "gpu",
+        "node": identity,
+        **team,
+    }
     renamed = {"node": "exported_node", "instance": "exported_instance"}
     labels = {renamed.get(name, name): value for name, value in line.labels.items()} | own
-    yield Point(tuple(sorted((name, value) for name, value in labels.items() if value)), line.value, at_ms)
+    yield Point(
+        tuple(sorted((name, value) for name, value in labels.items() if value)), line.value, at_ms
+    )
 
 
 def test_every_profile_has_a_line_here():
@@ -174,7 +210,9 @@ def test_every_profile_has_a_line_here():
 
 def test_the_agents_pages_are_held_by_those_that_they_name(by_agent):
     """Time, share, model and energy of every workload, whatever the exporter calls them."""
-    assert {key: (model, float(hours), energy) for key, (model, hours, energy) in held(by_agent).items()} == LINES
+    assert {
+        key: (model, float(hours), energy) for key, (model, hours, energy) in held(by_agent).items()
+    } == LINES
 
 
 @pytest.mark.parametrize("door", ["by_agent", "by_remote_write"])
@@ -195,8 +233,13 @@ def test_the_bill_has_a_line_for_every_workload(door, request, tmp_path):
 
 
 def test_series_are_held_by_those_that_they_name(by_remote_write):
-    """Remote write finds the same time, model and energy, where labels say them; a part of a page is never guessed."""
-    found = {(node, named(node, workload)): tuple(rest) for (node, workload), rest in held(by_remote_write).items()}
+    """Remote write finds the same time, model and energy, where labels say them; a part of a page
+    is never guessed.
+    """
+    found = {
+        (node, named(node, workload)): tuple(rest)
+        for (node, workload), rest in held(by_remote_write).items()
+    }
     assert {key: (model, float(hours)) for key, (model, hours, _) in found.items()} == {
         key: (model, hours) for key, (model, hours, _) in BY_LABELS.items()
     }

@@ -1,4 +1,6 @@
-"""Series of exporters by remote write: profiles of one's own, impossible values, labels that only some series have."""
+"""Series of exporters by remote write: profiles of one's own, impossible values, labels that only
+some series have.
+"""
 
 import json
 import time
@@ -14,7 +16,12 @@ from gpuledger_agent.settings import Settings as AgentSettings
 from gpuledger_agent.simulate import replay_pages
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.shipped import shipped
-from gpuledger_collector.ingest.remote_write.series import BadSeries, GpuSeries, SeriesReader, packaged_reader
+from gpuledger_collector.ingest.remote_write.series import (
+    BadSeries,
+    GpuSeries,
+    SeriesReader,
+    packaged_reader,
+)
 from gpuledger_common.profiles.library import all_profiles
 from gpuledger_common.profiles.read import ProfileError
 
@@ -57,15 +64,21 @@ def write(collector, *points):
 
 
 def test_a_profile_of_the_settings_is_understood(collector):
-    """The setting exporter_profiles names files; their series are accelerators of the scrape target."""
+    """The setting exporter_profiles names files; their series are accelerators of the scrape
+    target.
+    """
     assert write(collector, Point(series("my_busy", card="c1"), 0.5, NOW)) == (204, 1, "")
     with psycopg.connect(collector.dsn) as connection:
-        found = connection.execute("SELECT a.uuid FROM accelerator a WHERE a.uuid = 'c1'").fetchall()
+        found = connection.execute(
+            "SELECT a.uuid FROM accelerator a WHERE a.uuid = 'c1'"
+        ).fetchall()
     assert found == [("c1",)]
 
 
 def test_a_value_outside_its_range_is_refused_and_counted(collector):
-    """A power in milliwatts is not written; the answer and the collector's metrics say so, the rest is kept."""
+    """A power in milliwatts is not written; the answer and the collector's metrics say so, the rest
+    is kept.
+    """
     labels = {"gpu_id": "0", "serial_number": "S9", "card_series": "AMD Instinct MI300X OAM"}
     points = (
         Point(series("gpu_package_power", **labels), 650_000.0, NOW),
@@ -74,13 +87,23 @@ def test_a_value_outside_its_range_is_refused_and_counted(collector):
     status, written, text = write(collector, *points)
     assert (status, written) == (400, 1)
     assert "1 values of gpu_power_watts are outside the range of their profile" in text
-    assert 'remote_write_samples_total{outcome="refused"} 1.0' in collector.request("GET", "/metrics")[2]
+    assert (
+        'remote_write_samples_total{outcome="refused"} 1.0'
+        in collector.request("GET", "/metrics")[2]
+    )
 
 
 def test_a_division_that_the_profile_does_not_count_is_refused(collector):
     """An unknown compute mode is no whole device."""
-    labels = {"gpu_id": "0", "gpu_partition_id": "1", "gpu_compute_partition_type": "hpx", "serial_number": "S9"}
-    status, written, text = write(collector, Point(series("gpu_package_power", **labels), 300.0, NOW))
+    labels = {
+        "gpu_id": "0",
+        "gpu_partition_id": "1",
+        "gpu_compute_partition_type": "hpx",
+        "serial_number": "S9",
+    }
+    status, written, text = write(
+        collector, Point(series("gpu_package_power", **labels), 300.0, NOW)
+    )
     assert (status, written) == (400, 0)
     assert "the profile does not say how many are one device" in text
 
@@ -111,7 +134,9 @@ def test_the_exporters_own_pod_and_the_renamed_labels():
 
 
 def test_what_needs_a_whole_page_is_foreign():
-    """Shares that are values, and virtual NPUs without their chip, are never counted as whole devices."""
+    """Shares that are values, and virtual NPUs without their chip, are never counted as whole
+    devices.
+    """
     reader = packaged_reader()
     hami = {"device_uuid": "G", "namespace": "a", "pod": "b", "container_index": "0", "node": "n"}
     assert reader.interpret(list(series("hami_vgpu_core_allocated_ratio", **hami))) is None
@@ -120,7 +145,9 @@ def test_what_needs_a_whole_page_is_foreign():
 
 
 def test_three_vendors_are_on_one_bill(postgres, tmp_path):
-    """The pages of the mixed demo: six hours of an AMD and a TPU node, priced by the names of their models."""
+    """The pages of the mixed demo: six hours of an AMD and a TPU node, priced by the names of their
+    models.
+    """
     pages = shipped("examples") / "mixed"
     with fresh_database(postgres) as dsn, running(dsn) as collector:
         address = f"http://127.0.0.1:{collector.port}"
@@ -134,10 +161,17 @@ def test_three_vendors_are_on_one_bill(postgres, tmp_path):
 
         gpuledger("apply", str(pages / "ledger.toml"))
         days = ("--from", "2026-11-01", "--to", "2026-11-02")
-        report = json.loads(gpuledger("chargeback", *days, "--by", "model,team", "--format", "json"))
-        cost = {(row["model"], row["team"]): row["cost"] for row in report["rows"] if not row["team"].startswith("(")}
-    # Per hour: an MI300X for diffusion-7 in 4 of 6, one for rerank-0, half of one for a job; two or four TPU chips,
-    # of which the sweep's are seen from the first page of an hour to the last: three quarters of it.
+        report = json.loads(
+            gpuledger("chargeback", *days, "--by", "model,team", "--format", "json")
+        )
+        cost = {
+            (row["model"], row["team"]): row["cost"]
+            for row in report["rows"]
+            if not row["team"].startswith("(")
+        }
+    # Per hour: an MI300X for diffusion-7 in 4 of 6, one for rerank-0, half of one for a job; two or
+    # four TPU chips, of which the sweep's are seen from the first page of an hour to the last:
+    # three quarters of it.
     assert cost == {
         ("AMD Instinct MI300X", "serving"): "24.60",
         ("AMD Instinct MI300X", "vision"): "28.70",

@@ -1,4 +1,6 @@
-"""A node whose agent was uninstalled: no alarm, said everywhere, and its capacity goes on until somebody decides."""
+"""A node whose agent was uninstalled: no alarm, said everywhere, and its capacity goes on until
+somebody decides.
+"""
 
 import json
 import re
@@ -15,7 +17,9 @@ GOODBYE = msgspec.structs.replace(HEARTBEAT, uninstalled=True)
 
 
 def send(world, seq, heartbeat):
-    status, answer = world.collector.send(batch(seq, "n1", 1, AUGUST_MS + seq * 60_000, heartbeat=heartbeat))
+    status, answer = world.collector.send(
+        batch(seq, "n1", 1, AUGUST_MS + seq * 60_000, heartbeat=heartbeat)
+    )
     assert status == 200, answer
 
 
@@ -27,7 +31,9 @@ def state(world):
 def fired(world):
     """Nodes for which Grafana's rule fires."""
     with psycopg.connect(world.collector.dsn) as connection:
-        return [name for _, name, value in connection.execute(NODE_SILENT.query).fetchall() if value > 0]
+        return [
+            name for _, name, value in connection.execute(NODE_SILENT.query).fetchall() if value > 0
+        ]
 
 
 def later(world, interval="11 minutes"):
@@ -52,7 +58,9 @@ def test_it_ends_the_alarm_and_is_shown_and_leaves_capacity_alone(world):
     assert "silent" not in told
     status, _, page = world.collector.request("GET", "/")
     assert status == 200
-    assert re.search(r"n1.{0,400}uninstalled", page.partition("Nodes, those with problems first")[2], re.DOTALL)
+    assert re.search(
+        r"n1.{0,400}uninstalled", page.partition("Nodes, those with problems first")[2], re.DOTALL
+    )
     assert world.rows("SELECT count(*) FROM capacity WHERE out_ms IS NULL") == [(1,)]
     world.run("nodes", "retire", "n1")
     assert state(world) == ("retired", 0)

@@ -1,4 +1,6 @@
-"""A node that leaves the fleet on purpose: its capacity ends, nothing calls it silent, and it may come back."""
+"""A node that leaves the fleet on purpose: its capacity ends, nothing calls it silent, and it may
+come back.
+"""
 
 import json
 import re
@@ -17,8 +19,8 @@ def nodes(world):
 def days(world):
     """GPU-hours of each row of August by day of the proof: what was owned, and what nobody saw."""
     proof = world.rows(
-        "SELECT (day_ms - 1785542400000) / 86400000, (capacity_ns / 3.6e12)::int, (unobserved_ns / 3.6e12)::int "
-        "FROM conservation_check ORDER BY 1 LIMIT 4"
+        "SELECT (day_ms - 1785542400000) / 86400000, (capacity_ns / 3.6e12)::int, (unobserved_ns /"
+        " 3.6e12)::int FROM conservation_check ORDER BY 1 LIMIT 4"
     )
     return {int(day): (capacity, unobserved) for day, capacity, unobserved in proof}
 
@@ -30,11 +32,15 @@ def furnish(world):
 
 
 def test_its_capacity_ends_and_nothing_is_unobserved_from_then_on(world):
-    """Two nodes held a day; one stays, unobserved, and one is retired: the bill has no hour of it any more."""
+    """Two nodes held a day; one stays, unobserved, and one is retired: the bill has no hour of it
+    any more.
+    """
     furnish(world)
     world.bill("2026-08")
     assert days(world)[1] == (48, 48)
-    assert "n1 is retired from 2026-08-02T00:00:00Z on" in world.run("nodes", "retire", "n1", "--at", LEFT)
+    assert "n1 is retired from 2026-08-02T00:00:00Z on" in world.run(
+        "nodes", "retire", "n1", "--at", LEFT
+    )
     world.bill("2026-08")
     assert days(world)[0] == (48, 0)
     assert days(world)[1] == (24, 24)
@@ -60,14 +66,20 @@ def test_without_an_instant_it_left_with_its_last_sign_of_life(world):
 def test_one_that_reports_again_is_there_again(world, dsn):
     """From its next report on, which doctor says; what was between stays out of the bill.
 
-    To a collector that was started since: one that goes on forgets within the hour where accelerators were.
+    To a collector that was started since: one that goes on forgets within the hour where
+    accelerators were.
     """
     furnish(world)
     world.run("nodes", "retire", "n1", "--at", LEFT)
     again = AUGUST_MS + DAY + 12 * HOUR
     with running(dsn) as collector:
         world.collector = collector
-        world.send("n1", [accelerator(0, "n1")], again, workload("3", kind="slurm", user=None, tags={"team": "alpha"}))
+        world.send(
+            "n1",
+            [accelerator(0, "n1")],
+            again,
+            workload("3", kind="slurm", user=None, tags={"team": "alpha"}),
+        )
     assert nodes(world)["n1"]["accelerators"] == 1
     assert nodes(world)["n1"]["state"] != "retired"
     world.bill("2026-08")
@@ -76,7 +88,9 @@ def test_one_that_reports_again_is_there_again(world, dsn):
 
 
 def test_nothing_calls_it_silent(world):
-    """Neither doctor nor the overview; the node that is merely lost stays named until somebody decides."""
+    """Neither doctor nor the overview; the node that is merely lost stays named until somebody
+    decides.
+    """
     furnish(world)
     world.change("UPDATE node SET last_seen_at = now() - interval '11 minutes'")
     assert "silent for over ten minutes: n1, n2" in world.run("doctor", code=1)
@@ -90,7 +104,9 @@ def test_nothing_calls_it_silent(world):
 
 
 def test_what_cannot_be_is_one_sentence(world, tmp_path):
-    """An unknown node, an instant ahead or before its last report, and one that the inventory places."""
+    """An unknown node, an instant ahead or before its last report, and one that the inventory
+    places.
+    """
     furnish(world)
     for arguments, sentence in (
         (("n3",), "no node is called 'n3'"),
@@ -103,7 +119,9 @@ def test_what_cannot_be_is_one_sentence(world, tmp_path):
         assert (ended, out) == (2, ""), arguments
         assert sentence in err, err
     inventory = tmp_path / "inventory.csv"
-    inventory.write_text("node,uuid,gpu_model,pool,in_at,out_at\nn1,GPU-n1-0,,train,2026-08-01T00:00Z,\n")
+    inventory.write_text(
+        "node,uuid,gpu_model,pool,in_at,out_at\nn1,GPU-n1-0,,train,2026-08-01T00:00Z,\n"
+    )
     world.run("import", "inventory", inventory)
     _, _, err = world._run("nodes", "retire", "n1")
     assert "the inventory places 1 accelerator of n1: give them an out_at" in err

@@ -1,4 +1,6 @@
-"""The inventory time line in Postgres: what it keeps, what it does not forget, and what it does not depend on."""
+"""The inventory time line in Postgres: what it keeps, what it does not forget, and what it does not
+depend on.
+"""
 
 import pytest
 
@@ -21,18 +23,26 @@ def capacity(world):
 
 
 def test_a_claim_of_a_pool_whose_import_has_no_end_has_no_end(world, tmp_path):
-    """Imported usage that goes on refuses a claim for good: one open row, and a claim that people can read."""
+    """Imported usage that goes on refuses a claim for good: one open row, and a claim that people
+    can read.
+    """
     world.price()
     usage = tmp_path / "usage.csv"
     usage.write_text(f"{USAGE}big,2026-09-01T00:00Z,,2,cloud,bravo\n")
     world.run("import", "usage", usage)
     world.hold(SEPTEMBER_MS + DAY, 1, pool="cloud")
-    assert capacity(world) == [("GPU-n1-0", "default", "NVIDIA H100 80GB HBM3", SEPTEMBER_MS + DAY, None)]
-    assert "n1 puts GPU-n1-0 into pool cloud" in world.run("reconcile", "--period", "2026-09", code=1)
+    assert capacity(world) == [
+        ("GPU-n1-0", "default", "NVIDIA H100 80GB HBM3", SEPTEMBER_MS + DAY, None)
+    ]
+    assert "n1 puts GPU-n1-0 into pool cloud" in world.run(
+        "reconcile", "--period", "2026-09", code=1
+    )
 
 
 def test_a_window_that_begins_after_an_import_ended_keeps_its_day(world, tmp_path):
-    """The whole UTC day of an import refuses a claim, also when later evidence is placed from the middle of it."""
+    """The whole UTC day of an import refuses a claim, also when later evidence is placed from the
+    middle of it.
+    """
     usage = tmp_path / "usage.csv"
     usage.write_text(f"{USAGE}big,2026-09-02T00:00Z,2026-09-02T03:00Z,2,cloud,bravo\n")
     world.run("import", "usage", usage)
@@ -44,7 +54,9 @@ def test_a_window_that_begins_after_an_import_ended_keeps_its_day(world, tmp_pat
 
 
 def test_the_inventory_states_another_model_from_an_instant_on(world, tmp_path):
-    """A row that follows another one with only another model counts from its own instant, and later evidence too."""
+    """A row that follows another one with only another model counts from its own instant, and later
+    evidence too.
+    """
     inventory = tmp_path / "inventory.csv"
     rows = [
         "n1,GPU-n1-0,A,p,2026-09-01T00:00Z,2026-09-02T00:00Z",
@@ -54,7 +66,11 @@ def test_the_inventory_states_another_model_from_an_instant_on(world, tmp_path):
     inventory.write_text(INVENTORY + "\n".join(rows) + "\n")
     world.hold(SEPTEMBER_MS + HOUR, 1)
     world.run("import", "inventory", inventory)
-    expected = [("A", SEPTEMBER_MS), ("B", SEPTEMBER_MS + DAY), ("NVIDIA H100 80GB HBM3", SEPTEMBER_MS + 2 * DAY)]
+    expected = [
+        ("A", SEPTEMBER_MS),
+        ("B", SEPTEMBER_MS + DAY),
+        ("NVIDIA H100 80GB HBM3", SEPTEMBER_MS + 2 * DAY),
+    ]
 
     def models():
         found = []
@@ -70,11 +86,15 @@ def test_the_inventory_states_another_model_from_an_instant_on(world, tmp_path):
 
 
 def test_a_stated_device_decides_claims_of_its_instances(world, tmp_path):
-    """Once the inventory names the board, another node's claim of a MIG instance is decided: reconcile ends with 0."""
+    """Once the inventory names the board, another node's claim of a MIG instance is decided:
+    reconcile ends with 0.
+    """
     world.price()
     half = mig(1, 500_000)
     world.send("n1", [half], SEPTEMBER_MS, workload("1", user=None, tags={"team": "alpha"}))
-    world.send("n2", [half], SEPTEMBER_MS + HOUR // 2, workload("2", user=None, tags={"team": "mallory"}))
+    world.send(
+        "n2", [half], SEPTEMBER_MS + HOUR // 2, workload("2", user=None, tags={"team": "mallory"})
+    )
     world.run("reconcile", "--period", "2026-09", code=1)
     inventory = tmp_path / "inventory.csv"
     inventory.write_text(f"{INVENTORY}n1,{half.device_uuid},,p,2026-09-01T00:00Z,\n")
@@ -83,7 +103,9 @@ def test_a_stated_device_decides_claims_of_its_instances(world, tmp_path):
 
 
 def test_time_whose_evidence_is_removed_keeps_its_place(world, tmp_path):
-    """An inventory changes nothing of a closed month whose intervals retention has removed, and all that follows."""
+    """An inventory changes nothing of a closed month whose intervals retention has removed, and all
+    that follows.
+    """
     world.price()
     halves = [mig(1, 500_000, "n2"), mig(2, 500_000, "n2")]
     team = workload("1", user=None, tags={"team": "alpha"})
@@ -101,5 +123,9 @@ def test_time_whose_evidence_is_removed_keeps_its_place(world, tmp_path):
     world.run("import", "inventory", inventory)
     assert world.bill("2026-08")["alpha"] == before["alpha"]
     world.bill("2026-09")
-    assert world.rows("SELECT sum(cost_micro) FROM correction WHERE day_ms < 1785888000000") == [(None,)]
-    assert world.rows("SELECT DISTINCT pool FROM charge WHERE day_ms >= 1788220800000") == [("bought",)]
+    assert world.rows("SELECT sum(cost_micro) FROM correction WHERE day_ms < 1785888000000") == [
+        (None,)
+    ]
+    assert world.rows("SELECT DISTINCT pool FROM charge WHERE day_ms >= 1788220800000") == [
+        ("bought",)
+    ]

@@ -1,4 +1,6 @@
-"""Spending anomalies from the ledger: one finding an episode, explained to the micro-unit, none from silence."""
+"""Spending anomalies from the ledger: one finding an episode, explained to the micro-unit, none
+from silence.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ def usage(fleet: Fleet, hours: range, *, runaway: bool = True, silent: range = r
         held = {1: 1, 2: 1} | ({3: 2, 4: 2, 5: 2, 6: 2} if wild else {})
         fleet.evidence(
             [
-                Held(number, held[number], *span) if number in held else Held(number, None, *span, "unallocated")
+                (
+                    Held(number, held[number], *span)
+                    if number in held
+                    else Held(number, None, *span, "unallocated")
+                )
                 for number in range(1, 9)
             ]
         )
@@ -42,8 +48,9 @@ def usage(fleet: Fleet, hours: range, *, runaway: bool = True, silent: range = r
 
 def furnish(fleet: Fleet, change_at: int = 400 * DAY) -> None:
     fleet.connection.execute(
-        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
-        "VALUES ('', 'H100', 'on_demand', 2.5, 'USD', 0, now()), ('', 'H100', 'on_demand', 3.1, 'USD', %s, now())",
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+        " effective_from_ms, recorded_at) VALUES ('', 'H100', 'on_demand', 2.5, 'USD', 0, now()),"
+        " ('', 'H100', 'on_demand', 3.1, 'USD', %s, now())",
         (OCTOBER + change_at,),
     )
     for number in range(1, 9):
@@ -55,14 +62,16 @@ def furnish(fleet: Fleet, change_at: int = 400 * DAY) -> None:
 def found(fleet: Fleet) -> list[tuple[object, ...]]:
     return list(
         fleet.rows(
-            "SELECT state, team, since_ms, until_ms, resolved_ms IS NULL, cost_micro, key, evidence "
-            "FROM finding WHERE kind = 'anomaly' ORDER BY since_ms"
+            "SELECT state, team, since_ms, until_ms, resolved_ms IS NULL, cost_micro, key, evidence"
+            " FROM finding WHERE kind = 'anomaly' ORDER BY since_ms"
         )
     )
 
 
 def test_a_runaway_is_one_finding_with_its_exact_cost(fleet, findings, ledger):
-    """Seen in its first hours, still going on; later over: one finding under one key, by volume alone, named."""
+    """Seen in its first hours, still going on; later over: one finding under one key, by volume
+    alone, named.
+    """
     furnish(fleet)
     usage(fleet, range(RUNAWAY[0] + 6))
     fold_usage(ledger)
@@ -74,7 +83,10 @@ def test_a_runaway_is_one_finding_with_its_exact_cost(fleet, findings, ledger):
     assert (evidence["price_micro"], evidence["volume_micro"] + evidence["mix_micro"]) == (0, cost)
     assert sum(driver["change_micro"] for driver in evidence["drivers"]) == cost
     assert (evidence["cause"], evidence["workloads"]) == ("new workload", ["2"])
-    assert evidence["sentence"] == "2 is new since Sunday 06:00 UTC, 1 run on up to 4 GPUs each: 100 % of the rise"
+    assert (
+        evidence["sentence"]
+        == "2 is new since Sunday 06:00 UTC, 1 run on up to 4 GPUs each: 100 % of the rise"
+    )
 
     usage(fleet, range(RUNAWAY[0] + 6, DAYS * 24))
     fold_usage(ledger)
@@ -124,11 +136,14 @@ PATTERNS = {1: range(24), 2: range(20, 24), 3: range(8, 18)}
 
 
 def teams(fleet: Fleet, *, away: range = range(0), change: float = 1.0) -> None:
-    """Twenty-six days of three teams; number 3 is away in some days; a rate that rises at 20 days and 30 minutes."""
+    """Twenty-six days of three teams; number 3 is away in some days; a rate that rises at 20 days
+    and 30 minutes.
+    """
     at = OCTOBER + 20 * DAY + HOUR // 2
     fleet.connection.execute(
-        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
-        "VALUES ('', 'H100', 'on_demand', 2.5, 'USD', 0, now()), ('', 'H100', 'on_demand', %s, 'USD', %s, now())",
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+        " effective_from_ms, recorded_at) VALUES ('', 'H100', 'on_demand', 2.5, 'USD', 0, now()),"
+        " ('', 'H100', 'on_demand', %s, 'USD', %s, now())",
         (2.5 * change, at),
     )
     for number, hours in PATTERNS.items():
@@ -136,11 +151,12 @@ def teams(fleet: Fleet, *, away: range = range(0), change: float = 1.0) -> None:
         for card in (2 * number, 2 * number + 1):
             fleet.capacity(card, 0, pool=f"pool-{number}")
             fleet.connection.execute(
-                "INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms, "
-                "unknown_ms) SELECT %(card)s, h, CASE WHEN held THEN 'held' ELSE 'unallocated' END, "
-                "CASE WHEN held THEN %(workload)s::bigint END, 3600000, 0, 0, 0 FROM (SELECT h, "
-                "(h / 3600000) %% 24 = ANY(%(hours)s) AND NOT (%(number)s = 3 AND (h - %(zero)s) / 86400000 = "
-                "ANY(%(away)s)) AS held FROM generate_series(%(zero)s::bigint, %(end)s::bigint, 3600000) AS h) AS x",
+                "INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms,"
+                " busy_ms, idle_ms, unknown_ms) SELECT %(card)s, h, CASE WHEN held THEN 'held' ELSE"
+                " 'unallocated' END, CASE WHEN held THEN %(workload)s::bigint END, 3600000, 0, 0, 0"
+                " FROM (SELECT h, (h / 3600000) %% 24 = ANY(%(hours)s) AND NOT (%(number)s = 3 AND"
+                " (h - %(zero)s) / 86400000 = ANY(%(away)s)) AS held FROM"
+                " generate_series(%(zero)s::bigint, %(end)s::bigint, 3600000) AS h) AS x",
                 {
                     "card": fleet.accelerator(card),
                     "workload": workload,
@@ -154,14 +170,18 @@ def teams(fleet: Fleet, *, away: range = range(0), change: float = 1.0) -> None:
 
 
 def test_every_team_that_uses_a_gpu_after_a_rise_is_told_of_the_rate(fleet, findings):
-    """Fifteen per cent, for one that always runs, one of four hours a day, and one that is away for a day."""
+    """Fifteen per cent, for one that always runs, one of four hours a day, and one that is away for
+    a day.
+    """
     teams(fleet, away=range(20, 21), change=1.15)
     find_anomalies(findings, OCTOBER + 26 * DAY)
     rows = found(fleet)
     assert {row[1] for row in rows} == {"team-1", "team-2", "team-3"}
     for state, _, _, _, _, cost, _, evidence in rows:
         assert (state, evidence["cause"]) == ("price", "price")
-        assert "NVIDIA H100 80GB HBM3 costs 2.875 USD an hour instead of 2.5" in evidence["sentence"]
+        assert (
+            "NVIDIA H100 80GB HBM3 costs 2.875 USD an hour instead of 2.5" in evidence["sentence"]
+        )
         assert evidence["price_micro"] == cost > 0
 
 
@@ -202,10 +222,11 @@ def test_the_command_says_what_it_is(fleet, findings, ledger, run):
 
 @pytest.mark.parametrize(("hours", "days"), [(2, [11]), (30, [11, 18])])
 def test_what_costs_hardly_more_than_a_week_before_is_not_told(fleet, findings, hours, days):
-    """The same burst comes back a week later with one GPU more, for two hours (USD 5) or for all of it (USD 75).
+    """The same burst comes back a week later with one GPU more, for two hours (USD 5) or for all of
+    it (USD 75).
 
-    Both stand out from what is expected; what a person is told is the amount against the week before, and a twentieth
-    of the team's usual day is USD 6.
+    Both stand out from what is expected; what a person is told is the amount against the week
+    before, and a twentieth of the team's usual day is USD 6.
     """
     furnish(fleet)
     burst = range(11 * 24 + 6, 12 * 24 + 12)
@@ -213,10 +234,11 @@ def test_what_costs_hardly_more_than_a_week_before_is_not_told(fleet, findings, 
     held = {1: range(DAYS * 24), 2: range(DAYS * 24), 7: again[:hours], 8: ()}
     for card in range(1, 9):
         fleet.connection.execute(
-            "INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms, "
-            "unknown_ms) SELECT %(card)s, %(zero)s + h * 3600000, CASE WHEN held THEN 'held' ELSE 'unallocated' END, "
-            "CASE WHEN held THEN %(workload)s::bigint END, 3600000, 0, 0, 0 FROM (SELECT h, h = ANY(%(held)s) AS held "
-            "FROM generate_series(0::bigint, %(last)s) AS h) AS x",
+            "INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms,"
+            " idle_ms, unknown_ms) SELECT %(card)s, %(zero)s + h * 3600000, CASE WHEN held THEN"
+            " 'held' ELSE 'unallocated' END, CASE WHEN held THEN %(workload)s::bigint END, 3600000,"
+            " 0, 0, 0 FROM (SELECT h, h = ANY(%(held)s) AS held FROM generate_series(0::bigint,"
+            " %(last)s) AS h) AS x",
             {
                 "card": fleet.accelerator(card),
                 "workload": fleet.workload(1 if card < 3 else 2, team="vision"),

@@ -17,7 +17,9 @@ def collector(dsn, fleet, findings):
 
 
 def test_idle_is_given_page_by_page_with_money(collector):
-    """Every finding once over the pages, cost as an integer of micro-units, and up to when it was looked."""
+    """Every finding once over the pages, cost as an integer of micro-units, and up to when it was
+    looked.
+    """
     seen, after = [], ""
     while after is not None:
         status, _, answer = collector.request("GET", f"/v1/idle?days=400&limit=2&after={after}")

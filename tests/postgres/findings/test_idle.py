@@ -1,4 +1,6 @@
-"""Idle findings: the same however the minutes are cut, with money to the micro-unit, and gone when the work is back."""
+"""Idle findings: the same however the minutes are cut, with money to the micro-unit, and gone when
+the work is back.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,17 @@ from gpuledger_collector.storage.telemetry import minutes as minute_rollup
 def dump(fleet: Fleet) -> list[tuple[object, ...]]:
     return list(
         fleet.rows(
-            "SELECT subject, state, team, since_ms, opened_ms, until_ms, resolved_ms, currency, cost_micro, "
-            "per_day_micro, evidence->'wasted_gpu_ns' FROM finding WHERE kind = 'idle' ORDER BY key"
+            "SELECT subject, state, team, since_ms, opened_ms, until_ms, resolved_ms, currency,"
+            " cost_micro, per_day_micro, evidence->'wasted_gpu_ns' FROM finding WHERE kind = 'idle'"
+            " ORDER BY key"
         )
     )
 
 
 def test_each_state_is_found_with_its_owner_and_beginning(fleet, findings):
-    """The resting job since its last work, the free card, the one never used; nothing of the warm replica."""
+    """The resting job since its last work, the free card, the one never used; nothing of the warm
+    replica.
+    """
     furnish(fleet)
     find_idle(findings, OCTOBER + DAY)
     found = {row[0]: row for row in dump(fleet)}
@@ -43,7 +48,9 @@ def test_each_state_is_found_with_its_owner_and_beginning(fleet, findings):
 
 
 def test_money_is_quantity_times_rate_to_the_micro_unit(fleet, findings):
-    """Each rating interval is priced by the rate in force in it, also where a rate changes inside a minute."""
+    """Each rating interval is priced by the rate in force in it, also where a rate changes inside a
+    minute.
+    """
     furnish(fleet)
     find_idle(findings, OCTOBER + DAY)
     (cost,) = fleet.rows("SELECT cost_micro FROM finding WHERE state = 'gone_idle'")
@@ -57,7 +64,9 @@ def test_money_is_quantity_times_rate_to_the_micro_unit(fleet, findings):
 
 @pytest.mark.parametrize("steps", [[HOUR], [7 * MINUTE, 95 * MINUTE, 400 * MINUTE], [DAY]])
 def test_however_the_search_is_cut_the_findings_are_the_same(fleet, findings, steps):
-    """Every hour, at odd minutes, or once: the same findings to the micro-unit; a further run changes nothing."""
+    """Every hour, at odd minutes, or once: the same findings to the micro-unit; a further run
+    changes nothing.
+    """
     furnish(fleet)
     at, number = OCTOBER, 0
     while at < OCTOBER + DAY:
@@ -73,7 +82,9 @@ def test_however_the_search_is_cut_the_findings_are_the_same(fleet, findings, st
 
 
 def test_work_resolves_a_finding_and_idleness_opens_another(fleet, findings):
-    """What works again is resolved at that minute and keeps its cost; the next rest is a finding of its own."""
+    """What works again is resolved at that minute and keeps its cost; the next rest is a finding of
+    its own.
+    """
     furnish(fleet)
     minutes(fleet, 1, DAY, DAY + 3 * HOUR, 0.8)
     minutes(fleet, 1, DAY + 3 * HOUR, DAY + 6 * HOUR, 0.0)
@@ -89,7 +100,9 @@ def test_work_resolves_a_finding_and_idleness_opens_another(fleet, findings):
 
 
 def test_silence_is_no_finding(fleet, findings):
-    """A node whose agent stops is not idle: the finding ends where it was last seen, and nothing is added."""
+    """A node whose agent stops is not idle: the finding ends where it was last seen, and nothing is
+    added.
+    """
     furnish(fleet)
     find_idle(findings, OCTOBER + DAY + 12 * HOUR)
     for row in dump(fleet):
@@ -107,7 +120,9 @@ def test_without_a_rate_there_is_no_cost(fleet, findings):
 
 
 def test_the_command_lists_them(fleet, findings, run):
-    """CSV with every finding, a table with the sum, exit 1 when asked for; unknown states are refused."""
+    """CSV with every finding, a table with the sum, exit 1 when asked for; unknown states are
+    refused.
+    """
     furnish(fleet)
     find_idle(findings, OCTOBER + DAY)
     code, out, _ = run("idle", "--days", "36500", "--format", "csv", "--exit-code")
@@ -133,15 +148,21 @@ def test_the_command_lists_them(fleet, findings, run):
 
 
 @pytest.mark.parametrize("lag", [3 * HOUR, DAY])
-def test_what_a_node_that_was_cut_off_tells_later_opens_its_hours_again(fleet, findings, ledger, lag):
-    """Evidence of ten hours comes hours or a day after the searches have passed: the same findings as in time."""
+def test_what_a_node_that_was_cut_off_tells_later_opens_its_hours_again(
+    fleet, findings, ledger, lag
+):
+    """Evidence of ten hours comes hours or a day after the searches have passed: the same findings
+    as in time.
+    """
     furnish(fleet)
     fold_usage(ledger)
     gone = (OCTOBER + 4 * HOUR, OCTOBER + 14 * HOUR)
     kept = {}
     for table, at in (("gpu_minute", "minute_ms"), ("usage_interval", "start_ms")):
         where = f"accelerator_id IN (1, 3) AND {at} >= %s AND {at} < %s"
-        fleet.connection.execute(f"CREATE TEMP TABLE late_{table} AS SELECT * FROM {table} WHERE {where}", gone)
+        fleet.connection.execute(
+            f"CREATE TEMP TABLE late_{table} AS SELECT * FROM {table} WHERE {where}", gone
+        )
         fleet.connection.execute(f"DELETE FROM {table} WHERE {where}", gone)
         kept[table] = where
     minutes(fleet, 2, DAY, DAY + lag, 0.0, processes=0)
@@ -155,8 +176,8 @@ def test_what_a_node_that_was_cut_off_tells_later_opens_its_hours_again(fleet, f
     for table in kept:
         fleet.connection.execute(f"INSERT INTO {table} SELECT * FROM late_{table}")
     fleet.connection.execute(
-        "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT a, h FROM unnest(ARRAY[1, 3]) AS a, "
-        "generate_series(%s::bigint, %s::bigint - 1, 3600000) AS h",
+        "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT a, h FROM unnest(ARRAY[1, 3])"
+        " AS a, generate_series(%s::bigint, %s::bigint - 1, 3600000) AS h",
         gone,
     )
     fold_usage(ledger)
@@ -170,23 +191,32 @@ def test_what_a_node_that_was_cut_off_tells_later_opens_its_hours_again(fleet, f
 
 
 def test_evidence_in_time_moves_no_search_back(fleet, findings, ledger):
-    """What is folded in the hour that the search is in is looked at anyway: no mark of anything late."""
+    """What is folded in the hour that the search is in is looked at anyway: no mark of anything
+    late.
+    """
     furnish(fleet)
     find_idle(findings, OCTOBER + 23 * HOUR + 10 * MINUTE)
-    fleet.connection.execute("DELETE FROM hour_recompute WHERE hour_ms < %s", (OCTOBER + 23 * HOUR,))
+    fleet.connection.execute(
+        "DELETE FROM hour_recompute WHERE hour_ms < %s", (OCTOBER + 23 * HOUR,)
+    )
     fold_usage(ledger)
     assert fleet.rows("SELECT kind FROM finding_progress") == [("idle",)]
 
 
-def test_a_job_whose_process_has_ended_has_gone_idle_and_was_not_never_used(fleet, findings, ledger):
-    """Its process ends and its memory is freed after six hours: one finding of one state, however long it goes on."""
+def test_a_job_whose_process_has_ended_has_gone_idle_and_was_not_never_used(
+    fleet, findings, ledger
+):
+    """Its process ends and its memory is freed after six hours: one finding of one state, however
+    long it goes on.
+    """
     furnish(fleet)
     fleet.connection.execute(
         "DELETE FROM gpu_minute WHERE accelerator_id = 1 AND minute_ms >= %s", (OCTOBER + 6 * HOUR,)
     )
     minutes(fleet, 1, 6 * HOUR, DAY, 0.0, processes=0)
     fleet.connection.execute(
-        "UPDATE usage_interval SET busy_ms = held_ms WHERE accelerator_id = 1 AND start_ms < %s", (OCTOBER + 6 * HOUR,)
+        "UPDATE usage_interval SET busy_ms = held_ms WHERE accelerator_id = 1 AND start_ms < %s",
+        (OCTOBER + 6 * HOUR,),
     )
     fold_usage(ledger)
     for hour in range(1, 25):
@@ -199,12 +229,22 @@ def test_a_job_whose_process_has_ended_has_gone_idle_and_was_not_never_used(flee
 
 
 def test_hours_without_any_evidence_are_left_out(fleet, findings, monkeypatch) -> None:
-    """A search right after a fleet's first day gives what it would with the hours before, in which nothing was."""
+    """A search right after a fleet's first day gives what it would with the hours before, in which
+    nothing was.
+    """
     for number in (1, 2, 3, 4):
         fleet.capacity(number, 0)
-    # A fault and a holder that are older than the first sample, and a job that holds on from before the context.
-    fleet.evidence([Held(1, None, 2 * HOUR, 5 * HOUR + 7 * MINUTE, state="unavailable"), Held(2, 1, HOUR, 8 * HOUR)])
-    fleet.evidence([Held(3, 2, 4 * HOUR, 8 * HOUR), Held(4, None, 5 * HOUR, 8 * HOUR, state="unallocated")])
+    # A fault and a holder that are older than the first sample, and a job that holds on from before
+    # the context.
+    fleet.evidence(
+        [
+            Held(1, None, 2 * HOUR, 5 * HOUR + 7 * MINUTE, state="unavailable"),
+            Held(2, 1, HOUR, 8 * HOUR),
+        ]
+    )
+    fleet.evidence(
+        [Held(3, 2, 4 * HOUR, 8 * HOUR), Held(4, None, 5 * HOUR, 8 * HOUR, state="unallocated")]
+    )
     for number in (2, 3, 4):
         minutes(fleet, number, 4 * HOUR + 11 * MINUTE, 8 * HOUR, 0.0, processes=int(number == 3))
     cut = []
@@ -226,12 +266,16 @@ def test_hours_without_any_evidence_are_left_out(fleet, findings, monkeypatch) -
 
 
 def test_without_any_node_nothing_is_known(fleet, run) -> None:
-    """Imported usage says nothing of what GPUs did: no count of 0 stands for it. A node that reported is searched."""
+    """Imported usage says nothing of what GPUs did: no count of 0 stands for it.
+
+    A node that reported is searched.
+    """
     for arguments in ((), ("--now",), ("--by", "team")):
         code, out, err = run("idle", *arguments)
         assert code == 0, err
         assert (
-            out.splitlines()[-1] == "not known: no node has reported what its GPUs do, and imported usage does not say"
+            out.splitlines()[-1]
+            == "not known: no node has reported what its GPUs do, and imported usage does not say"
         )
     fleet.node("n1")
     assert run("idle")[1].splitlines()[-1].startswith("0 findings, 0 ongoing")
@@ -253,7 +297,9 @@ class Watched:
 
 
 def test_a_slower_run_takes_back_nothing_of_a_faster_one(fleet, findings, monkeypatch):
-    """One begins three windows, another ends all three: what it found to be ongoing stays so all the time."""
+    """One begins three windows, another ends all three: what it found to be ongoing stays so all
+    the time.
+    """
     furnish(fleet)
     minutes(fleet, 1, DAY, 2 * DAY + 3 * HOUR, 0.0)
     fleet.evidence([Held(1, 1, hour * HOUR, hour * HOUR + HOUR) for hour in range(24, 51)])

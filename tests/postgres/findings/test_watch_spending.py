@@ -23,16 +23,16 @@ RATE = Decimal("2.5")
 def team(fleet: Fleet) -> Fleet:
     """Sixteen days in which vision held two of six accelerators, and nobody the others."""
     fleet.connection.execute(
-        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
-        "VALUES ('', 'H100', 'on_demand', 2.5, 'USD', 0, now())"
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+        " effective_from_ms, recorded_at) VALUES ('', 'H100', 'on_demand', 2.5, 'USD', 0, now())"
     )
     for number in range(1, 7):
         fleet.capacity(number, 0)
         workload = fleet.workload(1, team="vision") if number <= 2 else None
         fleet.connection.execute(
-            "INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms, "
-            "unknown_ms) SELECT %s, h, %s, %s, 3600000, 3000000, 600000, 0 "
-            "FROM generate_series(%s::bigint, %s::bigint - 1, 3600000) AS h",
+            "INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms,"
+            " idle_ms, unknown_ms) SELECT %s, h, %s, %s, 3600000, 3000000, 600000, 0 FROM"
+            " generate_series(%s::bigint, %s::bigint - 1, 3600000) AS h",
             (
                 fleet.accelerator(number),
                 "unallocated" if workload is None else "held",
@@ -44,21 +44,30 @@ def team(fleet: Fleet) -> Fleet:
     return fleet
 
 
-def pushed(fleet: Fleet, minute: int, wild: int | None = None, cards: int = 3, silent: bool = False) -> None:
+def pushed(
+    fleet: Fleet, minute: int, wild: int | None = None, cards: int = 3, silent: bool = False
+) -> None:
     """A minute of evidence, as agents push it: vision's two, and `cards` of another workload."""
     if silent:
         return
     span = (START + minute * MINUTE, START + (minute + 1) * MINUTE)
     held = {1: 1, 2: 1} | (dict.fromkeys(range(3, 3 + cards), wild) if wild else {})
     fleet.evidence(
-        Held(number, held[number], *span) if number in held else Held(number, None, *span, "unallocated")
+        (
+            Held(number, held[number], *span)
+            if number in held
+            else Held(number, None, *span, "unallocated")
+        )
         for number in range(1, 7)
     )
 
 
 def found(fleet: Fleet) -> list[tuple[object, ...]]:
     return list(
-        fleet.rows("SELECT team, since_ms, opened_ms, until_ms, resolved_ms, cost_micro, key, evidence FROM finding")
+        fleet.rows(
+            "SELECT team, since_ms, opened_ms, until_ms, resolved_ms, cost_micro, key, evidence"
+            " FROM finding"
+        )
     )
 
 
@@ -74,7 +83,9 @@ def play(fleet: Fleet, watch: SpendingWatch, minutes: range, **more: object) -> 
 
 
 def test_a_runaway_is_told_within_ten_minutes_and_goes_on_under_one_key(team, findings, ledger):
-    """Three more GPUs than ever: told in the eighth minute, with its exact cost; the hourly search takes it over."""
+    """Three more GPUs than ever: told in the eighth minute, with its exact cost; the hourly search
+    takes it over.
+    """
     name = str(team.workload(2, team="vision"))
     watch = SpendingWatch(findings)
     assert play(team, watch, range(-10, 0)) is None
@@ -85,7 +96,11 @@ def test_a_runaway_is_told_within_ten_minutes_and_goes_on_under_one_key(team, fi
     assert (whose, since, resolved) == ("vision", OCTOBER + START, None)
     assert opened - since <= 8 * MINUTE
     assert cost == cost_micro(gpu_ns(3_000_000, until - since), RATE)
-    assert (evidence["cause"], evidence["workloads"], evidence["by_minutes"]) == ("new workload", [name], True)
+    assert (evidence["cause"], evidence["workloads"], evidence["by_minutes"]) == (
+        "new workload",
+        [name],
+        True,
+    )
     assert sum(driver["change_micro"] for driver in evidence["drivers"]) == cost
 
     for hour in range(10, 14):
@@ -104,7 +119,9 @@ def test_a_runaway_is_told_within_ten_minutes_and_goes_on_under_one_key(team, fi
 
 
 def test_what_falls_back_is_resolved_and_kept(team, findings, ledger):
-    """Ten wild minutes and the usual after them: over when they were, and no hourly search drops what was told."""
+    """Ten wild minutes and the usual after them: over when they were, and no hourly search drops
+    what was told.
+    """
     team.workload(2, team="vision")
     watch = SpendingWatch(findings)
     assert play(team, watch, range(10), wild=2) is not None

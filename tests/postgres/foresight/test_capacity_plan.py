@@ -1,4 +1,6 @@
-"""`gpuledger plan capacity` from a ledger: demand, growth by team, rates from the book, the commitments and options."""
+"""`gpuledger plan capacity` from a ledger: demand, growth by team, rates from the book, the
+commitments and options.
+"""
 
 import csv
 import datetime as dt
@@ -30,7 +32,9 @@ def november(monkeypatch):
 
 @pytest.fixture
 def usage(run, tmp_path):
-    """Imports usage of a pool: 16 GPUs of vision always, and 8 of speech in the afternoons of the last 28 days."""
+    """Imports usage of a pool: 16 GPUs of vision always, and 8 of speech in the afternoons of the
+    last 28 days.
+    """
 
     def write(pool="train", days=DAYS):
         first = START + (DAYS - days) * DAY
@@ -49,7 +53,16 @@ def usage(run, tmp_path):
 
 
 def price(run, purchase, rate, currency="USD"):
-    options = ("--purchase", purchase, "--rate", rate, "--currency", currency, "--from", "2025-01-01")
+    options = (
+        "--purchase",
+        purchase,
+        "--rate",
+        rate,
+        "--currency",
+        currency,
+        "--from",
+        "2025-01-01",
+    )
     code, _, error = run("prices", "set", "--pool", "train", *options)
     assert code == 0, error
 
@@ -61,7 +74,9 @@ def plan(run, *more):
 
 
 def test_the_plan_of_a_quarter(run, usage):
-    """To the end of this quarter, with the book's rates: what is always wanted is reserved, teams grow or do not."""
+    """To the end of this quarter, with the book's rates: what is always wanted is reserved, teams
+    grow or do not.
+    """
     usage()
     for purchase, rate in (("on_demand", "2"), ("reserved", "1.2"), ("spot", "0.8")):
         price(run, purchase, rate)
@@ -72,7 +87,11 @@ def test_the_plan_of_a_quarter(run, usage):
     assert answer["pool"]["plan"]["gpu_hours"]["likely"] == pytest.approx(42 * 24 * 20, rel=0.1)
     assert answer["pool"]["plan"]["backtest"]["covered"] is None
     assert [ahead["days"] for ahead in answer["pool"]["next"]] == [7, 30, 90]
-    assert [ahead["backtest"]["covered"] is None for ahead in answer["pool"]["next"]] == [False, True, True]
+    assert [ahead["backtest"]["covered"] is None for ahead in answer["pool"]["next"]] == [
+        False,
+        True,
+        True,
+    ]
     assert len(answer["days"]) == 42
     vision, speech = answer["teams"]
     assert (vision["name"], vision["gpus"], [ahead["grown"] for ahead in vision["next"]]) == (
@@ -89,17 +108,33 @@ def test_the_plan_of_a_quarter(run, usage):
 
 
 def test_a_short_period_is_judged_and_options_replace_the_book(run, usage):
-    """Seven days have a back-test; a rate that is given wins, and its currency leaves the book's rates unknown."""
+    """Seven days have a back-test; a rate that is given wins, and its currency leaves the book's
+    rates unknown.
+    """
     usage()
     price(run, "on_demand", "2")
-    answer = plan(run, "--to", "2025-11-27", "--reserved-rate", "1.1", "--spot-rate", "0.5", "--spot-interruptions", 6)
+    answer = plan(
+        run,
+        "--to",
+        "2025-11-27",
+        "--reserved-rate",
+        "1.1",
+        "--spot-rate",
+        "0.5",
+        "--spot-interruptions",
+        6,
+    )
     backtest = answer["pool"]["plan"]["backtest"]
     assert (backtest["days"], backtest["periods"]) == (7, 3)
     assert 0 <= backtest["covered"] <= 1
     assert answer["sources"] == {"on_demand": "price book", "reserved": "given", "spot": "given"}
     assert (answer["rates"]["reserved"], answer["rates"]["interruptions"]) == (1.1, 6.0)
     other = plan(run, "--reserved-rate", "1.1", "--currency", "EUR")
-    assert (other["rates"]["on_demand"], other["reservation"], other["currency"]) == (None, None, "EUR")
+    assert (other["rates"]["on_demand"], other["reservation"], other["currency"]) == (
+        None,
+        None,
+        "EUR",
+    )
     assert all(point["on_demand"] is None for point in other["curve"])
 
 
@@ -109,8 +144,8 @@ def test_commitments_give_the_reserved_rate_and_are_counted(run, usage, tmp_path
     price(run, "on_demand", "2")
     file = tmp_path / "commitments.toml"
     file.write_text(
-        '[[commitment]]\nname = "base"\npool = "train"\ngpus = 4\nupfront = 3504\ncurrency = "USD"\n'
-        'rate_per_gpu_hour = "0.5"\nstarts = "2025-11-01"\nends = "2026-11-01"\n'
+        '[[commitment]]\nname = "base"\npool = "train"\ngpus = 4\nupfront = 3504\ncurrency ='
+        ' "USD"\nrate_per_gpu_hour = "0.5"\nstarts = "2025-11-01"\nends = "2026-11-01"\n'
     )
     code, _, error = run("apply", file)
     assert code == 0, error
@@ -126,11 +161,17 @@ def test_table_and_csv_have_the_same_numbers(run, usage):
     usage()
     code, text, error = run(*LINE, "--on-demand-rate", "2", "--reserved-rate", "1.2")
     assert code == 0, error
-    assert "capacity of pool 'train' from 2025-11-20 to 2025-12-31, 42 days; an estimate, never a bill" in text
+    assert (
+        "capacity of pool 'train' from 2025-11-20 to 2025-12-31, 42 days; an estimate, never a bill"
+        in text
+    )
     assert "on demand 2 (given), reserved 1.2 (given), spot -" in text
     assert "16 GPUs with the rest on demand" in text
     _, table, _ = run(*LINE, "--on-demand-rate", "2", "--reserved-rate", "1.2", "--format", "csv")
-    rows = {(row["about"], row["name"], row["measure"]): row for row in csv.DictReader(io.StringIO(table))}
+    rows = {
+        (row["about"], row["name"], row["measure"]): row
+        for row in csv.DictReader(io.StringIO(table))
+    }
     assert rows["reservation", "train", "GPUs"]["likely"] == "16"
     assert rows["capacity", "16", "cost spot"]["likely"] == ""
     assert "unjudged: the past allows a back-test of 0 periods of 42 days, and 3 are needed" in text
@@ -147,13 +188,20 @@ def test_teams_of_other_pools_do_not_count(run, usage):
     answer = plan(run)
     assert sum(team["gpus"] for team in answer["teams"]) == pytest.approx(20.0)
     code, _, error = run("plan", "capacity")
-    assert (code, error.splitlines()[-1]) == (2, "there are several pools: 'serve', 'train'; name one with --pool")
+    assert (code, error.splitlines()[-1]) == (
+        2,
+        "there are several pools: 'serve', 'train'; name one with --pool",
+    )
 
 
 REFUSED = (
     ((), 1, "'train' has 21 known days of demand: a plan needs 24 at least"),
     (("--pool", "nowhere"), 2, "--pool: no pool 'nowhere' held GPUs"),
-    (("--period", "2025-Q3"), 2, "the period ends on 2025-10-01: there is nothing left of it to plan"),
+    (
+        ("--period", "2025-Q3"),
+        2,
+        "the period ends on 2025-10-01: there is nothing left of it to plan",
+    ),
     (("--period", "2027"), 2, "a plan reaches at most 366 days ahead"),
     (("--period", "2025-Q4", "--to", "2025-12-01"), 2, "give one of --period and --to"),
     (("--spot-rate", "cheap"), 2, "--spot-rate: 'cheap' is not money per GPU-hour"),
@@ -178,28 +226,42 @@ def test_a_pool_that_nobody_reports_any_more_has_no_plan(run, tmp_path):
     """Its demand is unknown, not zero."""
     file = tmp_path / "usage.csv"
     end = format_instant(OCTOBER + 40 * DAY)
-    file.write_text(f"workload_id,start,end,gpus,pool\nold,{format_instant(OCTOBER)},{end},8,train\n")
+    file.write_text(
+        f"workload_id,start,end,gpus,pool\nold,{format_instant(OCTOBER)},{end},8,train\n"
+    )
     assert run("import", "usage", file)[0] == 0
     code, _, error = run(*LINE)
-    assert (code, "the demand of 'train' is unknown since 2025-11-09: nothing to plan from" in error) == (1, True)
+    assert (
+        code,
+        "the demand of 'train' is unknown since 2025-11-09: nothing to plan from" in error,
+    ) == (1, True)
 
 
 def shown(connection, title):
     """Rows of a panel of the demand board, every pool chosen."""
-    (panel,) = (one for one in asked("demand", chosen(BOARDS["demand"], {}, "all"), SPAN) if one.title == title)
+    (panel,) = (
+        one
+        for one in asked("demand", chosen(BOARDS["demand"], {}, "all"), SPAN)
+        if one.title == title
+    )
     with connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(panel.sql.encode()).fetchall()
 
 
 def test_the_board_shows_what_the_command_prints(run, usage, dsn):
-    """Every number of the four panels is that of the command for each pool; a pool without a plan has no rows."""
+    """Every number of the four panels is that of the command for each pool; a pool without a plan
+    has no rows.
+    """
     usage()
     usage("serve")
     usage("young", days=20)
     for purchase, rate in (("on_demand", "2"), ("reserved", "1.2")):
         price(run, purchase, rate)
     store = Database(dsn)
-    plans = [json.loads(run("plan", "capacity", "--pool", pool, "--format", "json")[1]) for pool in ("serve", "train")]
+    plans = [
+        json.loads(run("plan", "capacity", "--pool", pool, "--format", "json")[1])
+        for pool in ("serve", "train")
+    ]
     assert [store_capacity_plans(store, NOW_MS) for _ in range(2)] == [2, 2]
     with store.connect() as connection:
         days = shown(connection, "Demand to the end of the quarter")
@@ -210,25 +272,42 @@ def test_the_board_shows_what_the_command_prints(run, usage, dsn):
     for at in range(len(plans[0]["days"])):
         date = dt.date(2025, 11, 20) + dt.timedelta(days=at)
         monday = f"{date - dt.timedelta(days=date.weekday()):%m-%d}"
-        summed = {key: sum(plan["days"][at][key] for plan in plans) for key in ("low", "likely", "high")}
+        summed = {
+            key: sum(plan["days"][at][key] for plan in plans) for key in ("low", "likely", "high")
+        }
         weeks.setdefault(monday, []).append(summed)
     assert (date.isoformat(), len(weeks)) == ("2025-12-31", 7)
     assert [tuple(row.values()) for row in days] == [
-        (monday, *(pytest.approx(sum(day[key] for day in ahead) / len(ahead)) for key in ("low", "likely", "high")))
+        (
+            monday,
+            *(
+                pytest.approx(sum(day[key] for day in ahead) / len(ahead))
+                for key in ("low", "likely", "high")
+            ),
+        )
         for monday, ahead in weeks.items()
     ]
     points = [(plan["pool"]["name"], point) for plan in plans for point in plan["curve"]]
     amounts = ("on_demand", "reserved", "spot")
     assert [tuple(row.values()) for row in curve] == [
-        (pool, point["gpus"], pytest.approx(point["wait"]), *map(point.get, amounts), "USD") for pool, point in points
+        (pool, point["gpus"], pytest.approx(point["wait"]), *map(point.get, amounts), "USD")
+        for pool, point in points
     ]
     serve, train = reserve
     assert (serve["reserve"], serve["currency"]) == (None, "USD")
     advice = plans[1]["reservation"]
-    keys = {"reserve": "gpus", "if low": "low", "if high": "high", "cost": "cost", "all on demand": "on_demand_cost"}
+    keys = {
+        "reserve": "gpus",
+        "if low": "low",
+        "if high": "high",
+        "cost": "cost",
+        "all on demand": "on_demand_cost",
+    }
     keys |= {"lost if low": "regret_low", "lost if high": "regret_high", "break-even": "break_even"}
     assert {name: train[name] for name in keys} == {name: advice[key] for name, key in keys.items()}
-    assert [tuple(row.values()) for row in growth] == [cells for plan in plans for cells in growth_cells(plan)]
+    assert [tuple(row.values()) for row in growth] == [
+        cells for plan in plans for cells in growth_cells(plan)
+    ]
 
 
 def growth_cells(plan):
@@ -236,7 +315,9 @@ def growth_cells(plan):
     for team, entry in [("(all)", plan["pool"]), *((team["name"], team) for team in plan["teams"])]:
         for ahead in sorted((*entry["next"], entry["plan"]), key=lambda ahead: ahead["days"]):
             bands = [
-                (ahead[name] or {}).get(key) for name in ("growth", "gpu_hours") for key in ("likely", "low", "high")
+                (ahead[name] or {}).get(key)
+                for name in ("growth", "gpu_hours")
+                for key in ("likely", "low", "high")
             ]
             covered = (ahead["backtest"] or {}).get("covered")
             judged = "unjudged" if covered is None else f"{100 * covered:.0f} %"

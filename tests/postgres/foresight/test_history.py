@@ -1,4 +1,6 @@
-"""Forecasts that are kept, scored when their hours are known, and told; and the ledger's demand by the command."""
+"""Forecasts that are kept, scored when their hours are known, and told; and the ledger's demand by
+the command.
+"""
 
 import datetime as dt
 import json
@@ -35,13 +37,17 @@ def used(run, tmp_path):
     rows.append(f"base,{start.isoformat()},,1,train,vision")
     for day in range(30):
         morning = start + dt.timedelta(days=day, hours=8)
-        rows.append(f"day-{day},{morning.isoformat()},{(morning + dt.timedelta(hours=9)).isoformat()},3,train,vision")
+        rows.append(
+            f"day-{day},{morning.isoformat()},{(morning + dt.timedelta(hours=9)).isoformat()},3,train,vision"
+        )
     (tmp_path / "jobs.csv").write_text("\n".join(rows) + "\n")
     assert run("import", "usage", tmp_path / "jobs.csv")[0] == 0
 
 
 def test_forecasts_are_kept_once_and_scored(used, database):
-    """The past days are replayed and scored on the first run; a second run adds nothing; a day later one is made."""
+    """The past days are replayed and scored on the first run; a second run adds nothing; a day
+    later one is made.
+    """
     store = database
     assert store_forecasts(store, NOW_MS) == 2 * (REPLAYED_DAYS + 1)  # of the pool and of the team
     assert store_forecasts(store, NOW_MS) == 0
@@ -62,7 +68,9 @@ def test_forecasts_are_kept_once_and_scored(used, database):
 
 
 def test_the_record_is_told_by_command_and_over_http(used, run, dsn):
-    """`forecast history` and GET /v1/forecast/history say the same; an unknown pool is refused in a sentence."""
+    """`forecast history` and GET /v1/forecast/history say the same; an unknown pool is refused in a
+    sentence.
+    """
     code, told, _ = run("forecast", "history", "--pool", "train", "--format", "json")
     assert code == 0
     (made,) = json.loads(told)
@@ -77,10 +85,14 @@ def test_the_record_is_told_by_command_and_over_http(used, run, dsn):
 
 
 def test_demand_of_an_owner_is_forecast(used, run):
-    """By team as by pool: the same GPUs; an owner that is none, and two questions at once, are refused."""
+    """By team as by pool: the same GPUs; an owner that is none, and two questions at once, are
+    refused.
+    """
     made = {}
     for asked in (("--pool", "train"), ("--owner", "team=vision")):
-        code, told, _ = run("forecast", *asked, "--method", "analog", "--horizon", "6h", "--format", "json")
+        code, told, _ = run(
+            "forecast", *asked, "--method", "analog", "--horizon", "6h", "--format", "json"
+        )
         assert code == 0
         (entry,) = json.loads(told)
         made[asked[0]] = [point["q0.9"] for point in entry["points"]]
@@ -99,26 +111,36 @@ def test_demand_of_an_owner_is_forecast(used, run):
 
 def test_a_pool_is_forecast_by_five_minutes(used, run):
     """Twelve steps an hour, from the last full five minutes on."""
-    code, told, _ = run("forecast", "--pool", "train", "--step", "5m", "--horizon", "1h", "--format", "csv")
+    code, told, _ = run(
+        "forecast", "--pool", "train", "--step", "5m", "--horizon", "1h", "--format", "csv"
+    )
     assert code == 0
     assert len(told.splitlines()) == 13
 
 
 def kept(values, origin_ms):
     rows = tuple((value - 2.0, value, value + 2.0, value + 3.0) for value in values)
-    return StoredForecast("pool", "p", origin_ms, origin_ms, False, (0.1, 0.5, 0.9, 0.95), rows, rows, {})
+    return StoredForecast(
+        "pool", "p", origin_ms, origin_ms, False, (0.1, 0.5, 0.9, 0.95), rows, rows, {}
+    )
 
 
 def test_a_score_counts_known_hours_only():
     """Of four hours one is unknown and one has not come: two are judged, one of them in the band."""
     series = Series("p", 0, HOUR_MS, np.array([5.0, 5.0, 9.0, np.nan]))
     made = score_forecast(kept([5.0, 5.0, 5.0, 5.0], 0), series)
-    assert (made.known, made.inside, made.under) == (2, 1, {"0.1": 0, "0.5": 1, "0.9": 1, "0.95": 1})
+    assert (made.known, made.inside, made.under) == (
+        2,
+        1,
+        {"0.1": 0, "0.5": 1, "0.9": 1, "0.95": 1},
+    )
     assert made.actual == 14.0
     assert (
         made.loss
         == made.naive_loss
-        == pytest.approx(((0.1 * 2 + 0.1 * 2 + 0.05 * 3) + (0.1 * 6 + 0.5 * 4 + 0.9 * 2 + 0.95 * 1)) / 4)
+        == pytest.approx(
+            ((0.1 * 2 + 0.1 * 2 + 0.05 * 3) + (0.1 * 6 + 0.5 * 4 + 0.9 * 2 + 0.95 * 1)) / 4
+        )
     )
     told = summarize_scores("p", [(False, made)])
     assert told.wql == pytest.approx(2 * made.loss / 14)
@@ -126,7 +148,9 @@ def test_a_score_counts_known_hours_only():
 
 
 def test_an_hour_without_a_baseline_is_stored_and_not_judged(database):
-    """A baseline that has no value in an hour is unknown there: stored as such, read as such, and not scored."""
+    """A baseline that has no value in an hour is unknown there: stored as such, read as such, and
+    not scored.
+    """
     made = kept([1, 2, 3, 4], NOW_MS // HOUR_MS * HOUR_MS)
     gap = tuple(math.nan for _ in made.quantiles)
     made = replace(made, grouped="pool", naive=(made.naive[0], gap, *made.naive[2:]))
@@ -157,7 +181,9 @@ def test_forecasts_start_before_midnight():
 
 
 def test_spend_of_a_month_is_looked_ahead_from_rated_days(used, run, tmp_path):
-    """Thirty even days: what is spent plus what is left of the month at the daily cost; without a price no estimate."""
+    """Thirty even days: what is spent plus what is left of the month at the daily cost; without a
+    price no estimate.
+    """
     assert run("forecast", "spend", "--exit-code")[0] == 1
     prices = tmp_path / "prices.csv"
     prices.write_text(
@@ -168,10 +194,14 @@ def test_spend_of_a_month_is_looked_ahead_from_rated_days(used, run, tmp_path):
     assert code == 0
     (made,) = json.loads(told)
     assert (made["team"], made["currency"]) == ("vision", "USD")
-    spent, forecast, low, high = (float(made[name]) for name in ("spent", "forecast", "low", "high"))
+    spent, forecast, low, high = (
+        float(made[name]) for name in ("spent", "forecast", "low", "high")
+    )
     assert spent <= low <= forecast <= high
     now = dt.datetime.now(dt.UTC)
-    next_month = (now.replace(day=1) + dt.timedelta(days=32)).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    next_month = (now.replace(day=1) + dt.timedelta(days=32)).replace(
+        day=1, hour=0, minute=0, second=0, microsecond=0
+    )
     daily = 2.0 * (24 + 3 * 9)
     left = (next_month - now) / dt.timedelta(days=1)
     assert forecast == pytest.approx(spent + daily * left, abs=1.5 * daily)

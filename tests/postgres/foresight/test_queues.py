@@ -39,19 +39,36 @@ WAITS = {
 
 
 def test_a_reading_counts_once_and_may_be_put_right(collector, database):
-    """Committed, then known, then replaced; what waits is summed by whose it is, an empty queue is a reading too."""
-    body = {"source": "slurm:east", "at": 1_760_000_000, "waiting": [WAITS, WAITS | {"workload_id": "8", "gpus": 1}]}
+    """Committed, then known, then replaced; what waits is summed by whose it is, an empty queue is
+    a reading too.
+    """
+    body = {
+        "source": "slurm:east",
+        "at": 1_760_000_000,
+        "waiting": [WAITS, WAITS | {"workload_id": "8", "gpus": 1}],
+    }
     assert post(collector, body) == (200, {"status": "committed"})
     assert post(collector, body) == (200, {"status": "duplicate"})
-    assert post(collector, body | {"at": "2025-10-09T09:00:00Z", "waiting": []}) == (200, {"status": "committed"})
+    assert post(collector, body | {"at": "2025-10-09T09:00:00Z", "waiting": []}) == (
+        200,
+        {"status": "committed"},
+    )
     rows = (
         database.connect()
         .execute("SELECT at_ms, workloads, gpu_micro, waiting FROM queue_reading ORDER BY at_ms")
         .fetchall()
     )
-    assert [tuple(row[:3]) for row in rows] == [(1_760_000_000_000, 2, 3_500_000), (1_760_000_400_000, 0, 0)]
+    assert [tuple(row[:3]) for row in rows] == [
+        (1_760_000_000_000, 2, 3_500_000),
+        (1_760_000_400_000, 0, 0),
+    ]
     (item,) = rows[0][3]
-    assert (item["pool"], item["team"], item["gpu_micro"], item["workloads"]) == ("train", "seg", 3_500_000, 2)
+    assert (item["pool"], item["team"], item["gpu_micro"], item["workloads"]) == (
+        "train",
+        "seg",
+        3_500_000,
+        2,
+    )
     assert item["oldest_ms"] == 1_759_000_000_000
     assert post(collector, body | {"waiting": [WAITS]}) == (200, {"status": "committed"})
 
@@ -65,7 +82,10 @@ def test_a_reading_counts_once_and_may_be_put_right(collector, database):
         ({"source": "s", "at": "yesterday", "waiting": []}, "yesterday"),
         ({"source": "s", "at": 5e9, "waiting": []}, "at:"),
         ({"source": "s", "at": 1_760_000_000, "waiting": [WAITS | {"gpus": 0}]}, "waiting[0].gpus"),
-        ({"source": "s", "at": 1_760_000_000, "waiting": [WAITS, WAITS | {"workload_id": ""}]}, "waiting[1]"),
+        (
+            {"source": "s", "at": 1_760_000_000, "waiting": [WAITS, WAITS | {"workload_id": ""}]},
+            "waiting[1]",
+        ),
     ],
 )
 def test_what_is_no_reading_is_refused_with_its_place(collector, body, words):
@@ -76,11 +96,18 @@ def test_what_is_no_reading_is_refused_with_its_place(collector, body, words):
 
 
 def test_a_queue_is_json_and_no_form(collector):
-    """415 for what a page of the web may post without asking, to a collector on its reader's machine."""
+    """415 for what a page of the web may post without asking, to a collector on its reader's
+    machine.
+    """
     body = json.dumps({"source": "s", "at": 1_760_000_000, "waiting": []}).encode()
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         assert collector.request("POST", "/v1/queue", body, {"Content-Type": kind})[0] == 415
-    assert collector.request("POST", "/v1/queue", body, {"Content-Type": "application/json; charset=utf-8"})[0] == 200
+    assert (
+        collector.request(
+            "POST", "/v1/queue", body, {"Content-Type": "application/json; charset=utf-8"}
+        )[0]
+        == 200
+    )
 
 
 def test_only_agents_may_tell_a_queue(dsn, tmp_path):
@@ -90,9 +117,13 @@ def test_only_agents_may_tell_a_queue(dsn, tmp_path):
 
 
 def test_a_large_queue_holds_up_nobody_else(collector, monkeypatch):
-    """It is read beside the event loop, and its body counts among what may be under way: 503 when that is too much."""
+    """It is read beside the event loop, and its body counts among what may be under way: 503 when
+    that is too much.
+    """
     body, read, loops = {"source": "s", "at": 1_760_000_000, "waiting": [WAITS]}, queue._parse, []
-    monkeypatch.setattr(queue, "_parse", lambda *told: loops.append(asyncio._get_running_loop()) or read(*told))
+    monkeypatch.setattr(
+        queue, "_parse", lambda *told: loops.append(asyncio._get_running_loop()) or read(*told)
+    )
     assert post(collector, body)[0] == 200
     assert loops == [None]
     collector.parts.intake.max_bytes = 10
@@ -102,7 +133,9 @@ def test_a_large_queue_holds_up_nobody_else(collector, monkeypatch):
 
 
 def test_a_file_of_readings(run, tmp_path, database):
-    """CSV by source and instant; the same twice changes nothing; a bad row is named with file, line and column."""
+    """CSV by source and instant; the same twice changes nothing; a bad row is named with file, line
+    and column.
+    """
     good = tmp_path / "queue.csv"
     good.write_text(
         "at,workload_id,gpus,pool,source\n1760000000,a,2,train,slurm\n1760000000,b,1,train,slurm\n"
@@ -126,18 +159,24 @@ def values_of(database, group, hours, step=HOUR, begin=0):
 
 @pytest.fixture
 def held(fleet, ledger):
-    """Two GPUs for four hours: one of team-1 all the time, one of team-2 for 90 minutes, unseen in the fourth hour."""
+    """Two GPUs for four hours: one of team-1 all the time, one of team-2 for 90 minutes, unseen in
+    the fourth hour.
+    """
     for number in (1, 2):
         fleet.capacity(number, 0)
     minutes = HOUR // 60
     fleet.evidence([Held(1, 1, at * HOUR, (at + 1) * HOUR) for at in range(4)])
-    fleet.evidence([Held(2, 2, 0, 90 * minutes), Held(2, None, 90 * minutes, 3 * HOUR, "unallocated")])
+    fleet.evidence(
+        [Held(2, 2, 0, 90 * minutes), Held(2, None, 90 * minutes, 3 * HOUR, "unallocated")]
+    )
     refresh(ledger, ALWAYS, NOW_MS)
     return fleet
 
 
 def test_demand_by_pool_owner_and_five_minutes(held, database):
-    """Held GPUs by pool, by team and by five minutes are the same; where half was not seen all are unknown."""
+    """Held GPUs by pool, by team and by five minutes are the same; where half was not seen all are
+    unknown.
+    """
     pool = values_of(database, "pool", 4)["train"]
     np.testing.assert_allclose(pool.values, [2.0, 1.5, 1.0, np.nan])
     teams = values_of(database, "team", 4)
@@ -161,8 +200,14 @@ def test_doubled_evidence_is_no_doubled_demand(held, database):
 def test_what_waits_is_demand_from_its_first_reading_on(held, database, run, tmp_path):
     """Before the first reading what is held; then held and queued, by pool and by team."""
     at = (OCTOBER + HOUR + HOUR // 2) // 1000
-    rows = [f"{at},a,2,train,team-2,slurm", f"{at},b,1,train,team-1,slurm", f"{at + 3600},,0,,,slurm"]
-    (tmp_path / "queue.csv").write_text("at,workload_id,gpus,pool,team,source\n" + "\n".join(rows) + "\n")
+    rows = [
+        f"{at},a,2,train,team-2,slurm",
+        f"{at},b,1,train,team-1,slurm",
+        f"{at + 3600},,0,,,slurm",
+    ]
+    (tmp_path / "queue.csv").write_text(
+        "at,workload_id,gpus,pool,team,source\n" + "\n".join(rows) + "\n"
+    )
     assert run("import", "queue", tmp_path / "queue.csv")[0] == 0
     np.testing.assert_allclose(values_of(database, "pool", 3)["train"].values, [2.0, 1.5 + 3, 1.0])
     np.testing.assert_allclose(values_of(database, "team", 3)["team-2"].values, [1.0, 0.5 + 2, 0.0])

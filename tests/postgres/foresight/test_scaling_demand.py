@@ -1,4 +1,6 @@
-"""What capacity is decided on: five minutes where they are known, the newest queue on top, silence said aloud."""
+"""What capacity is decided on: five minutes where they are known, the newest queue on top, silence
+said aloud.
+"""
 
 import datetime as dt
 import json
@@ -29,8 +31,12 @@ def held(fleet, ledger):
     for number in (1, 2, 3, 4):
         fleet.capacity(number, 0)
     hours = range(END // HOUR)
-    fleet.evidence([Held(number, number, at * HOUR, (at + 1) * HOUR) for at in hours for number in (1, 2)])
-    fleet.evidence([Held(3, None, at * HOUR, at * HOUR + 30 * MINUTE, "unallocated") for at in hours])
+    fleet.evidence(
+        [Held(number, number, at * HOUR, (at + 1) * HOUR) for at in hours for number in (1, 2)]
+    )
+    fleet.evidence(
+        [Held(3, None, at * HOUR, at * HOUR + 30 * MINUTE, "unallocated") for at in hours]
+    )
     fleet.evidence([Held(3, 3, at * HOUR + 30 * MINUTE, (at + 1) * HOUR) for at in hours])
     fleet.evidence([Held(4, None, at * HOUR, (at + 1) * HOUR, "unallocated") for at in hours])
     refresh(ledger, ALWAYS, NOW_MS)
@@ -46,15 +52,18 @@ def at(database, now_ms, pool="train"):
 
 def queue(run, tmp_path, *rows, source="slurm"):
     """Readings (minutes after OCTOBER, GPUs that wait for `train`)."""
-    lines = [f"{(OCTOBER + minute * MINUTE) // 1000},job-{minute},{gpus},train,{source}" for minute, gpus in rows]
+    lines = [
+        f"{(OCTOBER + minute * MINUTE) // 1000},job-{minute},{gpus},train,{source}"
+        for minute, gpus in rows
+    ]
     file = tmp_path / "queue.csv"
     file.write_text("at,workload_id,gpus,pool,source\n" + "\n".join(lines) + "\n")
     assert run("import", "queue", file)[0] == 0
 
 
 def test_five_minutes_are_decided_on_where_they_are_known(held, database, dsn):
-    """Drawn days and the usage intervals since are one series of five minutes; without the drawing hours are what is
-    left.
+    """Drawn days and the usage intervals since are one series of five minutes; without the drawing
+    hours are what is left.
     """
     hours = at(database, END + 2 * MINUTE)
     assert hours.series.step_ms == HOUR
@@ -62,12 +71,16 @@ def test_five_minutes_are_decided_on_where_they_are_known(held, database, dsn):
     assert roll_up_series(Database(dsn), 0, NOW_MS) >= 1
     fine = at(database, END + 2 * MINUTE)
     assert (fine.series.step_ms, fine.series.end_ms) == (5 * MINUTE, OCTOBER + END - 5 * MINUTE)
-    np.testing.assert_allclose(fine.series.values, [2.0] * 6 + [3.0] * 6 + ([2.0] * 6 + [3.0] * 6) * (END // HOUR - 1))
+    np.testing.assert_allclose(
+        fine.series.values, [2.0] * 6 + [3.0] * 6 + ([2.0] * 6 + [3.0] * 6) * (END // HOUR - 1)
+    )
     assert fine.now_gpus == 3.0
 
 
 def test_the_newest_reading_of_the_queue_counts_at_once(held, database, run, tmp_path):
-    """What was read a minute ago is wanted now, though no step that holds it is over; two sources add up."""
+    """What was read a minute ago is wanted now, though no step that holds it is over; two sources
+    add up.
+    """
     now = END + 2 * MINUTE
     queue(run, tmp_path, (END // MINUTE - 10, 1), (END // MINUTE + 1, 20))
     queue(run, tmp_path, (END // MINUTE, 5), source="kubernetes")
@@ -79,22 +92,30 @@ def test_the_newest_reading_of_the_queue_counts_at_once(held, database, run, tmp
     assert decision.advice.desired_gpus >= 28.0
 
 
-def test_a_queue_that_nobody_reads_any_more_is_named_and_gives_no_number(held, database, run, tmp_path):
-    """Within the hour it stands; after it there is no number and a sentence; after a day the reader was taken away."""
+def test_a_queue_that_nobody_reads_any_more_is_named_and_gives_no_number(
+    held, database, run, tmp_path
+):
+    """Within the hour it stands; after it there is no number and a sentence; after a day the reader
+    was taken away.
+    """
     read = END // MINUTE - 60
     queue(run, tmp_path, (read, 4))
     for minutes, said in ((59, False), (61, True), (75, True), (25 * 60, False)):
         now = (read + minutes) * MINUTE
         one = at(database, now)
-        assert ("the queue of 'slurm' was last read at 2025-10-01T08:00:00" in explain_no_decision(one)) == said, (
+        assert (
+            "the queue of 'slurm' was last read at 2025-10-01T08:00:00" in explain_no_decision(one)
+        ) == said, minutes
+        stale = minutes > 24 * 60  # by then the evidence is old as well
+        assert (decide(one, ScalingTerms("train"), OCTOBER + now) is None) == (said or stale), (
             minutes
         )
-        stale = minutes > 24 * 60  # by then the evidence is old as well
-        assert (decide(one, ScalingTerms("train"), OCTOBER + now) is None) == (said or stale), minutes
 
 
 def test_every_way_out_says_the_same_of_a_silent_queue(held, run, dsn, tmp_path, monkeypatch):
-    """503 with the sentence for HTTP and KEDA, no series in the gauge, exit code 1 with the sentence at the command."""
+    """503 with the sentence for HTTP and KEDA, no series in the gauge, exit code 1 with the
+    sentence at the command.
+    """
     now = dt.datetime.fromtimestamp((OCTOBER + END + 2 * MINUTE) / 1000, dt.UTC)
     monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: now)
     opened = Database(dsn)

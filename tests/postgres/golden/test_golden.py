@@ -1,7 +1,9 @@
-"""What people and programs read of one ledger stays the same bytes: commands, addresses, files of pages, assistants.
+"""What people and programs read of one ledger stays the same bytes: commands, addresses, files of
+pages, assistants.
 
-The answers to the rich ledger (fakes.rich_ledger) lie in `answers/`, one file for each question and form. A change that
-is meant is written with GPULEDGER_TEST_GOLDEN=write, and seen in the diff of the commit that makes it.
+The answers to the rich ledger (fakes.rich_ledger) lie in `answers/`, one file for each question and
+form. A change that is meant is written with GPULEDGER_TEST_GOLDEN=write, and seen in the diff of
+the commit that makes it.
 """
 
 import difflib
@@ -102,7 +104,9 @@ ADDRESSES = {
     "/v1/idle": f"?period={OPEN}",
     "/v1/anomalies": f"?period={OPEN}",
     "/v1/disputes/{number}": "",
-    "/v1/samples": "?gpu=GPU-0001&metric=gpu_util&from=2025-11-03T00:00:00Z&to=2025-11-03T01:00:00Z",
+    "/v1/samples": (
+        "?gpu=GPU-0001&metric=gpu_util&from=2025-11-03T00:00:00Z&to=2025-11-03T01:00:00Z"
+    ),
     "/v1/series": "?level=team&from=2025-11-03T00:00:00Z&to=2025-11-04T00:00:00Z",
     "/v1/accelerators": "?from=2025-11-03&to=2025-11-04",
 }
@@ -141,9 +145,9 @@ WRITTEN = re.compile(r"\b(20[3-9]\d|202[6-9])-\d\d-\d\d[T ][\d:.]+(Z|\+00:00)?")
 
 
 FINDING = (
-    "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms, until_ms, resolved_ms, "
-    "confidence, currency, cost_micro, per_day_micro, evidence) "
-    "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, 0.9, %s, %s, %s, %s)"
+    "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms, until_ms,"
+    " resolved_ms, confidence, currency, cost_micro, per_day_micro, evidence) VALUES (%s, %s, %s,"
+    " %s, %s, %s, %s, %s, %s, %s, 0.9, %s, %s, %s, %s)"
 )
 UNUSUAL = {
     "days_before": 7,
@@ -179,13 +183,31 @@ def asked(rich, dsn, folder):
 
 
 def find(rich, dsn):
-    """Two idle accelerators, one of them until now, and spending that stands out; its team is notified."""
+    """Two idle accelerators, one of them until now, and spending that stands out; its team is
+    notified.
+    """
     start, unusual = OCTOBER + 34 * DAY, json.dumps(UNUSUAL)
     ended = start + 5 * HOUR, start + 6 * HOUR
     for kind, state, subject, team, until, cost, evidence in (
-        ("idle", "never_used", "GPU-0001", "vision", (NOW_MS, None), ("USD", 12_345_678, 9_876_543), "{}"),
+        (
+            "idle",
+            "never_used",
+            "GPU-0001",
+            "vision",
+            (NOW_MS, None),
+            ("USD", 12_345_678, 9_876_543),
+            "{}",
+        ),
         ("idle", "never_used", "GPU-0003", "speech", ended, ("EUR", 37_037_034, 29_629_629), "{}"),
-        ("anomaly", "usage", "nlp", "nlp", (start + DAY, None), ("USD", 81_250_000, 81_250_000), unusual),
+        (
+            "anomaly",
+            "usage",
+            "nlp",
+            "nlp",
+            (start + DAY, None),
+            ("USD", 81_250_000, 81_250_000),
+            unusual,
+        ),
     ):
         key, owner = f"{kind}:{subject}", json.dumps({"team": team})
         row = key, kind, state, subject, team, owner, start, start + HOUR, *until, *cost, evidence
@@ -203,13 +225,20 @@ def commands(command, folder):
     for name, arguments in LISTS.items():
         for form in FORMS.get(name, ("table", "csv", "json")):
             words = [word.format(prices=folder / "prices.csv") for word in arguments]
-            yield f"command/{name}.{form}", command(*words, *(() if form == "table" else ("--format", form)))
+            yield (
+                f"command/{name}.{form}",
+                command(*words, *(() if form == "table" else ("--format", form))),
+            )
     for name, arguments in FILES.items():
         yield f"command/{name}", command(*arguments)
 
 
 def addresses(dsn):
-    reads = [row.way_in.removeprefix("GET ") for row in admission.ADMISSIONS if row.way_in.startswith("GET /v1/")]
+    reads = [
+        row.way_in.removeprefix("GET ")
+        for row in admission.ADMISSIONS
+        if row.way_in.startswith("GET /v1/")
+    ]
     with running(dsn, clock=lambda: NOW) as collector:
         for path in reads:
             if path.endswith("/ack") or path in CHANGING:
@@ -218,10 +247,16 @@ def addresses(dsn):
             for place, value in PLACES.items():
                 target = target.replace(place, value)
             status, _, answer = collector.request("GET", target + ADDRESSES.get(path, ""))
-            text = answer if isinstance(answer, str) else json.dumps(answer, indent=1, ensure_ascii=False)
+            text = (
+                answer
+                if isinstance(answer, str)
+                else json.dumps(answer, indent=1, ensure_ascii=False)
+            )
             yield f"address/{re.sub(r'[{}:]', '', path[1:]).replace('/', '.')}", (status, text, "")
         for name, path in PAGES.items():
-            status, _, answer = collector.request("GET", f"{path}&format=csv" if "?" in path else f"{path}?format=csv")
+            status, _, answer = collector.request(
+                "GET", f"{path}&format=csv" if "?" in path else f"{path}?format=csv"
+            )
             yield f"page/{name}.csv", (status, answer, "")
 
 
@@ -246,10 +281,16 @@ def test_every_answer_is_the_same_bytes(asked, dsn, folder):
             path = ANSWERS / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-    kept = {str(path.relative_to(ANSWERS)): path.read_text() for path in ANSWERS.rglob("*") if path.is_file()}
+    kept = {
+        str(path.relative_to(ANSWERS)): path.read_text()
+        for path in ANSWERS.rglob("*")
+        if path.is_file()
+    }
     changed = [
         "\n".join(
-            difflib.unified_diff(kept[name].splitlines(), given[name].splitlines(), name, "now", lineterm="", n=1)
+            difflib.unified_diff(
+                kept[name].splitlines(), given[name].splitlines(), name, "now", lineterm="", n=1
+            )
         )
         for name in sorted(kept.keys() & given.keys())
         if kept[name] != given[name]
@@ -262,5 +303,7 @@ def test_every_tool_is_asked():
     """A new tool of assistants is asked here, too."""
     assert set(TOOL_ARGUMENTS) == {tool.__name__ for tool in TOOLS}
     assert all(
-        set(given) <= set(signature(tool).parameters) for tool in TOOLS for given in [TOOL_ARGUMENTS[tool.__name__]]
+        set(given) <= set(signature(tool).parameters)
+        for tool in TOOLS
+        for given in [TOOL_ARGUMENTS[tool.__name__]]
     )

@@ -1,4 +1,6 @@
-"""Evidence has an age: what no agent can still hold is refused record by record, unless a setting allows more."""
+"""Evidence has an age: what no agent can still hold is refused record by record, unless a setting
+allows more.
+"""
 
 import time
 
@@ -33,11 +35,16 @@ def both(seq):
 
 
 def test_evidence_that_no_agent_can_still_hold_is_refused_record_by_record(dsn):
-    """The rest is committed, each refusal names its record, and the same batch again gets the same answer."""
+    """The rest is committed, each refusal names its record, and the same batch again gets the same
+    answer.
+    """
     with running(dsn, max_evidence_age_days=37) as collector:
         status, answer = collector.send(both(1))
         assert status == 422
-        assert [refusal["record"] for refusal in answer["rejected"]] == ["usage_intervals[1]", "samples[1]"]
+        assert [refusal["record"] for refusal in answer["rejected"]] == [
+            "usage_intervals[1]",
+            "samples[1]",
+        ]
         assert all(SENTENCE in refusal["reason"] for refusal in answer["rejected"])
         assert collector.send(both(1)) == (status, answer)
     assert rows(dsn, "SELECT start_ms FROM usage_interval") == [(FRESH,)]
@@ -49,10 +56,14 @@ def test_old_days_make_no_partitions(dsn):
     first = 946_684_800_000
     days = [free(0, first + day * DAY_MS, first + day * DAY_MS + 60_000) for day in range(40)]
     with running(dsn, max_evidence_age_days=37) as collector:
-        status, answer = collector.send(batch(1, accelerators=1, usage_intervals=days, samples=samples(1, [])))
+        status, answer = collector.send(
+            batch(1, accelerators=1, usage_intervals=days, samples=samples(1, []))
+        )
     assert (status, len(answer["rejected"])) == (422, 40)
     assert rows(
-        dsn, "SELECT count(*) FROM pg_inherits WHERE inhparent IN ('usage_interval'::regclass, 'gpu_sample'::regclass)"
+        dsn,
+        "SELECT count(*) FROM pg_inherits WHERE inhparent IN ('usage_interval'::regclass,"
+        " 'gpu_sample'::regclass)",
     ) == [(0,)]
 
 

@@ -1,4 +1,6 @@
-"""A batch that the collector fails to write: a line each time, the traceback once, and nothing of its content."""
+"""A batch that the collector fails to write: a line each time, the traceback once, and nothing of
+its content.
+"""
 
 import json
 import re
@@ -24,7 +26,9 @@ CREATE TRIGGER fail BEFORE INSERT ON {{}} FOR EACH ROW EXECUTE FUNCTION fail();
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_a_failing_batch_is_a_line_in_the_log(form):
-    """Twenty batches fail at two places: 503 each, a line each, two tracebacks, no word of what they contain."""
+    """Twenty batches fail at two places: 503 each, a line each, two tracebacks, no word of what
+    they contain.
+    """
     folder = open_folder("gpuledger-log-")
     with collector_process(folder, GPULEDGER_LOG_FORMAT=form) as collector:
         for place, table in enumerate(("ingest_batch", "workload_attributes")):
@@ -39,7 +43,11 @@ def test_a_failing_batch_is_a_line_in_the_log(form):
         log = (folder / "collector.log").read_text()
     assert SECRET not in log
     assert "tags:" not in log
-    records = re.findall(r"^.*cannot be written: RaiseException: not on this day \(\w+\.py:\d+\).*$", log, re.MULTILINE)
+    records = re.findall(
+        r"^.*cannot be written: RaiseException: not on this day \(\w+\.py:\d+\).*$",
+        log,
+        re.MULTILINE,
+    )
     assert len(records) == BATCHES
     assert log.count("Traceback (most recent call last)") == 2
     assert len(log.splitlines()) < BATCHES + 80

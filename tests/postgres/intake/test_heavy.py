@@ -1,4 +1,6 @@
-"""One node cannot make others wait: its heavy batches are decoded one at a time, written alone, and all is counted."""
+"""One node cannot make others wait: its heavy batches are decoded one at a time, written alone, and
+all is counted.
+"""
 
 import asyncio
 import contextlib
@@ -69,10 +71,16 @@ def test_a_heavy_batch_is_written_alone_and_others_go_past_it():
         heavy = [commit.submit(One(f"heavy-{number}", True)) for number in range(3)]
         assert await asyncio.to_thread(store.entered.wait, 10)
         light = [commit.submit(One(f"light-{number}")) for number in range(50)]
-        assert await asyncio.wait_for(asyncio.gather(*light), 10) == [f"light-{number}" for number in range(50)]
+        assert await asyncio.wait_for(asyncio.gather(*light), 10) == [
+            f"light-{number}" for number in range(50)
+        ]
         assert not any(future.done() for future in heavy)
         store.leave.set()
-        assert await asyncio.wait_for(asyncio.gather(*heavy), 10) == ["heavy-0", "heavy-1", "heavy-2"]
+        assert await asyncio.wait_for(asyncio.gather(*heavy), 10) == [
+            "heavy-0",
+            "heavy-1",
+            "heavy-2",
+        ]
 
     try:
         asyncio.run(story())
@@ -95,7 +103,9 @@ def bound(dsn, node):
 
 def large(seq, node):
     """A batch that is not decoded on the event loop."""
-    return batch(seq, node, workloads=[workload(f"{number}", name="x" * 900) for number in range(1500)])
+    return batch(
+        seq, node, workloads=[workload(f"{number}", name="x" * 900) for number in range(1500)]
+    )
 
 
 def test_a_node_has_one_large_body_decoded_at_a_time(dsn, monkeypatch):
@@ -120,7 +130,8 @@ def test_a_node_has_one_large_body_decoded_at_a_time(dsn, monkeypatch):
         collector.post(body_of(batch(0, "other")), other)  # its token is known from now on
         monkeypatch.setattr(batches, "decode", slow)
         senders = [
-            threading.Thread(target=collector.post, args=(body_of(large(seq, "flood")), flood)) for seq in range(6)
+            threading.Thread(target=collector.post, args=(body_of(large(seq, "flood")), flood))
+            for seq in range(6)
         ]
         for sender in senders:
             sender.start()
@@ -152,14 +163,19 @@ def test_a_node_cannot_hold_all_that_may_be_under_way(dsn):
 
 
 def test_what_a_batch_lists_and_becomes_is_counted(dsn):
-    """Accelerators and workloads, and bytes after decompression, have quotas; another node is not concerned."""
+    """Accelerators and workloads, and bytes after decompression, have quotas; another node is not
+    concerned.
+    """
     many = [workload(f"{number}", name="x" * 900) for number in range(700)]
     for settings, name in (
         ({"node_names_per_second": 10}, "accelerators and workloads"),
         ({"node_inflated_bytes_per_second": 10_000}, "decompressed bytes"),
     ):
         with running(dsn, **settings) as collector:
-            for quota in (collector.parts.intake.quotas.names, collector.parts.intake.quotas.inflated_bytes):
+            for quota in (
+                collector.parts.intake.quotas.names,
+                collector.parts.intake.quotas.inflated_bytes,
+            ):
                 quota.steady = lambda: 0.0
             node = name.replace(" ", "-")
             assert collector.send(batch(1, node, workloads=many))[0] == 200
@@ -169,7 +185,9 @@ def test_what_a_batch_lists_and_becomes_is_counted(dsn):
 
 
 def test_new_names_are_counted_by_the_hour(dsn):
-    """Who has brought too many new ones goes on with those that are known, and is told how long to wait."""
+    """Who has brought too many new ones goes on with those that are known, and is told how long to
+    wait.
+    """
     with running(dsn, node_new_names_per_hour=100) as collector:
         collector.parts.intake.quotas.new_names.steady = lambda: 0.0
         assert collector.send(batch(1))[0] == 200
@@ -187,7 +205,9 @@ def test_new_names_are_counted_by_the_hour(dsn):
 
 
 def test_an_interval_counts_for_each_hour_that_it_reaches_into(dsn):
-    """Each of those hours is folded again: a day of one accelerator is not one entry but twenty-four."""
+    """Each of those hours is folded again: a day of one accelerator is not one entry but
+    twenty-four.
+    """
     with running(dsn, node_samples_per_second=1) as collector:
         collector.parts.intake.quotas.samples.steady = lambda: 0.0
         whole_days = [free(place, NOON_MS - DAY_MS, NOON_MS) for place in range(3)]
@@ -202,7 +222,10 @@ def test_new_days_are_counted_by_the_hour(dsn):
     def days(seq, first):
         at = [NOON_MS - (first + number) * DAY_MS for number in range(10)]
         return batch(
-            seq, accelerators=1, usage_intervals=[free(0, day, day + 60_000) for day in at], samples=samples(1, [])
+            seq,
+            accelerators=1,
+            usage_intervals=[free(0, day, day + 60_000) for day in at],
+            samples=samples(1, []),
         )
 
     with running(dsn, node_new_days_per_hour=5) as collector:
@@ -238,7 +261,12 @@ def test_at_one_nodes_worst_another_does_not_wait_for_it(dsn):
         seq = 1
         while time.monotonic() < end:
             begun = time.monotonic()
-            assert collector.post(body_of(batch(seq, "other", start_ms=NOON_MS + seq * 60_000)), other)[0] == 200
+            assert (
+                collector.post(
+                    body_of(batch(seq, "other", start_ms=NOON_MS + seq * 60_000)), other
+                )[0]
+                == 200
+            )
             slowest = max(slowest, time.monotonic() - begun)
             seq += 1
             time.sleep(0.05)
@@ -246,5 +274,8 @@ def test_at_one_nodes_worst_another_does_not_wait_for_it(dsn):
             sender.join(60)
     # Whatever the machine: a part of the time that the heaviest batch takes on it.
     heaviest = max(seconds for status, seconds in answers if status == 200)
-    print(f"slowest answer {slowest:.2f} s of {seq}; the heaviest batch {heaviest:.2f} s of {len(answers)}")
+    print(
+        f"slowest answer {slowest:.2f} s of {seq}; the heaviest batch {heaviest:.2f} s of"
+        f" {len(answers)}"
+    )
     assert slowest < heaviest / 2

@@ -1,4 +1,6 @@
-"""POST /v1/batches as servers and clients may put it: in parts, at once, under a prefix, broken off."""
+"""POST /v1/batches as servers and clients may put it: in parts, at once, under a prefix, broken
+off.
+"""
 
 import asyncio
 import contextlib
@@ -65,7 +67,9 @@ def test_one_after_the_other_without_waiting(collector):
 
 @pytest.mark.parametrize("size", [1, 7, 400])
 def test_a_body_in_parts(collector, size):
-    """However a body is cut, also within its head and with its length unknown, it is the same batch."""
+    """However a body is cut, also within its head and with its length unknown, it is the same
+    batch.
+    """
     whole = post(of(10 + size))
     parts = [whole[:30], *(whole[at : at + size * 50] for at in range(30, len(whole), size * 50))]
     assert talk(collector, *parts, pause=0.002) == [COMMITTED]
@@ -110,7 +114,9 @@ def test_an_empty_body_is_refused(collector, head):
 
 def test_of_two_headers_of_a_name_the_first_counts(collector):
     """As everywhere else in the collector."""
-    twice = HEAD + "Content-Type: text/plain\r\nX-GPULedger-Sent-At: 1\r\nX-GPULedger-Sent-At: no\r\n"
+    twice = (
+        HEAD + "Content-Type: text/plain\r\nX-GPULedger-Sent-At: 1\r\nX-GPULedger-Sent-At: no\r\n"
+    )
     assert talk(collector, post(of(40), twice)) == [COMMITTED]
     [(status, _)] = talk(collector, post(of(41), "Content-Type: text/plain\r\n" + HEAD))
     assert status == 415
@@ -130,9 +136,14 @@ def test_a_sender_that_goes_holds_nothing(collector):
     assert talk(collector, post(body)) == [COMMITTED]
 
 
-@pytest.mark.parametrize("path", ["/v1/batches", "/api/v1/write", "/v1/queue", "/v1/disputes", "/v1/runs/x/progress"])
+@pytest.mark.parametrize(
+    "path", ["/v1/batches", "/api/v1/write", "/v1/queue", "/v1/disputes", "/v1/runs/x/progress"]
+)
 def test_a_sender_that_goes_writes_no_traceback(collector, caplog, path):
-    """Threat: a log that anybody fills. A body that breaks off is no fault of ours, on any route that takes one."""
+    """Threat: a log that anybody fills.
+
+    A body that breaks off is no fault of ours, on any route that takes one.
+    """
     kind = "application/x-protobuf" if "write" in path else "application/json"
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Encoding: "
     coded = "snappy" if "write" in path else "identity"
@@ -185,13 +196,24 @@ def scope_of(path, root_path=""):
     ],
 )
 def test_under_a_prefix(collector, mount, path, root_path):
-    """Behind a proxy's prefix, or mounted in another application, the answers are the same as without."""
-    app = Starlette(routes=[Mount(mount, app=collector.parts.app)]) if mount else collector.parts.app
+    """Behind a proxy's prefix, or mounted in another application, the answers are the same as
+    without.
+    """
+    app = (
+        Starlette(routes=[Mount(mount, app=collector.parts.app)]) if mount else collector.parts.app
+    )
     body = of(60 + len(mount) + 10 * len(root_path))
-    halves = {"type": "http.request", "body": body[:50], "more_body": True}, {"type": "http.request", "body": body[50:]}
-    assert asyncio.run(asyncio.wait_for(ask(app, scope_of(path, root_path), *halves), 10)) == COMMITTED
+    halves = (
+        {"type": "http.request", "body": body[:50], "more_body": True},
+        {"type": "http.request", "body": body[50:]},
+    )
+    assert (
+        asyncio.run(asyncio.wait_for(ask(app, scope_of(path, root_path), *halves), 10)) == COMMITTED
+    )
     before = counted(collector)
-    status, answer = asyncio.run(asyncio.wait_for(ask(app, scope_of(path, root_path), halves[0]), 10))
+    status, answer = asyncio.run(
+        asyncio.wait_for(ask(app, scope_of(path, root_path), halves[0]), 10)
+    )
     assert (status, answer["detail"]) == (400, "the sender disconnected")
     # Refused batches are an alarm; one whose sender had no patience comes again.
     after = counted(collector)
@@ -200,7 +222,9 @@ def test_under_a_prefix(collector, mount, path, root_path):
 
 def counted(collector):
     """Batches by their outcome."""
-    found = re.findall(r'batches_total\{status="(\w+)"\} (\S+)', collector.request("GET", "/metrics")[2])
+    found = re.findall(
+        r'batches_total\{status="(\w+)"\} (\S+)', collector.request("GET", "/metrics")[2]
+    )
     return {status: float(count) for status, count in found}
 
 

@@ -38,7 +38,9 @@ class Shelf:
 
 @pytest.mark.parametrize("header", ["Bearer gpl_stranger", KNOWN, ""])
 def test_a_slow_database_answers_for_a_token_that_is_not_known(header):
-    """A look that takes longer than an answer is good for still ends the wait: a token of a file is not known there."""
+    """A look that takes longer than an answer is good for still ends the wait: a token of a file is
+    not known there.
+    """
     shelf = Shelf(NEW_SECONDS * 1.5)
     keys = Keys(shelf, lambda: 0)
     asyncio.run(asyncio.wait_for(keys.refresh_once(header), 5))
@@ -46,7 +48,9 @@ def test_a_slow_database_answers_for_a_token_that_is_not_known(header):
 
 
 def test_who_comes_after_a_look_began_waits_for_the_next():
-    """A token may have been made since: what was looked up before the request came does not judge a stranger."""
+    """A token may have been made since: what was looked up before the request came does not judge a
+    stranger.
+    """
     shelf = Shelf()
     keys = Keys(shelf, lambda: 0)
 
@@ -85,7 +89,9 @@ def test_all_who_wait_are_told_that_the_keys_are_away():
     keys = Keys(shelf, lambda: 0, steady=lambda: now[0])
 
     async def ask(many):
-        return await asyncio.gather(*(keys.refresh_once(KNOWN) for _ in range(many)), return_exceptions=True)
+        return await asyncio.gather(
+            *(keys.refresh_once(KNOWN) for _ in range(many)), return_exceptions=True
+        )
 
     assert {type(one) for one in asyncio.run(asyncio.wait_for(ask(50), 5))} == {KeysUnavailable}
     assert shelf.asked == 1
@@ -101,7 +107,10 @@ def test_the_one_who_asked_first_may_go():
 
     async def first_goes():
         shelf.let.clear()
-        first, second = asyncio.create_task(keys.refresh_once(KNOWN)), asyncio.create_task(keys.refresh_once(KNOWN))
+        first, second = (
+            asyncio.create_task(keys.refresh_once(KNOWN)),
+            asyncio.create_task(keys.refresh_once(KNOWN)),
+        )
         while not shelf.asked:
             await asyncio.sleep(0.001)
         first.cancel()

@@ -1,4 +1,6 @@
-"""A node that is heard of for the first time, where no agent needs a token: said in the log, on the page, by doctor."""
+"""A node that is heard of for the first time, where no agent needs a token: said in the log, on the
+page, by doctor.
+"""
 
 import json
 import logging
@@ -20,14 +22,21 @@ __all__ = ["fleet", "run"]
 def body(node, seq=1):
     """A batch of a node with an hour that nobody held."""
     start = (time.time_ns() // 1_000_000 // HOUR_MS - 2) * HOUR_MS
-    interval = {"accelerator": 0, "state": "unallocated", "start_ms": start, "end_ms": start + HOUR_MS}
+    interval = {
+        "accelerator": 0,
+        "state": "unallocated",
+        "start_ms": start,
+        "end_ms": start + HOUR_MS,
+    }
     batch = {
         "version": 1,
         "node": node,
         "epoch": "0192aaaa-0000-7000-8000-000000000001",
         "seq": seq,
         "heartbeat": {"agent_version": "0", "source": "nvml", "status": "ok", "detail": ""},
-        "accelerators": [{"uuid": f"GPU-{node}", "device_uuid": f"GPU-{node}", "index": 0, "model": "NVIDIA L4"}],
+        "accelerators": [
+            {"uuid": f"GPU-{node}", "device_uuid": f"GPU-{node}", "index": 0, "model": "NVIDIA L4"}
+        ],
         "workloads": [],
         "usage_intervals": [interval],
     }
@@ -36,7 +45,11 @@ def body(node, seq=1):
 
 def warnings(caplog):
     """What the log says of new nodes."""
-    return [record.getMessage() for record in caplog.records if "for the first time" in record.getMessage()]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if "for the first time" in record.getMessage()
+    ]
 
 
 def of_doctor(run):
@@ -46,14 +59,22 @@ def of_doctor(run):
 
 
 def test_a_node_that_nobody_was_asked_about_is_said(dsn, run, caplog) -> None:
-    """Once in the log, however often it reports and after a restart; on the overview and by doctor with the cure."""
+    """Once in the log, however often it reports and after a restart; on the overview and by doctor
+    with the cure.
+    """
     caplog.set_level(logging.WARNING)
     with running(dsn) as collector:
         for node, seq in (("other-site-1", 1), ("other-site-1", 2), ("gpu-02", 1)):
             assert collector.post(body(node, seq), JSON)[0] == 200
-        assert warnings(caplog) == [new_nodes.sentence(["other-site-1"]), new_nodes.sentence(["gpu-02"])]
+        assert warnings(caplog) == [
+            new_nodes.sentence(["other-site-1"]),
+            new_nodes.sentence(["gpu-02"]),
+        ]
         page = collector.request("GET", "/")[2]
-        assert "heard of for the first time: gpu-02, other-site-1; no token is asked for here" in page.lower()
+        assert (
+            "heard of for the first time: gpu-02, other-site-1; no token is asked for here"
+            in page.lower()
+        )
         assert new_nodes.CURE in page
     caplog.clear()
     with running(dsn) as collector:
@@ -85,7 +106,9 @@ def test_where_agents_need_tokens_nothing_is_said(dsn, run, caplog, monkeypatch,
         if how == "tokens are required":
             monkeypatch.setenv("GPULEDGER_REQUIRE_TOKENS", "true")
     with running(dsn, require_tokens=how == "tokens are required") as collector:
-        assert collector.post(body("gpu-01"), {**JSON, "Authorization": f"Bearer {secret}"})[0] == 200
+        assert (
+            collector.post(body("gpu-01"), {**JSON, "Authorization": f"Bearer {secret}"})[0] == 200
+        )
         assert "for the first time" not in collector.request("GET", "/")[2]
     assert warnings(caplog) == []
     assert of_doctor(run) == []

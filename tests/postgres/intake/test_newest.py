@@ -1,4 +1,6 @@
-"""What people look at first: kept while batches wait, written as if it had been written at once, never in the way."""
+"""What people look at first: kept while batches wait, written as if it had been written at once,
+never in the way.
+"""
 
 import asyncio
 import contextlib
@@ -51,7 +53,9 @@ def connection(postgres):
 
 
 def piece(rows):
-    """Rows by accelerator: instant, state (-1: not told), holder, and values of the first and the last hot metric."""
+    """Rows by accelerator: instant, state (-1: not told), holder, and values of the first and the
+    last hot metric.
+    """
     order = sorted(rows)
     told = [rows[one] for one in order]
     hot = []
@@ -90,7 +94,9 @@ def latest_rows(connection):
 @examples(40)
 @given(told=pieces)
 def test_one_by_one_and_all_at_once_are_the_same(connection, told):
-    """Whatever is told in whatever order, late and in parts: merged and written once, it is what they leave."""
+    """Whatever is told in whatever order, late and in parts: merged and written once, it is what
+    they leave.
+    """
     found = []
     for parts in (told, [merge(told)], [merge([merge(told[:3]), *told[3:]])]):
         connection.execute("DELETE FROM gpu_latest")
@@ -123,10 +129,14 @@ def beat_of(seq, status, second, epoch="0190a5c8-0000-7000-8000-000000000001"):
 @examples(20)
 @given(told=beats)
 def test_beats_one_by_one_and_all_at_once_are_the_same(connection, told):
-    """The newest of an epoch says how a node is, and the last that came when it was seen, however they are kept."""
+    """The newest of an epoch says how a node is, and the last that came when it was seen, however
+    they are kept.
+    """
     found = []
     for together in (False, True):
-        connection.execute("UPDATE node SET heartbeat = NULL, status = '', last_seen_at = '2026-01-01'")
+        connection.execute(
+            "UPDATE node SET heartbeat = NULL, status = '', last_seen_at = '2026-01-01'"
+        )
         kept = PendingUpdates()
         for one in told:
             part = PendingUpdates([], {node: beat_of(*said) for node, said in one.items()})
@@ -136,13 +146,19 @@ def test_beats_one_by_one_and_all_at_once_are_the_same(connection, told):
                 write_updates(connection, part)
         if together:
             write_updates(connection, kept)
-        found.append(connection.execute("SELECT id, status, last_seen_at, heartbeat FROM node ORDER BY 1").fetchall())
+        found.append(
+            connection.execute(
+                "SELECT id, status, last_seen_at, heartbeat FROM node ORDER BY 1"
+            ).fetchall()
+        )
     assert found[0] == found[1]
 
 
 def test_texts_without_end_are_not_kept():
     """A heartbeat is cut before it waits: what it may hold is no more than what is written of it."""
-    long = validate.Heartbeat(agent_version="1", source="s", status="ok", detail="x" * 1_000_000 + "\0")
+    long = validate.Heartbeat(
+        agent_version="1", source="s", status="ok", detail="x" * 1_000_000 + "\0"
+    )
     body = encode(batch(heartbeat=long))
     kept = validate.accept(decode(body, "application/msgpack", ""), NOON_MS)
     assert kept.heartbeat.detail == "x" * validate.MAX_TEXT
@@ -150,7 +166,9 @@ def test_texts_without_end_are_not_kept():
 
 
 class Fake:
-    """A store that answers with what it gets; `settling` is called when something left for later is to be written."""
+    """A store that answers with what it gets; `settling` is called when something left for later is
+    to be written.
+    """
 
     def __init__(self, settling=lambda: None):
         self.settling, self.due, self.settled, self.forgotten = settling, False, 0, 0
@@ -205,7 +223,9 @@ def writing(store, **limits):
 
 
 async def answers(made, ones):
-    return await asyncio.wait_for(asyncio.gather(*(made.submit(one) for one in ones), return_exceptions=True), 5)
+    return await asyncio.wait_for(
+        asyncio.gather(*(made.submit(one) for one in ones), return_exceptions=True), 5
+    )
 
 
 def wait_for(condition, seconds=5):
@@ -215,9 +235,13 @@ def wait_for(condition, seconds=5):
     assert condition()
 
 
-@pytest.mark.parametrize("error", [ValueError("a fault"), psycopg.OperationalError("away"), OverflowError()])
+@pytest.mark.parametrize(
+    "error", [ValueError("a fault"), psycopg.OperationalError("away"), OverflowError()]
+)
 def test_settling_goes_on_after_any_fault(error, monkeypatch):
-    """Whatever stops one settling, the next is made, no connection stays open behind, and batches are answered."""
+    """Whatever stops one settling, the next is made, no connection stays open behind, and batches
+    are answered.
+    """
     monkeypatch.setattr(commit, "BACK_OFF_SECONDS", 0.01)
     left = [error, error]
 
@@ -246,7 +270,9 @@ def test_what_is_left_is_written_at_the_end():
 
 
 def test_a_fault_in_every_batch_is_a_fault_of_the_collector():
-    """One poison batch, however often it comes, stops nothing; three different ones in a row say that none is taken."""
+    """One poison batch, however often it comes, stops nothing; three different ones in a row say
+    that none is taken.
+    """
     store = Fake()
     with writing(store) as made:
         for _ in range(5):
@@ -264,7 +290,9 @@ def test_a_fault_in_every_batch_is_a_fault_of_the_collector():
 
 
 def test_poison_does_not_take_along_what_was_kept():
-    """What was committed before a batch that cannot be written is settled before everything is forgotten."""
+    """What was committed before a batch that cannot be written is settled before everything is
+    forgotten.
+    """
     seen = []
     store = Fake(lambda: seen.append(store.forgotten))
     store.is_flush_due = lambda ending: False
@@ -282,15 +310,15 @@ def accepted(seq, node="node-1", start_ms=NOON_MS, **changes):
 
 def newest_of(connection, node):
     return connection.execute(
-        "SELECT max(at_ms), (SELECT heartbeat ->> 'seq' FROM node WHERE name = %s) FROM gpu_latest l"
-        " JOIN accelerator a ON a.id = accelerator_id WHERE uuid LIKE %s",
+        "SELECT max(at_ms), (SELECT heartbeat ->> 'seq' FROM node WHERE name = %s) FROM gpu_latest"
+        " l JOIN accelerator a ON a.id = accelerator_id WHERE uuid LIKE %s",
         (node, f"GPU-{node}-%"),
     ).fetchone()
 
 
 def test_what_waits_is_written_when_it_is_settled_and_only_then(connection):
-    """While batches wait nothing newest is written; what is settled is the newest of all, and a replay changes it
-    not.
+    """While batches wait nothing newest is written; what is settled is the newest of all, and a
+    replay changes it not.
     """
     store, node = Store(partitions.ensure, placements.settle), "kept"
     for seq in range(3):
@@ -306,7 +334,9 @@ def test_what_waits_is_written_when_it_is_settled_and_only_then(connection):
 
 
 def test_a_database_that_dies_while_settling_takes_nothing(connection):
-    """What could not be written is kept, under what was told since, and written by the next who comes."""
+    """What could not be written is kept, under what was told since, and written by the next who
+    comes.
+    """
     store, node = Store(partitions.ensure, placements.settle), "dies"
 
     def settle_while_it_dies():
@@ -315,7 +345,8 @@ def test_a_database_that_dies_while_settling_takes_nothing(connection):
             connection.execute("SELECT pg_terminate_backend(%s)", (doomed.info.backend_pid,))
             store.flush_deferred(doomed)
 
-    # Around the connection: while the server is still closing it, it looks open, and could not be committed.
+    # Around the connection: while the server is still closing it, it looks open, and could not be
+    # committed.
     with pytest.raises(psycopg.OperationalError):
         settle_while_it_dies()
     store.flush(connection, [accepted(2, node, NOON_MS + 60_000)], NOW, lambda: True)
@@ -328,7 +359,9 @@ def test_what_the_database_refuses_does_not_stay_in_the_way(connection):
     """What no row can hold is let go, and the next newest is written."""
     store, node = Store(partitions.ensure, placements.settle), "gone"
     store.deferred.add(PendingUpdates([], {1: beat_of(2**70, "ok", 0), 2: beat_of(2**70, "ok", 0)}))
-    connection.execute("UPDATE node SET heartbeat = %s::jsonb WHERE id = 1", (encode_json(beat_of(1, "ok", 0)),))
+    connection.execute(
+        "UPDATE node SET heartbeat = %s::jsonb WHERE id = 1", (encode_json(beat_of(1, "ok", 0)),)
+    )
     with pytest.raises(psycopg.DataError):
         store.flush_deferred(connection)
     store.flush(connection, [accepted(1, node)], NOW)
@@ -336,10 +369,15 @@ def test_what_the_database_refuses_does_not_stay_in_the_way(connection):
 
 
 def test_writers_and_the_settler_at_once(connection):
-    """Two writers, one settler, the same nodes: every batch counts once and the newest are those of the last."""
+    """Two writers, one settler, the same nodes: every batch counts once and the newest are those of
+    the last.
+    """
     store = Store(partitions.ensure, placements.settle)
     made = GroupCommit(
-        store, lambda: psycopg.connect(connection.dsn, autocommit=True), lambda: NOW, Limits(writers=2, flush_batches=3)
+        store,
+        lambda: psycopg.connect(connection.dsn, autocommit=True),
+        lambda: NOW,
+        Limits(writers=2, flush_batches=3),
     )
     made.start()
     batches = [accepted(seq, f"both-{seq % 3}", NOON_MS + seq * 1000) for seq in range(120)]
@@ -353,14 +391,18 @@ def test_writers_and_the_settler_at_once(connection):
         made.close(10)
     assert {answer.status for answer in told} == {"committed"}
     assert not any(
-        thread.name in ("writer-deferred", "writer-0", "writer-1") and thread in (*made._threads, made._deferred_writer)
+        thread.name in ("writer-deferred", "writer-0", "writer-1")
+        and thread in (*made._threads, made._deferred_writer)
         for thread in threading.enumerate()
     )
     assert connection.execute(
         "SELECT count(*) FROM ingest_batch JOIN node n ON n.id = node_id WHERE n.name LIKE 'both-%'"
     ).fetchone() == (120,)
     for node in range(3):
-        assert newest_of(connection, f"both-{node}") == (NOON_MS + (117 + node) * 1000 + 50_000, str(117 + node))
+        assert newest_of(connection, f"both-{node}") == (
+            NOON_MS + (117 + node) * 1000 + 50_000,
+            str(117 + node),
+        )
 
 
 def test_what_is_kept_does_not_grow():

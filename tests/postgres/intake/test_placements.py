@@ -1,4 +1,6 @@
-"""What a store remembers of the inventory time line: never what is older than the database, and never for ever."""
+"""What a store remembers of the inventory time line: never what is older than the database, and
+never for ever.
+"""
 
 import datetime as dt
 import threading
@@ -42,7 +44,9 @@ def seen(seq, node, at_ms, *uuids):
         workloads=[workload()],
         usage_intervals=[held(place, at_ms, at_ms + HOUR_MS) for place in range(len(accelerators))],
     )
-    return validate.accept(decode(encode(made), "application/msgpack", ""), int(NOW.timestamp() * 1000))
+    return validate.accept(
+        decode(encode(made), "application/msgpack", ""), int(NOW.timestamp() * 1000)
+    )
 
 
 def nodes(connection):
@@ -52,7 +56,9 @@ def nodes(connection):
 
 
 def test_a_row_that_was_settled_before_another_is_not_remembered_after_it(connection):
-    """Two writers settle one board one after the other and remember in the other order: the later row stays."""
+    """Two writers settle one board one after the other and remember in the other order: the later
+    row stays.
+    """
     store = Store(partitions.ensure, placements.settle)
     late = []
     for seq, node in ((1, "n1"), (1, "n2")):
@@ -66,12 +72,16 @@ def test_a_row_that_was_settled_before_another_is_not_remembered_after_it(connec
     for after in reversed(late):
         for remember in after:
             remember()
-    store.flush(connection, [seen(2, "n1", NOON_MS + HOUR_MS), seen(3, "n1", NOON_MS + 2 * HOUR_MS)], NOW)
+    store.flush(
+        connection, [seen(2, "n1", NOON_MS + HOUR_MS), seen(3, "n1", NOON_MS + 2 * HOUR_MS)], NOW
+    )
     assert nodes(connection) == [("n1",)]
 
 
 def test_what_another_replica_changed_is_seen_within_a_day(connection):
-    """A replica that remembers a board on a node looks again after a day, and settles what it passed over."""
+    """A replica that remembers a board on a node looks again after a day, and settles what it
+    passed over.
+    """
     one, other = (Store(partitions.ensure, placements.settle) for _ in range(2))
     one.flush(connection, [seen(1, "n1", NOON_MS)], NOW)
     other.flush(connection, [seen(1, "n2", NOON_MS + 2 * HOUR_MS)], NOW)
@@ -101,7 +111,10 @@ def test_boards_are_locked_in_the_order_in_which_accelerators_are_written(databa
         holder.execute(lock, ("GPU-a",))
         thread = threading.Thread(target=settle)
         thread.start()
-        waiting = "SELECT FROM pg_stat_activity WHERE application_name = 'settles' AND wait_event_type = 'Lock'"
+        waiting = (
+            "SELECT FROM pg_stat_activity WHERE application_name = 'settles' AND wait_event_type ="
+            " 'Lock'"
+        )
         while not connection.execute(waiting).fetchall():
             assert not done.wait(0.02)
         try:

@@ -26,9 +26,9 @@ AT = 1_760_000_000
 def bearer(dsn, name, node=None):
     """Headers of JSON with an agent's token of this name, bound to a node where one is given."""
     with psycopg.connect(dsn) as connection:
-        secret = tokens.create(connection, Token(0, name, "agent", node, None, "", made_ms=round(time.time() * 1000)))[
-            1
-        ]
+        secret = tokens.create(
+            connection, Token(0, name, "agent", node, None, "", made_ms=round(time.time() * 1000))
+        )[1]
     return {**JSON, "Authorization": f"Bearer {secret}"}
 
 
@@ -50,7 +50,9 @@ def unfinished(port, headers, announced, sent):
     """A request whose body lacks its end, for as long as the block runs."""
     with socket.create_connection(("127.0.0.1", port), 60) as connection:
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        connection.sendall(f"POST /v1/queue HTTP/1.1\r\nHost: x\r\n{head}Content-Length: {announced}\r\n\r\n".encode())
+        connection.sendall(
+            f"POST /v1/queue HTTP/1.1\r\nHost: x\r\n{head}Content-Length: {announced}\r\n\r\n".encode()
+        )
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused while it is sent
             connection.sendall(b" " * sent)
         yield connection
@@ -66,7 +68,9 @@ def test_a_node_holds_at_most_half_of_the_bytes_in_progress(dsn):
         open_requests.enter_context(unfinished(collector.port, flood, 500_000, 450_000))
         until(lambda: intake.in_progress == 450_000)
         for _ in range(4):
-            refused = open_requests.enter_context(unfinished(collector.port, flood, 500_000, 450_000))
+            refused = open_requests.enter_context(
+                unfinished(collector.port, flood, 500_000, 450_000)
+            )
             assert refused.recv(100).startswith(b"HTTP/1.1 503")
         assert intake.in_progress == 450_000 <= intake.max_bytes // 2
         assert collector.post(body_of(batch(1, "neighbor")), neighbor)[0] == 200
@@ -92,7 +96,9 @@ def test_readings_have_a_quota_before_a_byte_of_the_next(dsn):
     with running(dsn, require_tokens=True, node_queue_readings_per_hour=2) as collector:
         collector.parts.intake.quotas.queue_readings.steady = lambda: 0.0
         flood, other = bearer(dsn, "flood", "flood"), bearer(dsn, "other", "other")
-        assert [post(collector, reading(at=AT + number), flood)[0] for number in range(3)] == [200] * 3
+        assert [post(collector, reading(at=AT + number), flood)[0] for number in range(3)] == [
+            200
+        ] * 3
         status, told, answer = post(collector, reading(at=AT + 9), flood)
         assert (status, answer["detail"]) == (429, "flood sends more than 2 queue readings an hour")
         assert int(told["Retry-After"]) >= 1800
@@ -106,7 +112,11 @@ def test_readings_have_a_quota_before_a_byte_of_the_next(dsn):
     [
         ({"node_samples_per_second": 1}, "samples", "more than 1 samples a second"),
         ({"node_bytes_per_second": 100}, "bytes", "more than 100 bytes a second"),
-        ({"node_queue_bytes_per_hour": 5000}, "queue_bytes", "more than 5000 bytes of queue readings an hour"),
+        (
+            {"node_queue_bytes_per_hour": 5000},
+            "queue_bytes",
+            "more than 5000 bytes of queue readings an hour",
+        ),
     ],
 )
 def test_what_a_reading_holds_is_counted(dsn, settings, quota, words):
@@ -124,7 +134,11 @@ def test_a_token_for_any_node_pays_by_its_name(dsn):
     with running(dsn, require_tokens=True, node_queue_readings_per_hour=1) as collector:
         collector.parts.intake.quotas.queue_readings.steady = lambda: 0.0
         east, west = bearer(dsn, "east"), bearer(dsn, "west")
-        assert [post(collector, reading(at=AT + number), east)[0] for number in range(3)] == [200, 200, 429]
+        assert [post(collector, reading(at=AT + number), east)[0] for number in range(3)] == [
+            200,
+            200,
+            429,
+        ]
         assert post(collector, reading(), west)[0] == 200
 
 
@@ -145,7 +159,11 @@ def test_workloads_are_counted_before_they_are_objects(dsn, monkeypatch):
     with running(dsn) as collector:
         monkeypatch.setattr(queue.msgspec.json, "decode", lambda *_, **__: pytest.fail("decoded"))
         for entry in (b'{"workload_id":"0","gpus":1}', b"{}", b"[]", b"1"):
-            body = b'{"source":"s","at":1760000000,"waiting":[' + b",".join([entry] * (queue.MAX_WAITING + 1)) + b"]}"
+            body = (
+                b'{"source":"s","at":1760000000,"waiting":['
+                + b",".join([entry] * (queue.MAX_WAITING + 1))
+                + b"]}"
+            )
             status, _, answer = post(collector, body)
             assert status == 413
             assert "131072 are allowed" in answer["detail"]
@@ -154,7 +172,9 @@ def test_workloads_are_counted_before_they_are_objects(dsn, monkeypatch):
 
 
 def test_what_is_stored_of_a_reading_is_bounded(dsn):
-    """A few thousand workloads of an owner each, with names as long as they may be, are too much to keep."""
+    """A few thousand workloads of an owner each, with names as long as they may be, are too much to
+    keep.
+    """
     with running(dsn) as collector:
         many = [workload(number, team=f"{number:0500d}", user="u" * 500) for number in range(4200)]
         status, _, answer = post(collector, reading(many))
@@ -163,20 +183,29 @@ def test_what_is_stored_of_a_reading_is_bounded(dsn):
 
 
 def test_readings_that_wait_for_the_database_are_few(dsn, monkeypatch):
-    """Whoever sends them: two are being stored at once, others wait, and each is answered when a lock lasts."""
+    """Whoever sends them: two are being stored at once, others wait, and each is answered when a
+    lock lasts.
+    """
     monkeypatch.setattr(queue, "SESSION", "-c lock_timeout=2000")
-    with running(dsn, require_tokens=True) as collector, psycopg.connect(dsn, autocommit=True) as watcher:
+    with (
+        running(dsn, require_tokens=True) as collector,
+        psycopg.connect(dsn, autocommit=True) as watcher,
+    ):
         senders = [bearer(dsn, f"node-{number}", f"node-{number}") for number in range(6)]
         statuses: list[int] = []
         with psycopg.connect(dsn) as blocker:
             blocker.execute("LOCK TABLE queue_reading IN ACCESS EXCLUSIVE MODE")
             threads = [
-                threading.Thread(target=lambda head=head: statuses.append(post(collector, reading(), head)[0]))
+                threading.Thread(
+                    target=lambda head=head: statuses.append(post(collector, reading(), head)[0])
+                )
                 for head in senders
             ]
             for thread in threads:
                 thread.start()
-            count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'gpuledger-queue'"
+            count = (
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'gpuledger-queue'"
+            )
             most = 0
             while any(thread.is_alive() for thread in threads):
                 most = max(most, watcher.execute(count).fetchone()[0])

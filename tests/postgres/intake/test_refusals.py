@@ -39,7 +39,9 @@ def test_refused_senders_are_counted_and_doctor_names_them(dsn):
         collector.parts.intake.quotas.queue_readings.steady = lambda: 0.0
         assert "note" not in collector.request("GET", "/readyz")[2]
         heads = [bearer(dsn, f"flooding-{number}") for number in range(2)]
-        assert [post(collector, head) for head in heads for _ in range(8)] == ([200] * 2 + [429] * 6) * 2
+        assert [post(collector, head) for head in heads for _ in range(8)] == (
+            [200] * 2 + [429] * 6
+        ) * 2
         status, _, answer = collector.request("GET", "/readyz")
         assert (status, answer["status"]) == (200, "ready")
         assert answer["note"].startswith("2 senders exceeded a limit in the last minute")
@@ -54,7 +56,9 @@ def test_refused_senders_are_counted_and_doctor_names_them(dsn):
 
         until(both_are_settled)
     command = [BIN / "gpuledger", "doctor", "--format", "json", "--dsn", dsn]
-    findings = json.loads(subprocess.run(command, env=environment(), capture_output=True, check=False).stdout)
+    findings = json.loads(
+        subprocess.run(command, env=environment(), capture_output=True, check=False).stdout
+    )
     told = [finding for finding in findings if finding["topic"] == "refused"]
     assert {finding["sentence"].split()[2] for finding in told} == {"flooding-0", "flooding-1"}
     assert all("gpuledger token revoke" in finding["remedy"] for finding in told)
@@ -92,6 +96,9 @@ def test_bytes_in_progress_are_told_apart(dsn):
                 first.add(51)
             assert refused.value.payer == "a"
             second.add(49)
-            with Reservation(intake, senders[2]) as third, pytest.raises(TooMuchInProgress) as refused:
+            with (
+                Reservation(intake, senders[2]) as third,
+                pytest.raises(TooMuchInProgress) as refused,
+            ):
                 third.add(1)
             assert refused.value.payer == ""

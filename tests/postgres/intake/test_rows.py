@@ -1,4 +1,6 @@
-"""Rows of a flush: whatever pattern of absent values, blocks and hours, what is there is what was said."""
+"""Rows of a flush: whatever pattern of absent values, blocks and hours, what is there is what was
+said.
+"""
 
 import uuid
 
@@ -13,8 +15,17 @@ from fakes.profiles import examples
 from gpuledger_collector.ingest.batches.attributes import ResolvedBatch
 from gpuledger_collector.ingest.batches.evidence import touched_hours
 from gpuledger_collector.ingest.batches.samples import SampleRows, join_samples
-from gpuledger_collector.ingest.batches.usage_intervals import copy_usage_intervals, join_usage_intervals, latest_states
-from gpuledger_collector.ingest.batches.validate import METRIC_KINDS, Accepted, AcceptedRecords, SampleBlock
+from gpuledger_collector.ingest.batches.usage_intervals import (
+    copy_usage_intervals,
+    join_usage_intervals,
+    latest_states,
+)
+from gpuledger_collector.ingest.batches.validate import (
+    METRIC_KINDS,
+    Accepted,
+    AcceptedRecords,
+    SampleBlock,
+)
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.wire import WireUsageInterval
@@ -30,7 +41,9 @@ def connection(postgres):
     with fresh_database(postgres) as dsn, Database(dsn).connect() as opened:
         with opened.transaction():
             partitions.ensure(
-                opened, "usage_interval", [NOON_MS // DAY_MS * DAY_MS + day * DAY_MS for day in (-1, 0, 1)]
+                opened,
+                "usage_interval",
+                [NOON_MS // DAY_MS * DAY_MS + day * DAY_MS for day in (-1, 0, 1)],
             )
         yield opened
 
@@ -38,14 +51,25 @@ def connection(postgres):
 @st.composite
 def usage_interval(draw):
     start_ms = NOON_MS + draw(st.integers(-DAY_MS // 2, DAY_MS // 2))
-    end_ms = start_ms + draw(st.sampled_from([1, 1000, HOUR_MS, DAY_MS - 1, DAY_MS]) | st.integers(1, DAY_MS))
+    end_ms = start_ms + draw(
+        st.sampled_from([1, 1000, HOUR_MS, DAY_MS - 1, DAY_MS]) | st.integers(1, DAY_MS)
+    )
     energy = draw(st.none() | st.sampled_from([0, 2**63 - 1]))
     state = draw(st.sampled_from(["held", "unallocated", "unavailable"]))
     if state != "held":
         return WireUsageInterval(draw(st.integers(0, 2)), state, start_ms, end_ms, energy_mj=energy)
     held_ms = draw(st.integers(0, end_ms - start_ms))
     return WireUsageInterval(
-        draw(st.integers(0, 2)), state, start_ms, end_ms, draw(st.integers(0, 1)), held_ms, held_ms, 0, 0, energy
+        draw(st.integers(0, 2)),
+        state,
+        start_ms,
+        end_ms,
+        draw(st.integers(0, 1)),
+        held_ms,
+        held_ms,
+        0,
+        0,
+        energy,
     )
 
 
@@ -64,23 +88,32 @@ def numbered(seq, usage_intervals=(), block=None):
         block,
         [],
     )
-    said = {place: BIG + 20 + place for place in range(3)}, {place: BIG + 30 + place for place in range(2)}
+    said = (
+        {place: BIG + 20 + place for place in range(3)},
+        {place: BIG + 30 + place for place in range(2)},
+    )
     return ResolvedBatch(
-        batch, BIG + seq, {place: BIG + place for place in range(3)}, {0: BIG + 10, 1: BIG + 11}, *said
+        batch,
+        BIG + seq,
+        {place: BIG + place for place in range(3)},
+        {0: BIG + 10, 1: BIG + 11},
+        *said,
     )
 
 
 @examples(20)
 @given(told=st.lists(st.lists(usage_interval(), max_size=5), min_size=1, max_size=3))
 def test_usage_intervals_arrive_as_they_were_said(connection, told):
-    """States, holders, energy that is absent, zero or as large as can be, over midnight, from several batches."""
+    """States, holders, energy that is absent, zero or as large as can be, over midnight, from
+    several batches.
+    """
     connection.execute("DELETE FROM usage_interval")
     batches = [numbered(2**62 + seq, usage_intervals) for seq, usage_intervals in enumerate(told)]
     copy_usage_intervals(connection, join_usage_intervals(batches))
     found = connection.execute(
-        "SELECT node_id, epoch, seq, record, accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms,"
-        " idle_ms, unknown_ms, energy_mj, accelerator_attributes_id, workload_attributes_id FROM usage_interval"
-        " ORDER BY seq, record"
+        "SELECT node_id, epoch, seq, record, accelerator_id, workload_id, state, start_ms, end_ms,"
+        " held_ms, busy_ms, idle_ms, unknown_ms, energy_mj, accelerator_attributes_id,"
+        " workload_attributes_id FROM usage_interval ORDER BY seq, record"
     ).fetchall()
     assert found == [
         (
@@ -111,13 +144,16 @@ def test_usage_intervals_arrive_as_they_were_said(connection, told):
     instants=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2 * DAY_MS)), max_size=5),
 )
 def test_hours_are_those_that_are_touched(told, instants):
-    """Every hour of every usage interval and of every sample, each once, of the right accelerator, however large its
-    id.
+    """Every hour of every usage interval and of every sample, each once, of the right accelerator,
+    however large its id.
     """
     batches = [numbered(seq, usage_intervals) for seq, usage_intervals in enumerate(told)]
     samples = None
     if instants:
-        numbers, at_ms = np.array([BIG + place for place, _ in instants]), np.array([at for _, at in instants])
+        numbers, at_ms = (
+            np.array([BIG + place for place, _ in instants]),
+            np.array([at for _, at in instants]),
+        )
         samples = SampleRows(numbers, at_ms, {})
     expected = {
         (BIG + one.accelerator, hour)
@@ -125,12 +161,16 @@ def test_hours_are_those_that_are_touched(told, instants):
         for one in usage_intervals
         for hour in range(one.start_ms // HOUR_MS, (one.end_ms - 1) // HOUR_MS + 1)
     } | {(BIG + place, at // HOUR_MS) for place, at in instants}
-    assert touched_hours(join_usage_intervals(batches), samples).tolist() == [list(one) for one in sorted(expected)]
+    assert touched_hours(join_usage_intervals(batches), samples).tolist() == [
+        list(one) for one in sorted(expected)
+    ]
 
 
 @given(told=st.lists(st.lists(usage_interval(), max_size=6), min_size=1, max_size=3))
 def test_the_latest_state_is_that_of_the_latest_usage_interval(told):
-    """The usage interval that ends last; of those that end together the one that is held longest, then the first."""
+    """The usage interval that ends last; of those that end together the one that is held longest,
+    then the first.
+    """
     expected = {}
     for usage_intervals in told:
         for one in usage_intervals:
@@ -138,12 +178,16 @@ def test_the_latest_state_is_that_of_the_latest_usage_interval(told):
             if one.accelerator not in expected or rank > expected[one.accelerator][0]:
                 expected[one.accelerator] = rank, one.state, one.workload
     found = latest_states(
-        join_usage_intervals([numbered(seq, usage_intervals) for seq, usage_intervals in enumerate(told)])
+        join_usage_intervals(
+            [numbered(seq, usage_intervals) for seq, usage_intervals in enumerate(told)]
+        )
     )
     assert found.accelerator.tolist() == [BIG + place for place in sorted(expected)]
     assert found.end_ms.tolist() == [expected[place][0][0] for place in sorted(expected)]
     states = ["held", "unallocated", "unavailable"]
-    assert [states[state] for state in found.state] == [expected[place][1] for place in sorted(expected)]
+    assert [states[state] for state in found.state] == [
+        expected[place][1] for place in sorted(expected)
+    ]
     holders = [None if holder < 0 else holder - BIG - 10 for holder in found.workload.tolist()]
     assert holders == [expected[place][2] for place in sorted(expected)]
 
@@ -160,16 +204,22 @@ blocks = st.lists(
 
 @given(told=blocks)
 def test_blocks_with_other_columns_are_joined(told):
-    """A column that a block does not bring is absent there, and so is what is no number; every row keeps its card."""
+    """A column that a block does not bring is absent there, and so is what is no number; every row
+    keeps its card.
+    """
     batches = []
     for seq, (places, columns) in enumerate(told):
-        made = {name: np.full(len(places), value, "<f4").tobytes() for name, value in columns.items()}
+        made = {
+            name: np.full(len(places), value, "<f4").tobytes() for name, value in columns.items()
+        }
         at = np.arange(len(places), dtype="<i8") + NOON_MS + seq * 100
         batches.append(numbered(seq, block=SampleBlock.of(np.array(places, dtype="<i8"), at, made)))
     joined = join_samples([numbered(99), *batches])
     assert joined.accelerator.tolist() == [BIG + place for places, _ in told for place in places]
     assert joined.at_ms.tolist() == [
-        NOON_MS + seq * 100 + row for seq, (places, _) in enumerate(told) for row in range(len(places))
+        NOON_MS + seq * 100 + row
+        for seq, (places, _) in enumerate(told)
+        for row in range(len(places))
     ]
     assert sorted(joined.columns) == sorted({name for _, columns in told for name in columns})
     for name, values in joined.columns.items():

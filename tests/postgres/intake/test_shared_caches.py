@@ -1,4 +1,6 @@
-"""Batches of one node that reach several processes in any order leave what one process would have written."""
+"""Batches of one node that reach several processes in any order leave what one process would have
+written.
+"""
 
 import datetime as dt
 import itertools
@@ -47,7 +49,9 @@ def report(seq, node, xid, health="ok"):
         samples=samples(1, [start_ms], gpu_last_xid=[xid]),
     )
     made = msgspec.structs.replace(made, accelerators=[accelerator(0, node, health=health)])
-    return validate.accept(decode(encode(made), "application/msgpack", ""), int(NOW.timestamp() * 1000))
+    return validate.accept(
+        decode(encode(made), "application/msgpack", ""), int(NOW.timestamp() * 1000)
+    )
 
 
 def slow_readings(connection, node):
@@ -58,11 +62,17 @@ def slow_readings(connection, node):
     ).fetchall()
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.0, 31.0, 79.0])), min_size=1, max_size=12))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from([0.0, 31.0, 79.0])), min_size=1, max_size=12
+    )
+)
 @example([(0, 0.0), (1, 79.0), (0, 0.0)])
 @examples(10)
 def test_slow_metrics_change_where_they_changed(connection, reports):
-    """A value that returns to what this process saw last, after another process saw a different one, is a change."""
+    """A value that returns to what this process saw last, after another process saw a different
+    one, is a change.
+    """
     number = next(_numbers)
     spread, alone = f"spread-{number}", f"alone-{number}"
     stores, one = [new_store() for _ in range(3)], Store(partitions.ensure, placements.settle)
@@ -73,7 +83,9 @@ def test_slow_metrics_change_where_they_changed(connection, reports):
 
 
 def test_what_pages_show_of_an_accelerator_is_right_again_within_minutes(connection):
-    """Health that comes back to what this process wrote last is written again once its cache is renewed."""
+    """Health that comes back to what this process wrote last is written again once its cache is
+    renewed.
+    """
     first, second, node = new_store(), new_store(), "healed"
     first.flush(connection, [report(1, node, 0.0)], NOW)
     second.flush(connection, [report(2, node, 0.0, "degraded")], NOW)

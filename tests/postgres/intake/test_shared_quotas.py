@@ -34,7 +34,9 @@ def settled(dsn):
 
 @pytest.mark.slow
 def test_two_collectors_admit_what_one_would(dsn):
-    """Who sends to both has used up its quota with both, and with a third one that knows nothing of it yet."""
+    """Who sends to both has used up its quota with both, and with a third one that knows nothing of
+    it yet.
+    """
     settings = {"require_tokens": True, "node_queue_readings_per_hour": 10}
     head, other = headers(dsn, "flood"), headers(dsn, "other")
 
@@ -46,9 +48,14 @@ def test_two_collectors_admit_what_one_would(dsn):
         return collector.parts.intake.quotas.queue_readings._level("flood")
 
     with running(dsn, **settings) as first, running(dsn, **settings) as second:
-        assert [post(collector, number) for number in range(6) for collector in (first, second)] == [200] * 12
+        assert [
+            post(collector, number) for number in range(6) for collector in (first, second)
+        ] == [200] * 12
         until(lambda: settled(dsn) == pytest.approx(12, abs=1))
-        for collector in (first, second):  # each learns of the other with what it admits next, if not before
+        for collector in (
+            first,
+            second,
+        ):  # each learns of the other with what it admits next, if not before
             assert post(collector, 90) in {200, 429}
             until(lambda collector=collector: level(collector) < 0)
             assert post(collector, 91) == 429
@@ -84,7 +91,9 @@ def test_debt_is_paid_once_for_all(dsn):
         clocked.quotas[0].check("node")
     assert refused.value.seconds == pytest.approx(3400, abs=60)
     with psycopg.connect(dsn) as connection:
-        used = connection.execute("SELECT used FROM quota_use WHERE (payer, quota) = ('node', 'units')").fetchone()[0]
+        used = connection.execute(
+            "SELECT used FROM quota_use WHERE (payer, quota) = ('node', 'units')"
+        ).fetchone()[0]
         assert used == pytest.approx(7000, abs=60)
         connection.execute("UPDATE quota_use SET at = at - interval '2 hours'")
         quota_use.expire(connection)
@@ -101,10 +110,14 @@ def test_quiet_senders_cost_no_statement(dsn, monkeypatch):
 
 
 def test_heavy_senders_cost_a_statement_a_settlement(dsn, monkeypatch):
-    """Not one a request: 30,000 requests of 300 senders over three settlements are three statements of each process."""
+    """Not one a request: 30,000 requests of 300 senders over three settlements are three statements
+    of each process.
+    """
     clocked, statements = Clocked(dsn), []
     true = SharedQuotas._write
-    monkeypatch.setattr(SharedQuotas, "_write", lambda *given: statements.append(len(given[1])) or true(*given))
+    monkeypatch.setattr(
+        SharedQuotas, "_write", lambda *given: statements.append(len(given[1])) or true(*given)
+    )
     for _ in range(3):
         for quota in clocked.quotas:
             for number in range(5000):
@@ -125,17 +138,23 @@ def test_while_the_database_is_away_each_process_goes_on(caplog):
 
 @pytest.mark.slow
 def test_new_owners_are_counted_by_the_hour(dsn):
-    """Also those that a known workload is given; a batch without any is taken, and so is one of another node."""
+    """Also those that a known workload is given; a batch without any is taken, and so is one of
+    another node.
+    """
     with running(dsn, node_new_owners_per_hour=20) as collector:
         collector.parts.intake.quotas.new_owners.steady = lambda: 0.0
 
         def send(seq, node="node-1", **tags):
-            return collector.post(body_of(batch(seq, node, workloads=[workload("w", tags=tags)])), MSGPACK)[0]
+            return collector.post(
+                body_of(batch(seq, node, workloads=[workload("w", tags=tags)])), MSGPACK
+            )[0]
 
         assert send(0, team="seg") == 200
         teams = [workload(f"w{number}", tags={"team": f"team-{number}"}) for number in range(30)]
         assert collector.send(batch(1, workloads=teams))[0] == 200
-        status, answer = collector.send(batch(2, workloads=[workload("w", tags={"team": "one-more"})]))
+        status, answer = collector.send(
+            batch(2, workloads=[workload("w", tags={"team": "one-more"})])
+        )
         assert (status, answer["detail"]) == (429, "node-1 sends more than 20 new owners an hour")
         assert send(2, team="one-more") == 429
         assert send(2, team="seg") == 200

@@ -86,7 +86,9 @@ def advice(team: str) -> Recommendation:
 
 
 def half_idle(world: World) -> None:
-    """A job of alpha holds a GPU for five hours of July, idle for half of it; a free one stands beside it."""
+    """A job of alpha holds a GPU for five hours of July, idle for half of it; a free one stands
+    beside it.
+    """
     for hour in range(5):
         start_ms = JULY_MS + hour * HOUR
         half = held(0, start_ms, start_ms + HOUR, busy_ms=HOUR // 2, idle_ms=HOUR // 2)
@@ -111,7 +113,9 @@ def books(postgres, tmp_path_factory):
         with psycopg.connect(dsn) as connection:
             findings.put(connection, [idle(team) for team in ("alpha", "bravo")])
             findings.set_progress(connection, "idle", NOW_MS)
-            run = RecommendationRun(NOW_MS, AUGUST_MS, SEPTEMBER_MS, {}, [{"subject": "n9", "why": "no readings"}], "x")
+            run = RecommendationRun(
+                NOW_MS, AUGUST_MS, SEPTEMBER_MS, {}, [{"subject": "n9", "why": "no readings"}], "x"
+            )
             recommendations.put(connection, [advice(team) for team in ("alpha", "bravo")], run)
         superuser = make_conninfo(administrator(postgres), dbname=conninfo_to_dict(dsn)["dbname"])
         yield Books(dsn, superuser, Command(dsn))

@@ -1,4 +1,6 @@
-"""The tools' answers: the numbers of commands and pages to the last digit, whole in total, narrowed by reader."""
+"""The tools' answers: the numbers of commands and pages to the last digit, whole in total, narrowed
+by reader.
+"""
 
 import json
 import re
@@ -25,7 +27,9 @@ def amount(money: dict[str, str]) -> Decimal:
 
 EXPECTED = {
     "get_cost": lambda reply: {row["names"]["team"] for row in reply.rows} >= {"alpha", "bravo"},
-    "get_gpu_waste": lambda reply: reply.content["status"] in {"ok", "empty", "partial"} and reply.totals,
+    "get_gpu_waste": lambda reply: (
+        reply.content["status"] in {"ok", "empty", "partial"} and reply.totals
+    ),
     "get_rightsizing": lambda reply: [row["team"] for row in reply.rows] == ["alpha", "bravo"],
     "explain_change": lambda reply: reply.rows and reply.totals[0]["change"]["currency"] == "USD",
     "get_efficiency": lambda reply: reply.totals[0]["cost_allocated"]["currency"] == "USD",
@@ -58,11 +62,13 @@ def test_a_recorded_question_is_answered_with_its_proof(books, question):
 @pytest.mark.parametrize("month", [AUGUST, SEPTEMBER])
 def test_cost_is_the_chargeback_to_the_last_digit(books, month):
     """Rows, totals and micro-units are those of `gpuledger chargeback`."""
-    bill = json.loads(books.out("chargeback", "--period", month, "--by", "team", "--format", "json"))
+    bill = json.loads(
+        books.out("chargeback", "--period", month, "--by", "team", "--format", "json")
+    )
     reply = books.assistant().ask("get_cost", period=month, limit=200)
-    assert [(row["names"]["team"], row["cost"]["amount"], row["held"]["value"]) for row in reply.rows] == [
-        (row["team"], row["cost"], row["gpu_hours"]) for row in bill["rows"]
-    ]
+    assert [
+        (row["names"]["team"], row["cost"]["amount"], row["held"]["value"]) for row in reply.rows
+    ] == [(row["team"], row["cost"], row["gpu_hours"]) for row in bill["rows"]]
     ((total, shown),) = zip(bill["totals"], reply.totals, strict=True)
     assert shown["cost"]["amount"] == total["cost"]
     assert amount(shown["cost_exact"]) * 10**6 == total["cost_micro"]
@@ -73,11 +79,15 @@ def test_cost_is_the_chargeback_to_the_last_digit(books, month):
 @pytest.mark.parametrize("owner", [None, {"team": "alpha"}], ids=["finance", "viewer"])
 @pytest.mark.parametrize("section", ["jobs", "models", "below", "days"])
 def test_a_statement_is_its_invoice(books, owner, section):
-    """The totals are the invoice of the receipt, for the owner's viewer too; each section adds up to them."""
+    """The totals are the invoice of the receipt, for the owner's viewer too; each section adds up
+    to them.
+    """
     receipt = json.loads(books.out("periods", "--verify", AUGUST, "--format", "json"))[0]
     bill = json.loads(books.out("chargeback", "--period", AUGUST, "--format", "json"))
     (row,) = [row for row in bill["rows"] if row["team"] == "alpha"]
-    reply = books.assistant(owner).ask("get_statement", owner="alpha", month=AUGUST, section=section, limit=200)
+    reply = books.assistant(owner).ask(
+        "get_statement", owner="alpha", month=AUGUST, section=section, limit=200
+    )
     assert reply.content["proof"]["seals"][0]["seal"] == receipt["seal"]
     (total,) = reply.totals
     assert total["cost_total"]["amount"] == row["cost_total"] if row["cost_total"] else row["cost"]
@@ -87,26 +97,43 @@ def test_a_statement_is_its_invoice(books, owner, section):
 
 @pytest.mark.parametrize("by", ["team", "workload,model", "node"])
 def test_a_change_is_split_exactly(books, by):
-    """Price, volume and mix add up to each change, the changes to the total, and both ends to the chargeback."""
-    reply = books.assistant().ask("compare_periods", period=SEPTEMBER, base_period=AUGUST, group_by=by, limit=200)
+    """Price, volume and mix add up to each change, the changes to the total, and both ends to the
+    chargeback.
+    """
+    reply = books.assistant().ask(
+        "compare_periods", period=SEPTEMBER, base_period=AUGUST, group_by=by, limit=200
+    )
     (total,) = reply.totals
     for change in [*reply.rows, total]:
         assert amount(change["after"]) - amount(change["before"]) == amount(change["change"])
-        assert sum(amount(change[part]) for part in ("by_price", "by_volume", "by_mix")) == amount(change["change"])
+        assert sum(amount(change[part]) for part in ("by_price", "by_volume", "by_mix")) == amount(
+            change["change"]
+        )
     for end, month in (("before", AUGUST), ("after", SEPTEMBER)):
-        bill = json.loads(books.out("chargeback", "--period", month, "--by", by, "--format", "json"))
+        bill = json.loads(
+            books.out("chargeback", "--period", month, "--by", by, "--format", "json")
+        )
         assert amount(total[end]) * 10**6 == sum(row["cost_micro"] for row in bill["rows"])
         assert sum(amount(row[end]) for row in reply.rows) == amount(total[end])
 
 
 @pytest.mark.parametrize("tool", ["compare_periods", "explain_change"])
 def test_as_many_days_are_compared(books, tool):
-    """Of an unfinished period its whole days with as many before; of a month what the ledger has on both sides."""
+    """Of an unfinished period its whole days with as many before; of a month what the ledger has on
+    both sides.
+    """
     assistant = books.assistant()
     reply = assistant.ask(tool, start="2026-09-15", end="2026-09-25")
-    assert reply.content["period"] == {"start": "2026-09-15T00:00:00Z", "end": "2026-09-21T00:00:00Z", "zone": "UTC"}
+    assert reply.content["period"] == {
+        "start": "2026-09-15T00:00:00Z",
+        "end": "2026-09-21T00:00:00Z",
+        "zone": "UTC",
+    }
     (total,) = reply.totals
-    assert (total["base"]["start"], total["base"]["end"]) == ("2026-09-09T00:00:00Z", "2026-09-15T00:00:00Z")
+    assert (total["base"]["start"], total["base"]["end"]) == (
+        "2026-09-09T00:00:00Z",
+        "2026-09-15T00:00:00Z",
+    )
     assert (total["days_before"], total["days_after"]) == (6, 6)
     reply = assistant.ask(tool, period=AUGUST)
     (total,) = reply.totals
@@ -118,7 +145,9 @@ def test_as_many_days_are_compared(books, tool):
 
 @pytest.mark.parametrize("tool", ["compare_periods", "explain_change"])
 def test_what_is_not_known_is_not_compared(books, tool):
-    """A month before the ledger began cost nobody knows what: no row is called new, and nothing is zero."""
+    """A month before the ledger began cost nobody knows what: no row is called new, and nothing is
+    zero.
+    """
     for arguments in (
         {"period": AUGUST, "base_period": "2026-01"},
         {"period": "2026-01", "base_period": AUGUST},
@@ -131,21 +160,33 @@ def test_what_is_not_known_is_not_compared(books, tool):
 
 
 def test_corrections_make_no_time_unknown(books):
-    """The month that bills corrections of August has their cost; hours that they take back are no time of it."""
+    """The month that bills corrections of August has their cost; hours that they take back are no
+    time of it.
+    """
     with psycopg.connect(books.dsn) as connection:
         ((month,),) = connection.execute(
             "SELECT DISTINCT to_char(to_timestamp(booked_day_ms / 1000), 'YYYY-MM') FROM correction"
         ).fetchall()
     cost = books.assistant().ask("get_cost", period=month)
-    assert any(row["correction_of"] == AUGUST and row["held"]["value"].startswith("-") for row in cost.rows)
+    assert any(
+        row["correction_of"] == AUGUST and row["held"]["value"].startswith("-") for row in cost.rows
+    )
     (total,) = books.assistant().ask("get_efficiency", period=month).totals
     assert Decimal(total["unknown"]["value"]) >= 0
-    events = books.assistant().ask("explain_change", period=month, base_period=AUGUST).totals[0]["events"]
-    assert [event["text"] for event in events] == ["corrections of the closed month 2026-08 are billed in this period"]
+    events = (
+        books.assistant()
+        .ask("explain_change", period=month, base_period=AUGUST)
+        .totals[0]["events"]
+    )
+    assert [event["text"] for event in events] == [
+        "corrections of the closed month 2026-08 are billed in this period"
+    ]
 
 
 def test_workloads_have_their_names(books):
-    """Beside the key that conditions take, rows of workloads show the name and the user as reported."""
+    """Beside the key that conditions take, rows of workloads show the name and the user as
+    reported.
+    """
     with psycopg.connect(books.dsn) as connection:
         named = dict(connection.execute("SELECT key, coalesce(name, '') FROM workload").fetchall())
     for tool, arguments in (
@@ -160,25 +201,38 @@ def test_workloads_have_their_names(books):
 
 
 def test_waste_and_efficiency_are_parts_of_the_same_cost(books):
-    """Idle time and what nobody held is waste, as in the chargeback; the ratio is used cost over all cost."""
+    """Idle time and what nobody held is waste, as in the chargeback; the ratio is used cost over
+    all cost.
+    """
     bill = json.loads(books.out("chargeback", "--period", JULY, "--format", "json"))
     waste = books.assistant().ask("get_gpu_waste", period=JULY)
     (total,) = waste.totals
     assert total["waste"]["amount"] == bill["waste"][0]["cost_waste"]
-    assert [(row["names"]["team"], row["waste"]["amount"]) for row in waste.rows][-1] == ("alpha", "25.00")
+    assert [(row["names"]["team"], row["waste"]["amount"]) for row in waste.rows][-1] == (
+        "alpha",
+        "25.00",
+    )
     assert total["held_idle"]["amount"] == "25.00"
     assert amount(total["unallocated"]) >= 50
     assert sum(amount(row["waste"]) for row in waste.rows) == amount(total["waste"])
     assert [
-        row["names"]["team"] for row in books.assistant().ask("get_gpu_waste", period=JULY, min_waste="26").rows
+        row["names"]["team"]
+        for row in books.assistant().ask("get_gpu_waste", period=JULY, min_waste="26").rows
     ] == [row["names"]["team"] for row in waste.rows[:-1]]
     efficiency = books.assistant().ask("get_efficiency", period=JULY)
     (alpha,) = [row for row in efficiency.rows if row["names"]["team"] == "alpha"]
-    assert (alpha["efficiency"], alpha["cost_used"]["amount"], alpha["is_exact"]) == ("0.5000", "25.00", True)
+    assert (alpha["efficiency"], alpha["cost_used"]["amount"], alpha["is_exact"]) == (
+        "0.5000",
+        "25.00",
+        True,
+    )
     (total,) = efficiency.totals
     assert total["cost_allocated"]["amount"] == bill["totals"][0]["cost"]
     assert total["cost_used"]["amount"] == "25.00"
-    assert total["efficiency"] == f"{amount(total['cost_used']) / amount(total['cost_allocated']):.8f}"[:6]
+    assert (
+        total["efficiency"]
+        == f"{amount(total['cost_used']) / amount(total['cost_allocated']):.8f}"[:6]
+    )
 
 
 def test_pages_of_rows_hold_every_row_once(books):
@@ -188,7 +242,9 @@ def test_pages_of_rows_hold_every_row_once(books):
     assert whole.content["row_count"] == len(whole.rows) > 4
     rows, cursor = [], ""
     while True:
-        page = assistant.ask("get_cost", period=AUGUST, group_by="workload,node,model", limit=2, cursor=cursor)
+        page = assistant.ask(
+            "get_cost", period=AUGUST, group_by="workload,node,model", limit=2, cursor=cursor
+        )
         assert page.totals == whole.totals
         assert page.content["row_count"] == len(whole.rows)
         rows += page.rows
@@ -209,10 +265,13 @@ def test_conditions_narrow_rows_and_their_total(books):
 
 
 def test_a_month_is_closed_with_its_seal_and_a_changed_line_breaks_it(books):
-    """verify_statement reads the lines again; a sealed line that is changed behind the product's back is found."""
+    """verify_statement reads the lines again; a sealed line that is changed behind the product's
+    back is found.
+    """
     change = (
-        "UPDATE charge SET cost_micro = cost_micro + %s WHERE (tableoid, ctid) = (SELECT tableoid, ctid FROM charge "
-        "WHERE day_ms >= %s AND cost_micro > 0 ORDER BY day_ms, accelerator_id, start_ms LIMIT 1)"
+        "UPDATE charge SET cost_micro = cost_micro + %s WHERE (tableoid, ctid) = (SELECT tableoid,"
+        " ctid FROM charge WHERE day_ms >= %s AND cost_micro > 0 ORDER BY day_ms, accelerator_id,"
+        " start_ms LIMIT 1)"
     )
     assistant = books.assistant()
     assert assistant.ask("verify_statement", month=AUGUST, recompute=True).totals[0]["holds"]
@@ -232,12 +291,20 @@ def test_a_month_is_closed_with_its_seal_and_a_changed_line_breaks_it(books):
 
 
 def test_a_viewer_sees_the_viewers_rows(books):
-    """No answer of any tool to alpha's viewer holds a name of bravo; what concerns the fleet is refused."""
+    """No answer of any tool to alpha's viewer holds a name of bravo; what concerns the fleet is
+    refused.
+    """
     viewer = books.assistant({"team": "alpha"})
     calls = [
         ("describe_ledger", {}),
-        *[("list_values", {"dimension": name, "period": AUGUST}) for name in ("team", "workload", "node", "pool")],
-        *[("get_cost", {"period": month, "group_by": "team,workload,node"}) for month in (AUGUST, SEPTEMBER)],
+        *[
+            ("list_values", {"dimension": name, "period": AUGUST})
+            for name in ("team", "workload", "node", "pool")
+        ],
+        *[
+            ("get_cost", {"period": month, "group_by": "team,workload,node"})
+            for month in (AUGUST, SEPTEMBER)
+        ],
         ("get_gpu_waste", {"period": JULY, "group_by": "workload"}),
         ("get_efficiency", {"period": AUGUST}),
         ("compare_periods", {"period": SEPTEMBER, "group_by": "team,node"}),
@@ -252,7 +319,10 @@ def test_a_viewer_sees_the_viewers_rows(books):
         assert not reply.is_error, (tool, reply.text)
         assert reply.content["status"] != "empty", (tool, reply.text)
         for foreign in ("bravo", "n2", "n3", "n9", "(unallocated)", "(unobserved)"):
-            assert not re.search(rf'["-]{re.escape(foreign)}["-]', dumped(reply)), (tool, reply.text)
+            assert not re.search(rf'["-]{re.escape(foreign)}["-]', dumped(reply)), (
+                tool,
+                reply.text,
+            )
     assert viewer.ask("get_cost", period=AUGUST).totals[0]["cost"]["amount"] == "240.00"
     for tool, arguments in (
         ("get_statement", {"owner": "bravo", "month": AUGUST}),
@@ -290,7 +360,11 @@ def test_sessions_of_tools_cannot_write(books):
         ("get_cost", {"period": "soon"}, "period: 'soon' is not a period"),
         ("get_cost", {"start": "2026-08-01"}, "start and end: give both"),
         ("get_cost", {"start": "2026-09-01", "end": "2026-08-01"}, "is empty"),
-        ("get_cost", {"period": "2026-08", "start": "2026-08-01", "end": "2026-08-02"}, "give period alone"),
+        (
+            "get_cost",
+            {"period": "2026-08", "start": "2026-08-01", "end": "2026-08-02"},
+            "give period alone",
+        ),
         ("get_cost", {"start": "2020-01-01", "end": "2026-01-01"}, "at most 400 days"),
         ("get_cost", {"group_by": "teem"}, "group_by: give one to 3 of org, team"),
         ("get_cost", {"group_by": "org,team,project,run"}, "group_by: give one to 3"),
@@ -302,13 +376,21 @@ def test_sessions_of_tools_cannot_write(books):
         ("get_cost", {"limit": 0}, "limit: give at least 1"),
         ("get_cost", {"group_by": "x" * 501}, "group_by: give at most 500 characters"),
         ("get_gpu_waste", {"min_waste": "lots"}, "min_waste: 'lots' is not an amount"),
-        ("compare_periods", {"base_period": "never"}, "base_period, base_start and base_end: period"),
+        (
+            "compare_periods",
+            {"base_period": "never"},
+            "base_period, base_start and base_end: period",
+        ),
         ("get_statement", {"owner": "alpha", "month": "2026"}, "is not a month"),
         ("get_statement", {"owner": "a\0", "month": "2026-08"}, "NUL"),
         ("get_statement", {"owner": "alpha", "month": "2026-08", "level": "realm"}, "level"),
         ("get_device_usage", {"device": "a\0"}, "NUL"),
         ("list_values", {"dimension": "password"}, "dimension"),
-        ("get_cost", {"where": {"team": "alpha"}}, "where: give a text, such as team=vision, not an object"),
+        (
+            "get_cost",
+            {"where": {"team": "alpha"}},
+            "where: give a text, such as team=vision, not an object",
+        ),
         ("get_cost", {"limit": "many"}, "limit: give a whole number, not 'many'"),
         ("get_statement", {"month": "2026-08"}, "owner: is missing"),
         ("forecast_spend", {"level": "realm"}, "level: give one of org, team"),
@@ -338,11 +420,17 @@ def test_a_fault_of_our_own_reaches_no_client(books, monkeypatch):
 
         return read
 
-    monkeypatch.setattr(bills, "read_chargeback", fail(RuntimeError("SELECT secret FROM /etc/passwd at 10.0.0.1")))
+    monkeypatch.setattr(
+        bills, "read_chargeback", fail(RuntimeError("SELECT secret FROM /etc/passwd at 10.0.0.1"))
+    )
     assert books.assistant().ask("get_cost").text == "Error executing tool get_cost"
-    monkeypatch.setattr(bills, "read_chargeback", fail(psycopg.OperationalError("10.0.0.1 refused")))
+    monkeypatch.setattr(
+        bills, "read_chargeback", fail(psycopg.OperationalError("10.0.0.1 refused"))
+    )
     assert books.assistant().ask("get_cost").text.endswith("database unavailable; retry later")
-    monkeypatch.setattr(bills, "read_chargeback", fail(psycopg.errors.QueryCanceled("statement timeout")))
+    monkeypatch.setattr(
+        bills, "read_chargeback", fail(psycopg.errors.QueryCanceled("statement timeout"))
+    )
     assert "shorter period" in books.assistant().ask("get_cost").text
 
 
@@ -350,7 +438,11 @@ def test_the_log_has_a_line_for_each_call(books, caplog):
     """Who called which tool with which parameters, and how many rows it got; no value, no token."""
     with caplog.at_level("INFO", "gpuledger_collector.mcp.server"):
         books.assistant().ask("get_cost", period=AUGUST, where="team=alpha", limit=1)
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "gpuledger_collector.mcp.server"]
+    (line,) = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "gpuledger_collector.mcp.server"
+    ]
     words = "parameters: group_by, limit, period, where"
     assert re.fullmatch(rf"tool get_cost for tester: 1 of 1 rows in \d+ ms; {words}", line)
     assert "alpha" not in line

@@ -1,4 +1,6 @@
-"""Budgets and forecasts as an assistant gets them: the numbers of the command and the pages, in their own periods."""
+"""Budgets and forecasts as an assistant gets them: the numbers of the command and the pages, in
+their own periods.
+"""
 
 import json
 
@@ -50,7 +52,10 @@ def test_a_budget_stands_in_its_own_period(budgeted) -> None:
         stands = {status.budget.name: status for status in standings(connection, NOW_MS)}
     assert set(rows) == set(stands) == {"alpha until Christmas", "hours"}
     money, hours = rows["alpha until Christmas"], rows["hours"]
-    assert (money["period"]["start"], money["period"]["end"]) == ("2026-07-20T00:00:00Z", "2026-12-24T00:00:00Z")
+    assert (money["period"]["start"], money["period"]["end"]) == (
+        "2026-07-20T00:00:00Z",
+        "2026-12-24T00:00:00Z",
+    )
     assert money["amount"] == {"amount": "1000.000000", "currency": "USD"}
     spent = stands["alpha until Christmas"].spend.micro
     assert spent
@@ -77,10 +82,15 @@ def test_a_forecast_of_spending_is_that_of_the_budget(books) -> None:
         ends = forecast_owners(connection, "team", ["alpha", "bravo"], month, NOW_MS)
     assert "alpha" in ends
     rows = {(row["owner"], row["currency"]): row["forecast"] for row in answer["rows"]}
-    expected = {(owner, currency): end for owner, by in ends.items() for currency, end in by.items()}
+    expected = {
+        (owner, currency): end for owner, by in ends.items() for currency, end in by.items()
+    }
     assert set(rows) == set(expected)
     for key, end in expected.items():
-        assert rows[key]["middle"] == {"amount": f"{end.middle_micro / 10**6:.6f}", "currency": key[1]}
+        assert rows[key]["middle"] == {
+            "amount": f"{end.middle_micro / 10**6:.6f}",
+            "currency": key[1],
+        }
     assert answer["proof"]["state"] == "estimated"
 
 

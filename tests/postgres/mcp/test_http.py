@@ -1,4 +1,6 @@
-"""POST /mcp of a real collector: both eras of the protocol, tokens and roles, hosts, origins and bodies."""
+"""POST /mcp of a real collector: both eras of the protocol, tokens and roles, hosts, origins and
+bodies.
+"""
 
 import json
 
@@ -68,7 +70,9 @@ def test_a_viewer_is_billed_what_the_api_says(served):
     for role in ("viewer", "finance"):
         query = f"/v1/chargeback?from={day(-4)}&to={day(-1)}&by=team,model"
         bill = collector.request("GET", query, headers=bearer(secrets[role]))[2]
-        reply = assistant(served, role).ask("get_cost", start=day(-4), end=day(-1), group_by="team,model")
+        reply = assistant(served, role).ask(
+            "get_cost", start=day(-4), end=day(-1), group_by="team,model"
+        )
         assert [(row["names"]["team"], row["cost"]["amount"]) for row in reply.rows] == [
             (row["team"], row["cost"]) for row in bill["rows"]
         ]
@@ -81,7 +85,9 @@ def test_every_link_leads_to_a_page(served, role):
     collector, secrets = served
     base = f"http://127.0.0.1:{collector.port}"
     asking = assistant(served, role)
-    calls = [(own.tool, own.arguments) for own in (question.of(OWN, MONTH) for question in QUESTIONS)]
+    calls = [
+        (own.tool, own.arguments) for own in (question.of(OWN, MONTH) for question in QUESTIONS)
+    ]
     calls += [
         ("describe_ledger", {}),
         ("list_values", {"dimension": "node"}),
@@ -94,7 +100,9 @@ def test_every_link_leads_to_a_page(served, role):
             continue
         link = reply.content["link"]
         assert link.startswith(base + "/"), (tool, link)
-        status, _, said = collector.request("GET", link.removeprefix(base), headers=bearer(secrets[role]))
+        status, _, said = collector.request(
+            "GET", link.removeprefix(base), headers=bearer(secrets[role])
+        )
         assert status == 200, (tool, link, said)
 
 
@@ -176,7 +184,10 @@ def test_there_is_nothing_but_post(served):
     """No stream to keep open, and no session to delete."""
     collector, secrets = served
     for method in ("GET", "DELETE", "PUT"):
-        assert collector.request(method, "/mcp", None, {**OPEN, **bearer(secrets["finance"])})[0] == 405
+        assert (
+            collector.request(method, "/mcp", None, {**OPEN, **bearer(secrets["finance"])})[0]
+            == 405
+        )
 
 
 def test_it_is_off_unless_a_setting_says_so(dsn):
@@ -192,5 +203,7 @@ def test_it_is_off_unless_a_setting_says_so(dsn):
 
 def test_a_collector_for_other_machines_needs_a_token(dsn):
     """As on every reading route, nobody is let in before a reader's token exists."""
-    with running(dsn, mcp=True, listen="0.0.0.0:0", allow_plain_http=True, require_tokens=True) as collector:
+    with running(
+        dsn, mcp=True, listen="0.0.0.0:0", allow_plain_http=True, require_tokens=True
+    ) as collector:
         assert collector.request("POST", "/mcp", LISTING, OPEN)[0] == 403

@@ -1,4 +1,6 @@
-"""`gpuledger mcp` as an assistant starts it: a process that speaks the protocol on its standard streams."""
+"""`gpuledger mcp` as an assistant starts it: a process that speaks the protocol on its standard
+streams.
+"""
 
 import json
 import subprocess
@@ -24,21 +26,31 @@ HELLO = {
     "jsonrpc": "2.0",
     "id": 1,
     "method": "initialize",
-    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "t", "version": "1"},
+    },
 }
 LIST = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {}}
 
 
 def command(dsn, *arguments, **variables):
-    given = environment(GPULEDGER_DSN=dsn, GPULEDGER_PUBLIC_URL="https://ledger.example", **variables)
-    return StdioServerParameters(command=str(BIN / "gpuledger"), args=["mcp", *map(str, arguments)], env=given)
+    given = environment(
+        GPULEDGER_DSN=dsn, GPULEDGER_PUBLIC_URL="https://ledger.example", **variables
+    )
+    return StdioServerParameters(
+        command=str(BIN / "gpuledger"), args=["mcp", *map(str, arguments)], env=given
+    )
 
 
 @pytest.fixture
 def token_file(books, tmp_path):
     def write(role, owner=None):
         with psycopg.connect(books.dsn) as connection:
-            secret = tokens.create(connection, Token(0, f"{role}-{tmp_path.name}", role, None, owner, "", 1))[1]
+            secret = tokens.create(
+                connection, Token(0, f"{role}-{tmp_path.name}", role, None, owner, "", 1)
+            )[1]
         path = tmp_path / role
         path.write_text(secret + "\n")
         return path
@@ -48,7 +60,9 @@ def token_file(books, tmp_path):
 
 @pytest.mark.parametrize("era", ERAS)
 def test_both_eras_get_the_answers_of_the_ledger(books, era):
-    """The answers of the process are those of the server in this process; its links lead to the public address."""
+    """The answers of the process are those of the server in this process; its links lead to the
+    public address.
+    """
     asking = Assistant(command(books.dsn), era)
     reply = asking.ask("get_cost", period="2026-08")
     own = books.assistant().ask("get_cost", period="2026-08")
@@ -59,7 +73,9 @@ def test_both_eras_get_the_answers_of_the_ledger(books, era):
 def test_a_viewers_token_narrows_what_is_read(books, token_file):
     """The file is named by an option or a variable, and the secret by neither."""
     path = token_file("viewer", {"team": "alpha"})
-    reply = Assistant(command(books.dsn, GPULEDGER_MCP_TOKEN_FILE=str(path))).ask("get_cost", period="2026-08")
+    reply = Assistant(command(books.dsn, GPULEDGER_MCP_TOKEN_FILE=str(path))).ask(
+        "get_cost", period="2026-08"
+    )
     assert [row["names"]["team"] for row in reply.rows] == ["alpha"]
 
 
@@ -109,7 +125,10 @@ def test_standard_output_holds_the_protocol_alone(books):
     assert 1 in [message.get("id") for message in said]
 
 
-WITHOUT = "import sys\nsys.modules['mcp'] = None\nfrom gpuledger_collector.__main__ import main\nsys.argv = {}\nmain()"
+WITHOUT = (
+    "import sys\nsys.modules['mcp'] = None\nfrom gpuledger_collector.__main__ import main\nsys.argv"
+    " = {}\nmain()"
+)
 
 
 def test_without_the_extra_a_sentence_says_how_to_get_it(books):
@@ -125,17 +144,23 @@ def test_without_the_extra_a_sentence_says_how_to_get_it(books):
     assert answer.returncode == 3, answer.stderr
     (sentence,) = answer.stderr.splitlines()[-1:]
     assert sentence.endswith(wiring.MCP_REMEDY)
-    (extra,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["mcp"]
+    (extra,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]["mcp"]
     assert f"pipx inject gpuledger '{extra}'" in sentence
     assert (ROOT / "requirements/mcp.txt").is_file()
 
 
 def test_intake_does_not_depend_on_the_extra(dsn, tmp_path):
-    """`mcp = true` without it: the collector takes batches, its log says what is missing, and doctor too."""
+    """`mcp = true` without it: the collector takes batches, its log says what is missing, and
+    doctor too.
+    """
     program = tmp_path / "gpuledger"
     program.write_text(f"#!{sys.executable}\n{WITHOUT.format(['gpuledger', 'serve'])}")
     program.chmod(0o755)
-    collector = CollectorProcess(tmp_path, tmp_path, GPULEDGER_DSN=dsn, GPULEDGER_MCP="true", GPULEDGER_JOBS="false")
+    collector = CollectorProcess(
+        tmp_path, tmp_path, GPULEDGER_DSN=dsn, GPULEDGER_MCP="true", GPULEDGER_JOBS="false"
+    )
     collector.start()
     try:
         collector.wait_ready()
@@ -157,7 +182,16 @@ def test_intake_does_not_depend_on_the_extra(dsn, tmp_path):
 
 def test_other_commands_do_not_load_the_sdk():
     """Neither the list of commands nor the collector's modules import it."""
-    imports = ("gpuledger_collector.wiring", "gpuledger_collector.serving", "gpuledger_collector.api.app")
+    imports = (
+        "gpuledger_collector.wiring",
+        "gpuledger_collector.serving",
+        "gpuledger_collector.api.app",
+    )
     code = "import sys, importlib\nfrom gpuledger_collector.cli import build\nbuild()\n"
     code += f"for name in {imports}: importlib.import_module(name)\nsys.exit('mcp' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], env=environment(), timeout=120, check=False).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], env=environment(), timeout=120, check=False
+        ).returncode
+        == 0
+    )

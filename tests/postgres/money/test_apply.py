@@ -34,7 +34,9 @@ OCT = ("--from", "2025-10-01", "--to", "2025-10-04", "--by", "org,team,project",
 
 def owners(run) -> set[tuple[str, str, str]]:
     rows = json.loads(run("chargeback", *OCT)[1])["rows"]
-    return {(row["org"], row["team"], row["project"]) for row in rows if row["gpu_hours"] == "1.000000"}
+    return {
+        (row["org"], row["team"], row["project"]) for row in rows if row["gpu_hours"] == "1.000000"
+    }
 
 
 def test_rules_apply_from_their_dates_and_rate_again(fleet, run, written) -> None:
@@ -58,21 +60,32 @@ def test_rules_apply_from_their_dates_and_rate_again(fleet, run, written) -> Non
         "prices: 0 added, 0 superseded, 1 unchanged; no bill changes",
         "rules: 0 added, 0 superseded, 2 unchanged; no bill changes",
     ]
-    assert str(fleet.rows("SELECT rate_per_gpu_hour FROM price WHERE gpu_model = 'H100'")[0][0]) == "2.123456789"
+    assert (
+        str(fleet.rows("SELECT rate_per_gpu_hour FROM price WHERE gpu_model = 'H100'")[0][0])
+        == "2.123456789"
+    )
     checked = run("tags", "check", "--from", "2025-10-01", "--to", "2025-10-03")[1]
     assert "1 accounts: 1 workload, 2.000 GPU-hours" in checked
 
 
 def test_it_waits_for_a_close_without_standing_in_its_way(fleet, run, written, dsn) -> None:
-    """A close holds the ledger and wants the audit log: whoever waits for the ledger must not hold that log."""
-    shared = '[[shared_cost]]\nname = "support"\namount_per_month = 5\ncurrency = "USD"\nkey = "cost"\n'
+    """A close holds the ledger and wants the audit log: whoever waits for the ledger must not hold
+    that log.
+    """
+    shared = (
+        '[[shared_cost]]\nname = "support"\namount_per_month = 5\ncurrency = "USD"\nkey = "cost"\n'
+    )
     path, codes = written("ledger.toml", RULES + shared), []
     with psycopg.connect(dsn) as closing:
         locks.take(closing, Lock.LEDGER)
         applying = threading.Thread(target=lambda: codes.append(run("apply", path)[0]))
         applying.start()
         try:
-            until(lambda: fleet.rows("SELECT FROM pg_locks WHERE relation = 'lock_ledger'::regclass AND NOT granted"))
+            until(
+                lambda: fleet.rows(
+                    "SELECT FROM pg_locks WHERE relation = 'lock_ledger'::regclass AND NOT granted"
+                )
+            )
             closing.execute(f"{locks.statement(Lock.AUDIT)} NOWAIT")
         finally:
             closing.rollback()
@@ -82,7 +95,9 @@ def test_it_waits_for_a_close_without_standing_in_its_way(fleet, run, written, d
 
 
 def test_only_what_the_file_declares_is_told(run, written, fleet) -> None:
-    """A file without prices says nothing of prices, and one without anything that it changed nothing."""
+    """A file without prices says nothing of prices, and one without anything that it changed
+    nothing.
+    """
     rules = RULES[: RULES.index("[[price]]")]
     assert run("apply", written("rules.toml", rules))[1].startswith("rules: 2 added")
     code, out, _ = run("apply", written("empty.toml", "# later\n"))
@@ -92,7 +107,9 @@ def test_only_what_the_file_declares_is_told(run, written, fleet) -> None:
 def test_every_mistake_is_named_with_its_line(run, written, fleet) -> None:
     """Unknown keys and levels name the nearest, bad values their line; nothing is applied."""
     text = RULES.replace("[[price]]", "[[price]]\ncolor = 1").replace("org =", "orgg =")
-    text = text.replace("2025-01-01", "2025-01-01T00:00:00").replace("match = { pool", "mach = { pool")
+    text = text.replace("2025-01-01", "2025-01-01T00:00:00").replace(
+        "match = { pool", "mach = { pool"
+    )
     path = written("ledger.toml", text + "[rules]\n")
     code, _, err = run("apply", path)
     assert code == 2
@@ -108,29 +125,47 @@ def test_every_mistake_is_named_with_its_line(run, written, fleet) -> None:
 
 
 def test_a_recording_is_imported_from_the_start_that_is_said(run, written, fleet) -> None:
-    """An agent's recording counts from its start: without --start it is refused, with it its ticks have instants."""
+    """An agent's recording counts from its start: without --start it is refused, with it its ticks
+    have instants.
+    """
     lines = [
-        {"format": "gpuledger-recording/1", "node": "n", "driver": "1", "accelerators": [], "problems": []},
+        {
+            "format": "gpuledger-recording/1",
+            "node": "n",
+            "driver": "1",
+            "accelerators": [],
+            "problems": [],
+        },
         {"offset_ms": 0, "samples": [{"uuid": "GPU-1", "values": {"gpu_utilization_ratio": 0.5}}]},
-        {"offset_ms": 1500, "samples": [{"uuid": "GPU-1", "values": {"gpu_power_watts": 70.0}, "absent": {}}]},
+        {
+            "offset_ms": 1500,
+            "samples": [{"uuid": "GPU-1", "values": {"gpu_power_watts": 70.0}, "absent": {}}],
+        },
     ]
     path = written("r.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     code, _, err = run("import", "samples", path)
     assert code == 2
     assert "r.jsonl:2:offset_ms: is counted from the start" in err
     assert run("import", "samples", path, "--start", "2025-10-01T00:00:00Z")[0] == 0
-    rows = fleet.rows("SELECT at_ms, gpu_utilization_ratio, gpu_power_watts FROM gpu_sample ORDER BY 1")
+    rows = fleet.rows(
+        "SELECT at_ms, gpu_utilization_ratio, gpu_power_watts FROM gpu_sample ORDER BY 1"
+    )
     assert rows == [(OCTOBER, 0.5, None), (OCTOBER + 1500, None, 70.0)]
 
 
 def test_bad_samples_are_all_named(run, written, fleet) -> None:
     """Bad instants, numbers and JSON are named with line and column, and nothing is imported."""
-    path = written("s.csv", "ts,uuid,gpu_power_watts\nx,G,1\n1759276800,,1\n1759276800,G,hot\n1759276800,G,inf\n")
+    path = written(
+        "s.csv",
+        "ts,uuid,gpu_power_watts\nx,G,1\n1759276800,,1\n1759276800,G,hot\n1759276800,G,inf\n",
+    )
     code, _, err = run("import", "samples", path)
     assert code == 2
     places = [line.removeprefix(f"{path}:").split(": ")[0] for line in err.splitlines()[:-1]]
     assert places == ["2:ts", "3:uuid", "4:gpu_power_watts", "5:gpu_power_watts"]
-    path = written("s.jsonl", '{"uuid": "G", "ts": 1759276800, "values": {"gpu_power_watts": 1}}\n{"uuid"\n')
+    path = written(
+        "s.jsonl", '{"uuid": "G", "ts": 1759276800, "values": {"gpu_power_watts": 1}}\n{"uuid"\n'
+    )
     code, _, err = run("import", "samples", path)
     assert code == 2
     assert "s.jsonl:2: is not JSON" in err

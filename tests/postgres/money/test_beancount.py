@@ -1,4 +1,6 @@
-"""The journal as second oracle: beancount itself says that the month adds up, and that a changed copy does not."""
+"""The journal as second oracle: beancount itself says that the month adds up, and that a changed
+copy does not.
+"""
 
 from decimal import Decimal
 
@@ -16,9 +18,22 @@ MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 
 @pytest.fixture
 def journal(fleet, run):
-    """A month of two currencies, odd names, a price that changes, and a close with a correction after it."""
+    """A month of two currencies, odd names, a price that changes, and a close with a correction
+    after it.
+    """
     run("prices", "set", "--rate", "2.333333333", "--currency", "USD", "--from", "2025-01-01")
-    run("prices", "set", "--rate", "1.7", "--currency", "EUR", "--pool", "eu", "--from", "2025-01-01")
+    run(
+        "prices",
+        "set",
+        "--rate",
+        "1.7",
+        "--currency",
+        "EUR",
+        "--pool",
+        "eu",
+        "--from",
+        "2025-01-01",
+    )
     for number, pool in ((1, "us"), (2, "eu")):
         fleet.capacity(number, 0, 3 * DAY, pool=pool)
     fleet.workload(9, team='Ä "quoted" \\ team')
@@ -38,16 +53,25 @@ def faults(text):
 
 
 def test_beancount_finds_nothing_wrong(journal, run):
-    """Every transaction balances, every account is open, the balance at the end holds, and sums are the ledger's."""
+    """Every transaction balances, every account is open, the balance at the end holds, and sums are
+    the ledger's.
+    """
     entries, errors, _ = loader.load_string(journal)
     assert errors == []
-    accounts = realization.compute_balance(realization.get(realization.realize(entries), "Expenses"))
+    accounts = realization.compute_balance(
+        realization.get(realization.realize(entries), "Expenses")
+    )
     billed = {position.units.currency: position.units.number for position in accounts}
     assert billed == {"USD": Decimal("167.999976"), "EUR": Decimal("122.4")}
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("0.", "1."), ("USD\n", "EUR\n"), (" balance Income:Capacity -1", " balance Income:Capacity -2")]
+    ("old", "new"),
+    [
+        ("0.", "1."),
+        ("USD\n", "EUR\n"),
+        (" balance Income:Capacity -1", " balance Income:Capacity -2"),
+    ],
 )
 def test_a_changed_copy_is_rejected(journal, old, new):
     """One digit, one currency, one assertion."""

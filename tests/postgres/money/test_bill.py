@@ -1,4 +1,6 @@
-"""A provider's bill against the ledger: each kind of difference where it belongs, and all of them exactly the whole."""
+"""A provider's bill against the ledger: each kind of difference where it belongs, and all of them
+exactly the whole.
+"""
 
 import csv
 import io
@@ -58,7 +60,9 @@ MATCH = '[[bill_match]]\nprovider = "big cloud"\nsku = "gpu.*"\npool = "train"\n
 def bill(path, *rows, provider="ProviderName"):
     """A FOCUS file; each row says what is not usual about it."""
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [provider if name == "ProviderName" else name for name in HEADER])
+        writer = csv.DictWriter(
+            file, [provider if name == "ProviderName" else name for name in HEADER]
+        )
         writer.writeheader()
         for row in rows:
             whole = USUAL | row
@@ -83,20 +87,33 @@ def reconciled(run, tmp_path, *rows, match=MATCH, more=()):
     assert run("apply", tmp_path / "match.toml")[0] == 0
     code, told, wrong = run("import", "bill", bill(tmp_path / "bill.csv", *rows))
     assert code == 0, wrong
-    code, told, wrong = run("reconcile", "--period", "2025-10", "--bill", "big cloud", "--format", "json", *more)
+    code, told, wrong = run(
+        "reconcile", "--period", "2025-10", "--bill", "big cloud", "--format", "json", *more
+    )
     found = json.loads(told)
     assert found["holds"], found
     for currency in {*found["bill"], *found["ledger"]}:
-        difference = Decimal(found["bill"].get(currency, "0")) - Decimal(found["ledger"].get(currency, "0"))
-        assert sum(Decimal(one["amount"]) for one in found["kinds"] if one["currency"] == currency) == difference
+        difference = Decimal(found["bill"].get(currency, "0")) - Decimal(
+            found["ledger"].get(currency, "0")
+        )
+        assert (
+            sum(Decimal(one["amount"]) for one in found["kinds"] if one["currency"] == currency)
+            == difference
+        )
     return code, {(one["currency"], one["kind"]): one["amount"] for one in found["kinds"]}, found
 
 
 def test_a_bill_that_is_the_ledger_leaves_no_question(october, tmp_path):
     """The same hours at the same rate: no difference at all, and exit code 0."""
-    code, kinds, found = reconciled(october, tmp_path, {"BilledCost": "48.00", "PricingQuantity": "24"})
+    code, kinds, found = reconciled(
+        october, tmp_path, {"BilledCost": "48.00", "PricingQuantity": "24"}
+    )
     assert (code, kinds) == (0, {})
-    assert (found["bill"], found["ledger"], found["pools"]) == ({"USD": "48"}, {"USD": "48"}, ["train"])
+    assert (found["bill"], found["ledger"], found["pools"]) == (
+        {"USD": "48"},
+        {"USD": "48"},
+        ["train"],
+    )
 
 
 CASES = [
@@ -105,17 +122,32 @@ CASES = [
     ([{"BilledCost": "40", "PricingQuantity": "20"}], {"unbilled": "-8"}),
     ([{"BilledCost": "75", "PricingQuantity": "30"}], {"price": "12", "unobserved": "15"}),
     ([{"BilledCost": "48.004", "PricingQuantity": "24"}], {"price": "0.004"}),
-    ([{"BilledCost": "48", "PricingQuantity": "24"}, {"BilledCost": "9.12", "ChargeCategory": "Tax"}], {"tax": "9.12"}),
     (
-        [{"BilledCost": "48", "PricingQuantity": "24"}, {"BilledCost": "-5", "ChargeCategory": "Credit"}],
+        [
+            {"BilledCost": "48", "PricingQuantity": "24"},
+            {"BilledCost": "9.12", "ChargeCategory": "Tax"},
+        ],
+        {"tax": "9.12"},
+    ),
+    (
+        [
+            {"BilledCost": "48", "PricingQuantity": "24"},
+            {"BilledCost": "-5", "ChargeCategory": "Credit"},
+        ],
         {"credit": "-5"},
     ),
     (
-        [{"BilledCost": "48", "PricingQuantity": "24"}, {"BilledCost": "-3", "ChargeClass": "Correction"}],
+        [
+            {"BilledCost": "48", "PricingQuantity": "24"},
+            {"BilledCost": "-3", "ChargeClass": "Correction"},
+        ],
         {"refund": "-3"},
     ),
     (
-        [{"BilledCost": "48", "PricingQuantity": "24"}, {"BilledCost": "0.01", "ChargeCategory": "Adjustment"}],
+        [
+            {"BilledCost": "48", "PricingQuantity": "24"},
+            {"BilledCost": "0.01", "ChargeCategory": "Adjustment"},
+        ],
         {"adjustment": "0.01"},
     ),
     (
@@ -165,27 +197,45 @@ def test_each_difference_has_its_kind(october, tmp_path):
 
 def test_two_currencies_are_never_netted(october, tmp_path):
     """Each side stands in its own currency."""
-    _, kinds, _ = reconciled(october, tmp_path, {"BilledCost": "44", "BillingCurrency": "EUR", "PricingQuantity": "24"})
+    _, kinds, _ = reconciled(
+        october, tmp_path, {"BilledCost": "44", "BillingCurrency": "EUR", "PricingQuantity": "24"}
+    )
     assert kinds == {("EUR", "currency"): "44", ("USD", "currency"): "-48"}
 
 
 def test_amortized_costs_can_be_compared_instead(october, tmp_path):
     """A reservation's hours cost nothing on the invoice, and their part of it in effect."""
-    row = {"BilledCost": "0", "EffectiveCost": "36", "PricingQuantity": "24", "CommitmentDiscountStatus": "Used"}
+    row = {
+        "BilledCost": "0",
+        "EffectiveCost": "36",
+        "PricingQuantity": "24",
+        "CommitmentDiscountStatus": "Used",
+    }
     assert reconciled(october, tmp_path, row)[1] == {("USD", "commitment"): "-48"}
-    code, told, _ = october("reconcile", "--period", "2025-10", "--bill", "Big Cloud", "--cost", "effective")
+    code, told, _ = october(
+        "reconcile", "--period", "2025-10", "--bill", "Big Cloud", "--cost", "effective"
+    )
     assert code == 0
     assert "commitment" in told
     assert "-12 USD" in told
 
 
 def test_a_resource_that_is_called_like_a_node_is_that_node(fleet, run, tmp_path):
-    """Its hours count for all GPUs that the inventory has there; what another node lacks does not make up for it."""
+    """Its hours count for all GPUs that the inventory has there; what another node lacks does not
+    make up for it.
+    """
     run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
     for number, node in ((1, "n1"), (2, "n1"), (3, "n2")):
         fleet.capacity(number, 0, DAY, node=node)
         fleet.evidence([Held(number, number, 0, DAY)], node=node)
-    rows = [{"BilledCost": "100", "PricingQuantity": "25", "ResourceId": "arn:x:instance/n1", "SkuId": "big"}]
+    rows = [
+        {
+            "BilledCost": "100",
+            "PricingQuantity": "25",
+            "ResourceId": "arn:x:instance/n1",
+            "SkuId": "big",
+        }
+    ]
     _, kinds, found = reconciled(run, tmp_path, *rows, match="")
     assert kinds == {("USD", "unobserved"): "4", ("USD", "unbilled"): "-48"}
     told = {one["kind"]: (one["node"], one["gpu_hours"]) for one in found["differences"]}
@@ -203,8 +253,14 @@ def test_lines_over_days_are_laid_on_each_and_what_is_left_out_is_told(fleet, ru
     ]
     match = MATCH + "gpus = 8\n" + '[[bill_match]]\nsku = "net"\nleave_out = true\n'
     _, kinds, found = reconciled(run, tmp_path, *rows, match=match)
-    assert kinds == {("USD", "unobserved"): "48.005", ("USD", "left out"): "1.5", ("USD", "rounding"): "0.005"}
-    assert {one["day"] for one in found["differences"] if one["kind"] == "unobserved"} == {"2025-10-02"}
+    assert kinds == {
+        ("USD", "unobserved"): "48.005",
+        ("USD", "left out"): "1.5",
+        ("USD", "rounding"): "0.005",
+    }
+    assert {one["day"] for one in found["differences"] if one["kind"] == "unobserved"} == {
+        "2025-10-02"
+    }
 
 
 def test_the_days_of_a_bill_have_their_names_in_the_billing_zone(fleet, run, tmp_path):
@@ -220,7 +276,9 @@ def test_the_days_of_a_bill_have_their_names_in_the_billing_zone(fleet, run, tmp
         "ChargePeriodStart": "2025-09-30T22:00:00Z",
         "ChargePeriodEnd": "2025-10-01T22:00:00Z",
     }
-    _, kinds, found = reconciled(run, tmp_path, row, match='billing_zone = "Europe/Berlin"\n' + MATCH)
+    _, kinds, found = reconciled(
+        run, tmp_path, row, match='billing_zone = "Europe/Berlin"\n' + MATCH
+    )
     assert kinds == {("USD", "price"): "12"}
     assert [one["day"] for one in found["differences"]] == ["2025-10-01"]
     asked = ("reconcile", "--period", "2025-10", "--bill", "Big Cloud")
@@ -232,11 +290,17 @@ def test_the_days_of_a_bill_have_their_names_in_the_billing_zone(fleet, run, tmp
 
 
 def test_a_newer_file_supersedes_and_the_same_changes_nothing(october, tmp_path):
-    """Both are kept; the reconciliation sees the newer one alone, whichever columns name the provider."""
+    """Both are kept; the reconciliation sees the newer one alone, whichever columns name the
+    provider.
+    """
     first = bill(tmp_path / "a.csv", {"BilledCost": "1", "PricingQuantity": "24"})
     assert "bills: 1 added, 0 updated, 0 unchanged" in october("import", "bill", first)[1]
     assert "bills: 0 added, 0 updated, 1 unchanged" in october("import", "bill", first)[1]
-    newer = bill(tmp_path / "b.csv", {"BilledCost": "48", "PricingQuantity": "24"}, provider="ServiceProviderName")
+    newer = bill(
+        tmp_path / "b.csv",
+        {"BilledCost": "48", "PricingQuantity": "24"},
+        provider="ServiceProviderName",
+    )
     assert "bills: 0 added, 1 updated, 0 unchanged" in october("import", "bill", newer)[1]
     (tmp_path / "match.toml").write_text(MATCH)
     october("apply", tmp_path / "match.toml")
@@ -255,8 +319,15 @@ def test_parquet_is_read_as_the_csv_is(october, tmp_path):
         for name in row
         if name.endswith(("Start", "End"))
     }
-    numbers = {name: pa.array([Decimal(row[name])], pa.decimal128(38, 9)) for name in ("BilledCost", "PricingQuantity")}
-    columns = {name: pa.array([cell or None], pa.string()) for name, cell in row.items()} | instants | numbers
+    numbers = {
+        name: pa.array([Decimal(row[name])], pa.decimal128(38, 9))
+        for name in ("BilledCost", "PricingQuantity")
+    }
+    columns = (
+        {name: pa.array([cell or None], pa.string()) for name, cell in row.items()}
+        | instants
+        | numbers
+    )
     pq.write_table(pa.table(columns), tmp_path / "b.parquet")
     assert october("import", "bill", tmp_path / "b.parquet")[0] == 0
     (tmp_path / "match.toml").write_text(MATCH)
@@ -269,7 +340,10 @@ BAD = [
     ({"BilledCost": ""}, "bill.csv:2:BilledCost: is empty"),
     ({"BilledCost": "1e-19"}, "more than 18 decimals"),
     ({"BilledCost": "1", "ChargePeriodStart": "yesterday"}, "bill.csv:2:ChargePeriodStart"),
-    ({"BilledCost": "1", "ChargePeriodEnd": "2025-09-01T00:00:00Z"}, "lies before ChargePeriodStart"),
+    (
+        {"BilledCost": "1", "ChargePeriodEnd": "2025-09-01T00:00:00Z"},
+        "lies before ChargePeriodStart",
+    ),
     ({"BilledCost": "1", "BillingCurrency": "Dollar"}, "is not an ISO 4217 code"),
     ({"BilledCost": "1", "ProviderName": ""}, "bill.csv:2:ProviderName: is empty"),
 ]
@@ -286,7 +360,9 @@ def test_a_bad_bill_is_refused_with_its_line(run, tmp_path):
 
 def test_matches_come_back_as_they_were_applied(run, tmp_path):
     """`export config` writes them, and applying that changes nothing."""
-    (tmp_path / "m.toml").write_text(MATCH + 'gpus = 7.5\n[[bill_match]]\nresource = "i-*"\nleave_out = true\n')
+    (tmp_path / "m.toml").write_text(
+        MATCH + 'gpus = 7.5\n[[bill_match]]\nresource = "i-*"\nleave_out = true\n'
+    )
     assert "bill matches: 2 added" in run("apply", tmp_path / "m.toml")[1]
     assert run("export", "config", "-o", tmp_path / "out.toml")[0] == 0
     code, told, wrong = run("apply", tmp_path / "out.toml")
@@ -297,11 +373,16 @@ def test_matches_come_back_as_they_were_applied(run, tmp_path):
 def test_bad_matches_are_refused_with_their_line(run, tmp_path):
     """All at once."""
     (tmp_path / "m.toml").write_text(
-        '[[bill_match]]\npool = "a"\n[[bill_match]]\nsku = "x"\n[[bill_match]]\nsku = "x"\npool = "a"\ngpus = 0\n'
+        '[[bill_match]]\npool = "a"\n[[bill_match]]\nsku = "x"\n[[bill_match]]\nsku = "x"\npool ='
+        ' "a"\ngpus = 0\n'
     )
     code, _, told = run("apply", tmp_path / "m.toml")
     assert code == 2
-    for words in ("m.toml:1:sku: says nothing of the line", "m.toml:3:pool: name a pool or a node", "m.toml:5:gpus"):
+    for words in (
+        "m.toml:1:sku: says nothing of the line",
+        "m.toml:3:pool: name a pool or a node",
+        "m.toml:5:gpus",
+    ):
         assert words in told
 
 
@@ -328,24 +409,26 @@ def test_units_of_time(unit, wanted):
 DAYS = [Period(at * DAY, (at + 1) * DAY) for at in range(3)]
 AMOUNTS = st.decimals(-10_000, 10_000, places=4) | st.decimals(0, 100, places=18)
 LINES = st.builds(
-    lambda n, start, length, category, status, sku, resource, quantity, unit, currency, billed: BillLine(
-        n,
-        start,
-        start + length,
-        category,
-        "",
-        "",
-        sku,
-        resource,
-        "",
-        "r",
-        "",
-        status,
-        quantity,
-        unit,
-        currency,
-        billed,
-        None,
+    lambda n, start, length, category, status, sku, resource, quantity, unit, currency, billed: (
+        BillLine(
+            n,
+            start,
+            start + length,
+            category,
+            "",
+            "",
+            sku,
+            resource,
+            "",
+            "r",
+            "",
+            status,
+            quantity,
+            unit,
+            currency,
+            billed,
+            None,
+        )
     ),
     st.integers(1, 99),
     st.integers(-DAY, 4 * DAY),
@@ -369,12 +452,16 @@ OBSERVED = st.builds(
     cost_micro=st.integers(0, 10**10),
 )
 MATCHES = [BillMatch(sku="gpu", pool="a"), BillMatch(sku="gpu2", pool="b", gpus=Decimal("7.5"))]
-PLACES = {(node, day.start_ms): NodeCapacity("a", 4_500_000) for node in ("n1", "n2") for day in DAYS}
+PLACES = {
+    (node, day.start_ms): NodeCapacity("a", 4_500_000) for node in ("n1", "n2") for day in DAYS
+}
 
 
 @given(st.lists(LINES, max_size=12), st.lists(OBSERVED, max_size=12), st.booleans())
 def test_the_kinds_are_the_difference_whatever_the_bill(lines, observed, effective):
-    """To the last of eighteen digits, in every currency, for every bill and ledger; kinds are those that are stated."""
+    """To the last of eighteen digits, in every currency, for every bill and ledger; kinds are those
+    that are stated.
+    """
     found = compare("p", lines, MATCHES, observed, PLACES, DAYS, effective=effective)
     assert found.holds
     assert {one.kind for one in found.differences} <= set(KINDS)

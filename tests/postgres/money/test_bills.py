@@ -17,9 +17,33 @@ MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 
 @pytest.fixture
 def furnished(fleet, run):
-    """Three accelerators for three days, one at a third of a device, holders of three teams, two currencies."""
-    run("prices", "set", "--rate", "2.333333333", "--list-rate", "3", "--currency", "USD", "--from", "2025-01-01")
-    run("prices", "set", "--rate", "1.7", "--currency", "EUR", "--pool", "eu", "--from", "2025-01-01")
+    """Three accelerators for three days, one at a third of a device, holders of three teams, two
+    currencies.
+    """
+    run(
+        "prices",
+        "set",
+        "--rate",
+        "2.333333333",
+        "--list-rate",
+        "3",
+        "--currency",
+        "USD",
+        "--from",
+        "2025-01-01",
+    )
+    run(
+        "prices",
+        "set",
+        "--rate",
+        "1.7",
+        "--currency",
+        "EUR",
+        "--pool",
+        "eu",
+        "--from",
+        "2025-01-01",
+    )
     fleet.accelerator(3, gpu_micro=333_333)
     for number, pool in ((1, "us"), (2, "eu"), (3, "us")):
         fleet.capacity(number, 0, 3 * DAY, pool=pool)
@@ -43,7 +67,9 @@ def table(text: str) -> list[dict[str, str]]:
 
 
 def test_csv_columns_rows_and_totals(furnished, run) -> None:
-    """Columns as documented; the special rows are there; rows add up to the totals; formulas are made harmless."""
+    """Columns as documented; the special rows are there; rows add up to the totals; formulas are
+    made harmless.
+    """
     code, out, err = run("chargeback", *MONTH, "--by", "team,project", "--format", "csv")
     assert (code, err) == (0, "")
     rows = table(out)
@@ -51,9 +77,12 @@ def test_csv_columns_rows_and_totals(furnished, run) -> None:
     more = "cost_shared,cost_total,energy_kwh,co2e_grams,cost_list,cost_contracted,cost_compared,cost_effective"
     own = "cost_adjustments,cost_center,gl_code"
     assert (
-        out.splitlines()[0] == f"{documented},{more},cost_waste,billed,correction_of,{own},notice,cost_nodes,cost_cash"
+        out.splitlines()[0]
+        == f"{documented},{more},cost_waste,billed,correction_of,{own},notice,cost_nodes,cost_cash"
     )
-    assert {"(unallocated)", "(unavailable)", "(unobserved)", "'=HYPERLINK(1)"} <= {row["team"] for row in rows}
+    assert {"(unallocated)", "(unavailable)", "(unobserved)", "'=HYPERLINK(1)"} <= {
+        row["team"] for row in rows
+    }
     held_by_formula = next(row for row in rows if row["team"] == "'=HYPERLINK(1)")
     assert held_by_formula["gpu_hours_held_idle"] == held_by_formula["cost_held_idle"] == ""
     _, text, _ = run("chargeback", *MONTH, "--by", "team,project", "--format", "json")
@@ -65,19 +94,27 @@ def test_csv_columns_rows_and_totals(furnished, run) -> None:
     assert costs == sorted(costs, reverse=True)
 
 
-@pytest.mark.parametrize("by", ["pool", "model", "node", "user", "workload", "org,run", "experiment,node,workload"])
+@pytest.mark.parametrize(
+    "by", ["pool", "model", "node", "user", "workload", "org,run", "experiment,node,workload"]
+)
 def test_every_dimension_adds_up_to_the_same(furnished, run, by) -> None:
     """However it is cut, the bill is the same bill."""
     _, out, _ = run("chargeback", *MONTH, "--by", by, "--format", "json")
     report = json.loads(out)
-    totals = {total["currency"]: (total["cost_micro"], total["gpu_ns"]) for total in report["totals"]}
-    rows = furnished.rows("SELECT currency, sum(cost_micro)::bigint, sum(gpu_ns)::bigint FROM charge GROUP BY 1")
+    totals = {
+        total["currency"]: (total["cost_micro"], total["gpu_ns"]) for total in report["totals"]
+    }
+    rows = furnished.rows(
+        "SELECT currency, sum(cost_micro)::bigint, sum(gpu_ns)::bigint FROM charge GROUP BY 1"
+    )
     assert totals == {row[0]: row[1:] for row in rows}
     assert set(by.split(",")) <= set(report["rows"][0])
 
 
 def test_unpriced_usage_has_a_row(furnished, run) -> None:
-    """What no rate covers is shown with hours and without cost, and the command ends with 1 when asked to."""
+    """What no rate covers is shown with hours and without cost, and the command ends with 1 when
+    asked to.
+    """
     furnished.connection.execute("UPDATE price SET superseded_at = now() WHERE currency = 'EUR'")
     furnished.connection.execute("UPDATE price SET pool = 'us'")
     code, out, err = run("chargeback", *MONTH, "--format", "csv", "--exit-code")
@@ -85,12 +122,16 @@ def test_unpriced_usage_has_a_row(furnished, run) -> None:
     assert code == 1
     assert (row["gpu_hours"], row["cost"], row["currency"]) == ("72.000000", "", "")
     assert "72.000000 GPU-hours have no price" in err
-    assert {one["notice"] for one in table(out)} == {err.strip().removeprefix("gpuledger: ")}, "and in every row"
+    assert {one["notice"] for one in table(out)} == {err.strip().removeprefix("gpuledger: ")}, (
+        "and in every row"
+    )
     assert run("reconcile", "--period", "2025-10")[0] == 1
 
 
 def test_before_any_price_there_are_hours_by_team(furnished, run) -> None:
-    """No bill, but who held how much, adding up to the same hours, and the command that sets a rate."""
+    """No bill, but who held how much, adding up to the same hours, and the command that sets a
+    rate.
+    """
     furnished.connection.execute("UPDATE price SET superseded_at = now()")
     _, out, err = run("chargeback", *MONTH)
     _, *lines = [line.split() for line in out.splitlines() if line.strip()]
@@ -100,7 +141,10 @@ def test_before_any_price_there_are_hours_by_team(furnished, run) -> None:
     assert {"team-2", "(unallocated)", "total"} <= set(hours)
     assert "(unpriced)" not in hours
     assert sum(hours.values()) == 2 * hours["total"]
-    assert "nothing has a price yet. One makes them a bill: gpuledger prices set --rate 2.50 --currency USD" in err
+    assert (
+        "nothing has a price yet. One makes them a bill: gpuledger prices set --rate 2.50"
+        " --currency USD" in err
+    )
     rows = table(run("chargeback", *MONTH, "--format", "csv")[1])
     # A name that a spreadsheet would run has an apostrophe before it.
     assert {row["team"].lstrip("'"): Decimal(row["gpu_hours"]) for row in rows} == {
@@ -110,7 +154,9 @@ def test_before_any_price_there_are_hours_by_team(furnished, run) -> None:
     report = json.loads(run("chargeback", *MONTH, "--format", "json")[1])
     assert {row["cost_micro"] for row in report["rows"]} == {None}
     assert sum(row["gpu_ns"] for row in report["rows"]) == report["totals"][0]["gpu_ns"]
-    cure = next(line for line in err.splitlines() if "prices set" in line).partition("a bill: gpuledger ")[2]
+    cure = next(line for line in err.splitlines() if "prices set" in line).partition(
+        "a bill: gpuledger "
+    )[2]
     assert run(*cure.split())[0] == 0
     priced = table(run("chargeback", *MONTH, "--format", "csv")[1])
     assert {row["team"]: Decimal(row["gpu_hours"]) for row in priced} == {
@@ -124,7 +170,10 @@ def test_a_zone_is_that_of_the_ledger_or_refused_with_the_cure(run, written, fle
     assert run("chargeback", *MONTH, "--zone", "UTC")[0] == 0
     code, out, err = run("chargeback", *MONTH, "--zone", "Europe/Berlin")
     assert (code, out) == (2, "")
-    assert "--zone: days and months of this ledger are those of UTC; for all of its bills: echo 'billing_zone" in err
+    assert (
+        "--zone: days and months of this ledger are those of UTC; for all of its bills: echo"
+        " 'billing_zone" in err
+    )
     assert run("apply", written("zone.toml", 'billing_zone = "Europe/Berlin"\n'))[0] == 0
     assert run("chargeback", *MONTH, "--zone", "Europe/Berlin")[0] == 0
 
@@ -155,7 +204,9 @@ def test_table_is_plain_text_in_a_pipe(furnished, run) -> None:
 
 
 def test_focus_keeps_its_identities(furnished, run, tmp_path) -> None:
-    """Cost is price x quantity on every Usage row, and each invoice ends in cents by exactly one Adjustment row."""
+    """Cost is price x quantity on every Usage row, and each invoice ends in cents by exactly one
+    Adjustment row.
+    """
     path = tmp_path / "focus.csv"
     assert run("chargeback", *MONTH, "--by", "team", "--format", "focus", "-o", path)[0] == 0
     rows = table(path.read_text())
@@ -167,7 +218,12 @@ def test_focus_keeps_its_identities(furnished, run, tmp_path) -> None:
         invoice = (row["BillingCurrency"], row["SubAccountName"].removeprefix("'"))
         invoices[invoice] += Decimal(row["BilledCost"])
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", row["ChargePeriodStart"])
-        assert row["BillingPeriodStart"] <= row["ChargePeriodStart"] < row["ChargePeriodEnd"] <= row["BillingPeriodEnd"]
+        assert (
+            row["BillingPeriodStart"]
+            <= row["ChargePeriodStart"]
+            < row["ChargePeriodEnd"]
+            <= row["BillingPeriodEnd"]
+        )
         assert all(isinstance(value, str) for value in json.loads(row["Tags"]).values())
         if row["ChargeCategory"] == "Adjustment":
             adjustments[invoice] += 1
@@ -179,12 +235,16 @@ def test_focus_keeps_its_identities(furnished, run, tmp_path) -> None:
     assert set(adjustments) == set(invoices)
     assert set(adjustments.values()) == {1}
     _, out, _ = run("chargeback", *MONTH, "--by", "team", "--format", "csv")
-    billed = {(row["currency"], row["team"].removeprefix("'")): Decimal(row["cost"]) for row in table(out)}
+    billed = {
+        (row["currency"], row["team"].removeprefix("'")): Decimal(row["cost"]) for row in table(out)
+    }
     assert invoices == billed
 
 
 def test_reconcile_shows_the_proof(furnished, run) -> None:
-    """Owners + unallocated + unavailable + unobserved = capacity x rate, to the micro-unit and as printed."""
+    """Owners + unallocated + unavailable + unobserved = capacity x rate, to the micro-unit and as
+    printed.
+    """
     code, out, _ = run("reconcile", "--period", "2025-10", "--format", "json")
     proof = json.loads(out)
     assert code == 0
@@ -194,7 +254,9 @@ def test_reconcile_shows_the_proof(furnished, run) -> None:
     for money in proof["money"].values():
         parts = [money[name] for name in ("owners", "unallocated", "unavailable", "unobserved")]
         assert sum(part["micro"] for part in parts) == money["capacity_x_rate"]["micro"]
-        assert sum(Decimal(part["amount"]) for part in parts) == Decimal(money["capacity_x_rate"]["amount"])
+        assert sum(Decimal(part["amount"]) for part in parts) == Decimal(
+            money["capacity_x_rate"]["amount"]
+        )
     code, out, _ = run("reconcile", "--from", "2025-10-01", "--to", "2025-10-04")
     assert code == 0
     assert "It holds on each of 3 days" in out
@@ -202,10 +264,13 @@ def test_reconcile_shows_the_proof(furnished, run) -> None:
 
 
 def test_reconcile_sees_tampering(furnished, run) -> None:
-    """One micro-unit taken from a charge, or a proof that was altered, is found and named with its day."""
+    """One micro-unit taken from a charge, or a proof that was altered, is found and named with its
+    day.
+    """
     run("chargeback", *MONTH)
     furnished.connection.execute(
-        "UPDATE charge SET cost_micro = cost_micro - 1 WHERE ctid = (SELECT min(ctid) FROM charge WHERE day_ms = %s)",
+        "UPDATE charge SET cost_micro = cost_micro - 1 WHERE ctid = (SELECT min(ctid) FROM charge"
+        " WHERE day_ms = %s)",
         (OCTOBER + DAY,),
     )
     code, out, _ = run("reconcile", "--period", "2025-10")
@@ -222,14 +287,18 @@ def test_reconcile_without_inventory_says_so(run) -> None:
 
 
 def test_tags_check_names_what_nobody_pays_for(furnished, run) -> None:
-    """Tags and unattributed usage are listed with hours and cost; a tag that looks like a level is pointed out."""
+    """Tags and unattributed usage are listed with hours and cost; a tag that looks like a level is
+    pointed out.
+    """
     furnished.workload(20, tema="vision", project="x")
     furnished.evidence([Held(2, 20, 10 * HOUR, 12 * HOUR)])
     code, out, _ = run("tags", "check", *MONTH)
     assert code == 1
     assert "the tag 'tema' is no level: is it 'team'?" in out
     assert re.search(
-        r"without a team\n  slurm pool=eu project=x tema=vision: 1 workload, 2.000 GPU-hours, 3.40 EUR", out
+        r"without a team\n  slurm pool=eu project=x tema=vision: 1 workload, 2.000 GPU-hours,"
+        r" 3.40 EUR",
+        out,
     )
     furnished.connection.execute("DELETE FROM usage_interval")
     code, out, _ = run("tags", "check", "--from", "2025-10-02", "--to", "2025-10-03")

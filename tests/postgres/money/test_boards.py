@@ -1,6 +1,8 @@
-"""One number, one name, on the boards: each panel that shows money is read here, or has a reason not to be.
+"""One number, one name, on the boards: each panel that shows money is read here, or has a reason
+not to be.
 
-The ledger has every feature and two currencies (fakes.rich_ledger); the queries are those that Grafana would send.
+The ledger has every feature and two currencies (fakes.rich_ledger); the queries are those that
+Grafana would send.
 """
 
 import csv
@@ -26,7 +28,10 @@ MONTHS = {
 CURRENCIES = ("EUR", "USD")
 MICRO = Decimal(10) ** 6
 GPU_HOUR_NS = Decimal(3_600_000_000_000)
-NOBODY = {f"({state})" for state in ("unallocated", "unavailable", "unobserved", "stranded", "commitment_unused")}
+NOBODY = {
+    f"({state})"
+    for state in ("unallocated", "unavailable", "unobserved", "stranded", "commitment_unused")
+}
 
 
 class Boards:
@@ -62,7 +67,9 @@ class Boards:
 
     def of_all_currencies(self, by="team"):
         """The whole chargeback."""
-        return json.loads(self.out("chargeback", "--period", self.month, "--by", by, "--format", "json"))
+        return json.loads(
+            self.out("chargeback", "--period", self.month, "--by", by, "--format", "json")
+        )
 
     def out(self, *arguments):
         """What a command prints."""
@@ -71,7 +78,9 @@ class Boards:
         return out
 
 
-@pytest.fixture(params=[(month, currency) for month in MONTHS for currency in CURRENCIES], ids=" ".join)
+@pytest.fixture(
+    params=[(month, currency) for month in MONTHS for currency in CURRENCIES], ids=" ".join
+)
 def boards(rich, run, request):
     return Boards(rich.connection, run, *request.param)
 
@@ -92,21 +101,38 @@ def hours(rows, name="gpu_ns"):
 
 
 def test_the_bill(boards):
-    """The rows of the CSV in one currency and without a price, their sum, and the proof beside them."""
+    """The rows of the CSV in one currency and without a price, their sum, and the proof beside
+    them.
+    """
     _, total = boards.bill()
     exact = total["cost_micro"] / MICRO
     assert boards.number("chargeback", "Charged ($currency)") == exact
-    for title, by in (("By team ($currency)", "team"), ("By team and project ($currency)", "team,project")):
+    for title, by in (
+        ("By team ($currency)", "team"),
+        ("By team and project ($currency)", "team,project"),
+    ):
         text = boards.out("chargeback", "--period", boards.month, "--by", by, "--format", "csv")
-        told = [row for row in csv.DictReader(io.StringIO(text)) if row["currency"] in {boards.currency, ""}]
+        told = [
+            row
+            for row in csv.DictReader(io.StringIO(text))
+            if row["currency"] in {boards.currency, ""}
+        ]
         shown = boards.panel("chargeback", title)
         assert [str(row["cost"] or "") for row in told] == [f"{row['cost']:.2f}" for row in shown]
-        assert summed(shown) == exact.quantize(Decimal("0.01")), "the footer is the total of one currency"
-    proof = json.loads(boards.out("reconcile", "--period", boards.month, "--format", "json"))["money"]
-    parts = sum(part["micro"] for name, part in proof[boards.currency].items() if f"({name})" in NOBODY)
+        assert summed(shown) == exact.quantize(Decimal("0.01")), (
+            "the footer is the total of one currency"
+        )
+    proof = json.loads(boards.out("reconcile", "--period", boards.month, "--format", "json"))[
+        "money"
+    ]
+    parts = sum(
+        part["micro"] for name, part in proof[boards.currency].items() if f"({name})" in NOBODY
+    )
     assert boards.number("chargeback", "Difference ($currency)") == 0
     owners = proof[boards.currency]["owners"]["micro"]
-    assert boards.number("chargeback", "Capacity times rate ($currency)") == (parts + owners) / MICRO
+    assert (
+        boards.number("chargeback", "Capacity times rate ($currency)") == (parts + owners) / MICRO
+    )
 
 
 def test_finops(boards):
@@ -116,24 +142,34 @@ def test_finops(boards):
     corrections = sum(row["cost_micro"] for row in rows if row["correction_of"]) / MICRO
     assert boards.number("finops", "Spend ($currency)") == spend
     parts = boards.panel("finops", "Where the money went, by model ($currency)")
-    assert sum(value or 0 for row in parts for name, value in row.items() if name != "model") == spend
+    assert (
+        sum(value or 0 for row in parts for name, value in row.items() if name != "model") == spend
+    )
     for title in ("Spend per day, by state ($currency)", "Spend per day, by model ($currency)"):
         assert summed(boards.panel("finops", title)) == spend - corrections, title
     teams = boards.panel("finops", "Teams ($currency)")
     shown = {(row["team"], row["correction of"]): row["cost"] for row in teams}
     assert shown == {
-        (row["team"], row["correction_of"]): row["cost_micro"] / MICRO for row in rows if row["team"] not in NOBODY
+        (row["team"], row["correction_of"]): row["cost_micro"] / MICRO
+        for row in rows
+        if row["team"] not in NOBODY
     }
     whole = boards.of_all_currencies()
     (waste,) = [row for row in whole["waste"] if row["currency"] == boards.currency]
-    assert boards.number("finops", "Waste ($currency)") == Decimal(waste["waste_cost_micro"]) / MICRO
+    assert (
+        boards.number("finops", "Waste ($currency)") == Decimal(waste["waste_cost_micro"]) / MICRO
+    )
     (prices,) = boards.panel("finops", "List price against effective cost ($currency)")
     own = [row for row in rows if not row["correction_of"] and row["list_cost_micro"]]
     assert (prices["at list price"] or 0) == summed(own, "list_cost_micro") / MICRO
-    others = {row["currency"]: row["cost_micro"] / MICRO for row in whole["totals"] if row["currency"]}
+    others = {
+        row["currency"]: row["cost_micro"] / MICRO for row in whole["totals"] if row["currency"]
+    }
     del others[boards.currency]
     for board in ("finops", "idle", "chargeback"):
-        assert {row["currency"]: row["cost"] for row in boards.panel(board, "In other currencies")} == others, board
+        assert {
+            row["currency"]: row["cost"] for row in boards.panel(board, "In other currencies")
+        } == others, board
 
 
 @pytest.mark.parametrize("board", ["team", "research"])
@@ -145,13 +181,18 @@ def test_owners(boards, board):
     assert boards.number(board, "Cost ($currency)") == cost
     assert summed(boards.panel(board, "Projects ($currency)")) == cost
     assert summed(boards.panel(board, "Projects ($currency)"), "held idle cost") == idle
-    days = {"team": "Cost a day, by team ($currency)", "research": "Cost a day, by project ($currency)"}[board]
+    days = {
+        "team": "Cost a day, by team ($currency)",
+        "research": "Cost a day, by project ($currency)",
+    }[board]
     assert summed(boards.panel(board, days)) == cost - corrections
     if board == "team":
         assert boards.number(board, "Held idle cost ($currency)") == idle
         assert summed(boards.panel(board, "People ($currency)")) == cost
     others = boards.panel(board, "In other currencies")
-    assert [row["currency"] for row in others] == [name for name in CURRENCIES if name != boards.currency]
+    assert [row["currency"] for row in others] == [
+        name for name in CURRENCIES if name != boards.currency
+    ]
 
 
 def test_workloads(boards):
@@ -167,20 +208,28 @@ def test_workloads(boards):
         assert (boards.number("workload", "Cost ($currency)", workload=key) or 0) == own
         assert summed(boards.panel("workload", "By GPU ($currency)", workload=key)) == own
         assert listed[key] == own
-        idle = summed([row for row in rows if row["workload"] == key], "held_idle_cost_micro") / MICRO
+        idle = (
+            summed([row for row in rows if row["workload"] == key], "held_idle_cost_micro") / MICRO
+        )
         assert (boards.number("workload", "Held idle cost ($currency)", workload=key) or 0) == idle
         days = [row for row in rows if row["workload"] == key and not row["correction_of"]]
         charted = summed(boards.panel("workload", "Cost a day ($currency)", workload=key))
         assert charted == pytest.approx(summed(days, "cost_micro") / MICRO)
         everywhere = [row for row in whole if row["workload"] == key and not row["correction_of"]]
-        assert (boards.number("workload", "GPU-hours", workload=key) or 0) == pytest.approx(hours(everywhere))
+        assert (boards.number("workload", "GPU-hours", workload=key) or 0) == pytest.approx(
+            hours(everywhere)
+        )
 
 
 def test_idle(boards):
     """Held idle cost in sum, by team and by workload; hours beside it are of the same GPUs."""
     rows, total = boards.bill()
     idle = billed(rows, "held_idle_cost_micro")
-    assert boards.number("idle", "Held idle cost ($currency)") == idle == total["held_idle_cost_micro"] / MICRO
+    assert (
+        boards.number("idle", "Held idle cost ($currency)")
+        == idle
+        == total["held_idle_cost_micro"] / MICRO
+    )
     assert summed(boards.panel("idle", "Idle by team ($currency)"), "held idle cost") == idle
     own = sum(row["held_idle_cost_micro"] or 0 for row in rows if not row["correction_of"]) / MICRO
     of_workloads = boards.panel("idle", "Workloads that cost most held idle ($currency)")
@@ -190,9 +239,13 @@ def test_idle(boards):
 
 
 def test_shares_of_the_spend(boards):
-    """Waste over spend, held over capacity, and what a busy hour costs by the hours of its own activity."""
+    """Waste over spend, held over capacity, and what a busy hour costs by the hours of its own
+    activity.
+    """
     rows, total = boards.bill()
-    (waste,) = [row for row in boards.of_all_currencies()["waste"] if row["currency"] == boards.currency]
+    (waste,) = [
+        row for row in boards.of_all_currencies()["waste"] if row["currency"] == boards.currency
+    ]
     share = boards.number("finops", "Waste share")
     assert share == pytest.approx(Decimal(waste["waste_cost_micro"]) / total["cost_micro"])
     own = [row for row in rows if not row["correction_of"] and row["team"] != "(commitment_unused)"]
@@ -203,11 +256,15 @@ def test_shares_of_the_spend(boards):
     everything = boards.of_all_currencies()["rows"]
     if {row["currency"] for row in everything if row["team"] not in NOBODY} == {boards.currency}:
         cost = billed(own)
-        assert boards.number("research", "A busy GPU-hour ($currency)") == pytest.approx(cost / busy)
+        assert boards.number("research", "A busy GPU-hour ($currency)") == pytest.approx(
+            cost / busy
+        )
 
 
 def test_hours(boards):
-    """Hours beside the amounts: of owners, of each state, of idle GPUs and of those without a price."""
+    """Hours beside the amounts: of owners, of each state, of idle GPUs and of those without a
+    price.
+    """
     everything = [row for row in boards.of_all_currencies()["rows"] if not row["correction_of"]]
     unpriced = [row for row in everything if row["currency"] is None]
     mine = [row for row in everything if row["currency"] in {boards.currency, None}]
@@ -219,7 +276,9 @@ def test_hours(boards):
         named = [row for row in everything if row["team"] == f"({state})"]
         unnamed = hours(unpriced)  # its rows do not say in which state
         assert 0 <= summed(days, state) - hours(named) <= unnamed
-    assert boards.number("idle", "Idle GPU-hours ($currency)") == pytest.approx(hours(mine, "held_idle_gpu_ns"))
+    assert boards.number("idle", "Idle GPU-hours ($currency)") == pytest.approx(
+        hours(mine, "held_idle_gpu_ns")
+    )
     charted = boards.panel("idle", "Idle GPU-hours per day ($currency)")
     free = boards.number("idle", "Unallocated GPU-hours ($currency)") or 0
     assert summed(charted, "hours") == pytest.approx(hours(mine, "held_idle_gpu_ns") + free)
@@ -227,10 +286,16 @@ def test_hours(boards):
     for board, title in (("team", "GPU-hours held"), ("research", "GPU-hours")):
         assert 0 <= boards.number(board, title) - priced <= hours(unpriced)
     held = boards.number("team", "GPU-hours held")
-    assert summed(boards.panel("team", "GPU-hours a day, by activity"), "hours") == pytest.approx(held)
-    assert summed(boards.panel("research", "GPU-hours a day, by model"), "hours") == pytest.approx(held)
+    assert summed(boards.panel("team", "GPU-hours a day, by activity"), "hours") == pytest.approx(
+        held
+    )
+    assert summed(boards.panel("research", "GPU-hours a day, by model"), "hours") == pytest.approx(
+        held
+    )
     did = boards.panel("research", "What each project's GPU-hours did")
-    assert sum(value or 0 for row in did for name, value in row.items() if name != "project") <= held
+    assert (
+        sum(value or 0 for row in did for name, value in row.items() if name != "project") <= held
+    )
 
 
 def test_boards_open_on_the_currency_with_most_gpu_time(rich):
@@ -238,44 +303,76 @@ def test_boards_open_on_the_currency_with_most_gpu_time(rich):
     for board in ("finops", "idle", "chargeback", "team", "research", "workload"):
         offered = options(rich.connection, BOARDS[board], MONTHS[OPEN])["currency"]
         assert offered == ["USD", "EUR"], board
-    rich.connection.execute("UPDATE price SET currency = 'AED' WHERE id = (SELECT max(id) FROM price)")
+    rich.connection.execute(
+        "UPDATE price SET currency = 'AED' WHERE id = (SELECT max(id) FROM price)"
+    )
     assert options(rich.connection, BOARDS["finops"], MONTHS[OPEN])["currency"][0] == "USD"
 
 
 HERE = {
     *(("chargeback", title) for title in ("Charged ($currency)", "By team ($currency)")),
-    *(("chargeback", title) for title in ("By team and project ($currency)", "Difference ($currency)")),
+    *(
+        ("chargeback", title)
+        for title in ("By team and project ($currency)", "Difference ($currency)")
+    ),
     ("chargeback", "Capacity times rate ($currency)"),
-    *(("finops", title) for title in ("Spend ($currency)", "Waste ($currency)", "Teams ($currency)")),
+    *(
+        ("finops", title)
+        for title in ("Spend ($currency)", "Waste ($currency)", "Teams ($currency)")
+    ),
     *(("finops", f"Spend per day, by {what} ($currency)") for what in ("state", "model")),
     ("finops", "Where the money went, by model ($currency)"),
     ("finops", "List price against effective cost ($currency)"),
-    *((board, "In other currencies") for board in ("chargeback", "finops", "idle", "team", "research")),
-    *(("team", f"{what} ($currency)") for what in ("Cost", "Held idle cost", "Projects", "People", "Workloads")),
+    *(
+        (board, "In other currencies")
+        for board in ("chargeback", "finops", "idle", "team", "research")
+    ),
+    *(
+        ("team", f"{what} ($currency)")
+        for what in ("Cost", "Held idle cost", "Projects", "People", "Workloads")
+    ),
     ("team", "Cost a day, by team ($currency)"),
-    *(("research", f"{what} ($currency)") for what in ("Cost", "Projects", "Cost a day, by project")),
+    *(
+        ("research", f"{what} ($currency)")
+        for what in ("Cost", "Projects", "Cost a day, by project")
+    ),
     *(("idle", f"{what} ($currency)") for what in ("Held idle cost", "Idle by team")),
     ("idle", "Workloads that cost most held idle ($currency)"),
-    *(("workload", f"{what} ($currency)") for what in ("Cost", "By GPU", "Held idle cost", "Cost a day")),
+    *(
+        ("workload", f"{what} ($currency)")
+        for what in ("Cost", "By GPU", "Held idle cost", "Cost a day")
+    ),
     *(("finops", title) for title in ("Waste share", "Held share", "Unpriced hours")),
     *(("idle", f"{what} ($currency)") for what in ("Idle GPU-hours", "Idle GPU-hours per day")),
     ("idle", "Unallocated GPU-hours ($currency)"),
     *(("team", title) for title in ("GPU-hours held", "GPU-hours a day, by activity")),
-    *(("research", title) for title in ("GPU-hours", "GPU-hours a day, by model", "A busy GPU-hour ($currency)")),
+    *(
+        ("research", title)
+        for title in ("GPU-hours", "GPU-hours a day, by model", "A busy GPU-hour ($currency)")
+    ),
     ("research", "What each project's GPU-hours did"),
     ("workload", "GPU-hours"),
     ("chargeback", "Day by day"),
 }
 """Panels that this file reads."""
 ELSEWHERE = {
-    ("finops", "This month, and its end at run rate ($currency)"): "asks for now: tests/dashboards/test_meaning.py",
+    (
+        "finops",
+        "This month, and its end at run rate ($currency)",
+    ): "asks for now: tests/dashboards/test_meaning.py",
     ("finops", "Last 7 days against the 7 before"): "asks for now",
     (
         "finops",
         "Burn-up of $budget, and its end at run rate ($currency)",
     ): "asks for now: tests/dashboards/test_meaning.py",
-    ("finops", "Budgets in money, their ends at run rate"): "asks for now: tests/dashboards/test_meaning.py",
-    ("finops", "Budgets in GPU-hours, their ends at run rate"): "asks for now: tests/dashboards/test_meaning.py",
+    (
+        "finops",
+        "Budgets in money, their ends at run rate",
+    ): "asks for now: tests/dashboards/test_meaning.py",
+    (
+        "finops",
+        "Budgets in GPU-hours, their ends at run rate",
+    ): "asks for now: tests/dashboards/test_meaning.py",
     ("team", "This month, and its end at run rate ($currency)"): "asks for now",
     ("research", "This month, and its end at run rate ($currency)"): "asks for now",
     ("finops", "Anomalies"): "estimates, each with its currency",
@@ -283,7 +380,10 @@ ELSEWHERE = {
     ("idle", "Accelerators that nobody holds"): "estimates, each with its currency",
     ("team", "Idle or underused now"): "estimates",
     ("team", "Can be given back, or used better, now"): "estimates, each with its currency",
-    ("team", "What was held of each share, lent and borrowed ($currency)"): "tests/dashboards/test_meaning.py",
+    (
+        "team",
+        "What was held of each share, lent and borrowed ($currency)",
+    ): "tests/dashboards/test_meaning.py",
     **{
         (board, f"{title} ($currency)"): "estimates: tests/dashboards/test_savings.py"
         for board in ("finops", "idle")
@@ -295,11 +395,17 @@ ELSEWHERE = {
             "Recommendations",
         )
     },
-    ("idle", "Idle share ($currency)"): "idle hours are read here; no bill says which hours were known to be busy",
+    (
+        "idle",
+        "Idle share ($currency)",
+    ): "idle hours are read here; no bill says which hours were known to be busy",
     ("demand", "Cost of capacity against wait"): "a plan",
     ("demand", "Forecast and actual demand, all models"): "a forecast, beside GPUs by the hour",
     ("demand", "Held and unallocated, hour by hour"): "the last four days: GPUs, not amounts",
-    ("pipeline", "Where the capacity went"): "the last 30 days; the same rows as Day by day, which is read here",
+    (
+        "pipeline",
+        "Where the capacity went",
+    ): "the last 30 days; the same rows as Day by day, which is read here",
     ("demand", "How many to reserve"): "estimates",
     ("demand", "Outcome of the decisions"): "estimates",
     ("demand", "GPUs requested in queues"): "GPUs, which are kept in millionths",
@@ -312,7 +418,9 @@ ELSEWHERE = {
 
 
 HOURS = "3.6e12"
-"""Billed time is kept in nanoseconds, and amounts in micro-units: whatever shows one divides by such a number."""
+"""Billed time is kept in nanoseconds, and amounts in micro-units: whatever shows one divides by
+such a number.
+"""
 PLANNED = "'on_demand'"
 """A plan has its amounts in units."""
 
@@ -328,7 +436,10 @@ def shows_amounts(panel):
 def test_every_panel_with_an_amount_is_read_or_has_a_reason():
     """A new panel fails here until somebody says where its amounts are compared."""
     shown = {
-        (name, panel["title"]) for name, board in BOARDS.items() for panel in panels(board) if shows_amounts(panel)
+        (name, panel["title"])
+        for name, board in BOARDS.items()
+        for panel in panels(board)
+        if shows_amounts(panel)
     }
     assert shown <= HERE | ELSEWHERE.keys(), shown - HERE - ELSEWHERE.keys()
     assert not HERE & ELSEWHERE.keys(), "in one list each"

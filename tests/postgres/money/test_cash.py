@@ -1,4 +1,6 @@
-"""Both views of one bill: what is paid to providers and what is borne, in tables, CSV, JSON and FOCUS."""
+"""Both views of one bill: what is paid to providers and what is borne, in tables, CSV, JSON and
+FOCUS.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +57,18 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def paid(fleet: Fleet, run: Run, written: Callable[[str, str], Path]) -> Fleet:
-    """Two accelerators under a commitment of three, one at the price book's rate, and owned ones from day two."""
+    """Two accelerators under a commitment of three, one at the price book's rate, and owned ones
+    from day two.
+    """
     for number, pool in ((1, "train"), (2, "train"), (3, "other"), (4, "lab")):
         fleet.capacity(number, DAY if pool == "lab" else 0, 3 * DAY, pool=pool)
     fleet.evidence(
-        [Held(1, 1, 0, DAY, busy=DAY // 2), Held(2, 2, 0, HOUR), Held(3, 1, 0, DAY), Held(4, 2, DAY, 2 * DAY)]
+        [
+            Held(1, 1, 0, DAY, busy=DAY // 2),
+            Held(2, 2, 0, HOUR),
+            Held(3, 1, 0, DAY),
+            Held(4, 2, DAY, 2 * DAY),
+        ]
     )
     code, _, err = run("apply", written("book.toml", BOOK))
     assert code == 0, err
@@ -77,20 +86,26 @@ def cents(run: Run, view: str) -> dict[str, Decimal]:
 
 
 def test_each_view_adds_up_to_its_own_whole(paid: Fleet, run: Run) -> None:
-    """The upfront payment and the fees are rows of nobody; what they cover costs nothing more; both wholes are said."""
+    """The upfront payment and the fees are rows of nobody; what they cover costs nothing more; both
+    wholes are said.
+    """
     cash, borne = cents(run, "cash"), cents(run, "amortized")
     # 144 upfront, 3 GPUs x 72 h x 0.50, and two GPUs at 8,760.
     assert cash["(purchase)"] == Decimal("144") + Decimal("108") + 2 * Decimal("8760")
     assert cash["(commitment_unused)"] == 0 < borne["(commitment_unused)"]
     # GPU 4 for 24 h: 1.00 of depreciation and 0.10 of running costs an hour.
-    assert borne["team-2"] - cash["team-2"] == Decimal("24.00") + Decimal("1.17"), "depreciation, and a covered hour"
-    (total,) = json.loads(run("chargeback", *TERM, "--view", "cash", "--format", "json")[1])["totals"]
+    assert borne["team-2"] - cash["team-2"] == Decimal("24.00") + Decimal("1.17"), (
+        "depreciation, and a covered hour"
+    )
+    (total,) = json.loads(run("chargeback", *TERM, "--view", "cash", "--format", "json")[1])[
+        "totals"
+    ]
     assert Decimal(total["cost"]) == sum(cash.values())
     assert Decimal(total["cost_effective"]) == sum(borne.values())
     out = run("chargeback", *TERM, "--view", "cash")[1]
     assert (
-        f"cash view: {sum(cash.values()):,} USD paid, of it 17,772.00 in purchases; {sum(borne.values()):,} borne"
-        in out
+        f"cash view: {sum(cash.values()):,} USD paid, of it 17,772.00 in purchases;"
+        f" {sum(borne.values()):,} borne" in out
     )
 
 
@@ -98,17 +113,27 @@ def test_over_its_term_a_commitment_is_paid_for_as_it_is_borne(paid: Fleet, run:
     """To the micro-unit both views differ by the hardware alone, which outlives the range."""
     sums = {}
     for view in ("cash", "amortized"):
-        bill = json.loads(run("chargeback", *TERM, "--by", "pool", "--view", view, "--format", "json")[1])
+        bill = json.loads(
+            run("chargeback", *TERM, "--by", "pool", "--view", view, "--format", "json")[1]
+        )
         sums[view] = sum(row["cost_micro"] for row in bill["rows"])
     hardware = 2 * 8760 * 10**6 - 48 * 10**6
-    assert sums["cash"] - sums["amortized"] == hardware, "two GPUs less two days of depreciation of the one in service"
+    assert sums["cash"] - sums["amortized"] == hardware, (
+        "two GPUs less two days of depreciation of the one in service"
+    )
 
 
 @pytest.mark.parametrize("version", ["1.2", "1.4"])
-def test_focus_has_both_views_in_its_rows(paid: Fleet, run: Run, tmp_path: Path, version: str) -> None:
-    """BilledCost by sub-account is the cash view, EffectiveCost the amortized one, to the cent; the checks pass."""
+def test_focus_has_both_views_in_its_rows(
+    paid: Fleet, run: Run, tmp_path: Path, version: str
+) -> None:
+    """BilledCost by sub-account is the cash view, EffectiveCost the amortized one, to the cent; the
+    checks pass.
+    """
     path = tmp_path / "focus.csv"
-    code, _, err = run("chargeback", *TERM, "--format", "focus", "--focus-version", version, "-o", path)
+    code, _, err = run(
+        "chargeback", *TERM, "--format", "focus", "--focus-version", version, "-o", path
+    )
     assert code == 0, err
     with path.open(encoding="utf-8", newline="") as file:
         assert list(check(file, version)) == []
@@ -122,7 +147,10 @@ def test_focus_has_both_views_in_its_rows(paid: Fleet, run: Run, tmp_path: Path,
             name: amount for name, amount in expected.items() if amount
         }
     bought = [row for row in rows if row["ChargeCategory"] == "Purchase"]
-    facts = {(row["ChargeFrequency"], Decimal(row["BilledCost"]), Decimal(row["EffectiveCost"])) for row in bought}
+    facts = {
+        (row["ChargeFrequency"], Decimal(row["BilledCost"]), Decimal(row["EffectiveCost"]))
+        for row in bought
+    }
     assert facts == {("One-Time", 144, 0), ("Recurring", 108, 0), ("One-Time", 17520, 0)}
     covered = [row for row in rows if row.get("CommitmentDiscountStatus")]
     assert covered
@@ -155,10 +183,14 @@ name = "Our Own Platform"
 def test_cloud_marketplace_and_owned_are_told_apart(
     paid: Fleet, run: Run, written: Callable[[str, str], Path], tmp_path: Path, version: str
 ) -> None:
-    """Each pool has its provider, who is paid; on a marketplace the seller published it; invoices are whole cents."""
+    """Each pool has its provider, who is paid; on a marketplace the seller published it; invoices
+    are whole cents.
+    """
     assert run("apply", written("providers.toml", PROVIDERS))[0] == 0
     path = tmp_path / "focus.csv"
-    code, _, err = run("chargeback", *TERM, "--format", "focus", "--focus-version", version, "-o", path)
+    code, _, err = run(
+        "chargeback", *TERM, "--format", "focus", "--focus-version", version, "-o", path
+    )
     assert code == 0, err
     with path.open(encoding="utf-8", newline="") as file:
         assert list(check(file, version)) == []
@@ -168,7 +200,11 @@ def test_cloud_marketplace_and_owned_are_told_apart(
         if version == "1.2"
         else ("HostProviderName", "ServiceProviderName", "InvoiceIssuerName")
     )
-    told = {(row["x_Pool"], *(row[name] for name in names)) for row in rows if row["ChargeCategory"] != "Adjustment"}
+    told = {
+        (row["x_Pool"], *(row[name] for name in names))
+        for row in rows
+        if row["ChargeCategory"] != "Adjustment"
+    }
     assert told == {
         ("train", "Example Cloud", "Example Cloud", "Example Cloud"),
         ("other", "Example Cloud", "Seller GPU", "Example Cloud"),
@@ -178,7 +214,9 @@ def test_cloud_marketplace_and_owned_are_told_apart(
         sums: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
         for row in rows:
             sums[row["SubAccountName"], row["InvoiceIssuerName"]] += Decimal(row[column])
-        assert all(amount == round(amount, 2) for amount in sums.values()), "whole cents of each provider"
+        assert all(amount == round(amount, 2) for amount in sums.values()), (
+            "whole cents of each provider"
+        )
         assert sum(sums.values()) == sum(cents(run, view).values())
     exported = run("export", "config")[1]
     assert 'publisher = "Seller GPU"' in exported

@@ -1,11 +1,13 @@
-"""No cell of money is changed unseen: each column of each derived table, changed by its owner past the triggers.
+"""No cell of money is changed unseen: each column of each derived table, changed by its owner past
+the triggers.
 
-Tables and columns are those of the declared schema, so that a new one is in the walk by itself, or in a list of
-exceptions with a reason. Of each table a row of each kind is changed: of each state, and of each set of columns that
-are null. Each change is made in a transaction that is rolled back; `reconcile --evidence` has to find it in the open
-month and `periods --verify` in the closed one, and to name the place. Money, hours and owners of a row of each state
-always; other cells are drawn by a seed that the run prints (GPULEDGER_TEST_SEED sets it), and all of them are changed
-in `--long`.
+Tables and columns are those of the declared schema, so that a new one is in the walk by itself, or
+in a list of exceptions with a reason. Of each table a row of each kind is changed: of each state,
+and of each set of columns that are null. Each change is made in a transaction that is rolled back;
+`reconcile --evidence` has to find it in the open month and `periods --verify` in the closed one,
+and to name the place. Money, hours and owners of a row of each state always; other cells are drawn
+by a seed that the run prints (GPULEDGER_TEST_SEED sets it), and all of them are changed in
+`--long`.
 """
 
 from __future__ import annotations
@@ -58,19 +60,59 @@ DERIVED = {
     "closed_workload": "period_start_ms",
     "owner": None,
 }
-"""Tables from which an amount, an owner or an hour of a report follows, and their column that says of which month."""
+"""Tables from which an amount, an owner or an hour of a report follows, and their column that says
+of which month.
+"""
 OF_MONTHS = {"billing_period", "invoice", "closed_workload", "ledger_month", "capacity"}
 """Tables of which a row is about a month, or about several days of one."""
 NOT_DERIVED = {
     "declared, and compared with the audit log (test_declared_rows)": {
-        *("price", "commitment", "purchase_choice", "exchange_rate", "shared_cost", "pool_share", "adjustment"),
-        *("node_cost", "cost_center", "carbon_intensity", "pool_provider", "pool_location", "attribution_rule"),
+        *(
+            "price",
+            "commitment",
+            "purchase_choice",
+            "exchange_rate",
+            "shared_cost",
+            "pool_share",
+            "adjustment",
+        ),
+        *(
+            "node_cost",
+            "cost_center",
+            "carbon_intensity",
+            "pool_provider",
+            "pool_location",
+            "attribution_rule",
+        ),
         *("inventory", "fiscal_year", "billing_zone", "node_retirement"),
     },
     "evidence, as agents, schedulers and providers reported it": {
-        *("node", "accelerator", "accelerator_attributes", "workload", "workload_attributes", "usage_interval"),
-        *("imported_usage", "bill", "bill_line", "gpu_sample", "gpu_state", "gpu_latest", "sample_archive", "scrape"),
-        *("scrape_head", "counter_series", "counter_reading", "queue_reading", "ingest_batch", "ingest_conflict"),
+        *(
+            "node",
+            "accelerator",
+            "accelerator_attributes",
+            "workload",
+            "workload_attributes",
+            "usage_interval",
+        ),
+        *(
+            "imported_usage",
+            "bill",
+            "bill_line",
+            "gpu_sample",
+            "gpu_state",
+            "gpu_latest",
+            "sample_archive",
+            "scrape",
+        ),
+        *(
+            "scrape_head",
+            "counter_series",
+            "counter_reading",
+            "queue_reading",
+            "ingest_batch",
+            "ingest_conflict",
+        ),
     },
     "decided by people, sealed or only added to": {
         *("dispute", "dispute_entry", "reattribution", "audit", "refused_claim", "bill_match"),
@@ -79,7 +121,14 @@ NOT_DERIVED = {
         "month_proof"
     },
     "requests and progress of jobs: what they leave is compared": {
-        *("day_recompute", "hour_recompute", "scrape_recompute", "expired_day", "retention_boundary", "series_day"),
+        *(
+            "day_recompute",
+            "hour_recompute",
+            "scrape_recompute",
+            "expired_day",
+            "retention_boundary",
+            "series_day",
+        ),
         *(
             "node_utilization_day",
             "job_run",
@@ -94,18 +143,34 @@ NOT_DERIVED = {
         *("gpu_minute", "owner_5min", "node_utilization", "counter_hour"),
     },
     "estimates and advice, which reach no bill": {
-        *("finding", "recommendation", "backtest", "capacity_plan", "scaling_pool", "scaling_decision"),
+        *(
+            "finding",
+            "recommendation",
+            "backtest",
+            "capacity_plan",
+            "scaling_pool",
+            "scaling_decision",
+        ),
         *("scaling_outcome", "budget", "budget_share", "budget_alert"),
     },
     "tokens, messages and locks": {
-        *("token", "database_reader", "notification_rule", "notification", "reclaim_action", "outbox"),
+        *(
+            "token",
+            "database_reader",
+            "notification_rule",
+            "notification",
+            "reclaim_action",
+            "outbox",
+        ),
         *("acknowledged_link", *(name for name in metadata.tables if name.startswith("lock_"))),
     },
 }
 """All other tables, by the reason why they are not walked."""
 UNSEEN = {
     "capacity.source": "who said where an accelerator was: no amount follows from it",
-    "capacity.accelerator_attributes_id": "which report said so: model and share stand in columns of their own",
+    "capacity.accelerator_attributes_id": (
+        "which report said so: model and share stand in columns of their own"
+    ),
 }
 """Cells of which a change is not found, and why."""
 
@@ -153,7 +218,9 @@ def another(column: sa.Column) -> str | None:
     return None
 
 
-def kinds(connection: psycopg.Connection, table: str, month: Period) -> list[tuple[str, str, int | None]]:
+def kinds(
+    connection: psycopg.Connection, table: str, month: Period
+) -> list[tuple[str, str, int | None]]:
     """A row of each kind, of a month: what kind, where it is, and its instant."""
     columns, instant = metadata.tables[table].columns, DERIVED[table]
     parts = ["state"] if "state" in columns else []
@@ -162,18 +229,23 @@ def kinds(connection: psycopg.Connection, table: str, month: Period) -> list[tup
     within = (
         f'"{instant}" >= {month.start_ms} AND "{instant}" < {month.end_ms}'
         if instant
-        else (f"id IN (SELECT owner_id FROM charge WHERE day_ms >= {month.start_ms} AND day_ms < {month.end_ms})")
+        else (
+            f"id IN (SELECT owner_id FROM charge WHERE day_ms >= {month.start_ms} AND day_ms <"
+            f" {month.end_ms})"
+        )
     )
     # Of a correction the day that it amends, on which evidence shows what it must be.
     day = "day_ms" if "day_ms" in columns else instant or "NULL"
     rows = connection.execute(
-        f"SELECT DISTINCT ON (kind) kind, at, day FROM (SELECT {kind} AS kind, ctid AS at, {day} AS day FROM {table} "
-        f"WHERE {within}) row ORDER BY kind, at"
+        f"SELECT DISTINCT ON (kind) kind, at, day FROM (SELECT {kind} AS kind, ctid AS at, {day} AS"
+        f" day FROM {table} WHERE {within}) row ORDER BY kind, at"
     ).fetchall()
     return [(" ".join(names), at, day_ms) for names, at, day_ms in rows]
 
 
-def cells(connection: psycopg.Connection, table: str, month: Period, draw: random.Random) -> Iterator[Cell]:
+def cells(
+    connection: psycopg.Connection, table: str, month: Period, draw: random.Random
+) -> Iterator[Cell]:
     """The changes of a table that this run makes."""
     columns = {column.name: tuple(changes(column)) for column in metadata.tables[table].columns}
     nullable = [column.name for column in metadata.tables[table].columns if column.nullable]
@@ -181,7 +253,11 @@ def cells(connection: psycopg.Connection, table: str, month: Period, draw: rando
     for kind, at, day_ms in kinds(connection, table, month):
         where, state = f"w.ctid = '{at}'", kind.partition(" ")[0]
         # The last words of a kind say which of these columns are null.
-        empty = {name for name, word in zip(reversed(nullable), reversed(kind.split()), strict=False) if word == "true"}
+        empty = {
+            name
+            for name, word in zip(reversed(nullable), reversed(kind.split()), strict=False)
+            if word == "true"
+        }
         for name, value in ((name, value) for name, values in columns.items() for value in values):
             is_required = ALWAYS.search(name) and state not in states
             if (value != "NULL" or name not in empty) and (is_required or draw.random() < DRAWN):
@@ -199,9 +275,14 @@ Faults = Callable[[psycopg.Connection, Cell], list[str]]
 
 
 def walk(dsn: str, month: str, tables: Sequence[str], faults: Faults) -> set[str]:
-    """The cells of which a change is not seen; prints of each table how many were changed and how many found."""
+    """The cells of which a change is not seen; prints of each table how many were changed and how
+    many found.
+    """
     draw, unseen = random.Random(SEED), set()
-    print(f"\nGPULEDGER_TEST_SEED={SEED}, {month}: table, cells changed, found, refused by the database, not found")
+    print(
+        f"\nGPULEDGER_TEST_SEED={SEED}, {month}: table, cells changed, found, refused by the"
+        " database, not found"
+    )
     with psycopg.connect(dsn) as connection:
         calendar = zones.calendar(connection)
         for table in tables:
@@ -213,7 +294,10 @@ def walk(dsn: str, month: str, tables: Sequence[str], faults: Faults) -> set[str
                 if result == "not found":
                     unseen.add(f"{table}.{cell.column} of {month}")
                     print(f"  not found: {cell}")
-            print(f"{table}: {results.total()}", *(results[name] for name in ("found", "refused", "not found")))
+            print(
+                f"{table}: {results.total()}",
+                *(results[name] for name in ("found", "refused", "not found")),
+            )
             assert results["found"], table
         connection.rollback()
     return unseen
@@ -232,23 +316,38 @@ def change(connection: psycopg.Connection, cell: Cell, calendar: Calendar, fault
         texts = faults(connection, cell)
         if not texts:
             return "not found"
-        places = [cell.table] if cell.day_ms is None else [cell.table, str(calendar.date_of(cell.day_ms))]
+        places = (
+            [cell.table]
+            if cell.day_ms is None
+            else [cell.table, str(calendar.date_of(cell.day_ms))]
+        )
         if cell.table in OF_MONTHS:
             places.append(calendar.month_of(cell.day_ms or 0))
-        assert any(place in text for place in places for text in texts) or cell.table == "owner", (cell, texts)
+        assert any(place in text for place in places for text in texts) or cell.table == "owner", (
+            cell,
+            texts,
+        )
         return "found"
 
 
 def open_faults(connection: psycopg.Connection, cell: Cell) -> list[str]:
-    """What `reconcile --evidence` says of the day, for a month would take as long as rating it; of owners the month."""
+    """What `reconcile --evidence` says of the day, for a month would take as long as rating it; of
+    owners the month.
+    """
     calendar = zones.calendar(connection)
     is_of_a_day = cell.day_ms is not None and cell.table != "capacity"
-    period = calendar.day_of(cell.day_ms) if is_of_a_day else calendar.month(calendar.month_of(cell.day_ms or NOW_MS))
+    period = (
+        calendar.day_of(cell.day_ms)
+        if is_of_a_day
+        else calendar.month(calendar.month_of(cell.day_ms or NOW_MS))
+    )
     return proof.failures(reconcile(connection, period, evidence=True))
 
 
 def closed_faults(connection: psycopg.Connection, cell: Cell) -> list[str]:
-    """What `periods --verify` says of the closed month; `reconcile --evidence` of what its reports do not read."""
+    """What `periods --verify` says of the closed month; `reconcile --evidence` of what its reports
+    do not read.
+    """
     if cell.table in {"usage_hour", "capacity", "corrected_day"}:
         return open_faults(connection, cell)
     (closed,) = periods.closed(connection)
@@ -258,7 +357,11 @@ def closed_faults(connection: psycopg.Connection, cell: Cell) -> list[str]:
 
 def excepted(month: str) -> set[str]:
     """The cells of UNSEEN that a walk of a month meets."""
-    return {cell if " of " in cell else f"{cell} of {month}" for cell in UNSEEN if month in cell or " of " not in cell}
+    return {
+        cell if " of " in cell else f"{cell} of {month}"
+        for cell in UNSEEN
+        if month in cell or " of " not in cell
+    }
 
 
 def require(unseen: set[str], month: str) -> None:
@@ -276,7 +379,15 @@ def test_every_table_is_walked_or_an_exception():
 
 def test_no_cell_of_the_open_month_is_changed_unseen(rich, dsn):
     """`reconcile --evidence` finds each of them."""
-    tables = ("charge", "ledger_day", "conservation_check", "usage_hour", "capacity", "correction", "owner")
+    tables = (
+        "charge",
+        "ledger_day",
+        "conservation_check",
+        "usage_hour",
+        "capacity",
+        "correction",
+        "owner",
+    )
     require(walk(dsn, OPEN, tables, open_faults), OPEN)
 
 
@@ -287,9 +398,13 @@ def test_no_cell_of_the_closed_month_is_changed_unseen(rich, dsn):
 
 
 def test_a_month_that_an_earlier_version_closed_is_verified_as_before(rich, run):
-    """Its close recorded its lines only: `--verify` says which tables it does not cover, and changes no seal."""
+    """Its close recorded its lines only: `--verify` says which tables it does not cover, and
+    changes no seal.
+    """
     rich.connection.execute("ALTER TABLE audit DISABLE TRIGGER USER")
-    rich.connection.execute("UPDATE audit SET after = (after::jsonb - 'tables')::json WHERE what = 'close'")
+    rich.connection.execute(
+        "UPDATE audit SET after = (after::jsonb - 'tables')::json WHERE what = 'close'"
+    )
     sealed = rich.rows("SELECT * FROM billing_period")
     code, text, _ = run("periods", "--verify", CLOSED)
     assert code == 0
@@ -302,7 +417,10 @@ def test_a_month_that_an_earlier_version_closed_is_verified_as_before(rich, run)
     rich.connection.execute("UPDATE billing_period SET level = 'user'")
     code, text, _ = run("periods", "--verify", CLOSED)
     assert code == 1
-    assert f"The rows of {CLOSED} in billing_period are NOT those that its close recorded in the audit log." in text
+    assert (
+        f"The rows of {CLOSED} in billing_period are NOT those that its close recorded in the audit"
+        " log." in text
+    )
 
 
 def test_a_month_closed_now_is_covered_whole(rich, run):

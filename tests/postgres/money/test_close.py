@@ -1,4 +1,6 @@
-"""Closing a month: sealed by the database, exported the same ever after, amended by corrections alone."""
+"""Closing a month: sealed by the database, exported the same ever after, amended by corrections
+alone.
+"""
 
 import csv
 import datetime as dt
@@ -49,9 +51,15 @@ def furnished(fleet):
 
 
 def exports(run) -> tuple[str, ...]:
-    forms = [("--by", "team"), ("--by", "team,workload"), ("--by", "team", "--format", "json"), ("--by", "workload")]
+    forms = [
+        ("--by", "team"),
+        ("--by", "team,workload"),
+        ("--by", "team", "--format", "json"),
+        ("--by", "workload"),
+    ]
     return tuple(
-        run("chargeback", *MONTH, *form, *(() if "json" in form else ("--format", "csv")))[1] for form in forms
+        run("chargeback", *MONTH, *form, *(() if "json" in form else ("--format", "csv")))[1]
+        for form in forms
     )
 
 
@@ -60,10 +68,16 @@ def focus(run) -> list[dict[str, str]]:
 
 
 def change_everything(fleet, run) -> None:
-    """Late evidence of an hour that nobody had seen, another price from the past, other names and tags."""
-    fleet.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR), Held(1, 3, DAY + HOUR, DAY + 2 * HOUR)])
+    """Late evidence of an hour that nobody had seen, another price from the past, other names and
+    tags.
+    """
+    fleet.evidence(
+        [Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR), Held(1, 3, DAY + HOUR, DAY + 2 * HOUR)]
+    )
     run("prices", "set", "--rate", "2.5", "--currency", "USD", "--from", "2025-10-02")
-    fleet.connection.execute("UPDATE workload SET name = 'renamed', tags = '{\"team\": \"other\"}', user_name = 'zoe'")
+    fleet.connection.execute(
+        "UPDATE workload SET name = 'renamed', tags = '{\"team\": \"other\"}', user_name = 'zoe'"
+    )
 
 
 def test_a_month_is_closed_once_with_a_receipt(furnished, run):
@@ -77,8 +91,12 @@ def test_a_month_is_closed_once_with_a_receipt(furnished, run):
     assert receipt["seal"] == json.loads(shown)["seal"]
     assert receipt["closed_by"] == "amina"
     rows = csv.DictReader(io.StringIO(run("chargeback", *MONTH, "--format", "csv")[1]))
-    assert {row["team"]: row["cost"] for row in rows} == {one["owner"]: one["amount"] for one in receipt["invoices"]}
-    assert receipt["totals"] == {"USD": str(sum(Decimal(one["amount"]) for one in receipt["invoices"]))}
+    assert {row["team"]: row["cost"] for row in rows} == {
+        one["owner"]: one["amount"] for one in receipt["invoices"]
+    }
+    assert receipt["totals"] == {
+        "USD": str(sum(Decimal(one["amount"]) for one in receipt["invoices"]))
+    }
     code, _, said = run("close", "--period", "2025-10")
     assert code == 1
     assert "closed already (by amina)" in said
@@ -87,7 +105,9 @@ def test_a_month_is_closed_once_with_a_receipt(furnished, run):
 
 
 def test_a_closed_month_is_exported_the_same_ever_after(furnished, run):
-    """Late evidence, another price, other names: byte for byte the same chargeback, and FOCUS but for its numbers."""
+    """Late evidence, another price, other names: byte for byte the same chargeback, and FOCUS but
+    for its numbers.
+    """
     run("close", "--period", "2025-10")
     before = exports(run), focus(run)
     change_everything(furnished, run)
@@ -96,15 +116,17 @@ def test_a_closed_month_is_exported_the_same_ever_after(furnished, run):
 
 
 def test_what_comes_late_is_a_correction_that_adds_up(furnished, run, ledger):
-    """Billed in October plus booked later = October rated anew, per owner and to the micro-unit; and it reconciles."""
+    """Billed in October plus booked later = October rated anew, per owner and to the micro-unit;
+    and it reconciles.
+    """
     run("close", "--period", "2025-10")
     change_everything(furnished, run)
     refresh(ledger, month("2025-10"), NOW_MS)
     both = furnished.rows(
-        "SELECT owner_id, state, sum(gpu_ns), sum(cost_micro), sum(busy_ns) FROM (SELECT owner_id, state, gpu_ns, "
-        "cost_micro, busy_ns FROM charge UNION ALL "
-        "SELECT owner_id, state, gpu_ns, cost_micro, busy_ns FROM correction) c "
-        "GROUP BY 1, 2 HAVING sum(gpu_ns) <> 0 ORDER BY 1, 2"
+        "SELECT owner_id, state, sum(gpu_ns), sum(cost_micro), sum(busy_ns) FROM (SELECT owner_id,"
+        " state, gpu_ns, cost_micro, busy_ns FROM charge UNION ALL SELECT owner_id, state, gpu_ns,"
+        " cost_micro, busy_ns FROM correction) c GROUP BY 1, 2 HAVING sum(gpu_ns) <> 0 ORDER BY"
+        " 1, 2"
     )
     with ledger.transaction(Lock.LEDGER) as connection:
         sheet = reconcile(connection, month("2025-10"))
@@ -129,7 +151,9 @@ def test_what_comes_late_is_a_correction_that_adds_up(furnished, run, ledger):
 
 
 def test_corrections_are_billed_in_the_month_in_which_they_are_booked(furnished, run):
-    """The late hour shows up in the open month, under its team, with ChargeClass Correction for its own day."""
+    """The late hour shows up in the open month, under its team, with ChargeClass Correction for its
+    own day.
+    """
     run("close", "--period", "2025-10")
     furnished.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR)])
     run("reconcile", "--period", "2025-10")  # rates what is late
@@ -153,7 +177,9 @@ def test_up_to_date_is_up_to_date_after_a_correction(furnished, run, ledger):
     furnished.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR)])
     refresh(ledger, month("2025-10"), NOW_MS)
     once = furnished.rows("SELECT count(*), sum(cost_micro) FROM correction")
-    furnished.connection.execute("INSERT INTO day_recompute (day_ms) VALUES (%s), (%s)", (OCTOBER, OCTOBER + DAY))
+    furnished.connection.execute(
+        "INSERT INTO day_recompute (day_ms) VALUES (%s), (%s)", (OCTOBER, OCTOBER + DAY)
+    )
     assert refresh(ledger, month("2025-10"), NOW_MS) == 2
     assert refresh(ledger, month("2025-10"), NOW_MS) == 0
     assert furnished.rows("SELECT count(*), sum(cost_micro) FROM correction") == once
@@ -175,14 +201,22 @@ def test_up_to_date_is_up_to_date_after_a_correction(furnished, run, ledger):
         "UPDATE billing_period SET seal = 'x'",
         "TRUNCATE billing_period CASCADE",
         "UPDATE invoice SET minor = 0",
-        "INSERT INTO invoice SELECT period_start_ms, currency, 'somebody', 1, 1 FROM invoice LIMIT 1",
+        (
+            "INSERT INTO invoice SELECT period_start_ms, currency, 'somebody', 1, 1 FROM invoice"
+            " LIMIT 1"
+        ),
         "DELETE FROM closed_workload",
-        "INSERT INTO correction (booked_day_ms, recorded_ms, day_ms, start_ms, end_ms, state, gpu_ns, busy_ns, "
-        "idle_ns, unknown_ns) SELECT day_ms, 1, day_ms, 1, 2, 'held', 1, 1, 0, 0 FROM charge LIMIT 1",
+        (
+            "INSERT INTO correction (booked_day_ms, recorded_ms, day_ms, start_ms, end_ms, state,"
+            " gpu_ns, busy_ns, idle_ns, unknown_ns) SELECT day_ms, 1, day_ms, 1, 2, 'held', 1, 1,"
+            " 0, 0 FROM charge LIMIT 1"
+        ),
     ],
 )
 def test_sql_cannot_change_what_is_closed(furnished, run, statement):
-    """Under the role that owns the tables, every way to touch a closed month's rows is refused, naming the month."""
+    """Under the role that owns the tables, every way to touch a closed month's rows is refused,
+    naming the month.
+    """
     run("close", "--period", "2025-10")
     dump = furnished.rows("SELECT * FROM charge ORDER BY 1, 2, 4, 5, 7")
     with pytest.raises(psycopg.Error, match=r"closed|only takes new rows|never afterwards"):
@@ -194,7 +228,9 @@ def test_the_seal_finds_what_an_administrator_did(furnished, run):
     """Whoever takes the triggers away changes a line, and the seal does not fit any more."""
     run("close", "--period", "2025-10")
     furnished.connection.execute("ALTER TABLE charge DISABLE TRIGGER USER")
-    furnished.connection.execute("UPDATE charge SET cost_micro = cost_micro - 1 WHERE state = 'held'")
+    furnished.connection.execute(
+        "UPDATE charge SET cost_micro = cost_micro - 1 WHERE state = 'held'"
+    )
     furnished.connection.execute("ALTER TABLE charge ENABLE TRIGGER USER")
     code, out, _ = run("periods", "--verify", "2025-10")
     assert code == 1
@@ -220,7 +256,18 @@ def test_what_cannot_be_closed_is_one_sentence(furnished, run, arguments, code, 
 
 def test_usage_without_a_price_is_closed_on_purpose_only(furnished, run, fleet):
     """A GPU that no rate covers keeps the month open until somebody says that this is meant."""
-    run("prices", "set", "--rate", "1", "--currency", "USD", "--from", "2025-01-01", "--pool", "other")
+    run(
+        "prices",
+        "set",
+        "--rate",
+        "1",
+        "--currency",
+        "USD",
+        "--from",
+        "2025-01-01",
+        "--pool",
+        "other",
+    )
     fleet.accelerator(9, model="B300")
     rate = ("--rate", "2.333333333", "--currency", "USD", "--from", "2025-01-01")
     run("prices", "set", *rate, "--to", "2025-01-02")
@@ -246,13 +293,17 @@ def test_an_open_month_stays_as_it_was(furnished, run, ledger, fleet):
 
 
 def test_corrections_are_shown_by_owner(furnished, run):
-    """What came late about a closed month, and nothing else; of an open month there are none to show."""
+    """What came late about a closed month, and nothing else; of an open month there are none to
+    show.
+    """
     code, _, said = run("corrections", "--period", "2025-10")
     assert (code, "2025-10 is open" in said) == (1, True)
     run("close", "--period", "2025-10")
     assert run("corrections", "--period", "2025-10")[:2] == (0, "2025-10 has no correction\n")
     furnished.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR)])
-    rows = list(csv.DictReader(io.StringIO(run("corrections", "--period", "2025-10", "--format", "csv")[1])))
+    rows = list(
+        csv.DictReader(io.StringIO(run("corrections", "--period", "2025-10", "--format", "csv")[1]))
+    )
     assert {row["team"]: (row["gpu_hours"], row["cost"]) for row in rows} == {
         "team-1": ("1.000000", "2.33"),
         "(unobserved)": ("-1.000000", "-2.33"),
@@ -270,7 +321,9 @@ def test_a_month_of_which_nothing_has_a_price_is_closed_without_an_invoice(fleet
 
 
 def furnish_late(dsn):
-    """October is closed, November has an hour of its own, and an hour of October came after the close."""
+    """October is closed, November has an hour of its own, and an hour of October came after the
+    close.
+    """
     furnish(dsn)
     fleet, run = Fleet(dsn), Command(dsn)
     fleet.capacity(3, 31 * DAY, 31 * DAY + 2 * HOUR)
@@ -289,7 +342,9 @@ def late(fleet):
 
 def at(monkeypatch, instant):
     """Set the clock of the command."""
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: dt.datetime.fromisoformat(instant))
+    monkeypatch.setattr(
+        "gpuledger_collector.wiring.now", lambda: dt.datetime.fromisoformat(instant)
+    )
 
 
 NOVEMBER = ("--from", "2025-11-01", "--to", "2025-12-01")
@@ -307,7 +362,9 @@ DECEMBER = ("--from", "2025-12-01", "--to", "2026-01-01")
 def test_a_report_has_what_is_booked_in_its_period_whoever_looked_before(
     late, run, monkeypatch, tmp_path, command, words
 ):
-    """Late evidence of October is a correction of December, without anybody asking for October first."""
+    """Late evidence of October is a correction of December, without anybody asking for October
+    first.
+    """
     monkeypatch.chdir(tmp_path)
     at(monkeypatch, "2025-12-20T12:00:00+00:00")
     code, told, wrong = run(*command)
@@ -318,14 +375,18 @@ def test_a_report_has_what_is_booked_in_its_period_whoever_looked_before(
 
 
 def test_a_report_of_another_period_books_nothing(late, run, monkeypatch):
-    """A correction is booked on the day on which it is found: it is no part of a month that is over, nor of October."""
+    """A correction is booked on the day on which it is found: it is no part of a month that is
+    over, nor of October.
+    """
     at(monkeypatch, "2025-12-02T12:00:00+00:00")
     assert "2.33" not in run("chargeback", *NOVEMBER, "--format", "csv")[1]
     assert late.rows("SELECT count(*) FROM correction") == [(0,)]
 
 
 def test_a_close_takes_along_what_came_late_of_closed_months(late, run, monkeypatch):
-    """Without a server that rates all the time: what waits is booked on the last day of the month that is closed."""
+    """Without a server that rates all the time: what waits is booked on the last day of the month
+    that is closed.
+    """
     at(monkeypatch, "2025-12-02T12:00:00+00:00")
     code, text, wrong = run("close", "--period", "2025-11", "--format", "json")
     assert code == 0, wrong
@@ -333,17 +394,26 @@ def test_a_close_takes_along_what_came_late_of_closed_months(late, run, monkeypa
     assert receipt["corrections"]["lines"] == 2
     assert {one["owner"]: one["amount"] for one in receipt["invoices"]}["team-1"] == "7.00"
     assert late.rows("SELECT count(*) FROM hour_recompute") == [(0,)]
-    last, found = 1_764_460_800_000, int(dt.datetime(2025, 12, 2, 12, tzinfo=dt.UTC).timestamp() * 1000)
+    last, found = (
+        1_764_460_800_000,
+        int(dt.datetime(2025, 12, 2, 12, tzinfo=dt.UTC).timestamp() * 1000),
+    )
     assert set(late.rows("SELECT booked_day_ms, recorded_ms FROM correction")) == {(last, found)}
 
 
-def test_nothing_is_folded_or_rated_again_where_nothing_came_late(furnished, run, ledger, monkeypatch):
-    """A look at the marks of closed months, at those of the period and at its days: three units of work, no more."""
+def test_nothing_is_folded_or_rated_again_where_nothing_came_late(
+    furnished, run, ledger, monkeypatch
+):
+    """A look at the marks of closed months, at those of the period and at its days: three units of
+    work, no more.
+    """
     run("close", "--period", "2025-10")
     units = []
     opened = Database.transaction
     monkeypatch.setattr(
-        Database, "transaction", lambda self, *more, **options: units.append(1) or opened(self, *more, **options)
+        Database,
+        "transaction",
+        lambda self, *more, **options: units.append(1) or opened(self, *more, **options),
     )
     later = Period(month("2025-10").end_ms, month("2025-11").end_ms)
     refresh(ledger, later, NOW_MS)
@@ -353,12 +423,16 @@ def test_nothing_is_folded_or_rated_again_where_nothing_came_late(furnished, run
 
 
 def test_no_row_of_a_team_shows_negative_time(furnished, run, monkeypatch):
-    """What a correction takes back stands in a row that names the month it corrects; the rows add up to the total."""
+    """What a correction takes back stands in a row that names the month it corrects; the rows add
+    up to the total.
+    """
     assert run("close", "--period", "2025-10")[0] == 0
     furnished.capacity(3, 31 * DAY, 31 * DAY + HOUR)
     furnished.evidence([Held(3, 1, 31 * DAY, 31 * DAY + HOUR)])
     furnished.evidence([Held(2, 3, 20 * HOUR, 21 * HOUR)])
-    furnished.connection.execute("UPDATE workload SET tags = '{\"team\": \"other\"}' WHERE key = 'slurm::2'")
+    furnished.connection.execute(
+        "UPDATE workload SET tags = '{\"team\": \"other\"}' WHERE key = 'slurm::2'"
+    )
     at(monkeypatch, "2025-11-20T12:00:00+00:00")
     rows = list(csv.DictReader(io.StringIO(run("chargeback", *NOVEMBER, "--format", "csv")[1])))
     shown = {(row["team"], row["correction_of"]): row["gpu_hours"] for row in rows}
@@ -386,7 +460,9 @@ def test_a_statement_shows_no_negative_time_but_in_lines_of_corrections(furnishe
     furnished.capacity(3, 31 * DAY, 31 * DAY + HOUR)
     furnished.evidence([Held(3, 5, 31 * DAY, 31 * DAY + HOUR)])
     furnished.evidence([Held(2, 3, 20 * HOUR, 21 * HOUR)])
-    furnished.connection.execute("UPDATE workload SET tags = '{\"team\": \"other\"}' WHERE key = 'slurm::2'")
+    furnished.connection.execute(
+        "UPDATE workload SET tags = '{\"team\": \"other\"}' WHERE key = 'slurm::2'"
+    )
     refresh(ledger, Period(OCTOBER, month("2025-11").end_ms), NOW_MS)
     with ledger.transaction() as connection:
         (section,) = read_statement(connection, "team", "team-2", "2025-11", NOW_MS).sections

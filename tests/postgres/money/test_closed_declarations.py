@@ -18,7 +18,9 @@ VIEWS = {
 @pytest.fixture
 def october(fleet, run, monkeypatch):
     """Vision holds one of two GPUs at 2.00 EUR for an hour, nlp both for the next."""
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC))
+    monkeypatch.setattr(
+        "gpuledger_collector.wiring.now", lambda: dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC)
+    )
     run("prices", "set", "--rate", "2", "--currency", "EUR", "--from", "2025-01-01")
     fleet.workload(1, team="vision")
     fleet.workload(2, team="nlp")
@@ -36,7 +38,9 @@ def close(run):
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_of_a_closed_month_does_not_change(october, written, name):
-    """What a CFO was sent is there again after other rates and shares; of an open month the new ones count."""
+    """What a CFO was sent is there again after other rates and shares; of an open month the new
+    ones count.
+    """
     text, old, new, asked = VIEWS[name]
     assert october("apply", written("a.toml", text.format(old)))[0] == 0
     first = october("chargeback", *OCTOBER_PERIOD, *asked, "--format", "csv")
@@ -57,7 +61,9 @@ def test_a_view_of_a_closed_month_does_not_change(october, written, name):
         ("share", "2025-10 has shares as declared today: none was declared when it was closed"),
     ],
 )
-def test_a_month_that_was_closed_without_any_has_those_of_today_and_says_so(october, written, name, words):
+def test_a_month_that_was_closed_without_any_has_those_of_today_and_says_so(
+    october, written, name, words
+):
     """A view that nobody could have asked for then is no other than it was."""
     text, rate, _, asked = VIEWS[name]
     close(october)

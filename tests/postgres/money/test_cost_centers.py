@@ -1,4 +1,6 @@
-"""Cost centers and GL codes: in the chargeback, FOCUS, invoices, statement, journal, and in an ERP's import file."""
+"""Cost centers and GL codes: in the chargeback, FOCUS, invoices, statement, journal, and in an
+ERP's import file.
+"""
 
 import csv
 import io
@@ -79,7 +81,9 @@ field = "invoice"
 
 @pytest.fixture
 def october(fleet, run, tmp_path):
-    """At 2.00: team-1 holds 24 hours of 1 October, team-2 12 of them and 36 later; a fee of 10 %, 31.00 of support."""
+    """At 2.00: team-1 holds 24 hours of 1 October, team-2 12 of them and 36 later; a fee of 10 %,
+    31.00 of support.
+    """
     run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
     fleet.capacity(1, 0, 3 * DAY)
     fleet.capacity(2, 0, 12 * HOUR)
@@ -94,7 +98,10 @@ def october(fleet, run, tmp_path):
 def test_codes_are_wherever_the_owner_is(october, tmp_path):
     """Dated codes of each owner: a row over several has all of them, a line has that of its day."""
     run = october
-    rows = {row["team"]: row for row in csv.DictReader(io.StringIO(run("chargeback", *OCTOBER, "--format", "csv")[1]))}
+    rows = {
+        row["team"]: row
+        for row in csv.DictReader(io.StringIO(run("chargeback", *OCTOBER, "--format", "csv")[1]))
+    }
     assert (rows["team-1"]["cost_center"], rows["team-1"]["gl_code"]) == ("4711", "642000")
     assert (rows["team-2"]["cost_center"], rows["team-2"]["gl_code"]) == ("4712; 4799", "642000")
     assert rows["(unobserved)"]["cost_center"] == ""
@@ -107,7 +114,11 @@ def test_codes_are_wherever_the_owner_is(october, tmp_path):
     assert (row["cost_center"], row["gl_code"]) == ("4712", "")
     focus = list(csv.DictReader(io.StringIO(run("chargeback", *OCTOBER, "--format", "focus")[1])))
     tagged = {
-        (json.loads(row["Tags"])["team"], row["ChargePeriodStart"][:10], json.loads(row["Tags"]).get("cost_center"))
+        (
+            json.loads(row["Tags"])["team"],
+            row["ChargePeriodStart"][:10],
+            json.loads(row["Tags"]).get("cost_center"),
+        )
         for row in focus
         if row["x_CostBasis"] in {"held", "markup"}
     }
@@ -125,14 +136,23 @@ def test_codes_are_wherever_the_owner_is(october, tmp_path):
     invoices = {row["owner"]: row for row in json.loads(receipt)["invoices"]}
     assert (invoices["team-1"]["cost_center"], invoices["team-1"]["gl_code"]) == ("4711", "642000")
     # what is declared later is not of the closed month
-    (tmp_path / "later.toml").write_text('[[cost_center]]\nowner = { team = "team-1" }\ncost_center = "9"\n')
+    (tmp_path / "later.toml").write_text(
+        '[[cost_center]]\nowner = { team = "team-1" }\ncost_center = "9"\n'
+    )
     assert run("apply", tmp_path / "later.toml")[0] == 0
     again = list(csv.DictReader(io.StringIO(run("chargeback", *OCTOBER, "--format", "focus")[1])))
-    assert {json.loads(row["Tags"]).get("cost_center") for row in again} == {None, "4711", "4712", "4799"}
+    assert {json.loads(row["Tags"]).get("cost_center") for row in again} == {
+        None,
+        "4711",
+        "4712",
+        "4799",
+    }
 
 
 def test_an_erp_gets_the_invoices_by_its_template(october, tmp_path):
-    """Columns and constants as written; the amounts of an owner add up to its invoice, cent by cent."""
+    """Columns and constants as written; the amounts of an owner add up to its invoice, cent by
+    cent.
+    """
     run = october
     (tmp_path / "erp.toml").write_text(TEMPLATE)
     file = tmp_path / "postings.csv"
@@ -144,9 +164,14 @@ def test_an_erp_gets_the_invoices_by_its_template(october, tmp_path):
     assert (code, said) == (0, "")
     lines = file.read_text().splitlines()
     assert lines[0] == "Company;Posting date;Cost center;Account;Kind;Text;Amount;Reference"
-    assert lines[1] == "1000;31.10.2025;4711;642000;gpu_time;GPU 2025-10 team-1;48,00;2025-10/USD/team-1"
+    assert (
+        lines[1]
+        == "1000;31.10.2025;4711;642000;gpu_time;GPU 2025-10 team-1;48,00;2025-10/USD/team-1"
+    )
     rows = list(csv.DictReader(io.StringIO(file.read_text()), delimiter=";"))
-    assert {(row["Cost center"], row["Account"], row["Kind"]) for row in rows if "team-2" in row["Text"]} == {
+    assert {
+        (row["Cost center"], row["Account"], row["Kind"]) for row in rows if "team-2" in row["Text"]
+    } == {
         *(
             (center, account, kind)
             for center, account in (("4712", ""), ("4799", "642000"))
@@ -155,7 +180,11 @@ def test_an_erp_gets_the_invoices_by_its_template(october, tmp_path):
         ("4799", "642000", "shared"),
     }
     for invoice in receipt["invoices"]:
-        own = [Decimal(row["Amount"].replace(",", ".")) for row in rows if row["Reference"].endswith(invoice["owner"])]
+        own = [
+            Decimal(row["Amount"].replace(",", "."))
+            for row in rows
+            if row["Reference"].endswith(invoice["owner"])
+        ]
         if not invoice["owner"].startswith("("):
             assert sum(own) == Decimal(invoice["amount"])
     # fewer fields, fewer rows: a row for each invoice
@@ -165,7 +194,9 @@ def test_an_erp_gets_the_invoices_by_its_template(october, tmp_path):
     code, text, said = run("export", "erp", "--template", tmp_path / "short.toml", *OCTOBER)
     assert code == 0, said
     own = {
-        invoice["owner"]: invoice["amount"] for invoice in receipt["invoices"] if not invoice["owner"].startswith("(")
+        invoice["owner"]: invoice["amount"]
+        for invoice in receipt["invoices"]
+        if not invoice["owner"].startswith("(")
     }
     assert {row["who"]: row["what"] for row in csv.DictReader(io.StringIO(text))} == own
 
@@ -175,7 +206,10 @@ def test_an_erp_gets_the_invoices_by_its_template(october, tmp_path):
     [
         ("", "write [[column]] for each column"),
         ('[[column]]\nname = "a"\n', "erp.toml:1:constant: is needed where there is no field"),
-        ('[[column]]\nname = "a"\nfield = "amount"\nconstant = "1"\n', "refused where there is one"),
+        (
+            '[[column]]\nname = "a"\nfield = "amount"\nconstant = "1"\n',
+            "refused where there is one",
+        ),
         ('[[column]]\nname = "a"\nfield = "amuont"\n', "is not one of number, period"),
         ('delimter = ";"\n[[column]]\nname = "a"\nfield = "amount"\n', "is it 'delimiter'?"),
         ('delimiter = "x"\n[[column]]\nname = "a"\nfield = "amount"\n', "is no delimiter"),
@@ -198,18 +232,29 @@ BAD = [
         '[[adjustment]]\nname = "a"\nkind = "markup"\npercent = 1\namount = 5\n',
         "amount: belongs to kind = 'credit' or 'debit'",
     ),
-    ('[[adjustment]]\nname = "a"\nkind = "tiered"\ncurrency = "USD"\nsteps = { 5 = 2 }\n', "must begin at 0"),
-    ('[[adjustment]]\nname = "a"\nkind = "true_up"\n', "is not one of tiered, markup, discount, credit, debit"),
     (
-        '[[adjustment]]\nname = "a"\nkind = "credit"\nowner = { team = "x" }\namount = 5\ncurrency = "USD"\n'
-        'effective_from = 2025-10-30\neffective_to = 2025-11-02\nreason = "r"\napprover = "a"\n',
+        '[[adjustment]]\nname = "a"\nkind = "tiered"\ncurrency = "USD"\nsteps = { 5 = 2 }\n',
+        "must begin at 0",
+    ),
+    (
+        '[[adjustment]]\nname = "a"\nkind = "true_up"\n',
+        "is not one of tiered, markup, discount, credit, debit",
+    ),
+    (
+        (
+            '[[adjustment]]\nname = "a"\nkind = "credit"\nowner = { team = "x" }\namount ='
+            ' 5\ncurrency = "USD"\neffective_from = 2025-10-30\neffective_to = 2025-11-02\nreason ='
+            ' "r"\napprover = "a"\n'
+        ),
         "lies in another month",
     ),
     ('[[cost_center]]\nowner = { team = "x" }\n', "gl_code: is empty, and so is cost_center"),
     ('[[cost_center]]\nowner = { taem = "x" }\ncost_center = "1"\n', "is it 'team'?"),
     (
-        '[[cost_center]]\nowner = { team = "x" }\ncost_center = "1"\n[[cost_center]]\nowner = { team = "x" }\n'
-        'cost_center = "2"\neffective_from = 2025-10-01\n',
+        (
+            '[[cost_center]]\nowner = { team = "x" }\ncost_center = "1"\n[[cost_center]]\nowner = {'
+            ' team = "x" }\ncost_center = "2"\neffective_from = 2025-10-01\n'
+        ),
         "gives this owner codes for some of these days already",
     ),
 ]
@@ -225,7 +270,9 @@ def test_bad_declarations_are_refused(run, tmp_path, text, words):
 
 
 def test_what_is_applied_is_exported_and_taken_back(october, tmp_path):
-    """Policies, entries and codes survive the round trip; a booked entry with other terms is refused."""
+    """Policies, entries and codes survive the round trip; a booked entry with other terms is
+    refused.
+    """
     run = october
     entry = (
         "--owner",

@@ -1,4 +1,6 @@
-"""Commitments, owned hardware, spot series and other currencies, from the file that declares them to the bill."""
+"""Commitments, owned hardware, spot series and other currencies, from the file that declares them
+to the bill.
+"""
 
 import csv
 import io
@@ -70,7 +72,9 @@ def table(text):
 
 
 def test_the_chargeback_has_list_contracted_and_effective_cost(committed, run):
-    """Covered time costs 144 / 216 + 0.50 an hour instead of 3.00, or 4.00 at list; the unused third is nobody's."""
+    """Covered time costs 144 / 216 + 0.50 an hour instead of 3.00, or 4.00 at list; the unused
+    third is nobody's.
+    """
     code, out, err = run("chargeback", *DAYS, "--format", "csv")
     assert code == 0, err
     rows = {row["team"]: row for row in table(out)}
@@ -78,7 +82,8 @@ def test_the_chargeback_has_list_contracted_and_effective_cost(committed, run):
     assert rows["team-1"]["cost"] == rows["team-1"]["cost_effective"] == "100.00"
     assert (rows["team-1"]["cost_contracted"], rows["team-1"]["cost_list"]) == ("144.00", "192.00")
     unused = rows["(commitment_unused)"]
-    # What nobody used has no list cost: as a zero it would hide what the commitment saved on what was used.
+    # What nobody used has no list cost: as a zero it would hide what the commitment saved on what
+    # was used.
     assert (unused["gpu_hours"], unused["cost"], unused["cost_list"]) == ("24.000000", "28.00", "")
     assert (unused["cost_compared"], unused["cost_waste"], unused["billed"]) == ("", "28.00", "no")
     assert (rows["team-1"]["cost_compared"], rows["team-1"]["billed"]) == ("100.00", "yes")
@@ -101,7 +106,9 @@ def test_the_chargeback_has_list_contracted_and_effective_cost(committed, run):
 def test_focus_says_what_was_committed_covered_and_left_unused(committed, run, tmp_path, version):
     """Rows of a commitment are Committed, Used or Unused; the file passes the stricter checks."""
     path = tmp_path / "focus.csv"
-    code, _, err = run("chargeback", *DAYS, "--format", "focus", "--focus-version", version, "-o", path)
+    code, _, err = run(
+        "chargeback", *DAYS, "--format", "focus", "--focus-version", version, "-o", path
+    )
     assert code == 0, err
     with path.open(encoding="utf-8", newline="") as file:
         assert list(check(file, version)) == []
@@ -113,9 +120,15 @@ def test_focus_says_what_was_committed_covered_and_left_unused(committed, run, t
     assert sum(Decimal(row["CommitmentDiscountQuantity"]) for row in mine) == 72
     assert sum(Decimal(row["EffectiveCost"]) for row in mine) == Decimal("84")
     (unused,) = [row for row in mine if row["CommitmentDiscountStatus"] == "Unused"]
-    assert (unused["ConsumedQuantity"], unused["ResourceId"], Decimal(unused["ListCost"])) == ("", "", 0)
+    assert (unused["ConsumedQuantity"], unused["ResourceId"], Decimal(unused["ListCost"])) == (
+        "",
+        "",
+        0,
+    )
     used = [row for row in mine if row["CommitmentDiscountStatus"] == "Used"]
-    assert all(Decimal(row["ContractedCost"]) == 3 * Decimal(row["PricingQuantity"]) for row in used)
+    assert all(
+        Decimal(row["ContractedCost"]) == 3 * Decimal(row["PricingQuantity"]) for row in used
+    )
     assert all(Decimal(row["ListCost"]) == 4 * Decimal(row["PricingQuantity"]) for row in used)
     assert sum(Decimal(row["EffectiveCost"]) for row in rows) == Decimal("156.00")
     # 72 at the price book's rate, 144 upfront and 72 GPU-hours at 0.50: what is paid on this day.
@@ -152,7 +165,9 @@ def test_days_before_the_first_rate_keep_their_currency(committed, run):
 
 
 def test_applied_again_nothing_changes_and_what_is_gone_is_withdrawn(committed, run, written):
-    """The same file is no news; without its [[commitment]] everything costs the price book's rate again."""
+    """The same file is no news; without its [[commitment]] everything costs the price book's rate
+    again.
+    """
     run("chargeback", *DAYS)
     _, out, _ = run("apply", written("book.toml", BOOK))
     assert "commitments: 0 added, 0 superseded, 1 unchanged; no bill changes" in out
@@ -191,10 +206,13 @@ def test_what_cannot_be_meant_is_refused_with_its_line(run, written, text, words
 
 
 def test_owned_hardware_is_a_rate_with_its_parts_shown(fleet, run, written):
-    """Rates are dated entries of the price book; --explain adds them up; another term supersedes both entries."""
+    """Rates are dated entries of the price book; --explain adds them up; another term supersedes
+    both entries.
+    """
     text = (
-        '[[owned]]\nname = "DGX"\nnode = "dgx1"\nper = "node"\ngpus = 8\ncapex = 280000\nsalvage = 28000\nmonths = 48\n'
-        'watts = 10200\npue = 1.3\nprice_per_kwh = 0.19\nopex_per_month = 900\ncurrency = "EUR"\nstarts = 2025-07-01\n'
+        '[[owned]]\nname = "DGX"\nnode = "dgx1"\nper = "node"\ngpus = 8\ncapex = 280000\nsalvage ='
+        " 28000\nmonths = 48\nwatts = 10200\npue = 1.3\nprice_per_kwh = 0.19\nopex_per_month ="
+        ' 900\ncurrency = "EUR"\nstarts = 2025-07-01\n'
     )
     assert run("apply", written("owned.toml", text))[0] == 0
     _, out, _ = run("prices", "list", "--explain")
@@ -213,12 +231,23 @@ def test_owned_hardware_is_a_rate_with_its_parts_shown(fleet, run, written):
     assert again[0].effective_to_ms == again[1].effective_from_ms == parse_date("2030-07-01")
 
 
-@given(st.decimals(0, 10**6, places=2), st.integers(1, 600), st.integers(1, 16), st.decimals(0, 10**4, places=2))
+@given(
+    st.decimals(0, 10**6, places=2),
+    st.integers(1, 600),
+    st.integers(1, 16),
+    st.decimals(0, 10**4, places=2),
+)
 def test_the_parts_of_a_derived_rate_add_up_and_earn_what_was_paid(capex, months, gpus, opex):
-    """Rounded parts are within a billionth of the exact ones; the exact ones over its life are what it cost."""
-    owned = Owned("o", capex, months, "USD", parse_date("2025-01-31"), "node", gpus, opex_per_month=opex)
+    """Rounded parts are within a billionth of the exact ones; the exact ones over its life are what
+    it cost.
+    """
+    owned = Owned(
+        "o", capex, months, "USD", parse_date("2025-01-31"), "node", gpus, opex_per_month=opex
+    )
     exact = owned.parts()
-    assert sum(exact.values()) * owned.life_hours * gpus == Fraction(capex) + Fraction(opex) * months
+    assert (
+        sum(exact.values()) * owned.life_hours * gpus == Fraction(capex) + Fraction(opex) * months
+    )
     parts = rounded(exact)
     assert sum(parts.values()) == owned.prices()[0].rate
     assert all(abs(Fraction(parts[name]) - exact[name]) < Fraction(1, 10**9) for name in exact)
@@ -266,14 +295,20 @@ def test_ten_thousand_spot_rates_are_asked_rightly():
 
 
 def test_ten_thousand_spot_rates_are_imported(fleet, run, tmp_path):
-    """One copy, one audit row each; the same file again changes nothing; hours in which a rate changes are cut."""
+    """One copy, one audit row each; the same file again changes nothing; hours in which a rate
+    changes are cut.
+    """
     fleet.capacity(1, 0, DAY)
     fleet.evidence([Held(1, 1, 0, DAY)])
     path = tmp_path / "spot.csv"
     start = OCTOBER // 1000
-    lines = [f",H100,spot,{1 + number % 700 / 1000:.3f},USD,{start + number * 53 * 60}," for number in range(10_000)]
+    lines = [
+        f",H100,spot,{1 + number % 700 / 1000:.3f},USD,{start + number * 53 * 60},"
+        for number in range(10_000)
+    ]
     path.write_text(
-        "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from,effective_to\n" + "\n".join(lines)
+        "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from,effective_to\n"
+        + "\n".join(lines)
     )
     code, _, err = run("import", "prices", path)
     assert code == 0, err
@@ -282,12 +317,17 @@ def test_ten_thousand_spot_rates_are_imported(fleet, run, tmp_path):
     code, out, err = run("chargeback", *DAYS, "--format", "csv")
     assert code == 0, err
     # Each rate holds for 53 minutes: the day is 27 of them and 9 minutes of the next.
-    exact = sum(Fraction(1000 + number, 1000) * 53 / 60 for number in range(27)) + Fraction(1027, 1000) * 9 / 60
+    exact = (
+        sum(Fraction(1000 + number, 1000) * 53 / 60 for number in range(27))
+        + Fraction(1027, 1000) * 9 / 60
+    )
     assert Decimal(table(out)[0]["cost"]) == Decimal(round(exact * 100)) / 100
 
 
 def test_the_receipt_of_a_workload_names_what_covered_it(committed, run):
-    """Time that a commitment covers stands apart from time at a rate, and both add up to what was charged."""
+    """Time that a commitment covers stands apart from time at a rate, and both add up to what was
+    charged.
+    """
     run("chargeback", *DAYS)
     code, out, err = run("receipt", "1")
     assert code == 0, err
@@ -302,7 +342,9 @@ def test_a_month_with_a_commitment_closes_and_its_seal_holds(committed, run):
     rows = table(run("chargeback", *whole, "--format", "csv")[1])
     code, out, err = run("close", "--period", "2025-10")
     assert code == 0, err
-    invoices = committed.connection.execute("SELECT owner, minor FROM invoice ORDER BY owner").fetchall()
+    invoices = committed.connection.execute(
+        "SELECT owner, minor FROM invoice ORDER BY owner"
+    ).fetchall()
     assert dict(invoices) == {row["team"]: int(Decimal(row["cost"]) * 100) for row in rows}
     first = run("chargeback", *whole, "--format", "focus")[1]
     assert "2025-10/USD/(commitment_unused)" in first

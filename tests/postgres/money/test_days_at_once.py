@@ -1,4 +1,6 @@
-"""Days are rated at the same time: by raters beside each other, by worker processes, and beside what changes bills."""
+"""Days are rated at the same time: by raters beside each other, by worker processes, and beside
+what changes bills.
+"""
 
 import multiprocessing
 import os
@@ -29,24 +31,34 @@ from gpuledger_collector.storage.locks import Lock
 
 DAYS = [OCTOBER + number * DAY for number in range(6)]
 PERIOD = Period(DAYS[0], DAYS[-1] + DAY)
-WAITING = "SELECT FROM pg_locks WHERE locktype = 'relation' AND relation = %s::regclass AND NOT granted"
-TIER = '[[adjustment]]\nname = "volume"\nkind = "tiered"\ncurrency = "USD"\nsteps = { 0 = 2.0, 10 = 1.0 }\n'
+WAITING = (
+    "SELECT FROM pg_locks WHERE locktype = 'relation' AND relation = %s::regclass AND NOT granted"
+)
+TIER = (
+    '[[adjustment]]\nname = "volume"\nkind = "tiered"\ncurrency = "USD"\nsteps = { 0 = 2.0, 10 ='
+    " 1.0 }\n"
+)
 RULE = '[[rule]]\nmatch = { account = "nobody" }\nassign = { team = "moved" }\n'
 
 
 @pytest.fixture
 def days(fleet):
-    """Six days of two accelerators, each with workloads and so owners that others have and that none has."""
+    """Six days of two accelerators, each with workloads and so owners that others have and that
+    none has.
+    """
     fleet.connection.execute(
-        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
-        "VALUES ('', 'H100', 'on_demand', 2.333333333, 'USD', 0, now())"
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+        " effective_from_ms, recorded_at) VALUES ('', 'H100', 'on_demand', 2.333333333, 'USD', 0,"
+        " now())"
     )
     for accelerator in (1, 2):
         fleet.capacity(accelerator, 0, len(DAYS) * DAY)
     for number in range(len(DAYS)):
         fleet.workload(100 + number, team=f"team-{number}")
         begin = number * DAY
-        fleet.evidence([Held(1, 100 + number, begin, begin + HOUR), Held(2, 1, begin + HOUR, begin + 2 * HOUR)])
+        fleet.evidence(
+            [Held(1, 100 + number, begin, begin + HOUR), Held(2, 1, begin + HOUR, begin + 2 * HOUR)]
+        )
     return fleet
 
 
@@ -57,7 +69,9 @@ def waits(fleet, lock):
 
 def request(fleet):
     """Request all days again."""
-    fleet.connection.execute("INSERT INTO day_recompute (day_ms) SELECT unnest(%s::bigint[])", (DAYS,))
+    fleet.connection.execute(
+        "INSERT INTO day_recompute (day_ms) SELECT unnest(%s::bigint[])", (DAYS,)
+    )
 
 
 def test_a_day_waits_for_its_own_lock_and_for_that_of_the_ledger_only(days, ledger, dsn):
@@ -71,7 +85,9 @@ def test_a_day_waits_for_its_own_lock_and_for_that_of_the_ledger_only(days, ledg
         until(lambda: waits(days, locks.of_day(DAYS[0])))
         rater.rollback()
         assert waiting.result(60) == 1
-    assert days.rows("SELECT count(*), bool_and(holds) FROM conservation_check") == [(len(DAYS), True)]
+    assert days.rows("SELECT count(*), bool_and(holds) FROM conservation_check") == [
+        (len(DAYS), True)
+    ]
 
 
 def test_no_day_is_rated_while_the_ledger_is_locked(days, ledger, dsn):
@@ -91,7 +107,9 @@ def test_days_of_a_month_have_locks_of_their_own():
 
 
 def test_a_day_that_another_process_has_rated_is_left(days, ledger):
-    """Two raters list the same days; the second one finds nothing to do, until something is requested again."""
+    """Two raters list the same days; the second one finds nothing to do, until something is
+    requested again.
+    """
     rate_day(ledger, DAYS[0], NOW_MS)
     written = days.rows("SELECT xmin::text FROM conservation_check")
     rate_day(ledger, DAYS[0], NOW_MS)
@@ -136,14 +154,18 @@ def test_an_owner_that_is_new_on_two_days_delays_neither(days, ledger, monkeypat
 
 
 def test_processes_add_owners_in_the_same_order(days, ledger):
-    """Two that add many of the same owners do not wait for each other, whatever the order of their sets."""
+    """Two that add many of the same owners do not wait for each other, whatever the order of their
+    sets.
+    """
     owners = [OwnerPath(org="org", team=f"team {number}") for number in range(100)]
     given = [rated_days._as_json(order) for order in (set(owners), owners[::-1])]
     assert given[0] == given[1] == rated_days._as_json(sorted(owners, key=lambda owner: owner.team))
 
 
 def test_a_rated_day_locks_no_table_while_a_second_session_reads(days, ledger, dsn, run, written):
-    """The server cannot see that one session waits for the other: an ALTER TABLE between them would wait for ever."""
+    """The server cannot see that one session waits for the other: an ALTER TABLE between them would
+    wait for ever.
+    """
     exclusive = "LOCK TABLE billing_zone, fiscal_year, adjustment IN ACCESS EXCLUSIVE MODE NOWAIT"
     for _ in range(2):
         with ledger_day(ledger, DAYS[0], in_order=True), psycopg.connect(dsn) as altering:
@@ -161,7 +183,9 @@ def test_the_lock_of_a_day_outlasts_the_time_that_a_session_may_be_idle(days, le
         return usage_of(connection, *given, **named)
 
     monkeypatch.setattr(rating, "usage_of", slow)
-    rate_day(ledger.as_application("slow", "-c idle_in_transaction_session_timeout=500"), DAYS[0], NOW_MS)
+    rate_day(
+        ledger.as_application("slow", "-c idle_in_transaction_session_timeout=500"), DAYS[0], NOW_MS
+    )
     assert days.rows("SELECT day_ms FROM conservation_check") == [(DAYS[0],)]
 
 
@@ -175,8 +199,12 @@ def test_owners_are_forgotten_while_nobody_rates(days, run, dsn):
         assert waiting.result(60)[0] == 0
 
 
-def test_days_that_depend_on_each_other_are_rated_under_the_ledgers_lock(days, ledger, run, written, dsn):
-    """A tier counts the hours of earlier days of the month, so another day of it may not be rated meanwhile."""
+def test_days_that_depend_on_each_other_are_rated_under_the_ledgers_lock(
+    days, ledger, run, written, dsn
+):
+    """A tier counts the hours of earlier days of the month, so another day of it may not be rated
+    meanwhile.
+    """
     assert run("apply", written("tier.toml", TIER))[0] == 0
     with ThreadPoolExecutor(1) as threads, psycopg.connect(dsn) as rater:
         locks.take(rater, locks.of_day(DAYS[0]))
@@ -213,14 +241,20 @@ def test_workers_make_the_same_ledger(days, ledger, shared, monkeypatch):
 def test_an_error_of_a_worker_is_the_error_of_the_command(days, ledger):
     """One sentence, as from one process."""
     with pytest.raises(ServerUnavailable, match="cannot be reached"):
-        list(rating_workers.rate_days(Database("host=127.0.0.1 port=1 dbname=none"), DAYS, 2, NOW_MS, None))
+        list(
+            rating_workers.rate_days(
+                Database("host=127.0.0.1 port=1 dbname=none"), DAYS, 2, NOW_MS, None
+            )
+        )
 
 
 def test_a_worker_that_is_killed_ends_the_rating_and_not_what_is_rated(days, ledger, dsn):
     """The next run does the days that are left."""
     with ThreadPoolExecutor(1) as threads, psycopg.connect(dsn) as rater:
         locks.take(rater, locks.of_day(DAYS[5]))
-        rated = threads.submit(lambda: list(rating_workers.rate_days(ledger, DAYS, 1, NOW_MS, None)))
+        rated = threads.submit(
+            lambda: list(rating_workers.rate_days(ledger, DAYS, 1, NOW_MS, None))
+        )
         until(lambda: waits(days, locks.of_day(DAYS[5])))
         for child in multiprocessing.active_children():
             os.kill(child.pid, signal.SIGKILL)
@@ -240,7 +274,9 @@ def running(pid):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
 def test_workers_end_with_the_command(days, ledger, dsn, number, code):
-    """Whatever ends it, no worker goes on; SIGTERM ends it without a word, also while its workers wait for a lock."""
+    """Whatever ends it, no worker goes on; SIGTERM ends it without a word, also while its workers
+    wait for a lock.
+    """
     script = (
         "import sys\n"
         "from gpuledger_collector.services.rating_workers import rate_days\n"
@@ -249,7 +285,9 @@ def test_workers_end_with_the_command(days, ledger, dsn, number, code):
     )
     with psycopg.connect(dsn) as rater:
         locks.take(rater, locks.of_day(DAYS[0]))
-        command = subprocess.Popen([sys.executable, "-c", script, dsn], stderr=subprocess.PIPE, text=True)
+        command = subprocess.Popen(
+            [sys.executable, "-c", script, dsn], stderr=subprocess.PIPE, text=True
+        )
         until(lambda: waits(days, locks.of_day(DAYS[0])))
         children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
         assert children
@@ -261,7 +299,9 @@ def test_workers_end_with_the_command(days, ledger, dsn, number, code):
 
 
 def test_an_interrupt_ends_workers_that_are_starting_without_a_word(days, ledger, dsn, tmp_path):
-    """The terminal interrupts every process of the command, which says itself that it was interrupted."""
+    """The terminal interrupts every process of the command, which says itself that it was
+    interrupted.
+    """
     program, starting = tmp_path / "program.py", tmp_path / "starting"
     program.write_text(
         "import pathlib, sys, time\n"
@@ -277,7 +317,10 @@ def test_an_interrupt_ends_workers_that_are_starting_without_a_word(days, ledger
         "        sys.exit(130)\n"
     )
     command = subprocess.Popen(
-        [sys.executable, str(program), dsn], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, str(program), dsn],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     until(starting.exists)
     os.killpg(command.pid, signal.SIGINT)
@@ -301,9 +344,14 @@ def test_a_day_whose_fold_meets_another_one_is_folded_again(days, ledger, monkey
 
 
 @pytest.mark.slow
-def test_raters_a_rule_change_and_a_close_beside_each_other(days, ledger, run, written, monkeypatch):
+def test_raters_a_rule_change_and_a_close_beside_each_other(
+    days, ledger, run, written, monkeypatch
+):
     """Nobody waits for ever or fails, and the bill is the one that a single rater makes."""
-    paths = [written(f"rules-{number}.toml", RULE.replace("nobody", f"nobody-{number}")) for number in range(2)]
+    paths = [
+        written(f"rules-{number}.toml", RULE.replace("nobody", f"nobody-{number}"))
+        for number in range(2)
+    ]
     refresh(ledger, PERIOD, NOW_MS)
     before = days.rows("SELECT sum(cost_micro), count(*) FROM charge")
     over = threading.Event()

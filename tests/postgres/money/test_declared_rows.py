@@ -1,4 +1,6 @@
-"""No declared row is changed unseen: prices, rules, adjustments and the like are compared with the audit log."""
+"""No declared row is changed unseen: prices, rules, adjustments and the like are compared with the
+audit log.
+"""
 
 import json
 
@@ -64,20 +66,28 @@ def test_every_column_of_every_declared_table_is_compared(connection):
     tried = 0
     for table in audited.TABLES:
         columns = metadata.tables[table].columns
-        assert connection.execute(f"SELECT FROM {table}").rowcount, f"nothing of {table} is declared"
+        assert connection.execute(f"SELECT FROM {table}").rowcount, (
+            f"nothing of {table} is declared"
+        )
         for column in columns:
             value = another(column)
             if column.name in UNTOLD or value is None:
                 continue
             with connection.transaction(force_rollback=True):
                 row = f'SELECT id FROM {table} ORDER BY "{column.name}" IS NULL, id LIMIT 1'
-                if not is_allowed(connection, f'UPDATE {table} w SET "{column.name}" = {value} WHERE id = ({row})'):
+                if not is_allowed(
+                    connection, f'UPDATE {table} w SET "{column.name}" = {value} WHERE id = ({row})'
+                ):
                     continue
-                what = "sha256" if column.name in {"evidence", "reverses", "shares"} else column.name
+                what = (
+                    "sha256" if column.name in {"evidence", "reverses", "shares"} else column.name
+                )
                 assert (table, what) in found(connection), column
                 tried += 1
         with connection.transaction(force_rollback=True):
-            if is_allowed(connection, f"DELETE FROM {table} WHERE id = (SELECT min(id) FROM {table})"):
+            if is_allowed(
+                connection, f"DELETE FROM {table} WHERE id = (SELECT min(id) FROM {table})"
+            ):
                 assert found(connection) == {(table, "removed")}
     print(f"{tried} cells of {len(audited.TABLES)} declared tables")
     assert tried > 100
@@ -99,24 +109,42 @@ def is_allowed(connection, statement):
     [
         (
             "UPDATE price SET rate_per_gpu_hour = 2 WHERE pool = 'counted'",
-            "The price 'counted H100 spot from 2025-01-01T00:00:00Z': rate_per_gpu_hour was changed without an entry",
+            (
+                "The price 'counted H100 spot from 2025-01-01T00:00:00Z': rate_per_gpu_hour was"
+                " changed without an entry"
+            ),
         ),
         (
-            "UPDATE adjustment SET amount_micro = 2 * amount_micro WHERE kind = 'credit' AND name LIKE '%-11'",
+            (
+                "UPDATE adjustment SET amount_micro = 2 * amount_micro WHERE kind = 'credit' AND"
+                " name LIKE '%-11'"
+            ),
             "The adjustment 'outage of 2025-11': amount_micro was changed without an entry",
         ),
         (
             'UPDATE attribution_rule SET assign = \'{"team": "nlp"}\'',
             "The attribution_rule 'detectors': assign was changed without an entry",
         ),
-        ("UPDATE inventory SET out_ms = NULL", "The inventory 'GPU-0009': rows was changed without an entry"),
-        ("UPDATE billing_zone SET zone = 'UTC'", "The billing_zone 'UTC': zone was changed without an entry"),
         (
-            "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at)"
-            " VALUES ('eu', '', 'on_demand', 1, 'EUR', 0, '2025-11-20T13:00:00Z')",
+            "UPDATE inventory SET out_ms = NULL",
+            "The inventory 'GPU-0009': rows was changed without an entry",
+        ),
+        (
+            "UPDATE billing_zone SET zone = 'UTC'",
+            "The billing_zone 'UTC': zone was changed without an entry",
+        ),
+        (
+            (
+                "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+                " effective_from_ms, recorded_at) VALUES ('eu', '', 'on_demand', 1, 'EUR', 0,"
+                " '2025-11-20T13:00:00Z')"
+            ),
             "was added without an entry",
         ),
-        ("DELETE FROM exchange_rate", "The exchange_rate 'USD to EUR': was removed without an entry"),
+        (
+            "DELETE FROM exchange_rate",
+            "The exchange_rate 'USD to EUR': was removed without an entry",
+        ),
     ],
 )
 def test_reconcile_and_verify_name_what_was_changed(connection, statement, sentence):
@@ -132,20 +160,25 @@ def test_reconcile_and_verify_name_what_was_changed(connection, statement, sente
 def test_a_row_of_before_the_log_is_said_once_and_refuses_nothing(declared, run):
     """A ledger whose log is younger than its prices."""
     declared.connection.execute(
-        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
-        "VALUES ('old', '', 'on_demand', 1, 'EUR', 0, '2024-01-01T00:00:00Z')"
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+        " effective_from_ms, recorded_at) VALUES ('old', '', 'on_demand', 1, 'EUR', 0,"
+        " '2024-01-01T00:00:00Z')"
     )
     code, text, _ = run("reconcile", "--period", OPEN)
     assert code == 0
     assert text.count("which it does not cover: 1 of price.") == 1
-    assert json.loads(run("reconcile", "--period", OPEN, "--format", "json")[1])["uncovered_rows"] == {"price": 1}
+    assert json.loads(run("reconcile", "--period", OPEN, "--format", "json")[1])[
+        "uncovered_rows"
+    ] == {"price": 1}
     assert run("periods", "--verify", CLOSED)[0] == 0
 
 
 def test_an_entry_of_before_its_hash_was_logged_is_not_covered(connection):
     """True-ups that an earlier version booked: their terms are compared, their parts are not."""
     connection.execute("ALTER TABLE audit DISABLE TRIGGER USER")
-    connection.execute("UPDATE audit SET after = (after::jsonb - 'sha256')::json WHERE what = 'adjustment'")
+    connection.execute(
+        "UPDATE audit SET after = (after::jsonb - 'sha256')::json WHERE what = 'adjustment'"
+    )
     comparison = audited.compare(connection)
     assert comparison.deviations == []
     assert comparison.uncovered == {"adjustment": 2}
@@ -153,7 +186,10 @@ def test_an_entry_of_before_its_hash_was_logged_is_not_covered(connection):
 
 def test_a_person_who_was_erased_is_no_change(declared, run, written):
     """An erasure puts a pseudonym into declared owners, and the log keeps the name."""
-    discount = '[[adjustment]]\nname = "of ada"\nkind = "discount"\npercent = 5\nowner = { user = "ada" }\n'
+    discount = (
+        '[[adjustment]]\nname = "of ada"\nkind = "discount"\npercent = 5\nowner = { user ='
+        ' "ada" }\n'
+    )
     assert run("apply", written("ada.toml", discount))[0] == 0
     with declared.connection.transaction():
         privacy.erase(declared.connection, "ada", "officer", 1_763_700_000_000)

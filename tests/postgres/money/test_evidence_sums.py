@@ -18,7 +18,9 @@ ACCELERATORS = 48
 
 
 def intervals(chance, kind, workloads):
-    """Usage intervals of one accelerator: state, workload, start, end, busy, idle, unknown and energy."""
+    """Usage intervals of one accelerator: state, workload, start, end, busy, idle, unknown and
+    energy.
+    """
     at, until = SPAN.start_ms + chance.randrange(HOUR), SPAN.end_ms - chance.randrange(HOUR)
     while at < until:
         end = at + chance.choice((MINUTE, 7 * MINUTE, 20 * MINUTE))
@@ -35,7 +37,14 @@ def intervals(chance, kind, workloads):
         elif kind == "partial activity":
             activity = (busy, 0, unknown)
         energy = chance.choice((None, chance.randint(0, 10**9)))
-        yield state, chance.choice(workloads) if state == "held" else None, at, end, *activity, energy
+        yield (
+            state,
+            chance.choice(workloads) if state == "held" else None,
+            at,
+            end,
+            *activity,
+            energy,
+        )
         if kind == "overlaps" and chance.random() < 0.1:
             yield state, workloads[0] if state == "held" else None, at + 1, end, *activity, energy
         if kind == "repetitions" and chance.random() < 0.1:
@@ -44,38 +53,63 @@ def intervals(chance, kind, workloads):
 
 
 def world(fleet, seed):
-    """Evidence of many kinds, some of it without a report of its workload, hours requested here and there."""
+    """Evidence of many kinds, some of it without a report of its workload, hours requested here and
+    there.
+    """
     chance = random.Random(seed)
     workloads = [fleet.workload(number) for number in range(3)]
     nodes = [fleet.node("n1"), fleet.node("n2")]
-    kinds = ("plain", "plain", "plain", "overlaps", "repetitions", "crossing hours", "no activity", "partial activity")
+    kinds = (
+        "plain",
+        "plain",
+        "plain",
+        "overlaps",
+        "repetitions",
+        "crossing hours",
+        "no activity",
+        "partial activity",
+    )
     partitions.ensure(fleet.connection, "usage_interval", [OCTOBER])
     evidence, requests = [], []
     for number in range(ACCELERATORS):
         accelerator = fleet.accelerator(number)
-        place = chance.choice(("there", "there", "there", "moved", "begins", "elsewhere", "nowhere"))
+        place = chance.choice(
+            ("there", "there", "there", "moved", "begins", "elsewhere", "nowhere")
+        )
         if place == "moved":
             fleet.capacity(number, 0, 6 * HOUR + 5)
             fleet.capacity(number, 6 * HOUR + 5, node="n2")
         elif place != "nowhere":
             fleet.capacity(
-                number, 5 * HOUR + 7 if place == "begins" else 0, node="n2" if place == "elsewhere" else "n1"
+                number,
+                5 * HOUR + 7 if place == "begins" else 0,
+                node="n2" if place == "elsewhere" else "n1",
             )
         for row in intervals(chance, chance.choice(kinds), workloads):
             node = nodes[chance.random() < 0.02]
-            evidence.append((accelerator, *row[1::-1], *row[2:4], 0, *row[4:], node, EPOCH, len(evidence), 0))
+            evidence.append(
+                (accelerator, *row[1::-1], *row[2:4], 0, *row[4:], node, EPOCH, len(evidence), 0)
+            )
         hours = range(SPAN.start_ms, SPAN.end_ms, HOUR)
-        requests += [(accelerator, hour) for hour in chance.sample(hours, chance.randint(1, len(hours)))]
+        requests += [
+            (accelerator, hour) for hour in chance.sample(hours, chance.randint(1, len(hours)))
+        ]
     with fleet.connection.cursor() as cursor:
-        cursor.executemany(f"INSERT INTO usage_interval VALUES ({', '.join(['%s'] * 14)})", evidence)
-        cursor.executemany("INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (%s, %s)", requests)
+        cursor.executemany(
+            f"INSERT INTO usage_interval VALUES ({', '.join(['%s'] * 14)})", evidence
+        )
+        cursor.executemany(
+            "INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (%s, %s)", requests
+        )
     fleet.connection.execute(
-        "INSERT INTO workload_attributes (workload_id, digest) VALUES (%s, 'one'), (%s, 'two')", workloads[1:]
+        "INSERT INTO workload_attributes (workload_id, digest) VALUES (%s, 'one'), (%s, 'two')",
+        workloads[1:],
     )
     if seed % 2:
         fleet.connection.execute(
-            "INSERT INTO price (gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
-            "VALUES ('H100', 'on_demand', 2, 'USD', 0, now()), ('H100', 'on_demand', 3, 'USD', %s, now())",
+            "INSERT INTO price (gpu_model, purchase, rate_per_gpu_hour, currency,"
+            " effective_from_ms, recorded_at) VALUES ('H100', 'on_demand', 2, 'USD', 0, now()),"
+            " ('H100', 'on_demand', 3, 'USD', %s, now())",
             (OCTOBER + 7 * HOUR + 1234,),
         )
     return requests
@@ -83,7 +117,9 @@ def world(fleet, seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_sums_are_those_of_a_fold(fleet, database, monkeypatch, seed) -> None:
-    """Over overlaps, repetitions, gaps, moves and changes of a price: whichever way an accelerator goes."""
+    """Over overlaps, repetitions, gaps, moves and changes of a price: whichever way an accelerator
+    goes.
+    """
     requests = world(fleet, seed)
     one_by_one = []
     fold_hours = hourly_usage.fold_hours
@@ -110,10 +146,17 @@ def test_sums_are_those_of_a_fold(fleet, database, monkeypatch, seed) -> None:
     assert len(rows) > ACCELERATORS
     # A row in the table ends with its hour, also where a change of a price cut it.
     assert {
-        (key, row.held_ms, row.busy_ms, row.idle_ms, row.unknown_ms, row.energy_mj) for key, row in rows.items()
+        (key, row.held_ms, row.busy_ms, row.idle_ms, row.unknown_ms, row.energy_mj)
+        for key, row in rows.items()
     } == {
         (
-            (piece.accelerator_id, piece.start_ms, piece.state, piece.workload_id, piece.attributes_id),
+            (
+                piece.accelerator_id,
+                piece.start_ms,
+                piece.state,
+                piece.workload_id,
+                piece.attributes_id,
+            ),
             *(piece.held_ms, piece.busy_ms, piece.idle_ms, piece.unknown_ms, piece.energy_mj),
         )
         for piece in expected

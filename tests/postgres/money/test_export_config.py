@@ -156,7 +156,9 @@ currency = "USD"
 
 
 def test_it_goes_round_and_changes_nothing(run, written, fleet) -> None:
-    """Applied, written, applied again: nothing is added or superseded, and the file comes out the same."""
+    """Applied, written, applied again: nothing is added or superseded, and the file comes out the
+    same.
+    """
     code, out, err = run("apply", written("ledger.toml", CONFIG))
     assert (code, err) == (0, "")
     assert "0 added, 0 superseded" not in out.replace("owned", "")
@@ -167,10 +169,15 @@ def test_it_goes_round_and_changes_nothing(run, written, fleet) -> None:
     assert [line for line in said if "0 added, 0 superseded" not in line] == []
     assert run("export", "config")[1] == first
     given, made = tomllib.loads(CONFIG), tomllib.loads(first)
-    assert {name: len(made[name]) for name in given} == {name: len(one) for name, one in given.items()}
+    assert {name: len(made[name]) for name in given} == {
+        name: len(one) for name, one in given.items()
+    }
     for name, tables in given.items():
         if name != "billing_zone":
-            said, kept = ({key for one in each for key in one if one[key] != ""} for each in (tables, made[name]))
+            said, kept = (
+                {key for one in each for key in one if one[key] != ""}
+                for each in (tables, made[name])
+            )
             assert said <= kept, f"[[{name}]] loses {sorted(said - kept)}"
     assert made["shared_cost"][0]["weights"] == {"a b": 60, "nlp": 40}
     assert zones.current(fleet.connection) == "Asia/Kolkata"
@@ -183,7 +190,9 @@ def test_an_empty_ledger_says_so(run, written, fleet) -> None:
     empty = tomllib.loads(nothing)
     assert empty.pop("billing_zone") == "UTC"
     assert not any(empty.values())
-    assert {"billing_zone", *empty} == set(TABLES) - {"owned", "fiscal_year_begins"}, "every table of a file"
+    assert {"billing_zone", *empty} == set(TABLES) - {"owned", "fiscal_year_begins"}, (
+        "every table of a file"
+    )
     run("apply", written("ledger.toml", CONFIG))
     run("apply", written("nothing.toml", nothing))
     left = tomllib.loads(run("export", "config")[1])

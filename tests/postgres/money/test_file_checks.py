@@ -1,4 +1,6 @@
-"""What is said of a file of jobs before it is imported: nodes that hold too much, and rows that are no jobs."""
+"""What is said of a file of jobs before it is imported: nodes that hold too much, and rows that are
+no jobs.
+"""
 
 import pytest
 
@@ -27,10 +29,13 @@ def test_two_jobs_that_hold_more_than_a_node_usually_has_are_said(run, written, 
     rows = "a,x,8,2026-10-01T08:00Z,2026-10-01T12:00Z,gpu-01\nb,x,8,2026-10-01T10:00Z,2026-10-01T14:00Z,gpu-01\n"
     path = written("jobs.csv", HEADER + rows)
     sentence = (
-        "node gpu-01: its jobs hold 16 GPUs at 2026-10-01T10:00:00Z ('a', 'b'), more than a server usually has: "
-        "billed as written; gpuledger import inventory says how many it has"
+        "node gpu-01: its jobs hold 16 GPUs at 2026-10-01T10:00:00Z ('a', 'b'), more than a server"
+        " usually has: billed as written; gpuledger import inventory says how many it has"
     )
-    for command in (("import", "usage", path, "--dry-run"), ("start", path, "--rate", "1", "--yes")):
+    for command in (
+        ("import", "usage", path, "--dry-run"),
+        ("start", path, "--rate", "1", "--yes"),
+    ):
         code, out, err = run(*command)
         assert code == 0, err
         assert sentence in err.splitlines()
@@ -44,10 +49,14 @@ def test_a_node_that_the_ledger_knows_is_measured_by_it(run, written, fleet) -> 
     code, _, err = run("import", "inventory", written("inventory.csv", header + devices))
     assert code == 0, err
     for gpus, has_sentence in ((2, False), (3, True)):
-        rows = "".join(f"{job},x,{gpus},2026-10-01T08:00Z,2026-10-01T12:00Z,gpu-01\n" for job in "ab")
+        rows = "".join(
+            f"{job},x,{gpus},2026-10-01T08:00Z,2026-10-01T12:00Z,gpu-01\n" for job in "ab"
+        )
         code, _, err = run("import", "usage", written(f"{gpus}.csv", HEADER + rows), "--dry-run")
         assert code == 0, err
-        assert ("its jobs hold 6 GPUs at 2026-10-01T08:00:00Z ('a', 'b'), and has 4 GPUs" in err) == has_sentence
+        assert (
+            "its jobs hold 6 GPUs at 2026-10-01T08:00:00Z ('a', 'b'), and has 4 GPUs" in err
+        ) == has_sentence
 
 
 @pytest.mark.parametrize(
@@ -83,16 +92,26 @@ def test_many_nodes_are_counted() -> None:
 
 
 def test_rows_of_opencost_that_are_no_workloads_are_told_apart(run, written, fleet) -> None:
-    """Idle GPUs and volumes are left out and said; a workload without an owner is billed without one."""
+    """Idle GPUs and volumes are left out and said; a workload without an owner is billed without
+    one.
+    """
     code, out, err = run(
-        "start", written("opencost.csv", OPENCOST), "--column", "workload_id=name", "--rate", "2", "--yes"
+        "start",
+        written("opencost.csv", OPENCOST),
+        "--column",
+        "workload_id=name",
+        "--rate",
+        "2",
+        "--yes",
     )
     assert code == 0, err
     assert "2 rows '__idle__' of OpenCost (GPUs that no pod held): left out" in err
     assert "1 row '__unmounted__' of OpenCost (volumes that no pod mounted): left out" in err
     assert "1 row with '__unallocated__' for an owner: billed without that tag" in err
     amounts = {
-        line.split()[0]: line.split()[1:3] for line in out.splitlines() if line[:5] in {"cv   ", "total", "(unat"}
+        line.split()[0]: line.split()[1:3]
+        for line in out.splitlines()
+        if line[:5] in {"cv   ", "total", "(unat"}
     }
     assert amounts["total"][0] == "34.000000"
     assert "68.00" in out

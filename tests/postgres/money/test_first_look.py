@@ -1,4 +1,6 @@
-"""The first report after late evidence under a volume price is the second one, and what one computes by hand."""
+"""The first report after late evidence under a volume price is the second one, and what one
+computes by hand.
+"""
 
 import csv
 import datetime as dt
@@ -24,7 +26,9 @@ LATE = Held(2, 1, DAY, 2 * DAY), Held(3, 1, DAY, 2 * DAY)
 
 
 def furnish(dsn):
-    """Twenty days on each of which a team holds one GPU for 8 hours, rated: 100 h at 2.50 and 60 h at 2.00."""
+    """Twenty days on each of which a team holds one GPU for 8 hours, rated: 100 h at 2.50 and 60 h
+    at 2.00.
+    """
     with furnishing(dsn) as (fleet, run, files):
         run("prices", "set", "--rate", "2.5", "--currency", "USD", "--from", "2025-01-01")
         run("apply", files.write("tier.toml", TIER))
@@ -48,7 +52,9 @@ def cost(run, *asked, correction_of=""):
     code, text, wrong = run("chargeback", *asked, "--format", "csv")
     assert code == 0, wrong
     rows = csv.DictReader(io.StringIO(text))
-    (row,) = [row for row in rows if row["team"] == "vision" and row["correction_of"] == correction_of]
+    (row,) = [
+        row for row in rows if row["team"] == "vision" and row["correction_of"] == correction_of
+    ]
     return row["gpu_hours"], row["cost"]
 
 
@@ -60,9 +66,13 @@ def test_the_first_chargeback_after_late_evidence_is_the_second(october, run):
 
 
 def test_the_end_of_a_month_asked_for_alone_has_the_same_price(october, run):
-    """Hours 160 to 208 of the month: 40 at 2.00 and 8 at 1.50; what they follow from is before the period."""
+    """Hours 160 to 208 of the month: 40 at 2.00 and 8 at 1.50; what they follow from is before the
+    period.
+    """
     october.evidence(LATE)
-    assert [cost(run, "--from", "2025-10-15", "--to", "2025-10-21") for _ in range(2)] == [("48.000000", "92.00")] * 2
+    assert [cost(run, "--from", "2025-10-15", "--to", "2025-10-21") for _ in range(2)] == [
+        ("48.000000", "92.00")
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -89,9 +99,9 @@ def test_one_run_of_the_scheduled_job_is_enough(october, ledger):
     # The late day and the 18 after it.
     assert rate_usage(ledger, NOW_MS) == 19
     assert rate_usage(ledger, NOW_MS) == 0
-    assert october.rows("SELECT sum(l.cost_micro) FROM ledger_day l JOIN owner o ON o.id = l.owner_id") == [
-        (462_000_000,)
-    ]
+    assert october.rows(
+        "SELECT sum(l.cost_micro) FROM ledger_day l JOIN owner o ON o.id = l.owner_id"
+    ) == [(462_000_000,)]
 
 
 def test_days_that_a_stopped_run_left_are_rated_by_the_next(october, ledger):
@@ -124,6 +134,8 @@ def test_what_a_correction_command_shows_first_is_all(october, run):
 
 def test_today_is_rated_under_a_volume_price(october, run, monkeypatch):
     """A day that has not ended: nothing comes after it yet, in whatever order its evidence arrives."""
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: dt.datetime(2025, 10, 3, 9, tzinfo=dt.UTC))
+    monkeypatch.setattr(
+        "gpuledger_collector.wiring.now", lambda: dt.datetime(2025, 10, 3, 9, tzinfo=dt.UTC)
+    )
     october.evidence([Held(2, 1, 2 * DAY + HOUR, 2 * DAY + 5 * HOUR)])
     assert [cost(run, *OCTOBER)[0] for _ in range(2)] == ["164.000000"] * 2

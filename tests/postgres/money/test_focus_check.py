@@ -22,14 +22,27 @@ _MADE: list[str] = []
 
 @pytest.fixture
 def export(request):
-    """A closed month of three teams, shared and whole accelerators, two prices, as FOCUS; made once."""
+    """A closed month of three teams, shared and whole accelerators, two prices, as FOCUS; made
+    once.
+    """
     if not _MADE:
         _MADE.append(made(request.getfixturevalue("fleet"), request.getfixturevalue("run")))
     return _MADE[0]
 
 
 def made(fleet, run) -> str:
-    run("prices", "set", "--rate", "2.333333333", "--list-rate", "3", "--currency", "USD", "--from", "2025-01-01")
+    run(
+        "prices",
+        "set",
+        "--rate",
+        "2.333333333",
+        "--list-rate",
+        "3",
+        "--currency",
+        "USD",
+        "--from",
+        "2025-01-01",
+    )
     run("prices", "set", "--rate", "2.5", "--currency", "USD", "--from", "2025-10-02")
     fleet.accelerator(3, gpu_micro=333_333)
     for number in (1, 2, 3):
@@ -106,27 +119,43 @@ def test_one_seeded_violation_is_found_with_its_line(export, name):
     """A file that is good but for one row fails, for this reason, on this line."""
     changes, rule = MUTATIONS[name]
     rows = rows_of(export)
-    mine = [at for at, row in enumerate(rows) if row["SubAccountName"] == "team-1" and row["ChargeCategory"] == "Usage"]
+    mine = [
+        at
+        for at, row in enumerate(rows)
+        if row["SubAccountName"] == "team-1" and row["ChargeCategory"] == "Usage"
+    ]
     at = mine[1]
     rows[at] |= changes
     violations = found(written(rows))
-    assert rule in {violation.rule for violation in violations if violation.line == at + 2}, violations
+    assert rule in {violation.rule for violation in violations if violation.line == at + 2}, (
+        violations
+    )
     told = [violation for violation in violations if violation.line == at + 2]
-    assert any(column == one.column or column in one.sentence for one in told for column in changes), told
+    assert any(
+        column == one.column or column in one.sentence for one in told for column in changes
+    ), told
 
 
 def test_what_only_shows_over_rows_is_found(export):
-    """An invoice that is no whole cents, time used twice, a row too short, columns that lack or are misplaced."""
+    """An invoice that is no whole cents, time used twice, a row too short, columns that lack or are
+    misplaced.
+    """
     rows = rows_of(export)
     missing = [row for row in rows if row["ChargeCategory"] != "Adjustment"]
     assert {violation.rule for violation in found(written(missing))} == {"invoice"}
-    gpu = next(row for row in rows if row["ResourceType"] == "GPU" and row["x_CostBasis"] == "unobserved")
+    gpu = next(
+        row for row in rows if row["ResourceType"] == "GPU" and row["x_CostBasis"] == "unobserved"
+    )
     assert "overlap" in {violation.rule for violation in found(written([*rows, gpu]))}
     columns = [name for name in rows[0] if name != "ListCost"]
     readiness_problems = [{name: row[name] for name in columns} for row in rows]
-    assert ("column missing", "ListCost") in {(one.rule, one.column) for one in found(written(readiness_problems))}
+    assert ("column missing", "ListCost") in {
+        (one.rule, one.column) for one in found(written(readiness_problems))
+    }
     moved = [name for name in rows[0] if name != "Tags"] + ["Tags"]
-    assert {(one.rule, one.column) for one in found(written(rows, moved))} == {("column order", "Tags")}
+    assert {(one.rule, one.column) for one in found(written(rows, moved))} == {
+        ("column order", "Tags")
+    }
     lines = export.splitlines(keepends=True)
     short = found("".join([*lines[:3], "1,2,3\n", *lines[3:]]))
     assert [(one.line, one.rule) for one in short] == [(4, "cells")]
@@ -162,7 +191,11 @@ def test_the_command_names_lines_and_ends_with_1(export, tmp_path):
     assert result.exit_code == 1
     assert f"{bad}:2: currency: BillingCurrency 'DOL' is no currency of ISO 4217" in result.stdout
     assert "more like these" in result.stdout
-    told = json.loads(CliRunner().invoke(build(), ["focus", "check", str(bad), "--format", "json", "--all"]).stdout)
+    told = json.loads(
+        CliRunner()
+        .invoke(build(), ["focus", "check", str(bad), "--format", "json", "--all"])
+        .stdout
+    )
     assert told["violations"] == len(told["shown"]) >= 9
 
 

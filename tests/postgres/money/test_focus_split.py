@@ -1,4 +1,6 @@
-"""FOCUS 1.4: shared devices as charges that were split, billing periods with their status, and 1.2 as it was."""
+"""FOCUS 1.4: shared devices as charges that were split, billing periods with their status, and 1.2
+as it was.
+"""
 
 import csv
 import io
@@ -22,7 +24,9 @@ _MADE: list[tuple[str, str]] = []
 
 @pytest.fixture
 def exports(request):
-    """The same closed month in both versions: a shared GPU, a MIG-sliced one, one of a single holder; made once."""
+    """The same closed month in both versions: a shared GPU, a MIG-sliced one, one of a single
+    holder; made once.
+    """
     if not _MADE:
         fleet, run = request.getfixturevalue("fleet"), request.getfixturevalue("run")
         run("prices", "set", "--rate", "2.333333333", "--currency", "USD", "--from", "2025-01-01")
@@ -35,9 +39,9 @@ def exports(request):
                 (f"MIG-{part}", part, micro),
             )
             fleet.connection.execute(
-                "INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms, out_ms, source) "
-                "SELECT id, model, gpu_micro, %s, 'train', "
-                "1759276800000, 1759363200000, 'agent' FROM accelerator WHERE uuid = %s",
+                "INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms,"
+                " out_ms, source) SELECT id, model, gpu_micro, %s, 'train', 1759276800000,"
+                " 1759363200000, 'agent' FROM accelerator WHERE uuid = %s",
                 (fleet.node("n1"), f"MIG-{part}"),
             )
         fleet.evidence(
@@ -50,18 +54,20 @@ def exports(request):
         )
         mig = fleet.rows("SELECT id FROM accelerator WHERE uuid = 'MIG-a'")[0][0]
         fleet.connection.execute(
-            "INSERT INTO usage_interval SELECT %s, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms, "
-            "unknown_ms, energy_mj, node_id, epoch, 99, record FROM usage_interval WHERE workload_id IS NOT NULL "
-            "LIMIT 1",
+            "INSERT INTO usage_interval SELECT %s, workload_id, state, start_ms, end_ms, held_ms,"
+            " busy_ms, idle_ms, unknown_ms, energy_mj, node_id, epoch, 99, record FROM"
+            " usage_interval WHERE workload_id IS NOT NULL LIMIT 1",
             (mig,),
         )
         fleet.connection.execute(
-            "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT %s, 1759276800000 + h * 3600000 "
-            "FROM generate_series(0, 23) h",
+            "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT %s, 1759276800000 + h *"
+            " 3600000 FROM generate_series(0, 23) h",
             (mig,),
         )
         assert run("close", "--period", "2025-10")[0] == 0
-        _MADE.append((run("chargeback", *MONTH)[1], run("chargeback", *MONTH, "--focus-version", "1.4")[1]))
+        _MADE.append(
+            (run("chargeback", *MONTH)[1], run("chargeback", *MONTH, "--focus-version", "1.4")[1])
+        )
     return _MADE[0]
 
 
@@ -78,7 +84,9 @@ def found(rows):
 
 
 def test_both_versions_pass_and_say_the_same_money(exports):
-    """1.4 has the rows of 1.2 with other columns: to the last digit the same cost by owner, invoice and in sum."""
+    """1.4 has the rows of 1.2 with other columns: to the last digit the same cost by owner, invoice
+    and in sum.
+    """
     old, new = (rows_of(text) for text in exports)
     assert found(old) == found(new) == []
     assert tuple(old[0]) == focus.COLUMNS
@@ -86,13 +94,18 @@ def test_both_versions_pass_and_say_the_same_money(exports):
     assert not {"ProviderName", "PublisherName"} & set(new[0])
 
     def money(rows):
-        return [(row["SubAccountName"], row["InvoiceId"], row["BilledCost"], row["ListCost"]) for row in rows]
+        return [
+            (row["SubAccountName"], row["InvoiceId"], row["BilledCost"], row["ListCost"])
+            for row in rows
+        ]
 
     assert money(old) == money(new)
 
 
 def test_an_origin_charge_is_a_device_at_a_rate_and_its_parts_are_the_whole(exports):
-    """The device is the resource, the receiver stands in the Allocated columns, what nobody held has none."""
+    """The device is the resource, the receiver stands in the Allocated columns, what nobody held
+    has none.
+    """
     rows = [row for row in rows_of(exports[1]) if row["ChargeCategory"] == "Usage"]
     devices = defaultdict(list)
     for row in rows:
@@ -102,13 +115,21 @@ def test_an_origin_charge_is_a_device_at_a_rate_and_its_parts_are_the_whole(expo
     assert not any(alone[name] for name in focus_split.ALLOCATED)
     for device in ("GPU-0001", "GPU-0009"):
         mine = devices[device]
-        ratios = [json.loads(row["AllocatedMethodDetails"], parse_float=Decimal)["Elements"][0] for row in mine]
+        ratios = [
+            json.loads(row["AllocatedMethodDetails"], parse_float=Decimal)["Elements"][0]
+            for row in mine
+        ]
         assert sum(one["AllocatedRatio"] for one in ratios) == 1
         total = sum(Decimal(row["ConsumedQuantity"]) for row in mine)
         for row, one in zip(mine, ratios, strict=True):
-            assert abs(one["AllocatedRatio"] - Decimal(row["ConsumedQuantity"]) / total) <= Decimal("1e-9")
+            assert abs(one["AllocatedRatio"] - Decimal(row["ConsumedQuantity"]) / total) <= Decimal(
+                "1e-9"
+            )
         assert {row["AllocatedMethodId"] for row in mine} == {"dominant-share-v1"}
-        assert len({(row["ChargePeriodStart"], row["ChargePeriodEnd"], row["Tags"]) for row in mine}) == 1
+        assert (
+            len({(row["ChargePeriodStart"], row["ChargePeriodEnd"], row["Tags"]) for row in mine})
+            == 1
+        )
     receivers = {row["AllocatedResourceId"] for row in devices["GPU-0001"]}
     assert receivers == {"slurm::1", "slurm::2", "slurm::3", ""}
     assert {row["AllocatedResourceId"] for row in devices["GPU-0009"]} == {"MIG-a", ""}
@@ -122,22 +143,42 @@ MUTATIONS = {
     "a method without details": ({"AllocatedMethodDetails": ""}, "null", "AllocatedMethodDetails"),
     "a receiver without a name": ({"AllocatedResourceName": ""}, "null", "AllocatedResourceName"),
     "a name without a receiver": ({"AllocatedResourceId": ""}, "null", "AllocatedResourceId"),
-    "details that are no JSON": ({"AllocatedMethodDetails": "half"}, "json", "AllocatedMethodDetails"),
-    "details without elements": ({"AllocatedMethodDetails": '{"Elements": []}'}, "json", "AllocatedMethodDetails"),
+    "details that are no JSON": (
+        {"AllocatedMethodDetails": "half"},
+        "json",
+        "AllocatedMethodDetails",
+    ),
+    "details without elements": (
+        {"AllocatedMethodDetails": '{"Elements": []}'},
+        "json",
+        "AllocatedMethodDetails",
+    ),
     "a key of nobody's": (
         {"AllocatedMethodDetails": '{"Elements": [{"AllocatedRatio": 1, "Weight": 2}]}'},
         "json",
         "AllocatedMethodDetails",
     ),
-    "a ratio above 1": ({"AllocatedMethodDetails": DETAILS % "1.5"}, "ratio", "AllocatedMethodDetails"),
-    "a ratio that is text": ({"AllocatedMethodDetails": DETAILS % '"0.5"'}, "ratio", "AllocatedMethodDetails"),
+    "a ratio above 1": (
+        {"AllocatedMethodDetails": DETAILS % "1.5"},
+        "ratio",
+        "AllocatedMethodDetails",
+    ),
+    "a ratio that is text": (
+        {"AllocatedMethodDetails": DETAILS % '"0.5"'},
+        "ratio",
+        "AllocatedMethodDetails",
+    ),
     "a quantity without a unit": (
         {"AllocatedMethodDetails": '{"Elements": [{"AllocatedRatio": 0.5, "UsageQuantity": 2}]}'},
         "ratio",
         "AllocatedMethodDetails",
     ),
     "a unit of the street": (
-        {"AllocatedMethodDetails": '{"Elements": [{"AllocatedRatio": 0.5, "UsageUnit": "gpu secs"}]}'},
+        {
+            "AllocatedMethodDetails": (
+                '{"Elements": [{"AllocatedRatio": 0.5, "UsageUnit": "gpu secs"}]}'
+            )
+        },
         "unit",
         "AllocatedMethodDetails",
     ),
@@ -147,8 +188,16 @@ MUTATIONS = {
         "AllocatedMethodDetails",
     ),
     "allocated tags that are no JSON": ({"AllocatedTags": "team=vision"}, "json", "AllocatedTags"),
-    "nested allocated tags": ({"AllocatedTags": '{"team": {"name": "vision"}}'}, "json", "AllocatedTags"),
-    "a tag said twice": ({"Tags": '{"team": "x"}', "AllocatedTags": '{"team": "x"}'}, "twice", "AllocatedTags"),
+    "nested allocated tags": (
+        {"AllocatedTags": '{"team": {"name": "vision"}}'},
+        "json",
+        "AllocatedTags",
+    ),
+    "a tag said twice": (
+        {"Tags": '{"team": "x"}', "AllocatedTags": '{"team": "x"}'},
+        "twice",
+        "AllocatedTags",
+    ),
     "another unit price than the origin's": ({"ListUnitPrice": "9.0"}, "differs", "ListUnitPrice"),
     "no service provider": ({"ServiceProviderName": ""}, "null", "ServiceProviderName"),
     "no host provider": ({"HostProviderName": ""}, "null", "HostProviderName"),
@@ -158,7 +207,9 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_one_seeded_violation_of_the_new_columns_is_found(exports, name):
-    """A good file but for one row fails for this reason; on its own line unless only the whole origin shows it."""
+    """A good file but for one row fails for this reason; on its own line unless only the whole
+    origin shows it.
+    """
     changes, rule, column = MUTATIONS[name]
     rows = rows_of(exports[1])
     at = next(number for number, row in enumerate(rows) if row["AllocatedResourceId"] == "slurm::2")
@@ -173,7 +224,9 @@ def test_a_file_is_checked_against_the_version_that_is_asked_for(exports, tmp_pa
     """1.4's names are unknown to 1.2, and 1.2's lacking in 1.4; without a wish the header decides."""
 
     def checked(*arguments):
-        result = CliRunner().invoke(build(), ["focus", "check", str(tmp_path / "bill.csv"), *arguments])
+        result = CliRunner().invoke(
+            build(), ["focus", "check", str(tmp_path / "bill.csv"), *arguments]
+        )
         return result.exit_code, result.stdout
 
     for text, own, other in ((exports[0], "1.2", "1.4"), (exports[1], "1.4", "1.2")):

@@ -1,4 +1,6 @@
-"""What a table of jobs says of the time that a job held its GPUs is read, or its disagreement refused with the row."""
+"""What a table of jobs says of the time that a job held its GPUs is read, or its disagreement
+refused with the row.
+"""
 
 import pytest
 
@@ -7,9 +9,13 @@ ROW = "{}|amina|vision|gpu|COMPLETED|2026-10-05T08:00:00|2026-10-05T20:00:00|{}g
 
 
 def dump(columns, *cells):
-    """What sacct prints under its header: a job of 4 GPUs and 12 hours, with more columns, for each of these cells."""
+    """What sacct prints under its header: a job of 4 GPUs and 12 hours, with more columns, for each
+    of these cells.
+    """
     names = "".join(f"{name}|" for name in columns)
-    rows = [ROW.format(at, "".join(f"{cell}|" for cell in row)) for at, row in enumerate(cells, start=1)]
+    rows = [
+        ROW.format(at, "".join(f"{cell}|" for cell in row)) for at, row in enumerate(cells, start=1)
+    ]
     return "\n".join([HEADER.format(names), *rows]) + "\n"
 
 
@@ -40,20 +46,33 @@ def test_suspended_time_of_a_dump_with_a_header_is_not_billed(start, columns, ce
     assert "40.000000" in out
     assert "100.00" in out
     assert "1 job suspended for a time, which is not held: not billed" in err
-    assert "(ignored)" not in "".join(line for line in out.splitlines() if line.strip().startswith(columns))
+    assert "(ignored)" not in "".join(
+        line for line in out.splitlines() if line.strip().startswith(columns)
+    )
 
 
 @pytest.mark.parametrize(
     ("columns", "cells", "reason"),
     [
-        (("Elapsed",), ("13:00:00",), "jobs.txt:2:End: end - start is 12:00:00, and Elapsed says '13:00:00';"),
+        (
+            ("Elapsed",),
+            ("13:00:00",),
+            "jobs.txt:2:End: end - start is 12:00:00, and Elapsed says '13:00:00';",
+        ),
         (
             ("Elapsed", "Suspended"),
             ("11:00:00", "02:00:00"),
-            "jobs.txt:2:End: end - start less the suspended 2:00:00 is 10:00:00, and Elapsed says '11:00:00';",
+            (
+                "jobs.txt:2:End: end - start less the suspended 2:00:00 is 10:00:00, and Elapsed"
+                " says '11:00:00';"
+            ),
         ),
         (("Suspended",), ("13:00:00",), "jobs.txt:2:End: Suspended is longer than the job ran"),
-        (("Suspended",), ("often",), "jobs.txt:2:End: 'often' in Suspended is no span such as 1-02:03:04"),
+        (
+            ("Suspended",),
+            ("often",),
+            "jobs.txt:2:End: 'often' in Suspended is no span such as 1-02:03:04",
+        ),
     ],
 )
 def test_a_disagreement_is_refused_with_the_row(start, columns, cells, reason):
@@ -76,12 +95,17 @@ def test_a_duration_that_agrees_as_far_as_its_last_digit_is_no_disagreement(star
     assert hours == "11.5" or "48.000000" in out
 
 
-@pytest.mark.parametrize(("column", "gpu_hours"), [("end=end", "48.000000"), ("duration_hours=hours", "46.000000")])
+@pytest.mark.parametrize(
+    ("column", "gpu_hours"), [("end=end", "48.000000"), ("duration_hours=hours", "46.000000")]
+)
 def test_the_person_decides_which_column_counts(start, column, gpu_hours):
     """The refusal names both options, and each does what it says."""
     code, _, err = start(JOBS.format("11.5"))
     assert code == 2
-    assert "jobs.txt:2:end: end - start is 12:00:00, and hours says '11.5'; --column end=end bills the former" in err
+    assert (
+        "jobs.txt:2:end: end - start is 12:00:00, and hours says '11.5'; --column end=end bills the"
+        " former" in err
+    )
     assert "--column duration_hours=hours the latter" in err
     code, out, err = start(JOBS.format("11.5"), "--column", column)
     assert code == 0, err

@@ -7,7 +7,9 @@ from gpuledger_collector.storage.ledger import hour_columns, usage
 
 
 def test_columns_hold_the_rows(fleet, run, dsn):
-    """Every value of every row, also where no workload, energy or report is known, up to the instant asked for."""
+    """Every value of every row, also where no workload, energy or report is known, up to the
+    instant asked for.
+    """
     fleet.workload(4, team="vision")
     fleet.workload(5, team="speech")
     for number in (1, 2):
@@ -16,7 +18,9 @@ def test_columns_hold_the_rows(fleet, run, dsn):
     assert run("chargeback", "--from", "2025-10-01", "--to", "2025-11-01")[0] == 0
     with Database(dsn).transaction() as connection:
         # As rows of before reports were kept; the workloads were numbered as they came.
-        connection.execute("UPDATE usage_hour SET workload_attributes_id = NULL WHERE workload_id = 2")
+        connection.execute(
+            "UPDATE usage_hour SET workload_attributes_id = NULL WHERE workload_id = 2"
+        )
         connection.execute("UPDATE usage_hour SET energy_mj = 77 WHERE workload_id = 1")
         ((first_ms,),) = connection.execute("SELECT min(hour_ms) FROM usage_hour").fetchall()
         day = day_of(first_ms)

@@ -49,8 +49,13 @@ def furnish(dsn):
         fleet.workload(2, team="nlp")
         for accelerator in (1, 2):
             fleet.capacity(accelerator, 0, 3 * DAY)
-        fleet.evidence([Held(1, 1, 0, 20 * HOUR, idle=HOUR), Held(2, 2, DAY, DAY + 6 * HOUR, energy=9)])
-        assert all(each["holds"] for each in json.loads(run("reconcile", *MONTH, "--format", "json"))["identities"])
+        fleet.evidence(
+            [Held(1, 1, 0, 20 * HOUR, idle=HOUR), Held(2, 2, DAY, DAY + 6 * HOUR, energy=9)]
+        )
+        assert all(
+            each["holds"]
+            for each in json.loads(run("reconcile", *MONTH, "--format", "json"))["identities"]
+        )
 
 
 @pytest.fixture
@@ -63,7 +68,9 @@ def october(fleet, monkeypatch):
 
 @pytest.fixture
 def changed(dsn):
-    """Changes a cell by SQL as the owner of the tables, past the triggers, in a transaction that is rolled back."""
+    """Changes a cell by SQL as the owner of the tables, past the triggers, in a transaction that is
+    rolled back.
+    """
     with psycopg.connect(dsn) as connection:
 
         def change(table, statement):
@@ -84,22 +91,49 @@ def update(table, change, where):
 
 
 OPEN = {
-    "ledger_day money": (update("ledger_day", "cost_micro = cost_micro + 20000000", "state = 'held'"), "days"),
-    "ledger_day owner": (update("ledger_day", f"owner_id = {OWNED.format('nlp')}", "state = 'tiered'"), "days"),
-    "ledger_day hours": (update("ledger_day", "gpu_ns = gpu_ns + 1", "state = 'unobserved'"), "days"),
-    "ledger_day gone": (
-        ("ledger_day", f"DELETE FROM ledger_day WHERE ctid = ({LINE.format('ledger_day', 'true')})"),
+    "ledger_day money": (
+        update("ledger_day", "cost_micro = cost_micro + 20000000", "state = 'held'"),
         "days",
     ),
-    "charge owner": (update("charge", f"owner_id = {OWNED.format('nlp')}", "state = 'held'"), "days"),
-    "tier moved": (update("charge", f"owner_id = {OWNED.format('nlp')}", "state = 'tiered'"), "adjustments"),
-    "tier money": (update("charge", "cost_micro = cost_micro - 5000000", "state = 'tiered'"), "adjustments"),
-    "imported money": (update("charge", "cost_micro = cost_micro + 20000000", "pool = 'counted'"), "days"),
+    "ledger_day owner": (
+        update("ledger_day", f"owner_id = {OWNED.format('nlp')}", "state = 'tiered'"),
+        "days",
+    ),
+    "ledger_day hours": (
+        update("ledger_day", "gpu_ns = gpu_ns + 1", "state = 'unobserved'"),
+        "days",
+    ),
+    "ledger_day gone": (
+        (
+            "ledger_day",
+            f"DELETE FROM ledger_day WHERE ctid = ({LINE.format('ledger_day', 'true')})",
+        ),
+        "days",
+    ),
+    "charge owner": (
+        update("charge", f"owner_id = {OWNED.format('nlp')}", "state = 'held'"),
+        "days",
+    ),
+    "tier moved": (
+        update("charge", f"owner_id = {OWNED.format('nlp')}", "state = 'tiered'"),
+        "adjustments",
+    ),
+    "tier money": (
+        update("charge", "cost_micro = cost_micro - 5000000", "state = 'tiered'"),
+        "adjustments",
+    ),
+    "imported money": (
+        update("charge", "cost_micro = cost_micro + 20000000", "pool = 'counted'"),
+        "days",
+    ),
     "imported hours": (update("charge", "gpu_ns = gpu_ns + 3600", "pool = 'counted'"), "imported"),
     "imported gone": (
         (
             "charge",
-            f"DELETE FROM charge WHERE ctid = ({LINE.format('charge', chr(39).join(('pool = ', 'counted', '')))})",
+            (
+                "DELETE FROM charge WHERE ctid ="
+                f" ({LINE.format('charge', chr(39).join(('pool = ', 'counted', '')))})"
+            ),
         ),
         "imported",
     ),
@@ -108,7 +142,9 @@ OPEN = {
 
 @pytest.mark.parametrize("case", OPEN)
 def test_a_change_of_an_open_month_is_found_and_not_closed(october, changed, case):
-    """`reconcile` names the identity and the place, and `close` refuses what `reconcile` calls wrong."""
+    """`reconcile` names the identity and the place, and `close` refuses what `reconcile` calls
+    wrong.
+    """
     (table, statement), name = OPEN[case]
     connection = changed(table, statement)
     sheet = reconcile(connection, month("2025-10"))
@@ -153,12 +189,20 @@ def test_many_wrong_amounts_are_few_lines(october, run):
 
 
 CLOSED = {
-    "ledger_day": "UPDATE ledger_day SET cost_micro = cost_micro + 20000000 WHERE state = 'held' AND owner_id = "
-    + OWNED.format("nlp"),
-    "ledger_month": "UPDATE ledger_month SET cost_micro = cost_micro + 1 WHERE state = 'unobserved'",
-    "conservation_check": f"UPDATE conservation_check SET unobserved_ns = unobserved_ns - 1 WHERE day_ms = {OCTOBER}",
+    "ledger_day": (
+        "UPDATE ledger_day SET cost_micro = cost_micro + 20000000 WHERE state = 'held' AND"
+        " owner_id = " + OWNED.format("nlp")
+    ),
+    "ledger_month": (
+        "UPDATE ledger_month SET cost_micro = cost_micro + 1 WHERE state = 'unobserved'"
+    ),
+    "conservation_check": (
+        f"UPDATE conservation_check SET unobserved_ns = unobserved_ns - 1 WHERE day_ms = {OCTOBER}"
+    ),
     "invoice": "UPDATE invoice SET minor = minor + 100 WHERE owner = 'nlp'",
-    "billing_period": "UPDATE billing_period SET receipt = jsonb_set(receipt, '{invoices,0,micro}', '1')",
+    "billing_period": (
+        "UPDATE billing_period SET receipt = jsonb_set(receipt, '{invoices,0,micro}', '1')"
+    ),
     "charge": "UPDATE charge SET cost_micro = cost_micro + 1 WHERE energy_mj IS NOT NULL",
 }
 
@@ -179,7 +223,10 @@ def test_a_change_of_a_closed_month_is_found(october, run, changed, table):
 def test_verify_prints_what_is_wrong(october, run):
     """In a table, in JSON and in CSV, where a column is appended."""
     assert run("close", *MONTH)[0] == 0
-    assert json.loads(run("periods", "--verify", "2025-10", "--format", "json")[1])[0]["intact"] is True
+    assert (
+        json.loads(run("periods", "--verify", "2025-10", "--format", "json")[1])[0]["intact"]
+        is True
+    )
     october.connection.execute("ALTER TABLE invoice DISABLE TRIGGER USER")
     october.connection.execute("UPDATE invoice SET minor = minor + 100 WHERE owner = 'nlp'")
     code, text, _ = run("periods", "--verify", "2025-10")
@@ -192,20 +239,31 @@ def test_verify_prints_what_is_wrong(october, run):
 
 
 def test_what_was_imported_as_counts_says_what_is_proven(fleet, run, written, monkeypatch):
-    """A ledger that came by a file of jobs has no inventory: the rows are charged, and nobody saw the GPUs."""
+    """A ledger that came by a file of jobs has no inventory: the rows are charged, and nobody saw
+    the GPUs.
+    """
     run("prices", "set", "--rate", "2.5", "--currency", "USD", "--from", "2025-01-01")
     monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
     assert run("import", "usage", written("jobs.csv", IMPORT))[0] == 0
     code, text, _ = run("reconcile", *MONTH)
     assert code == 0
     assert "It holds" not in text
-    assert "Its charges have the hours of the imported rows; that the GPUs were held is not proven." in text
+    assert (
+        "Its charges have the hours of the imported rows; that the GPUs were held is not proven."
+        in text
+    )
     assert "does not cover" not in text, "a ledger without a zone of its own has no row of one"
 
 
 def test_an_assistant_can_name_every_identity():
-    """Those that a reconciliation asks without folding; capacity and months have names of their own there."""
-    asked = {each.name for each in identities.IDENTITIES if each.depth in {Depth.tables, Depth.declarations}}
+    """Those that a reconciliation asks without folding; capacity and months have names of their own
+    there.
+    """
+    asked = {
+        each.name
+        for each in identities.IDENTITIES
+        if each.depth in {Depth.tables, Depth.declarations}
+    }
     assert asked - {"capacity", "months"} <= set(get_args(Check.model_fields["check"].annotation))
 
 
@@ -213,8 +271,16 @@ def test_every_identity_is_asked_or_belongs_to_a_close(october, dsn):
     """None is declared and then compared by nobody."""
     with psycopg.connect(dsn) as connection:
         asked = ({"evidence": True}, {}, {"anew": False})
-        whole, usual, quick = (reconcile(connection, month("2025-10"), **depth).compared for depth in asked)
+        whole, usual, quick = (
+            reconcile(connection, month("2025-10"), **depth).compared for depth in asked
+        )
     sealed = [each for each in identities.IDENTITIES if each.depth is identities.Depth.sealed]
     assert [*whole, *sealed] == list(identities.IDENTITIES)
-    assert set(whole) - set(usual) == {each for each in whole if each.depth is identities.Depth.evidence}
-    assert quick == [each for each in usual if each.depth is identities.Depth.tables or each is identities.CAPACITY]
+    assert set(whole) - set(usual) == {
+        each for each in whole if each.depth is identities.Depth.evidence
+    }
+    assert quick == [
+        each
+        for each in usual
+        if each.depth is identities.Depth.tables or each is identities.CAPACITY
+    ]

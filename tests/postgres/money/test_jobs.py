@@ -20,12 +20,16 @@ from gpuledger_collector.storage.ledger.reports import displaced_imports
 from gpuledger_collector.storage.locks import Lock
 
 PRICES = (
-    "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
-    "VALUES ('', 'H100', 'on_demand', 2.49, 'USD', 0, now()), ('', 'H100', 'on_demand', 1.999999999, 'USD', %s, now())"
+    "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms,"
+    " recorded_at) VALUES ('', 'H100', 'on_demand', 2.49, 'USD', 0, now()), ('', 'H100',"
+    " 'on_demand', 1.999999999, 'USD', %s, now())"
 )
 TWO_DAYS = Period(OCTOBER, OCTOBER + 2 * DAY)
 BATCHES = [
-    [Held(1, 1, 0, HOUR, busy=HOUR // 2, idle=HOUR // 4, energy=999_999_999), Held(2, None, 0, HOUR, "unallocated")],
+    [
+        Held(1, 1, 0, HOUR, busy=HOUR // 2, idle=HOUR // 4, energy=999_999_999),
+        Held(2, None, 0, HOUR, "unallocated"),
+    ],
     [Held(1, 2, HOUR, HOUR + 1_234_567, idle=1_000_001), Held(2, 1, HOUR, 2 * HOUR, busy=7)],
     [Held(1, 3, 23 * HOUR + 59, 24 * HOUR), Held(2, None, 5 * HOUR, 6 * HOUR, "unavailable")],
     [Held(1, 3, 24 * HOUR, 24 * HOUR + 100), Held(2, 4, 12 * HOUR + 5, 13 * HOUR - 7, idle=11)],
@@ -177,7 +181,9 @@ def test_late_evidence_rates_its_day_again(expected, fleet, ledger) -> None:
 
 
 def test_a_collector_that_stops_leaves_the_rest_of_the_days_to_the_next_run(fleet, ledger) -> None:
-    """Asked to stop after one day of two, rating and folding end; whoever comes next does what is left."""
+    """Asked to stop after one day of two, rating and folding end; whoever comes next does what is
+    left.
+    """
     furnish(fleet)
     fleet.evidence(BATCHES[0])
     assert fold_usage(ledger, stopping=lambda: True) == 0
@@ -194,21 +200,33 @@ def test_today_is_rated_up_to_now_and_again_later(fleet, ledger) -> None:
     fleet.evidence(BATCHES[0])
     for hours in (2, 5):
         rate_usage(ledger, OCTOBER + hours * HOUR, TWO_DAYS)
-        assert fleet.rows("SELECT until_ms, capacity_ns::bigint, holds FROM conservation_check") == [
-            (OCTOBER + hours * HOUR, 2 * hours * HOUR * 1_000_000, True)
-        ]
+        assert fleet.rows(
+            "SELECT until_ms, capacity_ns::bigint, holds FROM conservation_check"
+        ) == [(OCTOBER + hours * HOUR, 2 * hours * HOUR * 1_000_000, True)]
 
 
 def test_evidence_from_a_fast_clock_waits_for_its_time(fleet, ledger) -> None:
-    """A few minutes ahead are rated with their hour; hours ahead are charged to nobody before they have come."""
+    """A few minutes ahead are rated with their hour; hours ahead are charged to nobody before they
+    have come.
+    """
     furnish(fleet)
     fleet.evidence([Held(1, 1, HOUR, 2 * HOUR), Held(2, 1, 20 * HOUR, 21 * HOUR)])
     rate_usage(ledger, OCTOBER + 2 * HOUR - 60_000, TWO_DAYS)
-    proof = "SELECT until_ms, capacity_ns::bigint, held_ns::bigint, holds FROM conservation_check WHERE day_ms = %s"
+    proof = (
+        "SELECT until_ms, capacity_ns::bigint, held_ns::bigint, holds FROM conservation_check WHERE"
+        " day_ms = %s"
+    )
     until = fleet.rows(proof, OCTOBER)[0]
-    assert until == (OCTOBER + 2 * HOUR + 9 * 60_000, 2 * (2 * HOUR + 9 * 60_000) * 1_000_000, HOUR * 1_000_000, True)
+    assert until == (
+        OCTOBER + 2 * HOUR + 9 * 60_000,
+        2 * (2 * HOUR + 9 * 60_000) * 1_000_000,
+        HOUR * 1_000_000,
+        True,
+    )
     rate_usage(ledger, NOW_MS, TWO_DAYS)
-    assert fleet.rows(proof, OCTOBER) == [(OCTOBER + DAY, 2 * DAY * 1_000_000, 2 * HOUR * 1_000_000, True)]
+    assert fleet.rows(proof, OCTOBER) == [
+        (OCTOBER + DAY, 2 * DAY * 1_000_000, 2 * HOUR * 1_000_000, True)
+    ]
 
 
 def test_an_accelerator_that_moves_in_mid_hour_is_rated_where_it_was(fleet, ledger) -> None:
@@ -221,20 +239,23 @@ def test_an_accelerator_that_moves_in_mid_hour_is_rated_where_it_was(fleet, ledg
     refresh(ledger, TWO_DAYS, NOW_MS)
     held = fleet.rows("SELECT pool, node, gpu_ns FROM charge WHERE state = 'held' ORDER BY 1")
     assert held == [("a", "n1", 30 * 60_000 * 1_000_000), ("b", "n2", 20 * 60_000 * 1_000_000)]
-    assert fleet.rows("SELECT bool_and(holds), sum(capacity_ns)::bigint FROM conservation_check") == [
-        (True, (90 + 80) * 60_000 * 1_000_000)
-    ]
+    assert fleet.rows(
+        "SELECT bool_and(holds), sum(capacity_ns)::bigint FROM conservation_check"
+    ) == [(True, (90 + 80) * 60_000 * 1_000_000)]
 
 
 def test_imported_counts_yield_to_observed_accelerators(fleet, ledger, run, written) -> None:
-    """An accelerator that is seen in the pool later takes the place of one imported GPU, for exactly that time."""
+    """An accelerator that is seen in the pool later takes the place of one imported GPU, for
+    exactly that time.
+    """
     usage = "workload_id,start,end,gpus,pool\nj,2025-10-01T00:00:00Z,2025-10-01T10:00:00Z,3,train\n"
     assert run("import", "usage", written("u.csv", usage))[0] == 0
     refresh(ledger, TWO_DAYS, NOW_MS)
     imported = "SELECT sum(gpu_ns)::bigint FROM charge WHERE accelerator_id IS NULL"
     assert fleet.rows(imported) == [(3 * 10 * HOUR * 1_000_000,)]
     inventory = (
-        "node,uuid,gpu_model,pool,in_at,out_at\nn1,GPU-0001,H100,train,2025-10-01T04:00:00Z,2025-10-01T06:00:00Z\n"
+        "node,uuid,gpu_model,pool,in_at,out_at\n"
+        "n1,GPU-0001,H100,train,2025-10-01T04:00:00Z,2025-10-01T06:00:00Z\n"
     )
     assert run("import", "inventory", written("i.csv", inventory))[0] == 0
     refresh(ledger, TWO_DAYS, NOW_MS)
@@ -243,11 +264,16 @@ def test_imported_counts_yield_to_observed_accelerators(fleet, ledger, run, writ
     refresh(ledger, TWO_DAYS, NOW_MS)
     assert fleet.rows(imported) == [((3 * 8 + 2 * 2) * HOUR * 1_000_000,)]
     _, _, err = run("chargeback", "--from", "2025-10-01", "--to", "2025-10-02")
-    assert "accelerators were seen in pool 'train': their time takes the place of as much usage of 1 imported" in err
+    assert (
+        "accelerators were seen in pool 'train': their time takes the place of as much usage of 1"
+        " imported" in err
+    )
 
 
 def test_imports_that_overlap_observed_accelerators_are_counted_once(fleet, run, written) -> None:
-    """Neither those that end when the accelerators come or begin when they go, nor those of another pool."""
+    """Neither those that end when the accelerators come or begin when they go, nor those of another
+    pool.
+    """
     usage = """workload_id,start,end,gpus,pool
 before,2025-10-01T00:00:00Z,2025-10-01T04:00:00Z,1,train
 across,2025-10-01T03:00:00Z,2025-10-01T08:00:00Z,1,train
@@ -269,13 +295,17 @@ n1,GPU-0003,H100,train,2025-10-01T07:00:00Z,
 
 
 def test_partitions_are_made_ahead_once(fleet, ledger) -> None:
-    """Today and three days after it get their partitions in both big tables; again there is nothing to make."""
+    """Today and three days after it get their partitions in both big tables; again there is nothing
+    to make.
+    """
     assert create_partitions(ledger, NOW_MS) == 8
     assert create_partitions(ledger, NOW_MS) == 0
 
 
 def test_minutes_are_means_of_their_samples(fleet, ledger, run, written) -> None:
-    """The minute rollup counts samples and averages what was read; absent readings do not count as zero."""
+    """The minute rollup counts samples and averages what was read; absent readings do not count as
+    zero.
+    """
     samples = (
         "ts,uuid,gpu_utilization_ratio,gpu_power_watts\n"
         "2025-10-01T00:00:05Z,GPU-0001,0.5,100\n2025-10-01T00:00:55Z,GPU-0001,1,\n2025-10-01T00:01:00Z,GPU-0001,,300\n"
@@ -293,7 +323,9 @@ def test_minutes_are_means_of_their_samples(fleet, ledger, run, written) -> None
 
 
 def test_an_accelerator_that_shows_up_late_is_capacity_of_every_day_since(fleet, ledger) -> None:
-    """A node's old spool arrives when later days are rated already: they are rated again, with its unobserved time."""
+    """A node's old spool arrives when later days are rated already: they are rated again, with its
+    unobserved time.
+    """
     furnish(fleet)
     fleet.evidence([Held(1, 1, 0, HOUR), Held(1, 1, DAY, DAY + HOUR)])
     refresh(ledger, TWO_DAYS, NOW_MS)
@@ -304,6 +336,9 @@ def test_an_accelerator_that_shows_up_late_is_capacity_of_every_day_since(fleet,
     with ledger.transaction(Lock.LEDGER) as connection:
         sheet = reconcile(connection, TWO_DAYS)
     assert sheet.holds
-    assert [day.capacity_ns for day in sheet.days] == [(3 * DAY - HOUR) * 1_000_000, 3 * DAY * 1_000_000]
+    assert [day.capacity_ns for day in sheet.days] == [
+        (3 * DAY - HOUR) * 1_000_000,
+        3 * DAY * 1_000_000,
+    ]
     settle(fleet.connection, [fleet.accelerator(7)], OCTOBER + HOUR)
     assert refresh(ledger, TWO_DAYS, NOW_MS) == 0

@@ -1,4 +1,6 @@
-"""Commands that read a ledger which needs no rating answer without the libraries that take longest to import."""
+"""Commands that read a ledger which needs no rating answer without the libraries that take longest
+to import.
+"""
 
 import json
 import os
@@ -12,7 +14,18 @@ from fakes.fleet import DAY, HOUR, Held
 pytestmark = pytest.mark.slow
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
-HEAVY = {"numpy", "pandas", "scipy", "sklearn", "sqlalchemy", "alembic", "fastapi", "uvicorn", "pyarrow", "pydantic"}
+HEAVY = {
+    "numpy",
+    "pandas",
+    "scipy",
+    "sklearn",
+    "sqlalchemy",
+    "alembic",
+    "fastapi",
+    "uvicorn",
+    "pyarrow",
+    "pydantic",
+}
 PAGES = {"jinja2"}
 """Only what writes a page needs it."""
 TELL = """

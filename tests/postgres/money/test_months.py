@@ -1,4 +1,6 @@
-"""The ledger of months: each is the sum of its days, or is not there; whoever writes, in whatever order."""
+"""The ledger of months: each is the sum of its days, or is not there; whoever writes, in whatever
+order.
+"""
 
 import contextlib
 import datetime as dt
@@ -23,11 +25,14 @@ pytestmark = pytest.mark.slow
 
 SEPTEMBER, NOVEMBER = OCTOBER - 30 * DAY, OCTOBER + 31 * DAY
 MONTHS = [UTC_DAYS.month(name) for name in ("2025-09", "2025-10")]
-KEPT = "SELECT start_ms, end_ms, count(*), sum(gpu_ns), sum(cost_micro) FROM ledger_month GROUP BY 1, 2 ORDER BY 1"
+KEPT = (
+    "SELECT start_ms, end_ms, count(*), sum(gpu_ns), sum(cost_micro) FROM ledger_month GROUP BY 1,"
+    " 2 ORDER BY 1"
+)
 LINE = (
-    "INSERT INTO ledger_day (day_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, "
-    "cost_micro, idle_cost_micro, energy_mj, list_cost_micro, contracted_cost_micro) "
-    "VALUES (%s, %s, %s, %s, 'H100', %s, %s, 3, 2, 1, %s, %s, %s, %s, %s)"
+    "INSERT INTO ledger_day (day_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns,"
+    " idle_ns, unknown_ns, cost_micro, idle_cost_micro, energy_mj, list_cost_micro,"
+    " contracted_cost_micro) VALUES (%s, %s, %s, %s, 'H100', %s, %s, 3, 2, 1, %s, %s, %s, %s, %s)"
 )
 BY = ((), ("team",), ("project", "pool"), ("model", "user"))
 known = st.none() | st.integers(-(10**17), 10**17)
@@ -45,9 +50,19 @@ LINES = st.tuples(
 DAYS = st.integers(-31, 40)
 WRITES = st.lists(
     st.one_of(
-        st.tuples(st.just("lines"), DAYS, st.lists(st.tuples(st.integers(0, 3), LINES), min_size=1, max_size=4)),
-        st.tuples(st.just("UPDATE ledger_day SET gpu_ns = gpu_ns + 1 WHERE day_ms = %s"), DAYS, st.none()),
-        st.tuples(st.just("UPDATE ledger_day SET day_ms = day_ms + 1728000000 WHERE day_ms = %s"), DAYS, st.none()),
+        st.tuples(
+            st.just("lines"),
+            DAYS,
+            st.lists(st.tuples(st.integers(0, 3), LINES), min_size=1, max_size=4),
+        ),
+        st.tuples(
+            st.just("UPDATE ledger_day SET gpu_ns = gpu_ns + 1 WHERE day_ms = %s"), DAYS, st.none()
+        ),
+        st.tuples(
+            st.just("UPDATE ledger_day SET day_ms = day_ms + 1728000000 WHERE day_ms = %s"),
+            DAYS,
+            st.none(),
+        ),
         st.tuples(st.just("DELETE FROM ledger_day WHERE day_ms = %s"), DAYS, st.none()),
         st.tuples(st.just("DELETE FROM ledger_day WHERE day_ms >= %s"), DAYS, st.none()),
         st.tuples(st.just("TRUNCATE ledger_day"), st.none(), st.none()),
@@ -61,8 +76,8 @@ WRITES = st.lists(
 def owners(fleet):
     """Three owners and nobody, by place."""
     rows = fleet.rows(
-        "INSERT INTO owner (org, team, project) VALUES ('o', 't1', 'p1'), ('o', 't1', 'p2'), ('o', 't2', 'p1') "
-        "RETURNING id"
+        "INSERT INTO owner (org, team, project) VALUES ('o', 't1', 'p1'), ('o', 't1', 'p2'), ('o',"
+        " 't2', 'p1') RETURNING id"
     )
     return [*(row[0] for row in rows), None]
 
@@ -98,13 +113,15 @@ def from_days(fleet, period):
 @examples(15)
 @given(WRITES)
 def test_a_month_is_the_sum_of_its_days_after_any_writes(fleet, owners, writes):
-    """Days written, changed, moved, removed in any order, months added up in between: all of it, or nothing."""
+    """Days written, changed, moved, removed in any order, months added up in between: all of it, or
+    nothing.
+    """
     for table in ("ledger_day", "correction"):
         fleet.connection.execute(f"TRUNCATE {table}")
     fleet.connection.execute(
-        "INSERT INTO correction (booked_day_ms, recorded_ms, day_ms, start_ms, end_ms, state, gpu_ns, busy_ns, "
-        "idle_ns, unknown_ns, owner_id, currency, cost_micro) "
-        "VALUES (%s, 1, 0, 0, 1, 'held', -7, 0, 0, 0, %s, 'USD', -9)",
+        "INSERT INTO correction (booked_day_ms, recorded_ms, day_ms, start_ms, end_ms, state,"
+        " gpu_ns, busy_ns, idle_ns, unknown_ns, owner_id, currency, cost_micro) VALUES (%s, 1, 0,"
+        " 0, 1, 'held', -7, 0, 0, 0, %s, 'USD', -9)",
         (OCTOBER, owners[0]),
     )
     for kind, at, lines in [*writes, ("add up", None, None)]:
@@ -116,23 +133,30 @@ def test_a_month_is_the_sum_of_its_days_after_any_writes(fleet, owners, writes):
             with fleet.connection.transaction():
                 for owner, line in lines:
                     state, pool, currency, gpu_ns, *amounts = line
-                    fleet.connection.execute(LINE, (day_ms, owners[owner], state, pool, currency, gpu_ns, *amounts))
+                    fleet.connection.execute(
+                        LINE, (day_ms, owners[owner], state, pool, currency, gpu_ns, *amounts)
+                    )
         else:
             fleet.connection.execute(kind, () if day_ms is None else (day_ms,))
         assert months.inconsistent(fleet.connection, Period(0, NOW_MS)) == []
     for month in MONTHS:
         assert asked(fleet, month) == from_days(fleet, month)
     there = {row[0] for row in fleet.rows(KEPT)}
-    rated = {UTC_DAYS.month(UTC_DAYS.month_of(day)).start_ms for (day,) in fleet.rows("SELECT day_ms FROM ledger_day")}
+    rated = {
+        UTC_DAYS.month(UTC_DAYS.month_of(day)).start_ms
+        for (day,) in fleet.rows("SELECT day_ms FROM ledger_day")
+    }
     assert there == {start for start in rated if start < NOVEMBER}
 
 
 @pytest.fixture
 def rated(fleet, ledger):
-    """An accelerator held on three days of October and one of November, priced, rated, October added up."""
+    """An accelerator held on three days of October and one of November, priced, rated, October
+    added up.
+    """
     fleet.connection.execute(
-        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
-        "VALUES ('', 'H100', 'on_demand', 2.5, 'USD', 0, now())"
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+        " effective_from_ms, recorded_at) VALUES ('', 'H100', 'on_demand', 2.5, 'USD', 0, now())"
     )
     fleet.capacity(1, 0, 33 * DAY)
     fleet.evidence([Held(1, 1, day * DAY, day * DAY + HOUR) for day in (0, 5, 30, 31)])
@@ -145,10 +169,14 @@ def test_rating_adds_up_months_that_are_over_and_no_other(rated, ledger):
     assert [row[:2] for row in rated.rows(KEPT)] == [(OCTOBER, NOVEMBER)]
     assert (
         rated.rows(KEPT)[0][3:]
-        == rated.rows("SELECT sum(gpu_ns), sum(cost_micro) FROM ledger_day WHERE day_ms < %s", NOVEMBER)[0]
+        == rated.rows(
+            "SELECT sum(gpu_ns), sum(cost_micro) FROM ledger_day WHERE day_ms < %s", NOVEMBER
+        )[0]
     )
     assert asked(rated, MONTHS[1]) == from_days(rated, MONTHS[1])
-    query = reports._MONTH_OR_DAYS.format(own="l.owner_id, l.state, l.currency", amends="''", only="")
+    query = reports._MONTH_OR_DAYS.format(
+        own="l.owner_id, l.state, l.currency", amends="''", only=""
+    )
     plan = "\n".join(
         row[0]
         for row in rated.rows(
@@ -157,13 +185,20 @@ def test_rating_adds_up_months_that_are_over_and_no_other(rated, ledger):
             )
         )
     )
-    days = plan[plan.index("ledger_day_day_ms") if "ledger_day_day_ms" in plan else plan.index("on ledger_day") :]
+    days = plan[
+        (
+            plan.index("ledger_day_day_ms")
+            if "ledger_day_day_ms" in plan
+            else plan.index("on ledger_day")
+        ) :
+    ]
     assert "never executed" in days.partition("\n")[0], plan
 
 
 def test_a_day_that_is_rated_again_takes_its_month_with_it(rated, ledger):
-    """In the transaction that writes the day the month goes, or stays when that is undone; then the report reads days,
-    and the next rating adds the month up."""
+    """In the transaction that writes the day the month goes, or stays when that is undone; then the
+    report reads days, and the next rating adds the month up.
+    """
     before = rated.rows(KEPT)
     with contextlib.suppress(KeyboardInterrupt), ledger.transaction(Lock.LEDGER) as connection:
         connection.execute("DELETE FROM ledger_day WHERE day_ms = %s", (OCTOBER,))
@@ -183,9 +218,13 @@ def test_a_day_that_is_rated_again_takes_its_month_with_it(rated, ledger):
 
 
 def test_another_zone_has_other_months(rated, ledger):
-    """Days of the zone before and their months go together; the months that come then have its bounds."""
+    """Days of the zone before and their months go together; the months that come then have its
+    bounds.
+    """
     with rated.connection.transaction():
-        zones.replace(rated.connection, "Europe/Berlin", dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC))
+        zones.replace(
+            rated.connection, "Europe/Berlin", dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC)
+        )
     assert rated.rows(KEPT) == []
     refresh(ledger, Period(SEPTEMBER, NOW_MS), NOW_MS)
     (month,) = [row[:2] for row in rated.rows(KEPT)]
@@ -199,10 +238,14 @@ REFUSED = (
     "UPDATE ledger_month SET owner_id = NULL",
     "UPDATE ledger_month SET energy_mj = coalesce(energy_mj, 0) + 1",
     "DELETE FROM ledger_month WHERE state = 'held'",
-    "INSERT INTO ledger_month SELECT start_ms, end_ms, owner_id, state, 'other', gpu_model, currency, 1, 1, 1, 1 "
-    "FROM ledger_month LIMIT 1",
-    "INSERT INTO ledger_month SELECT start_ms - 86400000, end_ms, owner_id, state, pool, gpu_model, currency, 1, 1, "
-    "1, 1 FROM ledger_month LIMIT 1",
+    (
+        "INSERT INTO ledger_month SELECT start_ms, end_ms, owner_id, state, 'other', gpu_model,"
+        " currency, 1, 1, 1, 1 FROM ledger_month LIMIT 1"
+    ),
+    (
+        "INSERT INTO ledger_month SELECT start_ms - 86400000, end_ms, owner_id, state, pool,"
+        " gpu_model, currency, 1, 1, 1, 1 FROM ledger_month LIMIT 1"
+    ),
 )
 
 
@@ -221,19 +264,30 @@ def test_reconcile_finds_a_month_that_somebody_wrote_past_the_triggers(rated, ru
     code, out, _ = run("reconcile", "--period", "2025-10")
     assert (code, "as added up" in out) == (0, False)
     rated.connection.execute("ALTER TABLE ledger_month DISABLE TRIGGER USER")
-    rated.connection.execute("UPDATE ledger_month SET cost_micro = cost_micro + 1 WHERE state = 'held'")
+    rated.connection.execute(
+        "UPDATE ledger_month SET cost_micro = cost_micro + 1 WHERE state = 'held'"
+    )
     rated.connection.execute("ALTER TABLE ledger_month ENABLE TRIGGER USER")
     code, out, _ = run("reconcile", "--from", "2025-10-03", "--to", "2025-10-04")
     assert code == 1
-    (said,) = [line for line in out.splitlines() if "2025-10 as added up is NOT the sum of its days" in line]
-    assert '"untrue_months": [\n    "2025-10"\n  ]' in run("reconcile", "--period", "2025-10", "--format", "json")[1]
+    (said,) = [
+        line
+        for line in out.splitlines()
+        if "2025-10 as added up is NOT the sum of its days" in line
+    ]
+    assert (
+        '"untrue_months": [\n    "2025-10"\n  ]'
+        in run("reconcile", "--period", "2025-10", "--format", "json")[1]
+    )
     rated.connection.execute(said[said.index("DELETE") : said.index(";")])
     assert run("reconcile", "--period", "2025-10")[0] == 0
     assert rated.rows(KEPT)[0][:2] == (OCTOBER, NOVEMBER)
 
 
 def test_a_closed_month_is_read_from_its_sum_with_the_corrections_booked_in_it(rated, ledger, run):
-    """What is closed is added up too, stays so when late evidence is booked elsewhere, and cannot be changed."""
+    """What is closed is added up too, stays so when late evidence is booked elsewhere, and cannot
+    be changed.
+    """
     assert run("close", "--period", "2025-10")[0] == 0
     rated.connection.execute("DELETE FROM ledger_month")
     refresh(ledger, MONTHS[1], NOW_MS)
@@ -246,9 +300,12 @@ def test_a_closed_month_is_read_from_its_sum_with_the_corrections_booked_in_it(r
 
 
 def test_whoever_is_in_the_midst_of_writing_days_holds_the_month_up(rated, ledger):
-    """Uncommitted days of one without the ledger's lock: no month is made from before them. Then it is, with them.
+    """Uncommitted days of one without the ledger's lock: no month is made from before them.
 
-    The other way round: who changes a day waits until the month is committed, and then takes it away.
+    Then it is, with them.
+
+    The other way round: who changes a day waits until the month is committed, and then takes it
+    away.
     """
     rated.connection.execute("DELETE FROM ledger_month")
     with psycopg.connect(ledger.dsn) as other:
@@ -260,7 +317,8 @@ def test_whoever_is_in_the_midst_of_writing_days_holds_the_month_up(rated, ledge
     rated.connection.execute("DELETE FROM ledger_month")
     with psycopg.connect(ledger.dsn, autocommit=True) as other:
         change = threading.Thread(
-            target=other.execute, args=("UPDATE ledger_day SET gpu_ns = gpu_ns + 1 WHERE day_ms = %s", (OCTOBER,))
+            target=other.execute,
+            args=("UPDATE ledger_day SET gpu_ns = gpu_ns + 1 WHERE day_ms = %s", (OCTOBER,)),
         )
         with ledger.transaction(Lock.LEDGER) as connection:
             assert months.add_up(connection, lambda: zones.calendar(connection), NOW_MS)
@@ -273,7 +331,9 @@ def test_whoever_is_in_the_midst_of_writing_days_holds_the_month_up(rated, ledge
 
 
 def test_a_unit_of_an_older_collector_is_waited_for(rated, ledger):
-    """Its snapshot, taken under the ledger's lock, would not show a month made beside it: so none is made beside it."""
+    """Its snapshot, taken under the ledger's lock, would not show a month made beside it: so none
+    is made beside it.
+    """
     rated.connection.execute("DELETE FROM ledger_month")
     made: list[int] = []
     with psycopg.connect(ledger.dsn, autocommit=True) as old:
@@ -283,7 +343,9 @@ def test_a_unit_of_an_older_collector_is_waited_for(rated, ledger):
             adding.start()
             adding.join(0.2)
             assert adding.is_alive()
-            lines = old.execute("DELETE FROM ledger_day WHERE day_ms = %s RETURNING *", (OCTOBER,)).fetchall()
+            lines = old.execute(
+                "DELETE FROM ledger_day WHERE day_ms = %s RETURNING *", (OCTOBER,)
+            ).fetchall()
             with old.cursor().copy("COPY ledger_day FROM STDIN") as copy:
                 for line in lines[1:]:
                     copy.write_row(line)
@@ -293,14 +355,18 @@ def test_a_unit_of_an_older_collector_is_waited_for(rated, ledger):
 
 
 def test_a_viewer_reads_its_own_lines_of_the_month_and_no_others(rated, ledger):
-    """Behind the wall of rows: the same report from the month as from its days, and no line of another owner."""
+    """Behind the wall of rows: the same report from the month as from its days, and no line of
+    another owner.
+    """
     rated.evidence([Held(1, 2, 3 * DAY, 3 * DAY + HOUR)])
     refresh(ledger, MONTHS[1], NOW_MS)
     assert row_level_security.enable(rated.connection) == ""
 
     def seen():
         with row_level_security.as_viewer(rated.connection, {"team": "team-1"}):
-            teams = rated.rows("SELECT DISTINCT o.team FROM ledger_month LEFT JOIN owner o ON o.id = owner_id")
+            teams = rated.rows(
+                "SELECT DISTINCT o.team FROM ledger_month LEFT JOIN owner o ON o.id = owner_id"
+            )
             return teams, asked(rated, MONTHS[1])
 
     teams, lines = seen()

@@ -1,4 +1,6 @@
-"""Node costs from apply to the invoice: chargeback, FOCUS, statement, ERP, reconcile, close and a later correction."""
+"""Node costs from apply to the invoice: chargeback, FOCUS, statement, ERP, reconcile, close and a
+later correction.
+"""
 
 import csv
 import io
@@ -36,7 +38,9 @@ CPU = Decimal("1.2")
 
 @pytest.fixture
 def october(fleet, run, written):
-    """Two GPUs of n1 at 2.00 for two days: team-1 holds one on the first day, team-2 both for twelve hours of both."""
+    """Two GPUs of n1 at 2.00 for two days: team-1 holds one on the first day, team-2 both for
+    twelve hours of both.
+    """
     run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
     for number in (1, 2):
         fleet.capacity(number, 0, 2 * DAY)
@@ -49,12 +53,16 @@ def october(fleet, run, written):
 
 
 def costs(run, *more):
-    rows = json.loads(run("chargeback", *OCTOBER, "--by", "team", "--format", "json", *more)[1])["rows"]
+    rows = json.loads(run("chargeback", *OCTOBER, "--by", "team", "--format", "json", *more)[1])[
+        "rows"
+    ]
     return {row["team"]: (row["gpu_hours"], Decimal(row["cost"])) for row in rows}
 
 
 def test_the_bill_has_them_and_the_proof_counts_them(october, fleet):
-    """Whoever held half of the GPUs pays half of the node; reconcile has them in its equation, and hours once."""
+    """Whoever held half of the GPUs pays half of the node; reconcile has them in its equation, and
+    hours once.
+    """
     assert costs(october) == {
         "team-1": ("24.000000", 48 + 12 * CPU),
         "team-2": ("24.000000", Decimal("66.60")),
@@ -64,11 +72,16 @@ def test_the_bill_has_them_and_the_proof_counts_them(october, fleet):
     proof = json.loads(october("reconcile", *OCTOBER, "--format", "json")[1])
     assert proof["holds"]
     assert proof["money"]["USD"]["difference_micro"] == 0
-    assert proof["node_costs_micro"] == {"CPU and memory": {"USD": 57_600_000}, "local disk": {"USD": 8_400_000}}
+    assert proof["node_costs_micro"] == {
+        "CPU and memory": {"USD": 57_600_000},
+        "local disk": {"USD": 8_400_000},
+    }
     text = october("reconcile", *OCTOBER)[1]
     assert "capacity x rate + node costs" in text
     assert "Of it, node cost 'CPU and memory', 57.60 USD." in text
-    fleet.connection.execute("UPDATE charge SET cost_micro = cost_micro + 1 WHERE node_cost_id IS NOT NULL")
+    fleet.connection.execute(
+        "UPDATE charge SET cost_micro = cost_micro + 1 WHERE node_cost_id IS NOT NULL"
+    )
     assert not json.loads(october("reconcile", *OCTOBER, "--format", "json")[1])["holds"]
 
 
@@ -106,25 +119,38 @@ currency = "USD"
 
 
 def test_focus_has_node_hours_of_a_service_of_their_own(october, tmp_path):
-    """Compute in node-hours at the price of a node, no GPU quantity; the file adds up and passes both checks."""
+    """Compute in node-hours at the price of a node, no GPU quantity; the file adds up and passes
+    both checks.
+    """
     path = tmp_path / "focus.csv"
     assert october("close", *OCTOBER)[0] == 0
     for version in ("1.4", "1.2"):
-        assert october("chargeback", *OCTOBER, "--format", "focus", "--focus-version", version, "-o", path)[0] == 0
+        assert (
+            october(
+                "chargeback", *OCTOBER, "--format", "focus", "--focus-version", version, "-o", path
+            )[0]
+            == 0
+        )
         with path.open(newline="") as file:
             assert list(check(file)) == []
         rows = list(csv.DictReader(io.StringIO(path.read_text())))
         nodes = [row for row in rows if row["ServiceName"] == "GPU Node"]
-        assert {(row["ServiceCategory"], row["PricingUnit"], row["ResourceId"]) for row in nodes} == {
-            ("Compute", "Node-Hours", "n1")
-        }
+        assert {
+            (row["ServiceCategory"], row["PricingUnit"], row["ResourceId"]) for row in nodes
+        } == {("Compute", "Node-Hours", "n1")}
         quantities = {
-            (row["SubAccountName"], row["SkuId"]): (row["PricingQuantity"], row["BilledCost"]) for row in nodes
+            (row["SubAccountName"], row["SkuId"]): (row["PricingQuantity"], row["BilledCost"])
+            for row in nodes
         }
         assert quantities["team-1", "CPU and memory"] == ("12.0", "14.4")
         assert quantities["team-2", "local disk"] == ("12.0", "4.2")
         assert sum(Decimal(row["BilledCost"]) for row in rows) == Decimal("258.00")
-        assert sum(Decimal(row["PricingQuantity"]) for row in rows if row["PricingUnit"] == "GPU-Hours") == 96
+        assert (
+            sum(
+                Decimal(row["PricingQuantity"]) for row in rows if row["PricingUnit"] == "GPU-Hours"
+            )
+            == 96
+        )
 
 
 def test_a_close_seals_them_and_late_usage_corrects_them(october, fleet, run):
@@ -148,9 +174,14 @@ def test_the_erp_and_the_statement_name_them(october, written, tmp_path):
     template = 'delimiter = ";"\n' + "".join(
         f'[[column]]\nname = "{name}"\nfield = "{name}"\n' for name in ("owner", "kind", "amount")
     )
-    code, out, wrong = october("export", "erp", "--template", written("erp.toml", template), *OCTOBER)
+    code, out, wrong = october(
+        "export", "erp", "--template", written("erp.toml", template), *OCTOBER
+    )
     assert code == 0, wrong
-    rows = {(row["owner"], row["kind"]): row["amount"] for row in csv.DictReader(io.StringIO(out), delimiter=";")}
+    rows = {
+        (row["owner"], row["kind"]): row["amount"]
+        for row in csv.DictReader(io.StringIO(out), delimiter=";")
+    }
     assert rows["team-1", "gpu_time"] == "48.00"
     assert rows["team-1", "node_cost"] == "14.40"
     page = tmp_path / "statement.html"
@@ -163,7 +194,9 @@ def test_they_follow_a_dispute(october, run):
     """Who is charged for the time is charged for the node: a decision moves both."""
     own = ("--owner", "team=team-1", "--from", "2025-10-01", "--to", "2025-10-02")
     assert run("disputes", "open", *own, "--reason", "not ours")[0] == 0
-    code, text, wrong = run("disputes", "resolve", "1", "--accept", "--to", "team=team-2", "--note", "was theirs")
+    code, text, wrong = run(
+        "disputes", "resolve", "1", "--accept", "--to", "team=team-2", "--note", "was theirs"
+    )
     assert code == 0, wrong
     assert "team=team-1 pays 62.40 USD less, team=team-2 pays 62.40 USD more" in text
     assert costs(run)["team-2"] == ("48.000000", Decimal("129.00"))
@@ -173,7 +206,14 @@ def test_what_if_keeps_them(october, written):
     """Other GPU prices leave what nodes cost."""
     book = "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\n,,on_demand,1,USD,2025-01-01\n"
     code, out, wrong = october(
-        "what-if", "--prices", written("book.csv", book), *OCTOBER, "--by", "team", "--format", "json"
+        "what-if",
+        "--prices",
+        written("book.csv", book),
+        *OCTOBER,
+        "--by",
+        "team",
+        "--format",
+        "json",
     )
     assert code == 0, wrong
     assert "38.40" in out

@@ -1,4 +1,6 @@
-"""One month, seen from every side: chargeback, statement, invoice, receipt, FOCUS, journal, parquet and budgets."""
+"""One month, seen from every side: chargeback, statement, invoice, receipt, FOCUS, journal, parquet
+and budgets.
+"""
 
 import csv
 import io
@@ -96,7 +98,9 @@ SHARED = {"support <b>", "network", "unused", "idle"}
 
 @pytest.fixture
 def month(fleet, run, written):
-    """Three GPUs, of which a commitment covers two and leaves one unused; three teams; idle capacity; energy."""
+    """Three GPUs, of which a commitment covers two and leaves one unused; three teams; idle
+    capacity; energy.
+    """
     for number, pool in ((1, "train"), (2, "train"), (3, "other")):
         fleet.capacity(number, 0, 3 * DAY, pool=pool)
     fleet.evidence(
@@ -120,10 +124,16 @@ def billed(run) -> dict[str, dict[str, str]]:
 
 
 def test_every_side_of_a_closed_month_says_the_same(month, fleet, tmp_path):
-    """To the cent for people, to the micro-unit in the journal; what was shared is in each of them, and only once."""
+    """To the cent for people, to the micro-unit in the journal; what was shared is in each of them,
+    and only once.
+    """
     rows = billed(month)
-    direct, whole = (sum(Decimal(row[name] or 0) for row in rows.values()) for name in ("cost", "cost_total"))
-    assert whole == direct + 1000 + Decimal("52.72"), "505 of October's 745 hours (of Berlin) of the network's 77.77"
+    direct, whole = (
+        sum(Decimal(row[name] or 0) for row in rows.values()) for name in ("cost", "cost_total")
+    )
+    assert whole == direct + 1000 + Decimal("52.72"), (
+        "505 of October's 745 hours (of Berlin) of the network's 77.77"
+    )
     assert rows["(unshared)"]["cost_total"] == "52.72", "nobody held anything on those days"
     assert Decimal(rows["(commitment_unused)"]["cost_total"]) == 0
     wanted = {team: Decimal(row["cost_total"]) for team, row in rows.items()}
@@ -142,7 +152,9 @@ def test_every_side_of_a_closed_month_says_the_same(month, fleet, tmp_path):
     booked = fleet.rows("SELECT owner, minor, micro FROM invoice")
     assert {owner: Decimal(minor) / 100 for owner, minor, _ in booked} == wanted
 
-    paid = csv.DictReader(io.StringIO(month("chargeback", *MONTH, "--view", "cash", "--format", "csv")[1]))
+    paid = csv.DictReader(
+        io.StringIO(month("chargeback", *MONTH, "--view", "cash", "--format", "csv")[1])
+    )
     amounts = {row["team"]: Decimal(row["cost_total"]) for row in paid}
     cash = {f"2025-10/USD/{team}": amount for team, amount in amounts.items() if amount}
     for version in ("1.2", "1.4"):
@@ -165,9 +177,13 @@ def test_every_side_of_a_closed_month_says_the_same(month, fleet, tmp_path):
     for entry in entries:
         for posting in getattr(entry, "postings", ()):
             accounts[posting.account] += posting.units.number
-    journal = {account: amount for account, amount in accounts.items() if account.startswith("Expenses")}
+    journal = {
+        account: amount for account, amount in accounts.items() if account.startswith("Expenses")
+    }
     assert sorted(journal.values()) == sorted(Decimal(micro) / 1_000_000 for _, _, micro in booked)
-    assert {entry.date.isoformat()[:7] for entry in entries if hasattr(entry, "postings")} == {"2025-10"}
+    assert {entry.date.isoformat()[:7] for entry in entries if hasattr(entry, "postings")} == {
+        "2025-10"
+    }
 
     month("chargeback", *MONTH, "--format", "parquet", "-o", tmp_path / "it.parquet")
     kept = pyarrow.parquet.read_table(tmp_path / "it.parquet").to_pylist()
@@ -181,8 +197,12 @@ def test_every_side_of_a_closed_month_says_the_same(month, fleet, tmp_path):
     assert "kg CO2e" in page.text
     assert "(Europe/Berlin)" in page.text
     table = page.table("shared cost")
-    assert sum(Decimal(row[-1].replace(",", "")) for row in table.rows[1:]) == Decimal(mine["cost_shared"])
-    assert {name for row in table.rows[1:] for name in SHARED if row[0].startswith(name)} == SHARED - {"network"}
+    assert sum(Decimal(row[-1].replace(",", "")) for row in table.rows[1:]) == Decimal(
+        mine["cost_shared"]
+    )
+    assert {
+        name for row in table.rows[1:] for name in SHARED if row[0].startswith(name)
+    } == SHARED - {"network"}
 
 
 def test_an_owner_is_named_as_tokens_and_disputes_name_it(month):
@@ -191,7 +211,10 @@ def test_an_owner_is_named_as_tokens_and_disputes_name_it(month):
     code, said, _ = month("statement", "--owner", "team=team-1", *asked)
     assert code == 0
     plain = month("statement", "--owner", "team-1", "--level", "team", *asked)[1]
-    pays = [re.findall(r"statement · team team-1|You pay [0-9.]+ USD", Page(text).text) for text in (said, plain)]
+    pays = [
+        re.findall(r"statement · team team-1|You pay [0-9.]+ USD", Page(text).text)
+        for text in (said, plain)
+    ]
     assert len(pays[0]) == 2
     assert pays[0] == pays[1]
     code, _, err = month("statement", "--owner", "org=(unattributed)", *asked)
@@ -204,7 +227,9 @@ def test_an_owner_is_named_as_tokens_and_disputes_name_it(month):
 
 
 def test_a_report_is_of_one_state_of_the_ledger(month, fleet, dsn, monkeypatch):
-    """Shares, lines and files are read one after the other: what is rated in between is in none of them."""
+    """Shares, lines and files are read one after the other: what is rated in between is in none of
+    them.
+    """
     before = billed(month)
 
     def rated_again():
@@ -231,12 +256,17 @@ def test_a_report_is_of_one_state_of_the_ledger(month, fleet, dsn, monkeypatch):
 
 
 def test_what_is_declared_later_changes_nothing_that_was_booked(month, written, fleet):
-    """Not even in the same millisecond as the close: a cost declared after it is of the months after it."""
+    """Not even in the same millisecond as the close: a cost declared after it is of the months
+    after it.
+    """
     month("close", "--period", "2025-10")
     before = billed(month)
     month(
         "apply",
-        written("more.toml", '[[shared_cost]]\nname = "x"\namount_per_month = 5\ncurrency = "USD"\nkey = "even"\n'),
+        written(
+            "more.toml",
+            '[[shared_cost]]\nname = "x"\namount_per_month = 5\ncurrency = "USD"\nkey = "even"\n',
+        ),
     )
     assert billed(month) == before
     assert fleet.rows(
@@ -272,7 +302,9 @@ def test_a_dispute_is_a_mark_on_the_line_until_it_is_decided(month):
 
     mine = page("team-1")
     assert "<i>the node was down</i>" in mine.table("dispute").rows[1][0]
-    assert [row[0].split()[:2] for row in mine.table("job").rows if "contested" in row[0]] == [["1", "contested"]]
+    assert [row[0].split()[:2] for row in mine.table("job").rows if "contested" in row[0]] == [
+        ["1", "contested"]
+    ]
     assert "contested" not in page("team-2").text
     month("disputes", "resolve", number, "--reject", "--note", "it was up")
     assert "contested" not in page("team-1").text
@@ -287,13 +319,18 @@ def test_a_budget_watches_what_the_owner_causes(month):
 
 
 amounts = st.dictionaries(
-    st.sampled_from(["a", "b", "c", "(unshared)"]), st.integers(-(10**9), 10**12), min_size=1, max_size=4
+    st.sampled_from(["a", "b", "c", "(unshared)"]),
+    st.integers(-(10**9), 10**12),
+    min_size=1,
+    max_size=4,
 )
 
 
 @given(amounts, amounts, st.sampled_from(["USD", "JPY", "KWD"]))
 def test_invoices_are_the_rows_of_the_chargeback(direct, shared, currency):
-    """Whatever was charged and shared: an invoice is its row's direct cost and share, and they add up to the total."""
+    """Whatever was charged and shared: an invoice is its row's direct cost and share, and they add
+    up to the total.
+    """
     cost = SharedCost("x", "amount", 1, currency, "", "cost", "team")
     charged = [
         ExportedCharge(
@@ -318,14 +355,24 @@ def test_invoices_are_the_rows_of_the_chargeback(direct, shared, currency):
         )
         for team, micro in direct.items()
     ]
-    shares = [SharedPart(cost, Period(0, 1), currency, (team,), micro) for team, micro in shared.items()]
+    shares = [
+        SharedPart(cost, Period(0, 1), currency, (team,), micro) for team, micro in shared.items()
+    ]
     lines = [
-        ChargedLine((team,), "held", currency, gpu_ns=1, unknown_ns=1, cost_micro=micro, idle_cost_micro=0)
+        ChargedLine(
+            (team,), "held", currency, gpu_ns=1, unknown_ns=1, cost_micro=micro, idle_cost_micro=0
+        )
         for team, micro in direct.items()
     ]
-    made = report(lines, ("team",), Allocations({(currency, (team,)): micro for team, micro in shared.items()}))
+    made = report(
+        lines,
+        ("team",),
+        Allocations({(currency, (team,)): micro for team, micro in shared.items()}),
+    )
     booked = invoices(charged, "team", shares)
-    assert {one.owner: one.minor for one in booked} == {row.keys[0]: row.total_minor or 0 for row in made.rows}
+    assert {one.owner: one.minor for one in booked} == {
+        row.keys[0]: row.total_minor or 0 for row in made.rows
+    }
     assert sum(one.micro for one in booked) == sum(direct.values()) + sum(shared.values())
     (total,) = made.totals
     assert sum(one.minor for one in booked) == total.total_minor

@@ -1,4 +1,6 @@
-"""What a number is called, it is: paid is what leaves the bank, spent is what is charged, and a region is one place."""
+"""What a number is called, it is: paid is what leaves the bank, spent is what is charged, and a
+region is one place.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ owner = { team = "team-2" }
 
 @pytest.fixture
 def adjusted(fleet: Fleet, run: Run, written: Written) -> Fleet:
-    """Two teams in October: one with a markup and a credit, one with a volume price; six hours of two GPUs each."""
+    """Two teams in October: one with a markup and a credit, one with a volume price; six hours of
+    two GPUs each.
+    """
     for number in (1, 2):
         fleet.capacity(number, 0, DAY)
         fleet.evidence([Held(number, number, 0, 6 * HOUR, busy=5 * HOUR, idle=HOUR)])
@@ -67,7 +71,9 @@ def adjusted(fleet: Fleet, run: Run, written: Written) -> Fleet:
         "--to",
         "2025-10-02",
     )
-    code, _, err = run("adjustments", "credit", "outage", *credit, "--reason", "no network", "--approver", "head")
+    code, _, err = run(
+        "adjustments", "credit", "outage", *credit, "--reason", "no network", "--approver", "head"
+    )
     assert code == 0, err
     return fleet
 
@@ -82,25 +88,36 @@ def answer(run: Run, *command: object) -> str:
     return out
 
 
-def test_what_only_the_platform_and_its_owners_settle_is_not_paid(adjusted: Fleet, run: Run, tmp_path: Path) -> None:
-    """Neither markup nor volume price nor credit leaves the bank: in the cash view and in FOCUS' BilledCost."""
+def test_what_only_the_platform_and_its_owners_settle_is_not_paid(
+    adjusted: Fleet, run: Run, tmp_path: Path
+) -> None:
+    """Neither markup nor volume price nor credit leaves the bank: in the cash view and in FOCUS'
+    BilledCost.
+    """
     borne = table(answer(run, "chargeback", *OCTOBER, "--format", "csv"))
     assert (borne["team-1"]["cost"], borne["team-2"]["cost"]) == ("21.00", "10.00")
     assert borne["team-1"]["cost_cash"] == ""
     paid = table(answer(run, "chargeback", *OCTOBER, "--view", "cash", "--format", "csv"))
-    assert {team: paid[team]["cost"] for team in ("team-1", "team-2")} == {"team-1": "12.00", "team-2": "12.00"}
+    assert {team: paid[team]["cost"] for team in ("team-1", "team-2")} == {
+        "team-1": "12.00",
+        "team-2": "12.00",
+    }
     assert paid["team-1"]["cost_cash"] == "12.00"
     assert paid["team-1"]["cost_effective"] == "21.00"
     path = tmp_path / "focus.csv"
     answer(run, "chargeback", *OCTOBER, "--format", "focus", "-o", path)
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    total = {name: sum(Decimal(row[name]) for row in rows) for name in ("BilledCost", "EffectiveCost")}
+    total = {
+        name: sum(Decimal(row[name]) for row in rows) for name in ("BilledCost", "EffectiveCost")
+    }
     assert total["BilledCost"] == sum(Decimal(row["cost"]) for row in paid.values())
     assert total["EffectiveCost"] == sum(Decimal(row["cost"]) for row in borne.values())
 
 
-def test_a_forecast_starts_at_what_is_spent(adjusted: Fleet, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forecast_starts_at_what_is_spent(
+    adjusted: Fleet, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`forecast spend` says what the chargeback of the month so far says, adjustments included."""
     now = dt.datetime(2025, 10, 2, 12, tzinfo=dt.UTC)
     monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: now)
@@ -111,8 +128,11 @@ def test_a_forecast_starts_at_what_is_spent(adjusted: Fleet, run: Run, monkeypat
     }
 
 
-def test_waste_follows_a_price_that_is_corrected(fleet: Fleet, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The idle part of a closed month at a new price: its correction has no time of its own, and yet a held idle cost.
+def test_waste_follows_a_price_that_is_corrected(
+    fleet: Fleet, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The idle part of a closed month at a new price: its correction has no time of its own, and
+    yet a held idle cost.
 
     Hours of which nothing is known are those of both months, less what late evidence says of them.
     """
@@ -131,7 +151,9 @@ def test_waste_follows_a_price_that_is_corrected(fleet: Fleet, run: Run, monkeyp
     (waste,) = json.loads(answer(run, "chargeback", *BOTH, "--format", "json"))["waste"]
     # One idle hour, and the day's rest of capacity that nobody held or saw.
     assert waste["parts"]["held_idle"] == "3.00"
-    assert waste["unknown_gpu_ns"] == before[0]["unknown_gpu_ns"], "time that was unobserved is held and unknown now"
+    assert waste["unknown_gpu_ns"] == before[0]["unknown_gpu_ns"], (
+        "time that was unobserved is held and unknown now"
+    )
 
 
 def test_cost_by_region_is_what_focus_says(
@@ -160,35 +182,51 @@ region = "us"
     answer(run, "apply", written("places.toml", POLICIES + places))
     out = answer(run, "chargeback", *OCTOBER, "--by", "region,team", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))
-    known = {(row["region"], row["team"]): row["cost"] for row in rows if row["team"] in {"team-3", "team-4"}}
+    known = {
+        (row["region"], row["team"]): row["cost"]
+        for row in rows
+        if row["team"] in {"team-3", "team-4"}
+    }
     assert known == {("eu", "team-3"): "48.00", ("us", "team-3"): "2.00", ("us", "team-4"): "50.00"}
     for view in ("amortized", "cash"):
         asked = ("chargeback", *OCTOBER, "--view", view, "--format", "csv", "--by")
         by_region = csv.DictReader(io.StringIO(answer(run, *asked, "region")))
-        total = sum(Decimal(row["cost"]) for row in csv.DictReader(io.StringIO(answer(run, *asked, "pool"))))
+        total = sum(
+            Decimal(row["cost"]) for row in csv.DictReader(io.StringIO(answer(run, *asked, "pool")))
+        )
         assert sum(Decimal(row["cost"]) for row in by_region) == total
     with Database(dsn).connect() as connection:
-        seen = read_chargeback(connection, month("2025-10"), ("region",), NOW_MS, {"team": "team-3"}).report
-    assert {row.keys: row.cost_minor for row in seen.rows} == {("eu",): 4800, ("us",): 200}, "and for who sees a team"
+        seen = read_chargeback(
+            connection, month("2025-10"), ("region",), NOW_MS, {"team": "team-3"}
+        ).report
+    assert {row.keys: row.cost_minor for row in seen.rows} == {("eu",): 4800, ("us",): 200}, (
+        "and for who sees a team"
+    )
     path = tmp_path / "focus.csv"
     answer(run, "chargeback", *OCTOBER, "--format", "focus", "-o", path)
     billed: dict[str, Decimal] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if row["SubAccountName"] in {"team-3", "team-4"} and row["ChargeCategory"] == "Usage":
-                billed[row["RegionId"]] = billed.get(row["RegionId"], Decimal()) + Decimal(row["EffectiveCost"])
+                billed[row["RegionId"]] = billed.get(row["RegionId"], Decimal()) + Decimal(
+                    row["EffectiveCost"]
+                )
     assert billed == {"eu": Decimal(48), "us": Decimal(52)}
 
 
 def test_a_markup_is_no_negative_saving(adjusted: Fleet, run: Run) -> None:
     """A statement says how much more is paid than at list prices, where that is so."""
-    pages = {team: answer(run, "statement", *OCTOBER, "--owner", team) for team in ("team-1", "team-2")}
+    pages = {
+        team: answer(run, "statement", *OCTOBER, "--owner", team) for team in ("team-1", "team-2")
+    }
     assert "you pay 12.00 (133.3 %) more" in pages["team-1"]
     assert "you save 2.00 (16.7 %)" in pages["team-2"]
 
 
 def test_node_costs_have_a_column(adjusted: Fleet, run: Run, written: Written) -> None:
-    """By team, in table, CSV and JSON: how much of the cost is what the nodes cost; after the older columns."""
+    """By team, in table, CSV and JSON: how much of the cost is what the nodes cost; after the older
+    columns.
+    """
     node_cost = '\n[[node_cost]]\nname = "CPU"\nprice_per_node_hour = 0.5\ncurrency = "USD"\n'
     answer(run, "apply", written("nodes.toml", POLICIES + node_cost))
     out = answer(run, "chargeback", *OCTOBER, "--format", "csv")

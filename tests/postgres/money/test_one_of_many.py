@@ -1,7 +1,9 @@
-"""What one owner sees is cut out of everybody's report, to the cent, although the lines of others are not read.
+"""What one owner sees is cut out of everybody's report, to the cent, although the lines of others
+are not read.
 
-Worlds are drawn: small amounts in currencies of 0, 2 and 3 decimals, so that remainders and shares often tie; closed
-months with corrections, adjustments, node costs, time of nobody, usage without a price, an owner or energy.
+Worlds are drawn: small amounts in currencies of 0, 2 and 3 decimals, so that remainders and shares
+often tie; closed months with corrections, adjustments, node costs, time of nobody, usage without a
+price, an owner or energy.
 """
 
 import datetime as dt
@@ -33,13 +35,41 @@ POOLS = ("train", "eu", "slices")
 CURRENCIES = ("USD", "USD", "JPY", "BHD")
 NOBODY = ("unallocated", "unavailable", "unobserved", "stranded", "commitment_unused")
 COLUMNS = (
-    *("day_ms", "start_ms", "end_ms", "workload_id", "owner_id", "state", "pool", "gpu_model", "node", "gpu_ns"),
-    *("busy_ns", "idle_ns", "unknown_ns", "currency", "cost_micro", "idle_cost_micro", "list_cost_micro"),
+    *(
+        "day_ms",
+        "start_ms",
+        "end_ms",
+        "workload_id",
+        "owner_id",
+        "state",
+        "pool",
+        "gpu_model",
+        "node",
+        "gpu_ns",
+    ),
+    *(
+        "busy_ns",
+        "idle_ns",
+        "unknown_ns",
+        "currency",
+        "cost_micro",
+        "idle_cost_micro",
+        "list_cost_micro",
+    ),
     *("contracted_cost_micro", "energy_mj"),
 )
 KEYS_OF_DAYS = "day_ms, owner_id, state, pool, gpu_model, currency"
 SUMS_OF_DAYS = (
-    *("gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "cost_micro", "idle_cost_micro", "energy_mj", "list_cost_micro"),
+    *(
+        "gpu_ns",
+        "busy_ns",
+        "idle_ns",
+        "unknown_ns",
+        "cost_micro",
+        "idle_cost_micro",
+        "energy_mj",
+        "list_cost_micro",
+    ),
     "contracted_cost_micro",
 )
 
@@ -63,9 +93,19 @@ def charge(draw, owners, day, *, is_correction=False):
     is_listed, is_contracted = (is_priced and draw.random() < 0.8 for _ in range(2))
     return (
         *(day, day, day + 1000, draw.randrange(1, 20) if state == "held" else None),
-        *(draw.choice(owners) if is_paid and draw.random() < 0.95 else None, state, draw.choice(POOLS), "H100", "n1"),
+        *(
+            draw.choice(owners) if is_paid and draw.random() < 0.95 else None,
+            state,
+            draw.choice(POOLS),
+            "H100",
+            "n1",
+        ),
         *(time, 0, idle, 0 if idle else time if state == "held" else 0),
-        *(currency if is_priced else None, cost if is_priced else None, cost // 3 if idle and is_priced else None),
+        *(
+            currency if is_priced else None,
+            cost if is_priced else None,
+            cost // 3 if idle and is_priced else None,
+        ),
         *(cost + 2_500 if is_listed else None, cost if is_contracted else None),
         draw.choice([None, 1_800_000, draw.randrange(10**8)]) if state == "held" else None,
     )
@@ -110,20 +150,25 @@ def furnish(connection, seed):
         with connection.cursor().copy(f"COPY charge ({columns}) FROM STDIN") as copy:
             for line in lines:
                 copy.write_row(line)
-    with connection.cursor().copy(f"COPY correction (booked_day_ms, recorded_ms, {columns}) FROM STDIN") as copy:
+    with connection.cursor().copy(
+        f"COPY correction (booked_day_ms, recorded_ms, {columns}) FROM STDIN"
+    ) as copy:
         for _ in range(80):
             day = OCTOBER + draw.randrange(5) * DAY
             copy.write_row((NOVEMBER + DAY, 0, *charge(draw, owners, day, is_correction=True)))
     connection.execute(
-        f"INSERT INTO ledger_day ({KEYS_OF_DAYS}, {', '.join(SUMS_OF_DAYS)}) SELECT {KEYS_OF_DAYS}, "
-        f"{', '.join(f'sum({name})' for name in SUMS_OF_DAYS)} FROM charge GROUP BY {KEYS_OF_DAYS}"
+        f"INSERT INTO ledger_day ({KEYS_OF_DAYS}, {', '.join(SUMS_OF_DAYS)}) SELECT {KEYS_OF_DAYS},"
+        f" {', '.join(f'sum({name})' for name in SUMS_OF_DAYS)} FROM charge GROUP BY {KEYS_OF_DAYS}"
     )
     declarations.replace_shared_costs(connection, list(shared_costs(draw)), NOW)
-    intensities = [Intensity("r", "", 380, 1), Intensity("s", "eu", 41, 2, dt.date(2025, 10, 2), dt.date(2025, 11, 3))]
+    intensities = [
+        Intensity("r", "", 380, 1),
+        Intensity("s", "eu", 41, 2, dt.date(2025, 10, 2), dt.date(2025, 11, 3)),
+    ]
     declarations.replace_carbon(connection, intensities[draw.randrange(2) :], NOW)
     connection.execute(
-        "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level, lines, seal, receipt) "
-        "VALUES (%s, %s, '2025-10', %s, 'me', 'team', 1, 'seal', '{}')",
+        "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level, lines,"
+        " seal, receipt) VALUES (%s, %s, '2025-10', %s, 'me', 'team', 1, 'seal', '{}')",
         (OCTOBER, NOVEMBER, NOW_MS + 1000 if draw.random() < 0.7 else 1),
     )
 
@@ -145,7 +190,9 @@ def of(report, cell):
 @pytest.mark.parametrize("month", MONTHS)
 @pytest.mark.parametrize("level", ["team", "project"])
 def test_an_owner_has_the_cents_of_the_full_report(world, level, month):
-    """Every amount of every row, as printed and exact: of a report, of a statement with its shares, of the overview."""
+    """Every amount of every row, as printed and exact: of a report, of a statement with its shares,
+    of the overview.
+    """
     period = MONTHS[month]
     whole = chargeback.read_chargeback(world, period, (level,), NOW_MS).report
     monthly = statement.monthly_chargeback(world, level, month, NOW_MS)
@@ -177,7 +224,9 @@ def test_an_owner_has_the_cents_of_the_full_report(world, level, month):
     ],
 )
 def test_shares_of_an_owner_are_those_of_everybody(world, owner, by):
-    """By whatever it is asked, shares and grams are those of its own lines among everybody's, to the micro-unit."""
+    """By whatever it is asked, shares and grams are those of its own lines among everybody's, to
+    the micro-unit.
+    """
     by_owner = (*owner, *by)
     seen = allocation.allocate(world, BOTH, by, NOW_MS, owner)
     whole = allocation.allocate(world, BOTH, by_owner, NOW_MS)

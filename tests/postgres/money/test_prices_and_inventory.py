@@ -12,12 +12,17 @@ ONE_DAY = Period(OCTOBER, OCTOBER + DAY)
 
 def test_same_rows_change_nothing_and_changed_rows_supersede(run, written, fleet) -> None:
     """Versions are never edited: the old rate stays on record, superseded."""
-    path = written("p.csv", BOOK + ",H100,on_demand,2.49,USD,2025-10-01,,,,\n,A100,spot,1,USD,2025-10-01,,,,\n")
+    path = written(
+        "p.csv", BOOK + ",H100,on_demand,2.49,USD,2025-10-01,,,,\n,A100,spot,1,USD,2025-10-01,,,,\n"
+    )
     assert "2 added, 0 updated, 0 unchanged" in run("import", "prices", path)[1]
     assert "0 added, 0 updated, 2 unchanged" in run("import", "prices", path)[1]
     again = written("q.csv", BOOK + ",H100,on_demand,2.59,USD,2025-10-01T00:00:00Z,,,,\n")
     assert "0 added, 1 updated, 0 unchanged" in run("import", "prices", again)[1]
-    rows = fleet.rows("SELECT rate_per_gpu_hour, superseded_at IS NULL FROM price WHERE gpu_model = 'H100' ORDER BY id")
+    rows = fleet.rows(
+        "SELECT rate_per_gpu_hour, superseded_at IS NULL FROM price WHERE gpu_model = 'H100' ORDER"
+        " BY id"
+    )
     assert rows == [(Decimal("2.49"), False), (Decimal("2.59"), True)]
 
 
@@ -26,10 +31,15 @@ def test_listed_prices_can_be_imported_again(run, written) -> None:
     run(
         "import",
         "prices",
-        written("p.csv", BOOK + "a,H100,reserved,2.490,USD,2025-10-01T01:30:00Z,2026-01-01,3,,n1\n"),
+        written(
+            "p.csv", BOOK + "a,H100,reserved,2.490,USD,2025-10-01T01:30:00Z,2026-01-01,3,,n1\n"
+        ),
     )
     _, listed, _ = run("prices", "list", "--format", "csv")
-    assert listed == BOOK + "a,H100,reserved,2.49,USD,2025-10-01T01:30:00Z,2026-01-01T00:00:00Z,3,,n1\n"
+    assert (
+        listed
+        == BOOK + "a,H100,reserved,2.49,USD,2025-10-01T01:30:00Z,2026-01-01T00:00:00Z,3,,n1\n"
+    )
     assert "0 added, 0 updated, 1 unchanged" in run("import", "prices", written("l.csv", listed))[1]
 
 
@@ -56,13 +66,17 @@ def test_bad_prices_are_all_named(run, written, fleet) -> None:
 
 
 def test_a_price_in_mid_hour_splits_that_hour(run, written, fleet, ledger) -> None:
-    """A rate that begins inside an hour already folded makes that hour be folded again, and each part has its rate."""
+    """A rate that begins inside an hour already folded makes that hour be folded again, and each
+    part has its rate.
+    """
     run("prices", "set", "--rate", "1", "--currency", "USD", "--from", "2025-01-01")
     fleet.capacity(1, 0, HOUR)
     fleet.evidence([Held(1, 1, 0, HOUR, busy=HOUR)])
     refresh(ledger, ONE_DAY, NOW_MS)
     assert fleet.rows("SELECT cost_micro FROM charge") == [(1_000_000,)]
-    _, out, _ = run("prices", "set", "--rate", "3", "--currency", "USD", "--from", "2025-10-01T00:15:00Z")
+    _, out, _ = run(
+        "prices", "set", "--rate", "3", "--currency", "USD", "--from", "2025-10-01T00:15:00Z"
+    )
     assert "the rate added" in out
     refresh(ledger, ONE_DAY, NOW_MS)
     assert fleet.rows("SELECT cost_micro, gpu_ns FROM charge ORDER BY 1") == [
@@ -78,12 +92,15 @@ def test_inventory_is_the_authority_and_idempotent(run, written, fleet, ledger) 
     fleet.evidence([Held(1, 1, 0, HOUR)])
     refresh(ledger, ONE_DAY, NOW_MS)
     head = "uuid,in_at,out_at,node,pool,gpu_model\n"
-    path = written("i.csv", head + "GPU-0001,2025-10-01,2025-10-01T00:30:00Z,n1,,\nGPU-0002,2025-10-01,,n2,b,H100\n")
+    path = written(
+        "i.csv",
+        head + "GPU-0001,2025-10-01,2025-10-01T00:30:00Z,n1,,\nGPU-0002,2025-10-01,,n2,b,H100\n",
+    )
     assert "1 added, 1 updated, 0 unchanged" in run("import", "inventory", path)[1]
     refresh(ledger, ONE_DAY, NOW_MS)
-    assert fleet.rows("SELECT capacity_ns::bigint, held_ns::bigint, holds FROM conservation_check") == [
-        ((DAY + HOUR // 2) * 1_000_000, HOUR // 2 * 1_000_000, True)
-    ]
+    assert fleet.rows(
+        "SELECT capacity_ns::bigint, held_ns::bigint, holds FROM conservation_check"
+    ) == [((DAY + HOUR // 2) * 1_000_000, HOUR // 2 * 1_000_000, True)]
     assert "0 added, 0 updated, 2 unchanged; no bill changes" in run("import", "inventory", path)[1]
 
 

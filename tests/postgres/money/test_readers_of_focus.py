@@ -1,4 +1,6 @@
-"""A month's FOCUS file in pandas and DuckDB, by the lines of the analysts' guide: the invoices' cents, exactly."""
+"""A month's FOCUS file in pandas and DuckDB, by the lines of the analysts' guide: the invoices'
+cents, exactly.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,25 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def invoices(fleet: Fleet, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], str]:
-    """The invoices of a closed month as its receipt has them, with its FOCUS file in the working folder."""
+def invoices(
+    fleet: Fleet, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[tuple[str, str], str]:
+    """The invoices of a closed month as its receipt has them, with its FOCUS file in the working
+    folder.
+    """
     run("prices", "set", "--rate", "2.333333333", "--currency", "USD", "--from", "2025-01-01")
-    run("prices", "set", "--rate", "1.7", "--currency", "EUR", "--pool", "eu", "--from", "2025-01-01")
+    run(
+        "prices",
+        "set",
+        "--rate",
+        "1.7",
+        "--currency",
+        "EUR",
+        "--pool",
+        "eu",
+        "--from",
+        "2025-01-01",
+    )
     fleet.accelerator(3, gpu_micro=333_333)
     for number, pool in ((1, "us"), (2, "eu"), (3, "us")):
         fleet.capacity(number, 0, 3 * DAY, pool=pool)
@@ -59,9 +76,9 @@ def test_pandas_gives_the_cents(invoices: dict[tuple[str, str], str]) -> None:
     names: dict[str, Any] = {}
     exec(lines("python"), names)
     sums = names["owners"].to_dict()
-    assert {(owner.removeprefix("'"), currency): amount for (owner, currency), amount in sums.items()} == {
-        key: Decimal(amount) for key, amount in invoices.items()
-    }
+    assert {
+        (owner.removeprefix("'"), currency): amount for (owner, currency), amount in sums.items()
+    } == {key: Decimal(amount) for key, amount in invoices.items()}
     assert all(isinstance(amount, Decimal) for amount in sums.values())
 
 

@@ -32,7 +32,9 @@ NAMES = (
 
 @pytest.fixture
 def hostile(fleet, run):
-    """Each reserved name is a team that holds a GPU for two hours; beside them time that nobody held, pays or saw."""
+    """Each reserved name is a team that holds a GPU for two hours; beside them time that nobody
+    held, pays or saw.
+    """
     run("prices", "set", "--rate", "10", "--currency", "USD", "--from", "2025-01-01")
     for number, name in enumerate(NAMES, 1):
         fleet.workload(number, team=name, project=name, org=name)
@@ -57,7 +59,9 @@ def hours(rows, column: str) -> dict[str, Decimal]:
 @pytest.mark.parametrize("form", ["csv", "json"])
 @pytest.mark.parametrize("level", ["team", "org", "project", "user"])
 def test_no_owner_vanishes_into_a_row_of_the_reports(hostile, run, form, level) -> None:
-    """Each has its own row in the chargeback, and the rows of the reports hold what is theirs and no more."""
+    """Each has its own row in the chargeback, and the rows of the reports hold what is theirs and
+    no more.
+    """
     _, out, _ = run("chargeback", *MONTH, "--by", level, "--format", form)
     rows = json.loads(out)["rows"] if form == "json" else list(csv.DictReader(io.StringIO(out)))
     found = hours(rows, level)
@@ -75,7 +79,9 @@ def test_invoices_focus_and_statements_tell_them_apart(hostile, run, tmp_path) -
     _, out, _ = run("chargeback", *MONTH, "--format", "focus")
     focus: dict[str, Decimal] = {}
     for row in csv.DictReader(io.StringIO(out)):
-        focus[row["SubAccountName"]] = focus.get(row["SubAccountName"], Decimal(0)) + Decimal(row["BilledCost"])
+        focus[row["SubAccountName"]] = focus.get(row["SubAccountName"], Decimal(0)) + Decimal(
+            row["BilledCost"]
+        )
     assert [focus[f"tag:{name}"] for name in NAMES] == [Decimal(20)] * len(NAMES)
     assert focus["(unallocated)"] == focus["(unavailable)"] == Decimal(10)
     _, out, _ = run("chargeback", *MONTH, "--format", "beancount")
@@ -111,12 +117,24 @@ def test_other_names_are_told_apart_too(fleet, run, dimension, column) -> None:
         node="(unallocated)" if column == "n" else "n1",
     )
     fleet.connection.execute("UPDATE workload SET kind = 'imported', external_id = '(unallocated)'")
-    _, out, _ = run("chargeback", "--from", "2025-10-01", "--to", "2025-10-02", "--by", dimension, "--format", "json")
+    _, out, _ = run(
+        "chargeback",
+        "--from",
+        "2025-10-01",
+        "--to",
+        "2025-10-02",
+        "--by",
+        dimension,
+        "--format",
+        "json",
+    )
     assert hours(json.loads(out)["rows"], dimension) == {"tag:(unallocated)": 3, "(unallocated)": 1}
 
 
 def test_jobs_and_models_of_a_statement_are_told_apart(fleet, run) -> None:
-    """A job called (unknown) is not the time of which no job is known; a model called (not named) is a model."""
+    """A job called (unknown) is not the time of which no job is known; a model called (not named)
+    is a model.
+    """
     run("prices", "set", "--rate", "10", "--currency", "USD", "--from", "2025-01-01")
     fleet.accelerator(1, model="(not named)")
     fleet.capacity(1, 0, 4 * HOUR)
@@ -130,16 +148,27 @@ def test_jobs_and_models_of_a_statement_are_told_apart(fleet, run) -> None:
 
 @pytest.mark.parametrize("name", ["(unallocated)", "(anything)", "\uff08unpriced\uff09"])
 def test_declared_names_are_refused(run, written, name) -> None:
-    """Rules, budgets, shared costs, letters, pools and prices: file, line and a sentence; nothing is applied."""
+    """Rules, budgets, shared costs, letters, pools and prices: file, line and a sentence; nothing
+    is applied.
+    """
     tables = {
         "assign": f'[[rule]]\nname = "r"\nassign = {{ team = "{name}" }}\n',
-        "team": f'[[budget]]\nname = "b"\nteam = "{name}"\nperiod = "month"\namount = 1\ncurrency = "USD"\n',
-        "weights": f'[[shared_cost]]\nname = "s"\namount_per_month = 1\ncurrency = "USD"\nkey = "weights"\n'
-        f'weights = {{ "{name}" = 1 }}\n',
-        "scope": f'[[shared_cost]]\nname = "s"\namount_per_month = 1\ncurrency = "USD"\nkey = "cost"\n'
-        f'scope = {{ org = "{name}" }}\n',
-        "pool": f'[[price]]\npool = "{name}"\ngpu_model = ""\npurchase = "spot"\nrate_per_gpu_hour = 1\n'
-        'currency = "USD"\neffective_from = 2025-01-01\n',
+        "team": (
+            f'[[budget]]\nname = "b"\nteam = "{name}"\nperiod = "month"\namount = 1\ncurrency ='
+            ' "USD"\n'
+        ),
+        "weights": (
+            '[[shared_cost]]\nname = "s"\namount_per_month = 1\ncurrency = "USD"\nkey ='
+            f' "weights"\nweights = {{ "{name}" = 1 }}\n'
+        ),
+        "scope": (
+            '[[shared_cost]]\nname = "s"\namount_per_month = 1\ncurrency = "USD"\nkey = "cost"\n'
+            f'scope = {{ org = "{name}" }}\n'
+        ),
+        "pool": (
+            f'[[price]]\npool = "{name}"\ngpu_model = ""\npurchase = "spot"\nrate_per_gpu_hour ='
+            ' 1\ncurrency = "USD"\neffective_from = 2025-01-01\n'
+        ),
         "name": f'[[pool]]\nname = "{name}"\n',
     }
     tables |= {
@@ -152,8 +181,10 @@ def test_declared_names_are_refused(run, written, name) -> None:
         code, _, err = run("apply", path)
         assert (code, err.splitlines()[0]) == (
             2,
-            f"{path}:1:{column.strip()}: {name!r} is reserved: names in parentheses are rows that reports make "
-            "themselves",
+            (
+                f"{path}:1:{column.strip()}: {name!r} is reserved: names in parentheses are rows"
+                " that reports make themselves"
+            ),
         )
 
 
@@ -161,16 +192,44 @@ def test_declared_names_are_refused(run, written, name) -> None:
     ("arguments", "option"),
     [
         (["token", "create", "--role", "viewer", "--owner", "team=(unattributed)"], "--owner"),
-        (["disputes", "lines", "--owner", "(unallocated)", "--from", "2025-10-01", "--to", "2025-10-02"], "--owner"),
+        (
+            [
+                "disputes",
+                "lines",
+                "--owner",
+                "(unallocated)",
+                "--from",
+                "2025-10-01",
+                "--to",
+                "2025-10-02",
+            ],
+            "--owner",
+        ),
         (["disputes", "resolve", "1", "--accept", "--to", "(unpriced)", "--note", "x"], "--to"),
         (["import", "usage", "FILE", "--pool", "(unallocated)"], "--pool"),
         (["import", "sacct", "FILE", "--pool", "(unallocated)"], "--pool"),
-        (["prices", "set", "--rate", "1", "--currency", "USD", "--from", "2025-01-01", "--node", "(total)"], "node"),
+        (
+            [
+                "prices",
+                "set",
+                "--rate",
+                "1",
+                "--currency",
+                "USD",
+                "--from",
+                "2025-01-01",
+                "--node",
+                "(total)",
+            ],
+            "node",
+        ),
     ],
 )
 def test_options_that_name_an_owner_or_a_pool_are_refused(run, written, arguments, option) -> None:
     """The same on the command line."""
-    path = written("u.csv", "workload_id,start,end,gpus\na,2025-10-01T00:00:00Z,2025-10-01T01:00:00Z,1\n")
+    path = written(
+        "u.csv", "workload_id,start,end,gpus\na,2025-10-01T00:00:00Z,2025-10-01T01:00:00Z,1\n"
+    )
     code, _, err = run(*[path if one == "FILE" else one for one in arguments])
     assert code == 2
     assert err.strip().splitlines()[-1].startswith(f"{option}")
@@ -178,17 +237,29 @@ def test_options_that_name_an_owner_or_a_pool_are_refused(run, written, argument
 
 
 def test_files_of_evidence_keep_their_time(run, written, fleet) -> None:
-    """A tag column is what users wrote and is escaped; pool and model of a file are its author's, and are refused."""
+    """A tag column is what users wrote and is escaped; pool and model of a file are its author's,
+    and are refused.
+    """
     run("prices", "set", "--rate", "10", "--currency", "USD", "--from", "2025-01-01")
     head = "workload_id,start,end,gpus,tag:team,pool,gpu_model\n"
     when = "2025-10-01T00:00:00Z,2025-10-01T02:00:00Z,1"
-    path = written("u.csv", f"{head}a,{when},(unpriced),,\nb,{when},x,(unallocated),\nc,{when},x,,(total)\n")
+    path = written(
+        "u.csv", f"{head}a,{when},(unpriced),,\nb,{when},x,(unallocated),\nc,{when},x,,(total)\n"
+    )
     _, _, err = run("import", "usage", path, "--skip-bad")
-    assert [line.split(": ")[0] for line in err.splitlines()[:2]] == [f"{path}:3:pool", f"{path}:4:gpu_model"]
+    assert [line.split(": ")[0] for line in err.splitlines()[:2]] == [
+        f"{path}:3:pool",
+        f"{path}:4:gpu_model",
+    ]
     _, out, _ = run("chargeback", "--from", "2025-10-01", "--to", "2025-10-02", "--format", "json")
     assert hours(json.loads(out)["rows"], "team") == {"tag:(unpriced)": 2}
-    placements = written("i.csv", "node,uuid,gpu_model,pool,in_at,out_at\nn1,G,,(unallocated),2025-10-01,\n")
-    assert f"{placements}:2:pool: '(unallocated)' is reserved" in run("import", "inventory", placements)[2]
+    placements = written(
+        "i.csv", "node,uuid,gpu_model,pool,in_at,out_at\nn1,G,,(unallocated),2025-10-01,\n"
+    )
+    assert (
+        f"{placements}:2:pool: '(unallocated)' is reserved"
+        in run("import", "inventory", placements)[2]
+    )
 
 
 def test_a_person_of_a_reserved_name_is_forgotten(hostile, run) -> None:
@@ -202,7 +273,9 @@ def test_a_person_of_a_reserved_name_is_forgotten(hostile, run) -> None:
 
 
 def test_drivers_of_a_budget_are_told_apart(fleet, run) -> None:
-    """A job called (unallocated) is no time that nobody held, in the mail that says what a budget went into."""
+    """A job called (unallocated) is no time that nobody held, in the mail that says what a budget
+    went into.
+    """
     run("prices", "set", "--rate", "10", "--currency", "USD", "--from", "2025-01-01")
     fleet.capacity(1, 0, 4 * HOUR)
     fleet.workload(1, team="a")

@@ -38,20 +38,26 @@ MOVED = "UPDATE charge SET start_ms = start_ms WHERE state = 'markup' AND curren
 
 @pytest.fixture
 def october(fleet, run, written, monkeypatch):
-    """Teams hold GPUs of one pool and model on two nodes, of which one costs euros: a markup in two currencies."""
+    """Teams hold GPUs of one pool and model on two nodes, of which one costs euros: a markup in two
+    currencies.
+    """
     monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
     assert run("apply", written("declared.toml", DECLARED))[0] == 0
     for job in range(TEAMS):
         fleet.workload(job + 1, team=f"team-{job}")
     for number, node in ((1, "n1"), (2, "n2")):
         fleet.capacity(number, 0, DAY, node=node)
-        fleet.evidence([Held(number, job + 1, job * HOUR, (job + 1) * HOUR) for job in range(TEAMS)], node=node)
+        fleet.evidence(
+            [Held(number, job + 1, job * HOUR, (job + 1) * HOUR) for job in range(TEAMS)], node=node
+        )
     assert run("chargeback", "--period", "2025-10")[0] == 0
     return fleet
 
 
 def seals(dsn, *, ties):
-    """The seals of October by several plans, before and after a row has moved; nothing stays changed."""
+    """The seals of October by several plans, before and after a row has moved; nothing stays
+    changed.
+    """
     found = []
     with psycopg.connect(dsn) as connection:
         connection.execute("ALTER TABLE charge DISABLE TRIGGER USER")
@@ -66,7 +72,9 @@ def seals(dsn, *, ties):
 
 
 def test_a_seal_does_not_depend_on_plans_and_places(october, run, dsn):
-    """Lines that differ in currency and amount alone: without these the database gives them in any order."""
+    """Lines that differ in currency and amount alone: without these the database gives them in any
+    order.
+    """
     assert len(set(seals(dsn, ties=False))) > 1
     assert run("close", "--period", "2025-10")[0] == 0
     with psycopg.connect(dsn) as connection:

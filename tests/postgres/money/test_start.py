@@ -37,7 +37,9 @@ def read(path: Path, **options: object):
 
 
 def test_an_own_bill_in_one_command(run, fleet) -> None:
-    """The example in the README: understood, imported, rated and charged to teams; a second time nothing changes."""
+    """The example in the README: understood, imported, rated and charged to teams; a second time
+    nothing changes.
+    """
     code, out, err = run("start", EXAMPLES / "jobs.csv", "--rate", "2.50", "--yes")
     assert code == 0, err
     assert "columns separated by commas, 6 rows" in out
@@ -46,7 +48,11 @@ def test_an_own_bill_in_one_command(run, fleet) -> None:
     assert ["team", "tag:team", "vision", "nlp", "vision"] in lines
     assert "1 row without a GPU: left out" in err
     assert "gpuledger chargeback --from 2026-10-01 --to 2026-10-07 --by team" in out
-    amounts = {line[0]: line[1::2][:2] for line in lines if line and line[0] in {"vision", "nlp", "speech", "total"}}
+    amounts = {
+        line[0]: line[1::2][:2]
+        for line in lines
+        if line and line[0] in {"vision", "nlp", "speech", "total"}
+    }
     # 8 x 36 + 0.5 x 8.5 hours, 4 x 72, and 2 x 84 + 12.
     assert {name: hours for name, (hours, *_) in amounts.items()} == {
         "vision": "292.250000",
@@ -67,11 +73,18 @@ def test_another_rate_replaces_the_one_before(run, fleet) -> None:
         code, out, _ = run("start", EXAMPLES / "jobs.csv", "--rate", rate, "--yes")
         assert code == 0
     assert "3801.25" in out
-    assert re.search(r"rate: 5 USD a GPU-hour instead of the rate in force; \d+ days to rate again", out)
-    code, _, err = run("start", EXAMPLES / "jobs.csv", "--rate", "4,50", "--currency", "EUR", "--yes")
+    assert re.search(
+        r"rate: 5 USD a GPU-hour instead of the rate in force; \d+ days to rate again", out
+    )
+    code, _, err = run(
+        "start", EXAMPLES / "jobs.csv", "--rate", "4,50", "--currency", "EUR", "--yes"
+    )
     assert code == 2
     cure = "gpuledger prices set --rate 4.5 --currency EUR --from 2000-01-02"
-    assert f"--currency: an earlier start set a rate in another currency, which a rate keeps; `{cure}`" in err
+    assert (
+        f"--currency: an earlier start set a rate in another currency, which a rate keeps; `{cure}`"
+        in err
+    )
     assert run(*cure.split()[1:])[0] == 0
     code, out, _ = run("start", EXAMPLES / "jobs.csv", "--yes")
     assert code == 0
@@ -80,15 +93,25 @@ def test_another_rate_replaces_the_one_before(run, fleet) -> None:
 
 
 def test_a_spreadsheet_of_another_country(run, fleet) -> None:
-    """Semicolons, a byte order mark, dates with the day first, decimal commas, a row twice, a column of no meaning."""
+    """Semicolons, a byte order mark, dates with the day first, decimal commas, a row twice, a
+    column of no meaning.
+    """
     path = EXAMPLES / "spreadsheet.csv"
     code, out, err = run("start", path, "--yes")
     assert (code, out) == (2, "")
-    assert "times such as '01.10.2026 08:00' have no zone; --zone Europe/Berlin or --zone UTC says which it is" in err
+    assert (
+        "times such as '01.10.2026 08:00' have no zone; --zone Europe/Berlin or --zone UTC says"
+        " which it is" in err
+    )
     code, out, err = run("start", path, "--zone", "Europe/Berlin", "--rate", "2.50", "--yes")
     assert code == 0, err
-    assert "separated by semicolons, 6 rows, the day stands first in dates, times without a zone are those of" in out
-    assert ["Cost", "Center", "(ignored)", "4711", "4712", "4711"] in [line.split() for line in out.splitlines()]
+    assert (
+        "separated by semicolons, 6 rows, the day stands first in dates, times without a zone are"
+        " those of" in out
+    )
+    assert ["Cost", "Center", "(ignored)", "4711", "4712", "4711"] in [
+        line.split() for line in out.splitlines()
+    ]
     assert "1 row without a GPU: left out" in err
     assert "1 row without an end of workloads that have ended on another row: left out" in err
     assert "1870.62" in out  # 748.25 GPU-hours
@@ -97,12 +120,16 @@ def test_a_spreadsheet_of_another_country(run, fleet) -> None:
 
 def test_what_sacct_prints_with_a_header(run, fleet) -> None:
     """Steps, jobs without GPUs and one that waits are left out; accounts are teams."""
-    code, out, err = run("start", EXAMPLES / "slurm.txt", "--zone", "Europe/Berlin", "--rate", "2.50", "--yes")
+    code, out, err = run(
+        "start", EXAMPLES / "slurm.txt", "--zone", "Europe/Berlin", "--rate", "2.50", "--yes"
+    )
     assert code == 0, err
     assert "2 steps of Slurm jobs that have a row of their own: left out" in err
     assert "2 rows without a GPU: left out" in err
     assert stored(fleet)[0][:4] == ("5001", ms(2026, 10, 1, 6), ms(2026, 10, 1, 16), 4_000_000)
-    assert [line.split()[:3] for line in out.splitlines() if line.startswith(("vision", "nlp", "total"))] == [
+    assert [
+        line.split()[:3] for line in out.splitlines() if line.startswith(("vision", "nlp", "total"))
+    ] == [
         ["vision", "40.000000", "100.00"],
         ["nlp", "1.000000", "2.50"],
         ["total", "41.000000", "102.50"],
@@ -156,7 +183,9 @@ def test_slurms_own_columns(run, written, fleet) -> None:
     code, out, err = run("start", path, "--zone", "UTC", "--yes")
     assert code == 0, err
     assert "2 rows without a GPU: left out" in err
-    assert stored(fleet) == [("7", ms(2026, 10, 1, 8), ms(2026, 10, 1, 10), 2_000_000, "gpu", "vision")]
+    assert stored(fleet) == [
+        ("7", ms(2026, 10, 1, 8), ms(2026, 10, 1, 10), 2_000_000, "gpu", "vision")
+    ]
     assert "nothing has a price yet" in err
     assert "--by team" in out
     assert ["Account", "account", "and", "tag:team", "vision", "vision", "vision"] in [
@@ -173,13 +202,19 @@ def test_slurms_own_columns(run, written, fleet) -> None:
         (("03/04/2026", "05/04/2026"), None, "--dates day-first or --dates month-first settles it"),
         (("03/04/2026", "05/04/2026"), True, "2026-04-03"),
         (("03/04/2026", "05/04/2026"), False, "2026-03-04"),
-        (("13/04/2026", "04/14/2026"), None, "'13/04/2026' has its day first and '04/14/2026' its month"),
+        (
+            ("13/04/2026", "04/14/2026"),
+            None,
+            "'13/04/2026' has its day first and '04/14/2026' its month",
+        ),
         (("03.04.2026", "05.04.2026"), None, "2026-04-03"),
         (("04/04/2026", "05/05/2026"), None, "2026-04-04"),
     ],
 )
 def test_dates_are_decided_over_the_whole_file(written, dates, day_first, outcome) -> None:
-    """One date that fits one reading alone decides for all; what fits both is refused with the option."""
+    """One date that fits one reading alone decides for all; what fits both is refused with the
+    option.
+    """
     path = written("u.csv", f"job,gpus,start,end\na,1,{dates[0]},\nb,1,{dates[1]},\n")
     parsed = read(path, zone="UTC", day_first=day_first)
     if outcome.startswith("20"):
@@ -201,7 +236,11 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@given(at=st.datetimes(dt.datetime(2001, 1, 1), dt.datetime(2026, 1, 1)).map(lambda at: at.replace(microsecond=0)))
+@given(
+    at=st.datetimes(dt.datetime(2001, 1, 1), dt.datetime(2026, 1, 1)).map(
+        lambda at: at.replace(microsecond=0)
+    )
+)
 def test_every_form_of_an_instant_is_the_same_instant(form, at, tmp_path_factory) -> None:
     """Whatever form a local time has, it is read as the instant that its zone makes of it."""
     path = tmp_path_factory.mktemp("forms") / "u.csv"
@@ -221,8 +260,12 @@ def test_serial_numbers_of_spreadsheets(written) -> None:
     assert [(row.start_ms, row.end_ms) for row in serial.rows] == [
         (ms(2025, 10, 1, 12, zone=BERLIN), ms(2025, 10, 2, zone=BERLIN))
     ]
-    unix = read(written("b.csv", "job,gpus,start,end\na,1,1759276800,1759284000.5\n"), zone="Europe/Berlin")
-    assert [(row.start_ms, row.end_ms) for row in unix.rows] == [(1_759_276_800_000, 1_759_284_000_500)]
+    unix = read(
+        written("b.csv", "job,gpus,start,end\na,1,1759276800,1759284000.5\n"), zone="Europe/Berlin"
+    )
+    assert [(row.start_ms, row.end_ms) for row in unix.rows] == [
+        (1_759_276_800_000, 1_759_284_000_500)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +276,10 @@ def test_serial_numbers_of_spreadsheets(written) -> None:
         (("0.5", "8"), [0.5, 8.0]),
         (("1.024", "8"), "the number '1.024' can be read as 1024 or as 1.024"),
         (("0,5", "1.5"), "2:gpus"),
-        (("1,024", "8"), "the number '1,024' can be read as 1024 or as 1.024; write it without the comma"),
+        (
+            ("1,024", "8"),
+            "the number '1,024' can be read as 1024 or as 1.024; write it without the comma",
+        ),
         (("1,024", "0.5"), [1024.0, 0.5]),
         (("1,039.5", "8"), [1039.5, 8.0]),
         (("0,125", "8"), [0.125, 8.0]),
@@ -253,8 +299,14 @@ def test_marks_of_decimals_are_decided_over_the_whole_column(written, cells, gpu
 def test_a_quoted_number_between_commas(written) -> None:
     """A point is that of decimals there; a comma is decided like any other."""
     rows = "job,gpus,start,end\na,{},1759276800,1759280400\nb,{},1759276800,1759280400\n"
-    assert [row.gpu_micro for row in read(written("a.csv", rows.format("1.125", 8))).rows] == [1_125_000, 8_000_000]
-    assert [row.gpu_micro for row in read(written("b.csv", rows.format('"0,5"', 8))).rows] == [500_000, 8_000_000]
+    assert [row.gpu_micro for row in read(written("a.csv", rows.format("1.125", 8))).rows] == [
+        1_125_000,
+        8_000_000,
+    ]
+    assert [row.gpu_micro for row in read(written("b.csv", rows.format('"0,5"', 8))).rows] == [
+        500_000,
+        8_000_000,
+    ]
     (problem,) = read(written("c.csv", rows.format('"1,024"', 8))).problems
     assert "the number '1,024' can be read as 1024 or as 1.024" in problem.message
 
@@ -282,21 +334,32 @@ def test_what_spreadsheets_and_sacct_add_is_no_row(written) -> None:
 
 def test_an_hour_that_comes_twice_is_said(written) -> None:
     """When clocks are put back, the first of the two is taken and a note says so."""
-    parsed = read(written("a.csv", "job;gpus;start;end\na;1;25.10.2026 02:30;\n"), zone="Europe/Berlin")
+    parsed = read(
+        written("a.csv", "job;gpus;start;end\na;1;25.10.2026 02:30;\n"), zone="Europe/Berlin"
+    )
     assert parsed.rows[0].start_ms == ms(2026, 10, 25, 0, 30)
-    assert parsed.notes == ["1 instant in an hour that Europe/Berlin has twice: read as the first of the two"]
+    assert parsed.notes == [
+        "1 instant in an hour that Europe/Berlin has twice: read as the first of the two"
+    ]
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_delimiters_and_encodings(tmp_path, delimiter, encoding) -> None:
     """Found by the header, whatever the cells hold."""
-    rows = [["Job ID", "Num GPUs", "Begin", "Finished", "Team"], ["a,;b", "1", "1759276800", "1759284000", "vision"]]
+    rows = [
+        ["Job ID", "Num GPUs", "Begin", "Finished", "Team"],
+        ["a,;b", "1", "1759276800", "1759284000", "vision"],
+    ]
     path = tmp_path / "u.csv"
     text = "\n".join(delimiter.join(f'"{cell}"' for cell in row) for row in rows) + "\n"
     path.write_bytes(text.encode(encoding))
     (row,) = read(path).rows
-    assert (row.workload_id, row.tags, row.end_ms) == ("a,;b", {"team": "vision"}, 1_759_284_000_000)
+    assert (row.workload_id, row.tags, row.end_ms) == (
+        "a,;b",
+        {"team": "vision"},
+        1_759_284_000_000,
+    )
 
 
 def test_two_columns_of_one_meaning(written) -> None:
@@ -304,10 +367,14 @@ def test_two_columns_of_one_meaning(written) -> None:
     exact = read(written("a.csv", "workload_id,id,gpus,start,end\na,b,1,1759276800,\n"))
     assert [row.workload_id for row in exact.rows] == ["a"]
     unclear = read(written("b.csv", "job,pod,gpus,start,end\na,b,1,1759276800,\n"))
-    assert "columns 'job', 'pod' all mean workload_id; --column workload_id=job takes the first" in str(
-        unclear.problems[0]
+    assert (
+        "columns 'job', 'pod' all mean workload_id; --column workload_id=job takes the first"
+        in str(unclear.problems[0])
     )
-    settled = read(written("c.csv", "job,pod,gpus,start,end\na,b,1,1759276800,\n"), columns={"workload_id": "pod"})
+    settled = read(
+        written("c.csv", "job,pod,gpus,start,end\na,b,1,1759276800,\n"),
+        columns={"workload_id": "pod"},
+    )
     assert [row.workload_id for row in settled.rows] == ["b"]
 
 
@@ -315,13 +382,19 @@ def test_a_problem_names_the_column_as_the_file_does(written) -> None:
     """The person who mends the file finds the cell."""
     path = written("a.csv", "job,Anzahl,Begin,end\na,many,yesterday,\n")
     parsed = read(path, columns={"gpus": "Anzahl"})
-    assert sorted(problem.source for problem in parsed.problems) == [f"{path}:2:Anzahl", f"{path}:2:Begin"]
+    assert sorted(problem.source for problem in parsed.problems) == [
+        f"{path}:2:Anzahl",
+        f"{path}:2:Begin",
+    ]
 
 
 def spans(parsed) -> dict[str, tuple[int, int | None]]:
     """Start and length in seconds, by workload."""
     return {
-        row.workload_id: (row.start_ms // 1000, None if row.end_ms is None else (row.end_ms - row.start_ms) // 1000)
+        row.workload_id: (
+            row.start_ms // 1000,
+            None if row.end_ms is None else (row.end_ms - row.start_ms) // 1000,
+        )
         for row in parsed.rows
     }
 
@@ -341,18 +414,27 @@ def test_a_duration_stands_for_the_end(written, column, cells, seconds) -> None:
     rows = "".join(f'{number},1,1759276800,"{cell}"\n' for number, cell in enumerate(cells))
     parsed = read(written("u.csv", f"job_id,gpus,start,{column}\n{rows}"))
     assert parsed.problems == []
-    assert spans(parsed) == {str(number): (1_759_276_800, length) for number, length in enumerate(seconds)}
+    assert spans(parsed) == {
+        str(number): (1_759_276_800, length) for number, length in enumerate(seconds)
+    }
 
 
 def test_durations_that_are_not_clear(written) -> None:
-    """A number without a unit is refused with the option, a bad cell is named, and beside an end it means nothing."""
+    """A number without a unit is refused with the option, a bad cell is named, and beside an end it
+    means nothing.
+    """
     path = written("a.csv", "job_id,gpus,start,duration\n1,1,1759276800,90\n")
     (problem,) = read(path).problems
-    assert str(problem) == (
-        f"{path}:1:duration: '90' can be hours, minutes or seconds; --column duration_hours=duration says which"
+    assert (
+        str(problem) == f"{path}:1:duration: '90' can be hours, minutes or seconds; --column"
+        " duration_hours=duration says which"
     )
-    assert spans(read(path, columns={"duration_minutes": "duration"})) == {"1": (1_759_276_800, 5400)}
-    path = written("b.csv", "job_id,gpus,start,Elapsed\n1,1,1759276800,12:30\n2,1,1759276800,01:00:00\n")
+    assert spans(read(path, columns={"duration_minutes": "duration"})) == {
+        "1": (1_759_276_800, 5400)
+    }
+    path = written(
+        "b.csv", "job_id,gpus,start,Elapsed\n1,1,1759276800,12:30\n2,1,1759276800,01:00:00\n"
+    )
     parsed = read(path)
     assert [str(problem) for problem in parsed.problems] == [
         f"{path}:2:Elapsed: '12:30' is no duration; write it as 1-02:03:04, 26:03:04 or 5h12m"
@@ -360,8 +442,12 @@ def test_durations_that_are_not_clear(written) -> None:
     assert list(spans(parsed)) == ["2"]
     path = written("c.csv", "job_id,gpus,start,end,Elapsed\n1,1,1759276800,1759276860,09:00:00\n")
     (problem,) = read(path).problems
-    assert str(problem).startswith(f"{path}:2:end: end - start is 0:01:00, and Elapsed says '09:00:00'; ")
-    parsed = read(written("d.csv", "job_id;gpus;start;hours\n1;0,5;1759276800;1,5\n2;2;1759276800;1.000\n"))
+    assert str(problem).startswith(
+        f"{path}:2:end: end - start is 0:01:00, and Elapsed says '09:00:00'; "
+    )
+    parsed = read(
+        written("d.csv", "job_id;gpus;start;hours\n1;0,5;1759276800;1,5\n2;2;1759276800;1.000\n")
+    )
     assert spans(parsed) == {"1": (1_759_276_800, 5400), "2": (1_759_276_800, 3_600_000)}
 
 
@@ -378,7 +464,11 @@ def test_a_namespace_is_the_team_and_part_of_the_id(run, written, fleet) -> None
         ("vision/train-0", {"team": "vision", "namespace": "vision"}),
         ("nlp/train-0", {"team": "nlp", "namespace": "nlp"}),
     ]
-    parsed = read(written("uid.csv", "pod_uid,namespace,team,gpus,start,end\nab-1,prod,vision,1,1759276800,\n"))
+    parsed = read(
+        written(
+            "uid.csv", "pod_uid,namespace,team,gpus,start,end\nab-1,prod,vision,1,1759276800,\n"
+        )
+    )
     assert [(row.workload_id, row.tags) for row in parsed.rows] == [
         ("ab-1", {"namespace": "prod", "team": "vision"}),
     ]
@@ -389,30 +479,43 @@ def test_a_namespace_is_the_team_and_part_of_the_id(run, written, fleet) -> None
     [
         (
             "JobID|JobName|Partition|Account|AllocCPUS|State|ExitCode\n7|a|gpu|x|8|COMPLETED|0:0\n",
-            "this is what sacct prints by default, without start, end and GPUs; print it with: TZ=UTC",
+            (
+                "this is what sacct prints by default, without start, end and GPUs; print it with:"
+                " TZ=UTC"
+            ),
         ),
         (
             "JobID|JobName|Partition|Account|AllocCPUS|State|Start|End|ExitCode\n7|a|gpu|x|8|COMPLETED|1|2|0:0\n",
             "this is what sacct prints without AllocTRES; print it with: TZ=UTC",
         ),
         (
-            "JobID           JobName  Partition    Account  AllocCPUS      State      Start        End AllocTRES \n"
-            "------------ ---------- ---------- ---------- ---------- ---------- ---------- ---------- ---------\n",
+            (
+                "JobID           JobName  Partition    Account  AllocCPUS      State      Start    "
+                "    End AllocTRES \n------------ ---------- ---------- ---------- ----------"
+                " ---------- ---------- ---------- ---------\n"
+            ),
             "this is what sacct prints without -P; print it with: TZ=UTC",
         ),
         (
-            "JobID           JobName  Partition    Account  AllocCPUS      State ExitCode \n"
-            "------------ ---------- ---------- ---------- ---------- ---------- --------\n"
-            "7                     a        gpu          x          8  COMPLETED      0:0\n",
+            (
+                "JobID           JobName  Partition    Account  AllocCPUS      State ExitCode \n"
+                "------------ ---------- ---------- ---------- ---------- ---------- --------\n"
+                "7                     a        gpu          x          8  COMPLETED      0:0\n"
+            ),
             "sacct -X -a -P -n -D",
         ),
         (
             "101,vision,4,4,2026-10-01T08:00:00Z,2026-10-02T20:00:00Z\n",
-            "the first line is a row and names no columns ('101', 'vision', '4', '4', '2026-10-01T08:00:00Z', ",
+            (
+                "the first line is a row and names no columns ('101', 'vision', '4', '4',"
+                " '2026-10-01T08:00:00Z', "
+            ),
         ),
     ],
 )
-def test_a_header_that_does_not_help_is_one_sentence_with_the_cure(run, written, text, words) -> None:
+def test_a_header_that_does_not_help_is_one_sentence_with_the_cure(
+    run, written, text, words
+) -> None:
     """What sacct prints by default, and a first line that is a row already."""
     code, out, err = run("start", written("jobs.txt", text), "--yes")
     assert (code, out) == (2, "")
@@ -427,13 +530,17 @@ def test_the_command_that_is_named_is_what_import_sacct_reads() -> None:
 
 def test_a_workbook_and_a_file_of_windows_are_the_bill_of_the_csv(run, tmp_path, fleet) -> None:
     """The first file is imported, and the others change nothing: their rows are the same."""
-    rows = list(csv.reader((EXAMPLES / "jobs.csv").read_text().replace("vision", "Größe").splitlines()))
+    rows = list(
+        csv.reader((EXAMPLES / "jobs.csv").read_text().replace("vision", "Größe").splitlines())
+    )
     made = openpyxl.Workbook()
     for row in rows:
         made.active.append(row)
     made.save(tmp_path / "jobs.xlsx")
     for name, encoding in (("windows.csv", "cp1252"), ("jobs.csv", "utf-8")):
-        (tmp_path / name).write_text("".join(",".join(row) + "\n" for row in rows), encoding=encoding)
+        (tmp_path / name).write_text(
+            "".join(",".join(row) + "\n" for row in rows), encoding=encoding
+        )
     code, out, err = run("start", tmp_path / "jobs.xlsx", "--rate", "2.50", "--yes")
     assert code == 0, err
     assert "sheet 'Sheet' of a workbook, 6 rows" in out
@@ -459,7 +566,10 @@ def test_a_sum_below_the_rows_is_no_job(written) -> None:
 
 def test_digits_of_other_scripts_are_no_numbers(written) -> None:
     """Arabic digits in a date or a number are refused like any other letter."""
-    path = written("u.csv", "job;gpus;start;end\na;1;٠١.١٠.٢٠٢٦ ٠٨:٠٠;\nb;٢;01.10.2026 08:00;\nc;1;١٧٥٩٢٧٦٨٠٠;\n")
+    path = written(
+        "u.csv",
+        "job;gpus;start;end\na;1;٠١.١٠.٢٠٢٦ ٠٨:٠٠;\nb;٢;01.10.2026 08:00;\nc;1;١٧٥٩٢٧٦٨٠٠;\n",
+    )
     parsed = read(path, zone="UTC")
     assert parsed.rows == []
     assert sorted(problem.source for problem in parsed.problems) == [
@@ -481,13 +591,20 @@ GERMAN = (
 
 def test_a_spreadsheet_with_german_headers(run, written, fleet) -> None:
     """Its columns are understood by their names; a repeated row counts once and is said."""
-    code, out, err = run("start", written("jobs.csv", GERMAN), "--zone", "Europe/Berlin", "--rate", "2.50", "--yes")
+    code, out, err = run(
+        "start", written("jobs.csv", GERMAN), "--zone", "Europe/Berlin", "--rate", "2.50", "--yes"
+    )
     assert code == 0, err
-    assert ["Benutzer", "user", "amina", "björn", "chen"] in [line.split() for line in out.splitlines()]
+    assert ["Benutzer", "user", "amina", "björn", "chen"] in [
+        line.split() for line in out.splitlines()
+    ]
     assert "1 repeated row: counted once" in err
     assert "1 row without a GPU: left out" in err
     assert "1450.62" in out  # 580.25 GPU-hours
-    query = "SELECT user_name, gpu_model FROM workload w JOIN imported_usage u ON u.workload_id = w.id ORDER BY 1"
+    query = (
+        "SELECT user_name, gpu_model FROM workload w JOIN imported_usage u ON u.workload_id = w.id"
+        " ORDER BY 1"
+    )
     assert fleet.rows(query) == [("amina", "H100"), ("björn", "H100"), ("chen", "A100")]
 
 
@@ -504,12 +621,17 @@ def test_a_spreadsheet_with_german_headers(run, written, fleet) -> None:
 def test_headers_of_other_languages(written, header) -> None:
     """Accents, blanks and brackets in names do not matter."""
     parsed = read(
-        written("u.csv", f"{header}\na;01.10.2026 08:00;01.10.2026 09:00;2;amina;H100;n1;vision\n"), zone="UTC"
+        written("u.csv", f"{header}\na;01.10.2026 08:00;01.10.2026 09:00;2;amina;H100;n1;vision\n"),
+        zone="UTC",
     )
     assert parsed.problems == []
     (row,) = parsed.rows
     assert (row.workload_id, row.user, row.gpu_model, row.node) == ("a", "amina", "H100", "n1")
-    assert (row.end_ms - row.start_ms, row.gpu_micro, row.tags) == (3_600_000, 2_000_000, {"team": "vision"})
+    assert (row.end_ms - row.start_ms, row.gpu_micro, row.tags) == (
+        3_600_000,
+        2_000_000,
+        {"team": "vision"},
+    )
 
 
 def test_no_name_of_a_column_has_two_meanings() -> None:
@@ -519,11 +641,17 @@ def test_no_name_of_a_column_has_two_meanings() -> None:
 
 
 def test_a_column_that_looks_like_a_known_one_is_said(run, written) -> None:
-    """The sentence has the option that gives it the meaning; a column without any likeness is only ignored."""
-    path = written("u.csv", "job,gpus,start,end,Benutzer (LDAP),Usr,color\na,1,1759276800,1759284000,x,y,z\n")
+    """The sentence has the option that gives it the meaning; a column without any likeness is only
+    ignored.
+    """
+    path = written(
+        "u.csv", "job,gpus,start,end,Benutzer (LDAP),Usr,color\na,1,1759276800,1759284000,x,y,z\n"
+    )
     code, out, err = run("start", path, "--yes")
     assert code == 0
-    hint = "column 'Benutzer (LDAP)' is ignored; it looks like user: --column 'user=Benutzer (LDAP)'"
+    hint = (
+        "column 'Benutzer (LDAP)' is ignored; it looks like user: --column 'user=Benutzer (LDAP)'"
+    )
     assert hint in err
     assert "color" not in err
     assert "(ignored)" in out
@@ -534,17 +662,27 @@ def test_a_column_that_looks_like_a_known_one_is_said(run, written) -> None:
 
 def test_a_team_goes_before_a_department(written) -> None:
     """Where two columns have names of one meaning, the one with the name itself counts."""
-    parsed = read(written("u.csv", "job,gpus,start,end,Team,Department\na,1,1759276800,1759284000,vision,research\n"))
+    parsed = read(
+        written(
+            "u.csv",
+            "job,gpus,start,end,Team,Department\na,1,1759276800,1759284000,vision,research\n",
+        )
+    )
     assert parsed.problems == []
     assert [row.tags for row in parsed.rows] == [{"team": "vision"}]
 
 
 def test_the_first_message_names_every_missing_option(run, written) -> None:
     """Columns, the zone and the order of dates are asked for at once."""
-    path = written("u.csv", "Los;Startpunkt;Schlusszeit;Anzahl\na;03/04/2026 08:00;05/04/2026 08:00;1\n")
+    path = written(
+        "u.csv", "Los;Startpunkt;Schlusszeit;Anzahl\na;03/04/2026 08:00;05/04/2026 08:00;1\n"
+    )
     code, out, err = run("start", path, "--yes")
     assert (code, out) == (2, "")
-    cure = "--column workload_id=NAME --column gpus=Anzahl --column start=Startpunkt --column end=Schlusszeit"
+    cure = (
+        "--column workload_id=NAME --column gpus=Anzahl --column start=Startpunkt --column"
+        " end=Schlusszeit"
+    )
     for words in (cure, "--dates day-first or", "--zone Europe/Berlin or --zone UTC"):
         assert words in err, words
 
@@ -562,8 +700,13 @@ def runs_of(fleet) -> list[tuple]:
 
 
 def test_the_job_and_its_raw_id_are_one_column_of_jobs(run, written) -> None:
-    """JobIDRaw beside JobID is ignored, and the bar at the end of each line of `sacct -p` is no column."""
-    lines = [f"{line}|{raw}|" for line, raw in zip(SLURM.splitlines(), ["JobIDRaw", "7", "7", "7"], strict=True)]
+    """JobIDRaw beside JobID is ignored, and the bar at the end of each line of `sacct -p` is no
+    column.
+    """
+    lines = [
+        f"{line}|{raw}|"
+        for line, raw in zip(SLURM.splitlines(), ["JobIDRaw", "7", "7", "7"], strict=True)
+    ]
     code, out, err = run("start", written("jobs.txt", "\n".join(lines)), "--zone", "UTC", "--yes")
     assert code == 0, err
     shown = [line.split() for line in out.splitlines()]
@@ -573,7 +716,10 @@ def test_the_job_and_its_raw_id_are_one_column_of_jobs(run, written) -> None:
 
 @pytest.mark.parametrize("end", ["", "|"])
 def test_the_name_of_a_job_may_hold_bars_where_it_comes_last(written, end) -> None:
-    """As `import sacct` reads it: sacct quotes nothing. In another column a bar is a bad row, as is a cell too few."""
+    """As `import sacct` reads it: sacct quotes nothing.
+
+    In another column a bar is a bad row, as is a cell too few.
+    """
     header, first, second, _ = SLURM.splitlines()
     lines = [f"{header}|JobName{end}", f"{first}|a|b{end}", f"{second}|train{end}"]
     parsed = read(written("jobs.txt", "\n".join(lines)), zone="UTC")
@@ -586,14 +732,19 @@ def test_the_name_of_a_job_may_hold_bars_where_it_comes_last(written, end) -> No
 def test_an_english_spreadsheet_with_tabs(written) -> None:
     """Its usual names, months first and a clock of twelve hours."""
     header = "Job Number\tDepartment\t# GPUs\tStart Date/Time\tEnd Date/Time\n"
-    parsed = read(written("u.tsv", f"{header}1\tVision\t8\t10/14/2026 11:00 PM\t10/15/2026 1:00 AM\n"), zone="UTC")
+    parsed = read(
+        written("u.tsv", f"{header}1\tVision\t8\t10/14/2026 11:00 PM\t10/15/2026 1:00 AM\n"),
+        zone="UTC",
+    )
     assert [(row.start_ms, row.end_ms, row.tags) for row in parsed.rows] == [
         (ms(2026, 10, 14, 23), ms(2026, 10, 15, 1), {"team": "Vision"})
     ]
 
 
 def test_each_run_of_a_requeued_job_is_billed(run, written, fleet) -> None:
-    """One id at two times is two allocations; the same row twice, or the file again, doubles nothing."""
+    """One id at two times is two allocations; the same row twice, or the file again, doubles
+    nothing.
+    """
     path = written("jobs.txt", SLURM)
     code, out, err = run("start", path, "--zone", "UTC", "--rate", "1", "--yes")
     assert code == 0, err
@@ -609,58 +760,89 @@ def test_each_run_of_a_requeued_job_is_billed(run, written, fleet) -> None:
     _, out, _ = run("start", path, "--zone", "UTC", "--yes")
     assert "0 added, 0 updated, 2 unchanged" in out
     lines = SLURM.splitlines()
-    _, out, _ = run("import", "usage", written("later.txt", f"{lines[0]}\n{lines[2]}\n"), "--zone", "UTC")
+    _, out, _ = run(
+        "import", "usage", written("later.txt", f"{lines[0]}\n{lines[2]}\n"), "--zone", "UTC"
+    )
     assert "0 added, 0 updated, 1 unchanged" in out
     assert runs_of(fleet) == both
     _, out, _ = run("import", "usage", path, "--zone", "Europe/Berlin")
     assert "0 added, 2 updated, 0 unchanged" in out
-    assert [end - start for _, start, end in runs_of(fleet)] == [end - start for _, start, end in both]
+    assert [end - start for _, start, end in runs_of(fleet)] == [
+        end - start for _, start, end in both
+    ]
 
 
 def test_runs_arrive_in_any_order(run, written, fleet) -> None:
     """A dump of a later month does not replace the run of an earlier one."""
     header, first, second, _ = SLURM.splitlines()
     for name, rows in (("b.txt", [second]), ("a.txt", [first]), ("c.txt", [first, second])):
-        code, _, err = run("import", "usage", written(name, "\n".join([header, *rows])), "--zone", "UTC")
+        code, _, err = run(
+            "import", "usage", written(name, "\n".join([header, *rows])), "--zone", "UTC"
+        )
         assert code == 0, err
-    assert sorted(start for _, start, _ in runs_of(fleet)) == [ms(2026, 10, 1, 8), ms(2026, 10, 1, 11)]
+    assert sorted(start for _, start, _ in runs_of(fleet)) == [
+        ms(2026, 10, 1, 8),
+        ms(2026, 10, 1, 11),
+    ]
 
 
-@given(data=st.data(), lengths=st.lists(st.integers(61, 10_000), min_size=1, max_size=5, unique=True))
+@given(
+    data=st.data(), lengths=st.lists(st.integers(61, 10_000), min_size=1, max_size=5, unique=True)
+)
 def test_dumps_that_overlap_and_come_in_any_order_give_each_run_once(data, lengths) -> None:
-    """Whatever part of a job's runs each dump shows, all of them together are known once afterwards."""
+    """Whatever part of a job's runs each dump shows, all of them together are known once
+    afterwards.
+    """
     starts = [1_759_276_800 + 20_000 * number + 7 * number for number in range(len(lengths))]
-    runs = [(start * 1000, (start + length) * 1000) for start, length in zip(starts, lengths, strict=True)]
+    runs = [
+        (start * 1000, (start + length) * 1000)
+        for start, length in zip(starts, lengths, strict=True)
+    ]
     dumps = data.draw(st.lists(st.sets(st.sampled_from(runs), min_size=1), min_size=1, max_size=5))
     known: dict[str, KnownRun] = {}
     for dump in dumps:
-        rows = [UsageRow(1, "7", start, end, 1_000_000) for start, end in data.draw(st.permutations(sorted(dump)))]
+        rows = [
+            UsageRow(1, "7", start, end, 1_000_000)
+            for start, end in data.draw(st.permutations(sorted(dump)))
+        ]
         named = name_runs(rows, {"7": list(known.values())})
         assert len({row.workload_id for row in named}) == len(rows)
-        known |= {row.workload_id: KnownRun(row.workload_id, row.start_ms, row.end_ms) for row in named}
+        known |= {
+            row.workload_id: KnownRun(row.workload_id, row.start_ms, row.end_ms) for row in named
+        }
     seen = set().union(*dumps)
     assert sorted((run.start_ms, run.end_ms) for run in known.values()) == sorted(seen)
 
 
 def test_overlapping_rows_of_a_job_are_no_runs(written) -> None:
     """A job cannot run twice at once: the message names both lines and what to do."""
-    wrong = SLURM.replace("2026-10-01T10:00:00|2026-10-01T11:00:00", "2026-10-01T10:00:00|2026-10-01T09:00:00", 1)
-    (problem, *_) = read(written("jobs.txt", wrong), zone="UTC").problems
+    wrong = SLURM.replace(
+        "2026-10-01T10:00:00|2026-10-01T11:00:00", "2026-10-01T10:00:00|2026-10-01T09:00:00", 1
+    )
+    problem, *_ = read(written("jobs.txt", wrong), zone="UTC").problems
     assert str(problem).endswith(
-        ":3:JobID: '7' stands with other values on line 2; leave out one of them, or --skip-bad takes the first"
+        ":3:JobID: '7' stands with other values on line 2; leave out one of them, or --skip-bad"
+        " takes the first"
     )
 
 
 def test_two_runs_under_one_id_in_a_table_that_is_not_slurms(written) -> None:
     """There an id is one workload; the message says what two runs need."""
-    path = written("u.csv", "job,gpus,start,end\na,1,1759276800,1759280400\na,1,1759284000,1759287600\n")
+    path = written(
+        "u.csv", "job,gpus,start,end\na,1,1759276800,1759280400\na,1,1759284000,1759287600\n"
+    )
     (problem,) = read(path).problems
-    assert "where both are runs, give each an id of its own; else leave out one of them" in problem.message
+    assert (
+        "where both are runs, give each an id of its own; else leave out one of them"
+        in problem.message
+    )
 
 
 def test_exports_put_one_after_the_other(written) -> None:
     """A header between the rows, even after a byte order mark, is left out and counted."""
-    path = written("jobs.txt", SLURM + "\ufeff" + SLURM.splitlines()[0] + "\n" + SLURM.splitlines()[2] + "\n")
+    path = written(
+        "jobs.txt", SLURM + "\ufeff" + SLURM.splitlines()[0] + "\n" + SLURM.splitlines()[2] + "\n"
+    )
     parsed = read(path, zone="UTC")
     assert parsed.problems == []
     assert len(parsed.rows) == 2
@@ -685,7 +867,10 @@ def test_the_command_that_reads_a_dump_is_named(run, written, fleet) -> None:
     path = written("eighteen.txt", job(1) + "\n")
     code, _, err = run("import", "usage", path)
     assert code == 2
-    assert f"this is what sacct prints for `gpuledger import sacct`; `gpuledger start {path}` reads it as well" in err
+    assert (
+        f"this is what sacct prints for `gpuledger import sacct`; `gpuledger start {path}` reads it"
+        " as well" in err
+    )
     assert run("start", path, "--yes")[0] == 0
 
 
@@ -695,12 +880,15 @@ def test_a_job_without_an_end_is_said_to_go_on(run, written) -> None:
     code, out, _ = run("import", "usage", path)
     assert code == 0
     assert (
-        "1 workload without an end, billed up to now and not to the time of the file, until a file has the end" in out
+        "1 workload without an end, billed up to now and not to the time of the file, until a file"
+        " has the end" in out
     )
 
 
 def test_what_goes_on_is_said_before_the_question(run, written, fleet, monkeypatch) -> None:
-    """A forgotten end may be most of the bill: who is asked knows the job, its days and the rate by then."""
+    """A forgotten end may be most of the bill: who is asked knows the job, its days and the rate by
+    then.
+    """
     asked = []
 
     def ask(question: str) -> None:
@@ -715,9 +903,15 @@ def test_what_goes_on_is_said_before_the_question(run, written, fleet, monkeypat
     code, _, err = run("start", path, "--rate", "2.50", "--currency", "EUR")
     assert code == 2
     assert asked == ["Import 3 workloads at 2.50 EUR a GPU-hour?"]
-    goes_on = f"{path}:2:end: '1004' has no end and runs since {since:%Y-%m-%dT%H:%M:%SZ}, 234 days: billed up to now"
+    goes_on = (
+        f"{path}:2:end: '1004' has no end and runs since {since:%Y-%m-%dT%H:%M:%SZ}, 234 days:"
+        " billed up to now"
+    )
     assert f"{goes_on}, 22464 GPU-hours, until an end is imported" in err
-    assert f"1 workload without an end, {BILLED_UP_TO_NOW}; it runs since {recent:%Y-%m-%dT%H:%M:%SZ}" in err
+    assert (
+        f"1 workload without an end, {BILLED_UP_TO_NOW}; it runs since {recent:%Y-%m-%dT%H:%M:%SZ}"
+        in err
+    )
     monkeypatch.undo()
     _, out, err = run("start", path, "--rate", "2.50", "--currency", "EUR", "--yes")
     assert "3 added" in out
@@ -725,13 +919,26 @@ def test_what_goes_on_is_said_before_the_question(run, written, fleet, monkeypat
     assert err.count("1004") == 1
     monkeypatch.setattr(start, "_ask", ask)
     run("start", path, "--rate", "3", "--currency", "EUR")
-    assert asked[1].startswith("Import 3 workloads at 3 EUR a GPU-hour instead of the rate in force; ")
+    assert asked[1].startswith(
+        "Import 3 workloads at 3 EUR a GPU-hour instead of the rate in force; "
+    )
 
 
 def test_a_receipt_of_a_requeued_job_names_its_other_runs(run, written, fleet) -> None:
     """The job's id is its first run; the command of each other run stands on the page."""
     other = SLURM.splitlines()[1].replace("7|", "70|", 1)
-    assert run("start", written("jobs.txt", f"{SLURM}{other}\n"), "--zone", "UTC", "--rate", "1", "--yes")[0] == 0
+    assert (
+        run(
+            "start",
+            written("jobs.txt", f"{SLURM}{other}\n"),
+            "--zone",
+            "UTC",
+            "--rate",
+            "1",
+            "--yes",
+        )[0]
+        == 0
+    )
     later = f"7@{ms(2026, 10, 1, 11) // 1000}"
     _, out, _ = run("receipt", "7")
     assert f"This is one run of a requeued job. 1 other run: gpuledger receipt {later}\n" in out
@@ -744,9 +951,16 @@ def test_a_receipt_of_a_requeued_job_names_its_other_runs(run, written, fleet) -
 
 
 def test_shards_and_several_models_are_said(run, written, fleet) -> None:
-    """Parts of GPUs are counted apart from rows without any; two models in one job are an unknown one."""
+    """Parts of GPUs are counted apart from rows without any; two models in one job are an unknown
+    one.
+    """
     row = "{}|amina|vision|gpu|COMPLETED|2026-10-01T07:59:00|2026-10-01T08:00:00|2026-10-01T10:00:00|{}\n"
-    allocated = ["cpu=8", "cpu=8,gres/shard=4", "gres/mps:a100=50", "gres/gpu:a100=1,gres/gpu:h100=1,gres/gpu=2"]
+    allocated = [
+        "cpu=8",
+        "cpu=8,gres/shard=4",
+        "gres/mps:a100=50",
+        "gres/gpu:a100=1,gres/gpu:h100=1,gres/gpu=2",
+    ]
     rows = "".join(row.format(number, tres) for number, tres in enumerate(allocated))
     path = written("jobs.txt", SLURM.splitlines()[0] + "\n" + rows)
     code, _, err = run("start", path, "--zone", "UTC", "--rate", "1", "--yes")
@@ -760,7 +974,11 @@ def test_shards_and_several_models_are_said(run, written, fleet) -> None:
 
 @pytest.mark.parametrize(
     ("name", "option"),
-    [("Gruppenteam", "tag:team=Gruppenteam"), ("account", "tag:team=account"), ("Farbe", "tag:team=NAME")],
+    [
+        ("Gruppenteam", "tag:team=Gruppenteam"),
+        ("account", "tag:team=account"),
+        ("Farbe", "tag:team=NAME"),
+    ],
 )
 def test_a_table_without_a_team_says_so(run, written, fleet, name, option) -> None:
     """The bill is then by user; the option that names the column stands in the sentence."""
@@ -775,8 +993,12 @@ def test_a_table_without_a_team_says_so(run, written, fleet, name, option) -> No
         assert "--by team" in out
 
 
-@pytest.mark.parametrize("name", ["Institut", "Lehrstuhl", "Fakultät", "Fakultaet", "Faculty", "Research Group"])
+@pytest.mark.parametrize(
+    "name", ["Institut", "Lehrstuhl", "Fakultät", "Fakultaet", "Faculty", "Research Group"]
+)
 def test_units_of_universities_are_teams(written, name) -> None:
     """By the names that they have there."""
-    parsed = read(written("u.csv", f"job;gpus;start;end;{name}\na;1;1759276800;1759284000;Physik\n"))
+    parsed = read(
+        written("u.csv", f"job;gpus;start;end;{name}\na;1;1759276800;1759284000;Physik\n")
+    )
     assert parsed.rows[0].tags == {"team": "Physik"}

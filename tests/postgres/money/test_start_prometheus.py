@@ -1,4 +1,6 @@
-"""gpuledger start with the address of a Prometheus: a real one, whose history is written by promtool."""
+"""gpuledger start with the address of a Prometheus: a real one, whose history is written by
+promtool.
+"""
 
 import contextlib
 import http.server
@@ -33,10 +35,15 @@ def labels_text(gpu, holder):
 
 
 def open_metrics(series):
-    """A file for promtool: of each metric its series one after the other, each a list of (labels, value, instant)."""
+    """A file for promtool: of each metric its series one after the other, each a list of (labels,
+    value, instant).
+    """
     lines = []
     for name, points in series.items():
-        lines += [f"# TYPE {name} gauge", *(f"{name}{{{labels}}} {value} {at_s}" for labels, value, at_s in points)]
+        lines += [
+            f"# TYPE {name} gauge",
+            *(f"{name}{{{labels}}} {value} {at_s}" for labels, value, at_s in points),
+        ]
     return "\n".join([*lines, "# EOF", ""])
 
 
@@ -74,7 +81,9 @@ def prometheus(folder, text):
 
 
 def two_gpus(first_s, end_s, turn_s, missing=()):
-    """GPU 0 is of TRAIN until `turn_s` and of SERVE from then on, GPU 1 of nobody; some instants were not scraped."""
+    """GPU 0 is of TRAIN until `turn_s` and of SERVE from then on, GPU 1 of nobody; some instants
+    were not scraped.
+    """
     instants = [at_s for at_s in range(first_s, end_s, STEP_S) if at_s not in missing]
     utilization, power = [], []
     for gpu in range(2):
@@ -88,7 +97,9 @@ def two_gpus(first_s, end_s, turn_s, missing=()):
 
 
 def rows_of(run, *days):
-    code, out, err = run("chargeback", "--from", days[0], "--to", days[1], "--by", "team", "--format", "json")
+    code, out, err = run(
+        "chargeback", "--from", days[0], "--to", days[1], "--by", "team", "--format", "json"
+    )
     assert code == 0, err
     return {row["team"]: row for row in json.loads(out)["rows"]}
 
@@ -98,9 +109,12 @@ def hours(row):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="no prometheus (apt-get install prometheus)")
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="no prometheus (apt-get install prometheus)"
+)
 def test_a_prometheus_is_billed_in_one_command(run, fleet, tmp_path, monkeypatch) -> None:
-    """Namespaces and labels are teams, an hour without scrapes is unobserved, and a second time nothing changes.
+    """Namespaces and labels are teams, an hour without scrapes is unobserved, and a second time
+    nothing changes.
 
     What came before the days of the first time is added by asking for more days.
     """
@@ -112,7 +126,9 @@ def test_a_prometheus_is_billed_in_one_command(run, fleet, tmp_path, monkeypatch
     # Small answers, so that ranges are halved and doubled.
     monkeypatch.setattr(prometheus_api, "MAX_ANSWER", 30_000)
     monkeypatch.setattr(history, "_SMALL_SAMPLES", 200)
-    with prometheus(tmp_path, open_metrics(two_gpus(first_s, end_s, turn_s, set(missing)))) as address:
+    with prometheus(
+        tmp_path, open_metrics(two_gpus(first_s, end_s, turn_s, set(missing)))
+    ) as address:
         code, out, err = run("start", address, "--rate", "3.60", "--days", "1", "--yes")
         assert code == 0, err
         assert f"{address}: 2 GPUs, 1 node, 1 workload by the labels of their exporters" in out
@@ -136,15 +152,23 @@ def test_a_prometheus_is_billed_in_one_command(run, fleet, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="no prometheus (apt-get install prometheus)")
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="no prometheus (apt-get install prometheus)"
+)
 def test_the_first_bill_of_a_young_prometheus_is_of_what_was_read(run, fleet, tmp_path) -> None:
-    """Twenty minutes of samples, up to ten minutes ago: none of the time that is only not read yet is in the bill."""
+    """Twenty minutes of samples, up to ten minutes ago: none of the time that is only not read yet
+    is in the bill.
+    """
     now_s = int(time.time())
     first_s, end_s = now_s - 30 * 60, now_s - 10 * 60
     with prometheus(tmp_path, open_metrics(two_gpus(first_s, end_s, end_s))) as address:
         code, out, err = run("start", address, "--rate", "3.60", "--yes")
     assert code == 0, err
-    bill = {line.split()[0]: line for line in out.partition("gpuledger chargeback")[2].splitlines() if line.strip()}
+    bill = {
+        line.split()[0]: line
+        for line in out.partition("gpuledger chargeback")[2].splitlines()
+        if line.strip()
+    }
     assert "vision" in bill
     assert "(unobserved)" not in bill, out
 
@@ -178,21 +202,47 @@ def endpoint():
 @pytest.mark.parametrize(
     ("answer", "code", "words"),
     [
-        ((401, "who are you"), 2, "answers 401: it wants a login; --token-file FILE has its bearer token"),
+        (
+            (401, "who are you"),
+            2,
+            "answers 401: it wants a login; --token-file FILE has its bearer token",
+        ),
         ((403, '{"status":"error","error":"no"}'), 2, "answers 403: it wants a login"),
-        ((200, "<html>a page</html>"), 2, "is no Prometheus: /api/v1/series answers 200 without its JSON"),
+        (
+            (200, "<html>a page</html>"),
+            2,
+            "is no Prometheus: /api/v1/series answers 200 without its JSON",
+        ),
         ((404, "not found"), 2, "is no Prometheus: /api/v1/series answers 404 without its JSON"),
-        ((200, '{"status":"success","data":[]}'), 2, "has no series of GPUs (DCGM_FI_DEV_GPU_UTIL and others) since"),
+        (
+            (200, '{"status":"success","data":[]}'),
+            2,
+            "has no series of GPUs (DCGM_FI_DEV_GPU_UTIL and others) since",
+        ),
         ((200, '{"status":"success","data":[{"__name__":"up"}]}'), 2, "does it scrape an exporter"),
-        ((400, '{"status":"error","error":"bad matcher"}'), 3, "/api/v1/series answers 400: bad matcher"),
+        (
+            (400, '{"status":"error","error":"bad matcher"}'),
+            3,
+            "/api/v1/series answers 400: bad matcher",
+        ),
         ((500, "on fire"), 3, "answers 500: no reason given"),
-        ((422, '{"status":"error","error":"too many samples"}'), 3, "answers 422: too many samples"),
+        (
+            (422, '{"status":"error","error":"too many samples"}'),
+            3,
+            "answers 422: too many samples",
+        ),
     ],
 )
-def test_what_is_no_good_prometheus_is_one_sentence(run, fleet, endpoint, answer, code, words) -> None:
-    """A login that is missing, another server, no GPUs, a server that fails: each is said, and nothing is imported."""
+def test_what_is_no_good_prometheus_is_one_sentence(
+    run, fleet, endpoint, answer, code, words
+) -> None:
+    """A login that is missing, another server, no GPUs, a server that fails: each is said, and
+    nothing is imported.
+    """
     endpoint.answer = answer
-    ended, out, err = run("start", f"http://127.0.0.1:{endpoint.server_address[1]}", "--rate", "1", "--yes")
+    ended, out, err = run(
+        "start", f"http://127.0.0.1:{endpoint.server_address[1]}", "--rate", "1", "--yes"
+    )
     assert (ended, out) == (code, "")
     assert words in err
     assert err.count("\n") <= 1
@@ -233,7 +283,9 @@ def test_logins(run, fleet, endpoint, tmp_path) -> None:
     _, out, err = run("start", f"http://ana:p%40ss@127.0.0.1:{port}", "--yes")
     assert endpoint.logins == ["Bearer secret-of-prometheus", "Basic YW5hOnBAc3M="]
     assert "p%40ss" not in out + err
-    code, _, err = run("start", f"http://127.0.0.1:{port}", "--token-file", tmp_path / "none", "--yes")
+    code, _, err = run(
+        "start", f"http://127.0.0.1:{port}", "--token-file", tmp_path / "none", "--yes"
+    )
     assert (code, "--token-file: " in err) == (2, True)
     (tmp_path / "ca").write_text("no certificate")
     code, _, err = run("start", "https://127.0.0.1", "--ca-file", tmp_path / "ca", "--yes")
@@ -246,7 +298,10 @@ def test_logins(run, fleet, endpoint, tmp_path) -> None:
         (("http://prometheus:9090", "--zone", "UTC"), "--zone is about a file"),
         (("http://prometheus:9090", "--skip-bad"), "--skip-bad is about a file"),
         (("jobs.csv", "--days", "3"), "are about a Prometheus; its address begins with http://"),
-        (("prometheus:9090",), "prometheus:9090 is no file; the address of a Prometheus is http://prometheus:9090"),
+        (
+            ("prometheus:9090",),
+            "prometheus:9090 is no file; the address of a Prometheus is http://prometheus:9090",
+        ),
     ],
 )
 def test_options_of_the_other_source_are_refused(run, fleet, arguments, words) -> None:
@@ -257,9 +312,13 @@ def test_options_of_the_other_source_are_refused(run, fleet, arguments, words) -
 
 
 def test_gpus_whose_usage_a_file_brought_are_refused(run, written, fleet, endpoint) -> None:
-    """A table without a pool may be about the same GPUs: its file with their pool, or --also, decides."""
+    """A table without a pool may be about the same GPUs: its file with their pool, or --also,
+    decides.
+    """
     now_s = int(time.time())
-    jobs = written("jobs.csv", f"job_id,start,end,gpus,team\n1,{now_s - 7200},{now_s - 3600},1,vision\n")
+    jobs = written(
+        "jobs.csv", f"job_id,start,end,gpus,team\n1,{now_s - 7200},{now_s - 3600},1,vision\n"
+    )
     assert run("start", jobs, "--rate", "1", "--yes")[0] == 0
     series = {"__name__": "DCGM_FI_DEV_GPU_UTIL", "UUID": "GPU-1", "Hostname": "n1", "gpu": "0"}
     endpoint.answer = (200, json.dumps({"status": "success", "data": [series]}))

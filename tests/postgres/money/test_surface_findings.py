@@ -1,6 +1,7 @@
 """One number, one name: unusual spending and advice say what the chargeback of their days says.
 
-Both ledgers have a node cost and a markup, which are in no amount of a finding: every surface says so.
+Both ledgers have a node cost and a markup, which are in no amount of a finding: every surface says
+so.
 """
 
 import datetime as dt
@@ -43,11 +44,15 @@ PRICES = (
     ",H100,on_demand,2.49,USD,2025-01-01\n,L4,on_demand,0.81,USD,2025-01-01\n"
 )
 FIRST, RUNAWAY_HOURS = 18, 48
-"""Day of October on which team vision's runaway begins, counted from 0, and how long it holds four accelerators."""
+"""Day of October on which team vision's runaway begins, counted from 0, and how long it holds four
+accelerators.
+"""
 
 
 def at(monkeypatch, ms):
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: dt.datetime.fromtimestamp(ms / 1000, dt.UTC))
+    monkeypatch.setattr(
+        "gpuledger_collector.wiring.now", lambda: dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
+    )
 
 
 def day(number):
@@ -55,7 +60,9 @@ def day(number):
 
 
 def without_nodes(row):
-    """GPU-time of a workload at the rates of the price book; adjustments are of owners, and in no workload's row."""
+    """GPU-time of a workload at the rates of the price book; adjustments are of owners, and in no
+    workload's row.
+    """
     assert row["node_cost_micro"] > 0
     return row["cost_micro"] - row["node_cost_micro"]
 
@@ -68,7 +75,10 @@ def one_line(text):
 def declared(fleet, run, dsn, tmp_path):
     """Prices, a node cost, a markup and a contact."""
     surfaces = Surfaces(run, dsn, tmp_path)
-    for name, text, kind in (("prices.csv", PRICES, ("import", "prices")), ("more.toml", MORE, ("apply",))):
+    for name, text, kind in (
+        ("prices.csv", PRICES, ("import", "prices")),
+        ("more.toml", MORE, ("apply",)),
+    ):
         (tmp_path / name).write_text(text)
         surfaces.out(*kind, str(tmp_path / name))
     return surfaces
@@ -76,7 +86,9 @@ def declared(fleet, run, dsn, tmp_path):
 
 @pytest.fixture
 def unusual(declared, fleet, monkeypatch):
-    """Team vision holds two accelerators all day, and four more for two days, at the end of which it is now."""
+    """Team vision holds two accelerators all day, and four more for two days, at the end of which
+    it is now.
+    """
     for number in range(1, 9):
         fleet.capacity(number, 0)
     for number in (1, 2):
@@ -87,7 +99,9 @@ def unusual(declared, fleet, monkeypatch):
         span = hour * HOUR, hour * HOUR + HOUR
         fleet.evidence(
             [
-                Held(number, held[number], *span) if number in held else Held(number, None, *span, "unallocated")
+                Held(number, held[number], *span)
+                if number in held
+                else Held(number, None, *span, "unallocated")
                 for number in range(1, 9)
             ]
         )
@@ -96,24 +110,32 @@ def unusual(declared, fleet, monkeypatch):
 
 
 def test_unusual_spending_is_the_difference_of_chargebacks(unusual, fleet):
-    """Finding, mail, command, page with its CSV, address and tool: what GPU-time of its hours is charged more."""
+    """Finding, mail, command, page with its CSV, address and tool: what GPU-time of its hours is
+    charged more.
+    """
     days = ("--from", day(FIRST), "--to", day(FIRST + 2), "--by", "workload", "--format", "json")
     rows = {row["workload"]: row for row in json.loads(unusual.out("chargeback", *days))["rows"]}
     runaway = rows["slurm::2"]
     gpu_time = without_nodes(runaway)
     command = unusual.out("anomalies", "--from", day(0), "--to", day(FIRST + 3))
-    ((since, until, cost),) = fleet.rows("SELECT since_ms, until_ms, cost_micro FROM finding WHERE kind = 'anomaly'")
+    ((since, until, cost),) = fleet.rows(
+        "SELECT since_ms, until_ms, cost_micro FROM finding WHERE kind = 'anomaly'"
+    )
     # It may begin an hour late; each hour costs the same.
     assert cost * RUNAWAY_HOURS == gpu_time * ((until - since) // HOUR)
     assert (until - since) // HOUR in {RUNAWAY_HOURS - 1, RUNAWAY_HOURS}
     assert AT_LISTED_RATES in one_line(command)
     more = (cost / MICRO).quantize(CENT)
-    said = json.loads(unusual.out("anomalies", "--from", day(0), "--to", day(FIRST + 3), "--format", "json"))
+    said = json.loads(
+        unusual.out("anomalies", "--from", day(0), "--to", day(FIRST + 3), "--format", "json")
+    )
     assert [(row["team"], Decimal(row["more_than_before"])) for row in said] == [("vision", more)]
     now_ms = OCTOBER + (FIRST * 24 + RUNAWAY_HOURS) * HOUR
     assert notify_findings(Database(unusual.dsn), now_ms, WRITERS).anomalies == 1
     ((mail,),) = fleet.rows("SELECT text FROM outbox WHERE kind = 'anomaly'")
-    assert f"vision has spent USD {more:,} more than in the same hours a week before" in one_line(mail)
+    assert f"vision has spent USD {more:,} more than in the same hours a week before" in one_line(
+        mail
+    )
     assert AT_LISTED_RATES in one_line(mail)
     with running(unusual.dsn) as collector:
         page = collector.request("GET", "/anomalies?period=2025-10")[2]
@@ -133,10 +155,12 @@ def test_unusual_spending_is_the_difference_of_chargebacks(unusual, fleet):
         base_start=day(FIRST - 7),
         base_end=day(FIRST - 5),
     )
-    events = [event for total in reply.totals for event in total["events"] if event["kind"] == "anomaly"]
-    assert [(Decimal(event["amount"]["amount"]), event["amount"]["currency"]) for event in events] == [
-        (cost / MICRO, "USD")
+    events = [
+        event for total in reply.totals for event in total["events"] if event["kind"] == "anomaly"
     ]
+    assert [
+        (Decimal(event["amount"]["amount"]), event["amount"]["currency"]) for event in events
+    ] == [(cost / MICRO, "USD")]
 
 
 @pytest.fixture
@@ -146,7 +170,9 @@ def small(declared, fleet, monkeypatch):
     fleet.workload(3, team="nlp")
     work(fleet, 3, 3, 0, WINDOW_DAYS * DAY, 0.1)
     minutes(fleet, 3, 0, WINDOW_DAYS * DAY, 0.1, gib=6)
-    fleet.connection.execute("UPDATE gpu_minute SET tensor_active_ratio = 0.01, dram_active_ratio = 0.01")
+    fleet.connection.execute(
+        "UPDATE gpu_minute SET tensor_active_ratio = 0.01, dram_active_ratio = 0.01"
+    )
     at(monkeypatch, OCTOBER + WINDOW_DAYS * DAY)
     return declared
 
@@ -157,9 +183,15 @@ def amounts(row, saving):
 
 
 def test_advice_to_a_smaller_gpu_is_the_difference_of_two_bills(small, fleet):
-    """Of a smaller model at its rate, of a slice what is left of the board: command, CSV, address and tool say it."""
+    """Of a smaller model at its rate, of a slice what is left of the board: command, CSV, address
+    and tool say it.
+    """
     days = ("--from", day(0), "--to", day(WINDOW_DAYS), "--by", "workload", "--format", "json")
-    (job,) = (row for row in json.loads(small.out("chargeback", *days))["rows"] if row["workload"] == "slurm::3")
+    (job,) = (
+        row
+        for row in json.loads(small.out("chargeback", *days))["rows"]
+        if row["workload"] == "slurm::3"
+    )
     gpu_time = without_nodes(job)
     text = small.out("recommend", "--fresh")
     assert AT_LISTED_RATES in one_line(text)
@@ -179,7 +211,9 @@ def test_advice_to_a_smaller_gpu_is_the_difference_of_two_bills(small, fleet):
         (row,) = (row for row in answer["items"] if row["kind"] == kind)
         for saving in ("cash", "capacity"):
             names = ("low", "expected", "high")
-            cents = [(micro / MICRO).quantize(CENT) for micro in map(Decimal, amounts(item, saving))]
+            cents = [
+                (micro / MICRO).quantize(CENT) for micro in map(Decimal, amounts(item, saving))
+            ]
             assert [Decimal(row[f"{saving}_{name}"]) for name in names] == cents
             assert [Decimal(listed[kind][f"{saving}_{name}"]) for name in names] == cents
             assert [Decimal(told[kind][saving][name]["amount"]) for name in names] == cents

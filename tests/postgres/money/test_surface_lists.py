@@ -1,7 +1,8 @@
-"""Each address, mail and column that says an amount is compared somewhere, or has a reason not to be.
+"""Each address, mail and column that says an amount is compared somewhere, or has a reason not to
+be.
 
-`test_surfaces` compares them, and walks commands and tools; what is added to a list of the product fails here until
-somebody says where its amounts are compared.
+`test_surfaces` compares them, and walks commands and tools; what is added to a list of the product
+fails here until somebody says where its amounts are compared.
 """
 
 import inspect
@@ -29,7 +30,9 @@ ROUTES = {
     "POST /v1/disputes": "test_disputes.py: what was contested",
     "POST /v1/disputes/{number}/answers": "test_disputes.py: what was contested",
     "POST /v1/disputes/{number}/preview": "test_dispute_amounts.py: the difference of two ratings",
-    "POST /v1/disputes/{number}/resolution": "test_dispute_amounts.py: the difference of two ratings",
+    "POST /v1/disputes/{number}/resolution": (
+        "test_dispute_amounts.py: the difference of two ratings"
+    ),
     "POST /mcp": "test_surfaces.py: tools",
     "GET /idle": "tests/postgres/findings: at the price book's rate",
     "GET /v1/idle": "tests/postgres/findings: at the price book's rate",
@@ -70,7 +73,16 @@ COLUMNS_ELSEWHERE = {
     "cost_waste": "test_boards.py",
     "cost_adjustments": "test_true_up.py",
 }
-NAMES = {"currency", "correction_of", "billed", "cost_center", "gl_code", "co2e_grams", "notice", "exchange"}
+NAMES = {
+    "currency",
+    "correction_of",
+    "billed",
+    "cost_center",
+    "gl_code",
+    "co2e_grams",
+    "notice",
+    "exchange",
+}
 """Columns of the chargeback that are no amounts of money, hours or energy."""
 
 
@@ -104,7 +116,9 @@ def test_every_mail_is_compared():
 def test_every_column_of_the_chargeback_is_compared():
     """In table, CSV, JSON and Parquet the columns are these."""
     columns = {*(column.name for column in chargeback.COLUMNS), cells.NOTICE}
-    assert columns <= COMPARED | set(COLUMNS_ELSEWHERE) | NAMES, columns - COMPARED - set(COLUMNS_ELSEWHERE) - NAMES
+    assert columns <= COMPARED | set(COLUMNS_ELSEWHERE) | NAMES, (
+        columns - COMPARED - set(COLUMNS_ELSEWHERE) - NAMES
+    )
     assert set(COLUMNS_ELSEWHERE) | NAMES <= columns, (set(COLUMNS_ELSEWHERE) | NAMES) - columns
 
 
@@ -114,9 +128,10 @@ def test_every_amount_of_other_tables_is_compared():
         *("BilledCost", "EffectiveCost", "ContractedCost", "ListCost"),
         *("PricingCurrencyEffectiveCost", "x_HeldIdleCost", "x_WasteCost"),
     }, "test_surfaces.py, test_focus_check.py"
-    assert {name for name in fair_share.COLUMNS if "cost" in name} == {"cost_lent", "cost_borrowed"}, (
-        "test_fair_share.py"
-    )
+    assert {name for name in fair_share.COLUMNS if "cost" in name} == {
+        "cost_lent",
+        "cost_borrowed",
+    }, "test_fair_share.py"
     assert {name for name in runs.RECEIPT_COLUMNS if "cost" in name} == {
         *("cost", "cost_held_idle", "node_cost"),
     }, "test_surfaces.py: a receipt"

@@ -1,7 +1,8 @@
-"""One number, one name: what mails say is what the chargeback, the command or the tool says of the same days.
+"""One number, one name: what mails say is what the chargeback, the command or the tool says of the
+same days.
 
-The ledger is that of test_surfaces, where a job of speech holds its accelerator in Frankfurt for 20 hours of 5
-November, in euros; here it used none of them.
+The ledger is that of test_surfaces, where a job of speech holds its accelerator in Frankfurt for 20
+hours of 5 November, in euros; here it used none of them.
 """
 
 import json
@@ -67,21 +68,34 @@ def charged(ledger):
     """What the job is charged for that day, in micro-euros."""
     days = ("--from", "2025-11-05", "--to", "2025-11-06", "--by", "workload", "--format", "json")
     rows = json.loads(ledger.out("chargeback", *days))["rows"]
-    ((micro,),) = [[row["cost_micro"]] for row in rows if (row["workload"], row["currency"]) == ("slurm::3", "EUR")]
+    ((micro,),) = [
+        [row["cost_micro"]]
+        for row in rows
+        if (row["workload"], row["currency"]) == ("slurm::3", "EUR")
+    ]
     return micro
 
 
 def test_idle_time_is_its_charge(idle, rich, monkeypatch):
-    """Finding, mail with its CSV, command, tool and the week's summary, to the last digit that each of them has."""
+    """Finding, mail with its CSV, command, tool and the week's summary, to the last digit that each
+    of them has.
+    """
     micro = charged(idle)
     ((cost,),) = rich.rows("SELECT cost_micro FROM finding WHERE state = 'gone_idle'")
     assert cost == micro
-    assert notify_findings(Database(idle.dsn), OCTOBER + DAY_OF + (1 + HOURS) * HOUR, WRITERS).idle == 1
-    ((text, attached),) = rich.rows("SELECT text, attachments->>'idle.csv' FROM outbox WHERE kind = 'idle'")
+    assert (
+        notify_findings(Database(idle.dsn), OCTOBER + DAY_OF + (1 + HOURS) * HOUR, WRITERS).idle
+        == 1
+    )
+    ((text, attached),) = rich.rows(
+        "SELECT text, attachments->>'idle.csv' FROM outbox WHERE kind = 'idle'"
+    )
     assert f"EUR {cents(micro)} so far" in text
     assert "Cost is the idle time at the rates in force." in text.replace("\n", " ")
     assert [row["cost"] for row in table(attached)] == [f"{cost / MICRO:.6f}"]
-    command = json.loads(idle.out("idle", "--from", "2025-11-01", "--to", "2025-11-20", "--format", "json"))
+    command = json.loads(
+        idle.out("idle", "--from", "2025-11-01", "--to", "2025-11-20", "--format", "json")
+    )
     reply = over(idle.dsn, NOW_MS, None).ask("list_idle_gpus", days=30, ongoing_only=False)
     assert [(row["team"], row["cost"]) for row in reply.rows if row["team"]] == [
         ("speech", {"amount": str(cents(micro)), "currency": "EUR"})
@@ -92,7 +106,8 @@ def test_idle_time_is_its_charge(idle, rich, monkeypatch):
     assert notify_findings(Database(idle.dsn), OCTOBER + 40 * DAY + HOUR, WRITERS).summaries == 1
     ((week,),) = rich.rows("SELECT text FROM outbox WHERE kind = 'summary'")
     said = re.search(
-        r"speech held 20\.0 GPU-hours that were idle, 3 Nov to 9 Nov: EUR ([\d,]+\.\d\d)", " ".join(week.split())
+        r"speech held 20\.0 GPU-hours that were idle, 3 Nov to 9 Nov: EUR ([\d,]+\.\d\d)",
+        " ".join(week.split()),
     )
     assert said, week
     assert Decimal(said[1]) == cents(micro)
@@ -107,12 +122,16 @@ def test_drivers_of_a_budget_are_the_chargeback_of_their_days(ledger):
         if row["billed"] == "yes" and not row["correction_of"]
     }
     path = ledger.folder / "budgets.toml"
-    path.write_text("".join(BUDGETS.format(owner=owner, currency=currency) for owner, currency in spent))
+    path.write_text(
+        "".join(BUDGETS.format(owner=owner, currency=currency) for owner, currency in spent)
+    )
     ledger.out("apply", path)
     begin = partial(Database(ledger.dsn).transaction, Lock.BUDGETS)
     assert watch_budgets(begin, NOW_MS, budget_mail.write) >= len(spent)
     with begin() as connection:
-        mails = connection.execute("SELECT text, attachments->>'drivers.csv' FROM outbox").fetchall()
+        mails = connection.execute(
+            "SELECT text, attachments->>'drivers.csv' FROM outbox"
+        ).fetchall()
     days = {"before": ("2025-10-13", "2025-11-01"), "after": ("2025-11-01", "2025-11-20")}
     drivers = {"before": defaultdict(int), "after": defaultdict(int)}
     for text, attached in mails:
@@ -123,7 +142,11 @@ def test_drivers_of_a_budget_are_the_chargeback_of_their_days(ledger):
             for side, sums in drivers.items():
                 sums[owner, row["currency"]] += int(Decimal(row[side]) * MICRO)
     for side, (start, end) in days.items():
-        bill = json.loads(ledger.out("chargeback", "--from", start, "--to", end, "--by", "team", "--format", "json"))
+        bill = json.loads(
+            ledger.out(
+                "chargeback", "--from", start, "--to", end, "--by", "team", "--format", "json"
+            )
+        )
         own = defaultdict(int)
         for row in bill["rows"]:
             if row["billed"] == "yes" and not row["correction_of"]:

@@ -1,4 +1,6 @@
-"""A provider's bill 3 % above the ledger is trued up, closed, corrected and disputed; proofs hold at each step."""
+"""A provider's bill 3 % above the ledger is trued up, closed, corrected and disputed; proofs hold
+at each step.
+"""
 
 import csv
 import datetime as dt
@@ -30,11 +32,21 @@ BILL = (
 
 @pytest.fixture
 def october(fleet, run, tmp_path, monkeypatch):
-    """Two days of one GPU at 2.00: team-1 18 hours, team-2 24 hours, 6 hours free; billed 3 % above it, and a tax."""
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: dt.datetime(2025, 11, 20, 12, tzinfo=dt.UTC))
+    """Two days of one GPU at 2.00: team-1 18 hours, team-2 24 hours, 6 hours free; billed 3 % above
+    it, and a tax.
+    """
+    monkeypatch.setattr(
+        "gpuledger_collector.wiring.now", lambda: dt.datetime(2025, 11, 20, 12, tzinfo=dt.UTC)
+    )
     run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
     fleet.capacity(1, 0, 2 * DAY)
-    fleet.evidence([Held(1, 1, 0, 18 * HOUR), Held(1, None, 18 * HOUR, DAY, "unallocated"), Held(1, 2, DAY, 2 * DAY)])
+    fleet.evidence(
+        [
+            Held(1, 1, 0, 18 * HOUR),
+            Held(1, None, 18 * HOUR, DAY, "unallocated"),
+            Held(1, 2, DAY, 2 * DAY),
+        ]
+    )
     (tmp_path / "match.toml").write_text(MATCH)
     assert run("apply", tmp_path / "match.toml")[0] == 0
     import_bill(run, tmp_path, "49.44", "49.44", "0.01")
@@ -59,7 +71,11 @@ def chargeback(run, *more, period="2025-10"):
 def booked(run, *more):
     """What a true-up says: code, shares by owner, and its sentences."""
     code, text, said = run(*TRUE_UP, "--format", "json", *more)
-    return code, {row["owner"]: row["amount"] for row in json.loads(text)} if code == 0 else text, said
+    return (
+        code,
+        {row["owner"]: row["amount"] for row in json.loads(text)} if code == 0 else text,
+        said,
+    )
 
 
 def proof(run, period="2025-10"):
@@ -72,8 +88,12 @@ def proof(run, period="2025-10"):
     return found
 
 
-def test_a_bill_above_the_ledger_is_trued_up_closed_corrected_and_disputed(october, fleet, tmp_path):
-    """Every step leaves a proof that holds, and the parts add up to the difference to the micro-unit."""
+def test_a_bill_above_the_ledger_is_trued_up_closed_corrected_and_disputed(
+    october, fleet, tmp_path
+):
+    """Every step leaves a proof that holds, and the parts add up to the difference to the
+    micro-unit.
+    """
     run = october
     before = chargeback(run)
     assert before["team-1", ""]["cost"] == "36.00"
@@ -87,8 +107,14 @@ def test_a_bill_above_the_ledger_is_trued_up_closed_corrected_and_disputed(octob
     assert sum(map(Decimal, shares.values())) == Decimal("2.89")
     assert "booked 'true-up of Big Cloud 2025-10': 2.89 USD" in said
     after = chargeback(run)
-    assert (after["team-1", ""]["cost"], after["team-1", ""]["cost_adjustments"]) == ("37.44", "1.44")
-    assert (after["team-2", ""]["cost"], after["team-2", ""]["cost_adjustments"]) == ("49.45", "1.45")
+    assert (after["team-1", ""]["cost"], after["team-1", ""]["cost_adjustments"]) == (
+        "37.44",
+        "1.44",
+    )
+    assert (after["team-2", ""]["cost"], after["team-2", ""]["cost_adjustments"]) == (
+        "49.45",
+        "1.45",
+    )
     assert after["(unallocated)", ""]["cost"] == "12.00"
     assert after["(unallocated)", ""]["cost_adjustments"] == ""
     assert proof(run)["adjustments_micro"] == {"true-up of Big Cloud 2025-10": {"USD": 2890000}}
@@ -111,7 +137,12 @@ def test_a_bill_above_the_ledger_is_trued_up_closed_corrected_and_disputed(octob
     assert sum(Decimal(row["BilledCost"]) for row in focus) == Decimal("98.89")
     for version in ("1.2", "1.4"):
         file = tmp_path / f"focus-{version}.csv"
-        assert run("chargeback", *OCTOBER, "--format", "focus", "--focus-version", version, "-o", file)[0] == 0
+        assert (
+            run(
+                "chargeback", *OCTOBER, "--format", "focus", "--focus-version", version, "-o", file
+            )[0]
+            == 0
+        )
         checked = CliRunner().invoke(build(), ["focus", "check", str(file)])
         assert checked.exit_code == 0, checked.output
     # corrected: late evidence of the closed month changes usage; what was booked stays booked
@@ -120,8 +151,13 @@ def test_a_bill_above_the_ledger_is_trued_up_closed_corrected_and_disputed(octob
     assert proof(run)["adjustments_micro"] == {"true-up of Big Cloud 2025-10": {"USD": 2890000}}
     # reversed: a correction, booked in an open month
     name = "true-up of Big Cloud 2025-10"
-    assert run("adjustments", "reverse", name, "--reason", "wrong file", "--approver", "kim")[0] == 0
-    assert "reversed already" in run("adjustments", "reverse", name, "--reason", "again", "--approver", "kim")[2]
+    assert (
+        run("adjustments", "reverse", name, "--reason", "wrong file", "--approver", "kim")[0] == 0
+    )
+    assert (
+        "reversed already"
+        in run("adjustments", "reverse", name, "--reason", "again", "--approver", "kim")[2]
+    )
     later = chargeback(run, period="2025-11")
     assert later["team-2", "2025-10"]["cost_adjustments"] == "-1.45"
     assert chargeback(run) == after
@@ -133,15 +169,30 @@ def test_a_bill_above_the_ledger_is_trued_up_closed_corrected_and_disputed(octob
     proof(run)
     assert run("periods", "--verify", "2025-10")[0] == 0
     # disputed: the bill's lines are in the evidence
-    disputed = ("--owner", "team-2", "--from", "2025-10-01", "--to", "2025-10-02", "--reason", "not our bill")
+    disputed = (
+        "--owner",
+        "team-2",
+        "--from",
+        "2025-10-01",
+        "--to",
+        "2025-10-02",
+        "--reason",
+        "not our bill",
+    )
     assert run("disputes", "open", *disputed)[0] == 0
     assert run("disputes", "show", "1", "--evidence", tmp_path / "evidence.json")[0] == 0
     evidence = json.loads((tmp_path / "evidence.json").read_text())
     (first, *_) = [each for each in evidence["adjustments"] if each["name"] == name]
     assert first["evidence"]["bill_lines"]["count"] == 3
-    assert [row["billed"] for row in first["evidence"]["bill_lines"]["rows"]] == ["49.44", "49.44", "0.01"]
+    assert [row["billed"] for row in first["evidence"]["bill_lines"]["rows"]] == [
+        "49.44",
+        "49.44",
+        "0.01",
+    ]
     assert first["approver"] == "m.keller"
-    code, _, wrong = run("disputes", "resolve", "1", "--accept", "--to", "team=team-1", "--note", "x")
+    code, _, wrong = run(
+        "disputes", "resolve", "1", "--accept", "--to", "team=team-1", "--note", "x"
+    )
     assert code == 2
     assert "adjustments reverse" in wrong
     assert run("disputes", "resolve", "1", "--reject", "--note", "the bill stands")[0] == 0

@@ -1,4 +1,6 @@
-"""A job is billed once, by whichever source it came first: another kind of source is refused with the choice."""
+"""A job is billed once, by whichever source it came first: another kind of source is refused with
+the choice.
+"""
 
 import pytest
 
@@ -28,7 +30,9 @@ def table(*jobs, partition="gpu", shift=0):
     for number, begin, hours in jobs:
         start = START + int((begin + shift) * HOUR)
         end = "" if hours is None else start + int(hours * HOUR)
-        lines.append(f'{number},{start},{end},"{TWO_H100}",vision' + (f",{partition}" if partition else ""))
+        lines.append(
+            f'{number},{start},{end},"{TWO_H100}",vision' + (f",{partition}" if partition else "")
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -49,7 +53,15 @@ def gpu_hours(run):
 
     def total():
         code, out, err = run(
-            "chargeback", "--from", "2026-09-01", "--to", "2026-12-01", "--by", "team", "--format", "csv"
+            "chargeback",
+            "--from",
+            "2026-09-01",
+            "--to",
+            "2026-12-01",
+            "--by",
+            "team",
+            "--format",
+            "csv",
         )
         assert code == 0, err
         return sum(float(line.split(",")[1]) for line in out.splitlines()[1:])
@@ -70,7 +82,9 @@ TWICE = {
 @pytest.mark.parametrize("case", TWICE)
 @pytest.mark.parametrize("first", ["sacct", "usage"])
 def test_a_job_is_refused_that_another_source_brought(imported, case, first):
-    """Whatever its number, start and end are there, and in both orders; the choice is stated in one sentence."""
+    """Whatever its number, start and end are there, and in both orders; the choice is stated in one
+    sentence.
+    """
     texts = dict(zip(("sacct", "usage"), TWICE[case], strict=True))
     second = "usage" if first == "sacct" else "sacct"
     assert imported(first, texts[first])[0] == 0
@@ -94,9 +108,13 @@ def test_also_bills_both_and_an_update_needs_it_no_more(imported, gpu_hours):
 
 
 def test_replace_takes_the_time_of_the_file_and_nothing_else(imported, gpu_hours, fleet):
-    """A dump from the 3rd on replaces the jobs that it knows, also the one that began before; earlier ones stay."""
+    """A dump from the 3rd on replaces the jobs that it knows, also the one that began before;
+    earlier ones stay.
+    """
     day = 24
-    by_table = table(("1_1", 8, 4), ("1_2", day + 8, 4), ("1_3", 2 * day - 2, 6), ("1_4", 2 * day + 8, 4))
+    by_table = table(
+        ("1_1", 8, 4), ("1_2", day + 8, 4), ("1_3", 2 * day - 2, 6), ("1_4", 2 * day + 8, 4)
+    )
     assert imported("usage", by_table)[0] == 0
     assert gpu_hours() == 36
     by_sacct = accounting((2, 2 * day - 2, 6), (3, 2 * day + 8, 4), suspended="00:30:00")
@@ -107,7 +125,9 @@ def test_replace_takes_the_time_of_the_file_and_nothing_else(imported, gpu_hours
     code, out, err = imported("sacct", by_sacct, "--replace")
     assert (code, "2 workloads of another source removed" in out) == (0, True), err
     assert gpu_hours() == 36 - 2
-    removed = fleet.rows("SELECT subject FROM audit WHERE what = 'usage' AND after IS NULL ORDER BY 1")
+    removed = fleet.rows(
+        "SELECT subject FROM audit WHERE what = 'usage' AND after IS NULL ORDER BY 1"
+    )
     assert removed == [("1_3",), ("1_4",)]
     code, out, err = imported("sacct", by_sacct)
     assert (code, "2 unchanged" in out) == (0, True), err
@@ -139,17 +159,27 @@ def test_a_further_run_of_before_is_of_slurm_s_accounting(imported, fleet):
 
 
 def test_what_no_id_tells_refuses_nothing_and_is_said_once(imported, fleet):
-    """A further run of NAMESPACE/NAME looks like a job of Slurm's accounting; its own file tells what it is."""
+    """A further run of NAMESPACE/NAME looks like a job of Slurm's accounting; its own file tells
+    what it is.
+    """
     pod = table(("vision/train", 8, 2), ("vision/train", 11, 2))
     assert imported("usage", pod)[0] == 0
     fleet.connection.execute("UPDATE imported_usage SET source = NULL")
     code, out, err = imported("sacct", accounting((1005, 12, 4)))
     assert (code, "table of jobs" in err) == (2, True), (out, err)
-    fleet.connection.execute("DELETE FROM imported_usage WHERE start_ms < %s", ((START + 11 * HOUR) * 1000,))
+    fleet.connection.execute(
+        "DELETE FROM imported_usage WHERE start_ms < %s", ((START + 11 * HOUR) * 1000,)
+    )
     for kind, text in (("sacct", accounting((1005, 12, 4))), ("usage", table((7, 8, 4)))):
         code, out, err = imported(kind, text, "--dry-run")
         assert (code, err) == (0, "")
-        assert out.count("beside 1 workload of its time that an earlier version imported from an unknown source") == 1
+        assert (
+            out.count(
+                "beside 1 workload of its time that an earlier version imported from an unknown"
+                " source"
+            )
+            == 1
+        )
     code, out, err = imported("sacct", accounting((1005, 12, 4)), "--replace", "--dry-run")
     assert (code, "removed" in out, "unknown source" in out) == (0, False, True), err
     code, out, err = imported("usage", table(("vision/train", 11, 2)))
@@ -165,7 +195,9 @@ def test_replace_and_also_exclude_each_other(imported):
 
 
 def test_usage_without_a_pool_beside_measured_gpus_is_refused(imported, fleet):
-    """Nobody says that they are other GPUs; named, their pool lets measured time take the place of the file's."""
+    """Nobody says that they are other GPUs; named, their pool lets measured time take the place of
+    the file's.
+    """
     fleet.capacity(1, 0, pool="default", node="n7")
     code, _, err = imported("usage", table((1, 8, 4), partition=""))
     assert code == 2

@@ -1,4 +1,6 @@
-"""What is no table is said in one sentence, whichever import reads it; Ctrl-C says that nothing was imported."""
+"""What is no table is said in one sentence, whichever import reads it; Ctrl-C says that nothing was
+imported.
+"""
 
 import os
 import signal
@@ -31,7 +33,9 @@ def test_a_pdf_is_one_sentence(run, fleet, tmp_path, kind):
     assert "codec" not in err
 
 
-@pytest.mark.parametrize("kind", [kind for kind in TABLES if kind != ("samples",)], ids=lambda kind: kind[0])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in TABLES if kind != ("samples",)], ids=lambda kind: kind[0]
+)
 def test_json_is_one_sentence(run, fleet, tmp_path, kind):
     """The same for JSON, of which no column is missing; samples may be lines of JSON."""
     (tmp_path / "x.json").write_text('{"a": [1, "x"]}\n')
@@ -48,7 +52,10 @@ WITHOUT_SAMPLE = (
     '{"uuid": "GPU-1", "ts": 1759276800}',
     '{"uuid": "GPU-1", "ts": 1759276800, "gpu_power_watts": 300}',
     '{"uuid": "GPU-1", "ts": 1759276800, "values": {"power": 300}}',
-    '{"workload_id": "1", "start": "2025-10-01T00:00:00Z", "end": "2025-10-01T01:00:00Z", "gpus": 1}',
+    (
+        '{"workload_id": "1", "start": "2025-10-01T00:00:00Z", "end": "2025-10-01T01:00:00Z",'
+        ' "gpus": 1}'
+    ),
 )
 
 
@@ -64,7 +71,9 @@ def test_json_lines_without_a_sample_are_one_sentence(run, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("line", ["{}", '{"a": 1}', "[]", "1"])
-@pytest.mark.parametrize("command", [["start"], ["import", "usage"], ["import", "samples"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["start"], ["import", "usage"], ["import", "samples"]], ids=" ".join
+)
 def test_no_line_of_json_is_an_empty_import(run, tmp_path, monkeypatch, command, line):
     """Whoever reads it names file and line, before a database is opened."""
     for module in (imports, start):
@@ -79,13 +88,17 @@ def test_no_line_of_json_is_an_empty_import(run, tmp_path, monkeypatch, command,
 def test_a_recording_without_a_sample_is_said(run, tmp_path):
     """Its header and its ticks are known, and hold nothing to import."""
     path = tmp_path / "x.jsonl"
-    path.write_text('{"format": "gpuledger-recording/1", "accelerators": []}\n{"offset_ms": 0, "samples": []}\n')
+    path.write_text(
+        '{"format": "gpuledger-recording/1", "accelerators": []}\n{"offset_ms": 0, "samples": []}\n'
+    )
     code, _, err = run("import", "samples", path, "--start", "2025-10-01T00:00:00Z")
     assert (code, err.splitlines()[0]) == (2, f"{path}: {NO_SAMPLE}")
 
 
 def test_lines_without_a_sample_among_others_are_bad_rows(run, fleet, tmp_path):
-    """Each is named, and `--skip-bad` imports the others; a sample whose readings are all absent is one."""
+    """Each is named, and `--skip-bad` imports the others; a sample whose readings are all absent is
+    one.
+    """
     path = tmp_path / "x.jsonl"
     samples = ['{"uuid": "GPU-1", "ts": 1759276800, "values": {}}', "{}", '{"a": 1}']
     path.write_text("\n".join(samples) + "\n")
@@ -115,7 +128,9 @@ def interrupted(process, said):
 
 def started(dsn, file):
     command = [BIN / "gpuledger", "import", "usage", file, "--dsn", dsn]
-    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_an_import_that_is_interrupted_while_it_reads_says_so(fleet, dsn, tmp_path):
@@ -132,7 +147,10 @@ def test_an_import_that_is_interrupted_in_its_transaction_says_so(fleet, dsn, tm
     with psycopg.connect(dsn) as other:
         locks.take(other, Lock.IMPORTS)
         process = started(dsn, tmp_path / "u.csv")
-        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM pg_database "
+        waiting = (
+            "SELECT count(*) FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM"
+            " pg_database "
+        )
         while fleet.rows(f"{waiting} WHERE datname = current_database())") == [(0,)]:
             assert process.poll() is None, process.communicate()
             time.sleep(0.05)

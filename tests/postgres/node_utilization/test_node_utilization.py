@@ -1,4 +1,6 @@
-"""Heat of nodes is what the minutes say: moved, late, doubled and corrected, and what nobody knows is no number."""
+"""Heat of nodes is what the minutes say: moved, late, doubled and corrected, and what nobody knows
+is no number.
+"""
 
 import random
 from collections import defaultdict
@@ -18,8 +20,14 @@ pytestmark = pytest.mark.slow
 
 MINUTE = 60_000
 KEPT = "SELECT * FROM node_utilization ORDER BY hour_ms, node_id"
-MINUTES = "SELECT accelerator_id, minute_ms, utilization_ratio::float8, sm_active_ratio::float8 FROM gpu_minute"
-STAYS = "SELECT accelerator_id, node_id, in_ms, out_ms FROM capacity WHERE node_id IS NOT NULL ORDER BY in_ms"
+MINUTES = (
+    "SELECT accelerator_id, minute_ms, utilization_ratio::float8, sm_active_ratio::float8 FROM"
+    " gpu_minute"
+)
+STAYS = (
+    "SELECT accelerator_id, node_id, in_ms, out_ms FROM capacity WHERE node_id IS NOT NULL ORDER BY"
+    " in_ms"
+)
 
 
 def sample(fleet, accelerator, at, utilization, sm_active=None):
@@ -27,17 +35,20 @@ def sample(fleet, accelerator, at, utilization, sm_active=None):
     partitions.ensure(fleet.connection, "gpu_sample", [OCTOBER + at - at % DAY])
     number = fleet.accelerator(accelerator)
     fleet.connection.execute(
-        "INSERT INTO gpu_sample (accelerator_id, at_ms, gpu_utilization_ratio, gpu_sm_active_ratio) "
-        "VALUES (%s, %s, %s, %s)",
+        "INSERT INTO gpu_sample (accelerator_id, at_ms, gpu_utilization_ratio, gpu_sm_active_ratio)"
+        " VALUES (%s, %s, %s, %s)",
         (number, OCTOBER + at, utilization, sm_active),
     )
     fleet.connection.execute(
-        "INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (%s, %s)", (number, OCTOBER + at - at % HOUR)
+        "INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (%s, %s)",
+        (number, OCTOBER + at - at % HOUR),
     )
 
 
 def expected(fleet):
-    """The whole table by plain Python: each minute at the node where its accelerator was last in that minute."""
+    """The whole table by plain Python: each minute at the node where its accelerator was last in
+    that minute.
+    """
     placements = fleet.rows(STAYS)
     found = defaultdict(lambda: defaultdict(list))
     members = defaultdict(set)
@@ -45,7 +56,9 @@ def expected(fleet):
         there = [
             node
             for number, node, since, until in placements
-            if number == accelerator and since < minute + MINUTE and (until is None or until > minute)
+            if number == accelerator
+            and since < minute + MINUTE
+            and (until is None or until > minute)
         ]
         if not there:
             continue
@@ -69,12 +82,16 @@ def kept(fleet):
 
 
 def assert_laws(fleet):
-    """To the last digit: sums of float4 ratios are exact in float8, in whatever order they are added."""
+    """To the last digit: sums of float4 ratios are exact in float8, in whatever order they are
+    added.
+    """
     assert kept(fleet) == expected(fleet)
 
 
 def at_random(fleet, dice, accelerators=5, nodes=3):
-    """Accelerators that come, go and move at odd instants, some of them never at a node; samples with gaps."""
+    """Accelerators that come, go and move at odd instants, some of them never at a node; samples
+    with gaps.
+    """
     for number in range(accelerators):
         fleet.accelerator(number)
         at = dice.randrange(HOUR)
@@ -94,7 +111,9 @@ def at_random(fleet, dice, accelerators=5, nodes=3):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_node_utilization_is_what_the_minutes_say_in_whatever_order_they_come(fleet, ledger, seed):
-    """Samples in three heaps by chance, folded after each; folded again nothing changes, and rows stay as they are."""
+    """Samples in three heaps by chance, folded after each; folded again nothing changes, and rows
+    stay as they are.
+    """
     dice = random.Random(seed)
     waiting = list(at_random(fleet, dice).items())
     dice.shuffle(waiting)
@@ -106,7 +125,10 @@ def test_node_utilization_is_what_the_minutes_say_in_whatever_order_they_come(fl
     versions = fleet.rows("SELECT xmin::text, hour_ms, node_id FROM node_utilization ORDER BY 2, 3")
     assert len(versions) > 5 or seed
     roll_up_minutes(ledger, Period(OCTOBER, OCTOBER + DAY))
-    assert fleet.rows("SELECT xmin::text, hour_ms, node_id FROM node_utilization ORDER BY 2, 3") == versions
+    assert (
+        fleet.rows("SELECT xmin::text, hour_ms, node_id FROM node_utilization ORDER BY 2, 3")
+        == versions
+    )
 
 
 def test_unknown_is_no_number_and_idle_is_zero(fleet, ledger):
@@ -123,7 +145,9 @@ def test_unknown_is_no_number_and_idle_is_zero(fleet, ledger):
 
 
 def test_an_accelerator_that_was_elsewhere_leaves_the_node(fleet, ledger, run, tmp_path):
-    """The inventory says it was at another node all the time: its minutes go there, and the empty row goes."""
+    """The inventory says it was at another node all the time: its minutes go there, and the empty
+    row goes.
+    """
     fleet.capacity(1, 0)
     fleet.evidence([Held(1, 1, 0, HOUR)])
     sample(fleet, 1, 0, 0.5)
@@ -131,14 +155,18 @@ def test_an_accelerator_that_was_elsewhere_leaves_the_node(fleet, ledger, run, t
     names = "SELECT n.name, utilization[1] FROM node_utilization JOIN node n ON n.id = node_id"
     assert fleet.rows(names) == [("n1", 0.5)]
     path = tmp_path / "inventory.csv"
-    path.write_text("node,uuid,gpu_model,pool,in_at,out_at\nn2,GPU-0001,H100,train,2025-10-01T00:00:00Z,\n")
+    path.write_text(
+        "node,uuid,gpu_model,pool,in_at,out_at\nn2,GPU-0001,H100,train,2025-10-01T00:00:00Z,\n"
+    )
     assert run("import", "inventory", path)[0] == 0
     fold_usage(ledger)
     assert fleet.rows(names) == [("n2", 0.5)]
 
 
 def test_days_of_before_are_made_once_and_once_more_when_they_are_over(dsn, fleet, ledger):
-    """Minutes without heat, as an older collector leaves them, are taken in; a day that is over is made a last time."""
+    """Minutes without heat, as an older collector leaves them, are taken in; a day that is over is
+    made a last time.
+    """
     fleet.capacity(1, -20 * DAY)
     for day in (0, 1, 2):
         sample(fleet, 1, day * DAY + HOUR, 0.25)
@@ -174,7 +202,10 @@ def test_what_is_older_than_it_is_kept_is_expired_and_not_made_again(dsn, fleet,
     fold_usage(ledger)
     for _ in range(2):
         roll_up_node_utilization(Database(dsn), 1, OCTOBER + 2 * DAY + HOUR)
-        assert fleet.rows("SELECT hour_ms FROM node_utilization ORDER BY 1") == [(OCTOBER + DAY,), (OCTOBER + 2 * DAY,)]
+        assert fleet.rows("SELECT hour_ms FROM node_utilization ORDER BY 1") == [
+            (OCTOBER + DAY,),
+            (OCTOBER + 2 * DAY,),
+        ]
         assert fleet.rows("SELECT day_ms FROM node_utilization_day ORDER BY 1") == [
             (OCTOBER + DAY,),
             (OCTOBER + 2 * DAY,),

@@ -14,7 +14,11 @@ from fakes.idle_day import furnish
 from fakes.ledger import Run, findings, fleet, run
 from fakes.worlds import world
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.notify_findings import MailWriters, NotificationReport, notify_findings
+from gpuledger_collector.jobs.notify_findings import (
+    MailWriters,
+    NotificationReport,
+    notify_findings,
+)
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.storage.database import Database
@@ -23,7 +27,9 @@ __all__ = ["findings", "fleet", "run"]
 
 LINKS = AckLinks("https://gpuledger.example.com/", b"k" * 32)
 WRITERS = MailWriters(
-    partial(finding_mail.idle, links=LINKS), partial(finding_mail.anomaly, links=LINKS), finding_mail.summary
+    partial(finding_mail.idle, links=LINKS),
+    partial(finding_mail.anomaly, links=LINKS),
+    finding_mail.summary,
 )
 CONTACTS = """
 [[contact]]
@@ -62,10 +68,14 @@ def apply(run: Run, tmp_path: Path) -> Callable[[str], tuple[int, str, str]]:
 
 
 def furnish_idle_day(dsn: str) -> None:
-    """The day of fakes.idle_day, looked at up to its end: ada's job rests since 06:00, job 3 never ran."""
+    """The day of fakes.idle_day, looked at up to its end: ada's job rests since 06:00, job 3 never
+    ran.
+    """
     fleet = Fleet(dsn)
     furnish(fleet)
-    fleet.connection.execute("UPDATE workload SET name = 'train-yolo', user_name = 'ada' WHERE external_id = '1'")
+    fleet.connection.execute(
+        "UPDATE workload SET name = 'train-yolo', user_name = 'ada' WHERE external_id = '1'"
+    )
     fleet.connection.close()
     find_idle(Database(dsn), OCTOBER + DAY)
 

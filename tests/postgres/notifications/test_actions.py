@@ -1,4 +1,6 @@
-"""Giving back: off by default, shown first, never without a letter, audited, and each once whoever dies."""
+"""Giving back: off by default, shown first, never without a letter, audited, and each once whoever
+dies.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from fakes.mail import Inbox, mail_server
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.reclaim_idle import ReclaimReport, reclaim_idle
 from gpuledger_collector.notifications import finding_mail as finding_mail
-from gpuledger_collector.notifications.reclaim import NotReclaimed, ReclaimBackend, SlurmBackend, WebhookBackend
+from gpuledger_collector.notifications.reclaim import (
+    NotReclaimed,
+    ReclaimBackend,
+    SlurmBackend,
+    WebhookBackend,
+)
 from gpuledger_collector.notifications.sender import Sender
 from gpuledger_collector.notifications.smtp import SmtpTransport
 from gpuledger_collector.notifications.webhooks import WebhookTransport
@@ -85,7 +92,10 @@ def told(idle_day, apply, write, findings, dsn):
     write(1)
     with mail_server(Inbox()) as port:
         smtp = SmtpTransport("127.0.0.1", port, "ledger@example.com", "none", timeout_s=5.0)
-        assert Sender(Outbox(Database(dsn)), {"mail": smtp}, lambda: OCTOBER + DAY).send_due().sent == 1
+        assert (
+            Sender(Outbox(Database(dsn)), {"mail": smtp}, lambda: OCTOBER + DAY).send_due().sent
+            == 1
+        )
     minutes(idle_day, 1, DAY, DAY + 12 * HOUR, 0.0)
     idle_day.evidence([Held(1, 1, hour * HOUR, hour * HOUR + HOUR) for hour in range(24, 36)])
     find_idle(findings, OCTOBER + DAY + 12 * HOUR)
@@ -96,9 +106,13 @@ def told(idle_day, apply, write, findings, dsn):
 def act(dsn, told):
     """One round at an hour of the second day, in which the job is seen up to then."""
 
-    def acted(hour: float, ways: Mapping[str, ReclaimBackend], *, enabled: bool = True) -> ReclaimReport:
+    def acted(
+        hour: float, ways: Mapping[str, ReclaimBackend], *, enabled: bool = True
+    ) -> ReclaimReport:
         at_ms = OCTOBER + DAY + round(hour * HOUR)
-        told.connection.execute("UPDATE finding SET until_ms = %s WHERE state = 'gone_idle'", (at_ms,))
+        told.connection.execute(
+            "UPDATE finding SET until_ms = %s WHERE state = 'gone_idle'", (at_ms,)
+        )
         return reclaim_idle(Database(dsn), at_ms, ways, finding_mail.acted, enabled=enabled)
 
     return acted
@@ -109,7 +123,9 @@ def states(fleet) -> list[str]:
 
 
 def test_it_is_shown_first_and_then_done_once(act, told) -> None:
-    """Not before the notice is over, nor before the dry run has shown it for two hours; audited, and told."""
+    """Not before the notice is over, nor before the dry run has shown it for two hours; audited,
+    and told.
+    """
     way = Recorded()
     assert act(0.5, {"scancel": way}).shown == 0
     assert act(2, {"scancel": way}).shown == 1
@@ -117,9 +133,13 @@ def test_it_is_shown_first_and_then_done_once(act, told) -> None:
     assert act(4.1, {"scancel": way}).done == 1
     assert act(4.2, {"scancel": way}).done == 0
     assert len(way.acted) == 1
-    rows = told.rows("SELECT after->>'state', after->>'do' FROM audit WHERE what = 'give_back' ORDER BY number")
+    rows = told.rows(
+        "SELECT after->>'state', after->>'do' FROM audit WHERE what = 'give_back' ORDER BY number"
+    )
     assert rows == [("doing", "scancel"), ("done", "scancel")]
-    assert told.rows("SELECT recipient, urgent FROM outbox WHERE kind = 'action'") == [("ada@example.org", True)]
+    assert told.rows("SELECT recipient, urgent FROM outbox WHERE kind = 'action'") == [
+        ("ada@example.org", True)
+    ]
 
 
 def test_off_only_shows(act, told) -> None:
@@ -151,13 +171,17 @@ def test_a_team_that_did_not_opt_in_is_left_alone(act, told, apply) -> None:
         ("DELETE FROM notification_rule WHERE kind = 'action'", "no longer idle"),
     ],
 )
-def test_what_changes_meanwhile_spares_it_and_the_dry_run_begins_anew(change, why, act, told) -> None:
+def test_what_changes_meanwhile_spares_it_and_the_dry_run_begins_anew(
+    change, why, act, told
+) -> None:
     """A single round in which it is not to be ended is enough."""
     way = Recorded()
     act(2, {"scancel": way})
     told.connection.execute(change)
     assert act(4.5, {"scancel": way}).done == 0
-    ((state, detail, first),) = told.rows("SELECT state, detail, first_shown_ms FROM reclaim_action")
+    ((state, detail, first),) = told.rows(
+        "SELECT state, detail, first_shown_ms FROM reclaim_action"
+    )
     assert (state, way.acted) == ("spared", [])
     assert why in str(detail)
     assert first == OCTOBER + DAY + 2 * HOUR
@@ -167,11 +191,10 @@ def test_a_limit_of_an_hour_holds(act, told) -> None:
     """Others of the team were ended this hour: it waits for the next."""
     act(2, {"scancel": Recorded()})
     told.connection.execute(
-        "INSERT INTO reclaim_action (key, notification_id, what, target, team, state, first_shown_ms, last_shown_ms, "
-        "acted_ms) "
-        "SELECT 'other' || n, l.id, 'scancel', '{}', 'vision', 'done', 0, 0, %s FROM notification l, "
-        "generate_series(1, 5) n "
-        "WHERE l.team = 'vision'",
+        "INSERT INTO reclaim_action (key, notification_id, what, target, team, state,"
+        " first_shown_ms, last_shown_ms, acted_ms) SELECT 'other' || n, l.id, 'scancel', '{}',"
+        " 'vision', 'done', 0, 0, %s FROM notification l, generate_series(1, 5) n WHERE l.team ="
+        " 'vision'",
         (OCTOBER + DAY + 4 * HOUR,),
     )
     way = Recorded()
@@ -205,11 +228,17 @@ def test_whoever_dies_while_he_acts_it_is_done_once(step, act, told, slurm, dsn)
     act(2, ways)
     now = OCTOBER + DAY + 4 * HOUR + HOUR // 2
     told.connection.execute("UPDATE finding SET until_ms = %s WHERE state = 'gone_idle'", (now,))
-    done = subprocess.run([sys.executable, "-c", DIES, dsn, str(slurm), str(now), step], check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", DIES, dsn, str(slurm), str(now), step], check=False, timeout=60
+    )
     assert done.returncode == -signal.SIGKILL
     book = Database(dsn)
     threads = [
-        threading.Thread(target=reclaim_idle, args=(book, now, ways, finding_mail.acted), kwargs={"enabled": True})
+        threading.Thread(
+            target=reclaim_idle,
+            args=(book, now, ways, finding_mail.acted),
+            kwargs={"enabled": True},
+        )
         for _ in range(2)
     ]
     for thread in threads:
@@ -244,7 +273,12 @@ def test_a_webhook_is_asked_under_one_key() -> None:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            seen.append((self.headers["Idempotency-Key"], self.rfile.read(int(self.headers["Content-Length"]))))
+            seen.append(
+                (
+                    self.headers["Idempotency-Key"],
+                    self.rfile.read(int(self.headers["Content-Length"])),
+                )
+            )
             self.send_response(204)
             self.end_headers()
 
@@ -255,8 +289,12 @@ def test_a_webhook_is_asked_under_one_key() -> None:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        way = WebhookBackend(WebhookTransport("webhook", {"ops": f"http://127.0.0.1:{server.server_port}/"}))
-        one = ReclaimAction(1, "k", 1, "webhook:ops", {"workload": "48211", "user": "ada"}, "vision", "doing", 0, 0)
+        way = WebhookBackend(
+            WebhookTransport("webhook", {"ops": f"http://127.0.0.1:{server.server_port}/"})
+        )
+        one = ReclaimAction(
+            1, "k", 1, "webhook:ops", {"workload": "48211", "user": "ada"}, "vision", "doing", 0, 0
+        )
         assert way.reclaim(one) == way.reclaim(one)
     finally:
         server.shutdown()

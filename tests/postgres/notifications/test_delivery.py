@@ -1,4 +1,6 @@
-"""What recipients asked for, applied to the outbox: nothing lost, nothing twice, whoever dies and however many send."""
+"""What recipients asked for, applied to the outbox: nothing lost, nothing twice, whoever dies and
+however many send.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,19 @@ Sender(Outbox(Database(dsn)), ways, lambda: int(now), on_step=on_step).send_due(
 """
 
 
-def put(connect, *numbers: int, at_ms: int = NIGHT, kind: str = "budget", urgent: bool = False) -> None:
+def put(
+    connect, *numbers: int, at_ms: int = NIGHT, kind: str = "budget", urgent: bool = False
+) -> None:
     with connect() as connection:
         for number in numbers:
-            content = Content(f"Subject {number}", f"First words of {number}.\n\nThe rest of {number}.\n")
+            content = Content(
+                f"Subject {number}", f"First words of {number}.\n\nThe rest of {number}.\n"
+            )
             key = f"event-{number}"
-            outbox.put(connection, Message(key, kind, "lead@example.com", content, at_ms, at_ms, "", urgent))
+            outbox.put(
+                connection,
+                Message(key, kind, "lead@example.com", content, at_ms, at_ms, "", urgent),
+            )
 
 
 def sender(dsn, port: int, now_ms: int) -> Sender:
@@ -65,7 +74,10 @@ def states(connect) -> list[str]:
         "digest_put",
         "joined",
         "arranged",
-        *(pytest.param(step, marks=pytest.mark.long) for step in ("planned", "claimed", "recorded")),
+        *(
+            pytest.param(step, marks=pytest.mark.long)
+            for step in ("planned", "claimed", "recorded")
+        ),
     ],
 )
 def test_a_digest_is_sent_once_whoever_dies_while_it_is_made(step, dsn, connect, apply) -> None:
@@ -91,7 +103,9 @@ def test_a_digest_is_sent_once_whoever_dies_while_it_is_made(step, dsn, connect,
 
 
 def test_over_the_cap_joins_the_next_digest_and_is_counted(connect, apply, dsn) -> None:
-    """Two a day: of six the first two go out by themselves, the other four in one; the next day counts anew."""
+    """Two a day: of six the first two go out by themselves, the other four in one; the next day
+    counts anew.
+    """
     apply(RECIPIENT.format("max_per_day = 2"))
     noon = NIGHT - 11 * HOUR
     put(connect, *range(1, 7), at_ms=noon)
@@ -110,7 +124,9 @@ def test_over_the_cap_joins_the_next_digest_and_is_counted(connect, apply, dsn) 
 
 
 def test_quiet_hours_of_a_zone_hold_what_is_not_urgent(connect, apply, dsn) -> None:
-    """At 23:00 UTC it is night in Berlin: what is urgent comes at once, the other one at seven there."""
+    """At 23:00 UTC it is night in Berlin: what is urgent comes at once, the other one at seven
+    there.
+    """
     apply(RECIPIENT.format('quiet = "22:00-07:00"\nzone = "Europe/Berlin"'))
     put(connect, 1)
     put(connect, 2, urgent=True)

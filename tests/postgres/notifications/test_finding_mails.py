@@ -1,4 +1,6 @@
-"""Letters as people get them: golden files, text and HTML that tell the same, and names that cannot break out."""
+"""Letters as people get them: golden files, text and HTML that tell the same, and names that cannot
+break out.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def card(index: int, state: str = "gone_idle", **more: object) -> IdleAccelerato
     return IdleAccelerator(finding, "NVIDIA H100 80GB HBM3", index)
 
 
-JOB = IdleWorkload(1, "slurm", "48211", "train-yolo", "ada", {}, tuple(card(index) for index in range(4)), 4)
+JOB = IdleWorkload(
+    1, "slurm", "48211", "train-yolo", "ada", {}, tuple(card(index) for index in range(4)), 4
+)
 POD = IdleWorkload(
     2,
     "kubernetes",
@@ -89,7 +93,9 @@ POD = IdleWorkload(
     (card(6, "never_used", confidence=0.64, currency=None, cost_micro=None, per_day_micro=None),),
     1,
 )
-PARTLY = replace(JOB, workload_id=3, external_id="48212", name="sweep-a", accelerators=JOB.accelerators[:1])
+PARTLY = replace(
+    JOB, workload_id=3, external_id="48212", name="sweep-a", accelerators=JOB.accelerators[:1]
+)
 ANOMALY = Finding(
     "anomaly:vision:USD:0",
     "anomaly",
@@ -126,8 +132,26 @@ WEEK = WeeklySummary(
     parse_date("2026-11-16"),
     "UTC",
     (
-        WastedUsage("train-yolo", "ada", ("gone_idle",), 123 * GPU_NS_PER_HOUR, "USD", 306_270_000, True, 59_760_000),
-        WastedUsage("notebook-3", "grace", ("never_used",), 41 * GPU_NS_PER_HOUR // 2, "USD", 51_045_000, False, 0),
+        WastedUsage(
+            "train-yolo",
+            "ada",
+            ("gone_idle",),
+            123 * GPU_NS_PER_HOUR,
+            "USD",
+            306_270_000,
+            True,
+            59_760_000,
+        ),
+        WastedUsage(
+            "notebook-3",
+            "grace",
+            ("never_used",),
+            41 * GPU_NS_PER_HOUR // 2,
+            "USD",
+            51_045_000,
+            False,
+            0,
+        ),
         WastedUsage("old-card", "", ("gone_idle",), 9 * GPU_NS_PER_HOUR, None, None, False),
     ),
     5,
@@ -137,12 +161,27 @@ WEEK = WeeklySummary(
     IdleWeek(300 * GPU_NS_PER_HOUR, {"USD": 708_315_000}),
 )
 ACTION = ReclaimAction(
-    7, "k", 3, "scancel", {"workload": "48211", "name": "train-yolo"}, "vision", "doing", SINCE, NOW, NOW
+    7,
+    "k",
+    3,
+    "scancel",
+    {"workload": "48211", "name": "train-yolo"},
+    "vision",
+    "doing",
+    SINCE,
+    NOW,
+    NOW,
 )
 TOLD = tuple(
     DigestEntry(kind, NOW - ago * HOUR_MS, subject, text, link)
     for kind, ago, subject, text, link in (
-        ("budget", 12, "[GPU budget] vision: 83 % of USD 40,000 on day 12 of 30", "vision has spent 83 %.\n\nAll.", ""),
+        (
+            "budget",
+            12,
+            "[GPU budget] vision: 83 % of USD 40,000 on day 12 of 30",
+            "vision has spent 83 %.\n\nAll.",
+            "",
+        ),
         (
             "idle",
             3,
@@ -150,7 +189,13 @@ TOLD = tuple(
             "4 GPUs of train-yolo\nhave done nothing.\n\nCost",
             LINKS.notification(17, NOW),
         ),
-        ("idle", 2, "[GPU idle] notebook-0: 1 GPU idle", "1 GPU has done nothing.", LINKS.notification(18, NOW)),
+        (
+            "idle",
+            2,
+            "[GPU idle] notebook-0: 1 GPU idle",
+            "1 GPU has done nothing.",
+            LINKS.notification(18, NOW),
+        ),
     )
 )
 CASES: dict[str, Content] = {
@@ -160,7 +205,10 @@ CASES: dict[str, Content] = {
     ),
     "idle-team": finding_mail.idle(IdleNotice((Section(18, POD),), NOW, 3, to_owner=False), LINKS),
     "idle-escalated": finding_mail.idle(
-        IdleNotice((Section(17, JOB),), NOW + 3 * DAY_MS, 3, NOW, ("ada@example.org",), to_owner=False), LINKS
+        IdleNotice(
+            (Section(17, JOB),), NOW + 3 * DAY_MS, 3, NOW, ("ada@example.org",), to_owner=False
+        ),
+        LINKS,
     ),
     "anomaly": finding_mail.anomaly(AnomalyNotice(21, ANOMALY, NOW), LINKS, PAGES),
     "summary": finding_mail.summary(WEEK, PAGES),
@@ -185,7 +233,9 @@ def test_notifications_are_the_golden_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_text_and_html_tell_the_same(name: str) -> None:
-    """Every amount and command of the text stands in the HTML, which loads nothing; lines of text are short."""
+    """Every amount and command of the text stands in the HTML, which loads nothing; lines of text
+    are short.
+    """
     content = CASES[name]
     html = content.html.replace(NO_BREAK, " ").replace("&#39;", "'")
     html = re.sub("</?code>", "`", html)
@@ -204,7 +254,9 @@ def test_the_cost_of_several_is_their_sum() -> None:
     text = CASES["idle-several"].text
     assert "6 GPUs of 3 workloads" in text
     costs = [round(float(found) * 100) for found in re.findall(r"Cost\s+USD ([\d.]+) so far", text)]
-    (total,) = re.findall(r"USD ([\d.]+) so far, USD [\d.]+ a day", " ".join(text.split("\n\n")[0].split()))
+    (total,) = re.findall(
+        r"USD ([\d.]+) so far, USD [\d.]+ a day", " ".join(text.split("\n\n")[0].split())
+    )
     assert abs(sum(costs) - round(float(total) * 100)) <= 1
     assert "no price is known" in text
 
@@ -222,7 +274,10 @@ def test_commands_quote_what_users_wrote() -> None:
     """A name with a blank, a quote or an option stays one argument."""
     evil = replace(POD, tags={"namespace": "a b", "pod": "x'; rm -rf /"})
     assert reclaim_command(evil) == "kubectl delete pod 'x'\"'\"'; rm -rf /' --namespace 'a b'"
-    assert reclaim_command(replace(JOB, kind="process", external_id="ada:py:thon:4711:99")) == "kill 4711"
+    assert (
+        reclaim_command(replace(JOB, kind="process", external_id="ada:py:thon:4711:99"))
+        == "kill 4711"
+    )
     assert reclaim_command(PARTLY) == ""
 
 
@@ -241,16 +296,25 @@ def test_a_name_cannot_break_out() -> None:
 def told(**changes: object) -> Content:
     """The mail of the anomaly with other facts; those of the evidence by their names."""
     evidence = {**ANOMALY.evidence, "drivers": [], "rates": [], **changes.pop("evidence", {})}
-    return finding_mail.anomaly(AnomalyNotice(21, replace(ANOMALY, evidence=evidence, **changes), NOW))
+    return finding_mail.anomaly(
+        AnomalyNotice(21, replace(ANOMALY, evidence=evidence, **changes), NOW)
+    )
 
 
 def test_a_storm_is_told_of_its_job_also_where_it_costs_less() -> None:
-    """The money is that of the one job: the team is not said to have spent it, and no day more is foretold of less."""
+    """The money is that of the one job: the team is not said to have spent it, and no day more is
+    foretold of less.
+    """
     storm = {"cause": "retry storm", "sentence": "54 runs", "workloads": ["asr-eval"]}
     made = told(state="storm", cost_micro=-4_300_000, per_day_micro=-900_000, evidence=storm)
-    assert made.subject == "[GPU spending] asr-eval of vision: USD 4.30 less than usual since 20 Nov, 03:10 UTC"
+    assert (
+        made.subject
+        == "[GPU spending] asr-eval of vision: USD 4.30 less than usual since 20 Nov, 03:10 UTC"
+    )
     text = " ".join(made.text.split())
-    assert text.startswith("asr-eval of vision has spent USD 4.30 less than in the same hours a week before since")
+    assert text.startswith(
+        "asr-eval of vision has spent USD 4.30 less than in the same hours a week before since"
+    )
     assert "one job is started again and again. It looks like a retry storm: 54 runs." in text
     assert "Change USD -4.30" in text
     assert "Further day" not in text
@@ -268,20 +332,36 @@ def test_how_sure_says_what_it_is_made_of(state: str, score: float | None, said:
     """Hours that were judged are counted; what no hour has confirmed is called a guess."""
     evidence = {name: value for name, value in ANOMALY.evidence.items() if name != "highest_score"}
     evidence |= {"workloads": ["x"], **({} if score is None else {"highest_score": score})}
-    made = finding_mail.anomaly(AnomalyNotice(21, replace(ANOMALY, state=state, evidence=evidence), NOW))
+    made = finding_mail.anomaly(
+        AnomalyNotice(21, replace(ANOMALY, state=state, evidence=evidence), NOW)
+    )
     assert f"Confidence {said}" in " ".join(made.text.split())
 
 
 def test_the_parts_of_an_anomaly_add_up_to_the_cent() -> None:
-    """Price, volume and mix are rounded together, and so is what moved it; a part of under half a cent is no row."""
+    """Price, volume and mix are rounded together, and so is what moved it; a part of under half a
+    cent is no row.
+    """
     moved = [
         {"workload": name, "change_micro": micro}
         for name, micro in (("a", 27_264_800), ("b", 15_774_900), ("c", 6_004_900))
     ]
-    parts = {"price_micro": 1_000, "volume_micro": 27_266_000, "mix_micro": 21_777_600, "drivers": moved}
+    parts = {
+        "price_micro": 1_000,
+        "volume_micro": 27_266_000,
+        "mix_micro": 21_777_600,
+        "drivers": moved,
+    }
     text = told(cost_micro=49_044_600, evidence=parts).text
-    amounts = {name: round(float(amount) * 100) for name, amount in re.findall(r"(\w+) +USD ([\d.]+)", text)}
-    assert amounts["Change"] == amounts["Volume"] + amounts["Mix"] == amounts["a"] + amounts["b"] + amounts["c"]
+    amounts = {
+        name: round(float(amount) * 100)
+        for name, amount in re.findall(r"(\w+) +USD ([\d.]+)", text)
+    }
+    assert (
+        amounts["Change"]
+        == amounts["Volume"] + amounts["Mix"]
+        == amounts["a"] + amounts["b"] + amounts["c"]
+    )
     assert "Price" not in amounts
 
 
@@ -290,7 +370,11 @@ def test_links_lead_to_the_pages_of_the_collector(name: str) -> None:
     """The same addresses as those by which the pages link to each other."""
     pages, base = PageLinks("https://gpuledger.example.com/"), "https://gpuledger.example.com"
     assert pages.overview() == f"{base}/"
-    assert pages.statement("team", name, "2026-11") == base + site.statement_path("team", name, "2026-11")
+    assert pages.statement("team", name, "2026-11") == base + site.statement_path(
+        "team", name, "2026-11"
+    )
     assert pages.job(name) == base + site.job_path(name)
-    assert pages.idle(name, "2026-11") == base + site.address(site.IDLE, {"period": "2026-11", "team": name})
+    assert pages.idle(name, "2026-11") == base + site.address(
+        site.IDLE, {"period": "2026-11", "team": name}
+    )
     assert pages.anomalies(name) == base + site.address(site.ANOMALIES, {"team": name})

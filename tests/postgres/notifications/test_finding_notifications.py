@@ -1,4 +1,6 @@
-"""Letters to people: each episode once, to the right one, with the command that helps; never for what is guarded."""
+"""Letters to people: each episode once, to the right one, with the command that helps; never for
+what is guarded.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +52,16 @@ recipients = ["robots@example.org"]
 def outbox(fleet: Fleet) -> list[tuple[str, str, str]]:
     return [
         (str(kind), str(recipient), str(text))
-        for kind, recipient, text in fleet.rows("SELECT kind, recipient, text FROM outbox ORDER BY id")
+        for kind, recipient, text in fleet.rows(
+            "SELECT kind, recipient, text FROM outbox ORDER BY id"
+        )
     ]
 
 
 def test_the_owner_is_told_once_with_what_helps(idle_day, apply, write) -> None:
-    """ada by her own address, robotics as a team, nobody for the replica or the free card; again: nothing new."""
+    """ada by her own address, robotics as a team, nobody for the replica or the free card; again:
+    nothing new.
+    """
     apply(CONTACTS)
     first = write(1)
     assert (first.idle, first.unreachable) == (2, 0)
@@ -81,7 +87,9 @@ def test_money_of_the_notification_is_that_of_the_finding(idle_day, apply, write
     """Cost so far and per day, to the cent, and in the CSV to the micro-unit."""
     apply(CONTACTS)
     write(1)
-    ((cost, per_day),) = idle_day.rows("SELECT cost_micro, per_day_micro FROM finding WHERE state = 'gone_idle'")
+    ((cost, per_day),) = idle_day.rows(
+        "SELECT cost_micro, per_day_micro FROM finding WHERE state = 'gone_idle'"
+    )
     ((text, attached),) = idle_day.rows(
         "SELECT text, attachments->>'idle.csv' FROM outbox WHERE recipient = 'ada@example.org'"
     )
@@ -98,8 +106,12 @@ def test_nothing_is_told_without_a_contact(idle_day, write) -> None:
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
-def test_a_writer_that_stops_anywhere_tells_once(last, idle_day, apply, dsn, write, monkeypatch) -> None:
-    """It ends after its first letter's words, after the message, in the second letter; two at once follow."""
+def test_a_writer_that_stops_anywhere_tells_once(
+    last, idle_day, apply, dsn, write, monkeypatch
+) -> None:
+    """It ends after its first letter's words, after the message, in the second letter; two at once
+    follow.
+    """
     apply(CONTACTS)
     steps = itertools.count(1)
 
@@ -122,7 +134,10 @@ def test_a_writer_that_stops_anywhere_tells_once(last, idle_day, apply, dsn, wri
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(recipient for _, recipient, _ in outbox(idle_day)) == ["ada@example.org", "robots@example.org"]
+    assert sorted(recipient for _, recipient, _ in outbox(idle_day)) == [
+        "ada@example.org",
+        "robots@example.org",
+    ]
     assert idle_day.rows("SELECT count(*) FROM notification") == [(2,)]
 
 
@@ -152,7 +167,9 @@ def _go_on(fleet: Fleet, findings, first: int, last: int) -> None:
 
 
 def test_it_is_acknowledged_for_a_while(idle_day, apply, write, findings, dsn) -> None:
-    """Opening the link changes nothing, its button mutes for the days asked; after them it is told anew."""
+    """Opening the link changes nothing, its button mutes for the days asked; after them it is told
+    anew.
+    """
     apply(CONTACTS)
     write(1)
     ((link,),) = idle_day.rows("SELECT link FROM outbox WHERE recipient = 'ada@example.org'")
@@ -168,10 +185,14 @@ def test_it_is_acknowledged_for_a_while(idle_day, apply, write, findings, dsn) -
     for again in (client.get(page), client.post(f"{page}&days=30")):
         assert again.status_code == 410
         assert "This link was used at 2025-10-02T09:00:00Z" in again.text
-    assert idle_day.rows("SELECT ack_until_ms - acked_ms FROM notification WHERE acked_ms IS NOT NULL") == [(DAY,)]
+    assert idle_day.rows(
+        "SELECT ack_until_ms - acked_ms FROM notification WHERE acked_ms IS NOT NULL"
+    ) == [(DAY,)]
     assert client.post(page.replace("notification=", "notification=9")).status_code == 403
     assert client.post(f"{page}&days=1000").status_code == 422
-    assert idle_day.rows("SELECT what FROM audit ORDER BY number DESC LIMIT 1") == [("notification",)]
+    assert idle_day.rows("SELECT what FROM audit ORDER BY number DESC LIMIT 1") == [
+        ("notification",)
+    ]
     _go_on(idle_day, findings, 1, 4)
     assert (write(2).idle, write(2).escalated) == (0, 0)
     assert write(3).idle == 1
@@ -199,16 +220,18 @@ def test_missing_data_is_never_told(idle_day, apply, write) -> None:
 
 
 @pytest.mark.parametrize("hour", [23, 9])
-def test_a_job_of_which_others_work_is_not_to_be_ended(hour, idle_day, apply, write, connect) -> None:
+def test_a_job_of_which_others_work_is_not_to_be_ended(
+    hour, idle_day, apply, write, connect
+) -> None:
     """One of its two GPUs is idle: it is told, without a command that would end both.
 
     Nor where nobody has seen the other one since nine: its node is silent, and it may well work.
     """
     apply(CONTACTS)
     idle_day.connection.execute(
-        "INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms, unknown_ms) "
-        "SELECT id, %s, 'held', (SELECT id FROM workload WHERE external_id = '1'), 3600000, 0, 0, 0 FROM accelerator "
-        "WHERE uuid IN ('GPU-0001', 'GPU-0002')",
+        "INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms,"
+        " idle_ms, unknown_ms) SELECT id, %s, 'held', (SELECT id FROM workload WHERE external_id ="
+        " '1'), 3600000, 0, 0, 0 FROM accelerator WHERE uuid IN ('GPU-0001', 'GPU-0002')",
         (OCTOBER + hour * HOUR,),
     )
     write(1)
@@ -230,29 +253,39 @@ def test_a_job_of_which_others_work_is_not_to_be_ended(hour, idle_day, apply, wr
     ],
 )
 def test_addresses_of_owners(user, tags, found, idle_day, connect) -> None:
-    """A tag of our own domains, else the user's contact, else that of any user; never what could break a header."""
+    """A tag of our own domains, else the user's contact, else that of any user; never what could
+    break a header.
+    """
     idle_day.connection.execute(
-        "UPDATE workload SET user_name = %s, tags = %s WHERE external_id = '1'", (user, json.dumps(tags))
+        "UPDATE workload SET user_name = %s, tags = %s WHERE external_id = '1'",
+        (user, json.dumps(tags)),
     )
     contacts = [
-        Contact("user *", user="*", address="{user}@example.org", tag="mail", domains=("example.org",)),
+        Contact(
+            "user *", user="*", address="{user}@example.org", tag="mail", domains=("example.org",)
+        ),
         Contact("user grace", user="grace", address="hopper@example.org"),
     ]
     with connect() as connection:
-        holding = next(one for one in idle_workloads(connection, OCTOBER + DAY) if one.external_id == "1")
+        holding = next(
+            one for one in idle_workloads(connection, OCTOBER + DAY) if one.external_id == "1"
+        )
     assert owner_address(holding, contacts) == found
 
 
 def test_an_anomaly_is_told_once_also_when_its_beginning_moves(fleet, apply, write) -> None:
-    """One mail for an episode; a new look that finds it an hour earlier under another key tells nobody again."""
+    """One mail for an episode; a new look that finds it an hour earlier under another key tells
+    nobody again.
+    """
     apply(CONTACTS)
 
     def finding(since: int) -> None:
         fleet.connection.execute("DELETE FROM finding")
         fleet.connection.execute(
-            "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms, until_ms, confidence, "
-            "currency, cost_micro, per_day_micro, evidence) VALUES (%s, 'anomaly', 'usage', 'robotics', 'robotics', "
-            "'{}', %s, %s, %s, 0.9, 'USD', 1234567890, 9876543210, %s)",
+            "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms,"
+            " until_ms, confidence, currency, cost_micro, per_day_micro, evidence) VALUES (%s,"
+            " 'anomaly', 'usage', 'robotics', 'robotics', '{}', %s, %s, %s, 0.9, 'USD', 1234567890,"
+            " 9876543210, %s)",
             (
                 f"anomaly:{since}",
                 OCTOBER + since,
@@ -265,7 +298,9 @@ def test_an_anomaly_is_told_once_also_when_its_beginning_moves(fleet, apply, wri
                         "volume_micro": 1234567890,
                         "mix_micro": 0,
                         "rates": [],
-                        "drivers": [{"workload": "sweep", "model": "H100", "change_micro": 1234567890}],
+                        "drivers": [
+                            {"workload": "sweep", "model": "H100", "change_micro": 1234567890}
+                        ],
                     }
                 ),
             ),
@@ -282,20 +317,34 @@ def test_an_anomaly_is_told_once_also_when_its_beginning_moves(fleet, apply, wri
 
 
 def test_an_anomaly_below_its_floor_is_in_no_mail(fleet, apply, run, write) -> None:
-    """Until it has grown beyond it; the floor is of its currency, and the audit log has who changed it."""
+    """Until it has grown beyond it; the floor is of its currency, and the audit log has who changed
+    it.
+    """
 
     def finding(cost_micro: int, currency: str = "USD") -> None:
         fleet.connection.execute("DELETE FROM finding")
         parts = {"days_before": 7, "price_micro": 0, "volume_micro": cost_micro, "mix_micro": 0}
         evidence = json.dumps({**parts, "rates": [], "drivers": []})
         fleet.connection.execute(
-            "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms, until_ms, confidence, "
-            "currency, cost_micro, per_day_micro, evidence) VALUES (%s, 'anomaly', 'usage', 'robotics', 'robotics', "
-            "'{}', %s, %s, %s, 0.9, %s, %s, %s, %s)",
-            (f"anomaly:{currency}", OCTOBER, OCTOBER, OCTOBER + DAY, currency, cost_micro, cost_micro, evidence),
+            "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms,"
+            " until_ms, confidence, currency, cost_micro, per_day_micro, evidence) VALUES (%s,"
+            " 'anomaly', 'usage', 'robotics', 'robotics', '{}', %s, %s, %s, 0.9, %s, %s, %s, %s)",
+            (
+                f"anomaly:{currency}",
+                OCTOBER,
+                OCTOBER,
+                OCTOBER + DAY,
+                currency,
+                cost_micro,
+                cost_micro,
+                evidence,
+            ),
         )
 
-    floors = '[[anomaly_floor]]\ncurrency = "USD"\namount = 50\n[[anomaly_floor]]\ncurrency = "EUR"\namount = 2.4\n'
+    floors = (
+        '[[anomaly_floor]]\ncurrency = "USD"\namount = 50\n[[anomaly_floor]]\ncurrency ='
+        ' "EUR"\namount = 2.4\n'
+    )
     code, out, err = apply(CONTACTS + floors)
     assert code == 0, err
     assert "floors of anomalies: 2 added" in out
@@ -317,7 +366,8 @@ def test_an_anomaly_below_its_floor_is_in_no_mail(fleet, apply, run, write) -> N
 
 
 def test_a_storm_hides_no_spending_of_its_team(fleet, apply, run, write) -> None:
-    """A cheap storm that goes on, or is meant so, and a runaway of the same team: both are told; the storm, grown, not.
+    """A cheap storm that goes on, or is meant so, and a runaway of the same team: both are told;
+    the storm, grown, not.
 
     The same overlap of time that joins two looks at one episode must not join two matters.
     """
@@ -325,10 +375,18 @@ def test_a_storm_hides_no_spending_of_its_team(fleet, apply, run, write) -> None
 
     def finding(key: str, state: str, job: str, since: int) -> None:
         fleet.connection.execute(
-            "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms, until_ms, confidence, "
-            "currency, cost_micro, per_day_micro, evidence) VALUES (%s, 'anomaly', %s, 'robotics', 'robotics', "
-            "'{}', %s, %s, %s, 0.8, 'USD', 5000000, 5000000, %s)",
-            (key, state, OCTOBER + since, OCTOBER + since + HOUR, OCTOBER + DAY, json.dumps({"workloads": [job]})),
+            "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms,"
+            " until_ms, confidence, currency, cost_micro, per_day_micro, evidence) VALUES (%s,"
+            " 'anomaly', %s, 'robotics', 'robotics', '{}', %s, %s, %s, 0.8, 'USD', 5000000,"
+            " 5000000, %s)",
+            (
+                key,
+                state,
+                OCTOBER + since,
+                OCTOBER + since + HOUR,
+                OCTOBER + DAY,
+                json.dumps({"workloads": [job]}),
+            ),
         )
 
     finding("anomaly:storm:robotics:USD:eval:1", "storm", "eval", 2 * HOUR)
@@ -341,19 +399,26 @@ def test_a_storm_hides_no_spending_of_its_team(fleet, apply, run, write) -> None
     finding("anomaly:robotics:USD:3", "usage", "sweep", 20 * HOUR)
     assert write(1.02).anomalies == 1
     assert write(1.03).anomalies == 0
-    assert [text.split(" has spent")[0] for _, _, text in outbox(fleet)] == ["eval of robotics", "robotics"]
+    assert [text.split(" has spent")[0] for _, _, text in outbox(fleet)] == [
+        "eval of robotics",
+        "robotics",
+    ]
 
 
-def test_what_is_acknowledged_is_an_episode_and_not_later_spending(fleet, apply, write, dsn) -> None:
-    """A sweep that was planned, as long as it grows and under whatever key, is not told again; the next runaway is."""
+def test_what_is_acknowledged_is_an_episode_and_not_later_spending(
+    fleet, apply, write, dsn
+) -> None:
+    """A sweep that was planned, as long as it grows and under whatever key, is not told again; the
+    next runaway is.
+    """
     apply(CONTACTS)
 
     def finding(key: str, since: float, until: float) -> None:
         fleet.connection.execute(
-            "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms, until_ms, confidence, "
-            "currency, cost_micro, per_day_micro, evidence) VALUES (%s, 'anomaly', 'usage', 'robotics', 'robotics', "
-            "'{}', %s, %s, %s, 0.8, 'USD', 5000000, 5000000, %s) ON CONFLICT (key) DO UPDATE "
-            "SET until_ms = excluded.until_ms",
+            "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms,"
+            " until_ms, confidence, currency, cost_micro, per_day_micro, evidence) VALUES (%s,"
+            " 'anomaly', 'usage', 'robotics', 'robotics', '{}', %s, %s, %s, 0.8, 'USD', 5000000,"
+            " 5000000, %s) ON CONFLICT (key) DO UPDATE SET until_ms = excluded.until_ms",
             (
                 key,
                 OCTOBER + int(since * DAY),
@@ -368,8 +433,13 @@ def test_what_is_acknowledged_is_an_episode_and_not_later_spending(fleet, apply,
     ((number,),) = fleet.rows("SELECT id FROM notification")
     parts = urlsplit(LINKS.notification(number, OCTOBER + 9 * DAY))
     app = FastAPI()
-    app.include_router(acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 2, 9, tzinfo=dt.UTC)))
-    assert "A later episode is notified" in TestClient(app).post(f"{parts.path}?{parts.query}&days=30").text
+    app.include_router(
+        acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 2, 9, tzinfo=dt.UTC))
+    )
+    assert (
+        "A later episode is notified"
+        in TestClient(app).post(f"{parts.path}?{parts.query}&days=30").text
+    )
     for day in (2, 3, 4, 5):
         finding("anomaly:robotics:USD:1", 0.5, day)
         assert write(day).anomalies == 0
@@ -394,9 +464,13 @@ def test_leads_get_the_sum_of_a_week(idle_day, apply, write, findings, monkeypat
         assert write(5.1).summaries == 0, "a week with too little idle time is no mail"
     assert write(5.2).summaries == 1  # Monday, 6 October
     assert write(5.3).summaries == 0
-    ((recipient, text),) = idle_day.rows("SELECT recipient, text FROM outbox WHERE kind = 'summary'")
+    ((recipient, text),) = idle_day.rows(
+        "SELECT recipient, text FROM outbox WHERE kind = 'summary'"
+    )
     assert recipient == "lead@example.org"
-    assert "vision held 114.0 GPU-hours" in str(text)  # from Wednesday 06:00 to Sunday's end, not to the sixth day's
+    assert "vision held 114.0 GPU-hours" in str(
+        text
+    )  # from Wednesday 06:00 to Sunday's end, not to the sixth day's
     cost = 2.49 * (CHANGE - 6 * HOUR) / HOUR + 1.999999999 * (5 * DAY - CHANGE) / HOUR
     assert f"USD {cost:.2f}" in str(text)
     assert "Week before  not known: the ledger did not cover it" in str(text)
@@ -411,19 +485,27 @@ def test_a_week_is_compared_with_the_one_before(idle_day, apply, write, findings
     ((first,),) = idle_day.rows("SELECT text FROM outbox WHERE kind = 'summary'")
     assert "Week before  not known" in str(first), "the ledger begins in the middle of that week"
     assert write(19.2).summaries == 1
-    ((text,),) = idle_day.rows("SELECT text FROM outbox WHERE kind = 'summary' ORDER BY made_ms DESC LIMIT 1")
+    ((text,),) = idle_day.rows(
+        "SELECT text FROM outbox WHERE kind = 'summary' ORDER BY made_ms DESC LIMIT 1"
+    )
     said = " ".join(str(text).partition("The week")[0].split())
-    assert said == (
-        "vision held 72.0 GPU-hours that were idle, 13 Oct to 19 Oct: USD 144.00, USD 192.00 less than the week before."
+    assert (
+        said
+        == "vision held 72.0 GPU-hours that were idle, 13 Oct to 19 Oct: USD 144.00, USD 192.00"
+        " less than the week before."
     )
     assert "Week before  168.0 GPU-hours, USD 336.00" in str(text)
 
 
-def test_the_week_is_priced_in_the_way_of_buying_that_was_chosen(idle_day, apply, write, findings) -> None:
-    """A spot rate that [[purchase]] chooses: the week's 114 GPU-hours are worth that, and not the on-demand rate."""
+def test_the_week_is_priced_in_the_way_of_buying_that_was_chosen(
+    idle_day, apply, write, findings
+) -> None:
+    """A spot rate that [[purchase]] chooses: the week's 114 GPU-hours are worth that, and not the
+    on-demand rate.
+    """
     idle_day.connection.execute(
-        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
-        "VALUES ('', 'H100', 'spot', 0.5, 'USD', 0, now())"
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+        " effective_from_ms, recorded_at) VALUES ('', 'H100', 'spot', 0.5, 'USD', 0, now())"
     )
     apply(CONTACTS + '\n[[purchase]]\nname = "all"\npurchase = "spot"\n')
     _go_on(idle_day, findings, 1, 6)
@@ -434,12 +516,20 @@ def test_the_week_is_priced_in_the_way_of_buying_that_was_chosen(idle_day, apply
 
 def test_a_budgets_mail_names_what_could_be_given_back(idle_day, connect) -> None:
     """The workload of its owner with the command, and none of another team's."""
-    budgets = {team: Budget(1, team, {"team": team}, "month", None, 10**9, "USD") for team in ("vision", "nobody")}
+    budgets = {
+        team: Budget(1, team, {"team": team}, "month", None, 10**9, "USD")
+        for team in ("vision", "nobody")
+    }
     with connect() as connection:
         (one,) = idle_of_budget(connection, budgets["vision"], OCTOBER + DAY)
         assert idle_of_budget(connection, budgets["nobody"], OCTOBER + DAY) == []
     ((cost,),) = idle_day.rows("SELECT cost_micro FROM finding WHERE state = 'gone_idle'")
-    assert (one.label, one.gpus, one.cost_micro, one.command) == ("train-yolo", 1, cost, "scancel 1")
+    assert (one.label, one.gpus, one.cost_micro, one.command) == (
+        "train-yolo",
+        1,
+        cost,
+        "scancel 1",
+    )
 
 
 def test_the_commands(idle_day, apply, run, dsn) -> None:

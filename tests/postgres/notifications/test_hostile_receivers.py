@@ -1,4 +1,6 @@
-"""Whoever receives messages, or answers what the collector asks, keeps no job waiting: each exchange has a deadline."""
+"""Whoever receives messages, or answers what the collector asks, keeps no job waiting: each
+exchange has a deadline.
+"""
 
 import contextlib
 import ssl
@@ -44,14 +46,21 @@ def hook(url):
 def test_a_receiver_that_drips_keeps_no_other_message_waiting(respond):
     """Handed over and unconfirmed, after one deadline for the whole exchange."""
     handed = []
-    with hostile(respond) as url, pytest.raises(DeliveryUnknown, match=r"no complete answer within 0\.5 s"):
+    with (
+        hostile(respond) as url,
+        pytest.raises(DeliveryUnknown, match=r"no complete answer within 0\.5 s"),
+    ):
         hook(url).deliver(message(recipient="webhook:ops"), lambda: handed.append(1))
     assert handed == [1]
 
 
-@pytest.mark.parametrize("respond", [pages.drip, pages.never_end, pages.never_end_chunked, pages.inflate])
+@pytest.mark.parametrize(
+    "respond", [pages.drip, pages.never_end, pages.never_end_chunked, pages.inflate]
+)
 def test_the_status_of_a_receiver_counts_whatever_its_body_is(respond):
-    """It has accepted the message: nothing of its body is kept, inflated or waited for beyond the deadline."""
+    """It has accepted the message: nothing of its body is kept, inflated or waited for beyond the
+    deadline.
+    """
     with hostile(respond) as url:
         transport = WebhookTransport("webhook", {"ops": f"{url}/x"}, timeout_s=600)
         transport.deliver(message(recipient="webhook:ops"), lambda: None)
@@ -77,7 +86,9 @@ def test_a_receiver_that_never_connects_has_a_deadline():
     """A listener that speaks no TLS: the handshake has the deadline, too."""
     with hostile(pages.say_nothing) as url:
         addresses = {"ops": url.replace("http:", "https:")}
-        transport = WebhookTransport("webhook", addresses, timeout_s=WAIT_S, private=frozenset(addresses))
+        transport = WebhookTransport(
+            "webhook", addresses, timeout_s=WAIT_S, private=frozenset(addresses)
+        )
         with pytest.raises(NotAccepted) as caught:
             transport.deliver(message(recipient="webhook:ops"), lambda: pytest.fail("handed over"))
     assert caught.value.unreachable
@@ -86,7 +97,9 @@ def test_a_receiver_that_never_connects_has_a_deadline():
 @pytest.mark.parametrize("respond", [*NEVER_ANSWER, pages.drip, pages.never_end])
 def test_an_api_server_that_drips_is_left(respond):
     """The job of reclaiming goes on with the next action."""
-    action = ReclaimAction(0, "k", 0, "evict", {"namespace": "n", "pod": "p", "uid": "u"}, "t", "shown", 0, 0)
+    action = ReclaimAction(
+        0, "k", 0, "evict", {"namespace": "n", "pod": "p", "uid": "u"}, "t", "shown", 0, 0
+    )
     with hostile(respond) as url, pytest.raises(NotReclaimed, match="gave no answer"):
         KubernetesBackend(url, lambda: "t", timeout_s=WAIT_S).is_gone(action)
 

@@ -21,7 +21,9 @@ from gpuledger_collector.storage.notifications.delivery_rules import (
     rules_of,
 )
 
-ZONES = st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"])
+ZONES = st.sampled_from(
+    ["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"]
+)
 INSTANTS = st.integers(1_735_689_600_000, 1_861_920_000_000)
 MINUTES = st.integers(0, 1439)
 
@@ -44,7 +46,9 @@ def is_quiet(quiet: tuple[int, int], minute: int) -> bool:
 @settings(deadline=None)
 @given(INSTANTS, ZONES, MINUTES, MINUTES)
 def test_what_waits_goes_out_in_the_first_minute_that_is_not_quiet(at_ms, zone, start, end) -> None:
-    """Never in quiet hours, never later than it must, and at once when it is not quiet: also where clocks change."""
+    """Never in quiet hours, never later than it must, and at once when it is not quiet: also where
+    clocks change.
+    """
     quiet = (start, (end + 1) % 1440 if start == end else end)
     found = end_of_quiet(DeliveryRules(quiet=quiet, zone=zone), at_ms)
     assert not is_quiet(quiet, local_minute(found, zone))
@@ -67,13 +71,17 @@ def test_what_waits_goes_out_in_the_first_minute_that_is_not_quiet(at_ms, zone, 
 def test_quiet_hours_when_clocks_change(at, fold, end, fold_of_end) -> None:
     """22:00 to 02:30 in Berlin, in the nights in which 02:30 is not there, and twice."""
     rules = DeliveryRules(quiet=(22 * 60, 2 * 60 + 30), zone="Europe/Berlin")
-    assert end_of_quiet(rules, ms(at, "Europe/Berlin", fold)) == ms(end, "Europe/Berlin", fold_of_end)
+    assert end_of_quiet(rules, ms(at, "Europe/Berlin", fold)) == ms(
+        end, "Europe/Berlin", fold_of_end
+    )
 
 
 @settings(deadline=None)
 @given(INSTANTS, ZONES, MINUTES, st.sampled_from(["daily", "weekly"]), st.integers(0, 6))
 def test_a_digest_is_due_after_and_soon(at_ms, zone, minute, digest, weekday) -> None:
-    """Within a day or a week and an hour of clock change; at its hour, or right after the gap that swallowed it."""
+    """Within a day or a week and an hour of clock change; at its hour, or right after the gap that
+    swallowed it.
+    """
     rules = DeliveryRules(digest=digest, digest_at=minute, digest_on=weekday, zone=zone)
     due = next_digest(rules, at_ms)
     assert 0 < due - at_ms <= (7 if digest == "weekly" else 1) * 86_400_000 + 3_600_000
@@ -101,7 +109,9 @@ def test_urgent_messages_pass_and_the_others_are_planned() -> None:
     )
     over = plan(rules, "idle", night, urgent=False, planned=full)
     assert (over.joins_digest, over.at_ms) == (True, ms("2026-11-22T08:00"))
-    assert plan(DeliveryRules(digest="daily"), "idle", night, urgent=False, planned=free).joins_digest
+    assert plan(
+        DeliveryRules(digest="daily"), "idle", night, urgent=False, planned=free
+    ).joins_digest
 
 
 def test_everybodys_rules_do_not_bind_machines() -> None:

@@ -1,4 +1,6 @@
-"""Eviction as Kubernetes does it, and hooks that are signed, that wait as asked, and that reach no private network."""
+"""Eviction as Kubernetes does it, and hooks that are signed, that wait as asked, and that reach no
+private network.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ PATH = "/api/v1/namespaces/vision/pods/notebook-0"
 
 
 class Api(ThreadingHTTPServer):
-    """An API server as far as pods and evictions go: tokens, UID preconditions, a disruption budget."""
+    """An API server as far as pods and evictions go: tokens, UID preconditions, a disruption
+    budget.
+    """
 
     daemon_threads = True
 
@@ -41,8 +45,12 @@ class Api(ThreadingHTTPServer):
         leaf, key = certificates(folder)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(leaf, key)
-        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
-        self.pods = {PATH: {"metadata": {"name": "notebook-0", "namespace": "vision", "uid": "uid-1"}}}
+        self.socket = context.wrap_socket(
+            self.socket, server_side=True, do_handshake_on_connect=False
+        )
+        self.pods = {
+            PATH: {"metadata": {"name": "notebook-0", "namespace": "vision", "uid": "uid-1"}}
+        }
         self.evicted: list[str] = []
         self.disrupted = False
 
@@ -69,7 +77,10 @@ class Evictions(BaseHTTPRequestHandler):
         elif body["deleteOptions"]["preconditions"]["uid"] != pod["metadata"]["uid"]:
             self._answer(409, _status(409, "Precondition failed: UID"))
         elif self.server.disrupted:
-            self._answer(429, _status(429, "Cannot evict pod as it would violate the pod's disruption budget."))
+            self._answer(
+                429,
+                _status(429, "Cannot evict pod as it would violate the pod's disruption budget."),
+            )
         else:
             self.server.evicted.append(body["metadata"]["name"])
             pod["metadata"]["deletionTimestamp"] = "2026-11-21T09:20:00Z"
@@ -184,7 +195,9 @@ def test_a_server_that_we_cannot_trust_or_that_refuses_us_gets_nothing(api) -> N
 def test_no_hook_reaches_a_private_address(address, monkeypatch) -> None:
     """Whatever a name stands for: nothing is connected to, and nothing is tried again."""
     assert not is_public(address)
-    monkeypatch.setattr(http_exchange.socket, "getaddrinfo", lambda *_a, **_k: [(2, 1, 6, "", (address, 443))])
+    monkeypatch.setattr(
+        http_exchange.socket, "getaddrinfo", lambda *_a, **_k: [(2, 1, 6, "", (address, 443))]
+    )
     monkeypatch.setattr(http_exchange._Socket, "connect", lambda *_a: pytest.fail("connected"))
     with pytest.raises(NotAccepted, match="private network") as caught:
         WebhookTransport("webhook", {"ops": "https://hooks.example.com/x"}).deliver(
@@ -194,10 +207,14 @@ def test_no_hook_reaches_a_private_address(address, monkeypatch) -> None:
 
 
 def test_a_name_is_resolved_once(monkeypatch) -> None:
-    """What it stands for a moment later (rebinding) is not asked for: the judged address is connected to."""
+    """What it stands for a moment later (rebinding) is not asked for: the judged address is
+    connected to.
+    """
     answers = iter(["8.8.8.8", "10.0.0.1"])
     connected = []
-    monkeypatch.setattr(http_exchange.socket, "getaddrinfo", lambda *_a, **_k: [(2, 1, 6, "", (next(answers), 443))])
+    monkeypatch.setattr(
+        http_exchange.socket, "getaddrinfo", lambda *_a, **_k: [(2, 1, 6, "", (next(answers), 443))]
+    )
 
     def connect(_socket, place):
         connected.append(place)
@@ -213,7 +230,9 @@ def test_a_name_is_resolved_once(monkeypatch) -> None:
 
 
 def test_a_webhook_is_signed_and_waits_as_asked() -> None:
-    """Standard Webhooks: anybody with the secret can check id, instant and body; 503 with Retry-After is kept."""
+    """Standard Webhooks: anybody with the secret can check id, instant and body; 503 with
+    Retry-After is kept.
+    """
     seen = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -254,8 +273,12 @@ def test_a_webhook_is_signed_and_waits_as_asked() -> None:
 
 def test_a_chat_shows_text_as_it_is() -> None:
     """No mention of everybody, no link but ours, no end of the code block."""
-    content = Content("<!channel> a & b", "```<https://x|y>", link="https://gpuledger.example.com/ack?x=1")
-    text = json.loads(WebhookTransport("slack", {})._body(Message("k", "idle", "slack:ops", content, 0, 0)))["text"]
+    content = Content(
+        "<!channel> a & b", "```<https://x|y>", link="https://gpuledger.example.com/ack?x=1"
+    )
+    text = json.loads(
+        WebhookTransport("slack", {})._body(Message("k", "idle", "slack:ops", content, 0, 0))
+    )["text"]
     assert "<!channel>" not in text
     assert text.count("```") == 2
     assert text.endswith("<https://gpuledger.example.com/ack?x=1|Answer it>")
@@ -283,8 +306,16 @@ CARD = {
                         "properties": {
                             "type": {"const": "AdaptiveCard"},
                             "version": {"enum": ["1.2", "1.3", "1.4", "1.5"]},
-                            "body": {"type": "array", "minItems": 2, "items": {"$ref": "#/$defs/block"}},
-                            "actions": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/action"}},
+                            "body": {
+                                "type": "array",
+                                "minItems": 2,
+                                "items": {"$ref": "#/$defs/block"},
+                            },
+                            "actions": {
+                                "type": "array",
+                                "minItems": 1,
+                                "items": {"$ref": "#/$defs/action"},
+                            },
                         },
                     },
                 },
@@ -328,14 +359,20 @@ CARD = {
         },
     },
 }
-"""The part of Microsoft's message and of the Adaptive Card schema (1.2 to 1.5) that our cards use."""
+"""The part of Microsoft's message and of the Adaptive Card schema (1.2 to 1.5) that our cards use.
+"""
 
 
 def test_teams_gets_an_adaptive_card() -> None:
-    """In the message that a Workflow of Teams takes: the text line by line, a button for the page and the answer."""
+    """In the message that a Workflow of Teams takes: the text line by line, a button for the page
+    and the answer.
+    """
     page, link = "https://gpuledger.example.com/jobs/48211", "https://gpuledger.example.com/ack?x=1"
     content = Content(
-        "4 GPUs of *train* idle", "They cost USD 5.\n\n  since  9 Nov\n  cost   USD 5\n", link=link, page=page
+        "4 GPUs of *train* idle",
+        "They cost USD 5.\n\n  since  9 Nov\n  cost   USD 5\n",
+        link=link,
+        page=page,
     )
     body = WebhookTransport("teams", {})._body(Message("k", "idle", "teams:ops", content, 0, 0))
     message = json.loads(body)
@@ -359,7 +396,9 @@ def test_a_card_stays_below_what_teams_takes() -> None:
 
 def test_a_chat_and_a_program_are_led_to_the_page() -> None:
     """The page first, then the answer; a program gets both under names of their own."""
-    content = Content("S", "T", link="https://x.example/ack", page="https://x.example/idle?team=vision")
+    content = Content(
+        "S", "T", link="https://x.example/ack", page="https://x.example/idle?team=vision"
+    )
     made = Message("k", "idle", "slack:ops", content, 0, 0)
     text = json.loads(WebhookTransport("slack", {})._body(made))["text"]
     assert text.splitlines()[1] == "<https://x.example/idle?team=vision|Open the page>"
@@ -371,11 +410,15 @@ def test_hooks_with_secrets_are_read(tmp_path) -> None:
     """A secret lies in a file of its own, and a fault names neither it nor the address."""
     (tmp_path / "secret").write_text("whsec_" + base64.b64encode(b"k" * 32).decode())
     (tmp_path / "hooks.toml").write_text(
-        'ops = "https://hooks.example.com/T/1"\n[erp]\naddress = "https://erp.internal/x"\nprivate = true\n'
-        'secret_file = "secret"\n'
+        'ops = "https://hooks.example.com/T/1"\n[erp]\naddress = "https://erp.internal/x"\nprivate'
+        ' = true\nsecret_file = "secret"\n'
     )
     found = read_hooks(tmp_path / "hooks.toml")
-    assert (found["erp"].secret, found["erp"].private, found["ops"].private) == (b"k" * 32, True, False)
+    assert (found["erp"].secret, found["erp"].private, found["ops"].private) == (
+        b"k" * 32,
+        True,
+        False,
+    )
     assert "erp.internal" not in repr(found)
     (tmp_path / "secret").write_text("short")
     with pytest.raises(SettingsError, match="24 characters") as caught:

@@ -1,4 +1,6 @@
-"""The waste receipt: everything charged, every finding with its evidence, and never more waste than was charged."""
+"""The waste receipt: everything charged, every finding with its evidence, and never more waste than
+was charged.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def test_the_sums_are_those_of_the_ledger_and_of_the_findings(furnished, run):
     assert code == 0
     told = json.loads(out)
     ((charged,),) = furnished.rows(
-        "SELECT sum(cost_micro)::bigint FROM charge JOIN workload w ON w.id = workload_id WHERE w.key = 'slurm::1'"
+        "SELECT sum(cost_micro)::bigint FROM charge JOIN workload w ON w.id = workload_id WHERE"
+        " w.key = 'slurm::1'"
     )
     ((wasted,),) = furnished.rows("SELECT cost_micro FROM finding WHERE state = 'gone_idle'")
     total = told["totals"]["USD"]

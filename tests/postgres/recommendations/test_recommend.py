@@ -1,4 +1,6 @@
-"""Advice on a real Postgres: guarded, priced by two ledgers, counted once, kept once, and measured once accepted."""
+"""Advice on a real Postgres: guarded, priced by two ledgers, counted once, kept once, and measured
+once accepted.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,14 @@ def store(dsn: str) -> Database:
     return Database(dsn)
 
 
-def minutes(fleet: Fleet, number: int, start: int, end: int, utilization: float, gib: float = 60) -> None:
+def minutes(
+    fleet: Fleet, number: int, start: int, end: int, utilization: float, gib: float = 60
+) -> None:
     """A sample every five minutes, as the rollup leaves it."""
     fleet.connection.execute(
-        "INSERT INTO gpu_minute (accelerator_id, minute_ms, samples, utilization_ratio, sm_active_ratio, "
-        "memory_used_bytes, processes, zero_ratio, power_watts) "
-        "SELECT %s, m, 4, %s, %s, %s, 1, %s, %s FROM generate_series(%s::bigint, %s::bigint - 1, 300000) AS m",
+        "INSERT INTO gpu_minute (accelerator_id, minute_ms, samples, utilization_ratio,"
+        " sm_active_ratio, memory_used_bytes, processes, zero_ratio, power_watts) SELECT %s, m, 4,"
+        " %s, %s, %s, 1, %s, %s FROM generate_series(%s::bigint, %s::bigint - 1, 300000) AS m",
         (
             fleet.accelerator(number),
             utilization,
@@ -56,13 +60,15 @@ def minutes(fleet: Fleet, number: int, start: int, end: int, utilization: float,
 
 def price(fleet: Fleet, purchase: str, rate: Decimal, model: str = "H100") -> None:
     fleet.connection.execute(
-        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
-        "VALUES ('', %s, %s, %s, 'USD', 0, now())",
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+        " effective_from_ms, recorded_at) VALUES ('', %s, %s, %s, 'USD', 0, now())",
         (model, purchase, rate),
     )
 
 
-def work(fleet: Fleet, number: int, workload: int | None, start: int, end: int, busy: float | None = 0.0) -> None:
+def work(
+    fleet: Fleet, number: int, workload: int | None, start: int, end: int, busy: float | None = 0.0
+) -> None:
     """Hours of one accelerator; `busy` None: nobody knows what it did."""
     state = "unallocated" if workload is None else "held"
     for at in range(start, end, HOUR):
@@ -130,7 +136,9 @@ def not_evaluated(fleet: Fleet) -> list[dict[str, str]]:
 
 
 def test_idle_time_of_rented_gpus_is_cash_to_the_micro_unit(fleet, ledger, findings, store):
-    """High is the idle time since its begin times the rate, expected since the flag, low a day later."""
+    """High is the idle time since its begin times the rate, expected since the flag, low a day
+    later.
+    """
     furnish(fleet)
     up_to_date(ledger, findings)
     recommend(store, NOW)
@@ -157,11 +165,15 @@ def test_owned_gpus_free_capacity_and_save_no_cash(fleet, ledger, findings, stor
     assert found["cash_high_micro"] == found["cash_low_micro"] == 0
     assert found["capacity_high_micro"] == 72 * cost_micro(gpu_ns(1_000_000, HOUR), RATE)
     hours = found["freed_gpu_ns"] / 3.6e12
-    assert found["energy_expected_micro"] == pytest.approx(hours * 0.070 * 0.25 * 1.2 * 1e6, rel=0.02)
+    assert found["energy_expected_micro"] == pytest.approx(
+        hours * 0.070 * 0.25 * 1.2 * 1e6, rel=0.02
+    )
 
 
 def test_overlapping_advice_is_counted_once(fleet, ledger, findings, store):
-    """Idle time inside work that could run on spot, and on a slice: together less than the sum, by one ledger."""
+    """Idle time inside work that could run on spot, and on a slice: together less than the sum, by
+    one ledger.
+    """
     furnish(fleet, restartable="yes")
     price(fleet, "spot", Decimal("1.11"))
     up_to_date(ledger, findings)
@@ -174,13 +186,17 @@ def test_overlapping_advice_is_counted_once(fleet, ledger, findings, store):
         assert 0 < joint["USD"]["cash"][at] <= alone
     assert joint["USD"]["cash"][2] < sum(one["cash_high_micro"] for one in found.values())
     alone = found[RESTING]["cash_high_micro"]
-    spot = cost_micro(gpu_ns(1_000_000, HOUR), RATE) - cost_micro(gpu_ns(1_000_000, HOUR), Decimal("1.11"))
+    spot = cost_micro(gpu_ns(1_000_000, HOUR), RATE) - cost_micro(
+        gpu_ns(1_000_000, HOUR), Decimal("1.11")
+    )
     others = found["reclaim:free/train/NVIDIA H100 80GB HBM3"]["cash_high_micro"]
     assert joint["USD"]["cash"][2] == alone + 24 * spot + 96 * spot + others
 
 
 def test_nothing_is_advised_without_coverage(fleet, ledger, findings, store):
-    """A node that was silent for a third of the time, and work whose activity nobody measured: reasons, no advice."""
+    """A node that was silent for a third of the time, and work whose activity nobody measured:
+    reasons, no advice.
+    """
     furnish(fleet)
     fleet.capacity(5, 0)
     fleet.workload(5, team="dark")
@@ -194,7 +210,9 @@ def test_nothing_is_advised_without_coverage(fleet, ledger, findings, store):
     recommend(store, NOW)
     assert not [key for key in told(fleet) if "slurm::5" in key or "slurm::6" in key]
     reasons = {
-        (kind, gap["subject"]): gap["reason"] for gap in not_evaluated(fleet) for kind in gap["kind"].split(", ")
+        (kind, gap["subject"]): gap["reason"]
+        for gap in not_evaluated(fleet)
+        for kind in gap["kind"].split(", ")
     }
     assert "observed 66.7%" in reasons["reclaim", "slurm::5"]
     assert "observed 0.0%" in reasons["reclaim", "slurm::6"]
@@ -219,11 +237,17 @@ def test_without_a_rate_nothing_is_worth_zero(fleet, ledger, findings, store):
     up_to_date(ledger, findings)
     recommend(store, NOW)
     found = told(fleet)[RESTING]
-    assert (found["cash_expected_micro"], found["capacity_high_micro"], found["currency"]) == (None, None, None)
+    assert (found["cash_expected_micro"], found["capacity_high_micro"], found["currency"]) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_a_second_run_changes_nothing_and_gone_evidence_expires(fleet, ledger, findings, store):
-    """Idempotent; when the job is done and the window has passed on, open advice expires with the reason."""
+    """Idempotent; when the job is done and the window has passed on, open advice expires with the
+    reason.
+    """
     furnish(fleet)
     up_to_date(ledger, findings)
     recommend(store, NOW)
@@ -241,7 +265,9 @@ def at(monkeypatch, ms: int) -> None:
 
 
 def test_accepted_advice_shows_what_it_brought(fleet, ledger, findings, store, run, monkeypatch):
-    """Two days after the idle job was stopped: half of what four days of idling cost; in the end it is done."""
+    """Two days after the idle job was stopped: half of what four days of idling cost; in the end it
+    is done.
+    """
     furnish(fleet)
     at(monkeypatch, NOW)
     code, out, _ = run("recommend", "--format", "json", "--exit-code")
@@ -257,7 +283,8 @@ def test_accepted_advice_shows_what_it_brought(fleet, ledger, findings, store, r
     found = told(fleet)[RESTING]
     assert found["state"] == "accepted"
     ((idle,),) = fleet.rows(
-        "SELECT sum(idle_cost_micro)::bigint FROM charge JOIN workload w ON w.id = workload_id WHERE w.key = 'slurm::1'"
+        "SELECT sum(idle_cost_micro)::bigint FROM charge JOIN workload w ON w.id = workload_id"
+        " WHERE w.key = 'slurm::1'"
     )
     assert found["realized_micro"] == idle // 2
     assert idle == pytest.approx(74.4 * 2.49e6, rel=1e-6)
@@ -267,9 +294,9 @@ def test_accepted_advice_shows_what_it_brought(fleet, ledger, findings, store, r
     code, _, err = run("recommend", "reject", number)
     assert code == 2
     assert "accepted already" in err
-    assert fleet.rows("SELECT what, subject, after->>'state' FROM audit ORDER BY number DESC LIMIT 1") == [
-        ("recommendation", number, "accepted")
-    ]
+    assert fleet.rows(
+        "SELECT what, subject, after->>'state' FROM audit ORDER BY number DESC LIMIT 1"
+    ) == [("recommendation", number, "accepted")]
     at(monkeypatch, NOW + 20 * DAY)
     run("recommend")
     found = told(fleet)[RESTING]
@@ -277,8 +304,13 @@ def test_accepted_advice_shows_what_it_brought(fleet, ledger, findings, store, r
 
 
 @pytest.mark.parametrize(("currency", "brought"), [("USD", 0), ("EUR", None), ("", None)])
-def test_another_rate_is_no_saving(currency, brought, fleet, ledger, findings, store, run, monkeypatch):
-    """The idle job goes on, at half the rate: nothing was saved. In another currency, or without a rate: not known."""
+def test_another_rate_is_no_saving(
+    currency, brought, fleet, ledger, findings, store, run, monkeypatch
+):
+    """The idle job goes on, at half the rate: nothing was saved.
+
+    In another currency, or without a rate: not known.
+    """
     furnish(fleet)
     at(monkeypatch, NOW)
     run("recommend")
@@ -292,8 +324,9 @@ def test_another_rate_is_no_saving(currency, brought, fleet, ledger, findings, s
     fleet.connection.execute("UPDATE price SET effective_to_ms = %s", (NOW,))
     if currency:
         fleet.connection.execute(
-            "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, "
-            "recorded_at) VALUES ('', 'H100', 'on_demand', 1.245, %s, %s, now())",
+            "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+            " effective_from_ms, recorded_at) VALUES ('', 'H100', 'on_demand', 1.245, %s, %s,"
+            " now())",
             (currency, NOW),
         )
     at(monkeypatch, NOW + DAYS * DAY)
@@ -309,8 +342,12 @@ def test_another_rate_is_no_saving(currency, brought, fleet, ledger, findings, s
         assert "not known" in out.splitlines()[1]
 
 
-def test_a_look_as_of_an_instant_does_not_undo_a_later_one(fleet, ledger, findings, store, run, monkeypatch):
-    """As of two hours ago there is the advice of then; what was made up to now is not replaced by it."""
+def test_a_look_as_of_an_instant_does_not_undo_a_later_one(
+    fleet, ledger, findings, store, run, monkeypatch
+):
+    """As of two hours ago there is the advice of then; what was made up to now is not replaced by
+    it.
+    """
     furnish(fleet)
     at(monkeypatch, NOW + 2 * HOUR)
     code, out, _ = run("recommend", "--as-of", "2025-10-05T00:00:00Z", "--format", "json")
@@ -367,8 +404,12 @@ MINUTE = 60_000
 AT_NOW, LATER = "2025-10-05T00:30:00Z", "2025-10-05T00:40:00Z"
 
 
-def test_stored_recommendations_are_those_that_would_be_computed(fleet, ledger, findings, store, run, monkeypatch):
-    """Ten minutes later the stored ones are read, and computing them again gives the same rows and amounts."""
+def test_stored_recommendations_are_those_that_would_be_computed(
+    fleet, ledger, findings, store, run, monkeypatch
+):
+    """Ten minutes later the stored ones are read, and computing them again gives the same rows and
+    amounts.
+    """
     furnish(fleet)
     price(fleet, "spot", Decimal("1.11"))
     at(monkeypatch, NOW + 30 * MINUTE)
@@ -391,7 +432,9 @@ def usage_of_the_last_hour(fleet: Fleet) -> None:
 
 def new_price(fleet: Fleet) -> None:
     fleet.connection.execute("UPDATE price SET rate_per_gpu_hour = 1.5")
-    fleet.connection.execute("INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check")
+    fleet.connection.execute(
+        "INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check"
+    )
 
 
 def gone_finding(fleet: Fleet) -> None:
@@ -424,7 +467,9 @@ def test_a_decision_has_the_rest_computed_again(fleet, ledger, findings, store, 
 
 
 def test_stored_recommendations_grow_old(fleet, ledger, findings, store, run, monkeypatch):
-    """After `recommend_seconds`, six hours unless set, they are computed again although nothing has changed."""
+    """After `recommend_seconds`, six hours unless set, they are computed again although nothing has
+    changed.
+    """
     furnish(fleet)
     at(monkeypatch, NOW + 30 * MINUTE)
     listed(run)

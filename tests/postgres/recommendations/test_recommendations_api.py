@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 def collector(dsn, fleet, ledger):
     """Two pools whose only GPU nobody held for two days, one priced and one not."""
     fleet.connection.execute(
-        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
-        "VALUES ('a', '', 'on_demand', 2, 'USD', 0, now())"
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+        " effective_from_ms, recorded_at) VALUES ('a', '', 'on_demand', 2, 'USD', 0, now())"
     )
     for number, pool in ((1, "a"), (2, "b")):
         fleet.capacity(number, 0, pool=pool)
@@ -34,7 +34,9 @@ def test_every_one_comes_once_with_its_amounts(collector):
     """Integers of micro-units, null where no rate is known, the whole beside them and never a sum."""
     status, _, first = collector.request("GET", "/v1/recommendations?limit=1")
     assert status == 200
-    _, _, second = collector.request("GET", f"/v1/recommendations?limit=1&after={first['next'].replace(' ', '%20')}")
+    _, _, second = collector.request(
+        "GET", f"/v1/recommendations?limit=1&after={first['next'].replace(' ', '%20')}"
+    )
     items = [*first["items"], *second["items"]]
     assert [item["subject"].split("/")[1] for item in items] == ["a", "b"]
     assert items[0]["cash_micro"] == {"low": 96_000_000, "expected": 96_000_000, "high": 96_000_000}

@@ -1,4 +1,6 @@
-"""A period under another price book: with the same prices it is the ledger, and the ledger is never touched."""
+"""A period under another price book: with the same prices it is the ledger, and the ledger is never
+touched.
+"""
 
 import csv
 import io
@@ -26,23 +28,34 @@ HEADER = "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\n"
 def furnished(fleet: Fleet, ledger) -> Fleet:
     """Two accelerators and an odd minute of everything; a rate that changes inside an hour."""
     fleet.connection.execute(
-        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
-        "VALUES ('', 'H100', 'on_demand', 2.49, 'USD', 0, now()), "
-        "('', 'H100', 'on_demand', 1.999999999, 'USD', %s, now())",
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+        " effective_from_ms, recorded_at) VALUES ('', 'H100', 'on_demand', 2.49, 'USD', 0, now()),"
+        " ('', 'H100', 'on_demand', 1.999999999, 'USD', %s, now())",
         (OCTOBER + CHANGE,),
     )
     for number in (1, 2):
         fleet.capacity(number, 0)
     for hour in range(48):
         at = hour * HOUR
-        fleet.evidence([Held(1, hour % 3, at, at + HOUR - 7, busy=HOUR // 3), Held(2, 4, at + 11, at + HOUR, idle=999)])
+        fleet.evidence(
+            [
+                Held(1, hour % 3, at, at + HOUR - 7, busy=HOUR // 3),
+                Held(2, 4, at + 11, at + HOUR, idle=999),
+            ]
+        )
     refresh(ledger, TWO_DAYS, NOW_MS)
     return fleet
 
 
 def lines(found) -> dict[tuple[object, ...], tuple[object, ...]]:
     return {
-        (one.keys, one.state, one.currency): (one.gpu_ns, one.busy_ns, one.idle_ns, one.cost_micro, one.idle_cost_micro)
+        (one.keys, one.state, one.currency): (
+            one.gpu_ns,
+            one.busy_ns,
+            one.idle_ns,
+            one.cost_micro,
+            one.idle_cost_micro,
+        )
         for one in found
     }
 
@@ -61,26 +74,35 @@ def test_the_same_prices_give_the_ledger_to_the_micro_unit(furnished, ledger, by
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "Asia/Kolkata"])
 def test_each_day_of_the_billing_zone_is_priced_once(furnished, ledger, zone):
-    """Days that begin at another hour, or inside one in which the rate changes as well: again the ledger."""
+    """Days that begin at another hour, or inside one in which the rate changes as well: again the
+    ledger.
+    """
     at = OCTOBER + 18 * HOUR + 2_718_281
     with ledger.transaction() as connection:
         zones.replace(connection, zone, NOW)
-        prices.add(connection, [Price(None, "", "H100", "on_demand", Decimal("3.3"), "USD", at)], NOW)
+        prices.add(
+            connection, [Price(None, "", "H100", "on_demand", Decimal("3.3"), "USD", at)], NOW
+        )
         days = zones.in_zone(connection, TWO_DAYS)
     refresh(ledger, days, NOW_MS)
     with ledger.transaction(Lock.LEDGER) as connection:
-        made = lines(what_if(connection, days, PriceBook(prices.current(connection)), NOW_MS, ("team",)))
+        made = lines(
+            what_if(connection, days, PriceBook(prices.current(connection)), NOW_MS, ("team",))
+        )
         assert made == lines(reports.charged_lines(connection, days, ("team",)))
 
 
 def test_the_own_prices_as_a_file_make_no_difference(furnished, run, tmp_path):
     """What was chosen to be bought as spot is so under the other book, too."""
     (tmp_path / "ledger.toml").write_text(
-        '[[price]]\npool = ""\ngpu_model = "H100"\npurchase = "spot"\nrate_per_gpu_hour = 1.11\ncurrency = "USD"\n'
-        'effective_from = 2025-01-01\n[[purchase]]\npool = "train"\npurchase = "spot"\n'
+        '[[price]]\npool = ""\ngpu_model = "H100"\npurchase = "spot"\nrate_per_gpu_hour ='
+        ' 1.11\ncurrency = "USD"\neffective_from = 2025-01-01\n[[purchase]]\npool ='
+        ' "train"\npurchase = "spot"\n'
     )
     assert run("apply", tmp_path / "ledger.toml")[0] == 0
-    book = run("prices", "list", "--format", "csv")[1].replace("1970-01-01T00:00:00Z", "2000-01-01T00:00:00Z")
+    book = run("prices", "list", "--format", "csv")[1].replace(
+        "1970-01-01T00:00:00Z", "2000-01-01T00:00:00Z"
+    )
     (tmp_path / "own.csv").write_text(book)
     span = ("--from", "2025-10-01", "--to", "2025-10-03", "--format", "csv")
     code, out, err = run("what-if", "--prices", tmp_path / "own.csv", *span)

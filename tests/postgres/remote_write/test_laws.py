@@ -1,4 +1,6 @@
-"""Laws: hours depend on which scrapes there are, not on how they came; a walked body is what protobuf reads."""
+"""Laws: hours depend on which scrapes there are, not on how they came; a walked body is what
+protobuf reads.
+"""
 
 import datetime as dt
 import itertools
@@ -74,9 +76,10 @@ class Bench:
         """State, workload, held, busy, idle, unknown and energy of each hour of an accelerator."""
         fold_usage(Database(self.dsn))
         return self.connection.execute(
-            "SELECT u.hour_ms, u.state, w.external_id, u.held_ms, u.busy_ms, u.idle_ms, u.unknown_ms, u.energy_mj"
-            " FROM usage_hour u JOIN accelerator a ON a.id = accelerator_id LEFT JOIN workload w ON w.id = workload_id"
-            " WHERE a.uuid = %s ORDER BY 1, 2, 3",
+            "SELECT u.hour_ms, u.state, w.external_id, u.held_ms, u.busy_ms, u.idle_ms,"
+            " u.unknown_ms, u.energy_mj FROM usage_hour u JOIN accelerator a ON a.id ="
+            " accelerator_id LEFT JOIN workload w ON w.id = workload_id WHERE a.uuid = %s ORDER BY"
+            " 1, 2, 3",
             (uuid,),
         ).fetchall()
 
@@ -112,7 +115,13 @@ def points_of(made, node):
     for at_ms, holders, shares, sm_active, watts, millijoules in made:
         for holder, share in zip(holders or (None,), shares, strict=True):
             own = {} if holder is None else pod(holder)
-            several = {UTIL: share, SM: sm_active, POWER: watts, ENERGY: millijoules, "DCGM_FI_DEV_GPU_TEMP": 50.0}
+            several = {
+                UTIL: share,
+                SM: sm_active,
+                POWER: watts,
+                ENERGY: millijoules,
+                "DCGM_FI_DEV_GPU_TEMP": 50.0,
+            }
             points += [
                 Point(labels(name, 0, node, **own), value, at_ms)
                 for name, value in several.items()
@@ -138,13 +147,17 @@ def expected(made):
             state = "held" if after[1] else "unallocated"
             held[hour, state] = held.get((hour, state), 0) + end - start
             if after[1]:
-                busy[hour] = busy.get(hour, 0) + (end - start if works is not None and works > 0.01 else 0)
+                busy[hour] = busy.get(hour, 0) + (
+                    end - start if works is not None and works > 0.01 else 0
+                )
             start = end
     return held, busy
 
 
 def test_a_point_a_request_in_reverse_twice(ledger):
-    """The hardest case by hand: shared by pods with a part each, on both sides of an hour, every sample alone."""
+    """The hardest case by hand: shared by pods with a part each, on both sides of an hour, every
+    sample alone.
+    """
     made = [
         (
             BEGIN + 60_000 * number,
@@ -173,20 +186,31 @@ def test_a_point_a_request_in_reverse_twice(ledger):
 
 
 def test_a_late_scrape_before_a_metered_slot_is_counted(ledger):
-    """The first interval of a slot begins in the slot before: a scrape that comes there late counts in the next."""
+    """The first interval of a slot begins in the slot before: a scrape that comes there late counts
+    in the next.
+    """
     slot = BEGIN - BEGIN % 300_000
-    early, late = ([(slot + second, ("a",), [80.0], None, None, None)] for second in (290_000, 310_000))
+    early, late = (
+        [(slot + second, ("a",), [80.0], None, None, None)] for second in (290_000, 310_000)
+    )
     ledger.write(points_of(late, "edge"))
     ledger.meter()
     assert ledger.hours("GPU-edge-0") == []
     ledger.write(points_of(early, "edge"))
     ledger.meter()
-    assert [row[1:5] for row in ledger.hours("GPU-edge-0")] == [("held", "vision/a", 20_000, 20_000)]
+    assert [row[1:5] for row in ledger.hours("GPU-edge-0")] == [
+        ("held", "vision/a", 20_000, 20_000)
+    ]
 
 
 def test_replicas_that_get_the_same_scrapes_at_once_store_each_reading_once(ledger):
-    """Two Prometheus in a pair, or a sender that comes back to another replica: nothing twice, nothing lost."""
-    made = [(BEGIN + 15_000 * number, ("a", "b"), [80.0, 1.0], 0.5, 400.0, 1e6 * number) for number in range(24)]
+    """Two Prometheus in a pair, or a sender that comes back to another replica: nothing twice,
+    nothing lost.
+    """
+    made = [
+        (BEGIN + 15_000 * number, ("a", "b"), [80.0, 1.0], 0.5, 400.0, 1e6 * number)
+        for number in range(24)
+    ]
     everything = points_of(made, "pair")
     replicas = [RemoteStore(Store(partitions.ensure, placements.settle), HOUR_MS) for _ in range(4)]
     faults = []
@@ -202,7 +226,9 @@ def test_replicas_that_get_the_same_scrapes_at_once_store_each_reading_once(ledg
         except Exception as error:
             faults.append(error)
 
-    threads = [threading.Thread(target=send, args=pair) for pair in zip(replicas, range(4), strict=True)]
+    threads = [
+        threading.Thread(target=send, args=pair) for pair in zip(replicas, range(4), strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -211,7 +237,12 @@ def test_replicas_that_get_the_same_scrapes_at_once_store_each_reading_once(ledg
     ledger.write(points_of(made, "alone"))
     ledger.meter()
     assert ledger.hours("GPU-pair-0") == ledger.hours("GPU-alone-0") != []
-    for column in ("gpu_utilization_ratio", "gpu_power_watts", "gpu_energy_joules_total", "gpu_temperature_celsius"):
+    for column in (
+        "gpu_utilization_ratio",
+        "gpu_power_watts",
+        "gpu_energy_joules_total",
+        "gpu_temperature_celsius",
+    ):
         assert ledger.scalar(
             f"SELECT count({column}) FROM gpu_sample"
             " WHERE accelerator_id = (SELECT id FROM accelerator WHERE uuid = %s)",
@@ -219,9 +250,8 @@ def test_replicas_that_get_the_same_scrapes_at_once_store_each_reading_once(ledg
         ) == len(made)
     assert (
         ledger.scalar(
-            "SELECT count(*) FROM"
-            " (SELECT 1 FROM usage_interval GROUP BY accelerator_id, workload_id, start_ms HAVING count(*) > 1) AS "
-            "doubled"
+            "SELECT count(*) FROM (SELECT 1 FROM usage_interval GROUP BY accelerator_id,"
+            " workload_id, start_ms HAVING count(*) > 1) AS doubled"
         )
         == 0
     )
@@ -230,7 +260,9 @@ def test_replicas_that_get_the_same_scrapes_at_once_store_each_reading_once(ledg
 @examples(15)
 @given(made=scrapes(), data=st.data())
 def test_hours_depend_on_the_scrapes_alone(ledger, made, data):
-    """Split into any requests, in any order, repeated, metered at any time, before and after a restart: one result."""
+    """Split into any requests, in any order, repeated, metered at any time, before and after a
+    restart: one result.
+    """
     plain, mixed = f"plain-{next(_numbers)}", f"mixed-{next(_numbers)}"
     ledger.write(points_of(made, plain))
     ledger.meter()
@@ -247,11 +279,15 @@ def test_hours_depend_on_the_scrapes_alone(ledger, made, data):
     points = points_of(made, mixed)
     again = points + data.draw(st.lists(st.sampled_from(points), max_size=10))
     order = data.draw(st.permutations(again))
-    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(order) - 1)), min_size=min(3, len(order) - 1))))
+    cuts = sorted(
+        data.draw(st.sets(st.integers(1, max(1, len(order) - 1)), min_size=min(3, len(order) - 1)))
+    )
     for first, last in itertools.pairwise([0, *cuts, len(order)]):
         if first < last:
             ledger.write(order[first:last], data.draw(st.sampled_from([1, 2])))
-        happens = data.draw(st.sampled_from(["nothing", "nothing", "nothing", "meter", "restart", "fold"]))
+        happens = data.draw(
+            st.sampled_from(["nothing", "nothing", "nothing", "meter", "restart", "fold"])
+        )
         if happens == "meter":
             ledger.meter()
         elif happens == "restart":
@@ -278,7 +314,11 @@ points = st.lists(
             ]
         ),
         st.one_of(st.just(0.0), st.floats(width=64)),
-        st.one_of(st.sampled_from([0, 1, -1, NOW]), st.integers(-(2**63), 2**63 - 1), st.integers(2**35, 2**42)),
+        st.one_of(
+            st.sampled_from([0, 1, -1, NOW]),
+            st.integers(-(2**63), 2**63 - 1),
+            st.integers(2**35, 2**42),
+        ),
     ),
     max_size=12,
 )
@@ -298,7 +338,9 @@ def damaged(message, places):
 
 @given(points, points, flips)
 def test_a_walked_body_is_what_protobuf_reads(before, made, flips):
-    """Where the short way reads a message, damaged or not, it reads the same series and samples as protobuf."""
+    """Where the short way reads a message, damaged or not, it reads the same series and samples as
+    protobuf.
+    """
     plain = damaged(one(made), flips)
     walked = SeriesCache()
     # What came before is what the walk expects to come again.
@@ -339,13 +381,19 @@ def test_a_walked_body_with_symbols_is_what_protobuf_reads(made, flips):
 
 
 def test_the_common_form_is_walked():
-    """What Prometheus sends takes the short way: else the speed that is published would not be its own."""
-    made = [Point(labels("DCGM_FI_DEV_GPU_UTIL", gpu, **pod("a")), gpu, NOW + gpu) for gpu in range(8)]
+    """What Prometheus sends takes the short way: else the speed that is published would not be its
+    own.
+    """
+    made = [
+        Point(labels("DCGM_FI_DEV_GPU_UTIL", gpu, **pod("a")), gpu, NOW + gpu) for gpu in range(8)
+    ]
     cache = SeriesCache()
     decode(snappy(two(made[::-1])), 2, cache, NOW)
     _, values, instants = decoding._walk_v2(two(made), cache)
     assert (values.tolist(), instants.tolist()) == ([*range(8)], [NOW + gpu for gpu in range(8)])
-    plain = one([Point(labels("DCGM_FI_DEV_GPU_UTIL", gpu, **pod("a")), gpu, NOW + gpu) for gpu in range(8)])
+    plain = one(
+        [Point(labels("DCGM_FI_DEV_GPU_UTIL", gpu, **pod("a")), gpu, NOW + gpu) for gpu in range(8)]
+    )
     numbers, values, instants = decoding._walk(plain, SeriesCache())
     assert (values.tolist(), instants.tolist()) == ([*range(8)], [NOW + gpu for gpu in range(8)])
     assert len(set(numbers.tolist())) == 8
@@ -385,11 +433,11 @@ def test_a_stale_marker_is_written_and_shows_nothing(ledger):
 def facts_of(ledger, uuid):
     """Start, node, model and team of each interval of an accelerator, in seconds from BEGIN."""
     return ledger.connection.execute(
-        "SELECT (s.start_ms - %s) / 1000, n.name, r.model, t.tags ->> 'team', sum(s.held_ms)::int / 1000"
-        " FROM usage_interval s JOIN node n ON n.id = s.node_id JOIN accelerator a ON a.id = s.accelerator_id"
-        " JOIN accelerator_attributes r ON r.id = s.accelerator_attributes_id"
-        " LEFT JOIN workload_attributes t ON t.id = s.workload_attributes_id WHERE a.uuid = %s"
-        " GROUP BY 1, 2, 3, 4 ORDER BY 1, 2",
+        "SELECT (s.start_ms - %s) / 1000, n.name, r.model, t.tags ->> 'team', sum(s.held_ms)::int /"
+        " 1000 FROM usage_interval s JOIN node n ON n.id = s.node_id JOIN accelerator a ON a.id ="
+        " s.accelerator_id JOIN accelerator_attributes r ON r.id = s.accelerator_attributes_id LEFT"
+        " JOIN workload_attributes t ON t.id = s.workload_attributes_id WHERE a.uuid = %s GROUP BY"
+        " 1, 2, 3, 4 ORDER BY 1, 2",
         (BEGIN, uuid),
     ).fetchall()
 
@@ -401,8 +449,15 @@ def scrape_of(node, seconds, team, **others):
 
 
 def test_a_slot_that_is_metered_again_keeps_the_facts_of_its_scrapes(ledger):
-    """Model and tags are those of each scrape: also in mid-slot, and when a late one has the slot metered again."""
-    for seconds, team, model in ((0, "alpha", "A"), (60, "alpha", "A"), (120, "beta", "A"), (180, "beta", "B")):
+    """Model and tags are those of each scrape: also in mid-slot, and when a late one has the slot
+    metered again.
+    """
+    for seconds, team, model in (
+        (0, "alpha", "A"),
+        (60, "alpha", "A"),
+        (120, "beta", "A"),
+        (180, "beta", "B"),
+    ):
         ledger.write(scrape_of("dated", seconds, team, modelName=model))
     ledger.meter()
     expected = [
@@ -418,7 +473,9 @@ def test_a_slot_that_is_metered_again_keeps_the_facts_of_its_scrapes(ledger):
 
 
 def test_scrapes_of_another_node_take_no_time_of_the_first(ledger):
-    """A node that reports another's GPU makes intervals of its own: the first node's are what they were."""
+    """A node that reports another's GPU makes intervals of its own: the first node's are what they
+    were.
+    """
     for seconds in (0, 60, 120):
         ledger.write(scrape_of("mine", seconds, "alpha"))
     for seconds in (90, 150, 180):

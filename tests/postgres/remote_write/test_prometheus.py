@@ -1,4 +1,6 @@
-"""A real Prometheus scrapes a dcgm-exporter and remote-writes to a real collector: the pod's team is on the bill."""
+"""A real Prometheus scrapes a dcgm-exporter and remote-writes to a real collector: the pod's team
+is on the bill.
+"""
 
 import contextlib
 import datetime as dt
@@ -17,7 +19,9 @@ from fakes.postgres import open_folder
 from fakes.processes import BIN, collector_process, environment
 from fakes.replicas import until
 
-pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus (apt-get install prometheus)")
+pytestmark = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="no prometheus (apt-get install prometheus)"
+)
 
 CONFIG = """
 global: {{scrape_interval: 1s, scrape_timeout: 900ms}}
@@ -41,13 +45,19 @@ rate_per_gpu_hour = 3.60
 currency = "USD"
 effective_from = 2025-01-01
 """
-FIELDS = {"DCGM_FI_DEV_GPU_UTIL": "85", "DCGM_FI_DEV_POWER_USAGE": "402.113000", "DCGM_FI_DEV_FB_USED": "40213"}
+FIELDS = {
+    "DCGM_FI_DEV_GPU_UTIL": "85",
+    "DCGM_FI_DEV_POWER_USAGE": "402.113000",
+    "DCGM_FI_DEV_FB_USED": "40213",
+}
 HELD = 'container="train",namespace="vision",pod="train-0"'
 MICRO_PER_GPU_SECOND = 1000
 
 
 class Exporter(http.server.ThreadingHTTPServer):
-    """A page as dcgm-exporter writes it, of a node with two GPUs; the first is held by a pod while `held`."""
+    """A page as dcgm-exporter writes it, of a node with two GPUs; the first is held by a pod while
+    `held`.
+    """
 
     held = True
     daemon_threads = True
@@ -97,7 +107,9 @@ def exporter():
 @contextlib.contextmanager
 def prometheus(folder, target, url, batch):
     """A Prometheus of this test's own, on loopback, with its data in the folder."""
-    (folder / "prometheus.yml").write_text(CONFIG.format(exporter=target, collector=url, batch=batch))
+    (folder / "prometheus.yml").write_text(
+        CONFIG.format(exporter=target, collector=url, batch=batch)
+    )
     port = free_port()
     process = subprocess.Popen(
         [
@@ -132,7 +144,9 @@ def gpuledger(folder, dsn, *arguments):
 
 
 def written(collector):
-    found = re.search(r'remote_write_samples_total{outcome="written"} (\S+)', collector.get("/metrics")[1])
+    found = re.search(
+        r'remote_write_samples_total{outcome="written"} (\S+)', collector.get("/metrics")[1]
+    )
     return float(found[1])
 
 
@@ -159,17 +173,23 @@ def team_of(folder, dsn):
 
 @pytest.mark.slow
 def test_the_pods_team_is_billed():
-    """Some six seconds held, then not: the bill has them, to within the scrapes at both ends; nothing is refused."""
+    """Some six seconds held, then not: the bill has them, to within the scrapes at both ends;
+    nothing is refused.
+    """
     folder = open_folder("gpuledger-remote-")
     try:
-        with collector_process(folder, GPULEDGER_ROLL_UP_SECONDS="1", GPULEDGER_RATE_SECONDS="1") as collector:
+        with collector_process(
+            folder, GPULEDGER_ROLL_UP_SECONDS="1", GPULEDGER_RATE_SECONDS="1"
+        ) as collector:
             (folder / "ledger.toml").write_text(LEDGER)
             gpuledger(folder, collector.dsn(), "apply", "ledger.toml")
             # 5 samples a request, 6 a scrape: every scrape is cut.
             with exporter() as page, prometheus(folder, page.server_address[1], collector.url, 5):
                 deadline = time.monotonic() + 90
                 while written(collector) < 6:
-                    assert time.monotonic() < deadline, (folder / "prometheus.log").read_text()[-2000:]
+                    assert time.monotonic() < deadline, (folder / "prometheus.log").read_text()[
+                        -2000:
+                    ]
                     time.sleep(0.1)
                 time.sleep(6)
                 page.held = False

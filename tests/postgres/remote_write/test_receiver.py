@@ -62,25 +62,39 @@ def meter(dsn):
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_scrapes_become_samples_and_hours(collector, version):
-    """A minute of scrapes of two GPUs, one held by a pod: samples, latest, inventory, held and unallocated time."""
+    """A minute of scrapes of two GPUs, one held by a pod: samples, latest, inventory, held and
+    unallocated time.
+    """
     for at_ms in range(T, T + 60_001, 15_000):
         points = scrape(at_ms, 0, **pod("train-0")) + scrape(at_ms, 1)
         assert write(collector, points, version)[:2] == (204, 8)
     meter(collector.dsn)
-    assert rows(collector.dsn, "SELECT count(*), count(DISTINCT at_ms), min(gpu_power_watts) FROM gpu_sample") == [
-        (10, 5, 400.0)
-    ]
+    assert rows(
+        collector.dsn,
+        "SELECT count(*), count(DISTINCT at_ms), min(gpu_power_watts) FROM gpu_sample",
+    ) == [(10, 5, 400.0)]
     assert rows(
         collector.dsn,
         "SELECT a.uuid, n.name, u.state, w.key, u.held_ms, u.busy_ms, u.energy_mj FROM usage_hour u"
         " JOIN accelerator a ON a.id = accelerator_id LEFT JOIN workload w ON w.id = u.workload_id"
         " JOIN capacity c USING (accelerator_id) JOIN node n ON n.id = c.node_id ORDER BY 1",
     ) == [
-        ("GPU-node-1-0", "node-1", "held", "kubernetes::vision/train-0", 60_000, 60_000, 24_000_000),
+        (
+            "GPU-node-1-0",
+            "node-1",
+            "held",
+            "kubernetes::vision/train-0",
+            60_000,
+            60_000,
+            24_000_000,
+        ),
         ("GPU-node-1-1", "node-1", "unallocated", None, 60_000, 0, 24_000_000),
     ]
     latest = "SELECT at_ms, state, gpu_utilization_ratio FROM gpu_latest ORDER BY accelerator_id"
-    wanted = [(T + 60_000, "held", pytest.approx(0.8)), (T + 60_000, "unallocated", pytest.approx(0.8))]
+    wanted = [
+        (T + 60_000, "held", pytest.approx(0.8)),
+        (T + 60_000, "unallocated", pytest.approx(0.8)),
+    ]
     wait_for(lambda: rows(collector.dsn, latest) == wanted)
 
 
@@ -155,7 +169,9 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_rules_of_requests(shared, rule):
-    """Status and written counts by content type, encoding and body; the counts are there whatever the status."""
+    """Status and written counts by content type, encoding and body; the counts are there whatever
+    the status.
+    """
     sent, body, status, written = RULES[rule]
     found, answer, _ = shared.request("POST", WRITE, body, sent)
     assert (found, int(answer["X-Prometheus-Remote-Write-Samples-Written"])) == (status, written)
@@ -169,7 +185,11 @@ BAD = {
     "unsorted": (PLAIN[1], PLAIN[0], *PLAIN[2:]),
     "repeated": (PLAIN[0], *PLAIN),
     "an empty name": (("", "x"), *PLAIN),
-    "no name": PLAIN[1:] if PLAIN[0][0] == "__name__" else tuple(pair for pair in PLAIN if pair[0] != "__name__"),
+    "no name": (
+        PLAIN[1:]
+        if PLAIN[0][0] == "__name__"
+        else tuple(pair for pair in PLAIN if pair[0] != "__name__")
+    ),
     "too many": tuple(sorted([*PLAIN, *[(f"x{number:03}", "1") for number in range(100)]])),
     "too long": tuple(sorted([*PLAIN, ("x", "1" * 5000)])),
     "not storable": labels(UTIL, 5, modelName="H100\0"),
@@ -180,7 +200,9 @@ BAD = {
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("fault", BAD)
 def test_a_bad_series_is_refused_and_its_neighbors_are_written(shared, fault, version):
-    """A partial write: 400, so that the sender does not repeat it, and the count of what was written."""
+    """A partial write: 400, so that the sender does not repeat it, and the count of what was
+    written.
+    """
     status, written, text = write(shared, [*scrape(T, 6), Point(BAD[fault], 1.0, T)], version)
     assert (status, written) == (400, 4), text
     assert text.startswith("a series ")
@@ -197,11 +219,15 @@ def test_instants_that_no_clock_shows_are_refused(shared, at_ms, status):
 
 
 def test_what_is_older_than_the_window_is_refused(collector):
-    """The window reaches back from the accelerator's newest scrape, so that a sender may catch up after days."""
+    """The window reaches back from the accelerator's newest scrape, so that a sender may catch up
+    after days.
+    """
     newest = T + 1_800_000
     assert write(collector, scrape(newest))[0] == 204
     assert write(collector, scrape(newest - 3_600_000))[:2] == (204, 4)
-    status, written, text = write(collector, scrape(newest - 3_600_001) + scrape(newest - 3_600_001, 1))
+    status, written, text = write(
+        collector, scrape(newest - 3_600_001) + scrape(newest - 3_600_001, 1)
+    )
     assert (status, written) == (400, 4)
     assert "older" in text
     assert write(collector, scrape(newest))[:2] == (204, 4)
@@ -210,21 +236,31 @@ def test_what_is_older_than_the_window_is_refused(collector):
 
 def test_foreign_series_and_other_kinds_are_passed_over(collector):
     """What is none of ours is counted, not written, and no fault of the sender."""
-    foreign = [Point((("__name__", "up"), ("instance", "x")), 1.0, T), Point(labels("node_load1"), 1.0, T)]
+    foreign = [
+        Point((("__name__", "up"), ("instance", "x")), 1.0, T),
+        Point(labels("node_load1"), 1.0, T),
+    ]
     assert write(collector, foreign)[:2] == (204, 0)
     request = ONE["WriteRequest"].FromString(one(scrape(T)))
     request.timeseries[0].exemplars.add(value=1, timestamp=T).labels.add(name="trace_id", value="1")
     request.timeseries.add().histograms.add(timestamp=T)
     request.metadata.add(type=2, metric_family_name=UTIL, help="what it is")
-    status, answer, _ = collector.request("POST", WRITE, snappy(request.SerializeToString()), headers())
+    status, answer, _ = collector.request(
+        "POST", WRITE, snappy(request.SerializeToString()), headers()
+    )
     assert (status, answer["X-Prometheus-Remote-Write-Samples-Written"]) == (204, "4")
-    assert 'remote_write_samples_total{outcome="foreign"} 2.0' in collector.request("GET", "/metrics")[2]
+    assert (
+        'remote_write_samples_total{outcome="foreign"} 2.0'
+        in collector.request("GET", "/metrics")[2]
+    )
     assert write(collector, [Point(labels(UTIL), STALE, T + 15_000)])[:2] == (204, 1)
     assert rows(collector.dsn, "SELECT count(*), max(at_ms) FROM scrape") == [(1, T)]
 
 
 def test_the_same_request_again_changes_nothing(collector):
-    """By series and instant: again, and in parts that overlap; every table of evidence stays as it is."""
+    """By series and instant: again, and in parts that overlap; every table of evidence stays as it
+    is.
+    """
     points = scrape(T, 0, **pod("a")) + scrape(T + 15_000, 0, **pod("a"))
     tables = (
         "gpu_sample",
@@ -238,7 +274,10 @@ def test_the_same_request_again_changes_nothing(collector):
     )
 
     def all_rows():
-        return {table: sorted(map(str, rows(collector.dsn, f"SELECT * FROM {table}"))) for table in tables}
+        return {
+            table: sorted(map(str, rows(collector.dsn, f"SELECT * FROM {table}")))
+            for table in tables
+        }
 
     assert write(collector, points)[:2] == (204, 8)
     wait_for(lambda: rows(collector.dsn, "SELECT at_ms FROM gpu_latest") == [(T + 15_000,)])
@@ -250,23 +289,44 @@ def test_the_same_request_again_changes_nothing(collector):
 
 
 def test_a_scrape_in_two_requests_is_one_scrape(collector):
-    """Prometheus cuts at a number of samples: each reading is stored once, and the newest state is whole."""
+    """Prometheus cuts at a number of samples: each reading is stored once, and the newest state is
+    whole.
+    """
     points = scrape(T, 0, **pod("a"))
     write(collector, points[:2])
     write(collector, points[1:])
     assert rows(
-        collector.dsn, "SELECT count(gpu_utilization_ratio), count(gpu_temperature_celsius), count(*) FROM gpu_sample"
+        collector.dsn,
+        "SELECT count(gpu_utilization_ratio), count(gpu_temperature_celsius), count(*) FROM"
+        " gpu_sample",
     ) == [(1, 1, 2)]
-    latest = "SELECT gpu_utilization_ratio, gpu_power_watts, gpu_temperature_celsius FROM gpu_latest"
+    latest = (
+        "SELECT gpu_utilization_ratio, gpu_power_watts, gpu_temperature_celsius FROM gpu_latest"
+    )
     wait_for(lambda: rows(collector.dsn, latest) == [(pytest.approx(0.8), 400.0, 60.0)])
 
 
 def test_both_vintages_of_labels_and_whose_pod_it_is(collector):
-    """Old and new names; labels that Prometheus renamed; the exporter's own pod holds nothing; a Slurm job does."""
+    """Old and new names; labels that Prometheus renamed; the exporter's own pod holds nothing; a
+    Slurm job does.
+    """
     cases = [
         labels("DCGM_FI_DEV_GPU_UTIL", 0, **pod("old")),
-        labels("DCGM_FI_DEV_GPU_UTIL_RATIO", 1, Hostname="", hostname="node-1", **pod("new"), team="vision"),
-        labels(UTIL, 2, **pod("dcgm-exporter-x", "gpu-operator"), exported_pod="mine", exported_namespace="ns"),
+        labels(
+            "DCGM_FI_DEV_GPU_UTIL_RATIO",
+            1,
+            Hostname="",
+            hostname="node-1",
+            **pod("new"),
+            team="vision",
+        ),
+        labels(
+            UTIL,
+            2,
+            **pod("dcgm-exporter-x", "gpu-operator"),
+            exported_pod="mine",
+            exported_namespace="ns",
+        ),
         labels(UTIL, 3, **pod("nvidia-dcgm-exporter-x", "gpu-operator")),
         labels(UTIL, 4, hpc_job="4711"),
         labels(UTIL, 5, GPU_I_ID="7", GPU_I_PROFILE="1g.10gb", **pod("slice")),
@@ -278,7 +338,8 @@ def test_both_vintages_of_labels_and_whose_pod_it_is(collector):
         collector.dsn,
         "SELECT a.uuid, a.gpu_micro, n.name, u.state, w.key, w.tags ->> 'team' FROM usage_hour u"
         " JOIN accelerator a ON a.id = accelerator_id LEFT JOIN workload w ON w.id = workload_id"
-        " JOIN capacity c USING (accelerator_id) JOIN node n ON n.id = c.node_id ORDER BY a.gpu_index",
+        " JOIN capacity c USING (accelerator_id) JOIN node n ON n.id = c.node_id ORDER BY"
+        " a.gpu_index",
     ) == [
         ("GPU-node-1-0", 1_000_000, "node-1", "held", "kubernetes::vision/old", None),
         ("GPU-node-1-1", 1_000_000, "node-1", "held", "kubernetes::vision/new", "vision"),
@@ -290,25 +351,33 @@ def test_both_vintages_of_labels_and_whose_pod_it_is(collector):
 
 
 def test_a_device_with_instances_is_counted_by_them(collector):
-    """Lines of the device beside those of its MIG instances are not counted a second time, in whatever request."""
+    """Lines of the device beside those of its MIG instances are not counted a second time, in
+    whatever request.
+    """
     mig = {"GPU_I_ID": "7", "GPU_I_PROFILE": "3g.40gb"}
     for at_ms in (T, T + 15_000):
         write(collector, [Point(labels("DCGM_FI_DEV_POWER_USAGE"), 300.0, at_ms)])
     meter(collector.dsn)
     assert rows(collector.dsn, "SELECT count(*) FROM usage_interval") == [(1,)]
     for at_ms in (T, T + 15_000):
-        write(collector, [Point(labels("DCGM_FI_PROF_GR_ENGINE_ACTIVE", **mig, **pod("a")), 0.5, at_ms)])
+        write(
+            collector,
+            [Point(labels("DCGM_FI_PROF_GR_ENGINE_ACTIVE", **mig, **pod("a")), 0.5, at_ms)],
+        )
     meter(collector.dsn)
     assert rows(
         collector.dsn,
-        "SELECT a.uuid, s.state, s.busy_ms FROM usage_interval s JOIN accelerator a ON a.id = s.accelerator_id",
+        "SELECT a.uuid, s.state, s.busy_ms FROM usage_interval s JOIN accelerator a ON a.id ="
+        " s.accelerator_id",
     ) == [("GPU-node-1-0/7", "held", 15_000)]
     assert inventory(collector.dsn) == [("GPU-node-1-0/7", T, None)]
 
 
 def inventory(dsn):
     return rows(
-        dsn, "SELECT uuid, in_ms, out_ms FROM capacity c JOIN accelerator a ON a.id = accelerator_id ORDER BY 1"
+        dsn,
+        "SELECT uuid, in_ms, out_ms FROM capacity c JOIN accelerator a ON a.id = accelerator_id"
+        " ORDER BY 1",
     )
 
 
@@ -317,7 +386,10 @@ def test_a_device_that_is_divided_leaves_the_inventory(collector):
     mig = {"GPU_I_ID": "7", "GPU_I_PROFILE": "3g.40gb"}
     for start, own in ((T, {}), (T + 60_000, mig), (T + 600_000, {})):
         for at_ms in (start, start + 15_000):
-            write(collector, [Point(labels("DCGM_FI_PROF_GR_ENGINE_ACTIVE", **own, **pod("a")), 0.5, at_ms)])
+            write(
+                collector,
+                [Point(labels("DCGM_FI_PROF_GR_ENGINE_ACTIVE", **own, **pod("a")), 0.5, at_ms)],
+            )
             meter(collector.dsn)
         if not own and start > T:
             break
@@ -347,8 +419,12 @@ def test_tokens_are_those_of_agents(dsn, tmp_path):
     (tmp_path / "tokens").write_text("secret\n")
     with running(dsn, agent_token_file=tmp_path / "tokens") as collector:
         assert collector.request("POST", WRITE, GOOD, headers())[0] == 401
-        assert collector.request("POST", WRITE, GOOD, headers(Authorization="Bearer wrong"))[0] == 401
-        assert collector.request("POST", WRITE, GOOD, headers(Authorization="Bearer secret"))[0] == 204
+        assert (
+            collector.request("POST", WRITE, GOOD, headers(Authorization="Bearer wrong"))[0] == 401
+        )
+        assert (
+            collector.request("POST", WRITE, GOOD, headers(Authorization="Bearer secret"))[0] == 204
+        )
 
 
 def test_a_database_that_is_away_is_503(postgres):
@@ -362,7 +438,9 @@ def test_a_database_that_is_away_is_503(postgres):
 
 
 def test_a_full_book_is_begun_anew(collector, monkeypatch):
-    """The memory for known series is bounded: what was known is looked at again, and nothing else changes."""
+    """The memory for known series is bounded: what was known is looked at again, and nothing else
+    changes.
+    """
     monkeypatch.setattr(series, "MAX_SERIES", 6)
     first = collector.parts.remote.cache
     for at_ms in (T, T + 15_000, T + 30_000):
@@ -375,15 +453,27 @@ def test_a_full_book_is_begun_anew(collector, monkeypatch):
 
 
 def test_memory_stays_bounded_under_bombs(shared):
-    """Bodies at the limit of what is taken, of many tiny series: refused or read, and the memory is given back."""
+    """Bodies at the limit of what is taken, of many tiny series: refused or read, and the memory is
+    given back.
+    """
     whole = MAX_INFLATED_BYTES - 16
     empty = snappy(b"\x0a\x00" * (whole // 2))
     samples = snappy(b"\x0a" + varint(whole) + b"\x12\x00" * (whole // 2))
     labeled = snappy(b"\x0a" + varint(whole) + b"\x0a\x00" * (whole // 2 - 1) + b"\x12\x00")
     symbols = snappy(b"\x22\x00" * (whole // 2))
-    refs = snappy(b"\x2a" + varint(whole) + b"\x0a" + varint(whole - 8) + b"\x01" * (whole - 8) + b"\x12\x00")
+    refs = snappy(
+        b"\x2a" + varint(whole) + b"\x0a" + varint(whole - 8) + b"\x01" * (whole - 8) + b"\x12\x00"
+    )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for body in (empty, samples, labeled, symbols, refs, snappy(bytes(whole)), varint(2**34) + GOOD):
+    for body in (
+        empty,
+        samples,
+        labeled,
+        symbols,
+        refs,
+        snappy(bytes(whole)),
+        varint(2**34) + GOOD,
+    ):
         for version in (1, 2):
             status, _, text = shared.request("POST", WRITE, body, headers(version))
             assert status in (204, 400, 413), text
@@ -391,10 +481,19 @@ def test_memory_stays_bounded_under_bombs(shared):
 
 
 def test_labels_that_change_within_a_request(collector, dsn):
-    """A request with scrapes before and after a change of the model, or of an instance's profile, is written."""
+    """A request with scrapes before and after a change of the model, or of an instance's profile,
+    is written.
+    """
     old, new = "NVIDIA H100 80GB HBM3", "NVIDIA H100 NVL"
-    points = [*scrape(T), *scrape(T + 15_000), *scrape(T + 30_000, modelName=new), *scrape(T + 45_000, modelName=new)]
-    small, large = ({"GPU_I_ID": "1", "GPU_I_PROFILE": profile} for profile in ("1g.10gb", "3g.40gb"))
+    points = [
+        *scrape(T),
+        *scrape(T + 15_000),
+        *scrape(T + 30_000, modelName=new),
+        *scrape(T + 45_000, modelName=new),
+    ]
+    small, large = (
+        {"GPU_I_ID": "1", "GPU_I_PROFILE": profile} for profile in ("1g.10gb", "3g.40gb")
+    )
     points += [*scrape(T, 1, **small), *scrape(T + 15_000, 1, **large)]
     assert write(collector, points)[:2] == (204, len(points))
     assert rows(dsn, "SELECT model FROM accelerator WHERE uuid = 'GPU-node-1-0'") == [(new,)]
@@ -405,7 +504,10 @@ def test_labels_that_change_within_a_request(collector, dsn):
         " JOIN accelerator_attributes r ON r.id = accelerator_attributes_id"
         " JOIN accelerator a ON a.id = s.accelerator_id WHERE a.uuid = 'GPU-node-1-0' ORDER BY 2",
     ) == [(old, 0, 15), (new, 15, 45)]
-    assert rows(dsn, "SELECT mig_instance FROM accelerator_attributes WHERE mig_instance IS NOT NULL ORDER BY 1") == [
+    assert rows(
+        dsn,
+        "SELECT mig_instance FROM accelerator_attributes WHERE mig_instance IS NOT NULL ORDER BY 1",
+    ) == [
         ("1g.10gb/1",),
         ("3g.40gb/1",),
     ]

@@ -29,20 +29,31 @@ def two_months(fleet, run):
     fleet.capacity(1, 0, 40 * DAY)
     for number, user in ((1, "alice"), (2, "bob")):
         fleet.workload(number, team="vision", user=user)
-        fleet.connection.execute("UPDATE workload SET user_name = %s WHERE external_id = %s", (user, str(number)))
+        fleet.connection.execute(
+            "UPDATE workload SET user_name = %s WHERE external_id = %s", (user, str(number))
+        )
     for start in (0, 31 * DAY):
-        fleet.evidence([Held(1, 1, start, start + 3 * HOUR, busy=HOUR), Held(1, 2, start + 4 * HOUR, start + 5 * HOUR)])
+        fleet.evidence(
+            [
+                Held(1, 1, start, start + 3 * HOUR, busy=HOUR),
+                Held(1, 2, start + 4 * HOUR, start + 5 * HOUR),
+            ]
+        )
     assert run("close", "--period", "2025-10")[0] == 0
     assert run("chargeback", *NOVEMBER)[0] in {0, 1}
     return fleet
 
 
 def bill(run, span, by="team"):
-    return list(csv.DictReader(io.StringIO(run("chargeback", *span, "--by", by, "--format", "csv")[1])))
+    return list(
+        csv.DictReader(io.StringIO(run("chargeback", *span, "--by", by, "--format", "csv")[1]))
+    )
 
 
 def test_a_backup_brings_everything_back(two_months, run, postgres, tmp_path):
-    """Into an empty database only: bills, closed month and its seal are the same there; a full database is refused."""
+    """Into an empty database only: bills, closed month and its seal are the same there; a full
+    database is refused.
+    """
     target = tmp_path / "ledger.dump"
     code, _, err = run("db", "backup", target)
     assert code == 0, err
@@ -95,11 +106,15 @@ def test_a_file_that_is_no_backup_leaves_nothing_behind(postgres, tmp_path):
         assert code == 2
         assert sentence.startswith(f"{broken} cannot be read as a backup")
         assert sentence.count("pg_restore") == 1
-        assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
+        assert connection.execute(
+            "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
+        ).fetchone() == (0,)
 
 
 def test_an_erased_name_is_gone_and_the_sums_stay(two_months, run):
-    """From workloads, tags and open owners; the sealed month stays as it was sealed, and the command says so."""
+    """From workloads, tags and open owners; the sealed month stays as it was sealed, and the
+    command says so.
+    """
     before = [bill(run, MONTH), bill(run, NOVEMBER)]
     by_user = {row["user"]: row["cost"] for row in bill(run, NOVEMBER, "team,user")}
     assert by_user["alice"] == "6.30"
@@ -141,46 +156,69 @@ def test_what_only_looks_like_a_name_stays(two_months, run):
     """A team that is called like the user keeps its name: only what names a user is erased."""
     two_months.workload(3, team="alice", user="carol")
     run("privacy", "erase", "alice")
-    row = two_months.connection.execute("SELECT tags->>'team' FROM workload WHERE external_id = '3'").fetchone()
+    row = two_months.connection.execute(
+        "SELECT tags->>'team' FROM workload WHERE external_id = '3'"
+    ).fetchone()
     assert row == ("alice",)
 
 
 TOLD = (
-    "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms, until_ms, notified_ms, "
-    "acked_by) VALUES "
-    "('k', 'idle', 'slurm::1', 'vision', '[\"alice@example.com\", \"lead@example.com\"]', '[]', 0, 0, 0, 'alice')",
-    "INSERT INTO outbox (key, recipient, subject, text, html, attachments, made_ms, not_before_ms, state) VALUES "
-    "('a', 'alice@example.com', 'Your GPUs', 'Dear alice', 'alice', '{\"idle.csv\": \"1,alice\"}', 0, 0, 'sent'),"
-    "('b', 'lead@example.com', 'vision', 'alice: 3 GPUs idle', '', '{}', 0, 0, 'dead'),"
-    "('c', 'lead@example.com', 'vision', 'malice and alice2 have no part in it', '', '{}', 0, 0, 'sent')",
-    "INSERT INTO queue_reading (source, at_ms, workloads, gpu_micro, waiting, received_at) VALUES "
-    '(\'slurm:a\', 1, 1, 1, \'[{"user": "alice", "account": "alice", "team": "vision"}]\', now())',
-    "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms, until_ms, "
-    "confidence, evidence) VALUES "
-    "('f', 'anomaly', 'usage', 'vision/alice', 'vision', '{\"user\": \"alice\"}', 0, 0, 0, 1, '{}')",
+    (
+        "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms,"
+        " until_ms, notified_ms, acked_by) VALUES ('k', 'idle', 'slurm::1', 'vision',"
+        " '[\"alice@example.com\", \"lead@example.com\"]', '[]', 0, 0, 0, 'alice')"
+    ),
+    (
+        "INSERT INTO outbox (key, recipient, subject, text, html, attachments, made_ms,"
+        " not_before_ms, state) VALUES ('a', 'alice@example.com', 'Your GPUs', 'Dear alice',"
+        " 'alice', '{\"idle.csv\": \"1,alice\"}', 0, 0, 'sent'),('b', 'lead@example.com', 'vision',"
+        " 'alice: 3 GPUs idle', '', '{}', 0, 0, 'dead'),('c', 'lead@example.com', 'vision', 'malice"
+        " and alice2 have no part in it', '', '{}', 0, 0, 'sent')"
+    ),
+    (
+        "INSERT INTO queue_reading (source, at_ms, workloads, gpu_micro, waiting, received_at)"
+        ' VALUES (\'slurm:a\', 1, 1, 1, \'[{"user": "alice", "account": "alice", "team":'
+        ' "vision"}]\', now())'
+    ),
+    (
+        "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms,"
+        " until_ms, confidence, evidence) VALUES ('f', 'anomaly', 'usage', 'vision/alice',"
+        " 'vision', '{\"user\": \"alice\"}', 0, 0, 0, 1, '{}')"
+    ),
 )
 
 
 def named_in(connection, name):
     """Every table of the schema whose rows hold a text anywhere."""
     tables = connection.execute(
-        "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') "
-        "AND NOT relispartition"
+        "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN"
+        " ('r', 'p') AND NOT relispartition"
     ).fetchall()
     return {
         table
         for (table,) in tables
         if connection.execute(
-            sql.SQL("SELECT count(*) FROM {} t WHERE t::text ~ %s").format(sql.Identifier(table)), (rf"\y{name}\y",)
+            sql.SQL("SELECT count(*) FROM {} t WHERE t::text ~ %s").format(sql.Identifier(table)),
+            (rf"\y{name}\y",),
         ).fetchone()[0]
     }
 
 
 def test_after_an_erasure_a_name_stands_only_where_it_must(two_months, run):
-    """The whole database is searched: messages, letters, queues and findings forget, sealed records stay and are
-    named with their reason; a message to come is said to be."""
+    """The whole database is searched: messages, letters, queues and findings forget, sealed records
+    stay and are named with their reason; a message to come is said to be.
+    """
     connection = two_months.connection
-    lines = ("--owner", "team=vision", "--from", "2025-11-01", "--to", "2025-11-02", "--reason", "alice has left")
+    lines = (
+        "--owner",
+        "team=vision",
+        "--from",
+        "2025-11-01",
+        "--to",
+        "2025-11-02",
+        "--reason",
+        "alice has left",
+    )
     code, _, err = run("disputes", "open", *lines)
     assert code == 0, err
     for statement in TOLD:
@@ -204,11 +242,16 @@ def test_after_an_erasure_a_name_stands_only_where_it_must(two_months, run):
     assert run("privacy", "erase", "alice")[0] == 0
     connection.rollback()
     assert named_in(connection, "alice") <= set(privacy.KEPT)
-    left = {place["table"] for place in json.loads(run("privacy", "show", "alice", "--format", "json")[1])}
+    left = {
+        place["table"]
+        for place in json.loads(run("privacy", "show", "alice", "--format", "json")[1])
+    }
     assert left == named_in(connection, "alice")
     rows = dict(connection.execute("SELECT key, text FROM outbox").fetchall())
     assert rows == {"a": "", "b": "", "c": "malice and alice2 have no part in it"}
-    assert connection.execute("SELECT recipients->>1 FROM notification").fetchone() == ("lead@example.com",)
+    assert connection.execute("SELECT recipients->>1 FROM notification").fetchone() == (
+        "lead@example.com",
+    )
     assert bill(run, NOVEMBER) == before
 
 
@@ -227,5 +270,7 @@ def test_a_name_goes_as_often_as_it_stands(postgres):
     """Next to itself too: the sign between two of them bounds both."""
     with psycopg.connect(postgres) as connection:
         query = "SELECT regexp_replace(%s, %s, 'gone', 'g')"
-        text = connection.execute(query, ("alice alice,alice malice alice2", privacy._word("alice"))).fetchone()
+        text = connection.execute(
+            query, ("alice alice,alice malice alice2", privacy._word("alice"))
+        ).fetchone()
     assert text == ("gone gone,gone malice alice2",)

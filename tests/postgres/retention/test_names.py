@@ -27,7 +27,9 @@ def rows(dsn, query, *values):
 
 
 def test_made_up_names_go_and_those_with_evidence_stay(dsn):
-    """A batch with workloads and accelerators that nothing of it speaks of leaves rows for some weeks only."""
+    """A batch with workloads and accelerators that nothing of it speaks of leaves rows for some
+    weeks only.
+    """
     made_up = [workload(f"made-up-{number}") for number in range(50)]
     with running(dsn) as collector:
         assert collector.send(batch(1))[0] == 200
@@ -37,28 +39,41 @@ def test_made_up_names_go_and_those_with_evidence_stay(dsn):
         assert expire(Database(dsn), KEEP, round(NOW.timestamp() * 1000)) == Expired(0, 0, 0)
         assert expire(Database(dsn), KEEP, LATER_MS) == Expired(0, 0, 0, 52)
         assert rows(dsn, "SELECT external_id FROM workload") == [("job-1",)]
-        assert rows(dsn, "SELECT uuid FROM accelerator ORDER BY uuid") == [("GPU-node-1-0",), ("GPU-node-1-1",)]
+        assert rows(dsn, "SELECT uuid FROM accelerator ORDER BY uuid") == [
+            ("GPU-node-1-0",),
+            ("GPU-node-1-1",),
+        ]
         assert expire(Database(dsn), KEEP, LATER_MS) == Expired(0, 0, 0)
 
 
 def test_every_column_that_refers_to_a_name_is_looked_at():
-    """Columns of the declared schema that could hold an id of either table, whatever they are called."""
+    """Columns of the declared schema that could hold an id of either table, whatever they are
+    called.
+    """
     numbers = {("queue_reading", "workloads")}
     for table in names.NAMED:
         looked_at = {*names.references(table), *numbers}
         for other in metadata.sorted_tables:
             for column in other.columns:
-                if f"{table}_attributes" in (other.name, column.name.removesuffix("s").removesuffix("_id")):
+                if f"{table}_attributes" in (
+                    other.name,
+                    column.name.removesuffix("s").removesuffix("_id"),
+                ):
                     continue  # attributes go with the name that they are of
                 refers = any(key.column.table.name == table for key in column.foreign_keys)
-                assert (other.name, column.name) in looked_at or not (refers or table in column.name), column
+                assert (other.name, column.name) in looked_at or not (
+                    refers or table in column.name
+                ), column
 
 
 @pytest.mark.parametrize("table", sorted(names.NAMED))
 def test_whatever_refers_to_a_name_keeps_it(dsn, table):
     """A row in any one of those columns, also an array, is enough."""
     insert = {
-        "workload": "INSERT INTO workload (key, kind, external_id, first_seen_at) VALUES (%s, 'slurm', 'x', now())",
+        "workload": (
+            "INSERT INTO workload (key, kind, external_id, first_seen_at) VALUES (%s, 'slurm', 'x',"
+            " now())"
+        ),
         "accelerator": "INSERT INTO accelerator (uuid, device_uuid) VALUES (%s, 'x')",
     }[table]
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -82,7 +97,9 @@ def test_whatever_refers_to_a_name_keeps_it(dsn, table):
 
 
 def test_a_name_in_use_is_seen_each_day_and_learnt_anew_when_it_has_gone(dsn, monkeypatch):
-    """A collector does not go on with ids of old: it writes what it remembers as seen again within a day."""
+    """A collector does not go on with ids of old: it writes what it remembers as seen again within
+    a day.
+    """
     with running(dsn) as collector:
         store = collector.parts.commit._store
         assert collector.send(batch(1))[0] == 200
@@ -90,7 +107,9 @@ def test_a_name_in_use_is_seen_each_day_and_learnt_anew_when_it_has_gone(dsn, mo
             connection.execute("UPDATE workload SET last_seen_at = now() - interval '40 days'")
             connection.execute("UPDATE accelerator SET last_seen_at = now() - interval '40 days'")
         assert collector.send(batch(2, start_ms=NOON_MS + 60_000))[0] == 200
-        assert rows(dsn, "SELECT count(*) FROM workload WHERE last_seen_at > now() - interval '1 day'") == [(0,)]
+        assert rows(
+            dsn, "SELECT count(*) FROM workload WHERE last_seen_at > now() - interval '1 day'"
+        ) == [(0,)]
         store.ids._since -= attributes.RENEW_AFTER
         assert collector.send(batch(3, start_ms=NOON_MS + 120_000))[0] == 200
         for table in ("workload", "accelerator"):
@@ -115,9 +134,16 @@ def test_a_program_that_stops_gives_way(dsn):
     """Nothing goes half-way, and the lock of imports is given back."""
     with running(dsn) as collector:
         collector.send(
-            batch(1, workloads=[workload("made-up"), workload()], usage_intervals=batch().usage_intervals[:0])
+            batch(
+                1,
+                workloads=[workload("made-up"), workload()],
+                usage_intervals=batch().usage_intervals[:0],
+            )
         )
-    with psycopg.connect(dsn, autocommit=True) as job, psycopg.connect(dsn, autocommit=True) as other:
+    with (
+        psycopg.connect(dsn, autocommit=True) as job,
+        psycopg.connect(dsn, autocommit=True) as other,
+    ):
         assert names.forget_unused(job, "workload", NOW + dt.timedelta(days=1), lambda: True) == 0
         assert locks.seize(other, locks.Lock.IMPORTS)
     assert rows(dsn, "SELECT count(*) FROM workload") == [(2,)]

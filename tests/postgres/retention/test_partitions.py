@@ -1,4 +1,6 @@
-"""Partitions stay few: old months lie in one each, packed and let go day by day; merged days lose nothing."""
+"""Partitions stay few: old months lie in one each, packed and let go day by day; merged days lose
+nothing.
+"""
 
 import datetime as dt
 import threading
@@ -24,7 +26,8 @@ MARCH = int(dt.datetime(2025, 3, 1, tzinfo=dt.UTC).timestamp()) * 1000
 APRIL = month_of(MARCH)[1]
 NOW = APRIL + 200 * DAY_MS
 USAGE_INTERVAL = (
-    "accelerator_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms, unknown_ms, node_id, epoch, seq, record"
+    "accelerator_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms, unknown_ms, node_id,"
+    " epoch, seq, record"
 )
 
 
@@ -44,9 +47,9 @@ def put(dsn, days, coarse_before_ms=0):
         partitions.ensure(connection, "usage_interval", days, coarse_before_ms)
         for day in days:
             connection.execute(
-                f"INSERT INTO usage_interval ({USAGE_INTERVAL}) SELECT n, 'unallocated', %s + n * 1000, %s + n * "
-                f"1000 + 500, 0, 0, 0,"
-                " 0, 1, '00000000-0000-4000-8000-000000000001', %s, n FROM generate_series(0, 99) AS n",
+                f"INSERT INTO usage_interval ({USAGE_INTERVAL}) SELECT n, 'unallocated', %s + n *"
+                " 1000, %s + n * 1000 + 500, 0, 0, 0, 0, 1,"
+                " '00000000-0000-4000-8000-000000000001', %s, n FROM generate_series(0, 99) AS n",
                 (day, day, day // DAY_MS),
             )
 
@@ -59,9 +62,13 @@ def test_a_day_of_an_old_month_gets_the_month(dsn):
     """One partition for all of it, unless days of it are there; a recent day gets one of its own."""
     before_ms = APRIL + DAY_MS
     with Database(dsn).transaction() as connection:
-        made = partitions.ensure(connection, "usage_interval", [MARCH, MARCH + 5 * DAY_MS, APRIL], before_ms)
+        made = partitions.ensure(
+            connection, "usage_interval", [MARCH, MARCH + 5 * DAY_MS, APRIL], before_ms
+        )
         assert made == ["usage_interval_p202503", "usage_interval_p20250401"]
-        assert partitions.ensure(connection, "usage_interval", [MARCH + 30 * DAY_MS], before_ms) == []
+        assert (
+            partitions.ensure(connection, "usage_interval", [MARCH + 30 * DAY_MS], before_ms) == []
+        )
         partitions.ensure(connection, "gpu_sample", [MARCH])
         made = partitions.ensure(connection, "gpu_sample", [MARCH, MARCH + DAY_MS], before_ms)
         assert made == ["gpu_sample_p20250302"]
@@ -73,17 +80,23 @@ def test_a_day_of_an_old_month_gets_the_month(dsn):
 
 
 def test_years_of_old_days_make_few_partitions(dsn):
-    """A node with a usage interval a day for eight years costs a table a month, and others are answered."""
+    """A node with a usage interval a day for eight years costs a table a month, and others are
+    answered.
+    """
     start = int(dt.datetime(2000, 1, 1, tzinfo=dt.UTC).timestamp()) * 1000
     with running(dsn, node_new_days_per_hour=0) as collector:
         for seq in range(73):
             at = [start + (seq * 40 + day) * DAY_MS for day in range(40)]
             usage_intervals = [free(0, day, day + 60_000) for day in at]
-            made = batch(seq, "old", accelerators=1, usage_intervals=usage_intervals, samples=samples(1, []))
+            made = batch(
+                seq, "old", accelerators=1, usage_intervals=usage_intervals, samples=samples(1, [])
+            )
             assert collector.send(made)[0] == 200
         assert collector.send(batch(1, "other"))[0] == 200
     assert len(names(dsn)) == 96 + 1
-    assert rows(dsn, "SELECT count(*) FROM usage_interval WHERE start_ms < %s", APRIL) == [(73 * 40,)]
+    assert rows(dsn, "SELECT count(*) FROM usage_interval WHERE start_ms < %s", APRIL) == [
+        (73 * 40,)
+    ]
 
 
 def sampled(dsn, days):
@@ -104,7 +117,9 @@ def read(dsn):
 
 
 def test_days_of_a_month_are_packed_one_by_one(dsn):
-    """What readers see stays the same; the partition goes with the last day's rows, and an empty one goes too."""
+    """What readers see stays the same; the partition goes with the last day's rows, and an empty
+    one goes too.
+    """
     days = [MARCH, MARCH + 3 * DAY_MS, APRIL - DAY_MS]
     with Database(dsn).transaction() as connection:
         partitions.ensure(connection, "gpu_sample", [*days, MARCH - DAY_MS], APRIL)
@@ -131,8 +146,8 @@ def test_retention_takes_days_out_of_a_month(dsn):
     put(dsn, days, APRIL)
     with Database(dsn).transaction() as connection:
         connection.execute(
-            "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level, lines, seal, receipt)"
-            " VALUES (%s, %s, 'p', 0, 'me', 'team', 0, '', '{}')",
+            "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level,"
+            " lines, seal, receipt) VALUES (%s, %s, 'p', 0, 'me', 'team', 0, '', '{}')",
             (MARCH, APRIL),
         )
     done = pack_samples(Database(dsn), ArchiveRetention(3, 0, 40), days[2] + 40 * DAY_MS)
@@ -144,16 +159,28 @@ def test_retention_takes_days_out_of_a_month(dsn):
 
 
 def test_days_of_an_old_month_become_one_partition(dsn):
-    """Every row is there, indexes too, recent months stay in days, and a second run has nothing to do."""
+    """Every row is there, indexes too, recent months stay in days, and a second run has nothing to
+    do.
+    """
     days = [MARCH + number * DAY_MS for number in range(6)]
     put(dsn, [*days, APRIL, APRIL + DAY_MS])
     before = whole(dsn)
     assert merge_partitions(Database(dsn), ["usage_interval"], APRIL + 20 * DAY_MS) == 6
-    assert names(dsn) == ["usage_interval_p202503", "usage_interval_p20250401", "usage_interval_p20250402"]
+    assert names(dsn) == [
+        "usage_interval_p202503",
+        "usage_interval_p20250401",
+        "usage_interval_p20250402",
+    ]
     assert whole(dsn) == before
-    attached = "SELECT count(*) FROM pg_inherits i JOIN pg_index x ON x.indexrelid = i.inhrelid WHERE x.indrelid = %s"
+    attached = (
+        "SELECT count(*) FROM pg_inherits i JOIN pg_index x ON x.indexrelid = i.inhrelid WHERE"
+        " x.indrelid = %s"
+    )
     assert rows(dsn, attached + "::regclass", "usage_interval_p202503") == [(2,)]
-    checks = "SELECT count(*) FROM pg_constraint WHERE conrelid = 'usage_interval_p202503'::regclass AND contype = 'c'"
+    checks = (
+        "SELECT count(*) FROM pg_constraint WHERE conrelid = 'usage_interval_p202503'::regclass AND"
+        " contype = 'c'"
+    )
     assert rows(dsn, checks) == [(0,)]
     assert merge_partitions(Database(dsn), ["usage_interval"], APRIL + 20 * DAY_MS) == 0
     put(dsn, [MARCH + 20 * DAY_MS])
@@ -184,7 +211,9 @@ def test_a_merge_killed_anywhere_loses_nothing(dsn, monkeypatch, step, when):
 
 
 def test_a_reader_of_before_sees_every_row(dsn, monkeypatch):
-    """A snapshot of before the copy could see neither the days nor the month's rows: the swap waits for it to end."""
+    """A snapshot of before the copy could see neither the days nor the month's rows: the swap waits
+    for it to end.
+    """
     put(dsn, [MARCH, MARCH + DAY_MS])
     monkeypatch.setattr(merging, "SNAPSHOT_SECONDS", 1.0)
     with psycopg.connect(dsn) as reader:
@@ -217,7 +246,9 @@ def test_a_late_writer_waits_and_loses_nothing(dsn, monkeypatch):
 
 
 def put_late(dsn):
-    """Write one more row to the first day, again when the server ends a deadlock, as ingest has agents send again."""
+    """Write one more row to the first day, again when the server ends a deadlock, as ingest has
+    agents send again.
+    """
     try:
         put_one(dsn)
     except psycopg.errors.DeadlockDetected:
@@ -227,8 +258,8 @@ def put_late(dsn):
 def put_one(dsn):
     with Database(dsn).transaction() as connection:
         connection.execute(
-            f"INSERT INTO usage_interval ({USAGE_INTERVAL}) VALUES (1, 'unavailable', %s, %s, 0, 0, 0, 0, 1,"
-            " '00000000-0000-4000-8000-000000000001', 1, 1)",
+            f"INSERT INTO usage_interval ({USAGE_INTERVAL}) VALUES (1, 'unavailable', %s, %s, 0, 0,"
+            " 0, 0, 1, '00000000-0000-4000-8000-000000000001', 1, 1)",
             (MARCH + 7, MARCH + 8),
         )
 
@@ -241,4 +272,6 @@ def test_two_do_not_merge_or_pack_at_once_and_a_stopping_program_gives_way(dsn):
         assert merging.merge(Database(dsn), "usage_interval", MARCH) == 0
     assert merging.merge(Database(dsn), "usage_interval", MARCH, lambda: True) == 0
     assert names(dsn) == ["usage_interval_p20250301", "usage_interval_p20250302"]
-    assert rows(dsn, "SELECT count(*) FROM pg_class WHERE relname = 'usage_interval_merging'") == [(0,)]
+    assert rows(dsn, "SELECT count(*) FROM pg_class WHERE relname = 'usage_interval_merging'") == [
+        (0,)
+    ]

@@ -1,7 +1,8 @@
-"""Plans stay small: every statement on the way from a batch to an answer reaches a few partitions, whatever there are.
+"""Plans stay small: every statement on the way from a batch to an answer reaches a few partitions,
+whatever there are.
 
-A statement that cannot be pruned when it is planned locks every partition and index of its table, and with some
-thousands of them the server has no locks left: then nothing is taken any more.
+A statement that cannot be pruned when it is planned locks every partition and index of its table,
+and with some thousands of them the server has no locks left: then nothing is taken any more.
 """
 
 import re
@@ -34,11 +35,14 @@ DAY_MS = 86_400_000
 NOW = int(time.time()) * 1000
 TODAY = NOW - NOW % DAY_MS
 MOST = 9
-"""Partitions of a statement: yesterday and today, the days made ahead, and those that usage reaches in from, which are
-one more in the first hours of a day.
+"""Partitions of a statement: yesterday and today, the days made ahead, and those that usage reaches
+in from, which are one more in the first hours of a day.
 """
 BIG = re.compile(r"\b(usage_interval|gpu_sample)\b")
-PLANNED = re.compile(r"\s*(SELECT|WITH|INSERT|UPDATE|DELETE|CREATE TEMP TABLE \w+ ON COMMIT DROP AS)\b", re.IGNORECASE)
+PLANNED = re.compile(
+    r"\s*(SELECT|WITH|INSERT|UPDATE|DELETE|CREATE TEMP TABLE \w+ ON COMMIT DROP AS)\b",
+    re.IGNORECASE,
+)
 PARTITION = re.compile(r"\b(?:usage_interval|gpu_sample)_p\d{6,8}\b")
 
 
@@ -80,7 +84,9 @@ def whole_way(collector, dsn):
         assert collector.send(own)[0] == 200
         claim = msgspec.structs.replace(own, node="node-2", epoch=str(uuid.UUID(int=2)))
         assert collector.send(claim)[0] == 200
-    status, _, text = collector.request("POST", WRITE, snappy(one(scrape(NOW - 3_600_000))), headers(1))
+    status, _, text = collector.request(
+        "POST", WRITE, snappy(one(scrape(NOW - 3_600_000))), headers(1)
+    )
     assert status == 204, text
     wiring.metering(Settings()).run(Database(dsn))
     ledger = Database(dsn)
@@ -96,7 +102,9 @@ def whole_way(collector, dsn):
         minute_rollup.sampled_hours(connection, Period(TODAY, TODAY + DAY_MS))
         asked = {"accelerators": [1], "workloads": [1], "start": TODAY, "end": NOW, "most": 10}
         connection.execute(_USAGE_INTERVALS, asked)
-    today, tomorrow = (time.strftime("%Y-%m-%d", time.gmtime(at / 1000)) for at in (TODAY, TODAY + DAY_MS))
+    today, tomorrow = (
+        time.strftime("%Y-%m-%d", time.gmtime(at / 1000)) for at in (TODAY, TODAY + DAY_MS)
+    )
     days = f"from={today}&to={tomorrow}"
     for path in (
         "chargeback",
@@ -109,7 +117,9 @@ def whole_way(collector, dsn):
         "anomalies",
         "forecast",
     ):
-        status, _, answer = collector.request("GET", f"/v1/{path}{'&' if '?' in path else '?'}{days}")
+        status, _, answer = collector.request(
+            "GET", f"/v1/{path}{'&' if '?' in path else '?'}{days}"
+        )
         assert status == 200, (path, answer)
 
 
@@ -122,7 +132,8 @@ def test_every_statement_reaches_a_few_partitions(dsn, monkeypatch):
     assert len(plans.partitions) >= 10
     assert {text: reached for text, reached in plans.partitions.items() if reached > MOST} == {}
     with Database(dsn).transaction() as connection:
-        # What a prepared statement would do otherwise: lock every partition, and prune when it is run.
+        # What a prepared statement would do otherwise: lock every partition, and prune when it is
+        # run.
         assert connection.execute("SHOW plan_cache_mode").fetchone() == ("force_custom_plan",)
 
 

@@ -24,7 +24,9 @@ def test_a_day_of_unit_costs_is_the_bills():
 
 
 def test_the_last_hour_of_the_long_day_is_in_the_report(fleet, run, ledger, tmp_path):
-    """A run over midnight of the 26th of October, 25 hours long in Berlin: every hour, and each on its day."""
+    """A run over midnight of the 26th of October, 25 hours long in Berlin: every hour, and each on
+    its day.
+    """
     run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
     (tmp_path / "zone.toml").write_text('billing_zone = "Europe/Berlin"\n')
     assert run("apply", tmp_path / "zone.toml")[0] == 0

@@ -27,14 +27,16 @@ def priced(fleet):
     for number in (1, 2):
         fleet.capacity(number, 0, 3 * DAY)
     fleet.connection.execute(
-        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
-        "VALUES ('train', '', 'on_demand', %s, 'USD', 0, now())",
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+        " effective_from_ms, recorded_at) VALUES ('train', '', 'on_demand', %s, 'USD', 0, now())",
         (RATE,),
     )
     return fleet
 
 
-def keep(fleet, workload, counter, readings, source="http://127.0.0.1:8000/metrics", via="agent", part=""):
+def keep(
+    fleet, workload, counter, readings, source="http://127.0.0.1:8000/metrics", via="agent", part=""
+):
     """Readings (minute after October's begin, value), written as a batch writes them."""
     rows = [
         (
@@ -59,22 +61,40 @@ def unit(told, counter):
 
 
 def touched_hours(fleet):
-    return fleet.rows("SELECT series_id, hour_ms, units, covered_ms, restarts FROM counter_hour ORDER BY 1, 2")
+    return fleet.rows(
+        "SELECT series_id, hour_ms, units, covered_ms, restarts FROM counter_hour ORDER BY 1, 2"
+    )
 
 
 def test_a_million_tokens_cost_what_an_independent_sum_says(priced, run):
-    """Three hours at 3.60, counted all the time: 10.80 over the tokens; half of the time worked, so half is used."""
-    priced.evidence([Held(1, 1, hour * HOUR, (hour + 1) * HOUR, busy=HOUR // 2, idle=HOUR // 2) for hour in range(3)])
+    """Three hours at 3.60, counted all the time: 10.80 over the tokens; half of the time worked, so
+    half is used.
+    """
+    priced.evidence(
+        [
+            Held(1, 1, hour * HOUR, (hour + 1) * HOUR, busy=HOUR // 2, idle=HOUR // 2)
+            for hour in range(3)
+        ]
+    )
     workload = priced.workload(1)
     keep(priced, workload, "prompt_tokens", [(minute, minute * 10_000) for minute in range(181)])
-    keep(priced, workload, "generated_tokens", [(minute, 7 + minute * 2_000) for minute in range(181)])
-    keep(priced, workload, "inferences", [(minute, minute * 5) for minute in range(181)], part="stop")
+    keep(
+        priced,
+        workload,
+        "generated_tokens",
+        [(minute, 7 + minute * 2_000) for minute in range(181)],
+    )
+    keep(
+        priced, workload, "inferences", [(minute, minute * 5) for minute in range(181)], part="stop"
+    )
     keep(priced, workload, "inferences", [(minute, minute) for minute in range(181)], part="length")
     told = shown(run, "1", "--by", "hour")
     total = unit(told, "total_tokens")
     assert total["units"] == 180 * 12_000
     assert total["coverage"] == "1.000000"
-    assert Decimal(total["cost"]) == (3 * RATE / (180 * 12_000) * 1_000_000).quantize(Decimal("0.000001"))
+    assert Decimal(total["cost"]) == (3 * RATE / (180 * 12_000) * 1_000_000).quantize(
+        Decimal("0.000001")
+    )
     assert Decimal(total["used_cost"]) == Decimal(total["cost"]) / 2
     assert Decimal(unit(told, "inferences")["cost"]) == 3 * RATE * 1_000 / (180 * 6)
     by_hour = [one for one in told["by"] if one["counter"] == "total_tokens"]
@@ -83,9 +103,16 @@ def test_a_million_tokens_cost_what_an_independent_sum_says(priced, run):
 
 
 def test_what_is_not_counted_is_left_out_and_said(priced, run):
-    """Counters over one hour of three: the cost of that hour over its tokens, and a coverage of a third."""
+    """Counters over one hour of three: the cost of that hour over its tokens, and a coverage of a
+    third.
+    """
     priced.evidence([Held(1, 1, 0, 3 * HOUR, busy=3 * HOUR)])
-    keep(priced, priced.workload(1), "generated_tokens", [(minute, minute * 1_000) for minute in range(61)])
+    keep(
+        priced,
+        priced.workload(1),
+        "generated_tokens",
+        [(minute, minute * 1_000) for minute in range(61)],
+    )
     told = shown(run)
     found = unit(told, "generated_tokens")
     assert found["coverage"] == "0.333333"
@@ -95,7 +122,9 @@ def test_what_is_not_counted_is_left_out_and_said(priced, run):
 
 
 def test_a_restart_and_a_gap_cost_their_interval_and_nothing_else(priced, run):
-    """The counter falls once and is silent for twenty minutes: neither makes tokens, and neither is zero."""
+    """The counter falls once and is silent for twenty minutes: neither makes tokens, and neither is
+    zero.
+    """
     priced.evidence([Held(1, 1, 0, HOUR, busy=HOUR)])
     readings = [(minute, minute * 100) for minute in range(21)]
     readings += [(minute, (minute - 21) * 100) for minute in range(21, 31)]
@@ -105,16 +134,22 @@ def test_a_restart_and_a_gap_cost_their_interval_and_nothing_else(priced, run):
     assert found["units"] == 20 * 100 + 9 * 100 + 10 * 100
     assert found["covered_ms"] == (20 + 9 + 10) * MINUTE
     assert found["restarts"] == 1
-    assert Decimal(found["cost"]) == (RATE * 39 / 60 / 3_900 * 1_000_000).quantize(Decimal("0.000001"))
+    assert Decimal(found["cost"]) == (RATE * 39 / 60 / 3_900 * 1_000_000).quantize(
+        Decimal("0.000001")
+    )
 
 
 def test_order_and_repetition_of_readings_do_not_matter(priced):
     """Shuffled, in pieces, doubled: the same hours as at once."""
     workload = priced.workload(1)
-    readings = [(minute, minute * 37 % 5_000 if minute > 90 else minute * 37) for minute in range(0, 300, 3)]
+    readings = [
+        (minute, minute * 37 % 5_000 if minute > 90 else minute * 37) for minute in range(0, 300, 3)
+    ]
     keep(priced, workload, "generated_tokens", readings)
     at_once = touched_hours(priced)
-    priced.connection.execute("TRUNCATE counter_series, counter_reading, counter_hour RESTART IDENTITY CASCADE")
+    priced.connection.execute(
+        "TRUNCATE counter_series, counter_reading, counter_hour RESTART IDENTITY CASCADE"
+    )
     shuffled = [*readings, *readings[::4]]
     random.Random(7).shuffle(shuffled)
     for at in range(0, len(shuffled), 7):
@@ -128,16 +163,31 @@ def test_two_ways_to_one_counter_are_not_added(priced, run):
     priced.evidence([Held(1, 1, 0, HOUR, busy=HOUR)])
     workload = priced.workload(1)
     keep(priced, workload, "inferences", [(minute, minute) for minute in range(61)])
-    keep(priced, workload, "inferences", [(minute, minute) for minute in range(31)], "10.0.0.1:8000", "remote_write")
+    keep(
+        priced,
+        workload,
+        "inferences",
+        [(minute, minute) for minute in range(31)],
+        "10.0.0.1:8000",
+        "remote_write",
+    )
     assert unit(shown(run), "inferences")["units"] == 60
 
 
 def test_an_endpoint_that_was_not_read_leaves_its_part_uncovered(priced, run):
-    """Two replicas count; of one the second hour is missing: an equal part of that hour's cost is left out."""
+    """Two replicas count; of one the second hour is missing: an equal part of that hour's cost is
+    left out.
+    """
     priced.evidence([Held(1, 1, 0, 3 * HOUR, busy=3 * HOUR)])
     workload = priced.workload(1)
     keep(priced, workload, "inferences", [(minute, minute * 10) for minute in range(181)], "a")
-    keep(priced, workload, "inferences", [(minute, minute * 10) for minute in [*range(61), *range(120, 181)]], "b")
+    keep(
+        priced,
+        workload,
+        "inferences",
+        [(minute, minute * 10) for minute in [*range(61), *range(120, 181)]],
+        "b",
+    )
     found = unit(shown(run), "inferences")
     assert found["units"] == 3_000
     assert found["cost_micro"] == 9_000_000
@@ -156,7 +206,9 @@ def test_a_time_without_price_has_no_unit_cost(fleet, run):
 
 def test_the_list_is_sorted_and_has_unit_costs_beside_waste(priced, run):
     """A dear run that worked, a cheaper one that was idle; each once, with its own counters."""
-    priced.evidence([Held(1, 1, 0, 4 * HOUR, busy=4 * HOUR), Held(2, 2, 0, 2 * HOUR, idle=2 * HOUR)])
+    priced.evidence(
+        [Held(1, 1, 0, 4 * HOUR, busy=4 * HOUR), Held(2, 2, 0, 2 * HOUR, idle=2 * HOUR)]
+    )
     keep(priced, priced.workload(1), "steps", [(0, 0), (240, 400)], "run", "reported")
     code, out, _ = run("runs", *PERIOD, "--format", "csv")
     assert code == 0
@@ -169,12 +221,16 @@ def test_the_list_is_sorted_and_has_unit_costs_beside_waste(priced, run):
         "100.0%",
     )
     assert (rows[1]["cost_held_idle"], rows[1]["unit"]) == ("7.20", "")
-    assert [row["key"] for row in json.loads(run("runs", *PERIOD, "--sort", "waste", "--format", "json")[1])] == [
+    assert [
+        row["key"]
+        for row in json.loads(run("runs", *PERIOD, "--sort", "waste", "--format", "json")[1])
+    ] == [
         "slurm::2",
         "slurm::1",
     ]
     assert [
-        row["key"] for row in json.loads(run("runs", *PERIOD, "--owner", "team=team-2", "--format", "json")[1])
+        row["key"]
+        for row in json.loads(run("runs", *PERIOD, "--owner", "team=team-2", "--format", "json")[1])
     ] == ["slurm::2"]
 
 
@@ -197,7 +253,10 @@ def test_parts_peers_and_scaling_stand_in_the_report(priced, run):
     ]
     assert sum(part["cost_micro"]["USD"] for part in told["parts"]) == 8 * 3_600_000
     assert [one["key"] for one in told["peers"]] == ["slurm::2", "slurm::1"]
-    assert [(one["accelerators"], one["efficiency"]) for one in told["scaling"]] == [(1, "1.000000"), (4, "0.500000")]
+    assert [(one["accelerators"], one["efficiency"]) for one in told["scaling"]] == [
+        (1, "1.000000"),
+        (4, "0.500000"),
+    ]
     code, out, _ = run("runs", "show", "2")
     assert code == 0
     assert "4 GPUs: 0.500, efficiency 50% (runs: 1)" in out
@@ -205,24 +264,53 @@ def test_parts_peers_and_scaling_stand_in_the_report(priced, run):
 
 
 def test_runs_of_one_name_are_compared_by_their_number_of_gpus(priced, run):
-    """Time and cost of a step for each number of GPUs, with the spread; a run that counted nothing is left out."""
+    """Time and cost of a step for each number of GPUs, with the spread; a run that counted nothing
+    is left out.
+    """
     for number in range(3, 9):
         priced.capacity(number, 0, 3 * DAY)
     sizes = {1: [1], 2: [2], 3: [3, 4], 4: [5, 6, 7, 8]}  # workload: cards
-    priced.evidence([Held(card, owner, 0, 2 * HOUR, busy=2 * HOUR) for owner, cards in sizes.items() for card in cards])
-    priced.evidence([Held(1, 5, 5 * HOUR, 6 * HOUR, busy=HOUR), Held(2, 6, 5 * HOUR, 6 * HOUR, busy=HOUR)])
+    priced.evidence(
+        [
+            Held(card, owner, 0, 2 * HOUR, busy=2 * HOUR)
+            for owner, cards in sizes.items()
+            for card in cards
+        ]
+    )
+    priced.evidence(
+        [Held(1, 5, 5 * HOUR, 6 * HOUR, busy=HOUR), Held(2, 6, 5 * HOUR, 6 * HOUR, busy=HOUR)]
+    )
     priced.connection.execute("UPDATE workload SET name = 'train', tags = '{\"team\": \"vision\"}'")
     priced.connection.execute("UPDATE workload SET name = 'alone' WHERE external_id = '6'")
     for owner, steps in {1: 100, 2: 140, 3: 180, 4: 240}.items():  # steps an hour
-        keep(priced, priced.workload(owner), "steps", [(0, 0), (60, steps), (120, 2 * steps)], "run", "reported")
+        keep(
+            priced,
+            priced.workload(owner),
+            "steps",
+            [(0, 0), (60, steps), (120, 2 * steps)],
+            "run",
+            "reported",
+        )
     code, out, err = run("runs", *PERIOD, "--scaling", "--format", "csv")
     assert code == 0, err
     rows = list(csv.DictReader(io.StringIO(out)))
     chosen = [
-        [row[name] for name in ("gpus", "runs", "seconds_per_unit", "unit_cost", "efficiency", "lowest", "highest")]
+        [
+            row[name]
+            for name in (
+                "gpus",
+                "runs",
+                "seconds_per_unit",
+                "unit_cost",
+                "efficiency",
+                "lowest",
+                "highest",
+            )
+        ]
         for row in rows
     ]
-    # One GPU: 100 and 140 steps an hour, median 120. Two: 180 an hour are 90 a GPU, four: 60. 3.60 USD a GPU-hour.
+    # One GPU: 100 and 140 steps an hour, median 120. Two: 180 an hour are 90 a GPU, four: 60. 3.60
+    # USD a GPU-hour.
     assert chosen == [
         ["1", "2", "30.857", "0.030857", "100.0%", "83.3%", "116.7%"],
         ["2", "1", "20.000", "0.04", "75.0%", "", ""],
@@ -232,7 +320,11 @@ def test_runs_of_one_name_are_compared_by_their_number_of_gpus(priced, run):
         ("train", "vision", "step", "steps per GPU-hour")
     }
     (told,) = json.loads(run("runs", *PERIOD, "--scaling", "--format", "json")[1])
-    assert [point["efficiency_lowest"] for point in told["points"]] == ["0.833333", "0.750000", "0.500000"]
+    assert [point["efficiency_lowest"] for point in told["points"]] == [
+        "0.833333",
+        "0.750000",
+        "0.500000",
+    ]
     assert "no name ran" in run("runs", *PERIOD, "--scaling", "--owner", "team=other")[1]
 
 
@@ -240,7 +332,12 @@ def test_the_page_needs_nothing_else_and_escapes_names(priced, run, tmp_path):
     """No script, no address to fetch from; a name is text."""
     priced.evidence([Held(1, 1, 0, 30 * HOUR, busy=20 * HOUR, idle=10 * HOUR)])
     priced.connection.execute("UPDATE workload SET name = '<script>alert(1)</script>'")
-    keep(priced, priced.workload(1), "generated_tokens", [(minute, minute * 1_000) for minute in range(0, 1_801, 5)])
+    keep(
+        priced,
+        priced.workload(1),
+        "generated_tokens",
+        [(minute, minute * 1_000) for minute in range(0, 1_801, 5)],
+    )
     code, _, err = run("runs", "show", "slurm::1", "--format", "html", "-o", tmp_path / "run.html")
     assert code == 0, err
     page = (tmp_path / "run.html").read_text(encoding="utf-8")
@@ -283,10 +380,14 @@ def test_a_purge_keeps_what_was_counted(priced):
 
 
 def test_writers_that_meet_count_once(priced, dsn):
-    """Two connections write readings of one series one after the other's lock; the hours are of all readings."""
+    """Two connections write readings of one series one after the other's lock; the hours are of all
+    readings.
+    """
     workload = priced.workload(1)
     keep(priced, workload, "inferences", [(0, 0)])
-    series = counters.Series(workload, "agent", "http://127.0.0.1:8000/metrics", "", "inferences", "vllm")
+    series = counters.Series(
+        workload, "agent", "http://127.0.0.1:8000/metrics", "", "inferences", "vllm"
+    )
     with psycopg.connect(dsn) as other:
         counters.store_readings(other, [(series, CounterReading(OCTOBER + MINUTE, 10))])
         priced.connection.execute("SET lock_timeout = 200")
@@ -298,11 +399,13 @@ def test_writers_that_meet_count_once(priced, dsn):
 
 
 def test_an_imported_run_has_an_outcome_and_no_activity(priced, run):
-    """A scheduler's record: cost and how it ended are known; which GPUs and what they did are not, and it is said."""
+    """A scheduler's record: cost and how it ended are known; which GPUs and what they did are not,
+    and it is said.
+    """
     workload = priced.workload(9)
     priced.connection.execute(
-        "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool, state) "
-        "VALUES (%s, %s, %s, 2000000, 'H100', 'slurm', 'FAILED')",
+        "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool,"
+        " state) VALUES (%s, %s, %s, 2000000, 'H100', 'slurm', 'FAILED')",
         (workload, OCTOBER, OCTOBER + 2 * HOUR),
     )
     priced.connection.execute("UPDATE price SET pool = ''")
@@ -310,7 +413,10 @@ def test_an_imported_run_has_an_outcome_and_no_activity(priced, run):
     keep(priced, workload, "steps", [(0, 0), (120, 40)], "run", "reported")
     told = shown(run, "9")
     assert told["outcome"] == "FAILED"
-    assert (unit(told, "steps")["cost"], unit(told, "steps")["coverage"]) == ("0.360000", "1.000000")
+    assert (unit(told, "steps")["cost"], unit(told, "steps")["coverage"]) == (
+        "0.360000",
+        "1.000000",
+    )
     code, out, _ = run("runs", "show", "9")
     assert code == 0
     assert "ended FAILED" in out

@@ -38,13 +38,24 @@ def rows(collector, query, *values):
 
 def counts(minutes=range(11), counter="generated_tokens", **changes):
     return [
-        Count(0, "http://127.0.0.1:8000/metrics", counter, T + minute * MINUTE, minute * 100, "m=a", "vllm", **changes)
+        Count(
+            0,
+            "http://127.0.0.1:8000/metrics",
+            counter,
+            T + minute * MINUTE,
+            minute * 100,
+            "m=a",
+            "vllm",
+            **changes,
+        )
         for minute in minutes
     ]
 
 
 def holding(**changes):
-    return batch(accelerators=1, samples=Samples(), usage_intervals=[held(0, T, T + 10 * MINUTE)], **changes)
+    return batch(
+        accelerators=1, samples=Samples(), usage_intervals=[held(0, T, T + 10 * MINUTE)], **changes
+    )
 
 
 HOURS = (
@@ -56,14 +67,16 @@ HOURS = (
 def test_counters_of_a_batch_are_counted_once(collector):
     """The batch again is a duplicate; another batch with the same readings changes nothing."""
     assert collector.send(holding(counts=counts()))[1]["status"] == "committed"
-    expected = [("agent", "http://127.0.0.1:8000/metrics", "generated_tokens", T, 1_000, 10 * MINUTE)]
+    expected = [
+        ("agent", "http://127.0.0.1:8000/metrics", "generated_tokens", T, 1_000, 10 * MINUTE)
+    ]
     assert rows(collector, HOURS) == expected
     assert collector.send(holding(counts=counts()))[1]["status"] == "duplicate"
     assert collector.send(holding(counts=counts(), seq=2))[1]["status"] == "committed"
     assert rows(collector, HOURS) == expected
-    assert rows(collector, "SELECT w.key FROM counter_series JOIN workload w ON w.id = workload_id") == [
-        ("slurm::job-1",)
-    ]
+    assert rows(
+        collector, "SELECT w.key FROM counter_series JOIN workload w ON w.id = workload_id"
+    ) == [("slurm::job-1",)]
 
 
 def test_late_batches_in_any_order_count_the_same(collector):
@@ -86,20 +99,33 @@ def test_bad_counters_are_named_and_the_rest_is_kept(collector):
     ]
     status, answer = collector.send(holding(counts=made))
     assert (status, answer["status"]) == (422, "partial")
-    assert [one["record"] for one in answer["rejected"]] == [f"counts[{place}]" for place in range(11, 17)]
+    assert [one["record"] for one in answer["rejected"]] == [
+        f"counts[{place}]" for place in range(11, 17)
+    ]
     assert rows(collector, HOURS)[0][4] == 1_000
     assert rows(collector, "SELECT count(*) FROM usage_interval") == [(1,)]
 
 
 def test_old_and_new_agents_and_collectors_understand_each_other(collector):
-    """An envelope without counters is as it was, byte for byte; a field that nobody knows yet is passed over."""
+    """An envelope without counters is as it was, byte for byte; a field that nobody knows yet is
+    passed over.
+    """
     plain = msgspec.msgpack.decode(encode(holding()))
     assert "counts" not in plain
     assert collector.send(holding())[1]["status"] == "committed"
     later = {
         **plain,
         "seq": 7,
-        "counts": [{"workload": 0, "source": "u", "counter": "steps", "at_ms": T, "value": 1, "color": "red"}],
+        "counts": [
+            {
+                "workload": 0,
+                "source": "u",
+                "counter": "steps",
+                "at_ms": T,
+                "value": 1,
+                "color": "red",
+            }
+        ],
         "dreams": [1, 2],
     }
     assert collector.post(zstd.compress(msgspec.msgpack.encode(later)))[1]["status"] == "committed"
@@ -135,12 +161,20 @@ def write(collector, points, version=1):
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_counters_by_remote_write_go_to_their_pod_once(collector, version):
-    """Two replicas of a Prometheus send the same counters; gauges, aborted requests and others are passed over."""
+    """Two replicas of a Prometheus send the same counters; gauges, aborted requests and others are
+    passed over.
+    """
     for minute in range(11):
         at = T + minute * MINUTE
         points = [
-            Point(series("vllm:generation_tokens_total", prometheus_replica="a"), minute * 100.0, at),
-            Point(series("vllm:generation_tokens_total", prometheus_replica="b"), minute * 100.0 + 50, at + 30_000),
+            Point(
+                series("vllm:generation_tokens_total", prometheus_replica="a"), minute * 100.0, at
+            ),
+            Point(
+                series("vllm:generation_tokens_total", prometheus_replica="b"),
+                minute * 100.0 + 50,
+                at + 30_000,
+            ),
             Point(series("vllm:request_success_total", finished_reason="stop"), float(minute), at),
             Point(series("vllm:request_success_total", finished_reason="abort"), 77.0, at),
             Point(series("vllm:num_requests_running"), 3.0, at),
@@ -152,22 +186,36 @@ def test_counters_by_remote_write_go_to_their_pod_once(collector, version):
         ("remote_write", "10.0.0.7:8000", "generated_tokens", T, 1_050, 10 * MINUTE + 30_000),
         ("remote_write", "10.0.0.7:8000", "inferences", T, 10, 10 * MINUTE),
     ]
-    assert rows(collector, "SELECT DISTINCT w.key FROM counter_series JOIN workload w ON w.id = workload_id") == [
-        ("kubernetes::chat/vllm-0",)
-    ]
+    assert rows(
+        collector, "SELECT DISTINCT w.key FROM counter_series JOIN workload w ON w.id = workload_id"
+    ) == [("kubernetes::chat/vllm-0",)]
 
 
 def test_counters_go_to_the_workload_that_an_agent_knows_by_uid(collector):
     """The agent's tags stay as they are, and the counters are its workload's."""
-    pod = workload("0b1c-uid", kind="kubernetes", tags={"namespace": "chat", "pod": "vllm-0", "team": "chat"})
-    collector.send(batch(accelerators=1, samples=Samples(), workloads=[pod], usage_intervals=[held(0, T, T + MINUTE)]))
+    pod = workload(
+        "0b1c-uid", kind="kubernetes", tags={"namespace": "chat", "pod": "vllm-0", "team": "chat"}
+    )
+    collector.send(
+        batch(
+            accelerators=1,
+            samples=Samples(),
+            workloads=[pod],
+            usage_intervals=[held(0, T, T + MINUTE)],
+        )
+    )
     assert write(collector, [Point(series("sglang:num_requests_total"), 5.0, T)])[0] == 204
-    found = rows(collector, "SELECT w.key, w.tags ->> 'team' FROM counter_series JOIN workload w ON w.id = workload_id")
+    found = rows(
+        collector,
+        "SELECT w.key, w.tags ->> 'team' FROM counter_series JOIN workload w ON w.id = workload_id",
+    )
     assert found == [("kubernetes::0b1c-uid", "chat")]
 
 
 def test_impossible_counters_are_refused_and_stale_ones_pass(collector):
-    """Too old and too far ahead is a 400 with the good ones committed; the end of a series is no reading."""
+    """Too old and too far ahead is a 400 with the good ones committed; the end of a series is no
+    reading.
+    """
     name = series("tgi_request_success")
     points = [
         Point(name, 1.0, T),
@@ -183,7 +231,9 @@ def test_impossible_counters_are_refused_and_stale_ones_pass(collector):
 
 def told(collector, run, token=None, **body):
     given = JSON | ({} if token is None else {"Authorization": f"Bearer {token}"})
-    status, _, answer = collector.request("POST", f"/v1/runs/{run}/progress", json.dumps(body).encode(), given)
+    status, _, answer = collector.request(
+        "POST", f"/v1/runs/{run}/progress", json.dumps(body).encode(), given
+    )
     return status, answer
 
 
@@ -192,10 +242,17 @@ def at(ms):
 
 
 def test_a_run_tells_its_progress(collector):
-    """Totals by key, id or name; doubled and in any order; a restart from a checkpoint counts nothing back."""
+    """Totals by key, id or name; doubled and in any order; a restart from a checkpoint counts
+    nothing back.
+    """
     collector.send(holding())
     for minute, steps in ((0, 100), (10, 150), (5, 120), (10, 150), (20, 110), (30, 130)):
-        assert told(collector, "job-1", steps=steps, tokens=steps * 4_096, at=at(T + minute * MINUTE))[0] == 202
+        assert (
+            told(collector, "job-1", steps=steps, tokens=steps * 4_096, at=at(T + minute * MINUTE))[
+                0
+            ]
+            == 202
+        )
     assert [row[2:] for row in rows(collector, HOURS)] == [
         ("steps", T, 70, 20 * MINUTE),
         ("tokens", T, 70 * 4_096, 20 * MINUTE),
@@ -221,13 +278,17 @@ def test_progress_needs_a_token_of_its_node(collector):
             )
         }
     time.sleep(1.1)
-    outcomes = {name: told(collector, "job-1", secret, steps=1)[0] for name, secret in secrets.items()}
+    outcomes = {
+        name: told(collector, "job-1", secret, steps=1)[0] for name, secret in secrets.items()
+    }
     assert outcomes == {"any": 202, "here": 202, "there": 404, "reader": 403}
     assert told(collector, "job-1", steps=1)[0] == 401
 
 
 def test_an_agents_token_cannot_tell_whether_a_run_of_another_node_exists(collector):
-    """A run elsewhere, one of a name that nobody has, and several of one name elsewhere: the same answer."""
+    """A run elsewhere, one of a name that nobody has, and several of one name elsewhere: the same
+    answer.
+    """
     twins = [workload(f"job-{number}", name="twin") for number in (1, 2)]
     collector.send(
         batch(
@@ -242,9 +303,9 @@ def test_an_agents_token_cannot_tell_whether_a_run_of_another_node_exists(collec
     time.sleep(1.1)
     names = ("job-1", "slurm::job-1", "twin", "nobody")
     answers = {name: told(collector, name, secret, steps=1) for name in names}
-    assert {(status, str(answer).replace(name, "NAME")) for name, (status, answer) in answers.items()} == {
-        (404, str(answers["nobody"][1]).replace("nobody", "NAME"))
-    }
+    assert {
+        (status, str(answer).replace(name, "NAME")) for name, (status, answer) in answers.items()
+    } == {(404, str(answers["nobody"][1]).replace("nobody", "NAME"))}
     assert rows(collector, "SELECT count(*) FROM counter_series") == [(0,)]
 
 
@@ -286,14 +347,18 @@ def test_a_viewer_lists_the_runs_of_its_own_subtree(collector):
     )
     with psycopg.connect(collector.dsn) as connection:
         connection.execute(
-            "INSERT INTO price (purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
-            "VALUES ('on_demand', 6, 'USD', 0, now())"
+            "INSERT INTO price (purchase, rate_per_gpu_hour, currency, effective_from_ms,"
+            " recorded_at) VALUES ('on_demand', 6, 'USD', 0, now())"
         )
-        secret = create(connection, Token(0, "lead", "viewer", None, {"team": "vision"}, "", NOW))[1]
+        secret = create(connection, Token(0, "lead", "viewer", None, {"team": "vision"}, "", NOW))[
+            1
+        ]
     refresh(Database(collector.dsn), Period(T, NOW), NOW)
     time.sleep(1.1)
     days = f"from={at(T)[:10]}&to={at(NOW + 86_400_000)[:10]}"
-    status, _, answer = collector.request("GET", f"/v1/runs?{days}", headers={"Authorization": f"Bearer {secret}"})
+    status, _, answer = collector.request(
+        "GET", f"/v1/runs?{days}", headers={"Authorization": f"Bearer {secret}"}
+    )
     assert (status, [one["id"] for one in answer["items"]]) == (200, ["a"])
     found = answer["items"][0]["unit_cost"]
     assert (found["counter"], found["units"], found["cost"], found["coverage"]) == (

@@ -1,4 +1,6 @@
-"""A ledger with a pool whose demand is known to the hour: a base that is always held, and a rise every afternoon."""
+"""A ledger with a pool whose demand is known to the hour: a base that is always held, and a rise
+every afternoon.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,10 @@ def ledger(run, written, hour_ms):
         usage = written("usage.csv", "\n".join(["workload_id,start,end,gpus,pool", *rows]) + "\n")
         assert run("import", "usage", usage)[0] == 0
         if price:
-            assert run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2020-01-01")[0] == 0
+            assert (
+                run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2020-01-01")[0]
+                == 0
+            )
 
     return ledger
 

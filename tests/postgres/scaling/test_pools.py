@@ -1,4 +1,6 @@
-"""Pools' limits, decisions, outcomes and the webhook: declared, recorded, told once, and judged by what came."""
+"""Pools' limits, decisions, outcomes and the webhook: declared, recorded, told once, and judged by
+what came.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,12 @@ def test_applied_terms_are_in_force_audited_and_the_same_again_changes_nothing(p
     with database.connect() as connection:
         (terms,) = scaling.terms(connection).values()
     assert terms.limits.headroom == pytest.approx(0.25)
-    assert (terms.limits.cooldown_ms, terms.lead_ms, terms.mode, terms.webhook) == (600_000, 900_000, "act", "capacity")
+    assert (terms.limits.cooldown_ms, terms.lead_ms, terms.mode, terms.webhook) == (
+        600_000,
+        900_000,
+        "act",
+        "capacity",
+    )
     assert ScalingTerms.of("train", terms.facts()) == terms
     assert "1 superseded" in pool(min_gpus=2)[1]
     kinds = rows(database, "SELECT count(*) FROM audit WHERE what = 'scaling_pool'")
@@ -93,7 +100,9 @@ class Receiver:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
-                told.append((self.rfile.read(int(self.headers["Content-Length"])), dict(self.headers)))
+                told.append(
+                    (self.rfile.read(int(self.headers["Content-Length"])), dict(self.headers))
+                )
                 self.send_response(204)
                 self.end_headers()
 
@@ -109,7 +118,9 @@ class Receiver:
         self.server.server_close()
 
 
-def test_a_change_is_told_once_signed_and_only_where_the_pool_acts(ledger, pool, store, dsn, hour_ms, database):
+def test_a_change_is_told_once_signed_and_only_where_the_pool_acts(
+    ledger, pool, store, dsn, hour_ms, database
+):
     """Advice tells nobody; acting tells each change once, however often the job and the sender run."""
     ledger()
     pool(webhook='"capacity"')
@@ -126,7 +137,10 @@ def test_a_change_is_told_once_signed_and_only_where_the_pool_acts(ledger, pool,
     with Receiver() as receiver:
         address = f"http://127.0.0.1:{receiver.server.server_port}/scale"
         hook = WebhookTransport(
-            "webhook", {"capacity": address}, secrets={"capacity": SECRET}, clock=lambda: 1_700_000_000
+            "webhook",
+            {"capacity": address},
+            secrets={"capacity": SECRET},
+            clock=lambda: 1_700_000_000,
         )
         box = Outbox(Database(dsn))
         sender = Sender(box, {"webhook": hook}, lambda: hour_ms + 60_000)
@@ -143,16 +157,20 @@ def test_a_change_is_told_once_signed_and_only_where_the_pool_acts(ledger, pool,
     assert headers["Idempotency-Key"] == said["id"]
 
 
-def test_an_outcome_is_what_came_while_the_decision_served(ledger, pool, store, hour_ms, database, run):
-    """Demand, wait and waste from when it serves until the next one does, in GPU-seconds, and waste in money."""
+def test_an_outcome_is_what_came_while_the_decision_served(
+    ledger, pool, store, hour_ms, database, run
+):
+    """Demand, wait and waste from when it serves until the next one does, in GPU-seconds, and waste
+    in money.
+    """
     ledger()
     made_at = hour_ms - 24 * HOUR_MS * 2
     pool(lead_time_s=3600, min_gpus=20, max_gpus=20)
     advise_scaling(store, made_at)
     assert rows(database, "SELECT count(*) FROM scaling_outcome") == [(0,)]
     advise_scaling(store, made_at + 24 * HOUR_MS)
-    # The last known step began an hour before; from its end and the lead time on for a day: 18 hours of 16 GPUs
-    # wanted, six of 24.
+    # The last known step began an hour before; from its end and the lead time on for a day: 18
+    # hours of 16 GPUs wanted, six of 24.
     assert (
         rows(
             database,
@@ -169,16 +187,30 @@ def test_an_outcome_is_what_came_while_the_decision_served(ledger, pool, store, 
     )
     day = 24 * HOUR_MS
     assert found == [
-        (day, day, (18 * 16 + 6 * 24) * 3600.0, 6 * 4 * 3600.0, 18 * 4 * 3600.0, "USD", 18 * 4 * 2 * 1_000_000)
+        (
+            day,
+            day,
+            (18 * 16 + 6 * 24) * 3600.0,
+            6 * 4 * 3600.0,
+            18 * 4 * 3600.0,
+            "USD",
+            18 * 4 * 2 * 1_000_000,
+        )
     ]
     with database.connect() as connection:
         kinds = scaling.sums(connection, hour_ms - 28 * day)
-    assert kinds["train", "wait"] == sum(row[0] for row in rows(database, "SELECT wait_gpu_s FROM scaling_outcome"))
+    assert kinds["train", "wait"] == sum(
+        row[0] for row in rows(database, "SELECT wait_gpu_s FROM scaling_outcome")
+    )
     assert set(kinds) == {("train", kind) for kind in scaling.KINDS}
     code, out, _ = run("scale", "history", "--pool", "train", "--format", "json")
     oldest = json.loads(out)[-1]
     assert code == 0
-    assert (oldest["desired_gpus"], oldest["wait_gpu_s"], oldest["waste_cost"]) == (20.0, 86400.0, "144.00")
+    assert (oldest["desired_gpus"], oldest["wait_gpu_s"], oldest["waste_cost"]) == (
+        20.0,
+        86400.0,
+        "144.00",
+    )
     assert len(oldest["inputs_hash"]) == 64
     assert run("scale", "history", "--format", "csv")[1].count("\n") == len(json.loads(out)) + 1
     assert "not yet" in run("scale", "history")[1]
@@ -199,8 +231,16 @@ def test_the_api_keeps_to_the_limits_and_says_which(ledger, pool, dsn):
             status, _, seen[name] = collector.request("GET", "/v1/scaling/train")
             assert status == 200
     assert seen["none"]["desired_gpus"] >= seen["none"]["demand_gpus"] > 0
-    assert (seen["none"]["lead_s"], seen["none"]["limited"], seen["none"]["acting"]) == (600, False, False)
-    assert (seen["ceiling"]["desired_gpus"], seen["ceiling"]["desired_nodes"], seen["ceiling"]["limited"]) == (
+    assert (seen["none"]["lead_s"], seen["none"]["limited"], seen["none"]["acting"]) == (
+        600,
+        False,
+        False,
+    )
+    assert (
+        seen["ceiling"]["desired_gpus"],
+        seen["ceiling"]["desired_nodes"],
+        seen["ceiling"]["limited"],
+    ) == (
         8,
         1,
         True,
@@ -222,7 +262,9 @@ def test_the_money_limit_buys_so_many_gpus(ledger, pool, dsn):
 
 
 def test_the_stabilisation_window_keeps_a_target_up_and_lets_it_go(ledger, pool, store, hour_ms):
-    """After the afternoon's rise the target stands for the window, and no longer: it does not keep itself up."""
+    """After the afternoon's rise the target stands for the window, and no longer: it does not keep
+    itself up.
+    """
     ledger()
     pool(stabilization_s=3600, predict="false")
     made = [advise_scaling(store, hour_ms - hours * HOUR_MS)["train"] for hours in (30, 29, 28)]
@@ -238,14 +280,18 @@ def test_stale_demand_is_never_decided_on(ledger, store, hour_ms, database, pool
     made = advise_scaling(store, hour_ms)
     assert made["train"] is not None
     with database.transaction() as connection:
-        connection.execute("UPDATE imported_usage SET end_ms = %s WHERE end_ms IS NULL", (hour_ms - 20 * HOUR_MS,))
+        connection.execute(
+            "UPDATE imported_usage SET end_ms = %s WHERE end_ms IS NULL", (hour_ms - 20 * HOUR_MS,)
+        )
     before = rows(database, "SELECT count(*) FROM scaling_decision")
     assert advise_scaling(store, hour_ms + 1000)["train"] is None
     assert rows(database, "SELECT count(*) FROM scaling_decision") == before
 
 
 def test_the_month_of_a_pool_is_shown_in_money_beside_the_setting(ledger, pool, run):
-    """Capacity times the rate, policy by policy; the advice shows it too, and a file goes on as before."""
+    """Capacity times the rate, policy by policy; the advice shows it too, and a file goes on as
+    before.
+    """
     ledger(days=14)
     pool(predict="false", lead_time_s=3600)
     code, out, _ = run("scale", "backtest", "--pool", "train", "--format", "json")
@@ -266,8 +312,12 @@ def test_the_month_of_a_pool_is_shown_in_money_beside_the_setting(ledger, pool, 
     assert run("scale", "backtest", "--pool", "nowhere")[0] == 2
 
 
-def test_what_is_over_400_days_old_goes_and_a_pools_last_decision_stays(ledger, pool, store, hour_ms, database, dsn):
-    """Decisions with their outcomes, and readings of queues; what is decided next still knows what was desired last."""
+def test_what_is_over_400_days_old_goes_and_a_pools_last_decision_stays(
+    ledger, pool, store, hour_ms, database, dsn
+):
+    """Decisions with their outcomes, and readings of queues; what is decided next still knows what
+    was desired last.
+    """
     ledger()
     for hours in (50, 26, 24):
         advise_scaling(store, hour_ms - hours * HOUR_MS)
@@ -280,8 +330,8 @@ def test_what_is_over_400_days_old_goes_and_a_pools_last_decision_stays(ledger, 
     later_ms = hour_ms - 25 * HOUR_MS + scaling.KEEP_MS
     with Database(dsn).connect() as connection:
         connection.execute(
-            "INSERT INTO queue_reading (source, at_ms, workloads, gpu_micro, waiting, received_at) VALUES "
-            "('slurm', %s, 0, 0, '[]', now()), ('slurm', %s, 0, 0, '[]', now())",
+            "INSERT INTO queue_reading (source, at_ms, workloads, gpu_micro, waiting, received_at)"
+            " VALUES ('slurm', %s, 0, 0, '[]', now()), ('slurm', %s, 0, 0, '[]', now())",
             (hour_ms - 26 * HOUR_MS, hour_ms - 24 * HOUR_MS),
         )
         for _ in range(2):
@@ -298,8 +348,8 @@ def test_a_collectors_daily_tidying_lets_them_go(database, dsn, hour_ms):
     """The job that runs each day does so."""
     with Database(dsn).connect() as connection:
         connection.execute(
-            "INSERT INTO queue_reading (source, at_ms, workloads, gpu_micro, waiting, received_at) VALUES "
-            "('slurm', %s, 0, 0, '[]', now()), ('slurm', %s, 0, 0, '[]', now())",
+            "INSERT INTO queue_reading (source, at_ms, workloads, gpu_micro, waiting, received_at)"
+            " VALUES ('slurm', %s, 0, 0, '[]', now()), ('slurm', %s, 0, 0, '[]', now())",
             (hour_ms - queues.KEEP_MS - HOUR_MS, hour_ms),
         )
     made = scheduled_jobs(Settings(), database)

@@ -1,4 +1,6 @@
-"""Kept sums of queues are what the readings themselves say, whoever wrote them; nothing is answered otherwise."""
+"""Kept sums of queues are what the readings themselves say, whoever wrote them; nothing is answered
+otherwise.
+"""
 
 import datetime as dt
 import json
@@ -23,7 +25,13 @@ MINUTE = 60_000
 KEYS = {"pool": "pool", "model": "gpu_model", "team": "team", "user": "user"}
 NAMES = st.sampled_from(["", "train", "infer", "NULL", 'a"b', "{x,y}", "\\", "zürich pool"])
 WAITING = st.builds(
-    WaitingRow, st.just("job"), st.integers(0, 10**12), pool=NAMES, gpu_model=NAMES, team=NAMES, user=NAMES
+    WaitingRow,
+    st.just("job"),
+    st.integers(0, 10**12),
+    pool=NAMES,
+    gpu_model=NAMES,
+    team=NAMES,
+    user=NAMES,
 )
 AT = st.sampled_from(
     [
@@ -46,7 +54,10 @@ AT = st.sampled_from(
     ]
 )
 WRITTEN = st.tuples(
-    st.sampled_from(["slurm:a", "slurm:b", "k8s"]), AT, st.lists(WAITING, max_size=5), st.sampled_from(["new", "old"])
+    st.sampled_from(["slurm:a", "slurm:b", "k8s"]),
+    AT,
+    st.lists(WAITING, max_size=5),
+    st.sampled_from(["new", "old"]),
 )
 OLD = """INSERT INTO queue_reading AS old (source, at_ms, workloads, gpu_micro, waiting, received_at)
     VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (source, at_ms) DO UPDATE SET workloads = excluded.workloads,
@@ -67,7 +78,9 @@ def write(connection, source, at_ms, waiting, version, now=NOW):
         queues.add(connection, [row], now)
         return
     total = sum(one.gpu_micro for one in waiting)
-    connection.execute(OLD, (source, at_ms, len(waiting), total, json.dumps(queues._summed(row)), now))
+    connection.execute(
+        OLD, (source, at_ms, len(waiting), total, json.dumps(queues._summed(row)), now)
+    )
 
 
 def said(connection, group, start_ms, end_ms):
@@ -104,7 +117,9 @@ def as_said(found):
         assert np.all(np.diff(one.at_ms) > 0)
     return {
         one.source: {
-            at_ms: {name: gpus[place] for name, gpus in one.gpus.items() if np.isfinite(gpus[place])}
+            at_ms: {
+                name: gpus[place] for name, gpus in one.gpus.items() if np.isfinite(gpus[place])
+            }
             for place, at_ms in enumerate(one.at_ms.tolist())
         }
         for one in found
@@ -113,7 +128,10 @@ def as_said(found):
 
 def in_gpus(readings):
     return {
-        source: {at_ms: {name: micro / 1_000_000 for name, micro in sums.items()} for at_ms, sums in mine.items()}
+        source: {
+            at_ms: {name: micro / 1_000_000 for name, micro in sums.items()}
+            for at_ms, sums in mine.items()
+        }
         for source, mine in readings.items()
     }
 
@@ -134,8 +152,9 @@ def check(connection, database):
 @examples(12)
 @given(written=st.lists(WRITTEN, max_size=12))
 def test_sums_are_what_the_readings_say_whoever_wrote_them(connection, database, written):
-    """New collectors and those of before write and replace in turn; missing sums change no answer, nor does making
-    them, and afterwards each kept sum is that of its row."""
+    """New collectors and those of before write and replace in turn; missing sums change no answer,
+    nor does making them, and afterwards each kept sum is that of its row.
+    """
     connection.execute("DELETE FROM queue_reading")
     for number, one in enumerate(written):
         write(connection, *one, now=NOW + dt.timedelta(seconds=number))
@@ -144,7 +163,8 @@ def test_sums_are_what_the_readings_say_whoever_wrote_them(connection, database,
     assert queues.sum_missing(connection, NOW_MS) == 0
     check(connection, database)
     rows = connection.execute(
-        "SELECT pools, pool_gpu_micro, waiting, gpu_micro FROM queue_reading WHERE summed_at = received_at"
+        "SELECT pools, pool_gpu_micro, waiting, gpu_micro FROM queue_reading WHERE summed_at ="
+        " received_at"
     ).fetchall()
     for pools, micro, waiting, total in rows:
         assert sum(micro) == total
@@ -152,7 +172,9 @@ def test_sums_are_what_the_readings_say_whoever_wrote_them(connection, database,
 
 
 def test_a_kept_sum_is_read_and_one_of_another_reading_is_not(connection, database):
-    """What is read is the kept sum; it is passed over as soon as an older collector replaces the reading."""
+    """What is read is the kept sum; it is passed over as soon as an older collector replaces the
+    reading.
+    """
     job = WaitingRow("job", 2_000_000, pool="train")
     write(connection, "slurm", NOW_MS, [job], "new")
     connection.execute("UPDATE queue_reading SET pool_gpu_micro = '{7000000}'")
@@ -173,15 +195,23 @@ def test_a_kept_sum_is_read_and_one_of_another_reading_is_not(connection, databa
 
 
 def test_the_daily_tidying_sums_what_came_before_the_sums(connection, database):
-    """The last 60 days; what is older is never asked for all the time, and is summed where it is read."""
+    """The last 60 days; what is older is never asked for all the time, and is summed where it is
+    read.
+    """
     now_ms = int(dt.datetime.now(dt.UTC).timestamp() * 1000)
     for days in (0, 1, 56, 59, 61):
-        write(connection, "slurm", now_ms - days * DAY_MS, [WaitingRow("job", 1, pool="train")], "old")
+        write(
+            connection, "slurm", now_ms - days * DAY_MS, [WaitingRow("job", 1, pool="train")], "old"
+        )
     made = scheduled_jobs(Settings(), database)
     next(one for one in made if one.name == "tidy").work()
-    left = connection.execute("SELECT at_ms FROM queue_reading WHERE summed_at IS DISTINCT FROM received_at").fetchall()
+    left = connection.execute(
+        "SELECT at_ms FROM queue_reading WHERE summed_at IS DISTINCT FROM received_at"
+    ).fetchall()
     assert left == [(now_ms - 61 * DAY_MS,)]
-    assert sorted(as_said(told(database, "pool", 0, now_ms + 1))["slurm"])[0] == now_ms - 61 * DAY_MS
+    assert (
+        sorted(as_said(told(database, "pool", 0, now_ms + 1))["slurm"])[0] == now_ms - 61 * DAY_MS
+    )
 
 
 def test_a_row_that_is_no_list_holds_up_no_other(connection, database):

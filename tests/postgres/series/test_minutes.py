@@ -9,7 +9,10 @@ pytestmark = pytest.mark.slow
 
 
 def test_first_and_last_minute_are_looked_up_by_key(fleet):
-    """Of every accelerator together; of none there is none. No scan: a year of minutes is asked every five minutes."""
+    """Of every accelerator together; of none there is none.
+
+    No scan: a year of minutes is asked every five minutes.
+    """
     assert minutes.minute_range(fleet.connection) is None
     for number in range(3):
         fleet.accelerator(number)

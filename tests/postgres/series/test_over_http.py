@@ -1,4 +1,6 @@
-"""GET /v1/series and /v1/samples: the ledger's numbers over time, raw readings hot and packed, for those who may."""
+"""GET /v1/series and /v1/samples: the ledger's numbers over time, raw readings hot and packed, for
+those who may.
+"""
 
 import random
 
@@ -22,12 +24,16 @@ NAMES = ("gpu_utilization_ratio", "gpu_power_watts")
 
 
 def get(collector, path, token=None):
-    status, _, answer = collector.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
+    status, _, answer = collector.request(
+        "GET", path, headers={"Authorization": f"Bearer {token}"} if token else {}
+    )
     return status, answer
 
 
 def test_series_over_http_are_the_ledgers(dsn, fleet, ledger, run):
-    """GPU-hours, cost and energy by team and day are those of usage and charges; steps never drawn are null."""
+    """GPU-hours, cost and energy by team and day are those of usage and charges; steps never drawn
+    are null.
+    """
     filled(fleet, run, random.Random(3))
     rolled(dsn, ledger)
     with running(dsn) as collector:
@@ -36,7 +42,8 @@ def test_series_over_http_are_the_ledgers(dsn, fleet, ledger, run):
         assert made["step_seconds"] == 3600
         hours = sum(sum(item["gpus"]) for item in made["items"])
         expected = fleet.rows(
-            "SELECT sum(gpu_ns) / 3.6e12 FROM owner_5min WHERE state = 'held' AND at_ms < %s", OCTOBER + 2 * DAY
+            "SELECT sum(gpu_ns) / 3.6e12 FROM owner_5min WHERE state = 'held' AND at_ms < %s",
+            OCTOBER + 2 * DAY,
         )
         assert hours == pytest.approx(float(expected[0][0]), abs=1e-3)
         _, days = get(collector, f"/v1/series?from={FROM}&to={TO}&by=&step=1d")
@@ -70,7 +77,9 @@ def test_series_that_cannot_be_asked_are_refused(dsn, query, words):
 
 
 def test_a_viewer_sees_its_owners_series_alone(dsn, fleet, ledger, run):
-    """Its team's held time by whatever group; no free time, no samples; a token held to a user sees none."""
+    """Its team's held time by whatever group; no free time, no samples; a token held to a user sees
+    none.
+    """
     filled(fleet, run, random.Random(4))
     rolled(dsn, ledger)
     with Database(dsn).transaction() as connection:
@@ -84,7 +93,10 @@ def test_a_viewer_sees_its_owners_series_alone(dsn, fleet, ledger, run):
         assert {item["team"] for item in made["items"]} == {"team-1"}
         assert get(collector, f"/v1/series?from={FROM}&to={TO}&state=unallocated", mine)[0] == 403
         assert get(collector, f"/v1/series?from={FROM}&to={TO}", ann)[0] == 403
-        assert get(collector, f"/v1/samples?from={FROM}&to={TO}&gpu=GPU-0001&step=3600", mine)[0] == 403
+        assert (
+            get(collector, f"/v1/samples?from={FROM}&to={TO}&gpu=GPU-0001&step=3600", mine)[0]
+            == 403
+        )
         assert get(collector, f"/v1/series?from={FROM}&to={TO}")[0] == 401
 
 
@@ -102,9 +114,14 @@ def sampled(dsn, fleet):
                 for number in (1, 2):
                     power = None if place % 10 == 9 else 100.0 * number + place
                     connection.execute(
-                        "INSERT INTO gpu_sample (accelerator_id, at_ms, gpu_utilization_ratio, gpu_power_watts) "
-                        "VALUES (%s, %s, %s, %s)",
-                        (ids[f"GPU-000{number}"], OCTOBER + day * DAY + place * 10_000, place / 100, power),
+                        "INSERT INTO gpu_sample (accelerator_id, at_ms, gpu_utilization_ratio,"
+                        " gpu_power_watts) VALUES (%s, %s, %s, %s)",
+                        (
+                            ids[f"GPU-000{number}"],
+                            OCTOBER + day * DAY + place * 10_000,
+                            place / 100,
+                            power,
+                        ),
                     )
     assert archive.pack_day(Database(dsn), OCTOBER) is not None
     return fleet
@@ -144,7 +161,9 @@ def test_raw_samples_are_the_same_packed_or_hot_page_by_page(dsn, sampled, day):
                 if after is None:
                     break
             assert found == expected
-        _, of_node = get(collector, f"/v1/samples?from={start}&to={end}&node=n1&metrics={','.join(NAMES)}")
+        _, of_node = get(
+            collector, f"/v1/samples?from={start}&to={end}&node=n1&metrics={','.join(NAMES)}"
+        )
         assert rows_of(of_node) == expected
 
 
@@ -152,7 +171,8 @@ def test_longer_spans_are_means(dsn, sampled):
     """Two days by ten minutes: one instant each day, means over what was there."""
     with running(dsn) as collector:
         status, answer = get(
-            collector, f"/v1/samples?from={FROM}&to={TO}&gpu=GPU-0002&step=600&metrics={','.join(NAMES)}"
+            collector,
+            f"/v1/samples?from={FROM}&to={TO}&gpu=GPU-0002&step=600&metrics={','.join(NAMES)}",
         )
         assert status == 200
         power = np.mean([200 + place for place in range(60) if place % 10 != 9])
@@ -167,7 +187,11 @@ def test_longer_spans_are_means(dsn, sampled):
     [
         (f"from={FROM}&to={TO}&gpu=GPU-0001", 422, "at most an hour"),
         (f"from={FROM}&to={TO}", 422, "gpu and node"),
-        (f"from={FROM}&to={TO}&gpu=GPU-0001&step=60&metrics=gpu_magic", 422, "'gpu_magic' is not stored"),
+        (
+            f"from={FROM}&to={TO}&gpu=GPU-0001&step=60&metrics=gpu_magic",
+            422,
+            "'gpu_magic' is not stored",
+        ),
         (f"from={FROM}&to={TO}&gpu=GPU-9&step=60", 404, "no accelerator"),
         (f"from={FROM}&to={TO}&node=n9&step=60", 404, "no accelerator was on"),
         ("from=2025-10-01&to=2026-10-01&gpu=GPU-0001&step=86400", 422, "at most 128"),

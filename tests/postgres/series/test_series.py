@@ -1,4 +1,6 @@
-"""Five-minute series: their hours are the hourly ledger's, their money is the charges', and late data reaches them."""
+"""Five-minute series: their hours are the hourly ledger's, their money is the charges', and late
+data reaches them.
+"""
 
 import random
 
@@ -39,7 +41,9 @@ def assert_laws(fleet):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_hours_are_those_of_the_ledger_and_money_that_of_the_charges(dsn, fleet, ledger, run, seed):
-    """Time by state and hour, money by day, owner and pool: equal to the last unit, whatever the evidence."""
+    """Time by state and hour, money by day, owner and pool: equal to the last unit, whatever the
+    evidence.
+    """
     filled(fleet, run, random.Random(seed))
     assert rolled(dsn, ledger) > 2
     assert len(fleet.rows(TIME)) > 40
@@ -47,8 +51,12 @@ def test_hours_are_those_of_the_ledger_and_money_that_of_the_charges(dsn, fleet,
     assert rolled(dsn, ledger) == 0, "nothing was rated since"
 
 
-def test_a_price_that_changes_inside_an_hour_and_imported_counts_are_drawn(dsn, fleet, ledger, run, tmp_path):
-    """Rating intervals of an hour keep their time; what was imported as a count is spread evenly over its own time."""
+def test_a_price_that_changes_inside_an_hour_and_imported_counts_are_drawn(
+    dsn, fleet, ledger, run, tmp_path
+):
+    """Rating intervals of an hour keep their time; what was imported as a count is spread evenly
+    over its own time.
+    """
     filled(fleet, run, random.Random(9))
     run("prices", "set", "--rate", "3.5", "--currency", "USD", "--from", "2025-10-01T05:32:00Z")
     path = tmp_path / "usage.csv"
@@ -60,7 +68,9 @@ def test_a_price_that_changes_inside_an_hour_and_imported_counts_are_drawn(dsn, 
     assert fleet.rows(DRAWN_MONEY) == fleet.rows(MONEY)
     far = fleet.rows("SELECT at_ms, gpu_ns FROM owner_5min WHERE pool = 'far' ORDER BY 1")
     assert far[0] == (OCTOBER + 10 * HOUR, 3 * MINUTE * 64_000_000)
-    assert far[1:] == [(OCTOBER + 10 * HOUR + at * 300_000, 300_000 * 64_000_000) for at in range(1, 12)]
+    assert far[1:] == [
+        (OCTOBER + 10 * HOUR + at * 300_000, 300_000 * 64_000_000) for at in range(1, 12)
+    ]
     fleet.connection.execute("DELETE FROM owner_5min WHERE pool = 'far'")
     assert fleet.rows(DRAWN) == fleet.rows(TIME)
 
@@ -69,9 +79,16 @@ def test_time_lies_where_its_usage_intervals_lie(dsn, fleet, ledger, run):
     """A workload of twenty minutes is in four steps and in no other; a gap inside it stays a gap."""
     run("prices", "set", "--rate", "6", "--currency", "USD", "--from", "2025-01-01")
     fleet.capacity(1, 0, DAY)
-    fleet.evidence([Held(1, 1, 10 * MINUTE, 20 * MINUTE, busy=10 * MINUTE), Held(1, 1, 40 * MINUTE, 50 * MINUTE)])
+    fleet.evidence(
+        [
+            Held(1, 1, 10 * MINUTE, 20 * MINUTE, busy=10 * MINUTE),
+            Held(1, 1, 40 * MINUTE, 50 * MINUTE),
+        ]
+    )
     rolled(dsn, ledger)
-    rows = fleet.rows("SELECT at_ms, gpu_ns, busy_ns, unknown_ns, cost_micro FROM owner_5min ORDER BY 1")
+    rows = fleet.rows(
+        "SELECT at_ms, gpu_ns, busy_ns, unknown_ns, cost_micro FROM owner_5min ORDER BY 1"
+    )
     full = 300_000_000_000
     cost = 500_000
     assert rows == [
@@ -81,14 +98,20 @@ def test_time_lies_where_its_usage_intervals_lie(dsn, fleet, ledger, run):
 
 
 def test_late_evidence_reaches_the_series_and_only_its_day_is_drawn_again(dsn, fleet, ledger, run):
-    """A usage interval that comes two weeks late: one day is made again, the laws hold, the other days stay."""
+    """A usage interval that comes two weeks late: one day is made again, the laws hold, the other
+    days stay.
+    """
     filled(fleet, run, random.Random(5))
     rolled(dsn, ledger)
-    before = fleet.rows("SELECT * FROM owner_5min WHERE at_ms >= %s ORDER BY 1, 2, 3, 4, 5", OCTOBER + DAY)
+    before = fleet.rows(
+        "SELECT * FROM owner_5min WHERE at_ms >= %s ORDER BY 1, 2, 3, 4, 5", OCTOBER + DAY
+    )
     fleet.evidence([Held(0, 3, 2 * HOUR, 3 * HOUR, busy=HOUR)])
     assert rolled(dsn, ledger, NOW_MS + HOUR) == 1
     assert_laws(fleet)
-    assert before == fleet.rows("SELECT * FROM owner_5min WHERE at_ms >= %s ORDER BY 1, 2, 3, 4, 5", OCTOBER + DAY)
+    assert before == fleet.rows(
+        "SELECT * FROM owner_5min WHERE at_ms >= %s ORDER BY 1, 2, 3, 4, 5", OCTOBER + DAY
+    )
 
 
 def test_a_day_of_another_zone_is_drawn_whole(dsn, fleet, ledger, run, tmp_path):
@@ -100,12 +123,16 @@ def test_a_day_of_another_zone_is_drawn_whole(dsn, fleet, ledger, run, tmp_path)
     rolled(dsn, ledger)
     assert fleet.rows(DRAWN) == fleet.rows(TIME)
     total = "SELECT sum(cost_micro) FROM {}"
-    charged = fleet.rows(total.format("charge WHERE state IN ('held', 'unallocated', 'unavailable')"))
+    charged = fleet.rows(
+        total.format("charge WHERE state IN ('held', 'unallocated', 'unavailable')")
+    )
     assert fleet.rows(total.format("owner_5min")) == charged
 
 
 def test_what_is_too_old_is_expired_and_not_drawn_again(dsn, fleet, ledger, run):
-    """Days before the setting's are removed; the next run leaves them so; what is read there is unknown, not zero."""
+    """Days before the setting's are removed; the next run leaves them so; what is read there is
+    unknown, not zero.
+    """
     filled(fleet, run, random.Random(7))
     rolled(dsn, ledger)
     age = (NOW_MS - OCTOBER) // DAY - 1
@@ -137,7 +164,9 @@ def test_series_are_read_by_what_is_asked(dsn, fleet, ledger, run):
             for by in (("team",), ("pool",), ("team", "pool", "model"), ()):
                 found = series.read(connection, period, step, by)
                 whole = sum(int(one.values["gpu_ns"].sum()) for one in found)
-                assert fleet.rows("SELECT sum(gpu_ns) FROM owner_5min WHERE state = 'held'") == [(whole,)]
+                assert fleet.rows("SELECT sum(gpu_ns) FROM owner_5min WHERE state = 'held'") == [
+                    (whole,)
+                ]
                 assert all(len(one.values["gpu_ns"]) == period.ms // step for one in found)
         (mine,) = series.read(connection, period, HOUR, ("team",), {"team": "team-1"})
         assert mine.key == ("team-1",)

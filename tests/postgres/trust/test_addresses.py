@@ -1,4 +1,6 @@
-"""Which addresses a hook may connect to: nothing of the IANA special-purpose registries, in any form."""
+"""Which addresses a hook may connect to: nothing of the IANA special-purpose registries, in any
+form.
+"""
 
 import ipaddress
 from ipaddress import IPv4Address
@@ -63,8 +65,9 @@ IPV6_REGISTRY = """
 fc00::/7            False  Unique-Local
 fe80::/10           False  Link-Local Unicast
 """
-"""https://www.iana.org/assignments/iana-ipv6-special-registry, but ::ffff:0:0/96 and 64:ff9b::/96, judged by what is
-inside of them."""
+"""https://www.iana.org/assignments/iana-ipv6-special-registry, but ::ffff:0:0/96 and 64:ff9b::/96,
+judged by what is inside of them.
+"""
 ELSEWHERE = ("224.0.0.0/4", "ff00::/8", "fec0::/10", "::/96", "4000::/3", "200::/7")
 """Multicast, site-local, IPv4-compatible, and what was never given out."""
 
@@ -142,11 +145,18 @@ def test_an_address_inside_of_another_is_no_more_public_than_itself(inner: IPv4A
     """Mapped and behind NAT64 it is judged as itself; compatible, 6to4 and Teredo never are public."""
     number = int(inner)
     assert is_public(str(inner)) <= inner.is_global
-    for prefix, judged in (("::ffff:0:0", True), ("64:ff9b::", True), ("::", False), ("64:ff9b:1::", False)):
+    for prefix, judged in (
+        ("::ffff:0:0", True),
+        ("64:ff9b::", True),
+        ("::", False),
+        ("64:ff9b:1::", False),
+    ):
         dressed = ipaddress.IPv6Address(int(ipaddress.IPv6Address(prefix)) | number)
         assert is_public(str(dressed)) == (judged and is_public(str(inner)))
     assert not is_public(str(ipaddress.IPv6Address((0x2002 << 112) | (number << 80) | 1)))
-    assert not is_public(str(ipaddress.IPv6Address((0x20010000 << 96) | (number << 64) | (number ^ 0xFFFFFFFF))))
+    assert not is_public(
+        str(ipaddress.IPv6Address((0x20010000 << 96) | (number << 64) | (number ^ 0xFFFFFFFF)))
+    )
 
 
 @given(st.ip_addresses())

@@ -51,7 +51,10 @@ def binary(_context, value):
 
 @pytest.fixture(scope="module")
 def fleet(postgres, tmp_path_factory):
-    with fresh_database(postgres) as dsn, two_teams(dsn, tmp_path_factory.mktemp("declared")) as made:
+    with (
+        fresh_database(postgres) as dsn,
+        two_teams(dsn, tmp_path_factory.mktemp("declared")) as made,
+    ):
         yield made
 
 
@@ -64,8 +67,14 @@ def operations(fleet):
 
 
 def judge(role, status, headers, text, asked):
-    """The laws: a fault is only ever a 503 that says when to come back; a viewer reads nothing of the other team."""
-    assert status < 500 or (status == 503 and int(headers["Retry-After"]) > 0), (status, asked, text[:200])
+    """The laws: a fault is only ever a 503 that says when to come back; a viewer reads nothing of
+    the other team.
+    """
+    assert status < 500 or (status == 503 and int(headers["Retry-After"]) > 0), (
+        status,
+        asked,
+        text[:200],
+    )
     assert "Traceback" not in text
     assert "X-Injected" not in headers
     if role in {"viewer", "agent"} and FOREIGN not in str(asked):
@@ -86,7 +95,13 @@ def explore(fleet, operation, role, examples):
     def ask(case):
         answer = case.call(headers={"Authorization": f"Bearer {secret}"}, timeout=20)
         answers[answer.status_code] += 1
-        judge(role, answer.status_code, {k: v[0] for k, v in answer.headers.items()} | {}, answer.text or "", case.path)
+        judge(
+            role,
+            answer.status_code,
+            {k: v[0] for k, v in answer.headers.items()} | {},
+            answer.text or "",
+            case.path,
+        )
 
     ask()
     return answers
@@ -104,9 +119,12 @@ def test_no_request_is_a_fault_and_none_shows_a_foreign_row(fleet, operations, r
 @pytest.mark.parametrize("role", ROLES)
 def test_many_requests_are_no_fault_and_show_no_foreign_row(fleet, operations, role):
     """The same with many more."""
-    answers = sum((explore(fleet, operation, role, LONG) for operation in operations), collections.Counter())
+    answers = sum(
+        (explore(fleet, operation, role, LONG) for operation in operations), collections.Counter()
+    )
     print(
-        f"{role}: {answers.total()} requests of {len(operations)} operations, by status {dict(sorted(answers.items()))}"
+        f"{role}: {answers.total()} requests of {len(operations)} operations, by status"
+        f" {dict(sorted(answers.items()))}"
     )
 
 
@@ -126,7 +144,9 @@ PATHS = (
     "/v1/recommendations",
     "/v1/disputes",
 )
-values = st.sampled_from(INJECTIONS) | st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+values = st.sampled_from(INJECTIONS) | st.text(
+    st.characters(exclude_categories=["Cs"]), max_size=30
+)
 NAMES = (
     "from",
     "to",
@@ -155,7 +175,10 @@ NAMES = (
     dated=st.booleans(),
 )
 def test_a_value_is_a_value(fleet, path, role, query, dated):
-    """Threat: SQL injection. Hostile texts in every parameter are an answer or a 4xx, and the tables stay."""
+    """Threat: SQL injection.
+
+    Hostile texts in every parameter are an answer or a 4xx, and the tables stay.
+    """
     from urllib.parse import quote, urlencode
 
     collector, secrets = fleet
@@ -177,4 +200,7 @@ def test_after_all_this_the_ledger_is_whole(fleet):
         headers={"Authorization": f"Bearer {secrets['finance']}"},
     )
     assert status == 200
-    assert sorted((row["team"], row["cost"]) for row in answer["rows"]) == [("vision", "144.00"), (FOREIGN, "144.00")]
+    assert sorted((row["team"], row["cost"]) for row in answer["rows"]) == [
+        ("vision", "144.00"),
+        (FOREIGN, "144.00"),
+    ]

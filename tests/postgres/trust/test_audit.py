@@ -1,4 +1,6 @@
-"""The audit log: every change is in it, in its own transaction, and nothing can be taken out unseen."""
+"""The audit log: every change is in it, in its own transaction, and nothing can be taken out
+unseen.
+"""
 
 import json
 
@@ -44,7 +46,10 @@ def fill(dsn, rows=5):
     with psycopg.connect(dsn) as connection:
         for number in range(rows):
             audit.record(
-                connection, [Change("price", f"p{number}", None, {"rate": f"{number}.50"})], 1000 + number, "ada"
+                connection,
+                [Change("price", f"p{number}", None, {"rate": f"{number}.50"})],
+                1000 + number,
+                "ada",
             )
 
 
@@ -55,13 +60,28 @@ def test_every_change_of_money_is_in_the_log(dsn, command, tmp_path):
     assert [entry.what for entry in log(dsn)] == ["price", "rule", "budget"]
     assert all(entry.before is None for entry in log(dsn))
     assert {entry.who for entry in log(dsn)} == {audit.person()}
-    changed = ("--pool", "train", "--model", "H100", "--rate", "3.00", "--currency", "USD", "--from", "2026-10-01")
+    changed = (
+        "--pool",
+        "train",
+        "--model",
+        "H100",
+        "--rate",
+        "3.00",
+        "--currency",
+        "USD",
+        "--from",
+        "2026-10-01",
+    )
     assert command("prices", "set", *changed).exit_code == 0
     last = log(dsn)[-1]
     assert [float(json.loads(text)["rate"]) for text in (last.before, last.after)] == [2.5, 3.0]
     assert command("token", "create", "--role", "finance").exit_code == 0
     last = log(dsn)[-1]
-    assert (last.what, last.subject, json.loads(last.after)["role"]) == ("token", "finance", "finance")
+    assert (last.what, last.subject, json.loads(last.after)["role"]) == (
+        "token",
+        "finance",
+        "finance",
+    )
     assert "gpl_" not in last.after
     assert "hash" not in last.after
     shown = command("audit", "list", "--what", "price").output
@@ -71,7 +91,10 @@ def test_every_change_of_money_is_in_the_log(dsn, command, tmp_path):
     (tmp_path / "ledger.toml").write_text("[[budget]]" + budget.replace("1000", "2000"))
     assert command("apply", tmp_path / "ledger.toml").exit_code == 0
     last = log(dsn)[-1]
-    assert [json.loads(text)["amount_micro"] for text in (last.before, last.after)] == [1_000_000_000, 2_000_000_000]
+    assert [json.loads(text)["amount_micro"] for text in (last.before, last.after)] == [
+        1_000_000_000,
+        2_000_000_000,
+    ]
     verdict = command("audit", "verify")
     assert verdict.exit_code == 0
     assert "6 rows, every one as it was written" in verdict.output
@@ -89,7 +112,12 @@ def test_the_same_again_and_a_dry_run_write_nothing(dsn, command, tmp_path):
 
 @pytest.mark.parametrize(
     "statement",
-    ["UPDATE audit SET who = 'eve'", "DELETE FROM audit", "TRUNCATE audit", "DELETE FROM audit WHERE false"],
+    [
+        "UPDATE audit SET who = 'eve'",
+        "DELETE FROM audit",
+        "TRUNCATE audit",
+        "DELETE FROM audit WHERE false",
+    ],
 )
 def test_the_database_refuses_to_rewrite_the_log(dsn, statement):
     """Triggers refuse every change, even by the owner of the table."""
@@ -111,8 +139,10 @@ def test_the_database_refuses_to_rewrite_the_log(dsn, statement):
         ('UPDATE audit SET after = \'{"rate": "0.01"}\' WHERE number = 2', "row 2 was changed"),
         ("UPDATE audit SET at_ms = at_ms + 1 WHERE number = 5", "row 5 was changed"),
         (
-            "UPDATE audit SET number = -number WHERE number IN (2, 3); UPDATE audit SET number = 5 + number "
-            "WHERE number < 0",
+            (
+                "UPDATE audit SET number = -number WHERE number IN (2, 3); UPDATE audit SET number"
+                " = 5 + number WHERE number < 0"
+            ),
             "row 2 does not follow on row 1",
         ),
     ],
@@ -157,7 +187,9 @@ texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 @examples(12)
 @given(
     content=st.dictionaries(
-        texts, texts | st.integers() | st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=4
+        texts,
+        texts | st.integers() | st.none() | st.floats(allow_nan=False, allow_infinity=False),
+        max_size=4,
     ),
     who=texts,
 )

@@ -15,7 +15,10 @@ from gpuledger_common.wire import Samples
 
 
 def test_what_a_second_node_says_of_a_gpu_that_another_holds_is_not_taken_over(dsn):
-    """Threat: forged usage. Model and health stay as the holder tells them; once it shows the GPU no more, it moved."""
+    """Threat: forged usage.
+
+    Model and health stay as the holder tells them; once it shows the GPU no more, it moved.
+    """
     with running(dsn) as collector, psycopg.connect(dsn, autocommit=True) as connection:
 
         def face():
@@ -23,7 +26,9 @@ def test_what_a_second_node_says_of_a_gpu_that_another_holds_is_not_taken_over(d
 
         collector.send(batch(1, accelerators=1, start_ms=NOON_MS, samples=Samples()))
         told = face()
-        forged = msgspec.structs.replace(accelerator(0, "node-1"), model="Tesla T4", health="failed")
+        forged = msgspec.structs.replace(
+            accelerator(0, "node-1"), model="Tesla T4", health="failed"
+        )
         hour = NOON_MS + 3_600_000
         for seq, start_ms, there, expected in (
             (1, NOON_MS, 1, told),
@@ -37,16 +42,24 @@ def test_what_a_second_node_says_of_a_gpu_that_another_holds_is_not_taken_over(d
 
 
 def test_doctor_names_a_gpu_on_two_nodes(dsn, command):
-    """Threat: forged usage. The accelerator stays where it was, the metric counts, doctor says which and where."""
+    """Threat: forged usage.
+
+    The accelerator stays where it was, the metric counts, doctor says which and where.
+    """
     with running(dsn) as collector:
         for seq in range(1, 4):
             start = NOON_MS + seq * 60_000
             collector.send(batch(seq, accelerators=1, start_ms=start, samples=Samples()))
             copied = batch(seq, node="node-2", accelerators=1, start_ms=start, samples=Samples())
             collector.send(msgspec.structs.replace(copied, accelerators=[accelerator(0, "node-1")]))
-        assert "gpuledger_ingest_contested_accelerators_total 3.0" in collector.request("GET", "/metrics")[2]
+        assert (
+            "gpuledger_ingest_contested_accelerators_total 3.0"
+            in collector.request("GET", "/metrics")[2]
+        )
     with psycopg.connect(dsn) as connection:
-        found = connection.execute("SELECT kind, subject, first_ms, last_ms FROM refused_claim").fetchall()
+        found = connection.execute(
+            "SELECT kind, subject, first_ms, last_ms FROM refused_claim"
+        ).fetchall()
         assert found == [("node", "node-2", NOON_MS + 60_000, NOON_MS + 240_000)]
         # Two weeks later it is past; today it is what doctor says first.
         connection.execute("UPDATE refused_claim SET last_ms = extract(epoch FROM now()) * 1000")
@@ -54,7 +67,10 @@ def test_doctor_names_a_gpu_on_two_nodes(dsn, command):
     shown = command("doctor")
     assert "with 1 of the tokens any node can be reported" in shown.output
     assert shown.exit_code == 1
-    assert "GPU-node-1-0 is reported by node-1 and node-2 at once; it stays with the first" in shown.output
+    assert (
+        "GPU-node-1-0 is reported by node-1 and node-2 at once; it stays with the first"
+        in shown.output
+    )
     with psycopg.connect(dsn) as connection:
         connection.execute("UPDATE refused_claim SET last_ms = 0")
     assert "at once" not in command("doctor").output
@@ -64,7 +80,12 @@ FORGED = st.fixed_dictionaries(
     {
         "accelerator": st.sampled_from(["GPU-node-1-0", "GPU-node-1-1", "GPU-node-2-0"]),
         "face": st.fixed_dictionaries(
-            {}, optional={"model": st.just("Tesla T4"), "health": st.just("failed"), "pool": st.just("other")}
+            {},
+            optional={
+                "model": st.just("Tesla T4"),
+                "health": st.just("failed"),
+                "pool": st.just("other"),
+            },
         ),
         "state": st.sampled_from(["held", "unallocated"]),
         "job": st.sampled_from(["job-1", "job-2"]),
@@ -93,17 +114,31 @@ def payload(seq, forged):
     uuid = forged["accelerator"]
     card = accelerator(0, "node-2", uuid=uuid, device_uuid=uuid, **forged["face"])
     span = held(0, place, end) if forged["state"] == "held" else free(0, place, end)
-    readings = samples(1, [place + 1], gpu_utilization_ratio=[0.0]) if forged["readings"] else Samples()
-    made = batch(seq, "node-2", 0, workloads=[workload(forged["job"])], usage_intervals=[span], samples=readings)
+    readings = (
+        samples(1, [place + 1], gpu_utilization_ratio=[0.0]) if forged["readings"] else Samples()
+    )
+    made = batch(
+        seq,
+        "node-2",
+        0,
+        workloads=[workload(forged["job"])],
+        usage_intervals=[span],
+        samples=readings,
+    )
     return msgspec.structs.replace(made, accelerators=[card])
 
 
 def test_no_payload_of_a_node_changes_what_another_is_billed_by(dsn):
-    """Threat: forged usage. Whatever node-2 claims of the GPUs of node-1, their hours and capacity stay."""
+    """Threat: forged usage.
+
+    Whatever node-2 claims of the GPUs of node-1, their hours and capacity stay.
+    """
     with running(dsn) as collector, psycopg.connect(dsn, autocommit=True) as look:
         whole = [held(number, NOON_MS, NOON_MS + 60 * MINUTE) for number in range(2)]
         instants = range(NOON_MS, NOON_MS + 60 * MINUTE, MINUTE)
-        assert collector.send(batch(1, usage_intervals=whole, samples=samples(2, instants)))[0] == 200
+        assert (
+            collector.send(batch(1, usage_intervals=whole, samples=samples(2, instants)))[0] == 200
+        )
         sequence = itertools.count(1)
 
         def of_the_holder():

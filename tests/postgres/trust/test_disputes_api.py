@@ -1,4 +1,6 @@
-"""/v1/disputes: a viewer contests and follows its own lines, finance decides, and nobody sees a foreign dispute."""
+"""/v1/disputes: a viewer contests and follows its own lines, finance decides, and nobody sees a
+foreign dispute.
+"""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,10 @@ from gpuledger_collector.storage.database import Database
 
 @pytest.fixture(scope="module")
 def fleet(postgres, tmp_path_factory):
-    with fresh_database(postgres) as dsn, two_teams(dsn, tmp_path_factory.mktemp("declared")) as made:
+    with (
+        fresh_database(postgres) as dsn,
+        two_teams(dsn, tmp_path_factory.mktemp("declared")) as made,
+    ):
         yield made
 
 
@@ -45,8 +50,14 @@ def test_a_viewer_contests_finance_answers_and_decides(ask, fleet):
     assert (status, made["state"], made["cost_micro"]) == (201, "open", {"USD": 48_000_000})
     path = f"/{made['id']}"
     assert ask("viewer", "POST", f"{path}/answers", {"note": "well?"})[1]["state"] == "open"
-    assert ask("finance", "POST", f"{path}/answers", {"note": "see usage intervals"})[1]["state"] == "answered"
-    assert ask("viewer", "POST", f"{path}/resolution", {"note": "x", "accept": True, "to": {}})[0] == 403
+    assert (
+        ask("finance", "POST", f"{path}/answers", {"note": "see usage intervals"})[1]["state"]
+        == "answered"
+    )
+    assert (
+        ask("viewer", "POST", f"{path}/resolution", {"note": "x", "accept": True, "to": {}})[0]
+        == 403
+    )
     decision = {"note": "lent", "accept": True, "to": {"team": "speech"}}
     status, decided = ask("finance", "POST", f"{path}/resolution", decision)
     assert (status, decided["state"], decided["days_to_rate"]) == (200, "accepted", 1)
@@ -58,13 +69,20 @@ def test_a_viewer_contests_finance_answers_and_decides(ask, fleet):
     refresh(Database(collector.dsn), ALWAYS, until)
     status, shown = ask("viewer", "GET", path)
     assert (shown["billed_now"], shown["rated"], shown["seal_holds"]) == ({"USD": 0}, True, True)
-    assert [entry["kind"] for entry in shown["entries"]] == ["opened", "contested", "answered", "accepted"]
+    assert [entry["kind"] for entry in shown["entries"]] == [
+        "opened",
+        "contested",
+        "answered",
+        "accepted",
+    ]
     assert shown["evidence"]["usage_intervals"]["count"] == DAY_MS // 3_600_000
     assert FOREIGN not in json.dumps(shown)
 
 
 def test_finance_sees_beforehand_what_an_acceptance_moves(ask):
-    """By day, owner and currency, exactly what the owner bears; a viewer may not ask, and a bad question is a 4xx."""
+    """By day, owner and currency, exactly what the owner bears; a viewer may not ask, and a bad
+    question is a 4xx.
+    """
     status, made = ask("finance", "POST", "", opening(FOREIGN))
     assert status == 201
     path = f"/{made['id']}/preview"
@@ -72,7 +90,10 @@ def test_finance_sees_beforehand_what_an_acceptance_moves(ask):
     assert status == 200
     (move,) = answer["moves"]
     assert (move["day"], move["from"]["team"], move["to"]) == (day(-3), FOREIGN, {"team": "speech"})
-    assert (move["gpu_ns"], {move["currency"]: move["cost_micro"]}) == (made["gpu_ns"], made["cost_micro"])
+    assert (move["gpu_ns"], {move["currency"]: move["cost_micro"]}) == (
+        made["gpu_ns"],
+        made["cost_micro"],
+    )
     assert ask("finance", "POST", path, {"unavailable": True})[1]["moves"][0]["to"] is None
     assert ask("viewer", "POST", path, {"to": {}})[0] == 403
     assert ask("finance", "POST", "/999999/preview", {"to": {}})[0] == 404
@@ -86,9 +107,15 @@ def test_nobody_sees_or_contests_what_is_anothers(ask):
     status, made = ask("finance", "POST", "", opening(FOREIGN, **{"from": day(-4)}))
     assert status == 201
     path = f"/{made['id']}"
-    assert ask("viewer", "GET", path)[0] == ask("viewer", "POST", f"{path}/answers", {"note": "x"})[0] == 404
+    assert (
+        ask("viewer", "GET", path)[0]
+        == ask("viewer", "POST", f"{path}/answers", {"note": "x"})[0]
+        == 404
+    )
     assert ask("viewer", "POST", "", opening(FOREIGN))[0] == 403
-    assert ask("viewer", "POST", "", {**opening(), "owner": {"project": f"{OWN}-project"}})[0] == 403
+    assert (
+        ask("viewer", "POST", "", {**opening(), "owner": {"project": f"{OWN}-project"}})[0] == 403
+    )
     everything = ask("finance", "GET", "?all=true")[1]["items"]
     mine = ask("viewer", "GET", "?all=true")[1]["items"]
     assert made["id"] in {one["id"] for one in everything}
@@ -138,30 +165,43 @@ def test_a_bad_opening_is_a_4xx_with_a_sentence(ask, body):
 
 @pytest.mark.parametrize(
     "decision",
-    [{"accept": True}, {"accept": False, "to": {"team": "a"}}, {"accept": True, "to": {}, "unavailable": True}],
+    [
+        {"accept": True},
+        {"accept": False, "to": {"team": "a"}},
+        {"accept": True, "to": {}, "unavailable": True},
+    ],
 )
 def test_a_decision_says_one_thing(ask, decision):
     """Neither an acceptance without a remedy nor a rejection with one."""
     made = ask("finance", "POST", "", opening(FOREIGN, **{"from": day(-7)}))[1]
     assert ask("finance", "POST", f"/{made['id']}/resolution", {"note": "x", **decision})[0] == 422
     assert ask("finance", "GET", f"/{made['id']}")[1]["state"] == "open"
-    assert ask("finance", "POST", f"/{made['id']}/resolution", {"note": "x", "accept": False})[0] == 200
+    assert (
+        ask("finance", "POST", f"/{made['id']}/resolution", {"note": "x", "accept": False})[0]
+        == 200
+    )
 
 
 def test_the_same_lines_are_contested_once(ask, fleet):
-    """409 with the number of the dispute that does, also when both are opened at once; after a decision anew."""
+    """409 with the number of the dispute that does, also when both are opened at once; after a
+    decision anew.
+    """
     body = opening(**{"from": day(-5), "to": day(-4)})
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: ask("viewer", "POST", "", body), range(4)))
     assert sorted(status for status, _ in answers) == [201, 409, 409, 409]
     number = next(answer["id"] for status, answer in answers if status == 201)
     refused = next(answer for status, answer in answers if status == 409)
-    assert refused["detail"] == f"these lines are already contested by dispute {number}: answer there"
+    assert (
+        refused["detail"] == f"these lines are already contested by dispute {number}: answer there"
+    )
     assert ask("viewer", "POST", "", body | {"reason": "another word"})[0] == 409
     with psycopg.connect(fleet[0].dsn) as connection:
         audited = "SELECT count(*) FROM audit WHERE what = 'dispute' AND subject = %s"
         assert connection.execute(audited, (str(number),)).fetchone() == (1,)
-    assert ask("finance", "POST", f"/{number}/resolution", {"note": "no", "accept": False})[0] == 200
+    assert (
+        ask("finance", "POST", f"/{number}/resolution", {"note": "no", "accept": False})[0] == 200
+    )
     assert ask("viewer", "POST", "", body)[0] == 201
 
 

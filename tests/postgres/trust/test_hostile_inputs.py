@@ -1,4 +1,6 @@
-"""What an attacker feeds: markup in every page, numbers that are none, files that bomb, names that climb folders."""
+"""What an attacker feeds: markup in every page, numbers that are none, files that bomb, names that
+climb folders.
+"""
 
 import io
 import json
@@ -34,13 +36,20 @@ def marked(postgres, tmp_path_factory):
         patch.setattr(made, "FOREIGN", MARKUP)
         with two_teams(dsn, tmp_path_factory.mktemp("declared")) as fleet:
             with psycopg.connect(dsn) as connection:
-                for column, table in (("name", "workload"), ("user_name", "workload"), ("model", "accelerator")):
+                for column, table in (
+                    ("name", "workload"),
+                    ("user_name", "workload"),
+                    ("model", "accelerator"),
+                ):
                     connection.execute(f"UPDATE {table} SET {column} = %s", (MARKUP,))
             yield fleet
 
 
 def test_markup_in_names_is_text_on_every_page(marked):
-    """Threat: markup in names. Every page that the collector serves, found by itself, shows it escaped."""
+    """Threat: markup in names.
+
+    Every page that the collector serves, found by itself, shows it escaped.
+    """
     collector, secrets = marked
     names = {"level": "team", "month": MONTH, "owner": "%3Cscript%3Ealert(1)%3C%2Fscript%3E"}
     names |= {"pool": f"{names['owner']}-pool", "job": f"{names['owner']}-1"}
@@ -52,7 +61,9 @@ def test_markup_in_names_is_text_on_every_page(marked):
     showing = 0
     for path in paths:
         asked = re.sub(r"{(\w+)(:\w+)?}", lambda found: names[found[1]], path)
-        status, headers, text = collector.request("GET", asked, headers={"Authorization": f"Bearer {secrets['admin']}"})
+        status, headers, text = collector.request(
+            "GET", asked, headers={"Authorization": f"Bearer {secrets['admin']}"}
+        )
         assert status < 500, asked
         assert "<script" not in str(text).lower(), asked
         showing += "&lt;script&gt;" in str(text)
@@ -63,7 +74,9 @@ def test_markup_in_names_is_text_on_every_page(marked):
 
 def test_markup_in_the_report_of_a_run_is_text(marked):
     """The same in the page that `gpuledger runs show` writes, and in statements as files."""
-    shown = CliRunner().invoke(build(), ["runs", "show", f"{MARKUP}-1", "--format", "html", "--dsn", marked[0].dsn])
+    shown = CliRunner().invoke(
+        build(), ["runs", "show", f"{MARKUP}-1", "--format", "html", "--dsn", marked[0].dsn]
+    )
     assert shown.exit_code == 0, shown.output
     assert "&lt;script&gt;" in shown.stdout
     assert "<script" not in shown.stdout
@@ -110,13 +123,24 @@ BODIES = (
     ],
 )
 def test_numbers_that_are_none_and_depths_are_refused(marked, path):
-    """Threat: huge integers, NaN, infinities, nesting, broken Unicode. Always a 4xx with a sentence, never a fault."""
+    """Threat: huge integers, NaN, infinities, nesting, broken Unicode.
+
+    Always a 4xx with a sentence, never a fault.
+    """
     collector, secrets = marked
     for role in ("agent", "admin"):
         for body in BODIES:
-            headers = {"Authorization": f"Bearer {secrets[role]}", "Content-Type": "application/json"}
+            headers = {
+                "Authorization": f"Bearer {secrets[role]}",
+                "Content-Type": "application/json",
+            }
             status, _, answer = collector.request("POST", path, body, headers)
-            assert 400 <= status < 500 or (status == 200 and path == "/v1/queue"), (path, body[:60], status, answer)
+            assert 400 <= status < 500 or (status == 200 and path == "/v1/queue"), (
+                path,
+                body[:60],
+                status,
+                answer,
+            )
 
 
 def test_no_request_writes_a_line_of_its_own_into_the_log(marked, caplog):
@@ -131,8 +155,13 @@ def test_no_request_writes_a_line_of_its_own_into_the_log(marked, caplog):
             f"/v1/nodes?after={forged}",
         ):
             collector.request("GET", path, headers={"Authorization": f"Bearer {secrets['admin']}"})
-        headers = {"Authorization": f"Bearer {secrets['agent']}", "Content-Type": "application/json"}
-        collector.request("POST", "/v1/batches", b'{"version": 1, "node": "x\\r\\nforged\\u001b[2J"}', headers)
+        headers = {
+            "Authorization": f"Bearer {secrets['agent']}",
+            "Content-Type": "application/json",
+        }
+        collector.request(
+            "POST", "/v1/batches", b'{"version": 1, "node": "x\\r\\nforged\\u001b[2J"}', headers
+        )
     assert caplog.records
     for record in caplog.records:
         said = record.getMessage()
@@ -140,12 +169,17 @@ def test_no_request_writes_a_line_of_its_own_into_the_log(marked, caplog):
 
 
 def test_a_statement_stays_in_its_folder(dsn, tmp_path, monkeypatch):
-    """Threat: path traversal. An owner that is called like a path is a file in the folder that was named."""
+    """Threat: path traversal.
+
+    An owner that is called like a path is a file in the folder that was named.
+    """
     monkeypatch.setattr(made, "FOREIGN", CLIMBING)
     folder = tmp_path / "a" / "b" / "statements"
     with two_teams(dsn, tmp_path):
         pass
-    written = CliRunner().invoke(build(), ["statement", "--all", "--period", MONTH, "--dir", str(folder), "--dsn", dsn])
+    written = CliRunner().invoke(
+        build(), ["statement", "--all", "--period", MONTH, "--dir", str(folder), "--dsn", dsn]
+    )
     assert written.exit_code == 0, written.output
     files = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
     assert {path.parent for path in files if path.suffix == ".html"} == {Path("a/b/statements")}
@@ -182,10 +216,15 @@ def test_a_pattern_of_a_rule_is_matched_soon():
 
 
 def test_secrets_are_in_no_output_log_or_argument(dsn, tmp_path, caplog, monkeypatch):
-    """Threat: leaked secrets. A token and the database's password stand in no log, list, audit or command line."""
+    """Threat: leaked secrets.
+
+    A token and the database's password stand in no log, list, audit or command line.
+    """
     run = CliRunner()
     with caplog.at_level(logging.DEBUG):
-        made_token = run.invoke(build(), ["token", "create", "--role", "admin", "--name", "root", "--dsn", dsn])
+        made_token = run.invoke(
+            build(), ["token", "create", "--role", "admin", "--name", "root", "--dsn", dsn]
+        )
         secret = next(word for word in made_token.output.split() if word.startswith("gpl_"))
         password = psycopg.conninfo.conninfo_to_dict(dsn)["password"]
         seen = [
@@ -203,13 +242,20 @@ def test_secrets_are_in_no_output_log_or_argument(dsn, tmp_path, caplog, monkeyp
         called: list[list[str]] = []
         plain = backup.subprocess.run
         monkeypatch.setattr(
-            backup.subprocess, "run", lambda given, **more: called.append(given) or plain(given, **more)
+            backup.subprocess,
+            "run",
+            lambda given, **more: called.append(given) or plain(given, **more),
         )
-        assert run.invoke(build(), ["db", "backup", str(tmp_path / "x.dump"), "--dsn", dsn]).exit_code == 0
+        assert (
+            run.invoke(build(), ["db", "backup", str(tmp_path / "x.dump"), "--dsn", dsn]).exit_code
+            == 0
+        )
         wrong = run.invoke(build(), ["db", "check", "--dsn", dsn.replace("dbname=", "dbname=no_")])
         seen.append(explain(wrong.exception)[0])
     assert called
     told = io.StringIO()
-    told.write("\n".join([*seen, caplog.text, json.dumps([[str(word) for word in one] for one in called])]))
+    told.write(
+        "\n".join([*seen, caplog.text, json.dumps([[str(word) for word in one] for one in called])])
+    )
     assert password not in told.getvalue()
     assert secret not in told.getvalue()

@@ -1,4 +1,6 @@
-"""A dashboards' role that attacks: on the embedded database, and on a server of others where the owner is nobody."""
+"""A dashboards' role that attacks: on the embedded database, and on a server of others where the
+owner is nobody.
+"""
 
 import contextlib
 import dataclasses
@@ -32,7 +34,9 @@ OLD_KEYS = range(0x67707501, 0x67707518)
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """`own`: DSN of the collector; `reader`: of the role that attacks; `admin`: of the server's administrator."""
+    """`own`: DSN of the collector; `reader`: of the role that attacks; `admin`: of the server's
+    administrator.
+    """
 
     own: str
     reader: str
@@ -52,9 +56,19 @@ class Server:
 
 @pytest.fixture(params=["embedded", "of others"])
 def server(request, dsn, superuser, command, tmp_path):
-    """The database with a dashboards' role of one team; on a server of others after what its administrator is told."""
+    """The database with a dashboards' role of one team; on a server of others after what its
+    administrator is told.
+    """
     (tmp_path / "password").write_text("a password\n")
-    given = ("db", "grant-reader", READER, "--owner", "team=vision", "--password-file", tmp_path / "password")
+    given = (
+        "db",
+        "grant-reader",
+        READER,
+        "--owner",
+        "team=vision",
+        "--password-file",
+        tmp_path / "password",
+    )
     own = dsn
     with psycopg.connect(superuser, autocommit=True) as admin:
         if request.param == "of others":
@@ -66,18 +80,28 @@ def server(request, dsn, superuser, command, tmp_path):
             given = given[:-2]
         made = command(*given, dsn=own)
         assert made.exit_code == 0, made.exception
-        told = [line.partition(": ")[2] for line in made.output.splitlines() if line.startswith("left to")]
+        told = [
+            line.partition(": ")[2]
+            for line in made.output.splitlines()
+            if line.startswith("left to")
+        ]
         assert bool(told) == (request.param == "of others"), made.output
-        with psycopg.connect(make_conninfo(superuser, dbname=conninfo_to_dict(own)["dbname"])) as inside:
+        with psycopg.connect(
+            make_conninfo(superuser, dbname=conninfo_to_dict(own)["dbname"])
+        ) as inside:
             for statement in told:
-                if "FUNCTION" not in statement:  # an administrator may leave that one: the rest must do
+                if (
+                    "FUNCTION" not in statement
+                ):  # an administrator may leave that one: the rest must do
                     inside.execute(statement)
         yield Server(own, make_conninfo(own, user=READER, password="a password"), superuser)
         if request.param == "of others":
             admin.execute("DROP DATABASE test_others WITH (FORCE)")
             admin.execute(f"DROP ROLE {STRANGER}")
         else:
-            with psycopg.connect(make_conninfo(superuser, dbname=conninfo_to_dict(dsn)["dbname"])) as inside:
+            with psycopg.connect(
+                make_conninfo(superuser, dbname=conninfo_to_dict(dsn)["dbname"])
+            ) as inside:
                 inside.execute(f"DROP OWNED BY {READER}")
         admin.execute(f"DROP ROLE {READER}")
 
@@ -89,19 +113,24 @@ def take_all(attacker):
         with contextlib.suppress(psycopg.Error), attacker.transaction():
             attacker.execute("SELECT pg_try_advisory_lock(%s)", (key,))
     tables = attacker.execute(
-        "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
+        "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN"
+        " ('r', 'p')"
     ).fetchall()
     for (table,) in tables:
         for mode in ("ACCESS SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "ACCESS EXCLUSIVE"):
             with contextlib.suppress(psycopg.Error), attacker.transaction():
                 attacker.execute(f"LOCK TABLE {table} IN {mode} MODE NOWAIT")
         attacker.execute(f"PREPARE held_{table} AS DELETE FROM {table}")
-    modes = "SELECT mode FROM pg_locks WHERE relation = 'token'::regclass AND pid = pg_backend_pid()"
+    modes = (
+        "SELECT mode FROM pg_locks WHERE relation = 'token'::regclass AND pid = pg_backend_pid()"
+    )
     assert attacker.execute(modes).fetchall() == [("RowExclusiveLock",)], "the attack is none"
 
 
 def test_no_lock_of_the_product_can_be_held_by_a_reader(server):
-    """Whatever it holds, without any watch: every lock is free, jobs find a leader, a new day gets its partitions."""
+    """Whatever it holds, without any watch: every lock is free, jobs find a leader, a new day gets
+    its partitions.
+    """
     with contextlib.closing(server.attacker()) as attacker:
         take_all(attacker)
         with Database(server.own).transaction() as connection:
@@ -116,7 +145,9 @@ def test_no_lock_of_the_product_can_be_held_by_a_reader(server):
 
 
 def test_a_revocation_works_and_takes_effect_while_a_reader_holds_what_it_can(server, command):
-    """Without any watch of a collector: the command succeeds soon, and the token is refused within seconds."""
+    """Without any watch of a collector: the command succeeds soon, and the token is refused within
+    seconds.
+    """
     with Database(server.own).transaction() as connection:
         wanted = tokens.Token(0, "gpu-07", "agent", None, None, "", int(time.time() * 1000))
         _, secret = tokens.create(connection, wanted)
@@ -143,7 +174,9 @@ def test_a_batch_of_a_new_day_is_committed_while_a_reader_holds_what_it_can(serv
 
 @pytest.mark.parametrize("table", ["token", "usage_interval", "lock_audit", "pg_class"])
 def test_a_reader_that_queues_up_everybody_behind_itself_is_ended(server, command, table):
-    """CREATE RULE waits for an exclusive lock before it looks at rights; a second session of the reader keeps it so."""
+    """CREATE RULE waits for an exclusive lock before it looks at rights; a second session of the
+    reader keeps it so.
+    """
     with Database(server.own).transaction() as connection:
         wanted = tokens.Token(0, "gpu-07", "agent", None, None, "", int(time.time() * 1000))
         tokens.create(connection, wanted)
@@ -155,7 +188,9 @@ def test_a_reader_that_queues_up_everybody_behind_itself_is_ended(server, comman
         until(lambda: watch._roles, 10)
         holder.execute("BEGIN")
         holder.execute(f"PREPARE p AS SELECT FROM {table}")
-        thread = threading.Thread(target=suppressed, args=(queuer, f"CREATE RULE r AS ON INSERT TO {table} DO NOTHING"))
+        thread = threading.Thread(
+            target=suppressed, args=(queuer, f"CREATE RULE r AS ON INSERT TO {table} DO NOTHING")
+        )
         thread.start()
         time.sleep(0.5)
         assert thread.is_alive(), "the attack is none"
@@ -176,7 +211,9 @@ def suppressed(connection, statement):
 
 LONG = {
     "a statement": lambda one: one.execute("SELECT pg_sleep(60)"),
-    "a loop of transactions in one statement": lambda one: one.execute("DO $$ BEGIN LOOP COMMIT; END LOOP; END $$"),
+    "a loop of transactions in one statement": lambda one: one.execute(
+        "DO $$ BEGIN LOOP COMMIT; END LOOP; END $$"
+    ),
     "a transaction that idles": lambda one: one.execute("BEGIN; SELECT 1"),
     "a transaction of many statements": lambda one: (
         one.execute("BEGIN") and [one.execute("SELECT pg_sleep(0.1)") for _ in range(600)]
@@ -192,7 +229,12 @@ def test_limits_that_were_lifted_hold_all_the_same(server, kind, caplog):
         begun = time.monotonic()
         with contextlib.suppress(psycopg.OperationalError):
             LONG[kind](attacker)
-            until(lambda: attacker.execute("SELECT 1") is None if time.monotonic() - begun > 6 else False, 12)
+            until(
+                lambda: (
+                    attacker.execute("SELECT 1") is None if time.monotonic() - begun > 6 else False
+                ),
+                12,
+            )
         assert attacker.broken
         assert time.monotonic() - begun < 12
     assert f"of the reader {READER}" in caplog.text
@@ -215,7 +257,9 @@ def test_advisory_locks_of_a_reader_end_with_its_session(server):
         try:
             attacker.execute("SELECT pg_advisory_lock(n) FROM generate_series(1, 100) n")
         except psycopg.errors.InsufficientPrivilege:
-            assert conninfo_to_dict(server.own)["user"] != STRANGER, "there the administrator has left it to all"
+            assert conninfo_to_dict(server.own)["user"] != STRANGER, (
+                "there the administrator has left it to all"
+            )
             return
         with contextlib.suppress(psycopg.OperationalError):
             attacker.execute("SELECT pg_sleep(10)")
@@ -240,7 +284,10 @@ SELECT repeat(md5(i::text), 60) FROM generate_series(1, 400000) i ORDER BY 1 OFF
 
 
 def test_a_reader_cannot_fill_the_disk(server):
-    """Threat: temporary files. A sort ends at the limit, which the role cannot raise; the collector stays ready."""
+    """Threat: temporary files.
+
+    A sort ends at the limit, which the role cannot raise; the collector stays ready.
+    """
     with running(server.own) as collector, contextlib.closing(server.attacker()) as attacker:
         attacker.execute("SET work_mem = '64kB'")
         for lift in ("SET temp_file_limit = -1", f"ALTER ROLE {READER} SET temp_file_limit = -1"):
@@ -279,7 +326,9 @@ def is_ended(session):
 
 
 def test_a_reader_is_revoked_at_once(server, command, tmp_path):
-    """Its session ends, its rights and login are gone, the log says so; grant-reader with a password undoes it."""
+    """Its session ends, its rights and login are gone, the log says so; grant-reader with a
+    password undoes it.
+    """
     with contextlib.closing(server.attacker()) as attacker:
         shown = command("db", "revoke-reader", READER, "--dry-run", dsn=server.own)
         assert f'ALTER ROLE "{READER}" NOLOGIN;' in shown.output
@@ -288,16 +337,23 @@ def test_a_reader_is_revoked_at_once(server, command, tmp_path):
         assert done.exit_code == 0, done.exception
         assert f"{READER} may read nothing; 1 session ended" in done.output
         assert is_ended(attacker)
-    told = [line.partition(": ")[2] for line in done.output.splitlines() if line.startswith("left to")]
+    told = [
+        line.partition(": ")[2] for line in done.output.splitlines() if line.startswith("left to")
+    ]
     assert bool(told) == ("test_others" in server.own), done.output
-    with psycopg.connect(make_conninfo(server.admin, dbname=conninfo_to_dict(server.own)["dbname"])) as admin:
+    with psycopg.connect(
+        make_conninfo(server.admin, dbname=conninfo_to_dict(server.own)["dbname"])
+    ) as admin:
         for statement in told:
             assert statement == f'ALTER ROLE "{READER}" NOLOGIN;'
             admin.execute(statement)
         assert admin.execute(
-            "SELECT count(*) FROM pg_class c, aclexplode(c.relacl) a WHERE a.grantee = %s::regrole", (READER,)
+            "SELECT count(*) FROM pg_class c, aclexplode(c.relacl) a WHERE a.grantee = %s::regrole",
+            (READER,),
         ).fetchone() == (0,)
-        assert admin.execute("SELECT count(*) FROM pg_policies WHERE %s = ANY (roles)", (READER,)).fetchone() == (0,)
+        assert admin.execute(
+            "SELECT count(*) FROM pg_policies WHERE %s = ANY (roles)", (READER,)
+        ).fetchone() == (0,)
     with pytest.raises(psycopg.OperationalError, match="not permitted to log in"):
         psycopg.connect(server.reader)
     assert READER in command("audit", "list", dsn=server.own).output
@@ -312,7 +368,9 @@ def test_a_reader_that_was_dropped_is_forgotten(dsn, superuser, command):
     """Its row is all that is left of it."""
     with psycopg.connect(superuser, autocommit=True) as admin:
         assert command("db", "grant-reader", READER, dsn=dsn).exit_code == 0
-        with psycopg.connect(make_conninfo(superuser, dbname=conninfo_to_dict(dsn)["dbname"])) as inside:
+        with psycopg.connect(
+            make_conninfo(superuser, dbname=conninfo_to_dict(dsn)["dbname"])
+        ) as inside:
             inside.execute(f"DROP OWNED BY {READER}")
         admin.execute(f"DROP ROLE {READER}")
     done = command("db", "revoke-reader", READER, dsn=dsn)
@@ -331,13 +389,19 @@ def test_only_a_reader_is_revoked(server, command):
 
 
 def test_doctor_names_a_role_that_is_not_held(server, command):
-    """None is named after grant-reader and what it left to an administrator; a role with a grant by hand is."""
+    """None is named after grant-reader and what it left to an administrator; a role with a grant by
+    hand is.
+    """
     assert "not held" not in command("doctor", dsn=server.own).output
-    with psycopg.connect(make_conninfo(server.admin, dbname=conninfo_to_dict(server.own)["dbname"])) as admin:
+    with psycopg.connect(
+        make_conninfo(server.admin, dbname=conninfo_to_dict(server.own)["dbname"])
+    ) as admin:
         admin.execute("CREATE ROLE granted_by_hand LOGIN")
         admin.execute("GRANT SELECT ON charge TO granted_by_hand")
     assert "the role granted_by_hand is not held" in command("doctor", dsn=server.own).output
-    with psycopg.connect(make_conninfo(server.admin, dbname=conninfo_to_dict(server.own)["dbname"])) as admin:
+    with psycopg.connect(
+        make_conninfo(server.admin, dbname=conninfo_to_dict(server.own)["dbname"])
+    ) as admin:
         admin.execute("DROP OWNED BY granted_by_hand")
         admin.execute("DROP ROLE granted_by_hand")
 

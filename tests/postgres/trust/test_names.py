@@ -1,4 +1,6 @@
-"""Names of any characters: each output shows them in one line with escapes, and each of them has its page."""
+"""Names of any characters: each output shows them in one line with escapes, and each of them has
+its page.
+"""
 
 import csv
 import io
@@ -68,7 +70,10 @@ ACTING = (
 )
 PLAIN = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 hostile = st.lists(
-    st.sampled_from([*ACTING, FORGED, "=1+1", "<b>", "&amp;", "'\"", "/", "..", "%0A", "{{ 7*7 }}", "`"]) | PLAIN,
+    st.sampled_from(
+        [*ACTING, FORGED, "=1+1", "<b>", "&amp;", "'\"", "/", "..", "%0A", "{{ 7*7 }}", "`"]
+    )
+    | PLAIN,
     min_size=1,
     max_size=8,
 ).map("".join)
@@ -83,7 +88,9 @@ def seen(text: str) -> list[str]:
 
 
 def test_everything_that_is_not_seen_is_an_escape() -> None:
-    """All of Unicode as this Python knows it: control, format (bidirectional, of no width), separators, surrogates."""
+    """All of Unicode as this Python knows it: control, format (bidirectional, of no width),
+    separators, surrogates.
+    """
     for number in range(0x110000):
         sign = chr(number)
         assert (escape_text(sign) != sign) >= (unicodedata.category(sign) in HIDDEN), hex(number)
@@ -106,11 +113,18 @@ def test_an_escaped_text_is_one_line_and_stays_so(text: str) -> None:
 @given(st.lists(st.lists(hostile, min_size=2, max_size=2), min_size=1, max_size=4))
 @example([["a\r=1+1", "b"]])
 def test_a_row_of_a_csv_is_a_line(rows: list[list[str]]) -> None:
-    """No name splits a row, for readers that end a line at a carriage return either; JSON gives the exact text."""
+    """No name splits a row, for readers that end a line at a carriage return either; JSON gives the
+    exact text.
+    """
     text = rows_as("csv", ("team", "job"), rows)
-    assert list(csv.reader(io.StringIO(text))) == [["team", "job"], *([neutral(cell) for cell in row] for row in rows)]
+    assert list(csv.reader(io.StringIO(text))) == [
+        ["team", "job"],
+        *([neutral(cell) for cell in row] for row in rows),
+    ]
     assert len(text.splitlines()) == len(rows) + 1
-    assert [list(row.values()) for row in json.loads(rows_as("json", ("team", "job"), rows))] == rows
+    assert [
+        list(row.values()) for row in json.loads(rows_as("json", ("team", "job"), rows))
+    ] == rows
 
 
 @given(stored)
@@ -129,7 +143,9 @@ def test_files_for_other_programs_hold_a_name_in_one_line(name: str) -> None:
 def test_pages_and_pictures_show_escapes(name: str) -> None:
     """A template's value and a plot's title; markup of ours keeps its lines."""
     shown = html.environment().from_string("<p title='{{ name }}'>{{ name }}</p>{{ plot }}")
-    page = shown.render(name=name, plot=plots.drawn(1, 1, name, name, [plots.label(0, 0, name)], "x"))
+    page = shown.render(
+        name=name, plot=plots.drawn(1, 1, name, name, [plots.label(0, 0, name)], "x")
+    )
     assert seen(page) == []
     assert "\n" not in page
     assert html.shown(Markup("<p>\n\x1b</p>")) == "<p>\n\\u001b</p>"
@@ -151,7 +167,9 @@ def mails_about(name: str) -> list[Content]:
     standing = budgets.CASES["actual-100"]
     moved = tuple(replace(one, label=(name, name, name), model=name) for one in standing.drivers)
     of = replace(
-        standing, drivers=moved, status=replace(standing.status, budget=replace(standing.status.budget, name=name))
+        standing,
+        drivers=moved,
+        status=replace(standing.status, budget=replace(standing.status.budget, name=name)),
     )
     week = replace(
         notifications.WEEK,
@@ -161,15 +179,22 @@ def mails_about(name: str) -> list[Content]:
     )
     told = [
         finding_mail.idle(
-            notifications.IdleNotice((notifications.Section(17, job),), notifications.NOW, 3), notifications.LINKS
+            notifications.IdleNotice((notifications.Section(17, job),), notifications.NOW, 3),
+            notifications.LINKS,
         ),
-        finding_mail.anomaly(notifications.AnomalyNotice(21, finding, notifications.NOW), notifications.LINKS),
+        finding_mail.anomaly(
+            notifications.AnomalyNotice(21, finding, notifications.NOW), notifications.LINKS
+        ),
         finding_mail.summary(week),
         budget_mail.write(of, notifications.LINKS),
-        finding_mail.acted(replace(notifications.ACTION, target={"workload": name, "name": name}), job),
+        finding_mail.acted(
+            replace(notifications.ACTION, target={"workload": name, "name": name}), job
+        ),
     ]
     # A message's text is our own and begins with a word of ours; it shows its first paragraph.
-    several = tuple(replace(notifications.TOLD[0], subject=name, text=f"About {name}") for _ in range(2))
+    several = tuple(
+        replace(notifications.TOLD[0], subject=name, text=f"About {name}") for _ in range(2)
+    )
     return [*told, digest_mail.write(Digest("ada@example.org", notifications.NOW, "UTC", several))]
 
 
@@ -177,10 +202,16 @@ def mails_about(name: str) -> list[Content]:
 @example("\nFORGED ok")
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_mails_and_hooks_show_escapes(name: str) -> None:
-    """Subject, text, HTML, attachments and what a chat is posted: as many lines as with a harmless name."""
+    """Subject, text, HTML, attachments and what a chat is posted: as many lines as with a harmless
+    name.
+    """
     for harmless, content in zip(mails_about("x" * len(name)), mails_about(name), strict=True):
         mail = compose(Message("k", "t", "lead@example.com", content, 0, 0), "ledger@example.com")
-        parts = [str(part.get_content()).replace("\r\n", "\n") for part in mail.walk() if not part.is_multipart()]
+        parts = [
+            str(part.get_content()).replace("\r\n", "\n")
+            for part in mail.walk()
+            if not part.is_multipart()
+        ]
         for text in (str(mail["Subject"]), content.subject, content.html, *parts):
             assert seen(text.replace("\t", "")) == [], content.subject
         assert "\n" not in content.subject
@@ -195,7 +226,11 @@ def test_mails_and_hooks_show_escapes(name: str) -> None:
         assert {block["type"] for block in card["body"]} == {"RichTextBlock"}
         assert [run["text"] for run in runs if seen(run["text"])] == []
         for channel in ("slack", "webhook"):
-            body = json.loads(WebhookTransport(channel, {})._body(Message("k", "t", f"{channel}:x", content, 0, 0)))
+            body = json.loads(
+                WebhookTransport(channel, {})._body(
+                    Message("k", "t", f"{channel}:x", content, 0, 0)
+                )
+            )
             assert seen(body["text"]) == []
             assert seen(body.get("subject", "")) == []
 
@@ -206,7 +241,11 @@ def test_a_record_of_a_log_is_a_line(name: str) -> None:
     record = logging.LogRecord("x", logging.WARNING, "x.py", 1, "node %s", (name,), None)
     line = LineFormatter().format(record)
     assert (seen(line), line.count("\n")) == ([], 0)
-    event = escaped(None, "warning", {"event": name, "team": name, "exception": f"Traceback\nValueError: {name}"})
+    event = escaped(
+        None,
+        "warning",
+        {"event": name, "team": name, "exception": f"Traceback\nValueError: {name}"},
+    )
     assert seen(f"{event['event']}{event['team']}") == []
     assert "\n" not in f"{event['event']}{event['team']}"
     assert all(line.startswith("    ") for line in str(event["exception"]).split("\n"))
@@ -222,7 +261,15 @@ def test_a_record_of_a_log_is_a_line(name: str) -> None:
 @given(hostile)
 def test_what_the_agent_prints_of_a_node_is_a_line_each(name: str) -> None:
     """`gpuledger-agent once` over jobs, tags and problems that others named."""
-    holder = {"id": name, "kind": "slurm", "user": name, "account": name, "name": name, "tags": {}, "weight": 1.0}
+    holder = {
+        "id": name,
+        "kind": "slurm",
+        "user": name,
+        "account": name,
+        "name": name,
+        "tags": {},
+        "weight": 1.0,
+    }
     entry = {
         "uuid": name,
         "model": name,
@@ -297,23 +344,41 @@ FILES = (
 @pytest.fixture(scope="module")
 def named(postgres, tmp_path_factory):
     """A collector, a secret, and a function that gives everything of the second team another name."""
-    with fresh_database(postgres) as dsn, two_teams(dsn, tmp_path_factory.mktemp("declared")) as (collector, secrets):
+    with (
+        fresh_database(postgres) as dsn,
+        two_teams(dsn, tmp_path_factory.mktemp("declared")) as (collector, secrets),
+    ):
         opened = run(
-            dsn, "disputes", "open", "--owner", "team=vision", "--from", day(-4), "--to", day(-1), "--reason", "not us"
+            dsn,
+            "disputes",
+            "open",
+            "--owner",
+            "team=vision",
+            "--from",
+            day(-4),
+            "--to",
+            day(-1),
+            "--reason",
+            "not us",
         )
         assert opened.exit_code == 0, opened.output
         with psycopg.connect(dsn, autocommit=True) as connection:
             tables.more_names(connection)
             connection.execute("DELETE FROM scaling_pool")
-            # An episode names its job as it was called when it was found: here by its id, which no rename changes.
+            # An episode names its job as it was called when it was found: here by its id, which no
+            # rename changes.
             connection.execute(
-                "UPDATE finding f SET evidence = replace(evidence::text, w.name, w.external_id)::jsonb "
-                "FROM workload w WHERE f.kind = 'anomaly' AND w.name = f.team || '-job'"
+                "UPDATE finding f SET evidence = replace(evidence::text, w.name,"
+                " w.external_id)::jsonb FROM workload w WHERE f.kind = 'anomaly' AND w.name ="
+                " f.team || '-job'"
             )
             connection.execute("UPDATE node SET status = 'degraded'")
             for table in ("dispute", "dispute_entry"):
                 connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
-            keys = {"owner": "SELECT id FROM owner WHERE team = 'zebra'", "budget": "SELECT id FROM budget LIMIT 1"}
+            keys = {
+                "owner": "SELECT id FROM owner WHERE team = 'zebra'",
+                "budget": "SELECT id FROM budget LIMIT 1",
+            }
             ids = {key: connection.execute(query).fetchone()[0] for key, query in keys.items()}
 
             def rename(name: str) -> None:
@@ -341,17 +406,26 @@ def test_commands_show_escapes_and_no_line_more(named, name: str) -> None:
     collector, _, rename = named
     rename("harmless")
     lines = {command: run(collector.dsn, *command.split()).output.count("\n") for command in LISTED}
-    rows = {command: run(collector.dsn, *command.split(), "--format", "csv").stdout for command in FILES}
+    rows = {
+        command: run(collector.dsn, *command.split(), "--format", "csv").stdout for command in FILES
+    }
     rename(name)
     for command in (*LISTED, *TABLES):
         shown = run(collector.dsn, *command.split())
         assert shown.exit_code in {0, 1}, (command, shown.output, shown.exception)
         assert seen(shown.output) == [], command
-        assert lines.get(command, shown.output.count("\n")) == shown.output.count("\n"), (command, shown.output)
+        assert lines.get(command, shown.output.count("\n")) == shown.output.count("\n"), (
+            command,
+            shown.output,
+        )
     for command, before in rows.items():
         text = run(collector.dsn, *command.split(), "--format", "csv").stdout
         assert seen(text) == [], command
-        assert len(text.splitlines()) == len(before.splitlines()) == len(list(csv.reader(io.StringIO(text)))), command
+        assert (
+            len(text.splitlines())
+            == len(before.splitlines())
+            == len(list(csv.reader(io.StringIO(text))))
+        ), command
 
 
 @given(stored)
@@ -363,7 +437,9 @@ def test_commands_show_escapes_and_no_line_more(named, name: str) -> None:
 @example(f"a/{MONTH}")
 @examples(4)
 def test_every_name_has_its_pages(named, name: str) -> None:
-    """Every link of our own pages leads to a page, that of this owner or pool, and shows escapes only."""
+    """Every link of our own pages leads to a page, that of this owner or pool, and shows escapes
+    only.
+    """
     collector, secret, rename = named
     rename(name)
     known = {"Authorization": f"Bearer {secret}"}
@@ -373,7 +449,9 @@ def test_every_name_has_its_pages(named, name: str) -> None:
         status, _, text = collector.request("GET", start, headers=known)
         assert status == 200
         pages_seen[start] = text
-    links = {link for text in pages_seen.values() for link in Page(text).links if link.startswith("/")}
+    links = {
+        link for text in pages_seen.values() for link in Page(text).links if link.startswith("/")
+    }
     # The forecast of an hour names the pools of that hour: of the names before.
     links = {link for link in links if not link.startswith("/pools/")}
     assert statement in links
@@ -389,14 +467,18 @@ def test_every_name_has_its_pages(named, name: str) -> None:
 
 
 def resolved(link: str) -> str:
-    """The address that a browser asks for: steps through folders are taken, also percent-encoded ones."""
+    """The address that a browser asks for: steps through folders are taken, also percent-encoded
+    ones.
+    """
     path, mark, query = link.partition("?")
     steps = [unquote(part) if unquote(part) in {".", ".."} else part for part in path.split("/")]
     return urljoin("http://x/", "/".join(steps)).removeprefix("http://x") + mark + query
 
 
 def test_no_address_answers_for_another_name(named) -> None:
-    """A line break at the end is a part of the name: the page of `vision` is not shown for `vision` and a line feed."""
+    """A line break at the end is a part of the name: the page of `vision` is not shown for `vision`
+    and a line feed.
+    """
     collector, secret, rename = named
     rename("harmless")
     known = {"Authorization": f"Bearer {secret}"}
@@ -415,7 +497,9 @@ def test_no_address_answers_for_another_name(named) -> None:
 
 
 def test_no_answer_can_be_framed_or_guessed_at(named) -> None:
-    """Pages, ack pages, JSON, refusals and agents' batches: nosniff, no frame, and nothing told to other sites."""
+    """Pages, ack pages, JSON, refusals and agents' batches: nosniff, no frame, and nothing told to
+    other sites.
+    """
     collector, secret, _ = named
     known = {"Authorization": f"Bearer {secret}"}
     asked = [

@@ -1,4 +1,6 @@
-"""A proxy that verified who somebody is: believed from its own address alone, and only for names that have a token."""
+"""A proxy that verified who somebody is: believed from its own address alone, and only for names
+that have a token.
+"""
 
 import pytest
 
@@ -18,12 +20,16 @@ def ada(dsn):
 
 
 def ask(collector, path="/v1/budgets", **headers):
-    status, _, answer = collector.request("GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+    status, _, answer = collector.request(
+        "GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()}
+    )
     return status, answer
 
 
 def test_a_person_is_who_the_proxy_says(dsn, ada):
-    """With the reach of the token of that name; a name without one, or an agent's, is 403; no name is 401."""
+    """With the reach of the token of that name; a name without one, or an agent's, is 403; no name
+    is 401.
+    """
     token(dsn, "agent", "gpu-07", node="gpu-07")
     with running(dsn, **TRUSTED) as collector:
         named = {HEADER: "ada@example.com"}
@@ -37,10 +43,15 @@ def test_a_person_is_who_the_proxy_says(dsn, ada):
 
 @pytest.mark.parametrize("settings", [{}, SOMEWHERE_ELSE])
 def test_nobody_else_is_believed(dsn, ada, settings):
-    """Threat: a forged identity header. Off by default; from an address that is not the proxy's it says nothing."""
+    """Threat: a forged identity header.
+
+    Off by default; from an address that is not the proxy's it says nothing.
+    """
     with running(dsn, **settings) as collector:
         assert ask(collector, **{HEADER: "ada@example.com"})[0] == 401
-        assert ask(collector, **{HEADER: "ada@example.com", "X-Forwarded-For": "10.0.0.1"})[0] == 401
+        assert (
+            ask(collector, **{HEADER: "ada@example.com", "X-Forwarded-For": "10.0.0.1"})[0] == 401
+        )
         assert ask(collector, Authorization=f"Bearer {ada}")[0] == 200
 
 

@@ -1,4 +1,6 @@
-"""What each role is answered: a viewer one owner's subtree, the others everything, an agent nothing."""
+"""What each role is answered: a viewer one owner's subtree, the others everything, an agent
+nothing.
+"""
 
 import json
 
@@ -19,26 +21,39 @@ OWNED = (
     "/v1/idle",
     "/v1/anomalies",
 )
-OF_THE_FLEET = (f"/v1/accelerators?{DAYS}", "/v1/nodes", "/v1/forecast", f"/v1/scaling/{FOREIGN}-pool")
+OF_THE_FLEET = (
+    f"/v1/accelerators?{DAYS}",
+    "/v1/nodes",
+    "/v1/forecast",
+    f"/v1/scaling/{FOREIGN}-pool",
+)
 
 
 @pytest.fixture(scope="module")
 def fleet(postgres, tmp_path_factory):
     from fakes.postgres import fresh_database
 
-    with fresh_database(postgres) as dsn, two_teams(dsn, tmp_path_factory.mktemp("declared")) as made:
+    with (
+        fresh_database(postgres) as dsn,
+        two_teams(dsn, tmp_path_factory.mktemp("declared")) as made,
+    ):
         yield made
 
 
 def get(fleet, path, role):
     collector, secrets = fleet
-    status, _, content = collector.request("GET", path, headers={"Authorization": f"Bearer {secrets[role]}"})
+    status, _, content = collector.request(
+        "GET", path, headers={"Authorization": f"Bearer {secrets[role]}"}
+    )
     return status, content
 
 
 @pytest.mark.parametrize("path", OWNED)
 def test_a_viewer_sees_its_own_part_of_what_finance_sees(fleet, path):
-    """Threat: broken isolation of tenants. The foreign team is nowhere in the answer; the own rows are the same."""
+    """Threat: broken isolation of tenants.
+
+    The foreign team is nowhere in the answer; the own rows are the same.
+    """
     status, everything = get(fleet, path, "finance")
     assert status == 200
     status, own = get(fleet, path, "viewer")
@@ -119,10 +134,14 @@ def test_only_an_admin_reads_the_audit_log(fleet):
 
 
 def test_every_route_has_a_rule(fleet):
-    """Each operation of the description as nobody and as each role: refused by its rule, and by nothing else."""
+    """Each operation of the description as nobody and as each role: refused by its rule, and by
+    nothing else.
+    """
     collector, secrets = fleet
     described = collector.request("GET", "/openapi.json")[2]["paths"]
-    operations = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
+    operations = {
+        f"{method.upper()} {path}" for path, methods in described.items() for method in methods
+    }
     assert operations <= set(RULES)
     assert len(operations) >= 24
     for operation in sorted(operations):
@@ -133,4 +152,8 @@ def test_every_route_has_a_rule(fleet):
             headers = {"Content-Type": "application/json"}
             headers |= {"Authorization": f"Bearer {secrets[role]}"} if role else {}
             status = collector.request(method, where, body, headers)[0]
-            assert (status in {401, 403}) == (role in REFUSED[RULES[operation]]), (operation, role, status)
+            assert (status in {401, 403}) == (role in REFUSED[RULES[operation]]), (
+                operation,
+                role,
+                status,
+            )

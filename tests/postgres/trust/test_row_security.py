@@ -34,19 +34,26 @@ def roles(dsn, tmp_path, command):
 
 def everything(dsn, table):
     with psycopg.connect(dsn) as connection:
-        return connection.execute(sql.SQL("SELECT t::text FROM {} t").format(sql.Identifier(table))).fetchall()
+        return connection.execute(
+            sql.SQL("SELECT t::text FROM {} t").format(sql.Identifier(table))
+        ).fetchall()
 
 
 def test_a_role_of_one_owner_sees_no_foreign_row_anywhere(dsn, roles):
-    """Every table of the schema, one by one: the rows of its owner, or no right to the table at all."""
+    """Every table of the schema, one by one: the rows of its owner, or no right to the table at
+    all.
+    """
     with psycopg.connect(dsn) as connection:
         tables = [
             row[0]
             for row in connection.execute(
-                "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
+                "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND"
+                " relkind IN ('r', 'p')"
             )
         ]
-        own_ids = [row[0] for row in connection.execute("SELECT id FROM owner WHERE team = %s", (OWN,))]
+        own_ids = [
+            row[0] for row in connection.execute("SELECT id FROM owner WHERE team = %s", (OWN,))
+        ]
     readable = []
     for table in tables:
         try:
@@ -59,7 +66,9 @@ def test_a_role_of_one_owner_sees_no_foreign_row_anywhere(dsn, roles):
     assert sorted(readable) == sorted(row_security.TABLES)
     with psycopg.connect(roles[SCOPED]) as reader:
         for table in ("charge", "ledger_day"):
-            rows = reader.execute(sql.SQL("SELECT DISTINCT owner_id FROM {}").format(sql.Identifier(table))).fetchall()
+            rows = reader.execute(
+                sql.SQL("SELECT DISTINCT owner_id FROM {}").format(sql.Identifier(table))
+            ).fetchall()
             assert [row[0] for row in rows] == own_ids
         assert reader.execute("SELECT name FROM budget").fetchall() == [(f"{OWN}-budget",)]
         assert reader.execute("SELECT DISTINCT team FROM finding").fetchall() == [(OWN,)]
@@ -76,6 +85,8 @@ def test_such_a_role_is_not_made_a_full_reader_by_accident(dsn, roles, command):
 
 def test_a_value_in_a_policy_is_a_value(dsn, command):
     """Quotes in a team's name are part of the name."""
-    made = command("db", "grant-reader", "reader_quoted", "--owner", "team=a' OR true --", "--dry-run")
+    made = command(
+        "db", "grant-reader", "reader_quoted", "--owner", "team=a' OR true --", "--dry-run"
+    )
     assert made.exit_code == 0
     assert "\"team\" = 'a'' OR true --'" in made.output

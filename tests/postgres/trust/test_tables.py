@@ -1,4 +1,6 @@
-"""Every table that a command prints: a name in it begins no formula in a CSV and moves no cursor in a terminal."""
+"""Every table that a command prints: a name in it begins no formula in a CSV and moves no cursor in
+a terminal.
+"""
 
 import csv
 import enum
@@ -27,26 +29,38 @@ HOSTILE = "=HYPERLINK(A1)"
 FORMULA = set("=+-@\t\r\n")
 NUMBER = re.compile(r"-?\d[\d.:,e+-]*( \w+)?")
 DAYS = ("--from", day(-4), "--to", day(-1))
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+)
 FORGED = "FORGED  ok"
 ESCAPES = f"\x1b]0;owned\x07\x1b[8m\x1b[2J\u202eda\r\u2028{FORGED}\n{FORGED}\x85{FORGED}"
-"""A title, concealed text, an emptied screen, the other reading order, and lines that no command wrote."""
+"""A title, concealed text, an emptied screen, the other reading order, and lines that no command
+wrote.
+"""
 MARKUP = "[/x]:moon:"
 """To rich, a tag that was never opened, and a picture."""
 
 
 def commands(group, path=()):
-    """Every command of the tree with the forms that it prints; groups that are commands themselves too."""
+    """Every command of the tree with the forms that it prints; groups that are commands themselves
+    too.
+    """
     for option in group.params:
         kind = option.type_descriptor.annotation
-        if "--format" in getattr(option, "opts", ()) and isinstance(kind, type) and issubclass(kind, enum.Enum):
+        if (
+            "--format" in getattr(option, "opts", ())
+            and isinstance(kind, type)
+            and issubclass(kind, enum.Enum)
+        ):
             yield " ".join(path), {one.value for one in kind}
     for name, below in getattr(group, "commands", {}).items():
         yield from commands(below, (*path, name))
 
 
 FORMS = dict(commands(typer.main.get_command(build())))
-FORMS.pop("adjustments true-up")  # needs a provider's bill; what it books is a row of `adjustments list`
+FORMS.pop(
+    "adjustments true-up"
+)  # needs a provider's bill; what it books is a row of `adjustments list`
 ARGUMENTS = {
     "accelerators": DAYS,
     "chargeback": (*DAYS, "--by", "team,user"),
@@ -89,20 +103,28 @@ SHOWING = {
     "scale history",
     "forecast spend",
 }
-"""Commands whose CSV is known to hold the hostile name: what keeps the test from looking at nothing."""
+"""Commands whose CSV is known to hold the hostile name: what keeps the test from looking at
+nothing.
+"""
 
 
 @pytest.fixture(scope="module")
 def printed(postgres, tmp_path_factory):
-    """A function that runs a command on a ledger in which every name of people and machines is hostile."""
+    """A function that runs a command on a ledger in which every name of people and machines is
+    hostile.
+    """
     folder = tmp_path_factory.mktemp("declared")
     with pytest.MonkeyPatch.context() as patch, fresh_database(postgres) as dsn:
         patch.setattr(made, "FOREIGN", HOSTILE)
         with two_teams(dsn, folder), psycopg.connect(dsn) as connection:
             more_names(connection)
-        (folder / "prices.toml").write_text((folder / "declared.toml").read_text().partition("[[budget]]")[0])
+        (folder / "prices.toml").write_text(
+            (folder / "declared.toml").read_text().partition("[[budget]]")[0]
+        )
         (folder / "series.csv").write_text(f"ts,series,value\n{day(-2)}T00:00:00Z,{HOSTILE},1\n")
-        (folder / "page.prom").write_text(f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",UUID="GPU-1",modelName="{HOSTILE}"}} 1\n')
+        (folder / "page.prom").write_text(
+            f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",UUID="GPU-1",modelName="{HOSTILE}"}} 1\n'
+        )
         places = {
             "page": folder / "page.prom",
             "declared": folder / "declared.toml",
@@ -112,13 +134,17 @@ def printed(postgres, tmp_path_factory):
 
         def run(command, form):
             given = [one.format(**places) for one in ARGUMENTS.get(command, ())]
-            return CliRunner().invoke(build(), [*command.split(), *given, "--format", form, *to(command, dsn)])
+            return CliRunner().invoke(
+                build(), [*command.split(), *given, "--format", form, *to(command, dsn)]
+            )
 
         yield run, dsn
 
 
 def more_names(connection):
-    """A row of hostile texts in tables that the two teams leave empty; the other columns hold what they must."""
+    """A row of hostile texts in tables that the two teams leave empty; the other columns hold what
+    they must.
+    """
     for table, given in (
         ("price", {"currency": "USD", "purchase": "on_demand"}),
         ("token", {"role": "finance", "node": None}),
@@ -130,12 +156,17 @@ def more_names(connection):
         ("scaling_pool", {"terms": "{}"}),
     ):
         columns = connection.execute(
-            "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = %s::regclass "
-            "AND attnum > 0 AND attidentity = '' AND NOT attisdropped "
-            "AND (attnotnull AND NOT atthasdef OR attname = ANY(%s))",
+            "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid ="
+            " %s::regclass AND attnum > 0 AND attidentity = '' AND NOT attisdropped AND (attnotnull"
+            " AND NOT atthasdef OR attname = ANY(%s))",
             (table, ["node", "gpu_model", "pool", "subject", "recipient", *given]),
         ).fetchall()
-        plain = {"text": HOSTILE, "jsonb": "{}", "boolean": False, "timestamp with time zone": "2026-01-01 00:00Z"}
+        plain = {
+            "text": HOSTILE,
+            "jsonb": "{}",
+            "boolean": False,
+            "timestamp with time zone": "2026-01-01 00:00Z",
+        }
         values = {name: given.get(name, plain.get(kind, 1)) for name, kind in columns}
         connection.execute(
             sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
@@ -166,7 +197,10 @@ def test_no_cell_of_a_csv_begins_a_formula(printed, command):
 
 
 def test_no_name_moves_the_cursor(printed):
-    """Threat: control characters and markup in names. Every form of every command shows escapes, also in a pipe."""
+    """Threat: control characters and markup in names.
+
+    Every form of every command shows escapes, also in a pipe.
+    """
     run, dsn = printed
     with psycopg.connect(dsn) as connection:
         for column in (
@@ -194,7 +228,9 @@ def test_no_name_moves_the_cursor(printed):
         ):
             table, name = column.split(".")
             connection.execute(
-                sql.SQL("UPDATE {} SET {} = left({}, 20) || %s").format(*map(sql.Identifier, (table, name, name))),
+                sql.SQL("UPDATE {} SET {} = left({}, 20) || %s").format(
+                    *map(sql.Identifier, (table, name, name))
+                ),
                 (MARKUP + ESCAPES,),
             )
     shown = {}
@@ -205,16 +241,24 @@ def test_no_name_moves_the_cursor(printed):
             assert not isinstance(result.exception, (UnicodeError, MarkupError)), command
     assert sum("\\u001b" in text for text in shown.values()) >= 30
     assert not [command for command, text in shown.items() if CONTROL.search(text)]
-    assert not [command for command, text in shown.items() if re.search(f"^[ │]*{FORGED}", text, re.MULTILINE)]
-    assert not [command for command, text in shown.items() if "\N{WAXING GIBBOUS MOON SYMBOL}" in text]
+    assert not [
+        command
+        for command, text in shown.items()
+        if re.search(f"^[ │]*{FORGED}", text, re.MULTILINE)
+    ]
+    assert not [
+        command for command, text in shown.items() if "\N{WAXING GIBBOUS MOON SYMBOL}" in text
+    ]
 
 
 def test_a_terminal_is_shown_no_control_characters():
-    """The command on a real terminal: our colors stay, what a name brings along is an escape, concealing too."""
+    """The command on a real terminal: our colors stay, what a name brings along is an escape,
+    concealing too.
+    """
     code = (
-        "from gpuledger_collector.cli import common; import typer; app = typer.Typer();"
-        "app.command()(lambda: print('\x1b[1mbold\x1b[0m \x1b[8m\x1b[37;47m\x1b]0;owned\x07\x1b[2J\u202e'));"
-        "common.run(lambda: app)"
+        "from gpuledger_collector.cli import common; import typer; app ="
+        " typer.Typer();app.command()(lambda: print('\x1b[1mbold\x1b[0m"
+        " \x1b[8m\x1b[37;47m\x1b]0;owned\x07\x1b[2J\u202e'));common.run(lambda: app)"
     )
     ours, theirs = pty.openpty()
     command, environment = [sys.executable, "-c", code], {**os.environ, "PYTHONUTF8": "1"}

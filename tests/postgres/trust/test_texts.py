@@ -21,7 +21,10 @@ hostile = st.text(max_size=20) | st.builds(
 
 @given(hostile)
 def test_no_cell_begins_a_formula(text):
-    """Threat: formulas in CSV. The first character is harmless, wide forms too; the text is all there, in one line."""
+    """Threat: formulas in CSV.
+
+    The first character is harmless, wide forms too; the text is all there, in one line.
+    """
     made = neutral(text)
     assert unicodedata.normalize("NFKC", made[:1])[:1] not in FORMULA
     assert made in {escape_text(text), f"'{escape_text(text)}"}
@@ -38,7 +41,9 @@ def test_a_hostile_team_is_harmless_in_the_csv(dsn, tmp_path, command, monkeypat
     monkeypatch.setattr(made, "FOREIGN", "=HYPERLINK(A1)")
     with two_teams(dsn, tmp_path):
         pass
-    shown = command("chargeback", "--from", day(-4), "--to", day(-1), "--by", "team", "--format", "csv")
+    shown = command(
+        "chargeback", "--from", day(-4), "--to", day(-1), "--by", "team", "--format", "csv"
+    )
     assert shown.exit_code == 0
     first = [row[0] for row in csv.reader(io.StringIO(shown.stdout))]
     assert not [cell for cell in first if cell[:1] in FORMULA]

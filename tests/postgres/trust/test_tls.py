@@ -27,14 +27,18 @@ pytestmark = pytest.mark.slow
 
 
 def openssl(*arguments, folder):
-    subprocess.run(["openssl", *map(str, arguments)], cwd=folder, check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        ["openssl", *map(str, arguments)], cwd=folder, check=True, capture_output=True, timeout=60
+    )
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory):
-    """ca.pem, and server.pem with server.key for 127.0.0.1; other.pem is an authority that signed nothing.
+    """ca.pem, and server.pem with server.key for 127.0.0.1; other.pem is an authority that signed
+    nothing.
 
-    expired.pem and elsewhere.pem are of the same key and authority: over since yesterday, and for another address.
+    expired.pem and elsewhere.pem are of the same key and authority: over since yesterday, and for
+    another address.
     """
     folder = tmp_path_factory.mktemp("authority")
     for name in ("ca", "other"):
@@ -77,7 +81,17 @@ def authority(tmp_path_factory):
         ("elsewhere", "127.0.0.2", 2),
     ):
         (folder / "names").write_text(f"subjectAltName=IP:{address}\n")
-        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", days, "-extfile", "names")
+        signing = (
+            "-CA",
+            "ca.pem",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+            "-days",
+            days,
+            "-extfile",
+            "names",
+        )
         openssl("x509", "-req", "-in", "server.csr", *signing, "-out", f"{name}.pem", folder=folder)
     return folder
 
@@ -111,13 +125,18 @@ def healthy(port, context):
     connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=context)
     try:
         connection.request("GET", "/healthz")
-        return connection.getresponse().status, connection.sock.version() if connection.sock else None
+        return (
+            connection.getresponse().status,
+            connection.sock.version() if connection.sock else None,
+        )
     finally:
         connection.close()
 
 
 def test_tls_is_served_and_nothing_below_1_2(authority, dsn):
-    """Who trusts the authority is answered over TLS 1.2 or newer; older versions, others and plain HTTP are not."""
+    """Who trusts the authority is answered over TLS 1.2 or newer; older versions, others and plain
+    HTTP are not.
+    """
     with serving_tls(authority, dsn) as port:
         trusting = ssl.create_default_context(cafile=authority / "ca.pem")
         assert healthy(port, trusting)[0] == 200
@@ -152,14 +171,19 @@ def test_tls_is_served_and_nothing_below_1_2(authority, dsn):
 def test_an_agent_tells_its_token_to_the_collector_of_its_authority_alone(
     authority, dsn, tmp_path, certificate, trusted, reason
 ):
-    """Threat: a false collector. With a private authority a batch is committed; an unknown one, an expired certificate
-    and one of another address are refused before the token is sent, and the batch stays with the agent."""
+    """Threat: a false collector.
+
+    With a private authority a batch is committed; an unknown one, an expired certificate and one of
+    another address are refused before the token is sent, and the batch stays with the agent.
+    """
     with psycopg.connect(dsn) as connection:
         token = Token(0, "node-1", "agent", "node-1", None, "", made_ms=round(time.time() * 1000))
         secret = tokens.create(connection, token)[1]
     (tmp_path / "token").write_text(secret)
     with serving_tls(authority, dsn, certificate) as port:
-        agent = Http(f"https://127.0.0.1:{port}", tmp_path / "token", trusted and authority / trusted)
+        agent = Http(
+            f"https://127.0.0.1:{port}", tmp_path / "token", trusted and authority / trusted
+        )
         reply = agent.post(body_of(batch(1, "node-1")), NOON_MS)
         agent.close()
     assert reply.status == (200 if reason is None else None)
@@ -170,7 +194,10 @@ def test_an_agent_tells_its_token_to_the_collector_of_its_authority_alone(
 
 
 def test_a_certificate_of_a_client_that_a_header_claims_is_none(authority, dsn):
-    """Threat: a forged header of a proxy that ended mTLS. Without a token it opens nothing, whatever it says."""
+    """Threat: a forged header of a proxy that ended mTLS.
+
+    Without a token it opens nothing, whatever it says.
+    """
     claims = {
         "X-Forwarded-Client-Cert": 'Hash=00;Subject="CN=admin";URI=spiffe://ledger/admin',
         "X-SSL-Client-Verify": "SUCCESS",
@@ -182,7 +209,12 @@ def test_a_certificate_of_a_client_that_a_header_claims_is_none(authority, dsn):
         for method, path in (("GET", "/v1/nodes"), ("GET", "/v1/audit"), ("POST", "/v1/batches")):
             connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=context)
             with contextlib.closing(connection):
-                connection.request(method, path, None if method == "GET" else body_of(batch()), {**MSGPACK, **claims})
+                connection.request(
+                    method,
+                    path,
+                    None if method == "GET" else body_of(batch()),
+                    {**MSGPACK, **claims},
+                )
                 assert connection.getresponse().status == 401, path
 
 
@@ -190,5 +222,7 @@ def test_a_certificate_that_cannot_be_used_is_a_sentence(authority, dsn, tmp_pat
     """The wrong key, or none, is said at the start and not at the first connection."""
     for key in (authority / "ca.key", tmp_path / "none.key"):
         settings = Settings(tls_certificate_file=authority / "server.pem", tls_key_file=key)
-        with pytest.raises(EnvironmentLacks, match=r"server\.pem and .*\.key cannot be used for TLS"):
+        with pytest.raises(
+            EnvironmentLacks, match=r"server\.pem and .*\.key cannot be used for TLS"
+        ):
             serving.configuration(settings, wiring.collector(settings, Database(dsn)))

@@ -1,4 +1,6 @@
-"""Who may report and who may read: tokens by role, node and owner, their life, and what each is told."""
+"""Who may report and who may read: tokens by role, node and owner, their life, and what each is
+told.
+"""
 
 import time
 from dataclasses import replace
@@ -23,7 +25,9 @@ def secret(dsn):
 
     def make(role, node=None, owner=None, **changes):
         name = node or "/".join((owner or {}).values()) or role
-        wanted = Token(0, name, role, node, owner, "", **{"made_ms": round(time.time() * 1000), **changes})
+        wanted = Token(
+            0, name, role, node, owner, "", **{"made_ms": round(time.time() * 1000), **changes}
+        )
         with psycopg.connect(dsn) as connection:
             return tokens.create(connection, wanted)[1]
 
@@ -39,36 +43,58 @@ def send(collector, made, secret):
 
 
 def test_an_agent_reports_its_own_node_and_no_other(dsn, secret):
-    """Threat: forged usage. 403 with one sentence, nothing of the other node written; a fleet token may report any."""
+    """Threat: forged usage.
+
+    403 with one sentence, nothing of the other node written; a fleet token may report any.
+    """
     own, fleet = secret("agent", "node-1"), secret("agent")
     with running(dsn) as collector:
         assert send(collector, batch(node="node-1"), own)[0] == 200
         status, answer = send(collector, batch(node="node-2"), own)
         assert status == 403
-        assert answer["detail"] == "this token is that of node node-1 and may not report another one"
+        assert (
+            answer["detail"] == "this token is that of node node-1 and may not report another one"
+        )
         with psycopg.connect(dsn) as connection:
             assert connection.execute("SELECT name FROM node").fetchall() == [("node-1",)]
         assert send(collector, batch(node="node-2"), fleet)[0] == 200
         assert send(collector, batch(seq=2), "gpl_guess")[0] == 401
         assert collector.post(body_of(batch(seq=2)))[0] == 401
-        assert 'gpuledger_ingest_denied_total{status="403"} 1.0' in collector.request("GET", "/metrics")[2]
+        assert (
+            'gpuledger_ingest_denied_total{status="403"} 1.0'
+            in collector.request("GET", "/metrics")[2]
+        )
 
 
 def test_a_token_that_is_bound_to_a_node_is_none_for_remote_write(dsn, secret):
     """Remote write speaks for many nodes, so it asks for a token that may."""
     headers = {"Content-Type": "application/x-protobuf", "Content-Encoding": "snappy"}
     with running(dsn) as collector:
-        for given, status in ((secret("agent", "node-1"), 403), (secret("agent"), 204), (secret("finance"), 403)):
-            assert collector.request("POST", "/api/v1/write", b"\x00", {**headers, **bearer(given)})[0] == status
+        for given, status in (
+            (secret("agent", "node-1"), 403),
+            (secret("agent"), 204),
+            (secret("finance"), 403),
+        ):
+            assert (
+                collector.request("POST", "/api/v1/write", b"\x00", {**headers, **bearer(given)})[0]
+                == status
+            )
         assert collector.request("POST", "/api/v1/write", b"\x00", headers)[0] == 401
 
 
 def test_an_agents_token_reads_nothing_and_a_readers_reports_nothing(dsn, secret):
-    """Threat: a stolen agent token. It opens no answer; the roles of people do not open the ingest."""
+    """Threat: a stolen agent token.
+
+    It opens no answer; the roles of people do not open the ingest.
+    """
     agent, finance = secret("agent", "node-1"), secret("finance")
     with running(dsn) as collector:
         schema = collector.request("GET", "/openapi.json")[2]
-        paths = [path for path, item in schema["paths"].items() if path.startswith("/v1/") and "get" in item]
+        paths = [
+            path
+            for path, item in schema["paths"].items()
+            if path.startswith("/v1/") and "get" in item
+        ]
         assert len(paths) >= 8
         query = "?from=2026-10-01&to=2026-10-02"
         for path in paths:
@@ -77,7 +103,10 @@ def test_an_agents_token_reads_nothing_and_a_readers_reports_nothing(dsn, secret
             assert collector.request("GET", asked)[0] == 401, path
         assert collector.request("GET", "/v1/nodes", headers=bearer(finance))[0] == 200
         status, answer = send(collector, batch(), finance)
-        assert (status, answer["detail"]) == (403, "the token of finance is for reading: reporting needs an agent's")
+        assert (status, answer["detail"]) == (
+            403,
+            "the token of finance is for reading: reporting needs an agent's",
+        )
 
 
 def test_a_revoked_token_is_refused_within_seconds(dsn, secret, command):
@@ -92,7 +121,8 @@ def test_a_revoked_token_is_refused_within_seconds(dsn, secret, command):
             seq += 1
             assert time.monotonic() - begun < keys_module.FRESH_SECONDS + 20
             time.sleep(0.1)
-        # The last token is gone, and the door stays shut: it does not open because no token is left.
+        # The last token is gone, and the door stays shut: it does not open because no token is
+        # left.
         assert collector.post(body_of(batch(seq=100)))[0] == 401
 
 
@@ -107,7 +137,9 @@ def test_rotation_keeps_the_old_token_for_a_while(dsn, command):
     refused = command("token", "rotate", "node-1")
     assert refused.exit_code != 0
     assert "being rotated already" in str(refused.exception)
-    assert "revoke one of them" in str(command("token", "create", "--role", "agent", "--node", "node-1").exception)
+    assert "revoke one of them" in str(
+        command("token", "create", "--role", "agent", "--node", "node-1").exception
+    )
     with running(dsn) as collector:
         assert send(collector, batch(seq=1), first)[0] == 200
         assert send(collector, batch(seq=2), second)[0] == 200
@@ -159,7 +191,9 @@ def test_a_token_that_makes_no_sense_is_refused(command, arguments, words):
 def test_one_name_is_one_kind_of_token(command):
     """A second token of a name is its rotation, so it must have the same reach."""
     assert command("token", "create", "--role", "finance", "--name", "ada").exit_code == 0
-    assert "of another kind" in str(command("token", "create", "--role", "admin", "--name", "ada").exception)
+    assert "of another kind" in str(
+        command("token", "create", "--role", "admin", "--name", "ada").exception
+    )
     assert "no live token" in str(command("token", "revoke", "bob").exception)
 
 
@@ -194,7 +228,9 @@ class Shelf:
 
 
 def test_ingest_costs_no_query_a_batch():
-    """Within a second the database is asked once, and tokens are read again only when something changed."""
+    """Within a second the database is asked once, and tokens are read again only when something
+    changed.
+    """
     now = [100.0]
     secret = tokens.new_secret()
     shelf = Shelf(Token(1, "n", "agent", "n", None, tokens.hash_of(secret), 0))
@@ -210,7 +246,9 @@ def test_ingest_costs_no_query_a_batch():
 
 
 def test_a_revoked_token_is_refused_a_second_later_by_every_process():
-    """Whoever has checked just before a token was revoked checks again within a second, however often it is asked."""
+    """Whoever has checked just before a token was revoked checks again within a second, however
+    often it is asked.
+    """
     now = [100.0]
     secret = tokens.new_secret()
     live = Token(1, "n", "agent", "n", None, tokens.hash_of(secret), 0)
@@ -229,7 +267,9 @@ def test_a_revoked_token_is_refused_a_second_later_by_every_process():
 
 
 def test_guessing_tokens_does_not_flood_the_database():
-    """A token that is not known may be new, so the database is asked, but at most ten times a second."""
+    """A token that is not known may be new, so the database is asked, but at most ten times a
+    second.
+    """
     now = [100.0]
     shelf = Shelf()
     keys = Keys(shelf, lambda: NOW_MS, steady=lambda: now[0])
@@ -278,7 +318,8 @@ def test_a_replaced_database_brings_its_own_tokens(dsn, secret):
         assert collector.request("GET", "/v1/nodes", headers=bearer(given))[0] == 200
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'gpuledger-tokens'"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ="
+                " 'gpuledger-tokens'"
             )
         time.sleep(keys_module.FRESH_SECONDS + 0.1)
         assert collector.request("GET", "/v1/nodes", headers=bearer(given))[0] == 200

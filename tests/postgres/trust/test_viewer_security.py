@@ -1,4 +1,6 @@
-"""The second wall before viewers over HTTP: with every filter of the code taken out, Postgres shows nothing foreign."""
+"""The second wall before viewers over HTTP: with every filter of the code taken out, Postgres shows
+nothing foreign.
+"""
 
 import contextlib
 import json
@@ -35,13 +37,17 @@ BY = ("&by=team", "&by=project,user", "&by=workload,node", "&by=pool")
 
 @pytest.fixture(scope="module")
 def fleet(postgres, tmp_path_factory):
-    with fresh_database(postgres) as dsn, two_teams(dsn, tmp_path_factory.mktemp("declared")) as made:
+    with (
+        fresh_database(postgres) as dsn,
+        two_teams(dsn, tmp_path_factory.mktemp("declared")) as made,
+    ):
         with psycopg.connect(dsn) as connection:
             for team in (OWN, FOREIGN):
                 connection.execute(
-                    "INSERT INTO recommendation (key, kind, subject, team, owner, advice, evidence, scope, start_ms, "
-                    "end_ms, price_ids, freed_gpu_ns, state, made_ms, expires_ms) VALUES (%(team)s, 'idle', %(team)s, "
-                    "%(team)s, %(owner)s, 'give it back', '{}', '{}', 0, 1, '{}', 0, 'open', %(now)s, %(now)s)",
+                    "INSERT INTO recommendation (key, kind, subject, team, owner, advice, evidence,"
+                    " scope, start_ms, end_ms, price_ids, freed_gpu_ns, state, made_ms, expires_ms)"
+                    " VALUES (%(team)s, 'idle', %(team)s, %(team)s, %(owner)s, 'give it back',"
+                    " '{}', '{}', 0, 1, '{}', 0, 'open', %(now)s, %(now)s)",
                     {"team": team, "owner": json.dumps({"team": team}), "now": NOW_MS},
                 )
         roll_up_series(Database(dsn), 100_000, NOW_MS, lambda: False)
@@ -55,21 +61,47 @@ def ask(fleet, path, role="viewer"):
 
 @pytest.fixture(scope="module")
 def addresses(fleet):
-    """Every reading address of the API's description, and the pages, with a foreign object where one is named."""
+    """Every reading address of the API's description, and the pages, with a foreign object where
+    one is named.
+    """
     collector, secrets = fleet
     opening = {"owner": {"team": FOREIGN}, "from": day(-3), "to": day(-2), "reason": "x"}
     headers = {"Authorization": f"Bearer {secrets['finance']}", "Content-Type": "application/json"}
-    status, _, made = collector.request("POST", "/v1/disputes", json.dumps(opening).encode(), headers)
+    status, _, made = collector.request(
+        "POST", "/v1/disputes", json.dumps(opening).encode(), headers
+    )
     assert status == 201
     named = {"pool": f"{FOREIGN}-pool", "number": str(made["id"])}
     described = collector.request("GET", "/openapi.json")[2]["paths"]
-    found = [path for path, methods in described.items() if "get" in methods and path.startswith("/v1/")]
+    found = [
+        path for path, methods in described.items() if "get" in methods and path.startswith("/v1/")
+    ]
     asked = [f"{path.format(**named)}?{QUERY}" for path in found]
     asked += [f"/v1/chargeback?{QUERY}{by}" for by in BY]
-    asked += [f"/v1/samples?{QUERY}&step=3600&gpu=GPU-{FOREIGN}", f"/v1/samples?{QUERY}&step=3600&node={FOREIGN}-node"]
-    shown = ["/", f"/pools/{FOREIGN}-pool", f"/statements/team/{FOREIGN}/{MONTH}", f"/statements/team/{MONTH}"]
-    shown += ["/idle", "/anomalies", "/jobs", f"/jobs/{FOREIGN}-1", f"/jobs/{OWN}-1", "/demand", "/trust"]
-    return [*asked, *shown, *(f"{path}?period={MONTH}&format=csv" for path in ("/idle", "/anomalies", "/jobs"))]
+    asked += [
+        f"/v1/samples?{QUERY}&step=3600&gpu=GPU-{FOREIGN}",
+        f"/v1/samples?{QUERY}&step=3600&node={FOREIGN}-node",
+    ]
+    shown = [
+        "/",
+        f"/pools/{FOREIGN}-pool",
+        f"/statements/team/{FOREIGN}/{MONTH}",
+        f"/statements/team/{MONTH}",
+    ]
+    shown += [
+        "/idle",
+        "/anomalies",
+        "/jobs",
+        f"/jobs/{FOREIGN}-1",
+        f"/jobs/{OWN}-1",
+        "/demand",
+        "/trust",
+    ]
+    return [
+        *asked,
+        *shown,
+        *(f"{path}?period={MONTH}&format=csv" for path in ("/idle", "/anomalies", "/jobs")),
+    ]
 
 
 @pytest.fixture
@@ -92,16 +124,31 @@ def sabotaged(monkeypatch):
         "list_charged",
         lambda connection, period, _owner, *more, **named: whole(connection, period, {}, **named),
     )
-    monkeypatch.setattr(overview, "daily_by_team", lambda connection, period, _owner: by_team(connection, period, {}))
-    monkeypatch.setattr(reports, "charged_lines", lambda *asked, owner=None, **named: listed(*asked, **named))
+    monkeypatch.setattr(
+        overview,
+        "daily_by_team",
+        lambda connection, period, _owner: by_team(connection, period, {}),
+    )
+    monkeypatch.setattr(
+        reports, "charged_lines", lambda *asked, owner=None, **named: listed(*asked, **named)
+    )
     shares = beside.own_shares
-    monkeypatch.setattr(beside, "own_shares", lambda connection, costs, by, _owner: shares(connection, costs, by, {}))
+    monkeypatch.setattr(
+        beside,
+        "own_shares",
+        lambda connection, costs, by, _owner: shares(connection, costs, by, {}),
+    )
     drawn = series.read
-    monkeypatch.setattr(series, "read", lambda a, b, c, d, _owner, states: drawn(a, b, c, d, None, states))
+    monkeypatch.setattr(
+        series, "read", lambda a, b, c, d, _owner, states: drawn(a, b, c, d, None, states)
+    )
 
 
 def test_with_every_filter_gone_a_viewer_sees_nothing_foreign(fleet, addresses, sabotaged):
-    """Threat: a forgotten condition. Each address is answered without a fault, and its own rows are still there."""
+    """Threat: a forgotten condition.
+
+    Each address is answered without a fault, and its own rows are still there.
+    """
     assert len(addresses) >= 16
     shown = set()
     for path in addresses:
@@ -131,7 +178,9 @@ def test_with_every_filter_gone_a_viewer_sees_nothing_foreign(fleet, addresses, 
 def test_without_the_wall_the_sabotage_would_show(fleet, addresses, sabotaged, monkeypatch):
     """The test above can fail: with the wall gone too, most addresses tell of the other team."""
     monkeypatch.setattr(row_level_security, "become_viewer", lambda *_: False)
-    leaking = [path for path in addresses if FOREIGN in json.dumps(ask(fleet, path)[2]).replace(path, "")]
+    leaking = [
+        path for path in addresses if FOREIGN in json.dumps(ask(fleet, path)[2]).replace(path, "")
+    ]
     assert len(leaking) >= 10, leaking
 
 
@@ -147,11 +196,17 @@ def test_the_answers_are_the_same_with_and_without_it(fleet, addresses, monkeypa
 
 @pytest.mark.parametrize("walled", [True, False])
 def test_a_statement_of_nobody_names_no_other_owner(fleet, monkeypatch, walled):
-    """Of a month in which others were billed, the page tells a viewer of no other team, without a wall too."""
+    """Of a month in which others were billed, the page tells a viewer of no other team, without a
+    wall too.
+    """
     if not walled:
         monkeypatch.setattr(row_level_security, "become_viewer", lambda *_: False)
     collector, _ = fleet
-    headers = {"Authorization": f"Bearer {token(collector.dsn, 'viewer', f'idle {walled}', owner={'team': 'idle'})}"}
+    headers = {
+        "Authorization": (
+            f"Bearer {token(collector.dsn, 'viewer', f'idle {walled}', owner={'team': 'idle'})}"
+        )
+    }
     status, _, text = collector.request("GET", f"/statements/team/idle/{MONTH}", headers=headers)
     assert status == 404
     assert "was billed nothing" in text
@@ -160,12 +215,15 @@ def test_a_statement_of_nobody_names_no_other_owner(fleet, monkeypatch, walled):
 
 
 def test_what_stands_behind_the_wall_is_declared(fleet):
-    """Every table of the schema as that role: rows of the owner, a table of days, or no right at all."""
+    """Every table of the schema as that role: rows of the owner, a table of days, or no right at
+    all.
+    """
     with psycopg.connect(fleet[0].dsn) as connection:
         tables = [
             row[0]
             for row in connection.execute(
-                "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
+                "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND"
+                " relkind IN ('r', 'p')"
             )
         ]
     readable = []
@@ -178,15 +236,21 @@ def test_what_stands_behind_the_wall_is_declared(fleet):
                     rows = connection.execute(f"SELECT {columns} FROM {table} t").fetchall()
                     readable.append(table)
                     assert FOREIGN not in str(rows), table
-                    assert not rows or owner == {"team": OWN} or table in row_level_security.COMMON, table
+                    assert (
+                        not rows or owner == {"team": OWN} or table in row_level_security.COMMON
+                    ), table
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute("DELETE FROM charge")
             connection.execute("RESET ROLE")
-    assert set(readable) == (set(row_level_security.OWNED) | set(row_level_security.COMMON)) & set(tables)
+    assert set(readable) == (set(row_level_security.OWNED) | set(row_level_security.COMMON)) & set(
+        tables
+    )
 
 
 def test_raising_it_gives_way_to_writers(dsn, monkeypatch):
-    """A batch that holds a table which the wall needs, and wants one that it has, goes on; the wall is tried again."""
+    """A batch that holds a table which the wall needs, and wants one that it has, goes on; the wall
+    is tried again.
+    """
     monkeypatch.setattr(migrate, "LOCK_PAUSE_SECONDS", 0.1)
     with psycopg.connect(dsn, autocommit=True) as watch, psycopg.connect(dsn) as writer:
         row_level_security.disable(watch)
@@ -203,7 +267,9 @@ def test_raising_it_gives_way_to_writers(dsn, monkeypatch):
 
 @pytest.fixture
 def plain_owner(postgres):
-    """DSN of an empty database whose owner may make no roles, as on a server that others administer."""
+    """DSN of an empty database whose owner may make no roles, as on a server that others
+    administer.
+    """
     admin = make_conninfo(administrator(postgres), dbname="postgres")
     with psycopg.connect(admin, autocommit=True) as connection:
         connection.execute("CREATE ROLE plain_owner LOGIN PASSWORD 'x'")
@@ -214,8 +280,12 @@ def plain_owner(postgres):
         connection.execute("DROP ROLE plain_owner")
 
 
-def test_on_a_server_of_others_it_takes_one_grant_of_its_administrator(plain_owner, postgres, caplog, command):
-    """Until then the filters of the code stand alone, and log and doctor say so; afterwards an upgrade raises it."""
+def test_on_a_server_of_others_it_takes_one_grant_of_its_administrator(
+    plain_owner, postgres, caplog, command
+):
+    """Until then the filters of the code stand alone, and log and doctor say so; afterwards an
+    upgrade raises it.
+    """
     migrate.upgrade(plain_owner)
     with psycopg.connect(plain_owner, autocommit=True) as connection:
         assert not row_level_security.is_enabled(connection)
@@ -231,7 +301,9 @@ def test_on_a_server_of_others_it_takes_one_grant_of_its_administrator(plain_own
     with psycopg.connect(plain_owner, autocommit=True) as connection:
         assert row_level_security.is_enabled(connection)
         with row_level_security.as_viewer(connection, {"team": OWN}):
-            assert connection.execute("SELECT current_user").fetchone() == (row_level_security.ROLE,)
+            assert connection.execute("SELECT current_user").fetchone() == (
+                row_level_security.ROLE,
+            )
             assert connection.execute("SELECT count(*) FROM charge").fetchone() == (0,)
         assert connection.execute("SELECT current_user").fetchone() == ("plain_owner",)
     assert advised not in command("doctor", "--format", "json", dsn=plain_owner).stdout

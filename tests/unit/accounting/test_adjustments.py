@@ -25,20 +25,37 @@ from gpuledger_collector.accounting.adjustments import (
 )
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.provider_bill import ATTO_PER_MICRO, KINDS, Comparison, Difference, atto
+from gpuledger_collector.accounting.provider_bill import (
+    ATTO_PER_MICRO,
+    KINDS,
+    Comparison,
+    Difference,
+    atto,
+)
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
 from gpuledger_collector.accounting.true_up import KEYS, HeldLine, true_up
 
-TEAMS, POOLS, MODELS, CURRENCIES = ("vision", "nlp", ""), ("train", "lab"), ("H100", "A100"), ("USD", "EUR")
+TEAMS, POOLS, MODELS, CURRENCIES = (
+    ("vision", "nlp", ""),
+    ("train", "lab"),
+    ("H100", "A100"),
+    ("USD", "EUR"),
+)
 HOUR = GPU_NS_PER_HOUR
 places = st.builds(
     Place,
-    st.builds(lambda team, user: OwnerPath(team=team, user=user), st.sampled_from(TEAMS), st.sampled_from(("", "kim"))),
+    st.builds(
+        lambda team, user: OwnerPath(team=team, user=user),
+        st.sampled_from(TEAMS),
+        st.sampled_from(("", "kim")),
+    ),
     st.sampled_from(POOLS),
     st.sampled_from(MODELS),
     st.sampled_from(CURRENCIES),
 )
-held_costs = st.dictionaries(places, st.builds(HeldCost, st.integers(0, 10**15), st.integers(0, 10**12)), max_size=8)
+held_costs = st.dictionaries(
+    places, st.builds(HeldCost, st.integers(0, 10**15), st.integers(0, 10**12)), max_size=8
+)
 scopes = st.sampled_from(({}, {"team": "vision"}, {"team": "nlp"}))
 percents = st.decimals(0, 100, places=6)
 percentages = st.builds(
@@ -59,7 +76,8 @@ def tier(steps, per="team", **scope):
 
 tiers = st.builds(
     lambda edges, rates, per: tier(
-        {str(hours): str(rate) for hours, rate in zip([0, *sorted(edges)], rates, strict=False)}, per
+        {str(hours): str(rate) for hours, rate in zip([0, *sorted(edges)], rates, strict=False)},
+        per,
     ),
     st.sets(st.integers(1, 500), min_size=2, max_size=2),
     st.lists(st.decimals(0, 100, places=9), min_size=3, max_size=3),
@@ -76,16 +94,28 @@ def by_policy(amounts):
     return sums
 
 
-@given(held_costs, st.lists(percentages, max_size=4, unique_by=lambda policy: policy.name), st.randoms())
+@given(
+    held_costs,
+    st.lists(percentages, max_size=4, unique_by=lambda policy: policy.name),
+    st.randoms(),
+)
 def test_percentages_are_of_the_same_cost_and_add_up(held, policies, random):
-    """Each policy takes its percentage of all that it fits, rounded once; no order of anything matters."""
+    """Each policy takes its percentage of all that it fits, rounded once; no order of anything
+    matters.
+    """
     amounts = adjust(held, policies, {})
     sums = by_policy(amounts)
     for policy in policies:
         for currency in CURRENCIES:
-            cost = sum(held[place].cost_micro for place in held if place.currency == currency and policy.fits(place))
+            cost = sum(
+                held[place].cost_micro
+                for place in held
+                if place.currency == currency and policy.fits(place)
+            )
             whole = round_half_even_div(cost * int(policy.percent * 10**6), 10**8)
-            assert sums.get((policy.name, currency), 0) == (whole if policy.kind == MARKUP else -whole)
+            assert sums.get((policy.name, currency), 0) == (
+                whole if policy.kind == MARKUP else -whole
+            )
     shuffled, again = list(held.items()), list(policies)
     random.shuffle(shuffled)
     random.shuffle(again)
@@ -94,7 +124,9 @@ def test_percentages_are_of_the_same_cost_and_add_up(held, policies, random):
 
 @given(held_costs, st.lists(held_costs, max_size=3), tiers)
 def test_days_of_a_tier_add_up_to_the_price_of_all_hours(first, later, policy):
-    """The days of a month cost what the steps ask for all of its hours, to the micro-unit, whatever each day is."""
+    """The days of a month cost what the steps ask for all of its hours, to the micro-unit, whatever
+    each day is.
+    """
     volumes, cost = {}, {}
     for held in [first, *later]:
         amounts = {amount.place: amount.micro for amount in adjust(held, [policy], volumes)}
@@ -111,7 +143,11 @@ def test_days_of_a_tier_add_up_to_the_price_of_all_hours(first, later, policy):
             group = "" if policy.per == FLEET else place.owner.level(policy.per)
             hours[group] = hours.get(group, 0) + gpu_ns
     # A group without any hours keeps what it costs: a tier prices hours.
-    assert {group: cost[group] for group in hours if hours[group] and _all_timed(group, policy, [first, *later])} == {
+    assert {
+        group: cost[group]
+        for group in hours
+        if hours[group] and _all_timed(group, policy, [first, *later])
+    } == {
         group: volume_cost(policy, gpu_ns)
         for group, gpu_ns in hours.items()
         if gpu_ns and _all_timed(group, policy, [first, *later])
@@ -124,7 +160,8 @@ def _all_timed(group, policy, days):
         own = [
             one
             for place, one in held.items()
-            if place.currency == "USD" and ("" if policy.per == FLEET else place.owner.level(policy.per)) == group
+            if place.currency == "USD"
+            and ("" if policy.per == FLEET else place.owner.level(policy.per)) == group
         ]
         if own and not any(one.gpu_ns for one in own):
             return False
@@ -141,13 +178,26 @@ def test_steps_of_a_tier():
 
 def test_the_most_specific_tier_applies():
     """A tier of a team and a model beats one of everybody, and its hours are its own."""
-    vision, nlp = (Place(OwnerPath(team=team), "train", "NVIDIA H100", "USD") for team in ("vision", "nlp"))
+    vision, nlp = (
+        Place(OwnerPath(team=team), "train", "NVIDIA H100", "USD") for team in ("vision", "nlp")
+    )
     held = {vision: HeldCost(10 * HOUR, 20_000_000), nlp: HeldCost(10 * HOUR, 20_000_000)}
     own = Adjustment(
-        None, "own", TIERED, {"team": "vision"}, "", "H100", steps={"0": "1.00"}, per="team", currency="USD"
+        None,
+        "own",
+        TIERED,
+        {"team": "vision"},
+        "",
+        "H100",
+        steps={"0": "1.00"},
+        per="team",
+        currency="USD",
     )
     amounts = adjust(held, [tier({"0": "1.50"}, FLEET), own], {})
-    assert {amount.place: amount.micro for amount in amounts} == {vision: -10_000_000, nlp: -5_000_000}
+    assert {amount.place: amount.micro for amount in amounts} == {
+        vision: -10_000_000,
+        nlp: -5_000_000,
+    }
 
 
 def test_percentages_follow_tiers():
@@ -155,7 +205,10 @@ def test_percentages_follow_tiers():
     place = Place(OwnerPath(team="vision"), "train", "H100", "USD")
     markup = Adjustment(None, "fee", MARKUP, percent=Decimal(10))
     amounts = adjust({place: HeldCost(10 * HOUR, 20_000_000)}, [markup, tier({"0": "1.00"})], {})
-    assert [(amount.adjustment.name, amount.micro) for amount in amounts] == [("tier", -10_000_000), ("fee", 1_000_000)]
+    assert [(amount.adjustment.name, amount.micro) for amount in amounts] == [
+        ("tier", -10_000_000),
+        ("fee", 1_000_000),
+    ]
 
 
 @given(held_costs)
@@ -215,11 +268,15 @@ def compared(found, pools=()):
 
 @given(lines, differences, st.sampled_from(KEYS), st.randoms())
 def test_a_true_up_books_the_whole_difference(held, found, key, random):
-    """What is booked is the difference of its kinds, rounded once a currency; the rest is named; no order matters."""
+    """What is booked is the difference of its kinds, rounded once a currency; the rest is named; no
+    order matters.
+    """
     split = true_up(compared(found), held, key)
     left = {id(difference) for difference in split.left}
     for currency in CURRENCIES:
-        whole = sum(atto(one.amount) for one in found if one.currency == currency and id(one) not in left)
+        whole = sum(
+            atto(one.amount) for one in found if one.currency == currency and id(one) not in left
+        )
         assert split.totals().get(currency, 0) == round(Fraction(whole, ATTO_PER_MICRO))
     for one in split.left:
         paying = any(line.currency == one.currency and line.gpu_ns for line in held)
@@ -231,7 +288,9 @@ def test_a_true_up_books_the_whole_difference(held, found, key, random):
 
 
 def test_keys_of_a_true_up():
-    """The tax goes by cost; a price by who held that pool on that day, or by cost or hours of all of it."""
+    """The tax goes by cost; a price by who held that pool on that day, or by cost or hours of all
+    of it.
+    """
 
     def line(team, day, cost, hours):
         return HeldLine(
@@ -267,7 +326,9 @@ discounts = st.builds(
     id=st.none(),
     name=st.sampled_from("abc"),
     kind=st.just("discount"),
-    owner=st.sampled_from([{}, {"team": "x"}, {"team": "y"}, {"team": "x", "project": "p"}, {"project": "q"}]),
+    owner=st.sampled_from(
+        [{}, {"team": "x"}, {"team": "y"}, {"team": "x", "project": "p"}, {"project": "q"}]
+    ),
     pool=st.sampled_from(["", "train", "serve"]),
     gpu_model=st.sampled_from(["", "H100", "A100", "NVIDIA H100"]),
     percent=st.sampled_from([0, 20, 40, 60, 100]).map(Decimal),
@@ -289,7 +350,13 @@ def taken(found, team, project, pool, model, day):
     return sum(each.percent for each in holding)
 
 
-@given(st.lists(discounts.filter(lambda each: not each.from_on or not each.to_on or each.from_on < each.to_on)))
+@given(
+    st.lists(
+        discounts.filter(
+            lambda each: not each.from_on or not each.to_on or each.from_on < each.to_on
+        )
+    )
+)
 def test_discounts_are_excessive_where_they_take_more_than_a_place_costs(found):
     """As counted over every place and day; those that are named take more than all together."""
     days = [dt.date(2026, 9, 30), *(dt.date(2026, 10, day) for day in range(1, 6))]

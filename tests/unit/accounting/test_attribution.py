@@ -17,15 +17,22 @@ def rule(position, match, assign, start=None, end=None):
 
 
 def test_a_tag_named_like_a_level_is_that_level():
-    """Without any rule, team and project tags attribute; other tags do not; the unix user fills the user."""
-    owner = Attribution().owner_of(facts(user="amina", team="vision", project="seg", color="blue"), 0)
+    """Without any rule, team and project tags attribute; other tags do not; the unix user fills the
+    user.
+    """
+    owner = Attribution().owner_of(
+        facts(user="amina", team="vision", project="seg", color="blue"), 0
+    )
     assert owner == OwnerPath(team="vision", project="seg", user="amina")
     assert Attribution().owner_of(facts(), 0) == OwnerPath()
 
 
 def test_later_rules_override_the_levels_of_earlier_ones():
     """Rules hold in their order; each sets only the levels that it names."""
-    rules = [rule(2, {"account": "asr-*"}, {"project": "{account}"}), rule(1, {"account": "*"}, {"team": "speech"})]
+    rules = [
+        rule(2, {"account": "asr-*"}, {"project": "{account}"}),
+        rule(1, {"account": "*"}, {"team": "speech"}),
+    ]
     owner = Attribution(rules).owner_of(facts(account="asr-large", team="vision"), 0)
     assert owner == OwnerPath(team="speech", project="asr-large")
 
@@ -45,19 +52,31 @@ def test_a_job_of_slurm_is_one_by_whichever_way_it_came(kind, key, matched):
     """From agents or from `import sacct`; the kind of an imported one still matches as well."""
     job = WorkloadFacts(1, kind, "ann", "ml-a", None, key=key)
     kinds = ("slurm", "imported", "kubernetes")
-    rules = Attribution([rule(at, {"kind": name, "account": "ml-*"}, {"team": "x"}) for at, name in enumerate(kinds)])
+    rules = Attribution(
+        [
+            rule(at, {"kind": name, "account": "ml-*"}, {"team": "x"})
+            for at, name in enumerate(kinds)
+        ]
+    )
     assert {kinds[found.position] for found in rules.matching(job, 0)} == matched
 
 
 def test_a_rule_holds_only_while_it_is_dated_to():
     """From its start, up to and without its end."""
     dated = Attribution([rule(1, {"account": "a"}, {"team": "t"}, 100, 200)])
-    assert [dated.owner_of(facts(account="a"), at).team for at in (99, 100, 199, 200)] == ["", "t", "t", ""]
+    assert [dated.owner_of(facts(account="a"), at).team for at in (99, 100, 199, 200)] == [
+        "",
+        "t",
+        "t",
+        "",
+    ]
 
 
 def test_a_placeholder_without_a_value_leaves_the_level_alone():
     """`{account}` of a workload without one sets nothing, and does not set an empty name."""
-    owner = Attribution([rule(1, {"kind": "slurm"}, {"team": "{account}"})]).owner_of(facts(team="vision"), 0)
+    owner = Attribution([rule(1, {"kind": "slurm"}, {"team": "{account}"})]).owner_of(
+        facts(team="vision"), 0
+    )
     assert owner.team == "vision"
 
 
@@ -75,11 +94,15 @@ def test_a_placeholder_without_a_value_leaves_the_level_alone():
 )
 def test_every_pattern_of_a_rule_must_fit(match, hit):
     """Wildcards as in file names, upper and lower case differ, a missing tag fits nothing."""
-    matched = Attribution([rule(1, match, {"team": "t"})]).owner_of(facts(account="abc", pool="p"), 0)
+    matched = Attribution([rule(1, match, {"team": "t"})]).owner_of(
+        facts(account="abc", pool="p"), 0
+    )
     assert (matched.team == "t") == hit
 
 
-@given(st.dictionaries(st.sampled_from(["team", "project", "note"]), st.text(max_size=8), max_size=3))
+@given(
+    st.dictionaries(st.sampled_from(["team", "project", "note"]), st.text(max_size=8), max_size=3)
+)
 def test_attribution_never_fails_on_what_people_write(tags):
     """Any tag value gives an owner; blank ones are no names."""
     owner = Attribution().owner_of(facts(**tags), 0)
@@ -89,9 +112,19 @@ def test_attribution_never_fails_on_what_people_write(tags):
 def test_a_fact_wins_over_a_tag_of_its_name():
     """What the scheduler knows is not for users to write; a blank tag is none."""
     facts = WorkloadFacts(
-        1, "slurm", "amina", "vision", None, {"user": "boss", "account": "rich", "name": " ", "x": " "}
+        1,
+        "slurm",
+        "amina",
+        "vision",
+        None,
+        {"user": "boss", "account": "rich", "name": " ", "x": " "},
     )
-    assert [facts.value(name) for name in ("user", "account", "name", "x")] == ["amina", "vision", None, None]
+    assert [facts.value(name) for name in ("user", "account", "name", "x")] == [
+        "amina",
+        "vision",
+        None,
+        None,
+    ]
     assert Attribution().owner_of(facts, 0).user == "amina"
 
 
@@ -110,10 +143,18 @@ ALIKE = (
 
 @pytest.mark.parametrize("name", ALIKE)
 def test_a_name_that_looks_alike_is_an_owner_of_its_own(name):
-    """Threat: spoofed tags. Letters of another script, hidden ones and other cases take nothing from the real team, and
-    a rule of the scheduler's account overrides whatever was written."""
+    """Threat: spoofed tags.
+
+    Letters of another script, hidden ones and other cases take nothing from the real team, and a
+    rule of the scheduler's account overrides whatever was written.
+    """
     written = Attribution().owner_of(facts(team=name), 0)
     assert written.team == name != "vision"
     by_account = Attribution([rule(1, {"account": "*"}, {"team": "{account}"})])
     assert by_account.owner_of(facts(account="speech", team="vision"), 0).team == "speech"
-    assert Attribution([rule(1, {"team": "vision"}, {"project": "p"})]).owner_of(facts(team=name), 0).project == ""
+    assert (
+        Attribution([rule(1, {"team": "vision"}, {"project": "p"})])
+        .owner_of(facts(team=name), 0)
+        .project
+        == ""
+    )

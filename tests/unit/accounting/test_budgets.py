@@ -20,13 +20,30 @@ from gpuledger_collector.accounting.budgets import (
     top,
 )
 from gpuledger_collector.accounting.money import MICRO
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, date_range, format_date, parse_date
+from gpuledger_collector.accounting.period import (
+    DAY_MS,
+    HOUR_MS,
+    date_range,
+    format_date,
+    parse_date,
+)
 
-BUDGET = Budget(1, "vision", {"team": "vision"}, "month", None, 1000 * MICRO, "USD", Terms((80, 100), (100,), 200))
+BUDGET = Budget(
+    1,
+    "vision",
+    {"team": "vision"},
+    "month",
+    None,
+    1000 * MICRO,
+    "USD",
+    Terms((80, 100), (100,), 200),
+)
 NOVEMBER = date_range("2026-11-01", "2026-12-01")
 
 
-def play(budget: Budget, readings: list[Reading]) -> tuple[list[tuple[str, int, int]], dict[tuple[str, int], Alert]]:
+def play(
+    budget: Budget, readings: list[Reading]
+) -> tuple[list[tuple[str, int, int]], dict[tuple[str, int], Alert]]:
     """Feeds readings one by one; what fired at which reading, and the last states."""
     known: dict[tuple[str, int], Alert] = {}
     fired = []
@@ -44,7 +61,9 @@ def reading(hour: int, spent: int, likely: int | None = None, middle: int | None
 
 
 def test_an_actual_threshold_fires_at_once_and_only_once() -> None:
-    """799.99 is not 80 % of 1000, 800 is; a correction below it resolves, and crossing again fires no second time."""
+    """799.99 is not 80 % of 1000, 800 is; a correction below it resolves, and crossing again fires
+    no second time.
+    """
     almost = Reading(NOVEMBER.start_ms, NOVEMBER, 800 * MICRO - 1)
     fired, known = play(BUDGET, [almost, reading(1, 800), reading(2, 700), reading(3, 900)])
     assert fired == [(ACTUAL, 80, 1)]
@@ -61,11 +80,19 @@ def test_two_thresholds_crossed_at_once_both_fire() -> None:
 
 def test_a_forecast_fires_after_three_evaluations_in_a_row() -> None:
     """Two crossings and a lull begin anew; evaluations within the hour count once."""
-    lull = [reading(1, 1, 1100), reading(2, 1, 1100), reading(3, 1, 900), reading(4, 1, 1100), reading(5, 1, 1100)]
+    lull = [
+        reading(1, 1, 1100),
+        reading(2, 1, 1100),
+        reading(3, 1, 900),
+        reading(4, 1, 1100),
+        reading(5, 1, 1100),
+    ]
     fired, known = play(BUDGET, lull)
     assert fired == []
     assert known[FORECAST, 100].state == PENDING
-    assert play(BUDGET, [*lull, reading(5, 1, 1100), reading(6, 1, 1100)])[0] == [(FORECAST, 100, 6)]
+    assert play(BUDGET, [*lull, reading(5, 1, 1100), reading(6, 1, 1100)])[0] == [
+        (FORECAST, 100, 6)
+    ]
 
 
 def test_a_forecast_resolves_only_well_below_its_threshold() -> None:
@@ -76,7 +103,9 @@ def test_a_forecast_resolves_only_well_below_its_threshold() -> None:
 
 
 def test_no_forecast_is_no_news() -> None:
-    """Without an estimate a forecast threshold stays as it is, and what is spent already is not forecast."""
+    """Without an estimate a forecast threshold stays as it is, and what is spent already is not
+    forecast.
+    """
     up = [reading(hour, 1, 1100, 1200) for hour in range(3)]
     assert play(BUDGET, [*up, reading(4, 1)])[1][FORECAST, 100].state == FIRING
     assert play(BUDGET, [reading(hour, 1000, 1100, 1200) for hour in range(5)])[0] == [
@@ -93,7 +122,12 @@ def test_pace_needs_both_windows() -> None:
     assert play(BUDGET, [burst, steady, steady])[0] == [("pace", 200, 1)]
 
 
-@given(st.lists(st.tuples(st.integers(0, 2000), st.none() | st.integers(0, 2000), st.integers(0, 2000)), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2000), st.none() | st.integers(0, 2000), st.integers(0, 2000)),
+        max_size=40,
+    )
+)
 def test_every_threshold_fires_at_most_once(values) -> None:
     """Whatever spend and forecast do, one alert per (budget, threshold, period)."""
     fired, known = play(BUDGET, [reading(hour, *value) for hour, value in enumerate(values)])
@@ -117,7 +151,10 @@ def test_periods_tile_time(day: int, kind: str) -> None:
 def test_quarters_and_ranges() -> None:
     """November lies in the fourth quarter; a range is itself."""
     quarter = Budget(1, "b", {}, "quarter", None, 1, "USD").period_at(parse_date("2026-11-21"))
-    assert (format_date(quarter.start_ms), format_date(quarter.end_ms)) == ("2026-10-01", "2027-01-01")
+    assert (format_date(quarter.start_ms), format_date(quarter.end_ms)) == (
+        "2026-10-01",
+        "2027-01-01",
+    )
     assert Budget(1, "b", {}, "range", NOVEMBER, 1, "USD").period_at(0) == NOVEMBER
 
 
@@ -125,21 +162,31 @@ def held(max_cost: int = 10**13):
     labels = st.tuples(st.sampled_from(["a", "b", "c", "d"]))
     return st.lists(
         st.builds(
-            HolderSpend, labels, st.sampled_from(["H100", "L4"]), st.integers(0, 10**15), st.integers(0, max_cost)
+            HolderSpend,
+            labels,
+            st.sampled_from(["H100", "L4"]),
+            st.integers(0, 10**15),
+            st.integers(0, max_cost),
         )
     )
 
 
 @given(held(), held(), st.integers(0, 5))
 def test_drivers_add_up_to_the_change_exactly(before, after, count) -> None:
-    """Price, volume and mix add up to each driver's change, drivers to the whole, also when the rest is one line."""
+    """Price, volume and mix add up to each driver's change, drivers to the whole, also when the
+    rest is one line.
+    """
     found = drivers(before, after)
     change = sum(one.cost_micro for one in after) - sum(one.cost_micro for one in before)
     for shown in (found, top(found, count)):
         assert sum(driver.change_micro for driver in shown) == change
         for driver in shown:
-            assert driver.price_micro + driver.volume_micro + driver.mix_micro == driver.change_micro
-    assert [abs(driver.change_micro) for driver in found] == sorted((abs(d.change_micro) for d in found), reverse=True)
+            assert (
+                driver.price_micro + driver.volume_micro + driver.mix_micro == driver.change_micro
+            )
+    assert [abs(driver.change_micro) for driver in found] == sorted(
+        (abs(d.change_micro) for d in found), reverse=True
+    )
 
 
 def test_drivers_tell_price_from_volume_from_mix() -> None:
@@ -147,10 +194,16 @@ def test_drivers_tell_price_from_volume_from_mix() -> None:
     old = [HolderSpend(("a",), "H100", 100, 200), HolderSpend(("b",), "L4", 100, 100)]
     dearer = drivers(old, [HolderSpend(("a",), "H100", 100, 300), old[1]])[0]
     assert (dearer.price_micro, dearer.volume_micro, dearer.mix_micro) == (100, 0, 0)
-    double = drivers(old, [HolderSpend(("a",), "H100", 200, 400), HolderSpend(("b",), "L4", 200, 200)])
-    assert [sum(getattr(d, f"{name}_micro") for d in double) for name in ("price", "volume", "mix")] == [0, 300, 0]
+    double = drivers(
+        old, [HolderSpend(("a",), "H100", 200, 400), HolderSpend(("b",), "L4", 200, 200)]
+    )
+    assert [
+        sum(getattr(d, f"{name}_micro") for d in double) for name in ("price", "volume", "mix")
+    ] == [0, 300, 0]
     moved = drivers(old, [HolderSpend(("a",), "H100", 200, 400)])
-    assert [sum(getattr(d, f"{name}_micro") for d in moved) for name in ("price", "volume", "mix")] == [0, 0, 100]
+    assert [
+        sum(getattr(d, f"{name}_micro") for d in moved) for name in ("price", "volume", "mix")
+    ] == [0, 0, 100]
     new = drivers(old, [*old, HolderSpend(("c",), "H100", 10, 25)])[0]
     assert (new.label, new.price_micro, new.volume_micro, new.mix_micro) == (("c",), 5, 15, 5)
 

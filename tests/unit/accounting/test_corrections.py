@@ -25,7 +25,11 @@ def charges(draw) -> Charge:
     price = draw(st.sampled_from([None, CHEAP, DEAR]))
     money = {}
     if price is not None:
-        money = {"cost_micro": draw(amounts), "idle_cost_micro": draw(maybe), "list_cost_micro": draw(maybe)}
+        money = {
+            "cost_micro": draw(amounts),
+            "idle_cost_micro": draw(maybe),
+            "list_cost_micro": draw(maybe),
+        }
     start = draw(st.integers(0, 86_399_999))
     return Charge(
         day_ms=0,
@@ -33,7 +37,11 @@ def charges(draw) -> Charge:
         end_ms=86_400_000,
         accelerator_id=draw(st.sampled_from([None, 1, 2])),
         workload_id=draw(st.sampled_from([None, 7, 8])),
-        owner=draw(st.sampled_from([None, OwnerPath(team="vision"), OwnerPath(team="speech", project="asr")])),
+        owner=draw(
+            st.sampled_from(
+                [None, OwnerPath(team="vision"), OwnerPath(team="speech", project="asr")]
+            )
+        ),
         state=draw(st.sampled_from(["held", "unobserved"])),
         pool="p",
         gpu_model="H100",
@@ -75,7 +83,13 @@ def sums(lines) -> dict[object, tuple[int, ...]]:
     """Amounts by line, unknown as nothing, lines of nothing left out."""
     found: dict[object, tuple[int, ...]] = {}
     for one in total(lines):
-        key = (one.accelerator_id, one.workload_id, one.owner, one.state, one.price and one.price.rate)
+        key = (
+            one.accelerator_id,
+            one.workload_id,
+            one.owner,
+            one.state,
+            one.price and one.price.rate,
+        )
         found[key] = (
             one.gpu_ns,
             one.busy_ns,
@@ -95,7 +109,11 @@ def test_what_was_billed_plus_its_corrections_is_what_would_be_billed_now(before
     assert sums([*before, *difference(before, after)]) == sums(after)
 
 
-@given(st.lists(charges(), max_size=6), st.lists(charges(), max_size=6), st.lists(charges(), max_size=6))
+@given(
+    st.lists(charges(), max_size=6),
+    st.lists(charges(), max_size=6),
+    st.lists(charges(), max_size=6),
+)
 def test_corrections_of_corrections_add_up(first, second, third):
     """Corrected twice is corrected once to the last state; corrected again to the same is nothing."""
     once = [*first, *difference(first, second)]
@@ -108,7 +126,9 @@ def test_a_price_book_written_anew_with_the_same_rates_corrects_nothing():
     """Another version of the same terms is no other price."""
     line = held_line(5)
     assert difference([line], [replace(line, price=replace(CHEAP, id=99))]) == []
-    assert [one.cost_micro for one in difference([line], [replace(line, price=DEAR, cost_micro=17)])] == [-10, 17]
+    assert [
+        one.cost_micro for one in difference([line], [replace(line, price=DEAR, cost_micro=17)])
+    ] == [-10, 17]
 
 
 def exported(number: int) -> ExportedCharge:
@@ -153,7 +173,9 @@ def test_the_tree_is_that_of_rfc_6962():
 
 @pytest.mark.parametrize("change", ["gpu_ns", "cost_micro", "busy_ns", "end_ms"])
 def test_every_amount_is_in_the_seal(change):
-    """A line that differs in anything that is billed has another hash; names that people change are not in it."""
+    """A line that differs in anything that is billed has another hash; names that people change are
+    not in it.
+    """
     one = exported(3)
     other = replace(one, charge=replace(one.charge, **{change: 4_711}))
     assert seal.line_of(one) != seal.line_of(other)

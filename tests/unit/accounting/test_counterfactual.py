@@ -1,4 +1,6 @@
-"""The other ledger: two ledgers differ by what was changed, and advice together never saves more than apart."""
+"""The other ledger: two ledgers differ by what was changed, and advice together never saves more
+than apart.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +38,31 @@ def book(purchase: str = "on_demand", rate: Decimal = RATE) -> PriceBook:
 
 
 def piece(hour: int, held_ms: int) -> HourlyUsage:
-    return HourlyUsage(1, hour * HOUR_MS, (hour + 1) * HOUR_MS, HELD, 7, held_ms, held_ms, 0, 0, None)
+    return HourlyUsage(
+        1, hour * HOUR_MS, (hour + 1) * HOUR_MS, HELD, 7, held_ms, held_ms, 0, 0, None
+    )
 
 
 def saved(changes: list[UsageChange], pieces: list[HourlyUsage], prices: PriceBook) -> Saving:
     sums: dict[str, Saving] = {}
-    compare(sums, CARD, DAY, [DAY], pieces, merged(changes), prices, lambda *_: OwnerPath(team="a"), DAY_MS)
+    compare(
+        sums,
+        CARD,
+        DAY,
+        [DAY],
+        pieces,
+        merged(changes),
+        prices,
+        lambda *_: OwnerPath(team="a"),
+        DAY_MS,
+    )
     return sums["USD"]
 
 
-SPOTS = [Price(n, "", "", "spot", Decimal(rate), "USD", 0) for n, rate in ((2, "0.777777777"), (3, "1.9"))]
+SPOTS = [
+    Price(n, "", "", "spot", Decimal(rate), "USD", 0)
+    for n, rate in ((2, "0.777777777"), (3, "1.9"))
+]
 PIECES = st.lists(st.integers(1, HOUR_MS), min_size=HOURS, max_size=HOURS)
 
 
@@ -57,14 +74,18 @@ def advices(draw):
         for hour in draw(st.sets(st.integers(0, HOURS - 1))):
             back = draw(st.integers(0, 1000))
             moved = draw(st.sampled_from([None, *SPOTS]))
-            changes.append(UsageChange(1, 7, hour * HOUR_MS, back, draw(st.integers(0, 1000 - back)), moved))
+            changes.append(
+                UsageChange(1, 7, hour * HOUR_MS, back, draw(st.integers(0, 1000 - back)), moved)
+            )
         made.append(changes)
     return made
 
 
 @given(PIECES, advices(), st.sampled_from(["on_demand", "owned"]))
 def test_together_never_more_than_the_sum(held, advice, purchase):
-    """Cash and capacity: within a micro-unit for each part of each rating interval, whatever the advice."""
+    """Cash and capacity: within a micro-unit for each part of each rating interval, whatever the
+    advice.
+    """
     pieces = [piece(hour, ms) for hour, ms in enumerate(held)]
     prices = book(purchase)
     alone = [saved(changes, pieces, prices) for changes in advice]
@@ -84,11 +105,16 @@ def test_nothing_changed_saves_nothing(held):
 
 
 def test_rented_time_given_back_is_cash_and_owned_time_capacity():
-    """A whole hour is the hour's cost, to the micro-unit; a spare part of rented time is paid all the same."""
+    """A whole hour is the hour's cost, to the micro-unit; a spare part of rented time is paid all
+    the same.
+    """
     hour = cost_micro(gpu_ns(1_000_000, HOUR_MS), RATE)
     back, spare = [UsageChange(1, 7, 0, 1000)], [UsageChange(1, 7, 0, 0, 500)]
     pieces = [piece(0, HOUR_MS)]
-    assert (saved(back, pieces, book()).cash_micro, saved(back, pieces, book()).capacity_micro) == (hour, 0)
+    assert (saved(back, pieces, book()).cash_micro, saved(back, pieces, book()).capacity_micro) == (
+        hour,
+        0,
+    )
     owned = saved(back, pieces, book("owned"))
     assert (owned.cash_micro, owned.capacity_micro) == (0, hour)
     half = saved(spare, pieces, book())

@@ -5,7 +5,12 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.accounting.counters import ENDPOINT_GAP_MS, CounterReading, HourCount, hourly
+from gpuledger_collector.accounting.counters import (
+    ENDPOINT_GAP_MS,
+    CounterReading,
+    HourCount,
+    hourly,
+)
 from gpuledger_collector.accounting.period import HOUR_MS
 
 MINUTE = 60_000
@@ -31,7 +36,10 @@ def test_a_pair_counts_its_increase_and_covers_its_time():
 
 def test_a_pair_over_the_hour_is_split_by_time_without_rest():
     """Ten units over 2:1 minutes are 7 and 3."""
-    assert count(at(58, 0), at(61, 10)) == [HourCount(0, 7, 2 * MINUTE, 0), HourCount(HOUR_MS, 3, MINUTE, 0)]
+    assert count(at(58, 0), at(61, 10)) == [
+        HourCount(0, 7, 2 * MINUTE, 0),
+        HourCount(HOUR_MS, 3, MINUTE, 0),
+    ]
 
 
 def test_a_fall_ends_a_life_and_counts_nothing_in_between():
@@ -41,7 +49,9 @@ def test_a_fall_ends_a_life_and_counts_nothing_in_between():
 
 def test_another_start_ends_a_life_although_the_value_rose():
     """A new process can be past the old one's value before anybody looks."""
-    assert count(at(0, 100, 1_000), at(1, 150, 90_000), at(2, 160, 90_001)) == [HourCount(0, 10, MINUTE, 1)]
+    assert count(at(0, 100, 1_000), at(1, 150, 90_000), at(2, 160, 90_001)) == [
+        HourCount(0, 10, MINUTE, 1)
+    ]
 
 
 def test_a_long_pause_is_not_known():
@@ -49,7 +59,11 @@ def test_a_long_pause_is_not_known():
     assert count(at(0, 0), at(1, 6), at(30, 100), at(31, 107)) == [HourCount(0, 13, 2 * MINUTE, 0)]
 
 
-@given(st.lists(st.integers(0, 1_000), min_size=2, max_size=60), st.integers(1, ENDPOINT_GAP_MS), st.randoms())
+@given(
+    st.lists(st.integers(0, 1_000), min_size=2, max_size=60),
+    st.integers(1, ENDPOINT_GAP_MS),
+    st.randoms(),
+)
 def test_hours_add_up_to_the_whole_in_any_order(steps, every_ms, chance: random.Random):
     """Without a restart the hours add up to last minus first, and cover all the time between."""
     readings, value = [], 0

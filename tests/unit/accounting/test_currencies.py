@@ -2,7 +2,12 @@
 
 import pytest
 
-from gpuledger_collector.accounting.currencies import MINOR_DIGITS, currency_problem, is_currency, was_currency
+from gpuledger_collector.accounting.currencies import (
+    MINOR_DIGITS,
+    currency_problem,
+    is_currency,
+    was_currency,
+)
 from gpuledger_collector.accounting.money import minor_digits
 
 
@@ -15,7 +20,17 @@ def test_the_list_is_that_of_iso_4217():
 
 
 @pytest.mark.parametrize(
-    ("code", "digits"), [("USD", 2), ("JPY", 0), ("UYI", 0), ("KWD", 3), ("CLF", 4), ("UYW", 4), ("MRU", 2), ("BGN", 2)]
+    ("code", "digits"),
+    [
+        ("USD", 2),
+        ("JPY", 0),
+        ("UYI", 0),
+        ("KWD", 3),
+        ("CLF", 4),
+        ("UYW", 4),
+        ("MRU", 2),
+        ("BGN", 2),
+    ],
 )
 def test_minor_units(code, digits):
     """None, two, three or four places; a code that has left the list goes on with two."""

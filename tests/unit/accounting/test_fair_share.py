@@ -23,7 +23,10 @@ SHARES = st.lists(
 )
 HELD = st.dictionaries(
     st.sampled_from(TEAMS),
-    st.tuples(st.integers(1, 9 * STEP_NS), st.dictionaries(st.sampled_from(["USD", "EUR"]), st.integers(0, 10**9))),
+    st.tuples(
+        st.integers(1, 9 * STEP_NS),
+        st.dictionaries(st.sampled_from(["USD", "EUR"]), st.integers(0, 10**9)),
+    ),
 )
 STEPS = st.lists(
     st.builds(
@@ -40,7 +43,9 @@ STEPS = st.lists(
 
 @given(STEPS, SHARES)
 def test_what_is_lent_is_what_is_borrowed(steps, shares):
-    """In time and in every currency; nobody lends more than it left unused, nor borrows more than it held beyond."""
+    """In time and in every currency; nobody lends more than it left unused, nor borrows more than
+    it held beyond.
+    """
     uses = share_use(steps, shares, UTC_DAYS)
     assert sum(use.lent_ns for use in uses) == sum(use.borrowed_ns for use in uses)
     for currency in ("USD", "EUR"):
@@ -84,7 +89,9 @@ def told(uses):
 
 
 def test_borrowing_takes_first_what_is_nobodys():
-    """Of ten GPUs four are a's and four b's: b's ninth-hour burst of seven takes two of nobody's and one of a's."""
+    """Of ten GPUs four are a's and four b's: b's ninth-hour burst of seven takes two of nobody's
+    and one of a's.
+    """
     shares = [PoolShare("a", "p", Decimal("0.4")), PoolShare("b", "p", None, 4)]
     uses = share_use([step(a=3, b=7, waiting={"a": 2_000_000})], shares, UTC_DAYS)
     assert told(uses) == {"a": (4, 3, 1, 0), "b": (4, 4, 0, 1)}
@@ -93,7 +100,9 @@ def test_borrowing_takes_first_what_is_nobodys():
 
 
 def test_shares_beyond_the_pool_count_in_proportion_and_dates_hold():
-    """Twelve and eight of ten GPUs are six and four; before its first day a share is none; no queue is not zero."""
+    """Twelve and eight of ten GPUs are six and four; before its first day a share is none; no queue
+    is not zero.
+    """
     shares = [PoolShare("a", "p", None, 12), PoolShare("b", "p", None, 8, dt.date(1970, 1, 2))]
     assert told(share_use([step(a=10)], shares, UTC_DAYS)) == {"a": (10, 10, 0, 0)}
     uses = share_use([step(DAY_MS, a=10)], shares, UTC_DAYS)
@@ -102,7 +111,13 @@ def test_shares_beyond_the_pool_count_in_proportion_and_dates_hold():
 
 
 def test_without_an_inventory_only_numbers_of_gpus_count():
-    """Usage that was imported has no capacity: a fraction of it is unknown, and nothing is nobody's."""
-    shares = [PoolShare("a", "p", Decimal("0.5")), PoolShare("b", "p", None, 4), PoolShare("c", "p", None, 2)]
+    """Usage that was imported has no capacity: a fraction of it is unknown, and nothing is
+    nobody's.
+    """
+    shares = [
+        PoolShare("a", "p", Decimal("0.5")),
+        PoolShare("b", "p", None, 4),
+        PoolShare("c", "p", None, 2),
+    ]
     uses = share_use([step(capacity=None, a=2, b=1, c=3)], shares, UTC_DAYS)
     assert told(uses) == {"a": (0, 0, 0, 2), "b": (4, 1, 3, 0), "c": (2, 2, 0, 1)}

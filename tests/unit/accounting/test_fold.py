@@ -1,4 +1,6 @@
-"""The fold: evidence in any order, any number of times, becomes hours that never hold more than an hour."""
+"""The fold: evidence in any order, any number of times, becomes hours that never hold more than an
+hour.
+"""
 
 import random
 
@@ -23,8 +25,8 @@ def covered(facts):
 
 @given(evidence())
 def test_an_hour_never_holds_more_than_an_hour_and_nothing_seen_is_lost(facts):
-    """Parts of an rating interval add up to at most the rating interval; over the day they add up to what the evidence
-    covers.
+    """Parts of an rating interval add up to at most the rating interval; over the day they add up
+    to what the evidence covers.
     """
     pieces = fold(facts, DAY.hours(), WHOLE)
     by_hour = {}
@@ -48,15 +50,24 @@ def test_order_and_duplicates_do_not_matter(facts, chance):
 def test_folding_is_additive_over_adjoining_hours(facts, hour):
     """A day folded in two parts is the day folded at once."""
     hours = DAY.hours()
-    assert fold(facts, hours[:hour], WHOLE) + fold(facts, hours[hour:], WHOLE) == fold(facts, hours, WHOLE)
+    assert fold(facts, hours[:hour], WHOLE) + fold(facts, hours[hour:], WHOLE) == fold(
+        facts, hours, WHOLE
+    )
 
 
-@given(st.integers(0, DAY_MS - 1), st.integers(1, DAY_MS), st.integers(0, 10**9), st.lists(st.integers(1, DAY_MS - 1)))
+@given(
+    st.integers(0, DAY_MS - 1),
+    st.integers(1, DAY_MS),
+    st.integers(0, 10**9),
+    st.lists(st.integers(1, DAY_MS - 1)),
+)
 def test_energy_is_split_over_time_without_loss(start, length, energy, cuts):
     """Whatever the rating intervals, the energies of a usage interval add up to its energy."""
     end = min(DAY_MS, start + length)
     pieces = fold(
-        [usage_interval(start, end, mj=energy)], rating_intervals(DAY, [DAY.start_ms + cut for cut in cuts]), WHOLE
+        [usage_interval(start, end, mj=energy)],
+        rating_intervals(DAY, [DAY.start_ms + cut for cut in cuts]),
+        WHOLE,
     )
     assert sum(piece.energy_mj for piece in pieces) == energy
     assert sum(piece.held_ms for piece in pieces) == end - start
@@ -74,7 +85,9 @@ def test_two_nodes_that_claim_the_same_gpu_share_no_second():
 
 
 def test_holders_of_one_span_share_it():
-    """Two workloads at weights 2:1 hold an hour as 40 and 20 minutes, and each keeps its own activity."""
+    """Two workloads at weights 2:1 hold an hour as 40 and 20 minutes, and each keeps its own
+    activity.
+    """
     facts = [
         usage_interval(0, HOUR_MS, workload=1, held=2_400_000, busy=600_000, record=0),
         usage_interval(0, HOUR_MS, workload=2, held=1_200_000, busy=1_200_000, record=1),
@@ -93,7 +106,9 @@ def test_time_outside_the_inventory_is_not_counted():
 
 def test_rating_intervals_are_hours_cut_where_a_price_changes():
     """A price change at 09:30 makes 25 rating intervals of a day; a cut on the hour makes none."""
-    made = rating_intervals(DAY, [DAY.start_ms + 9 * HOUR_MS + HOUR_MS // 2, DAY.start_ms + 3 * HOUR_MS, DAY.end_ms])
+    made = rating_intervals(
+        DAY, [DAY.start_ms + 9 * HOUR_MS + HOUR_MS // 2, DAY.start_ms + 3 * HOUR_MS, DAY.end_ms]
+    )
     assert len(made) == 25
     assert sum(rating_interval.ms for rating_interval in made) == DAY_MS
     assert Period(DAY.start_ms + 9 * HOUR_MS, DAY.start_ms + 9 * HOUR_MS + HOUR_MS // 2) in made

@@ -1,4 +1,6 @@
-"""What a decision is said to move is what the bill changes by, whoever held the time and whatever it costs."""
+"""What a decision is said to move is what the bill changes by, whoever held the time and whatever
+it costs.
+"""
 
 from collections import defaultdict
 from decimal import Decimal
@@ -17,8 +19,12 @@ from gpuledger_collector.accounting.reattribution import UNNUMBERED, Reattributi
 from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE, fold, rating_intervals
 
 GPU = RatedAccelerator(7, 1_000_000, "default", "NVIDIA H100 80GB HBM3", "n1")
-paths = st.builds(OwnerPath, team=st.sampled_from(["", "a", "b"]), project=st.sampled_from(["", "p"]))
-contested = st.sampled_from([{"team": "a"}, {"team": "a", "project": "p"}, {"team": "a", "project": ""}])
+paths = st.builds(
+    OwnerPath, team=st.sampled_from(["", "a", "b"]), project=st.sampled_from(["", "p"])
+)
+contested = st.sampled_from(
+    [{"team": "a"}, {"team": "a", "project": "p"}, {"team": "a", "project": ""}]
+)
 rates = st.decimals("0.000000001", 100, places=9)
 
 
@@ -26,7 +32,10 @@ rates = st.decimals("0.000000001", 100, places=9)
 def decisions(draw, number):
     """A decision about some hours of a workload on the accelerator."""
     first = draw(st.integers(0, 23))
-    span = (DAY.start_ms + first * HOUR_MS, DAY.start_ms + draw(st.integers(first + 1, 24)) * HOUR_MS)
+    span = (
+        DAY.start_ms + first * HOUR_MS,
+        DAY.start_ms + draw(st.integers(first + 1, 24)) * HOUR_MS,
+    )
     owner = draw(paths | st.none())
     state = UNAVAILABLE if owner is None else HELD
     return Reattribution(number, draw(st.integers(1, 3)), 7, *span, state, owner, draw(contested))
@@ -61,7 +70,10 @@ def bill(charges):
     found = defaultdict(lambda: (0, 0))
     for one in charges:
         ns, micro = found[(one.owner, one.state, one.currency)]
-        found[(one.owner, one.state, one.currency)] = (ns + one.gpu_ns, micro + (one.cost_micro or 0))
+        found[(one.owner, one.state, one.currency)] = (
+            ns + one.gpu_ns,
+            micro + (one.cost_micro or 0),
+        )
     return found
 
 
@@ -73,13 +85,18 @@ def bill(charges):
     decisions(UNNUMBERED),
 )
 def test_the_preview_is_the_change_of_the_bill(facts, book, ruled, known, proposed):
-    """To the nanosecond and the micro-unit, beside earlier decisions, rules that change and prices in mid-hour."""
+    """To the nanosecond and the micro-unit, beside earlier decisions, rules that change and prices
+    in mid-hour.
+    """
     before = charged(facts, book, ruled, Reattributions(known))
     after = charged(facts, book, ruled, Reattributions([*known, proposed]))
     expected = bill(before)
     for move in find_moves(difference(before, after), proposed.owner, closed=False):
         assert all(move.owner.level(level) == value for level, value in proposed.contested.items())
-        for key, sign in (((move.owner, HELD, move.currency), -1), ((move.to, proposed.state, move.currency), 1)):
+        for key, sign in (
+            ((move.owner, HELD, move.currency), -1),
+            ((move.to, proposed.state, move.currency), 1),
+        ):
             ns, micro = expected[key]
             expected[key] = (ns + sign * move.gpu_ns, micro + sign * (move.cost_micro or 0))
     left = {key: values for key, values in expected.items() if any(values)}

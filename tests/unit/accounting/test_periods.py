@@ -73,7 +73,9 @@ def test_months_and_ranges():
             date_range(*far)
 
 
-@pytest.mark.parametrize("text", ["2026-Q4", "2026-q4", "2026Q4", "2026/Q4", "Q4 2026", "q4-2026", "Q4/2026"])
+@pytest.mark.parametrize(
+    "text", ["2026-Q4", "2026-q4", "2026Q4", "2026/Q4", "Q4 2026", "q4-2026", "Q4/2026"]
+)
 def test_quarters_as_people_type_them(text):
     """Each is October to December."""
     assert parse_period(text) == Period(month("2026-10").start_ms, month("2026-12").end_ms)
@@ -89,7 +91,9 @@ def test_a_year_has_twelve_months():
 @pytest.mark.parametrize("text", ["2026-Q5", "Q4", "2026-10-01", "٢٠٢٦", "October", ""])
 def test_what_is_no_period(text):
     """It is refused with the forms that there are."""
-    with pytest.raises(ValueError, match="is not a period; write it as 2026-10, 2026-Q3, 2026 or FY2027"):
+    with pytest.raises(
+        ValueError, match="is not a period; write it as 2026-10, 2026-Q3, 2026 or FY2027"
+    ):
         parse_period(text)
 
 
@@ -107,7 +111,9 @@ def test_what_is_no_period(text):
     ],
 )
 def test_fiscal_years_are_named_after_the_year_in_which_they_end(text, begins, first, last):
-    """A year that begins in July 2026 is FY2027; where it begins in January, it is the calendar year."""
+    """A year that begins in July 2026 is FY2027; where it begins in January, it is the calendar
+    year.
+    """
     assert parse_period(text, begins) == Period(month(first).start_ms, month(last).end_ms)
 
 

@@ -1,4 +1,6 @@
-"""The inventory time line of a board: the same from any order of evidence, and never more than one device."""
+"""The inventory time line of a board: the same from any order of evidence, and never more than one
+device.
+"""
 
 from dataclasses import replace
 
@@ -25,7 +27,11 @@ from gpuledger_collector.accounting.quantity import GPU_MICRO
 pytestmark = pytest.mark.timeout(3_600)  # 10,000 examples with --long
 HOUR = DAY_MS // 24
 DEVICE = Part(1, "GPU-0", is_device=True)
-INSTANCES = [Part(2, "MIG-a", is_device=False), Part(3, "MIG-b", is_device=False), Part(4, "MIG-c", is_device=False)]
+INSTANCES = [
+    Part(2, "MIG-a", is_device=False),
+    Part(3, "MIG-b", is_device=False),
+    Part(4, "MIG-c", is_device=False),
+]
 WHOLE = Attributes("H100", "", GPU_MICRO, "", 1)
 SHARES = (142_857, 250_000, 428_571, 500_000, 571_428)
 
@@ -36,7 +42,9 @@ def sighting(part, start, end, *, node=1, attributes=WHOLE):
 
 @st.composite
 def sightings(draw, days=6):
-    """What nodes saw of a board, mostly in line with each other, sometimes with claims that cannot be."""
+    """What nodes saw of a board, mostly in line with each other, sometimes with claims that cannot
+    be.
+    """
     found = []
     for _ in range(draw(st.integers(1, 10))):
         start = draw(st.integers(0, days * 24 * 4)) * (HOUR // 4)
@@ -50,7 +58,9 @@ def sightings(draw, days=6):
             continue
         for part in draw(st.lists(st.sampled_from(INSTANCES), min_size=1, max_size=3, unique=True)):
             share = draw(st.sampled_from(SHARES))
-            said = Attributes("H100", part.uuid, share, pool, share * 100 + 10 * part.accelerator_id + len(pool))
+            said = Attributes(
+                "H100", part.uuid, share, pool, share * 100 + 10 * part.accelerator_id + len(pool)
+            )
             found.append(sighting(part, start, start + length, node=node, attributes=said))
     return found
 
@@ -62,9 +72,19 @@ def stated(draw):
     for part in draw(st.sampled_from([[], [DEVICE], INSTANCES[:1], INSTANCES[:2]])):
         edges = sorted(draw(st.sets(st.integers(0, 6 * 24), min_size=2, max_size=4)))
         for start, end in zip(edges[::2], edges[1::2], strict=False):
-            node, model = draw(st.sampled_from([None, 1, 2])), draw(st.sampled_from(["", "H100 PCIe"]))
+            node, model = (
+                draw(st.sampled_from([None, 1, 2])),
+                draw(st.sampled_from(["", "H100 PCIe"])),
+            )
             rows.append(
-                StatedRow(part, node, draw(st.sampled_from(["bought", "train"])), model, start * HOUR, end * HOUR)
+                StatedRow(
+                    part,
+                    node,
+                    draw(st.sampled_from(["bought", "train"])),
+                    model,
+                    start * HOUR,
+                    end * HOUR,
+                )
             )
     return rows
 
@@ -73,7 +93,10 @@ def stated(draw):
 def imported(draw):
     """Days on which usage is imported for pools."""
     return {
-        pool: [Period(day * DAY_MS, (day + 1) * DAY_MS) for day in sorted(draw(st.sets(st.integers(0, 6), max_size=3)))]
+        pool: [
+            Period(day * DAY_MS, (day + 1) * DAY_MS)
+            for day in sorted(draw(st.sets(st.integers(0, 6), max_size=3)))
+        ]
         for pool in ("train", "cloud")
     }
 
@@ -86,7 +109,9 @@ def retirements(draw):
 
 
 def board(seen, rows=(), days=None, since_ms=0, carried=(), former=None, gone=(), retired=()):
-    return Board("GPU-0", since_ms, list(carried), seen, rows, days or {}, former or {}, gone, retired)
+    return Board(
+        "GPU-0", since_ms, list(carried), seen, rows, days or {}, former or {}, gone, retired
+    )
 
 
 def whole(seen, rows, days, retired=()):
@@ -98,7 +123,9 @@ def whole(seen, rows, days, retired=()):
 
 
 def bit_by_bit(seen, rows, days, retired=()):
-    """The time line from evidence that comes one after the other, each time placed again from two days before it."""
+    """The time line from evidence that comes one after the other, each time placed again from two
+    days before it.
+    """
     known: list[Sighting] = []
     placed: dict[int, list[Placement]] = {}
     for row in place(board([], rows, days, retired=retired)).placements:
@@ -106,7 +133,9 @@ def bit_by_bit(seen, rows, days, retired=()):
     for one in seen:
         known.append(one)
         start_ms = max(0, one.start_ms - RETURN_MS - DAY_MS)
-        before = {number: [row for row in mine if row.in_ms < start_ms] for number, mine in placed.items()}
+        before = {
+            number: [row for row in mine if row.in_ms < start_ms] for number, mine in placed.items()
+        }
         line = place(
             board(
                 [other for other in known if other.start_ms >= start_ms - RETURN_MS - DAY_MS],
@@ -121,7 +150,9 @@ def bit_by_bit(seen, rows, days, retired=()):
         )
         placed = {
             number: spliced(
-                before.get(number, []), [row for row in line.placements if row.accelerator_id == number], start_ms
+                before.get(number, []),
+                [row for row in line.placements if row.accelerator_id == number],
+                start_ms,
             )
             for number in {*before, *[row.accelerator_id for row in line.placements]}
         }
@@ -130,7 +161,9 @@ def bit_by_bit(seen, rows, days, retired=()):
 
 @given(sightings(), stated(), imported(), retirements(), st.randoms(use_true_random=False))
 def test_the_order_of_evidence_changes_nothing(seen, rows, days, retired, chance):
-    """Law (a): evidence one by one, in any order and more than once, gives what all of it at once gives."""
+    """Law (a): evidence one by one, in any order and more than once, gives what all of it at once
+    gives.
+    """
     shuffled = [*seen, *seen[:2]]
     chance.shuffle(shuffled)
     assert bit_by_bit(shuffled, rows, days, retired) == whole(seen, rows, days, retired)
@@ -138,7 +171,9 @@ def test_the_order_of_evidence_changes_nothing(seen, rows, days, retired, chance
 
 @given(sightings(), stated(), imported())
 def test_a_board_is_never_more_than_one_device(seen, rows, days):
-    """At every instant the parts that are there add up to at most one device, and none is there twice."""
+    """At every instant the parts that are there add up to at most one device, and none is there
+    twice.
+    """
     placed = [row for mine in whole(seen, rows, days).values() for row in mine]
     for at in {row.in_ms for row in placed}:
         there = [row for row in placed if row.holds(at)]
@@ -148,14 +183,20 @@ def test_a_board_is_never_more_than_one_device(seen, rows, days):
 
 @given(sightings(), imported(), st.integers(0, 6 * 24))
 def test_evidence_changes_nothing_before_it(seen, days, hour):
-    """Law (b): what is placed before an instant does not depend on evidence that begins a day or more after it."""
+    """Law (b): what is placed before an instant does not depend on evidence that begins a day or
+    more after it.
+    """
     at = hour * HOUR
     early = [one for one in seen if one.start_ms < at]
     cut = at - RETURN_MS - DAY_MS
 
     def until(placed):
         return {
-            number: [replace(row, out_ms=min(row.out_ms or FAR_MS, cut)) for row in mine if row.in_ms < cut]
+            number: [
+                replace(row, out_ms=min(row.out_ms or FAR_MS, cut))
+                for row in mine
+                if row.in_ms < cut
+            ]
             for number, mine in placed.items()
             if any(row.in_ms < cut for row in mine)
         }
@@ -164,9 +205,14 @@ def test_evidence_changes_nothing_before_it(seen, days, hour):
 
 
 def test_a_move_is_taken_over_at_once():
-    """A device that is seen on another node, and no more on the first, has moved from that interval on."""
+    """A device that is seen on another node, and no more on the first, has moved from that interval
+    on.
+    """
     placed = whole([sighting(DEVICE, 0, HOUR), sighting(DEVICE, HOUR, 2 * HOUR, node=2)], (), {})
-    assert [(row.node_id, row.in_ms, row.out_ms) for row in placed[1]] == [(1, 0, HOUR), (2, HOUR, None)]
+    assert [(row.node_id, row.in_ms, row.out_ms) for row in placed[1]] == [
+        (1, 0, HOUR),
+        (2, HOUR, None),
+    ]
 
 
 def test_a_claim_between_two_sightings_is_refused():
@@ -184,7 +230,10 @@ def test_a_claim_between_two_sightings_is_refused():
 def test_a_pool_with_imported_usage_is_claimed_in_vain():
     """On a day with imported usage the accelerator keeps the last other pool that held."""
     train, cloud = replace(WHOLE, pool="train"), replace(WHOLE, pool="cloud", id=2)
-    seen = [sighting(DEVICE, 0, HOUR, attributes=train), sighting(DEVICE, HOUR, 2 * HOUR, attributes=cloud)]
+    seen = [
+        sighting(DEVICE, 0, HOUR, attributes=train),
+        sighting(DEVICE, HOUR, 2 * HOUR, attributes=cloud),
+    ]
     line = place(board(seen, days={"cloud": [Period(0, DAY_MS)]}))
     assert [(row.pool, row.in_ms, row.out_ms) for row in line.placements] == [
         ("train", 0, HOUR),
@@ -195,7 +244,9 @@ def test_a_pool_with_imported_usage_is_claimed_in_vain():
 
 
 def test_an_instance_that_comes_back_is_there_by_its_row():
-    """Half a board leaves the inventory for a day; from its next row on it is there again, though nobody sees it."""
+    """Half a board leaves the inventory for a day; from its next row on it is there again, though
+    nobody sees it.
+    """
     half = Attributes("H100", "MIG-a", 500_000, "", 7)
     rows = [
         StatedRow(INSTANCES[0], 1, "bought", "", 0, DAY_MS),
@@ -204,16 +255,26 @@ def test_an_instance_that_comes_back_is_there_by_its_row():
     ]
     other = Attributes("H100", "MIG-b", 500_000, "", 8)
     seen = [sighting(INSTANCES[0], HOUR, 2 * HOUR, attributes=half)]
-    seen += [sighting(INSTANCES[1], at * HOUR, (at + 1) * HOUR, attributes=other) for at in range(1, 72)]
+    seen += [
+        sighting(INSTANCES[1], at * HOUR, (at + 1) * HOUR, attributes=other) for at in range(1, 72)
+    ]
     placed = whole(seen, rows, {})
-    times = [(row.in_ms, row.out_ms, row.gpu_micro, row.pool) for row in placed[INSTANCES[0].accelerator_id]]
+    times = [
+        (row.in_ms, row.out_ms, row.gpu_micro, row.pool)
+        for row in placed[INSTANCES[0].accelerator_id]
+    ]
     assert times == [(HOUR, DAY_MS, 500_000, "bought"), (2 * DAY_MS, None, 500_000, "bought")]
     assert bit_by_bit(seen, rows, {}) == placed
 
 
 def test_an_instance_returns_only_where_it_fits():
-    """Another geometry took its place meanwhile: its row says where it is, and not that there is room."""
-    half, rest = Attributes("H100", "MIG-a", 500_000, "", 7), Attributes("H100", "MIG-b", 571_428, "", 8)
+    """Another geometry took its place meanwhile: its row says where it is, and not that there is
+    room.
+    """
+    half, rest = (
+        Attributes("H100", "MIG-a", 500_000, "", 7),
+        Attributes("H100", "MIG-b", 571_428, "", 8),
+    )
     rows = [
         StatedRow(INSTANCES[0], 1, "bought", "", 0, DAY_MS),
         StatedRow(INSTANCES[0], 1, "bought", "", 2 * DAY_MS, None),
@@ -224,15 +285,21 @@ def test_an_instance_returns_only_where_it_fits():
         sighting(INSTANCES[1], 30 * HOUR, 31 * HOUR, attributes=rest),
     ]
     placed = whole(seen, rows, {})
-    assert [(row.in_ms, row.out_ms) for row in placed[INSTANCES[0].accelerator_id]] == [(HOUR, DAY_MS)]
+    assert [(row.in_ms, row.out_ms) for row in placed[INSTANCES[0].accelerator_id]] == [
+        (HOUR, DAY_MS)
+    ]
 
 
 @given(sightings(), retirements())
 def test_a_retired_node_has_nothing_until_it_reports_again(seen, retired):
-    """From the retirement to the next sighting that begins on the node, nothing that agents saw is there on it."""
+    """From the retirement to the next sighting that begins on the node, nothing that agents saw is
+    there on it.
+    """
     placed = [row for rows in whole(seen, (), {}, retired).values() for row in rows]
     for end in retired:
-        later = [one.start_ms for one in seen if one.node_id == end.node_id and one.start_ms >= end.at_ms]
+        later = [
+            one.start_ms for one in seen if one.node_id == end.node_id and one.start_ms >= end.at_ms
+        ]
         for at in {end.at_ms, *(row.in_ms for row in placed)}:
             if end.at_ms <= at < min(later, default=FAR_MS):
                 assert not [row for row in placed if row.node_id == end.node_id and row.holds(at)]

@@ -48,18 +48,24 @@ def price(rate, *, start=0, end=None, number=1, currency="USD", **place):
 
 
 GPU = RatedAccelerator(7, 1_000_000, "default", "NVIDIA H100 80GB HBM3", "n1")
-rates = st.decimals("0.000000001", 100, places=9).map(lambda rate: rate if rate else Decimal("0.01"))
+rates = st.decimals("0.000000001", 100, places=9).map(
+    lambda rate: rate if rate else Decimal("0.01")
+)
 
 
 def rate_day(facts, book, gpu=GPU, capacity=WHOLE, until=LATE, day=DAY):
     pieces = fold(facts, rating_intervals(day, book.cuts(day)), capacity)
     charges = rate_accelerator_day(gpu, day, capacity, pieces, book, owner_of, until)
-    return charges, check_conservation(day, until, [capacity_cost(gpu, day, capacity, book, until)], charges)
+    return charges, check_conservation(
+        day, until, [capacity_cost(gpu, day, capacity, book, until)], charges
+    )
 
 
 @given(evidence(), rates, st.integers(1, 1_000_000), st.integers(1, DAY_MS - 1), rates)
 def test_everything_adds_up_to_capacity_times_rate(facts, rate, share, change, second):
-    """Owners + unallocated + unavailable + unobserved = capacity x rate, also with a price change in mid-hour."""
+    """Owners + unallocated + unavailable + unobserved = capacity x rate, also with a price change
+    in mid-hour.
+    """
     book = PriceBook([price(rate), price(second, start=DAY.start_ms + change, number=2)])
     gpu = RatedAccelerator(7, share, "default", "NVIDIA H100 80GB HBM3", "n1")
     charges, proof = rate_day(facts, book, gpu)
@@ -68,7 +74,9 @@ def test_everything_adds_up_to_capacity_times_rate(facts, rate, share, change, s
     assert sum(charge.gpu_ns for charge in charges) == share * DAY_MS
     assert sum(charge.cost_micro for charge in charges) == proof.capacity_cost["USD"]
     for charge in charges:
-        assert charge.busy_ns + charge.idle_ns + charge.unknown_ns == (charge.gpu_ns if charge.state == "held" else 0)
+        assert charge.busy_ns + charge.idle_ns + charge.unknown_ns == (
+            charge.gpu_ns if charge.state == "held" else 0
+        )
     lines = summarize(charges)
     assert sum(line.cost_micro for line in lines) == proof.capacity_cost["USD"]
 
@@ -99,7 +107,9 @@ def test_what_no_rate_covers_has_hours_and_no_cost(facts):
 
 
 def test_an_hour_of_three_states_by_hand():
-    """40 minutes held (30 busy), 15 unallocated, 5 unobserved at 6.00: 4.00, 1.50 and 0.50; idle is 1.00."""
+    """40 minutes held (30 busy), 15 unallocated, 5 unobserved at 6.00: 4.00, 1.50 and 0.50; idle is
+    1.00.
+    """
     minute = 60_000
     facts = [
         usage_interval(0, 40 * minute, busy=30 * minute),
@@ -121,8 +131,13 @@ def test_an_hour_of_three_states_by_hand():
 def test_a_price_change_in_mid_hour_is_two_lines():
     """From 00:30 on the hour costs 5 instead of 7: 3.50 and 2.50, each with its own rate."""
     book = PriceBook([price("7"), price("5", start=DAY.start_ms + HOUR_MS // 2, number=2)])
-    charges, _ = rate_day([usage_interval(0, HOUR_MS)], book, capacity=[Period(DAY.start_ms, DAY.start_ms + HOUR_MS)])
-    assert [(charge.price.rate, charge.cost_micro) for charge in charges] == [(7, 3_500_000), (5, 2_500_000)]
+    charges, _ = rate_day(
+        [usage_interval(0, HOUR_MS)], book, capacity=[Period(DAY.start_ms, DAY.start_ms + HOUR_MS)]
+    )
+    assert [(charge.price.rate, charge.cost_micro) for charge in charges] == [
+        (7, 3_500_000),
+        (5, 2_500_000),
+    ]
 
 
 def test_a_day_that_is_not_over_is_rated_up_to_now():
@@ -130,7 +145,10 @@ def test_a_day_that_is_not_over_is_rated_up_to_now():
     book = PriceBook([price("2")])
     until = DAY.start_ms + 6 * HOUR_MS
     charges, proof = rate_day([usage_interval(0, 5 * HOUR_MS)], book, until=until)
-    assert {charge.state: charge.cost_micro for charge in charges} == {"held": 10_000_000, "unobserved": 2_000_000}
+    assert {charge.state: charge.cost_micro for charge in charges} == {
+        "held": 10_000_000,
+        "unobserved": 2_000_000,
+    }
     assert proof.until_ms == until
     assert proof.holds
 
@@ -152,7 +170,9 @@ def test_the_golden_example():
 
 
 @given(
-    st.integers(0, 2 * DAY_MS), st.integers(1, 5 * DAY_MS), st.lists(st.integers(1, 1_000_000), min_size=1, max_size=6)
+    st.integers(0, 2 * DAY_MS),
+    st.integers(1, 5 * DAY_MS),
+    st.lists(st.integers(1, 1_000_000), min_size=1, max_size=6),
 )
 def test_imported_usage_is_exact_and_fractions_add_up(start, length, shares):
     """Imported usage costs its hours one by one, and has all its milliseconds, whatever its days."""
@@ -161,11 +181,16 @@ def test_imported_usage_is_exact_and_fractions_add_up(start, length, shares):
     days = Period(DAY.start_ms, DAY.start_ms + 8 * DAY_MS).days()
     for share in shares:
         usage = ImportedUsage(1, begin, begin + length, share, "", "imported")
-        charges = [charge for day in days for charge in rate_imported(usage, day, book, owner_of, LATE)]
+        charges = [
+            charge for day in days for charge in rate_imported(usage, day, book, owner_of, LATE)
+        ]
         assert sum(charge.gpu_ns for charge in charges) == share * length
         exact = cost_micro(share * length, Decimal("2.49"))
         assert abs(sum(charge.cost_micro for charge in charges) - exact) <= length // HOUR_MS + 2
-        assert all(charge.unknown_ns == charge.gpu_ns and charge.idle_cost_micro is None for charge in charges)
+        assert all(
+            charge.unknown_ns == charge.gpu_ns and charge.idle_cost_micro is None
+            for charge in charges
+        )
 
 
 @given(
@@ -176,21 +201,34 @@ def test_imported_usage_is_exact_and_fractions_add_up(start, length, shares):
     st.integers(0, 2 * DAY_MS),
     st.sampled_from((0, HOUR_MS // 2, 7 * HOUR_MS)),
 )
-def test_hours_rated_together_are_hours_rated_one_by_one(start, length, gpu_micro, changes, until, offset):
-    """To the same charges, whatever changes the price, whenever the day begins and however much of it is known."""
+def test_hours_rated_together_are_hours_rated_one_by_one(
+    start, length, gpu_micro, changes, until, offset
+):
+    """To the same charges, whatever changes the price, whenever the day begins and however much of
+    it is known.
+    """
     day = Period(DAY.start_ms + offset, DAY.end_ms + offset)
     prices = [
-        price(rate or "1", start=day.start_ms + at, end=None if rate else day.start_ms + at + HOUR_MS, number=number)
+        price(
+            rate or "1",
+            start=day.start_ms + at,
+            end=None if rate else day.start_ms + at + HOUR_MS,
+            number=number,
+        )
         for number, (at, rate) in enumerate(changes)
     ]
     book = PriceBook(prices, also_cut=[day.start_ms + 11 * HOUR_MS + 1])
     begin, until_ms = day.start_ms + start, day.start_ms + until
-    usage = ImportedUsage(1, begin, None if length is None else begin + length, gpu_micro, "", "imported")
+    usage = ImportedUsage(
+        1, begin, None if length is None else begin + length, gpu_micro, "", "imported"
+    )
     together = rate_imported(usage, day, book, owner_of, until_ms, one_owner=True)
     assert together == rate_imported(usage, day, book, owner_of, until_ms)
     hours = imported_rating_intervals(usage, day, book, until_ms) if gpu_micro else []
     assert sum(charge.gpu_ns for charge in together) == sum(gpu_micro * hour.ms for hour in hours)
-    priced = [(hour, rate) for hour in hours if (rate := book.price_at("imported", "", "", hour.start_ms))]
+    priced = [
+        (hour, rate) for hour in hours if (rate := book.price_at("imported", "", "", hour.start_ms))
+    ]
     assert sum(charge.cost_micro or 0 for charge in together) == sum(
         cost_micro(gpu_micro * hour.ms, rate.rate) for hour, rate in priced
     )
@@ -227,16 +265,28 @@ def test_an_open_end_is_billed_up_to_now():
         ([price("1"), price("2", model="A100"), price("3", model="H10")], "1"),
         ([price("1"), price("2", region="eu"), price("3", region="us")], "2"),
         ([price("1", region="eu"), price("2", model="H100")], "2"),
-        ([price("1", model="H100"), price("2", model="H100", region="eu"), price("3", pool="other")], "2"),
-        ([price("1", region="eu", start=DAY.start_ms - 5), price("2", pool="default", start=0)], "2"),
+        (
+            [
+                price("1", model="H100"),
+                price("2", model="H100", region="eu"),
+                price("3", pool="other"),
+            ],
+            "2",
+        ),
+        (
+            [price("1", region="eu", start=DAY.start_ms - 5), price("2", pool="default", start=0)],
+            "2",
+        ),
     ],
 )
 def test_the_most_specific_latest_price_wins(prices, rate):
-    """Node before pool before model before region; an exact name before a word of it; later before earlier; models by
-    whole words.
+    """Node before pool before model before region; an exact name before a word of it; later before
+    earlier; models by whole words.
     """
     places = Locations([PoolLocation("default", "eu"), PoolLocation("other", "us")])
-    found = PriceBook(prices, locations=places).price_at("default", GPU.gpu_model, "n1", DAY.start_ms)
+    found = PriceBook(prices, locations=places).price_at(
+        "default", GPU.gpu_model, "n1", DAY.start_ms
+    )
     assert found.rate == Decimal(rate)
     again = PriceBook(reversed(prices), locations=places)
     assert again.price_at("default", GPU.gpu_model, "n1", DAY.start_ms) == found

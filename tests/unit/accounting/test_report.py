@@ -31,7 +31,10 @@ def lines(draw):
         cost = None if currency is None else draw(st.integers(0, 10**12))
         made.append(
             line(
-                (draw(st.sampled_from(["", "a", "b"])) if state == "held" else "", draw(st.sampled_from(["", "p"]))),
+                (
+                    draw(st.sampled_from(["", "a", "b"])) if state == "held" else "",
+                    draw(st.sampled_from(["", "p"])),
+                ),
                 state,
                 currency,
                 quantity,
@@ -47,7 +50,9 @@ def lines(draw):
 
 @given(lines(), lines(), st.sampled_from([1, -1]))
 def test_corrections_are_rounded_like_their_month_and_not_with_the_open_one(own, amending, sign):
-    """Time that a correction takes back is in no row of the period's own time; what is invoiced adds up both."""
+    """Time that a correction takes back is in no row of the period's own time; what is invoiced
+    adds up both.
+    """
     corrections = [
         replace(
             line,
@@ -61,17 +66,30 @@ def test_corrections_are_rounded_like_their_month_and_not_with_the_open_one(own,
     by = ["team", "project"]
     apart = report([*own, *corrections], by)
     merged = report([*own, *corrections], by, separate_corrections=False)
-    printed = ("keys", "currency", "correction_of", "gpu_hours", "cost_minor", "cost_held_idle_minor")
+    printed = (
+        "keys",
+        "currency",
+        "correction_of",
+        "gpu_hours",
+        "cost_minor",
+        "cost_held_idle_minor",
+    )
     of_one_month = [*report(own, by).rows, *report(corrections, by).rows]
     rows = [[getattr(row, name) for name in printed] for row in apart.rows]
-    assert sorted(rows, key=str) == sorted(([getattr(row, name) for name in printed] for row in of_one_month), key=str)
+    assert sorted(rows, key=str) == sorted(
+        ([getattr(row, name) for name in printed] for row in of_one_month), key=str
+    )
     assert not any(row.correction_of for row in merged.rows)
-    assert all(row.gpu_hours >= 0 and row.gpu_ns >= 0 for row in apart.rows if not row.correction_of)
+    assert all(
+        row.gpu_hours >= 0 and row.gpu_ns >= 0 for row in apart.rows if not row.correction_of
+    )
     assert [row.cost_micro or 0 for row in apart.rows if row.currency == "USD"] == sorted(
         (row.cost_micro or 0 for row in apart.rows if row.currency == "USD"), reverse=True
     )
     for whole in merged.rows:
-        rows = [row for row in apart.rows if (row.currency, row.keys) == (whole.currency, whole.keys)]
+        rows = [
+            row for row in apart.rows if (row.currency, row.keys) == (whole.currency, whole.keys)
+        ]
         assert {row.correction_of for row in rows} <= {"", "2025-09"}
         assert sum(row.gpu_hours for row in rows) == whole.gpu_hours
         assert sum(row.cost_minor or 0 for row in rows) == (whole.cost_minor or 0)
@@ -86,14 +104,18 @@ def test_a_correction_keeps_its_cents_while_the_open_month_grows():
     correction = line(("a",), "held", "USD", -HOUR, cost_micro=-5_000, correction_of="2025-09")
     shown = set()
     for micro in (0, 4_000, 6_000, 12_345_678):
-        rows = report([line(("a",), "held", "USD", HOUR, cost_micro=micro), correction], ["team"]).rows
+        rows = report(
+            [line(("a",), "held", "USD", HOUR, cost_micro=micro), correction], ["team"]
+        ).rows
         shown |= {row.cost_minor for row in rows if row.correction_of}
     assert shown == {0}
 
 
 @given(lines())
 def test_rows_add_up_to_the_totals_exactly(given_lines):
-    """Per currency, the printed hours and minor units of the rows are those of the total; quantities are conserved."""
+    """Per currency, the printed hours and minor units of the rows are those of the total;
+    quantities are conserved.
+    """
     made = report(given_lines, ["team", "project"])
     for total in made.totals:
         rows = [row for row in made.rows if row.currency == total.currency]
@@ -115,12 +137,16 @@ def test_special_rows_are_there_exactly_when_they_are_not_zero(given_lines):
     priced = [line for line in given_lines if line.currency is not None]
     for state in ("unallocated", "unavailable", "unobserved"):
         assert (f"({state})" in shown) == any(line.state == state for line in priced)
-    assert ("(unattributed)" in shown) == any(line.state == "held" and "" in line.keys for line in priced)
+    assert ("(unattributed)" in shown) == any(
+        line.state == "held" and "" in line.keys for line in priced
+    )
     assert ("(unpriced)" in shown) == any(line.currency is None for line in given_lines)
 
 
 def test_a_bill_that_a_person_can_check():
-    """Two teams, an idle GPU and a gap: dearest first, cents that add up, idle only where it was known."""
+    """Two teams, an idle GPU and a gap: dearest first, cents that add up, idle only where it was
+    known.
+    """
     made = report(
         [
             line(
@@ -133,20 +159,29 @@ def test_a_bill_that_a_person_can_check():
                 cost_micro=24_900_000,
                 idle_cost_micro=9_960_000,
             ),
-            line(("vision",), "held", "USD", 40 * HOUR, unknown_ns=40 * HOUR, cost_micro=99_600_000),
+            line(
+                ("vision",), "held", "USD", 40 * HOUR, unknown_ns=40 * HOUR, cost_micro=99_600_000
+            ),
             line(("",), "unallocated", "USD", 2 * HOUR, cost_micro=4_980_000),
             line(("",), "unobserved", "USD", HOUR // 2, cost_micro=1_245_000),
         ],
         ["team"],
     )
-    assert [(row.keys[0], str(row.gpu_hours), row.cost_minor, row.gpu_hours_held_idle) for row in made.rows] == [
+    assert [
+        (row.keys[0], str(row.gpu_hours), row.cost_minor, row.gpu_hours_held_idle)
+        for row in made.rows
+    ] == [
         ("vision", "40.000000", 9960, None),
         ("speech", "10.000000", 2490, Decimal("4.000000")),
         ("(unallocated)", "2.000000", 498, None),
         ("(unobserved)", "0.500000", 124, None),
     ]
     (total,) = made.totals
-    assert (total.cost_minor, total.cost_held_idle_minor, str(total.gpu_hours)) == (13072, 996, "52.500000")
+    assert (total.cost_minor, total.cost_held_idle_minor, str(total.gpu_hours)) == (
+        13072,
+        996,
+        "52.500000",
+    )
     assert not made.unpriced
 
 

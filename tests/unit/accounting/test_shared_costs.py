@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from gpuledger_collector.accounting.carbon import Intensity, intensity_of, micrograms
 from gpuledger_collector.accounting.ledger import ChargedLine
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Calendar, Period, Zone, month, parse_date
+from gpuledger_collector.accounting.period import (
+    DAY_MS,
+    HOUR_MS,
+    UTC_DAYS,
+    Calendar,
+    Period,
+    Zone,
+    month,
+    parse_date,
+)
 from gpuledger_collector.accounting.shared_costs import AMOUNT, KEYS, SharedCost, month_part, share
 
 TEAMS = ("a", "b", "c", "")
@@ -61,7 +70,9 @@ costs = st.builds(
 
 @given(costs, lines, st.integers(0, 10**13))
 def test_shares_add_up_to_what_is_shared(cost, given_lines, amount) -> None:
-    """An amount is shared whole or stands unshared; a moved cost adds up to nothing; nobody's direct cost changes."""
+    """An amount is shared whole or stands unshared; a moved cost adds up to nothing; nobody's
+    direct cost changes.
+    """
     made = share(cost, given_lines, amount)
     if cost.source == AMOUNT:
         assert sum(one.micro for one in made) == amount
@@ -98,9 +109,14 @@ def test_parts_of_a_month_add_up(amount, length, cuts) -> None:
 
 
 def test_grams_are_energy_by_pue_by_intensity() -> None:
-    """4 kWh at 300 g and a PUE of 1.25 are 1500 g; the intensity that names the pool, and began last, holds."""
+    """4 kWh at 300 g and a PUE of 1.25 are 1500 g; the intensity that names the pool, and began
+    last, holds.
+    """
     eu = Intensity("north", "eu", Decimal(300), Decimal("1.25"), dt.date(2026, 1, 1))
-    newer, plain = Intensity("north", "eu", Decimal(200), from_on=dt.date(2026, 6, 1)), Intensity("", "", Decimal(500))
+    newer, plain = (
+        Intensity("north", "eu", Decimal(200), from_on=dt.date(2026, 6, 1)),
+        Intensity("", "", Decimal(500)),
+    )
     assert micrograms(4 * 3_600_000_000, eu) == 1500 * 10**6
     assert intensity_of([eu, plain, newer], "eu") == newer
     assert intensity_of([eu, plain], "us") == plain
@@ -110,7 +126,9 @@ def test_grams_are_energy_by_pue_by_intensity() -> None:
 
 @pytest.mark.parametrize("name", ZONES)
 def test_days_and_months_of_a_zone_leave_no_gap(name) -> None:
-    """Months are whole days, days adjoin, and every day has the date that its first and its last instant have."""
+    """Months are whole days, days adjoin, and every day has the date that its first and its last
+    instant have.
+    """
     calendar = Calendar((Zone(name, ZoneInfo(name)),))
     for year in (2011, 2026):
         at_ms = calendar.start_of(dt.date(year, 1, 1))
@@ -126,12 +144,16 @@ def test_days_and_months_of_a_zone_leave_no_gap(name) -> None:
             at_ms = period.end_ms
 
 
-@given(st.sampled_from(ZONES), st.sampled_from(ZONES), st.integers(1, 12), st.integers(0, 400 * DAY_MS))
+@given(
+    st.sampled_from(ZONES), st.sampled_from(ZONES), st.integers(1, 12), st.integers(0, 400 * DAY_MS)
+)
 def test_a_change_of_zone_loses_no_instant(one, other, number, after_ms) -> None:
     """Every instant has one day before, at and after the change; months adjoin over it."""
     before = Calendar((Zone(one, ZoneInfo(one)),))
     change_ms = before.month(f"2026-{number:02d}").start_ms
-    calendar = Calendar((*before.zones, Zone(other, ZoneInfo(other), change_ms, before.date_of(change_ms))))
+    calendar = Calendar(
+        (*before.zones, Zone(other, ZoneInfo(other), change_ms, before.date_of(change_ms)))
+    )
     at_ms = change_ms - 100 * DAY_MS + after_ms
     day = calendar.day_of(at_ms)
     assert day.start_ms <= at_ms < day.end_ms

@@ -45,7 +45,10 @@ def test_a_split_over_nothing_is_refused(total, parts):
         split(total, parts)
 
 
-@given(st.lists(st.integers(-(10**15), 10**15), min_size=1, max_size=30), st.sampled_from([1, 10, 1000, 10_000, 10**6]))
+@given(
+    st.lists(st.integers(-(10**15), 10**15), min_size=1, max_size=30),
+    st.sampled_from([1, 10, 1000, 10_000, 10**6]),
+)
 def test_values_rounded_together_add_up_to_the_rounded_sum(values, unit):
     """Rows rounded together add up to the rounded total, each within one unit of itself."""
     made = round_together(values, unit)
@@ -82,7 +85,10 @@ def test_costs_that_a_person_can_check(gpus, seconds, rate, cost):
     assert cost_micro(quantity, Decimal(rate)) == int(Decimal(cost) * 1_000_000)
 
 
-@given(st.lists(st.integers(0, 10**13), min_size=1, max_size=30), st.sampled_from(["USD", "JPY", "BHD"]))
+@given(
+    st.lists(st.integers(0, 10**13), min_size=1, max_size=30),
+    st.sampled_from(["USD", "JPY", "BHD"]),
+)
 def test_cents_add_up_to_the_rounded_total(micros, currency):
     """Amounts in minor units add up to the rounded total, each within one minor unit of its own."""
     digits = minor_digits(currency)
@@ -96,7 +102,9 @@ def test_cents_add_up_to_the_rounded_total(micros, currency):
 def test_printed_hours_add_up(values):
     """GPU-hours to six places add up to the printed total, each within a millionth of an hour."""
     shown = hours_decimal(values)
-    assert sum(shown) == Decimal(round_half_even_div(sum(values), GPU_NS_PER_HOUR // 10**6)).scaleb(-6)
+    assert sum(shown) == Decimal(round_half_even_div(sum(values), GPU_NS_PER_HOUR // 10**6)).scaleb(
+        -6
+    )
     for hours, value in zip(shown, values, strict=True):
         assert abs(Fraction(hours) - Fraction(value, GPU_NS_PER_HOUR)) < Fraction(1, 10**6)
 

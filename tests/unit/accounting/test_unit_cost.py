@@ -1,4 +1,6 @@
-"""Laws of unit costs: hours add up to the charges, buckets to the whole; what is not covered is in no unit's cost."""
+"""Laws of unit costs: hours add up to the charges, buckets to the whole; what is not covered is in
+no unit's cost.
+"""
 
 from decimal import Decimal
 
@@ -7,7 +9,13 @@ from hypothesis import strategies as st
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.rating import Charge
-from gpuledger_collector.accounting.unit_cost import CountedHour, HeldHour, cost_per, hour_costs, unit_costs
+from gpuledger_collector.accounting.unit_cost import (
+    CountedHour,
+    HeldHour,
+    cost_per,
+    hour_costs,
+    unit_costs,
+)
 
 
 def charge(cost, card=1, start=0, end=DAY_MS, currency="USD"):
@@ -44,8 +52,12 @@ def counted(hour, units=60, covered=HOUR_MS, source="a", via="agent", counter="i
     st.lists(st.integers(-(10**12), 10**12), min_size=1, max_size=4),
 )
 def test_hours_add_up_to_the_charges(shape, costs):
-    """Whatever was held in which hour, corrections included; and the used part is never more than the whole."""
-    rating_intervals = [held(hour, ms, ms * percent // 100) for hour, (ms, percent) in enumerate(shape)]
+    """Whatever was held in which hour, corrections included; and the used part is never more than
+    the whole.
+    """
+    rating_intervals = [
+        held(hour, ms, ms * percent // 100) for hour, (ms, percent) in enumerate(shape)
+    ]
     hours = hour_costs([charge(cost) for cost in costs], rating_intervals)
     assert sum(hour.cost["USD"] for hour in hours.values()) == sum(costs)
     if all(cost >= 0 for cost in costs):
@@ -69,7 +81,11 @@ def test_time_without_counters_is_in_no_units_cost():
     """Two hours at 3.60, one of them counted: 60 inferences cost 3.60, and half is covered."""
     hours = hour_costs([charge(7_200_000)], [held(0), held(1)])
     (one,) = unit_costs(hours, [counted(0)])
-    assert (one.cost, one.coverage, one.charged_micro) == (Decimal("60.000000"), Decimal("0.500000"), 7_200_000)
+    assert (one.cost, one.coverage, one.charged_micro) == (
+        Decimal("60.000000"),
+        Decimal("0.500000"),
+        7_200_000,
+    )
 
 
 def test_a_share_of_a_gpu_is_covered_by_time_not_by_share():
@@ -90,7 +106,9 @@ def test_amounts_of_two_currencies_are_never_added():
 
 
 def test_usage_that_nobody_saw_is_laid_evenly():
-    """Imported usage has a begin and an end and no accelerator: its cost is even, none of it known to be used."""
+    """Imported usage has a begin and an end and no accelerator: its cost is even, none of it known
+    to be used.
+    """
     hours = hour_costs([charge(3_000_000, card=None, end=3 * HOUR_MS)], [])
     assert [hour.cost["USD"] for _, hour in sorted(hours.items())] == [1_000_000] * 3
     assert all(hour.used["USD"] == 0 for hour in hours.values())
@@ -103,7 +121,9 @@ def test_unpriced_time_is_in_no_cost():
 
 
 def test_both_kinds_of_tokens_together_only_over_the_same_time():
-    """An hour in which one of them covers less is not known for both together, rather than a little wrong."""
+    """An hour in which one of them covers less is not known for both together, rather than a little
+    wrong.
+    """
     hours = hour_costs([charge(7_200_000)], [held(0), held(1)])
     counts = [
         counted(0, 600, counter="prompt_tokens"),

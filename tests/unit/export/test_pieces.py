@@ -1,4 +1,6 @@
-"""Long answers are made and sent piece by piece: what is held at once does not grow with the number of rows."""
+"""Long answers are made and sent piece by piece: what is held at once does not grow with the number
+of rows.
+"""
 
 import csv
 import io
@@ -58,7 +60,9 @@ def test_pieces_of_rows_are_the_whole_text(rows):
     ids=["CSV", "JSON"],
 )
 def test_rows_are_not_taken_ahead(write, row):
-    """Of a list without end each piece takes what it holds; no piece is longer than it should be by more than a row."""
+    """Of a list without end each piece takes what it holds; no piece is longer than it should be by
+    more than a row.
+    """
     rows = Taken(row)
     for number, piece in enumerate(itertools.islice(write(rows), 20), start=1):
         assert PIECE <= len(piece) < PIECE + 500
@@ -67,7 +71,9 @@ def test_rows_are_not_taken_ahead(write, row):
 
 def test_an_answer_that_waits_holds_a_fraction_of_its_text():
     """Compressed, and given in pieces of at most PIECE bytes."""
-    packed = Packed(csv_pieces([f"team-{number}", number * 12_345, "USD"] for number in range(100_000)))
+    packed = Packed(
+        csv_pieces([f"team-{number}", number * 12_345, "USD"] for number in range(100_000))
+    )
     assert packed.bytes > 20 * PIECE
     assert packed.held_bytes < packed.bytes // 3
     assert max(map(len, packed)) <= PIECE

@@ -31,7 +31,14 @@ REPORT = Report[Item](
         Column("cost", lambda item: item.cost, Kind.MONEY, about="So far."),
         Column("at", lambda item: item.at_ms, Kind.INSTANT),
         Column("tags", lambda item: item.tags, Kind.LIST, in_table=False),
-        Column("all", lambda item: {"name": item.name}, Kind.FACTS, in_table=False, in_csv=False, in_answers=False),
+        Column(
+            "all",
+            lambda item: {"name": item.name},
+            Kind.FACTS,
+            in_table=False,
+            in_csv=False,
+            in_answers=False,
+        ),
     ),
 )
 FULL = Item("=1+1", 3, Decimal("1.5"), Money(-1_234_500_000, "USD"), 1_700_000_000_123, ("a", "b"))
@@ -39,7 +46,9 @@ EMPTY = Item(None)
 
 
 def test_each_kind_has_a_form_for_files_and_one_for_programs():
-    """Names that begin a formula are made harmless, negative amounts stay numbers; unknown is empty, or null."""
+    """Names that begin a formula are made harmless, negative amounts stay numbers; unknown is
+    empty, or null.
+    """
     heading, full, empty = REPORT.csv_rows([FULL, EMPTY])
     assert heading == ["name", "count", "hours", "cost", "at", "tags"]
     assert full == ["'=1+1", "3", "1.5", "-1234.50", "2023-11-14T22:13:20Z", "a; b"]
@@ -65,7 +74,9 @@ def test_commands_and_pages_write_the_same_file():
 
 
 def test_assistants_get_a_field_for_each_column():
-    """Amounts with their currency, what is about a field as its description, nothing that is not meant for them."""
+    """Amounts with their currency, what is about a field as its description, nothing that is not
+    meant for them.
+    """
     model = row_model(REPORT, "A thing.")
     row = row_of(model, REPORT, FULL)
     assert row.model_dump(mode="json") == {
@@ -82,7 +93,9 @@ def test_assistants_get_a_field_for_each_column():
 
 def test_a_page_shows_what_it_has_no_place_for():
     """A new column is seen on a page that was not changed for it."""
-    assert REPORT.others(["name", "count", "hours", "cost", "tags"], FULL) == [("at", "2023-11-14T22:13:20Z")]
+    assert REPORT.others(["name", "count", "hours", "cost", "tags"], FULL) == [
+        ("at", "2023-11-14T22:13:20Z")
+    ]
     assert REPORT.others(["name", "count", "hours", "cost", "tags"], EMPTY) == []
 
 

@@ -1,4 +1,6 @@
-"""The whole waste of a report: held idle, unallocated, stranded and unused commitments; what is unknown stays so."""
+"""The whole waste of a report: held idle, unallocated, stranded and unused commitments; what is
+unknown stays so.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def line(name: str, state: str, hours: int, cost: int | None, **measures: int) -
 
 
 FLEET = (
-    line("vision", "held", 100, 200, busy_ns=75 * HOUR, idle_ns=25 * HOUR, idle_cost_micro=50_000_000),
+    line(
+        "vision", "held", 100, 200, busy_ns=75 * HOUR, idle_ns=25 * HOUR, idle_cost_micro=50_000_000
+    ),
     line("nlp", "held", 40, 80, unknown_ns=40 * HOUR),
     line("", "unallocated", 10, 20),
     line("", "stranded", 2, 4),
@@ -34,14 +38,22 @@ FLEET = (
 
 
 def test_the_whole_is_what_its_parts_are() -> None:
-    """Idle while held, and every state that nobody used; broken and unobserved accelerators are not in it."""
+    """Idle while held, and every state that nobody used; broken and unobserved accelerators are not
+    in it.
+    """
     (waste,) = whole_waste(report(FLEET, ("team",)).rows, has_inventory=True)
-    assert waste.parts == (("held idle", 5000), ("unallocated", 2000), ("stranded", 400), ("commitment unused", 300))
+    assert waste.parts == (
+        ("held idle", 5000),
+        ("unallocated", 2000),
+        ("stranded", 400),
+        ("commitment unused", 300),
+    )
     assert waste.minor == sum(minor or 0 for _, minor in waste.parts) == 7700
     assert (waste.micro, waste.cost_minor, waste.unknown_ns) == (77_000_000, 32900, 46 * HOUR)
-    assert waste_line(waste) == (
-        "waste: 77.00 of 329.00 USD: held idle 50.00, unallocated 20.00, stranded 4.00, commitment unused 3.00; "
-        "not known of 46.0 GPU-hours"
+    assert (
+        waste_line(waste)
+        == "waste: 77.00 of 329.00 USD: held idle 50.00, unallocated 20.00, stranded 4.00,"
+        " commitment unused 3.00; not known of 46.0 GPU-hours"
     )
 
 
@@ -49,7 +61,10 @@ def test_the_whole_is_what_its_parts_are() -> None:
 def test_the_column_adds_up_to_the_line(by: tuple[str, ...]) -> None:
     """Whatever the report is grouped by, `cost_waste` of its rows is the whole."""
     bill = report(FLEET, by)
-    assert sum(row.waste_minor or 0 for row in bill.rows) == whole_waste(bill.rows, has_inventory=True)[0].minor
+    assert (
+        sum(row.waste_minor or 0 for row in bill.rows)
+        == whole_waste(bill.rows, has_inventory=True)[0].minor
+    )
     (total,) = [total for total in bill.totals if total.currency == "USD"]
     assert total.waste_minor == 7700
 
@@ -85,13 +100,22 @@ def test_what_is_not_known_is_an_empty_cell() -> None:
 
 
 def test_a_line_without_a_list_cost_leaves_the_known_part() -> None:
-    """The sum says what is known, and which part of the cost that is: neither empty, nor a saving that is none."""
-    known = line("vision", "held", 10, 20, list_cost_micro=30_000_000, contracted_cost_micro=25_000_000)
+    """The sum says what is known, and which part of the cost that is: neither empty, nor a saving
+    that is none.
+    """
+    known = line(
+        "vision", "held", 10, 20, list_cost_micro=30_000_000, contracted_cost_micro=25_000_000
+    )
     unknown = line("vision", "held", 5, 10)
     unused = line("", "commitment_unused", 5, 7, list_cost_micro=0, contracted_cost_micro=0)
     bill = report([known, unknown, unused], ("team",))
     row, rest = bill.rows
-    assert (row.cost_minor, row.list_minor, row.contracted_minor, row.compared_minor) == (3000, 3000, 2500, 2000)
+    assert (row.cost_minor, row.list_minor, row.contracted_minor, row.compared_minor) == (
+        3000,
+        3000,
+        2500,
+        2000,
+    )
     assert (rest.list_minor, rest.compared_minor) == (None, None)
     (total,) = bill.totals
     assert (total.list_minor, total.compared_minor) == (3000, 2000)
@@ -99,7 +123,9 @@ def test_a_line_without_a_list_cost_leaves_the_known_part() -> None:
 
 def test_what_no_owner_pays_is_marked_in_rows_and_totals() -> None:
     """Time without a holder, and shares without an owner; held time has one, known or not."""
-    allocations = Allocations(shared={("USD", ("(unshared)",)): 5_000_000, ("USD", ("vision",)): 1_000_000})
+    allocations = Allocations(
+        shared={("USD", ("(unshared)",)): 5_000_000, ("USD", ("vision",)): 1_000_000}
+    )
     bill = report([*FLEET, line("", "held", 1, 2)], ("team",), allocations)
     assert {row.keys[0]: row.is_billed for row in bill.rows} == {
         "vision": True,
@@ -114,7 +140,8 @@ def test_what_no_owner_pays_is_marked_in_rows_and_totals() -> None:
         "(unpriced)": None,
     }
     (total,) = [total for total in bill.totals if total.currency]
-    assert unbilled_line(bill, total) == (
-        "not billed to any owner: 54.00 of 337.00 USD: (unallocated), (unobserved), (unavailable), (stranded), "
-        "(commitment_unused), (unshared)"
+    assert (
+        unbilled_line(bill, total)
+        == "not billed to any owner: 54.00 of 337.00 USD: (unallocated), (unobserved),"
+        " (unavailable), (stranded), (commitment_unused), (unshared)"
     )

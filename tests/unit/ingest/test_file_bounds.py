@@ -1,4 +1,6 @@
-"""What a file may take before it is refused: bytes in memory, rows, and lines; the sentence names the bound."""
+"""What a file may take before it is refused: bytes in memory, rows, and lines; the sentence names
+the bound.
+"""
 
 import gzip
 import io
@@ -104,7 +106,9 @@ def test_rows_are_bounded_even_where_bad_rows_are_skipped(tmp_path, monkeypatch)
     }.items():
         path = tmp_path / name
         path.write_text(text)
-        done = CliRunner().invoke(build(), ["start", str(path), "--dry-run", "--skip-bad", "--rate", "1"])
+        done = CliRunner().invoke(
+            build(), ["start", str(path), "--dry-run", "--skip-bad", "--rate", "1"]
+        )
         assert explain(done.exception) == (f"{path}: more than 3 rows; split it", 2)
     sacct = tmp_path / "sacct.txt"
     sacct.write_text("".join(f"{number}{'|x' * (len(COLUMNS) - 1)}\n" for number in range(4)))
@@ -170,7 +174,9 @@ def test_settings_and_profiles_that_nest_are_a_sentence(tmp_path, text):
 
 
 def test_a_secret_that_everybody_can_read_is_said_once(tmp_path, caplog, monkeypatch):
-    """One sentence with its setting and the cure; none where a folder on the way is closed, or for the owner alone."""
+    """One sentence with its setting and the cure; none where a folder on the way is closed, or for
+    the owner alone.
+    """
     monkeypatch.setattr(bounded_file, "_warned", set())
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
@@ -179,12 +185,16 @@ def test_a_secret_that_everybody_can_read_is_said_once(tmp_path, caplog, monkeyp
     path.chmod(0o644)
     # pytest's own folders are closed to others, and so may be those above them
     monkeypatch.setattr(
-        bounded_file, "_is_reachable", lambda path: path.parent == folder and bool(folder.stat().st_mode & 1)
+        bounded_file,
+        "_is_reachable",
+        lambda path: path.parent == folder and bool(folder.stat().st_mode & 1),
     )
     with caplog.at_level(logging.WARNING):
         assert read_secret(path, "link_secret_file") == ("s " * 40).strip()
         read_secret(path, "link_secret_file")
-    expected = [f"link_secret_file: {path} can be read by every user of this machine: chmod o-r {path}"]
+    expected = [
+        f"link_secret_file: {path} can be read by every user of this machine: chmod o-r {path}"
+    ]
     assert caplog.messages == expected
     for mode, folder_mode in ((0o600, 0o755), (0o644, 0o700)):
         bounded_file._warned.clear()
@@ -194,5 +204,7 @@ def test_a_secret_that_everybody_can_read_is_said_once(tmp_path, caplog, monkeyp
         read_secret(path, "link_secret_file")
         assert caplog.messages == []
     shutil.rmtree(folder)
-    with pytest.raises(SettingsError, match=f"cannot be read .larger than {MAX_SECRET_BYTES} bytes"):
+    with pytest.raises(
+        SettingsError, match=f"cannot be read .larger than {MAX_SECRET_BYTES} bytes"
+    ):
         read_secret(_sparse(tmp_path / "large", MAX_SECRET_BYTES + 1), "link_secret_file")

@@ -25,7 +25,9 @@ FILES = {
 
 @pytest.fixture
 def opened(monkeypatch, tmp_path):
-    """Counts how often a database is opened, with an own folder for the embedded one, which is never to appear."""
+    """Counts how often a database is opened, with an own folder for the embedded one, which is
+    never to appear.
+    """
     monkeypatch.setenv("GPULEDGER_DATA_DIR", str(tmp_path / "data"))
     count = []
 
@@ -68,7 +70,9 @@ def test_a_mistake_is_refused_before_a_server_is_started(opened, tmp_path, monke
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     done = CliRunner().invoke(build(), ["start", *arguments, "--yes"])
-    sentence, code = ("", done.exit_code) if isinstance(done.exception, SystemExit) else explain(done.exception)
+    sentence, code = (
+        ("", done.exit_code) if isinstance(done.exception, SystemExit) else explain(done.exception)
+    )
     assert code == (3 if arguments == ["http://127.0.0.1:1"] else 2), done.output
     assert (done.stderr + sentence).strip()
     assert opened == []
@@ -84,11 +88,18 @@ def test_what_is_right_opens_one(opened, tmp_path, monkeypatch):
 
 
 def test_a_bill_loads_no_server(tmp_path):
-    """What serves pages takes longer to import than a mistake to be found; it is loaded for --serve alone."""
+    """What serves pages takes longer to import than a mistake to be found; it is loaded for --serve
+    alone.
+    """
     code = (
         "import sys\nsys.modules |= dict.fromkeys(('fastapi', 'uvicorn', 'apscheduler'))\n"
         "sys.argv = ['gpuledger', 'start', 'nothere.csv']\n"
         "from gpuledger_collector.__main__ import main\nmain()"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "gpuledger: nothere.csv: No such file or directory\n")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "gpuledger: nothere.csv: No such file or directory\n",
+    )

@@ -29,7 +29,8 @@ chem||bob|1|
 vision|root||1|{vision}
 vision||eve|parent|
 """
-"""As Slurm 22.05 prints it, with parents, a limit of the root and users with a Share of their own."""
+"""As Slurm 22.05 prints it, with parents, a limit of the root and users with a Share of their own.
+"""
 NO_LIMITS = dict.fromkeys(("root", "science", "physics", "chem", "vision"), "")
 
 
@@ -44,7 +45,12 @@ def read(tmp_path, pool="p", text=REAL, **limits):
 
 def test_a_limit_counts_once_in_the_tree(tmp_path):
     """For the accounts in which jobs run: parents only bound it, and the root is no team."""
-    limits = {"root": "gres/gpu=4", "science": "gres/gpu=4", "physics": "gres/gpu=3", "chem": "gres/gpu=2"}
+    limits = {
+        "root": "gres/gpu=4",
+        "science": "gres/gpu=4",
+        "physics": "gres/gpu=3",
+        "chem": "gres/gpu=2",
+    }
     shares, notes = read(tmp_path, vision="cpu=8,gres/gpu:h100=2", **limits)
     assert (shares, notes) == ({"physics": 3, "chem": 2, "vision": 2}, [])
     shares, _ = read(tmp_path, **{**limits, "science": "gres/gpu=1"})
@@ -75,16 +81,27 @@ def test_typed_limits(tmp_path, pool, limit, gpus):
 def test_weights_reach_the_accounts_in_which_jobs_run(tmp_path):
     """Divided from the root down; an account with users of its own keeps their part."""
     third = Decimal("0.333333")
-    assert read(tmp_path)[0] == {"physics": Decimal("0.444444"), "chem": Decimal("0.222222"), "vision": third}
+    assert read(tmp_path)[0] == {
+        "physics": Decimal("0.444444"),
+        "chem": Decimal("0.222222"),
+        "vision": third,
+    }
     shares, _ = read(tmp_path, text=REAL + "science||dan|1|\n")
-    assert shares == {"physics": third, "chem": Decimal("0.166666"), "science": Decimal("0.166666"), "vision": third}
+    assert shares == {
+        "physics": third,
+        "chem": Decimal("0.166666"),
+        "science": Decimal("0.166666"),
+        "vision": third,
+    }
 
 
 def test_fairshare_parent_is_named(tmp_path):
     """It is no number, so the account has no part of the pool."""
     shares, notes = read(tmp_path, text=REAL.replace("vision|root||1|", "vision|root||parent|"))
     assert shares == {"physics": Decimal("0.666666"), "chem": Decimal("0.333333")}
-    assert notes == ["vision has fairshare=parent, which is no number: it and what is below it have no share"]
+    assert notes == [
+        "vision has fairshare=parent, which is no number: it and what is below it have no share"
+    ]
 
 
 def test_slurm_limits_or_shares(tmp_path):
@@ -104,7 +121,10 @@ def test_slurm_limits_or_shares(tmp_path):
 
 def test_kubernetes_quotas(tmp_path):
     """The least quota of a namespace; any vendor's GPUs; other resources are no share."""
-    quota = lambda space, **hard: {"metadata": {"namespace": space}, "spec": {"hard": hard}}  # noqa: E731
+
+    def quota(space, **hard):
+        return {"metadata": {"namespace": space}, "spec": {"hard": hard}}
+
     file = tmp_path / "quotas.json"
     items = [
         quota("vision", **{"requests.nvidia.com/gpu": "16", "requests.cpu": "64"}),
@@ -126,7 +146,10 @@ def test_kubernetes_quotas(tmp_path):
         ("{}", "kubectl get resourcequota"),
         ('{"items": []}', "no quota"),
         (
-            '{"items": [{"metadata": {"namespace": "a"}, "spec": {"hard": {"requests.nvidia.com/gpu": "8k"}}}]}',
+            (
+                '{"items": [{"metadata": {"namespace": "a"}, "spec": {"hard":'
+                ' {"requests.nvidia.com/gpu": "8k"}}}]}'
+            ),
             "'8k' is no",
         ),
         ("Account|User\na|\n", "has no limits, parent; run sacctmgr -P show assoc format="),

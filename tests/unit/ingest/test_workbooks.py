@@ -23,7 +23,8 @@ from gpuledger_collector.ingest.files.usage import UsageOptions, read_usage, und
 HEADER = ("Job ID", "Team", "GPUs", "Start", "End")
 DAY = dt.datetime(2026, 10, 1, 8)
 SHEET = (
-    '<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData>{}</sheetData></worksheet>'
+    "<worksheet"
+    ' xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData>{}</sheetData></worksheet>'
 )
 
 
@@ -89,7 +90,10 @@ def replace_part(path, name, text):
 def test_a_workbook_is_read_as_its_csv_would_be(book, job_rows, tmp_path):
     """The same rows of the same lines, whichever of the two was saved."""
     csv = tmp_path / "jobs.csv"
-    cells = [[cell.isoformat() if isinstance(cell, dt.datetime) else str(cell) for cell in row] for row in job_rows]
+    cells = [
+        [cell.isoformat() if isinstance(cell, dt.datetime) else str(cell) for cell in row]
+        for row in job_rows
+    ]
     csv.write_text("".join(";".join(row) + "\n" for row in cells))
     of_book, of_csv = read(book(Jobs=job_rows)), read(csv)
     assert of_csv.problems == of_book.problems == []
@@ -101,11 +105,16 @@ def test_a_workbook_is_read_as_its_csv_would_be(book, job_rows, tmp_path):
 
 def test_instants_of_a_sheet_are_exact_to_the_second(book):
     """A spreadsheet keeps them as parts of a day, in binary."""
-    starts = [dt.datetime(2026, 10, 25, 23, 59, 59) + dt.timedelta(seconds=7919 * number) for number in range(500)]
+    starts = [
+        dt.datetime(2026, 10, 25, 23, 59, 59) + dt.timedelta(seconds=7919 * number)
+        for number in range(500)
+    ]
     rows = [(number, "a", 1, at, at + dt.timedelta(seconds=1)) for number, at in enumerate(starts)]
     parsed = read(book(Jobs=[HEADER, *rows]))
     assert not parsed.problems
-    assert [row.start_ms for row in parsed.rows] == [at.replace(tzinfo=dt.UTC).timestamp() * 1000 for at in starts]
+    assert [row.start_ms for row in parsed.rows] == [
+        at.replace(tzinfo=dt.UTC).timestamp() * 1000 for at in starts
+    ]
     assert {row.end_ms - row.start_ms for row in parsed.rows} == {1000}
 
 
@@ -118,7 +127,15 @@ def test_durations_of_a_sheet(book):
 
 def test_empty_rows_keep_the_numbers_of_the_others(book, job_rows):
     """A problem names the row as the spreadsheet does; a line end within a cell is none."""
-    rows = [[], [], job_rows[0], job_rows[1], [], (7, "two\nlines", 1, DAY, DAY), ("8", "x", "many", DAY, DAY)]
+    rows = [
+        [],
+        [],
+        job_rows[0],
+        job_rows[1],
+        [],
+        (7, "two\nlines", 1, DAY, DAY),
+        ("8", "x", "many", DAY, DAY),
+    ]
     parsed = read(book(Jobs=rows))
     (problem,) = parsed.problems
     assert problem.source.endswith("jobs.xlsx:7:GPUs")
@@ -140,13 +157,18 @@ def test_a_sheet_of_a_file_that_is_no_workbook(tmp_path):
     """The option is refused, and not ignored."""
     path = tmp_path / "jobs.csv"
     path.write_text("job_id,team,gpus,start,end\n")
-    assert "is no workbook, and has no sheets; leave out --sheet" in start(path, "--sheet", "Jobs")[2]
+    assert (
+        "is no workbook, and has no sheets; leave out --sheet" in start(path, "--sheet", "Jobs")[2]
+    )
 
 
 def test_prices_come_from_a_workbook_too(book):
     """Whatever reads rows of CSV reads them of a sheet."""
     path = book(
-        "prices.xlsx", Prices=[("pool", "gpu_model", "purchase", "rate_per_gpu_hour", "currency", "effective_from")]
+        "prices.xlsx",
+        Prices=[
+            ("pool", "gpu_model", "purchase", "rate_per_gpu_hour", "currency", "effective_from")
+        ],
     )
     made = openpyxl.load_workbook(path)
     made.active.append(("", "", "on_demand", 2.5, "USD", dt.date(2026, 1, 1)))
@@ -160,7 +182,10 @@ def test_prices_come_from_a_workbook_too(book):
 @pytest.mark.parametrize(
     ("cells", "words"),
     [
-        ('<c r="E2"><f>D2+1</f></c>', "cell E2 of sheet 'Jobs' has a formula and no value; open the file in a"),
+        (
+            '<c r="E2"><f>D2+1</f></c>',
+            "cell E2 of sheet 'Jobs' has a formula and no value; open the file in a",
+        ),
         ('<c r="E2"><f>D2+1</f><v/></c>', "cell E2 of sheet 'Jobs' has a formula and no value"),
         ('<c r="E2" t="e"><v>#N/A</v></c>', "cell E2 of sheet 'Jobs' holds the error #N/A"),
     ],
@@ -182,9 +207,16 @@ def test_a_formula_with_a_value_is_its_value(book, job_rows):
         for column, name in zip("ABCDE", HEADER, strict=True)
     )
     start_s = 46296.333333333336
-    cells = '<c r="A2"><v>7</v></c><c r="B2" t="str"><f>""</f><v></v></c><c r="C2"><f>1+1</f><v>2</v></c>'
+    cells = (
+        '<c r="A2"><v>7</v></c><c r="B2" t="str"><f>""</f><v></v></c><c'
+        ' r="C2"><f>1+1</f><v>2</v></c>'
+    )
     cells += f'<c r="D2"><v>{start_s}</v></c><c r="E2"><f>D2+1</f><v>{start_s + 1}</v></c>'
-    replace_part(path, "xl/worksheets/sheet1.xml", SHEET.format(f'<row r="1">{row}</row><row r="2">{cells}</row>'))
+    replace_part(
+        path,
+        "xl/worksheets/sheet1.xml",
+        SHEET.format(f'<row r="1">{row}</row><row r="2">{cells}</row>'),
+    )
     (job,) = read(path).rows
     assert (job.gpu_micro, job.end_ms - job.start_ms) == (2_000_000, 86_400_000)
     assert "team" not in job.tags
@@ -198,10 +230,22 @@ def ole(text):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("old.xls", ole("Workbook"), "is a workbook of an old kind (.xls); save its sheet as .xlsx"),
-        ("locked.xlsx", ole("EncryptedPackage"), "is protected by a password; save its sheet as .xlsx"),
+        (
+            "old.xls",
+            ole("Workbook"),
+            "is a workbook of an old kind (.xls); save its sheet as .xlsx",
+        ),
+        (
+            "locked.xlsx",
+            ole("EncryptedPackage"),
+            "is protected by a password; save its sheet as .xlsx",
+        ),
         ("torn.xlsx", workbook.ZIP + b"torn", "is no whole workbook"),
-        ("report.pdf", b"%PDF-1.7\n\xb5\xb5\xb5\n", "is no text; save its table as CSV UTF-8 or .xlsx"),
+        (
+            "report.pdf",
+            b"%PDF-1.7\n\xb5\xb5\xb5\n",
+            "is no text; save its table as CSV UTF-8 or .xlsx",
+        ),
         ("report.pdf", b"%PDF-1.7\nplain\n", "is no text; save its table as CSV UTF-8 or .xlsx"),
         ("jobs.json", b'{"jobs": [{"id": 1}]}', "is JSON and no table; write its rows as CSV"),
         ("jobs.json", b'[\n  {"id": 1}\n]', "is JSON and no table; write its rows as CSV"),
@@ -220,10 +264,16 @@ def test_what_is_no_table_is_one_sentence_with_the_cure(tmp_path, name, content,
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        ({"xl/vbaProject.bin": b"macro"}, "is a workbook with macros (.xlsm); save its sheet as .xlsx"),
+        (
+            {"xl/vbaProject.bin": b"macro"},
+            "is a workbook with macros (.xlsm); save its sheet as .xlsx",
+        ),
         ({"xl/workbook.xml": b"<workbook"}, "is no whole workbook"),
         ({"xl/worksheets/sheet1.xml": b"<worksheet>"}, "is no whole workbook"),
-        ({"xl/_rels/workbook.xml.rels": b"<Relationships/>"}, "is a workbook without a sheet of cells"),
+        (
+            {"xl/_rels/workbook.xml.rels": b"<Relationships/>"},
+            "is a workbook without a sheet of cells",
+        ),
     ],
 )
 def test_workbooks_of_other_kinds_are_refused(book, job_rows, part, words):
@@ -260,16 +310,27 @@ def test_what_inflates_beyond_the_bound_is_refused_before_it_is_read(book, job_r
     assert "is larger than 256 MiB when it is inflated; split it" in err
 
 
-@pytest.mark.parametrize("attack", ["far apart", "a size that is not true", "one text in every cell"])
+@pytest.mark.parametrize(
+    "attack", ["far apart", "a size that is not true", "one text in every cell"]
+)
 def test_a_small_file_cannot_take_the_machine(book, attack):
-    """The kernel ends the reader, and the command says so in a sentence. Its own memory stays small."""
+    """The kernel ends the reader, and the command says so in a sentence.
+
+    Its own memory stays small.
+    """
     path = book(Jobs=[HEADER])
     if attack == "far apart":
-        far = '<row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c r="XFD1048576"><v>2</v></c></row>'
+        far = (
+            '<row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c'
+            ' r="XFD1048576"><v>2</v></c></row>'
+        )
         replace_part(path, "xl/worksheets/sheet1.xml", SHEET.format(far))
     elif attack == "one text in every cell":
         replace_part(path, "xl/sharedStrings.xml", f"<sst><si><t>{'x' * 2**20}</t></si></sst>")
-        row = "".join(f'<row r="{number}"><c r="A{number}" t="s"><v>0</v></c></row>' for number in range(1, 4000))
+        row = "".join(
+            f'<row r="{number}"><c r="A{number}" t="s"><v>0</v></c></row>'
+            for number in range(1, 4000)
+        )
         replace_part(path, "xl/worksheets/sheet1.xml", SHEET.format(row))
         _name_shared_strings(path)
     else:
@@ -308,9 +369,17 @@ def test_the_reader_does_not_run_code_of_the_folder(book, job_rows, tmp_path):
     """A module that lies beside the file has the name of the reader."""
     path = book(Jobs=job_rows)
     (tmp_path / "python_calamine.py").write_text("raise SystemExit('from the folder')")
-    module = "from gpuledger_collector.config.workbook import read_sheet; from pathlib import Path; "
+    module = (
+        "from gpuledger_collector.config.workbook import read_sheet; from pathlib import Path; "
+    )
     code = f"{module}path = Path({str(path)!r}); print(read_sheet(path, path.read_bytes()).name)"
-    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.stdout, done.stderr) == ("Jobs\n", "")
 
 
@@ -320,7 +389,11 @@ def test_a_file_of_windows_is_read_and_said(tmp_path, shown):
     path, other = tmp_path / "jobs.csv", tmp_path / "utf8.csv"
     path.write_bytes(text.encode("cp1252"))
     other.write_text(text, encoding="utf-8")
-    assert [row.tags["team"] for row in read(path).rows] == [row.tags["team"] for row in read(other).rows] == ["Größe"]
+    assert (
+        [row.tags["team"] for row in read(path).rows]
+        == [row.tags["team"] for row in read(other).rows]
+        == ["Größe"]
+    )
     assert WINDOWS in read(path).notes
     assert WINDOWS not in read(other).notes
     assert f"{path}: {WINDOWS}, columns separated by semicolons, 1 row" in shown(path)
@@ -343,7 +416,11 @@ def test_every_letter_of_windows(tmp_path):
     """All bytes above ASCII that have a letter in Windows-1252; one without is refused."""
     path = tmp_path / "jobs.csv"
     undefined = {0x81, 0x8D, 0x8F, 0x90, 0x9D}
-    letters = bytes(itertools.chain.from_iterable((byte, 0x61) for byte in range(0x80, 0x100) if byte not in undefined))
+    letters = bytes(
+        itertools.chain.from_iterable(
+            (byte, 0x61) for byte in range(0x80, 0x100) if byte not in undefined
+        )
+    )
     path.write_bytes(letters)
     assert read_table_text(path, []).text == letters.decode("cp1252")
     for byte in undefined:

@@ -1,10 +1,18 @@
-"""Bottlenecks on labeled synthetic runs: each named on its own run, none on a sound one, none without its readings."""
+"""Bottlenecks on labeled synthetic runs: each named on its own run, none on a sound one, none
+without its readings.
+"""
 
 import random
 
 import pytest
 
-from gpuledger_collector.insight.bottlenecks import KINDS, MIN_MINUTES, GpuReadings, find_bottlenecks, mean_by_minute
+from gpuledger_collector.insight.bottlenecks import (
+    KINDS,
+    MIN_MINUTES,
+    GpuReadings,
+    find_bottlenecks,
+    mean_by_minute,
+)
 
 H100 = "NVIDIA H100 80GB HBM3"
 GIB80 = 80 * 2**30
@@ -23,7 +31,12 @@ SOUND = {
     "thermal_ratio": 0.0,
     "power_cap_ratio": 0.0,
 }
-STARVED = {"utilization_ratio": 0.4, "zero_ratio": 0.5, "sm_active_ratio": 0.3, "dram_active_ratio": 0.05}
+STARVED = {
+    "utilization_ratio": 0.4,
+    "zero_ratio": 0.5,
+    "sm_active_ratio": 0.3,
+    "dram_active_ratio": 0.05,
+}
 TALKING = {"sm_active_ratio": 0.3, "dram_active_ratio": 0.2, "nvlink_bytes_per_second": 400e9}
 BOUND = {"dram_active_ratio": 0.72, "sm_active_ratio": 0.7}
 SMALL = {
@@ -39,10 +52,14 @@ def gpu(number, minutes=120, seed=7, without=(), clock=None, **changes):
     chance = random.Random(f"{seed}:{number}")
     made = {}
     for minute in range(minutes):
-        entry = {name: value * chance.uniform(0.97, 1.03) for name, value in {**SOUND, **changes}.items()}
+        entry = {
+            name: value * chance.uniform(0.97, 1.03) for name, value in {**SOUND, **changes}.items()
+        }
         if clock is not None:
             entry["sm_clock_hertz"] = clock(minute)
-        made[minute * 60_000] = {name: value for name, value in entry.items() if name not in without}
+        made[minute * 60_000] = {
+            name: value for name, value in entry.items() if name not in without
+        }
     return GpuReadings(f"GPU-{number}", H100, GIB80, made)
 
 
@@ -92,8 +109,14 @@ def test_a_sound_run_has_nothing_wrong():
         (("sm_active_ratio",), {"communication", "batch"}),
         (("dram_active_ratio",), {"memory"}),
         (("slowed_ratio",), {"throttling"}),
-        (("utilization_ratio", "sm_active_ratio"), {"input", "communication", "batch", "imbalance"}),
-        (("sm_active_ratio", "dram_active_ratio", "nvlink_bytes_per_second"), {"communication", "memory", "batch"}),
+        (
+            ("utilization_ratio", "sm_active_ratio"),
+            {"input", "communication", "batch", "imbalance"},
+        ),
+        (
+            ("sm_active_ratio", "dram_active_ratio", "nvlink_bytes_per_second"),
+            {"communication", "memory", "batch"},
+        ),
     ],
     ids=lambda given: "-".join(sorted(given)),
 )

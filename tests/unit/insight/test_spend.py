@@ -17,7 +17,9 @@ from gpuledger_collector.insight.spend import (
 UNIT = 1_000_000_000
 
 
-def weeks(days: int, seed: int, noise: float, *, weekend: float = 0.5, walk: float = 0.0) -> list[int]:
+def weeks(
+    days: int, seed: int, noise: float, *, weekend: float = 0.5, walk: float = 0.0
+) -> list[int]:
     random = np.random.default_rng(seed)
     level = np.exp(np.cumsum(random.normal(0, walk, days)))
     shape = np.where(np.arange(days) % 7 < 5, 1.0, weekend)
@@ -73,10 +75,14 @@ def test_the_band_holds_as_often_as_it_says(noise: float, walk: float, ahead: in
     st.integers(0, 60),
 )
 def test_paths_are_ordered_and_never_fall(history, spent, left, days) -> None:
-    """Whatever was charged: low, likely, middle, high in this order on each day, none below what is spent already."""
+    """Whatever was charged: low, likely, middle, high in this order on each day, none below what is
+    spent already.
+    """
     found = forecast_spend(history, spent, left, days)
     assert found is not None
-    for low, likely, middle, high in zip(found.low, found.likely, found.middle, found.high, strict=True):
+    for low, likely, middle, high in zip(
+        found.low, found.likely, found.middle, found.high, strict=True
+    ):
         assert spent - 1 <= low <= likely <= middle <= high
     for path in (found.low, found.likely, found.middle, found.high):
         assert list(path) == sorted(path)

@@ -25,7 +25,9 @@ FULL = {"training": 0.9, "research": 0.8, "nightly": 0.8, "serving": 0.3, "starv
 
 
 class Schedule:
-    """The simulated fleet's schedule as the hourly ledger would have it; findings are kept in memory."""
+    """The simulated fleet's schedule as the hourly ledger would have it; findings are kept in
+    memory.
+    """
 
     def __init__(self, start: int, end: int) -> None:
         self.facts: dict[int, WorkloadFacts] = {}
@@ -34,7 +36,9 @@ class Schedule:
 
     def _uses(self, start: int, end: int):
         numbers: dict[str, int] = {}
-        held: dict[tuple[int, int, str, str, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        held: dict[tuple[int, int, str, str, str], dict[int, list[int]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         fleet = Fleet(7)
         for node in fleet.nodes:
             for lane in node.lanes:
@@ -46,14 +50,20 @@ class Schedule:
                 for hold in holds:
                     known = hold.workload
                     number = numbers.setdefault(known.id, len(numbers) + 1)
-                    self.facts[number] = WorkloadFacts(number, "simulated", known.user, None, known.name, known.tags)
+                    self.facts[number] = WorkloadFacts(
+                        number, "simulated", known.user, None, known.name, known.tags
+                    )
                     first, last = max(hold.start_ms, start), min(hold.end_ms, end)
                     for hour in range(first // HOUR * HOUR, last, HOUR):
                         part = min(last, hour + HOUR) - max(first, hour)
                         busy = round(part * FULL.get(hold.shape, 0.0))
                         for slot in lane.slots:
                             card = node.accelerators[slot]
-                            held[hour, number, "pool", card.model, node.name][slot] += [part, card.gpu_micro, busy]
+                            held[hour, number, "pool", card.model, node.name][slot] += [
+                                part,
+                                card.gpu_micro,
+                                busy,
+                            ]
         for key, slots in sorted(held.items()):
             parts = [(sum(one[::3]), one[1], sum(one[2::3])) for one in slots.values()]
             yield WorkloadUsage(
@@ -73,16 +83,26 @@ class Schedule:
         yield None
 
     def stores(self):
-        """Stand-ins for the storage modules that the search calls; each function takes the connection first."""
-        prices = [Price(None, "", model, "on_demand", Decimal(rate), "USD", 0) for model, rate in RATES.items()]
+        """Stand-ins for the storage modules that the search calls; each function takes the
+        connection first.
+        """
+        prices = [
+            Price(None, "", model, "on_demand", Decimal(rate), "USD", 0)
+            for model, rate in RATES.items()
+        ]
         return {
             "minutes": SimpleNamespace(hourly_use=self._hourly_use, coverage=self._coverage),
             "findings": SimpleNamespace(
-                overlapping=self._overlapping, put=self._put, drop=self._drop, set_progress=lambda *_: None
+                overlapping=self._overlapping,
+                put=self._put,
+                drop=self._drop,
+                set_progress=lambda *_: None,
             ),
             "price_book": SimpleNamespace(current=lambda _: PriceBook(prices)),
             "rules": SimpleNamespace(current=lambda _: []),
-            "workloads": SimpleNamespace(facts=lambda _, ids: {one: self.facts[one] for one in ids}),
+            "workloads": SimpleNamespace(
+                facts=lambda _, ids: {one: self.facts[one] for one in ids}
+            ),
         }
 
     def _hourly_use(self, _connection, start, end):
@@ -126,20 +146,31 @@ def findings():
 
 
 def test_a_runaway_is_named_with_its_money(findings):
-    """The job that goes on for 44 hours on every card it gets, once there is a past; nothing else is one."""
+    """The job that goes on for 44 hours on every card it gets, once there is a past; nothing else
+    is one.
+    """
     (one,) = [one for one in findings if one.evidence["cause"] == "runaway"]
     assert (one.team, one.evidence["workloads"]) == ("data", ["reindex-all-retry"])
     assert 0 <= one.since_ms - begin(RUNAWAY, START) - RUNAWAY.cycle_ms <= 4 * HOUR
-    assert "ran for 44 hours on 4 GPUs; workloads of data as large lasted" in one.evidence["sentence"]
+    assert (
+        "ran for 44 hours on 4 GPUs; workloads of data as large lasted" in one.evidence["sentence"]
+    )
     assert one.cost_micro > 300_000_000
 
 
 def test_a_storm_is_found_by_its_runs_though_it_costs_little(findings):
-    """54 runs of ten minutes on one card: an episode of its own, with the money of exactly those nine hours."""
+    """54 runs of ten minutes on one card: an episode of its own, with the money of exactly those
+    nine hours.
+    """
     found = [one for one in findings if one.state == "storm"]
-    assert [one.since_ms for one in found] == [begin(STORM, START), begin(STORM, START) + STORM.cycle_ms]
+    assert [one.since_ms for one in found] == [
+        begin(STORM, START),
+        begin(STORM, START) + STORM.cycle_ms,
+    ]
     for one in found:
-        assert one.evidence["sentence"].startswith("54 runs of asr-eval of 10 minutes each in 9 hours; workloads of ")
+        assert one.evidence["sentence"].startswith(
+            "54 runs of asr-eval of 10 minutes each in 9 hours; workloads of "
+        )
         assert (one.team, one.evidence["cause"]) == ("speech", "retry storm")
         assert one.cost_micro == round(9 * Decimal(RATES["L40S"]) * 1_000_000)
         assert one.opened_ms - one.since_ms == 100 * 60_000
@@ -148,8 +179,19 @@ def test_a_storm_is_found_by_its_runs_though_it_costs_little(findings):
 
 
 def test_every_episode_says_what_is_behind_it(findings):
-    """A known nature, a sentence with numbers, names that exist, and no storm beside an episode that tells it."""
-    kinds = {"runaway", "retry storm", "plateau", "leak", "new workload", "price", "scale-up", "many small"}
+    """A known nature, a sentence with numbers, names that exist, and no storm beside an episode
+    that tells it.
+    """
+    kinds = {
+        "runaway",
+        "retry storm",
+        "plateau",
+        "leak",
+        "new workload",
+        "price",
+        "scale-up",
+        "many small",
+    }
     for one in findings:
         assert one.evidence["cause"] in kinds
         assert any(notification.isdigit() for notification in one.evidence["sentence"])

@@ -1,4 +1,6 @@
-"""A page is read in steps that grow with its length alone, and gives a bounded number of devices and names."""
+"""A page is read in steps that grow with its length alone, and gives a bounded number of devices
+and names.
+"""
 
 import contextlib
 import re
@@ -12,21 +14,50 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpuledger_common.profiles import lines
 from gpuledger_common.profiles.library import packaged_profile
-from gpuledger_common.profiles.lines import MAX_LABEL_CHARACTERS, MAX_LINE_CHARACTERS, MAX_LINES, read_lines
+from gpuledger_common.profiles.lines import (
+    MAX_LABEL_CHARACTERS,
+    MAX_LINE_CHARACTERS,
+    MAX_LINES,
+    read_lines,
+)
 from gpuledger_common.profiles.page import MAX_DEVICES, MAX_HOLDERS, MAX_PROBLEMS, read_page
 from gpuledger_common.profiles.read import parse_profile
 
 PATTERNS = {name: value for name, value in vars(lines).items() if isinstance(value, re.Pattern)}
-PIECES = ["a", "_", "{", "}", '"', "\\", ",", "=", "...", " ", "\t", "1", "9", ".", "e", "-", "NaN", "Inf", "#"]
+PIECES = [
+    "a",
+    "_",
+    "{",
+    "}",
+    '"',
+    "\\",
+    ",",
+    "=",
+    "...",
+    " ",
+    "\t",
+    "1",
+    "9",
+    ".",
+    "e",
+    "-",
+    "NaN",
+    "Inf",
+    "#",
+]
 adversarial = st.lists(
-    st.tuples(st.sampled_from(PIECES), st.sampled_from([1, 1, 1, 2, 3, 500])).map(lambda pair: pair[0] * pair[1]),
+    st.tuples(st.sampled_from(PIECES), st.sampled_from([1, 1, 1, 2, 3, 500])).map(
+        lambda pair: pair[0] * pair[1]
+    ),
     max_size=12,
 ).map("".join)
 """Runs of what a pattern might try to match in more than one way."""
 
 
 class Counting:
-    """A pattern that counts the characters that it may have looked at: those of a match, or the rest of the text."""
+    """A pattern that counts the characters that it may have looked at: those of a match, or the
+    rest of the text.
+    """
 
     def __init__(self, pattern, counted):
         self.pattern, self.counted = pattern, counted
@@ -58,7 +89,9 @@ def quantifiers(parsed):
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_no_pattern_gives_back_what_it_took(name):
-    """So a match looks at each character once; the pattern that was quadratic shows that this test sees one."""
+    """So a match looks at each character once; the pattern that was quadratic shows that this test
+    sees one.
+    """
     assert list(quantifiers(re._parser.parse(PATTERNS[name].pattern))) == []
     assert list(quantifiers(re._parser.parse(r",?\s*\.\.\.\s*(?=[,}])"))) != []
     assert list(quantifiers(re._parser.parse(r"(?:(a)|b*)"))) != []
@@ -89,7 +122,9 @@ def test_elisions_are_those_of_the_pattern_that_was_quadratic(text):
 
 
 LABELS = st.dictionaries(
-    st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,8}", fullmatch=True).filter(lambda name: not name.startswith("__")),
+    st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,8}", fullmatch=True).filter(
+        lambda name: not name.startswith("__")
+    ),
     st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), max_size=20),
     max_size=5,
 )
@@ -116,7 +151,9 @@ def test_a_page_is_read_as_the_library_of_prometheus_reads_it(samples):
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     ]
-    assert [(sample.name, sample.labels, sample.value) for sample in read_lines(text).samples] == expected
+    assert [
+        (sample.name, sample.labels, sample.value) for sample in read_lines(text).samples
+    ] == expected
 
 
 def escaped(text):
@@ -124,10 +161,20 @@ def escaped(text):
 
 
 @pytest.mark.parametrize(
-    "line", ['a{b="c" 1}  1', "a{b=c} 1", 'a{b="c",,d="e"} 1', 'a{b="1",b="2"} 1', "a{}{} 1", 'a{b="c\\"} 1']
+    "line",
+    [
+        'a{b="c" 1}  1',
+        "a{b=c} 1",
+        'a{b="c",,d="e"} 1',
+        'a{b="1",b="2"} 1',
+        "a{}{} 1",
+        'a{b="c\\"} 1',
+    ],
 )
 def test_a_page_with_malformed_labels_is_refused(line):
-    """A label that is misread bills another; what has no value is only skipped, as text around a page is."""
+    """A label that is misread bills another; what has no value is only skipped, as text around a
+    page is.
+    """
     with pytest.raises(ValueError, match=r"^line 2 "):
         read_lines(f"a 1\n{line}\n")
     assert read_lines('a{b="c"\na{b=c}\n').samples == ()
@@ -137,7 +184,14 @@ def test_a_page_has_a_number_of_lines_and_a_line_a_length():
     """A sentence each; long names are cut, so that their usage is still counted."""
     with pytest.raises(ValueError, match=f"more than {MAX_LINES} samples"):
         read_lines("a 1\n" * (MAX_LINES + 1))
-    text = 'a{b="' + "x" * (MAX_LINE_CHARACTERS + 1) + '"} 1\n' + 'a{b="' + "y" * (MAX_LABEL_CHARACTERS + 1) + '"} 1\n'
+    text = (
+        'a{b="'
+        + "x" * (MAX_LINE_CHARACTERS + 1)
+        + '"} 1\n'
+        + 'a{b="'
+        + "y" * (MAX_LABEL_CHARACTERS + 1)
+        + '"} 1\n'
+    )
     read = read_lines(text)
     assert [sample.labels for sample in read.samples] == [{"b": "y" * MAX_LABEL_CHARACTERS}]
     assert read.problems == (
@@ -168,7 +222,10 @@ def test_a_device_has_a_bounded_number_of_holders():
     shown = read(text)
     (entry,) = shown.accelerators.values()
     assert len(entry.owners) == MAX_HOLDERS
-    assert f"5 lines of more than {MAX_HOLDERS} holders of one accelerator: not counted" in shown.problems
+    assert (
+        f"5 lines of more than {MAX_HOLDERS} holders of one accelerator: not counted"
+        in shown.problems
+    )
 
 
 SMALL = """
@@ -202,4 +259,7 @@ def test_the_messages_about_a_page_are_bounded():
     parts = "".join(f'small_watts{{serial="{number}",slice="a"}} 5\n' for number in range(200))
     problems = read_page(profile, read_lines(parts)).problems
     assert problems[0] == "0/a: no share was read, so it is not counted"
-    assert (len(problems), problems[-1]) == (MAX_PROBLEMS + 1, f"{200 - MAX_PROBLEMS} more messages")
+    assert (len(problems), problems[-1]) == (
+        MAX_PROBLEMS + 1,
+        f"{200 - MAX_PROBLEMS} more messages",
+    )

@@ -1,4 +1,6 @@
-"""Profiles: what their files may hold, which pages they know, and what they make of what exporters get wrong."""
+"""Profiles: what their files may hold, which pages they know, and what they make of what exporters
+get wrong.
+"""
 
 import pytest
 from hypothesis import given
@@ -73,7 +75,8 @@ def test_a_mistake_has_one_message(old, new):
 def small(metrics, text, more=""):
     """A page by the small profile with these families, by metric."""
     tables = "".join(
-        f'[[metrics]]\nmetric = "{metric}"\nfamilies = ["{family}"]\n{keys}\n' for metric, family, keys in metrics
+        f'[[metrics]]\nmetric = "{metric}"\nfamilies = ["{family}"]\n{keys}\n'
+        for metric, family, keys in metrics
     )
     return read_page(parse_profile(SMALL + tables + more, "mine.toml"), read_lines(text))
 
@@ -93,12 +96,16 @@ IMPLAUSIBLE = [
 
 @pytest.mark.parametrize(("metric", "wrong", "right"), IMPLAUSIBLE)
 def test_every_unit_has_a_plausible_range(metric, wrong, right):
-    """A forgotten factor or sentinel is refused and counted without a declared range; a declared range wins."""
+    """A forgotten factor or sentinel is refused and counted without a declared range; a declared
+    range wins.
+    """
     page = small([(metric, "small_x", "")], f'small_x{{serial="1"}} {wrong}\n')
     assert (page.accelerators["1"].values, page.refused) == ({}, 1)
     assert page.problems[0].startswith(f"1 value refused: {metric} {wrong:g} is not from ")
     assert small([(metric, "small_x", "")], f'small_x{{serial="1"}} {right}\n').refused == 0
-    declared = small([(metric, "small_x", "range = [-10, 1e20]")], f'small_x{{serial="1"}} {wrong}\n')
+    declared = small(
+        [(metric, "small_x", "range = [-10, 1e20]")], f'small_x{{serial="1"}} {wrong}\n'
+    )
     assert declared.accelerators["1"].values == {metric: wrong}
 
 
@@ -106,12 +113,16 @@ TWO_CHIPS = 'small_w{serial="1",chip="0",pod="a"} 100\nsmall_w{serial="1",chip="
 
 
 def test_two_series_of_a_family_for_one_device_are_odd():
-    """A key that is too coarse loses a device; holders, a declared combination and declared labels do not."""
+    """A key that is too coarse loses a device; holders, a declared combination and declared labels
+    do not.
+    """
     watts = ("gpu_power_watts", "small_w", "")
     owner = '[owner]\npod = ["pod"]\n'
     assert small([watts], TWO_CHIPS, owner).problems == (
-        "1: 2 different series of one family for one device: small_w differs in chip; "
-        "add a label to device.keys, or declare combine",
+        (
+            "1: 2 different series of one family for one device: small_w differs in chip; "
+            "add a label to device.keys, or declare combine"
+        ),
     )
     assert small([watts], TWO_CHIPS.replace("chip=", "exported_pod="), owner).problems == ()
     assert small([watts], TWO_CHIPS, owner + '[checks]\nrepeated = ["ch*"]\n').problems == ()
@@ -129,7 +140,9 @@ def test_our_pages_have_no_ambiguous_device():
 
 
 def test_a_profile_of_ones_own_replaces_a_packaged_one_by_its_id(tmp_path):
-    """A file adds a profile, or replaces the packaged one of that id; two files with one id are refused."""
+    """A file adds a profile, or replaces the packaged one of that id; two files with one id are
+    refused.
+    """
     path, other = tmp_path / "mine.toml", tmp_path / "other.toml"
     path.write_text(SMALL)
     other.write_text(SMALL.replace('"small"', '"hami"', 1))
@@ -146,7 +159,9 @@ def test_a_profile_of_ones_own_replaces_a_packaged_one_by_its_id(tmp_path):
 @pytest.mark.parametrize("identity", packaged_ids())
 def test_a_page_belongs_to_one_profile(identity):
     """Our page of each exporter is known by its profile and by no other."""
-    assert [entry.id for entry in matching(all_profiles(), read_lines(synthetic(identity)))] == [identity]
+    assert [entry.id for entry in matching(all_profiles(), read_lines(synthetic(identity)))] == [
+        identity
+    ]
 
 
 REAL = {
@@ -171,7 +186,9 @@ def capture(name):
 
 @pytest.mark.parametrize("name", REAL)
 def test_a_page_that_others_captured_is_known(name):
-    """Captured pages match one profile, which finds their accelerators and refuses none of their values."""
+    """Captured pages match one profile, which finds their accelerators and refuses none of their
+    values.
+    """
     identity, accelerators = REAL[name]
     text = capture(name)
     assert [entry.id for entry in matching(all_profiles(), read_lines(text))] == [identity]
@@ -189,21 +206,31 @@ def test_every_real_profile_names_a_capture_that_shows_it():
 
 
 def test_a_container_id_is_no_host():
-    """The third line of the capture is from a container: the node is the agent's, or the scrape target's."""
-    page = read(capture("exporters/amd_dme_issue_lines.prom"), "amd-device-metrics-exporter", "node-1")
+    """The third line of the capture is from a container: the node is the agent's, or the scrape
+    target's.
+    """
+    page = read(
+        capture("exporters/amd_dme_issue_lines.prom"), "amd-device-metrics-exporter", "node-1"
+    )
     assert page.hosts == {"node-1"}
 
 
 def amd(lines):
     labels = 'gpu_id="0",gpu_partition_id="{}",gpu_compute_partition_type="{}",serial_number="S1",card_model="MI300X"'
-    text = "".join(f"{name}{{{labels.format(part, mode)}}} {value}\n" for name, part, mode, value in lines)
+    text = "".join(
+        f"{name}{{{labels.format(part, mode)}}} {value}\n" for name, part, mode, value in lines
+    )
     return read(text, "amd-device-metrics-exporter", "n")
 
 
 def test_zeros_that_mean_a_failed_read_are_no_readings():
     """A power of 0 and an energy of 0 are absent; a busy share of 0 is idle."""
     page = amd(
-        [("gpu_package_power", 0, "spx", 0), ("gpu_energy_consumed", 0, "spx", 0), ("gpu_gfx_activity", 0, "spx", 0)]
+        [
+            ("gpu_package_power", 0, "spx", 0),
+            ("gpu_energy_consumed", 0, "spx", 0),
+            ("gpu_gfx_activity", 0, "spx", 0),
+        ]
     )
     assert page.accelerators["AMD-S1"].values == {"gpu_utilization_ratio": 0}
 
@@ -211,7 +238,11 @@ def test_zeros_that_mean_a_failed_read_are_no_readings():
 def test_a_value_outside_its_range_is_refused_and_counted():
     """An impossible power and a percentage over 100 reach nobody, and the page says which."""
     page = amd(
-        [("gpu_package_power", 0, "spx", 650_000), ("gpu_gfx_activity", 0, "spx", 240), ("gpu_used_vram", 0, "spx", 5)]
+        [
+            ("gpu_package_power", 0, "spx", 650_000),
+            ("gpu_gfx_activity", 0, "spx", 240),
+            ("gpu_used_vram", 0, "spx", 5),
+        ]
     )
     (entry,) = page.accelerators.values()
     assert list(entry.values) == ["gpu_memory_used_bytes"]
@@ -222,9 +253,12 @@ def test_a_value_outside_its_range_is_refused_and_counted():
 def test_a_prefix_that_people_set_changes_nothing():
     """MetricsFieldPrefix of AMD's exporter."""
     assert read(
-        synthetic("amd-device-metrics-exporter").replace("\ngpu_", "\namd_gpu_"), "amd-device-metrics-exporter"
+        synthetic("amd-device-metrics-exporter").replace("\ngpu_", "\namd_gpu_"),
+        "amd-device-metrics-exporter",
     ).accelerators.keys() == (
-        read(synthetic("amd-device-metrics-exporter"), "amd-device-metrics-exporter").accelerators.keys()
+        read(
+            synthetic("amd-device-metrics-exporter"), "amd-device-metrics-exporter"
+        ).accelerators.keys()
     )
 
 
@@ -241,7 +275,9 @@ def test_the_first_candidate_that_is_there_counts_alone():
 
 
 def test_partitions_have_the_devices_serial_and_their_share():
-    """CPX on an MI300X: eight parts, of which the page shows two; the device's power is none of theirs."""
+    """CPX on an MI300X: eight parts, of which the page shows two; the device's power is none of
+    theirs.
+    """
     page = amd([("gpu_package_power", 0, "cpx", 600), ("gpu_package_power", 1, "cpx", 0)])
     assert {uuid: entry.accelerator.gpu_micro for uuid, entry in page.accelerators.items()} == {
         "AMD-S1/0": WHOLE_GPU // 8,
@@ -254,7 +290,10 @@ def test_partitions_have_the_devices_serial_and_their_share():
 def test_an_unknown_division_is_not_guessed():
     """A mode without a count is no accelerator, and the page says so."""
     page = amd([("gpu_package_power", 0, "hpx", 600)])
-    assert (dict(page.accelerators), page.problems[0].split(":")[0]) == ({}, "a part 'hpx' of model 'MI300X'")
+    assert (dict(page.accelerators), page.problems[0].split(":")[0]) == (
+        {},
+        "a part 'hpx' of model 'MI300X'",
+    )
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 80)), min_size=1, max_size=12))
@@ -294,7 +333,11 @@ def test_the_exporters_verdict_degrades():
 
 def test_devices_that_the_exporter_counts_and_does_not_show_are_reported():
     """Three GPUs are counted, two accelerators shown."""
-    text = "\n".join(line for line in synthetic("amd-device-metrics-exporter").splitlines() if 'gpu_id="0"' in line)
+    text = "\n".join(
+        line
+        for line in synthetic("amd-device-metrics-exporter").splitlines()
+        if 'gpu_id="0"' in line
+    )
     page = read(f"gpu_nodes_total 3\n{text}\n", "amd-device-metrics-exporter")
     assert page.problems == ("gpu_nodes_total says 3 devices, the page shows 1",)
 

@@ -1,4 +1,6 @@
-"""Accelerators of a fleet that are rated together are charged as each of them is alone, to the micro-unit."""
+"""Accelerators of a fleet that are rated together are charged as each of them is alone, to the
+micro-unit.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from gpuledger_collector.storage.ledger.hour_columns import NONE, HourColumns
 
 DAY = Period(20_000 * DAY_MS, 20_001 * DAY_MS)
 WORKLOADS = {
-    number: WorkloadFacts(number, "slurm", f"user-{number}", account, None, {"team": f"team-{number % 2}"}, key=key)
+    number: WorkloadFacts(
+        number, "slurm", f"user-{number}", account, None, {"team": f"team-{number % 2}"}, key=key
+    )
     for number, account, key in ((1, "a", "slurm::9"), (2, "b", "slurm::8"), (3, "a", "slurm::7"))
 }
 REPORTED = {7: replace(WORKLOADS[1], tags={"team": "moved"}), 8: replace(WORKLOADS[2], account="a")}
@@ -32,14 +36,17 @@ REPORTS = {1: [None, 7], 2: [None, 8], 3: [None]}
 MARKUP = Adjustment(1, "overhead", "markup", percent=Decimal("7.3"), from_on=dt.date(2020, 1, 1))
 
 instants = st.one_of(
-    st.integers(DAY.start_ms, DAY.end_ms), st.integers(0, 24).map(lambda hour: DAY.start_ms + hour * HOUR_MS)
+    st.integers(DAY.start_ms, DAY.end_ms),
+    st.integers(0, 24).map(lambda hour: DAY.start_ms + hour * HOUR_MS),
 )
 rates = st.one_of(st.just(Decimal("2.333333333")), st.decimals("0.000000001", 500, places=9))
 
 
 @st.composite
 def books(draw):
-    """Prices that begin, end and lack, in two currencies, and rules that change whom they charge within an hour."""
+    """Prices that begin, end and lack, in two currencies, and rules that change whom they charge
+    within an hour.
+    """
     prices = [
         Price(
             number,
@@ -54,7 +61,11 @@ def books(draw):
         )
         for number in range(draw(st.integers(0, 3)))
     ]
-    rules = [Rule(1, "a", 1, {"account": "a"}, {"project": "p"}, draw(instants), None)] if draw(st.booleans()) else []
+    rules = (
+        [Rule(1, "a", 1, {"account": "a"}, {"project": "p"}, draw(instants), None)]
+        if draw(st.booleans())
+        else []
+    )
     return PriceBook(prices, (), edges_of(rules)), rules
 
 
@@ -89,17 +100,24 @@ def placed(draw, number):
 
 @st.composite
 def usages(draw, number, cuts):
-    """Rows of an accelerator as the hourly ledger has them: they may exceed the hour, and begin where a price did."""
+    """Rows of an accelerator as the hourly ledger has them: they may exceed the hour, and begin
+    where a price did.
+    """
     rows = {}
     for _ in range(draw(st.integers(0, 12))):
         start_ms = draw(
-            st.one_of(st.sampled_from([hour.start_ms for hour in DAY.hours()]), st.sampled_from(cuts or [DAY.start_ms]))
+            st.one_of(
+                st.sampled_from([hour.start_ms for hour in DAY.hours()]),
+                st.sampled_from(cuts or [DAY.start_ms]),
+            )
         )
         state = draw(st.sampled_from([HELD, HELD, HELD, *STATES[1:3]]))
         workload_id = draw(st.sampled_from([1, 2, 3, None])) if state == HELD else None
         report = None if workload_id is None else draw(st.sampled_from(REPORTS[workload_id]))
         busy, idle, unknown = draw(
-            st.tuples(*[st.one_of(st.sampled_from([0, 1, 900_000]), st.integers(0, HOUR_MS // 2))] * 3)
+            st.tuples(
+                *[st.one_of(st.sampled_from([0, 1, 900_000]), st.integers(0, HOUR_MS // 2))] * 3
+            )
         )
         held = busy + idle + unknown if state == HELD else draw(st.integers(0, HOUR_MS))
         activity = (busy, idle, unknown) if state == HELD else (0, 0, 0)
@@ -118,7 +136,13 @@ def worlds(draw):
     placements = {number: draw(placed(number)) for number in range(1, draw(st.integers(1, 4)) + 1)}
     until_ms = draw(st.one_of(st.just(DAY.end_ms), instants))
     pieces = [piece for number in placements for piece in draw(usages(number, book.cuts(DAY)))]
-    return book, rules, placements, until_ms, [piece for piece in pieces if piece.start_ms < until_ms]
+    return (
+        book,
+        rules,
+        placements,
+        until_ms,
+        [piece for piece in pieces if piece.start_ms < until_ms],
+    )
 
 
 def columns_of(pieces):
@@ -146,20 +170,28 @@ def charged(world, *, together):
     owners = rating.Owners(rules, WORKLOADS, None, REPORTED)
     rated = {}
     by_accelerator = {
-        number: sorted((piece for piece in pieces if piece.accelerator_id == number), key=owners.order)
+        number: sorted(
+            (piece for piece in pieces if piece.accelerator_id == number), key=owners.order
+        )
         for number in placements
     }
     if together:
         columns = columns_of(pieces)
-        rated, by_accelerator = rating._rated_together(DAY, until_ms, placements, columns, owners, book)
+        rated, by_accelerator = rating._rated_together(
+            DAY, until_ms, placements, columns, owners, book
+        )
     adjusting = DayAdjustments(policies=[MARKUP])
-    usage = rating.DayUsage(DAY, until_ms, placements, by_accelerator, [], owners, adjusting=adjusting, rated=rated)
+    usage = rating.DayUsage(
+        DAY, until_ms, placements, by_accelerator, [], owners, adjusting=adjusting, rated=rated
+    )
     return rated, rating.priced(usage, book)
 
 
 @given(worlds())
 def test_together_as_alone(world):
-    """The same charges in the same order, the same capacity, and a check that holds for both or for neither."""
+    """The same charges in the same order, the same capacity, and a check that holds for both or for
+    neither.
+    """
     _, (expected, capacities, _) = charged(world, together=False)
     _, (charges, same_capacities, _) = charged(world, together=True)
     assert charges == expected
@@ -173,7 +205,9 @@ def test_together_as_alone(world):
 def plain_world(rate):
     place = RatedPlacement(RatedAccelerator(1, 1_000_000, "train", "H100", "n1"), DAY)
     held = [
-        HourlyUsage(1, DAY.start_ms, DAY.start_ms + HOUR_MS, HELD, number, 1_000_001, 1, 1_000_000, 0, None)
+        HourlyUsage(
+            1, DAY.start_ms, DAY.start_ms + HOUR_MS, HELD, number, 1_000_001, 1, 1_000_000, 0, None
+        )
         for number in (1, 2, 3)
     ]
     book = PriceBook([Price(1, "", "", "on_demand", Decimal(rate), "USD", 0)])
@@ -204,7 +238,9 @@ def test_most_accelerators_of_a_fleet_are_rated_together():
         ]
     }
     owners = rating.Owners(rules, WORKLOADS)
-    rated, pieces = rating._rated_together(DAY, until_ms, placements, columns_of([*held, *moving]), owners, book)
+    rated, pieces = rating._rated_together(
+        DAY, until_ms, placements, columns_of([*held, *moving]), owners, book
+    )
     assert list(rated) == [1]
     assert list(pieces) == [2]
     assert columnar_rating.LARGEST < 2**63

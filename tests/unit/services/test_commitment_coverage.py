@@ -1,4 +1,6 @@
-"""What commitments cover: nothing that was paid is lost or billed twice, and the order of things changes nothing."""
+"""What commitments cover: nothing that was paid is lost or billed twice, and the order of things
+changes nothing.
+"""
 
 import random
 from dataclasses import replace
@@ -31,9 +33,13 @@ TEAMS = {1: OwnerPath(team="vision"), 2: OwnerPath(team="speech"), 3: OwnerPath(
 rates = st.decimals(0, 100, places=9)
 
 
-def commitment(gpus=2, upfront=0, rate="1.00", name="c", start=0, hours=24, currency="USD", **place):
+def commitment(
+    gpus=2, upfront=0, rate="1.00", name="c", start=0, hours=24, currency="USD", **place
+):
     starts = DAY.start_ms + start * HOUR_MS
-    return Commitment(1, name, gpus, upfront, Decimal(rate), currency, starts, starts + hours * HOUR_MS, **place)
+    return Commitment(
+        1, name, gpus, upfront, Decimal(rate), currency, starts, starts + hours * HOUR_MS, **place
+    )
 
 
 def price(rate, start=0, number=1, currency="USD", listed=None, model=""):
@@ -43,20 +49,33 @@ def price(rate, start=0, number=1, currency="USD", listed=None, model=""):
 def rated(gpus, facts, usages, commitments, book, day=DAY, until=LATE):
     """The charges of a day of some accelerators (their shares) and imported usage, and its proof."""
     placements = {
-        number: [RatedPlacement(RatedAccelerator(number, share, "default", H100, "n1"), Period(0, 2**59))]
+        number: [
+            RatedPlacement(RatedAccelerator(number, share, "default", H100, "n1"), Period(0, 2**59))
+        ]
         for number, share in enumerate(gpus, 1)
     }
     coverage = cover_day(commitments, day, until, placements, usages, book)
     charges, capacities = [], []
     for number, mine in placements.items():
-        inside = facts if number == 1 else [replace(fact, accelerator_id=number) for fact in facts[:number]]
+        inside = (
+            facts
+            if number == 1
+            else [replace(fact, accelerator_id=number) for fact in facts[:number]]
+        )
         pieces = fold(inside, rating_intervals(day, book.cuts(day)), WHOLE)
         where, covered = (mine[0].accelerator, day, [day]), coverage.of((0, number, 0))
-        charges += rate_accelerator_day(*where, pieces, book, lambda workload, *_: TEAMS[workload], until, covered)
+        charges += rate_accelerator_day(
+            *where, pieces, book, lambda workload, *_: TEAMS[workload], until, covered
+        )
         capacities.append(capacity_cost(*where, book, until, covered))
     for usage in usages:
         charges += rate_imported(
-            usage, day, book, lambda workload, *_: TEAMS[workload], until, coverage.of(counted(usage))
+            usage,
+            day,
+            book,
+            lambda workload, *_: TEAMS[workload],
+            until,
+            coverage.of(counted(usage)),
         )
     charges += unused_charges(coverage, day.start_ms)
     return charges, check_conservation(day, until, capacities, charges, coverage.costs)
@@ -103,9 +122,15 @@ counts = st.lists(usages, max_size=3, unique_by=lambda one: (one.workload_id, on
     rates,
     st.integers(1, DAY_MS - 1),
 )
-def test_covered_and_unused_are_what_was_committed(facts, commitments, imported, gpus, rate, change):
-    """In time and money, by commitment; the day's charges add up to capacity x rate and the commitments."""
-    book = PriceBook([price(rate, model="H100"), price("3.333333333", DAY.start_ms + change, 2, model="H100")])
+def test_covered_and_unused_are_what_was_committed(
+    facts, commitments, imported, gpus, rate, change
+):
+    """In time and money, by commitment; the day's charges add up to capacity x rate and the
+    commitments.
+    """
+    book = PriceBook(
+        [price(rate, model="H100"), price("3.333333333", DAY.start_ms + change, 2, model="H100")]
+    )
     charges, proof = rated(gpus, facts, imported, commitments, book)
     assert proof.holds
     for one in commitments:
@@ -116,7 +141,9 @@ def test_covered_and_unused_are_what_was_committed(facts, commitments, imported,
     held = [charge for charge in charges if charge.accelerator_id is not None]
     assert sum(charge.gpu_ns for charge in held) == sum(gpus) * DAY_MS == proof.capacity_ns
     for charge in held:
-        assert charge.busy_ns + charge.idle_ns + charge.unknown_ns == (charge.gpu_ns if charge.state == "held" else 0)
+        assert charge.busy_ns + charge.idle_ns + charge.unknown_ns == (
+            charge.gpu_ns if charge.state == "held" else 0
+        )
     for charge in charges:
         if charge.state == COMMITMENT_UNUSED:
             assert charge.owner is charge.accelerator_id is charge.workload_id is None
@@ -136,7 +163,13 @@ def test_adjoining_hours_add_up_with_commitments(facts, commitments, imported, h
         total = {}
         for day in days:
             for charge in rated([1_000_000, 333_333], facts, imported, commitments, book, day)[0]:
-                key = (charge.accelerator_id, charge.owner, charge.state, charge.workload_id, charge.commitment)
+                key = (
+                    charge.accelerator_id,
+                    charge.owner,
+                    charge.state,
+                    charge.workload_id,
+                    charge.commitment,
+                )
                 before = total.get(key, (0, 0))
                 total[key] = (before[0] + charge.gpu_ns, before[1] + charge.cost_micro)
         totals.append(total)
@@ -160,7 +193,9 @@ def test_the_order_of_what_is_covered_changes_nothing(facts, commitments, shuffl
 
 
 def test_a_day_of_three_gpus_of_which_two_are_committed_by_hand():
-    """Two of three are committed at 24.00 upfront and 0.50 an hour: covered hours cost 1.00, the others 3.00."""
+    """Two of three are committed at 24.00 upfront and 0.50 an hour: covered hours cost 1.00, the
+    others 3.00.
+    """
     facts = []
     charges, proof = rated(
         [1_000_000] * 3,
@@ -171,7 +206,8 @@ def test_a_day_of_three_gpus_of_which_two_are_committed_by_hand():
     )
     covered = [charge for charge in charges if charge.commitment is not None]
     others = [charge for charge in charges if charge.commitment is None]
-    # A day: 24.00 upfront + 2 x 24 x 0.50 = 48.00 for 48 GPU-hours; each GPU has 16 of them, and 8 at 3.00.
+    # A day: 24.00 upfront + 2 x 24 x 0.50 = 48.00 for 48 GPU-hours; each GPU has 16 of them, and 8
+    # at 3.00.
     assert [charge.gpu_ns for charge in covered] == [16_000_000 * HOUR_MS] * 3
     assert sum(charge.cost_micro for charge in covered) == 48_000_000
     assert [charge.cost_micro for charge in others] == [24_000_000] * 3
@@ -183,8 +219,12 @@ def test_a_day_of_three_gpus_of_which_two_are_committed_by_hand():
 
 
 def test_what_nobody_used_is_a_line_of_its_own():
-    """Three committed, one there: two thirds of the cost are unused, nobody's, and part of the proof."""
-    charges, proof = rated([1_000_000], [], [], [commitment(3, 0, "1.00")], PriceBook([price("9.00")]))
+    """Three committed, one there: two thirds of the cost are unused, nobody's, and part of the
+    proof.
+    """
+    charges, proof = rated(
+        [1_000_000], [], [], [commitment(3, 0, "1.00")], PriceBook([price("9.00")])
+    )
     assert {(charge.state, charge.gpu_ns // HOUR_MS, charge.cost_micro) for charge in charges} == {
         ("unobserved", 24_000_000, 24_000_000),
         (COMMITMENT_UNUSED, 48_000_000, 48_000_000),
@@ -210,13 +250,18 @@ def test_a_proof_that_lost_a_part_of_a_commitment_does_not_hold():
     assert not check_conservation(
         DAY, LATE, [], [replace(unused, cost_micro=unused.cost_micro - 1)], coverage.costs
     ).holds
-    assert not check_conservation(DAY, LATE, [], [replace(unused, gpu_ns=unused.gpu_ns - 1)], coverage.costs).holds
+    assert not check_conservation(
+        DAY, LATE, [], [replace(unused, gpu_ns=unused.gpu_ns - 1)], coverage.costs
+    ).holds
     assert not check_conservation(DAY, LATE, [], [], coverage.costs).holds
 
 
 def test_the_most_specific_commitment_covers_first():
     """One for the pool comes before one for any pool, whichever began first."""
-    wide, narrow = commitment(1, name="wide", rate="1"), commitment(1, name="narrow", rate="2", pool="default")
+    wide, narrow = (
+        commitment(1, name="wide", rate="1"),
+        commitment(1, name="narrow", rate="2", pool="default"),
+    )
     charges, _ = rated([1_000_000], [], [], [wide, narrow], PriceBook([]))
     assert {(charge.commitment.name, charge.state) for charge in charges} == {
         ("narrow", "unobserved"),
@@ -226,9 +271,15 @@ def test_the_most_specific_commitment_covers_first():
 
 def test_another_currency_is_never_put_beside():
     """What a euro commitment covers has no contracted cost in dollars."""
-    charges, _ = rated([1_000_000], [], [], [commitment(1, currency="EUR")], PriceBook([price("3.00")]))
+    charges, _ = rated(
+        [1_000_000], [], [], [commitment(1, currency="EUR")], PriceBook([price("3.00")])
+    )
     (covered,) = charges
-    assert (covered.currency, covered.contracted_cost_micro, covered.list_cost_micro) == ("EUR", None, None)
+    assert (covered.currency, covered.contracted_cost_micro, covered.list_cost_micro) == (
+        "EUR",
+        None,
+        None,
+    )
     (line,) = summarize(charges)
     assert line.contracted_cost_micro is None
 
@@ -236,6 +287,8 @@ def test_another_currency_is_never_put_beside():
 def test_an_open_day_bears_the_hours_so_far():
     """At half past six, six and a half hours of the commitment are paid for, and no more."""
     until = DAY.start_ms + 6 * HOUR_MS + HOUR_MS // 2
-    charges, proof = rated([1_000_000], [], [], [commitment(2, 0, "1.00")], PriceBook([]), until=until)
+    charges, proof = rated(
+        [1_000_000], [], [], [commitment(2, 0, "1.00")], PriceBook([]), until=until
+    )
     assert sum(charge.cost_micro for charge in charges) == 13_000_000
     assert proof.holds

@@ -1,9 +1,10 @@
 """The tokens that open the collector: those of the database, and those of files.
 
-A request costs one hash and one dictionary lookup. At most once a second one request asks the database whether the
-audit log grew, because every change of a token writes a row there; only then the tokens are read again. So a revocation
-is in force on every replica within `FRESH_SECONDS` plus the time of one query. While the database is unavailable for
-longer, every request is refused: a token may have been revoked meanwhile.
+A request costs one hash and one dictionary lookup. At most once a second one request asks the
+database whether the audit log grew, because every change of a token writes a row there; only then
+the tokens are read again. So a revocation is in force on every replica within `FRESH_SECONDS` plus
+the time of one query. While the database is unavailable for longer, every request is refused: a
+token may have been revoked meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from gpuledger_collector.storage.access.tokens import Token, TokenStore, hash_of
 
 FRESH_SECONDS = 1.0
 NEW_SECONDS = 0.1
-"""How long an unknown token is refused without asking the database; it may have been created just now."""
+"""How long an unknown token is refused without asking the database; it may have been created just
+now.
+"""
 RETRY_SECONDS = 1.0
 """Back-off after a failed query."""
 NOTE_SECONDS = 60.0
@@ -39,7 +42,9 @@ class KeysUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FileTokens:
-    """Hashes of the tokens in files: shared ones of agents, and of readers (None: readers need one; there is none)."""
+    """Hashes of the tokens in files: shared ones of agents, and of readers (None: readers need one;
+    there is none).
+    """
 
     agents: frozenset[str] = frozenset()
     readers: frozenset[str] | None = frozenset()
@@ -47,12 +52,18 @@ class FileTokens:
     @classmethod
     def of(cls, agents: Iterable[str], readers: Iterable[str] | None) -> FileTokens:
         """Hash the secrets."""
-        return cls(frozenset(map(hash_of, agents)), None if readers is None else frozenset(map(hash_of, readers)))
+        return cls(
+            frozenset(map(hash_of, agents)),
+            None if readers is None else frozenset(map(hash_of, readers)),
+        )
 
 
 @dataclass(slots=True)
 class Keys:
-    """Authenticates requests. `required`: a token is needed even before the first one was created."""
+    """Authenticates requests.
+
+    `required`: a token is needed even before the first one was created.
+    """
 
     book: TokenStore
     now_ms: Callable[[], int]
@@ -62,7 +73,9 @@ class Keys:
     steady: Callable[[], float] = time.monotonic
     _tokens: Mapping[str, Token] = field(default_factory=dict, init=False)
     _roles: frozenset[str] = field(default=frozenset(), init=False)
-    """Roles for which a token was ever created: from then on tokens are required, even when all are revoked."""
+    """Roles for which a token was ever created: from then on tokens are required, even when all are
+    revoked.
+    """
     _version: object = field(default=None, init=False)
     _checked_at: float | None = field(default=None, init=False)
     _failure: tuple[float, str] | None = field(default=None, init=False)
@@ -83,12 +96,14 @@ class Keys:
         with self._lock:
             if self.is_fresh(header):
                 return
-            # While the database is away, requests are refused at once instead of queuing for a timeout each.
+            # While the database is away, requests are refused at once instead of queuing for a
+            # timeout each.
             if self._failure is not None and self.steady() - self._failure[0] < RETRY_SECONDS:
                 raise KeysUnavailable(self._failure[1])
             began = self.steady()
             try:
-                # Asked before the tokens are read: a change in between makes the next check read them again.
+                # Asked before the tokens are read: a change in between makes the next check read
+                # them again.
                 version = self.book.version()
                 if self._checked_at is None or version != self._version:
                     self._read()
@@ -96,9 +111,13 @@ class Keys:
                 self._note()
             except Exception as error:
                 reason = str(error).strip().partition("\n")[0] or type(error).__name__
-                self._failure = (self.steady(), f"the database with the tokens is unavailable: {reason}")
+                self._failure = (
+                    self.steady(),
+                    f"the database with the tokens is unavailable: {reason}",
+                )
                 raise KeysUnavailable(self._failure[1]) from error
-            # From when the query began, not ended: what was changed meanwhile may not be in its answer.
+            # From when the query began, not ended: what was changed meanwhile may not be in its
+            # answer.
             self._checked_at, self._failure = began, None
 
     async def refresh_once(self, header: str) -> None:
@@ -133,9 +152,12 @@ class Keys:
         return not (self.required or self.files.agents or "agent" in self._roles)
 
     def agent(self, header: str) -> Principal:
-        """The reporting principal of an Authorization header; call `refresh` before. Raises Denied."""
-        # Until the first token exists a collector on loopback works without any; from then on none is let in without
-        # one.
+        """The reporting principal of an Authorization header; call `refresh` before.
+
+        Raises Denied.
+        """
+        # Until the first token exists a collector on loopback works without any; from then on none
+        # is let in without one.
         if self.lets_anybody_report:
             return ANYBODY
         offered = _hash(header)
@@ -145,21 +167,27 @@ class Keys:
         if principal is None:
             raise Denied(401, "the request carries no valid bearer token")
         if principal.role != "agent":
-            raise Denied(403, f"the token of {principal.name} is for reading: reporting needs an agent's")
+            raise Denied(
+                403, f"the token of {principal.name} is for reading: reporting needs an agent's"
+            )
         return principal
 
     def person(self, request: Request, header: str | None = None) -> Principal:
-        """The reading principal of a request, by the Authorization header, else by a trusted proxy's header.
+        """The reading principal of a request, by the Authorization header, else by a trusted
+        proxy's header.
 
-        `header` replaces the Authorization header where a page gets its token another way. Blocks. Raises Denied,
-        KeysUnavailable.
+        `header` replaces the Authorization header where a page gets its token another way. Blocks.
+        Raises Denied, KeysUnavailable.
         """
         offered = request.headers.get("authorization", "") if header is None else header
         self.refresh(offered)
         return self.identify(request, offered)
 
     def identify(self, request: Request, offered: str) -> Principal:
-        """The reading principal of a request with this header; call `refresh` before. Raises Denied."""
+        """The reading principal of a request with this header; call `refresh` before.
+
+        Raises Denied.
+        """
         identity = None if self.proxy is None or offered else self.proxy.identity(request)
         return self.reader(offered) if identity is None else self.named(identity)
 
@@ -169,18 +197,24 @@ class Keys:
         for token in self._tokens.values():
             if token.name == identity and token.role in READERS and token.live(now_ms):
                 return self._as_principal(token, now_ms)
-        raise Denied(403, "the proxy vouches for a name that no live reader token has: ask an admin for one")
+        raise Denied(
+            403, "the proxy vouches for a name that no live reader token has: ask an admin for one"
+        )
 
     def reader(self, header: str) -> Principal:
-        """The reading principal of an Authorization header; call `refresh` before. Raises Denied."""
+        """The reading principal of an Authorization header; call `refresh` before.
+
+        Raises Denied.
+        """
         has_readers = any(role in self._roles for role in READERS)
         if self.files.readers == frozenset() and not (self.required or has_readers):
             return ANYBODY
         if self.files.readers is None and not has_readers:
             raise Denied(
                 403,
-                "this collector listens for other machines, so its pages need a reader's token and there is none yet: "
-                "make one where it runs (gpuledger token create --role finance), or set reader_token_file",
+                "this collector listens for other machines, so its pages need a reader's token and"
+                " there is none yet: make one where it runs (gpuledger token create --role"
+                " finance), or set reader_token_file",
             )
         offered = _hash(header)
         if self.files.readers and offered in self.files.readers:
@@ -189,13 +223,17 @@ class Keys:
         if principal is None:
             raise Denied(401, "a reader's token is needed")
         if principal.role == "agent":
-            raise Denied(403, f"the token of {principal.name} is an agent's: it may report and not read")
+            raise Denied(
+                403, f"the token of {principal.name} is an agent's: it may report and not read"
+            )
         return principal
 
     def _principal(self, offered: str | None) -> Principal | None:
         token = None if offered is None else self._tokens.get(offered)
         now_ms = self.now_ms()
-        return None if token is None or not token.live(now_ms) else self._as_principal(token, now_ms)
+        return (
+            None if token is None or not token.live(now_ms) else self._as_principal(token, now_ms)
+        )
 
     def _as_principal(self, token: Token, now_ms: int) -> Principal:
         self._used[token.id] = now_ms
@@ -216,7 +254,10 @@ def bearer_header(header: str) -> str:
 
 
 def _hash(header: str) -> str | None:
-    """The hash of a bearer's secret. Looking up hashes leaks no timing that helps to guess a secret."""
+    """The hash of a bearer's secret.
+
+    Looking up hashes leaks no timing that helps to guess a secret.
+    """
     scheme, _, secret = header.partition(" ")
     secret = secret.strip()
     return hash_of(secret) if scheme.lower() == "bearer" and secret else None

@@ -10,7 +10,9 @@ Role = Literal["agent", "viewer", "finance", "admin"]
 
 
 class Denied(Exception):
-    """The request is not allowed; `status` is 401 (who are you?) or 403 (not you), the message one sentence."""
+    """The request is not allowed; `status` is 401 (who are you?) or 403 (not you), the message one
+    sentence.
+    """
 
     def __init__(self, status: Literal[401, 403], sentence: str) -> None:
         super().__init__(sentence)
@@ -19,7 +21,10 @@ class Denied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A role with its scope. `node` None: any node; `owner`: the subtree of a viewer, level -> value."""
+    """A role with its scope.
+
+    `node` None: any node; `owner`: the subtree of a viewer, level -> value.
+    """
 
     role: Role
     name: str
@@ -34,12 +39,17 @@ class Principal:
     def require_node(self, node: str) -> None:
         """Raise Denied unless this principal may report about the node."""
         if self.node is not None and node != self.node:
-            raise Denied(403, f"this token is that of node {self.node} and may not report another one")
+            raise Denied(
+                403, f"this token is that of node {self.node} and may not report another one"
+            )
 
     def require_fleet(self) -> None:
         """Raise Denied for a viewer, who sees one owner's subtree only."""
         if self.owner is not None:
-            raise Denied(403, "this answer is about the whole fleet, and this token sees one owner's part only")
+            raise Denied(
+                403,
+                "this answer is about the whole fleet, and this token sees one owner's part only",
+            )
 
     def require_admin(self) -> None:
         """Raise Denied unless this is an admin."""
@@ -47,7 +57,9 @@ class Principal:
             raise Denied(403, "this needs an admin's token")
 
     def sees(self, owner: Mapping[str, str], team: str = "") -> bool:
-        """Whether something of this owner (level -> value) may be seen; `team` stands in where its path is unknown."""
+        """Whether something of this owner (level -> value) may be seen; `team` stands in where its
+        path is unknown.
+        """
         if self.owner is None:
             return True
         levels = {"team": team, **{level: value for level, value in owner.items() if value}}

@@ -1,4 +1,6 @@
-"""An identity that a proxy has verified (OIDC and the like) and passes on in a header; off unless settings say so."""
+"""An identity that a proxy has verified (OIDC and the like) and passes on in a header; off unless
+settings say so.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """The header that names a person, and the networks of the peers that are trusted to have verified it."""
+    """The header that names a person, and the networks of the peers that are trusted to have
+    verified it.
+    """
 
     header: str
     networks: tuple[Network, ...]

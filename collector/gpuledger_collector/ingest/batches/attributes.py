@@ -1,11 +1,13 @@
-"""Resolve the names in batches to ids: nodes, accelerators and workloads, each cached while this process lives.
+"""Resolve the names in batches to ids: nodes, accelerators and workloads, each cached while this
+process lives.
 
-What a batch reports of an accelerator or a workload is stored as attributes, one row for each content. Usage intervals
-refer to that row, so nothing that is reported later changes what they cost. The rows of accelerators and workloads
-themselves hold the latest report, for pages.
+What a batch reports of an accelerator or a workload is stored as attributes, one row for each
+content. Usage intervals refer to that row, so nothing that is reported later changes what they
+cost. The rows of accelerators and workloads themselves hold the latest report, for pages.
 
-Rows are written in a transaction of their own before the batches that need them, so every cached id is committed. They
-are written in the order of their names: writers that meet wait for each other and never deadlock.
+Rows are written in a transaction of their own before the batches that need them, so every cached id
+is committed. They are written in the order of their names: writers that meet wait for each other
+and never deadlock.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _Entry = tuple[str, Any, int]
 """Name, the record to write, the latest instant of its batch."""
 MAX_CACHED = 500_000
 RENEW_AFTER = dt.timedelta(days=1)
-"""Names are written as seen again after this time: retention removes names that were not seen for weeks."""
+"""Names are written as seen again after this time: retention removes names that were not seen for
+weeks.
+"""
 Content = tuple[str, ...]
 """Kind and name, then the attributes: the key of a row of attributes."""
 
@@ -52,7 +56,9 @@ class _CachedList:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedBatch:
-    """A batch with the id of its node and, by position, the ids of its accelerators, workloads and their attributes."""
+    """A batch with the id of its node and, by position, the ids of its accelerators, workloads and
+    their attributes.
+    """
 
     batch: Accepted
     node_id: int
@@ -79,7 +85,10 @@ class Ids:
             self.nodes[batch.node],
             {place: self.accelerators[record.uuid] for place, record in batch.accelerators.items()},
             {place: self.workloads[key] for place, key in keys.items()},
-            {place: self.attributes[accelerator_content(record)] for place, record in batch.accelerators.items()},
+            {
+                place: self.attributes[accelerator_content(record)]
+                for place, record in batch.accelerators.items()
+            },
             {
                 place: self.attributes[workload_content(keys[place], record)]
                 for place, record in batch.workloads.items()
@@ -89,13 +98,23 @@ class Ids:
 
 def workload_keys(batch: Accepted) -> dict[int, str]:
     """Keys of the workloads of a batch, by position."""
-    return {place: workload_key(record.kind, batch.node, record.id) for place, record in batch.workloads.items()}
+    return {
+        place: workload_key(record.kind, batch.node, record.id)
+        for place, record in batch.workloads.items()
+    }
 
 
 def accelerator_content(record: WireAccelerator) -> Content:
     """The attributes of an accelerator that a bill depends on."""
     # Not health, memory or index: they change without changing what a GPU-hour costs.
-    return "accelerator", record.uuid, record.model, record.mig_instance or "", str(record.gpu_micro), record.pool
+    return (
+        "accelerator",
+        record.uuid,
+        record.model,
+        record.mig_instance or "",
+        str(record.gpu_micro),
+        record.pool,
+    )
 
 
 def workload_content(key: str, record: WireWorkload) -> Content:
@@ -123,52 +142,75 @@ class IdCache:
     on_new_nodes: Callable[[Sequence[str]], None] = lambda _: None
     """Called with nodes of which the ledger had never heard, after they are committed."""
     _generation: object = field(default_factory=object)
-    """Replaced when a cached record changes or is forgotten; lists that were resolved before are looked up again."""
+    """Replaced when a cached record changes or is forgotten; lists that were resolved before are
+    looked up again.
+    """
     _since: dt.datetime | None = None
 
-    def resolve(self, connection: Connection, batches: Sequence[Accepted], now: dt.datetime) -> list[ResolvedBatch]:
+    def resolve(
+        self, connection: Connection, batches: Sequence[Accepted], now: dt.datetime
+    ) -> list[ResolvedBatch]:
         """Attach ids to batches; new or changed names are written first.
 
         A list that an agent repeats is looked up once per generation of the cache.
         """
         self._renew(now)
         cached = [self._cached(batch) for batch in batches]
-        others = [batch for batch, resolved in zip(batches, cached, strict=True) if resolved is None]
+        others = [
+            batch for batch, resolved in zip(batches, cached, strict=True) if resolved is None
+        ]
         if not others:
             return [resolved for resolved in cached if resolved is not None]
-        # Taken before the look-ups: ids are stored with a list only if no record changed in the meantime.
+        # Taken before the look-ups: ids are stored with a list only if no record changed in the
+        # meantime.
         generation = self._generation
         ids = self.register(connection, others, now)
         self._cache_lists(others, generation)
-        return [resolved or ids.resolve(batch) for batch, resolved in zip(batches, cached, strict=True)]
+        return [
+            resolved or ids.resolve(batch) for batch, resolved in zip(batches, cached, strict=True)
+        ]
 
     def _cached(self, batch: Accepted) -> ResolvedBatch | None:
         node = self.nodes.get(batch.node)
-        # Ids of workloads are stored per scope: nodes that send equal lists mean different processes.
+        # Ids of workloads are stored per scope: nodes that send equal lists mean different
+        # processes.
         accelerators = batch.accelerators.cache.get("")
         workloads = batch.workloads.cache.get(node_scope(batch))
         if node is None or accelerators is None or workloads is None:
             return None
         # Without the lock: generations are compared by identity and only ever replaced.
-        if accelerators.generation is not self._generation or workloads.generation is not self._generation:
+        if (
+            accelerators.generation is not self._generation
+            or workloads.generation is not self._generation
+        ):
             return None
         return ResolvedBatch(
-            batch, node.id, accelerators.ids, workloads.ids, accelerators.attributes, workloads.attributes
+            batch,
+            node.id,
+            accelerators.ids,
+            workloads.ids,
+            accelerators.attributes,
+            workloads.attributes,
         )
 
     def has_lists(self, batch: Accepted) -> bool:
-        """Whether this process has seen every accelerator and workload of a batch as it is reported."""
+        """Whether this process has seen every accelerator and workload of a batch as it is
+        reported.
+        """
         return self._cached(batch) is not None
 
     def count_unseen(self, batch: Accepted) -> int:
         """Count the accelerators and workloads of a batch that this process has not seen."""
-        return sum(record.uuid not in self.accelerators for record in batch.accelerators.values()) + sum(
-            key not in self.workloads for key in workload_keys(batch).values()
-        )
+        return sum(
+            record.uuid not in self.accelerators for record in batch.accelerators.values()
+        ) + sum(key not in self.workloads for key in workload_keys(batch).values())
 
     def _cache_lists(self, batches: Sequence[Accepted], generation: object) -> None:
-        """Store ids with the lists of these batches, where the cache holds every record just as reported."""
-        # Under the lock no other writer can change the records while they are compared with the cache.
+        """Store ids with the lists of these batches, where the cache holds every record just as
+        reported.
+        """
+        # Under the lock no other writer can change the records while they are compared with the
+        # cache.
         with self.lock:
             if self._generation is not generation:
                 return  # another writer changed a record meanwhile: the next batch looks again
@@ -179,14 +221,20 @@ class IdCache:
                     batch.accelerators,
                     self.accelerators,
                     {place: record.uuid for place, record in batch.accelerators.items()},
-                    {place: accelerator_content(record) for place, record in batch.accelerators.items()},
+                    {
+                        place: accelerator_content(record)
+                        for place, record in batch.accelerators.items()
+                    },
                 )
                 workloads = self._list_ids(
                     generation,
                     batch.workloads,
                     self.workloads,
                     keys,
-                    {place: workload_content(keys[place], record) for place, record in batch.workloads.items()},
+                    {
+                        place: workload_content(keys[place], record)
+                        for place, record in batch.workloads.items()
+                    },
                 )
                 if accelerators is not None:
                     batch.accelerators.cache[""] = accelerators
@@ -209,46 +257,67 @@ class IdCache:
             ids[place], attributes[place] = cached.id, attributes_id
         return _CachedList(generation, ids, attributes)
 
-    def register(self, connection: Connection, batches: Sequence[Accepted], now: dt.datetime) -> Ids:
-        """Return the ids of everything that these batches name; new or changed names are written first."""
+    def register(
+        self, connection: Connection, batches: Sequence[Accepted], now: dt.datetime
+    ) -> Ids:
+        """Return the ids of everything that these batches name; new or changed names are written
+        first.
+        """
         self._renew(now)
         ids = Ids({}, {}, {})
-        # The lock covers the look-ups, not the statements below: writers must not queue for the cache during I/O. Two
-        # writers may then write the same name, which ON CONFLICT makes harmless.
+        # The lock covers the look-ups, not the statements below: writers must not queue for the
+        # cache during I/O. Two writers may then write the same name, which ON CONFLICT makes
+        # harmless.
         with self.lock:
             self._forget_when_full()
             contents = dict.fromkeys(contents_of(batches))
             ids.attributes.update(
-                {content: self.attributes[content] for content in contents if content in self.attributes}
+                {
+                    content: self.attributes[content]
+                    for content in contents
+                    if content in self.attributes
+                }
             )
             # Sorted, like all names here: writers that insert the same rows meet in the same order.
             missing = sorted(contents.keys() - ids.attributes.keys())
-            nodes = _select_changed(self.nodes, ids.nodes, ((batch.node, None, 0) for batch in batches))
+            nodes = _select_changed(
+                self.nodes, ids.nodes, ((batch.node, None, 0) for batch in batches)
+            )
             instants = [newest_instant(batch) for batch in batches]
-            accelerators = _select_changed(self.accelerators, ids.accelerators, _named_accelerators(batches, instants))
-            workloads = _select_changed(self.workloads, ids.workloads, _named_workloads(batches, instants))
+            accelerators = _select_changed(
+                self.accelerators, ids.accelerators, _named_accelerators(batches, instants)
+            )
+            workloads = _select_changed(
+                self.workloads, ids.workloads, _named_workloads(batches, instants)
+            )
         if not (nodes or accelerators or workloads or missing):
             return ids
-        # Committed before the batches that need the ids: a cached id never refers to a row that was rolled back. The
-        # order of the tables is fixed as well: nodes, accelerators, workloads, then the attributes that refer to them.
+        # Committed before the batches that need the ids: a cached id never refers to a row that was
+        # rolled back. The order of the tables is fixed as well: nodes, accelerators, workloads,
+        # then the attributes that refer to them.
         with connection.transaction():
             node_ids, new_nodes = write_nodes(connection, [name for name, _, _ in nodes], now)
             ids.nodes.update(node_ids)
-            # Two nodes may report one GPU (a moved card, a copied image): the node in the inventory decides what pages
-            # show.
+            # Two nodes may report one GPU (a moved card, a copied image): the node in the inventory
+            # decides what pages show.
             elsewhere = held_elsewhere(connection, batches, {name for name, _, _ in accelerators})
             ids.accelerators.update(elsewhere)
             accelerators = [entry for entry in accelerators if entry[0] not in elsewhere]
-            ids.accelerators.update(write_accelerators(connection, [record for _, record, _ in accelerators]))
+            ids.accelerators.update(
+                write_accelerators(connection, [record for _, record, _ in accelerators])
+            )
             ids.workloads.update(write_workloads(connection, workloads, now))
-            ids.attributes.update(write_accelerator_attributes(connection, missing, ids.accelerators))
+            ids.attributes.update(
+                write_accelerator_attributes(connection, missing, ids.accelerators)
+            )
             ids.attributes.update(write_workload_attributes(connection, missing, ids.workloads))
         if new_nodes:
             self.on_new_nodes(new_nodes)
         with self.lock:
             self.attributes.update({content: ids.attributes[content] for content in missing})
             _remember(self.nodes, nodes, ids.nodes)
-            # A new name invalidates nothing; a changed record does, because lists resolved before contain the old one.
+            # A new name invalidates nothing; a changed record does, because lists resolved before
+            # contain the old one.
             changed = _remember(self.accelerators, accelerators, ids.accelerators)
             if _remember(self.workloads, workloads, ids.workloads) or changed:
                 self._generation = object()
@@ -261,7 +330,9 @@ class IdCache:
             self._generation = object()
 
     def generation(self, now: dt.datetime) -> object:
-        """The present generation: ids that were registered in it are those of the records as they were reported."""
+        """The present generation: ids that were registered in it are those of the records as they
+        were reported.
+        """
         self._renew(now)
         return self._generation
 
@@ -273,7 +344,8 @@ class IdCache:
     def _forget_when_full(self) -> None:
         for names in (self.accelerators, self.workloads):
             if len(names) > MAX_CACHED:
-                # Emptied completely: names in use return with the next batches, and no bookkeeping of ages is needed.
+                # Emptied completely: names in use return with the next batches, and no bookkeeping
+                # of ages is needed.
                 names.clear()
                 self._generation = object()
         if len(self.attributes) > MAX_CACHED:
@@ -290,7 +362,9 @@ def newest_instant(batch: Accepted) -> int:
 
 
 def oldest_instant(batch: Accepted) -> int:
-    """The earliest instant of a batch's usage intervals and samples, unix milliseconds; 0 when it has none."""
+    """The earliest instant of a batch's usage intervals and samples, unix milliseconds; 0 when it
+    has none.
+    """
     starts = [interval.start_ms for interval in batch.usage_intervals.values()]
     if batch.block is not None:
         starts.append(batch.block.first_ms)
@@ -309,8 +383,12 @@ def _named_workloads(batches: Sequence[Accepted], instants: Sequence[int]) -> It
             yield key, batch.workloads[place], instant
 
 
-def _select_changed(names: dict[str, _CachedName], ids: dict[str, int], entries: Iterable[_Entry]) -> list[_Entry]:
-    """Fill `ids` from the cache and return what must be written: the newest entry of each name, in order of names."""
+def _select_changed(
+    names: dict[str, _CachedName], ids: dict[str, int], entries: Iterable[_Entry]
+) -> list[_Entry]:
+    """Fill `ids` from the cache and return what must be written: the newest entry of each name, in
+    order of names.
+    """
     changed: dict[str, _Entry] = {}
     for entry in entries:
         name, record, instant = entry
@@ -328,7 +406,9 @@ def _select_changed(names: dict[str, _CachedName], ids: dict[str, int], entries:
 def _remember(names: dict[str, _CachedName], entries: list[_Entry], ids: dict[str, int]) -> bool:
     """Cache what was written; return whether that replaced a cached record."""
     replaced = any(name in names for name, _, _ in entries)
-    names.update({name: _CachedName(ids[name], record, instant) for name, record, instant in entries})
+    names.update(
+        {name: _CachedName(ids[name], record, instant) for name, record, instant in entries}
+    )
     return replaced
 
 
@@ -343,30 +423,42 @@ def contents_of(batches: Iterable[Accepted]) -> Iterator[Content]:
 
 def node_scope(batch: Accepted) -> str:
     """The node's name where the keys of the batch's workloads contain it, else nothing."""
-    return batch.node if any(record.kind in NODE_SCOPED_KINDS for record in batch.workloads.values()) else ""
+    return (
+        batch.node
+        if any(record.kind in NODE_SCOPED_KINDS for record in batch.workloads.values())
+        else ""
+    )
 
 
-def write_nodes(connection: Connection, names: list[str], now: dt.datetime) -> tuple[dict[str, int], list[str]]:
+def write_nodes(
+    connection: Connection, names: list[str], now: dt.datetime
+) -> tuple[dict[str, int], list[str]]:
     """Write rows for new nodes; return ids by name, and the names that are new."""
     if not names:
         return {}, []
     new = connection.execute(
-        # DO NOTHING returns no row for a name that exists, so the ids are read by a second statement.
-        "INSERT INTO node (name, first_seen_at, last_seen_at) SELECT name, %s, %s FROM unnest(%s::text[]) AS name"
-        " ON CONFLICT (name) DO NOTHING RETURNING name",
+        # DO NOTHING returns no row for a name that exists, so the ids are read by a second
+        # statement.
+        "INSERT INTO node (name, first_seen_at, last_seen_at) SELECT name, %s, %s FROM"
+        " unnest(%s::text[]) AS name ON CONFLICT (name) DO NOTHING RETURNING name",
         (now, now, names),
     ).fetchall()
     ids = connection.execute("SELECT name, id FROM node WHERE name = ANY(%s)", (names,)).fetchall()
     return dict(ids), [name for (name,) in new]
 
 
-def held_elsewhere(connection: Connection, batches: Sequence[Accepted], uuids: set[str]) -> dict[str, int]:
+def held_elsewhere(
+    connection: Connection, batches: Sequence[Accepted], uuids: set[str]
+) -> dict[str, int]:
     """Ids of reported accelerators that the inventory has on another node, by UUID.
 
     Such a batch does not change what pages show of them; once they have moved, the next batch does.
     """
     reported = [
-        (record.uuid, batch.node) for batch in batches for record in batch.accelerators.values() if record.uuid in uuids
+        (record.uuid, batch.node)
+        for batch in batches
+        for record in batch.accelerators.values()
+        if record.uuid in uuids
     ]
     if not reported:
         return {}
@@ -386,7 +478,16 @@ def write_accelerators(connection: Connection, records: list[WireAccelerator]) -
     """Write rows for new or changed accelerators; return ids by UUID."""
     if not records:
         return {}
-    fields = ("uuid", "device_uuid", "model", "mig_instance", "gpu_micro", "memory_bytes", "index", "health")
+    fields = (
+        "uuid",
+        "device_uuid",
+        "model",
+        "mig_instance",
+        "gpu_micro",
+        "memory_bytes",
+        "index",
+        "health",
+    )
     connection.execute(
         """
         INSERT INTO accelerator AS old
@@ -403,10 +504,16 @@ def write_accelerators(connection: Connection, records: list[WireAccelerator]) -
         [[getattr(record, name) for record in records] for name in (*fields, "health_cause")],
     )
     uuids = [record.uuid for record in records]
-    return dict(connection.execute("SELECT uuid, id FROM accelerator WHERE uuid = ANY(%s)", (uuids,)).fetchall())
+    return dict(
+        connection.execute(
+            "SELECT uuid, id FROM accelerator WHERE uuid = ANY(%s)", (uuids,)
+        ).fetchall()
+    )
 
 
-def write_workloads(connection: Connection, entries: list[_Entry], now: dt.datetime) -> dict[str, int]:
+def write_workloads(
+    connection: Connection, entries: list[_Entry], now: dt.datetime
+) -> dict[str, int]:
     """Write rows for new or changed workloads; return ids by key."""
     if not entries:
         return {}
@@ -424,11 +531,16 @@ def write_workloads(connection: Connection, entries: list[_Entry], now: dt.datet
         (
             now,
             keys,
-            *[[getattr(record, name) for record in records] for name in ("kind", "id", "user", "account", "name")],
+            *[
+                [getattr(record, name) for record in records]
+                for name in ("kind", "id", "user", "account", "name")
+            ],
             [json.dumps(record.tags) for record in records],
         ),
     )
-    return dict(connection.execute("SELECT key, id FROM workload WHERE key = ANY(%s)", (keys,)).fetchall())
+    return dict(
+        connection.execute("SELECT key, id FROM workload WHERE key = ANY(%s)", (keys,)).fetchall()
+    )
 
 
 def write_accelerator_attributes(
@@ -492,8 +604,8 @@ def _attribute_ids(
 ) -> dict[Content, int]:
     content_by_key = {(ids[content[1]], digest(content)): content for content in contents}
     rows = connection.execute(
-        f"SELECT {kind}_id, digest, id FROM {kind}_attributes"
-        f" JOIN unnest(%s::bigint[], %s::bytea[]) AS asked (key, sum) ON {kind}_id = asked.key AND digest = asked.sum",
+        f"SELECT {kind}_id, digest, id FROM {kind}_attributes JOIN unnest(%s::bigint[],"
+        f" %s::bytea[]) AS asked (key, sum) ON {kind}_id = asked.key AND digest = asked.sum",
         ([key for key, _ in content_by_key], [value for _, value in content_by_key]),
     )
     return {content_by_key[owner_id, bytes(value)]: row_id for owner_id, value, row_id in rows}

@@ -17,12 +17,17 @@ Key = tuple[str, object, int]
 """Node, epoch and sequence number."""
 
 
-def insert_keys(connection: Connection, resolved: Sequence[ResolvedBatch], now: dt.datetime) -> set[Key]:
-    """Insert the ledger rows of these batches, in the order of their keys; return the keys that were new."""
+def insert_keys(
+    connection: Connection, resolved: Sequence[ResolvedBatch], now: dt.datetime
+) -> set[Key]:
+    """Insert the ledger rows of these batches, in the order of their keys; return the keys that
+    were new.
+    """
     batches = [entry.batch for entry in resolved]
     names = {entry.node_id: entry.batch.node for entry in resolved}
-    # One statement for the group. ON CONFLICT DO NOTHING waits for a concurrent transaction that inserts the same key
-    # and skips the row if it commits; so exactly one transaction sees the key in RETURNING.
+    # One statement for the group. ON CONFLICT DO NOTHING waits for a concurrent transaction that
+    # inserts the same key and skips the row if it commits; so exactly one transaction sees the key
+    # in RETURNING.
     rows = connection.execute(
         """
         INSERT INTO ingest_batch (node_id, epoch, seq, sha256, received_at, samples, usage_intervals, rejected)
@@ -50,7 +55,9 @@ def insert_keys(connection: Connection, resolved: Sequence[ResolvedBatch], now: 
 def _as_json(rejected: list[Rejected]) -> str | None:
     if not rejected:
         return None
-    return json.dumps([{"record": refusal.record, "reason": refusal.reason} for refusal in rejected])
+    return json.dumps(
+        [{"record": refusal.record, "reason": refusal.reason} for refusal in rejected]
+    )
 
 
 def read_committed(
@@ -73,16 +80,23 @@ def read_committed(
         ),
     )
     return {
-        (names[node_id], epoch, seq): (bytes(sha256), [Rejected(**refusal) for refusal in rejected or []])
+        (names[node_id], epoch, seq): (
+            bytes(sha256),
+            [Rejected(**refusal) for refusal in rejected or []],
+        )
         for node_id, epoch, seq, sha256, rejected in rows
     }
 
 
 def answer_repeated(batch: Accepted, sha256: bytes, rejected: list[Rejected]) -> Answer:
-    """Answer a batch whose key is known: the first answer again, or a refusal when the bytes differ."""
+    """Answer a batch whose key is known: the first answer again, or a refusal when the bytes
+    differ.
+    """
     # Never "duplicate": the agent would delete records that the ledger does not have.
     if sha256 != batch.sha256:
-        return Answer("refused", detail=f"other bytes are known as batch {batch.seq} of epoch {batch.epoch}")
+        return Answer(
+            "refused", detail=f"other bytes are known as batch {batch.seq} of epoch {batch.epoch}"
+        )
     return Answer("partial", rejected=rejected) if rejected else Answer("duplicate")
 
 
@@ -90,6 +104,7 @@ def record_conflicts(connection: Connection, batches: Sequence[Accepted], now: d
     """Record batches that reuse a key with other bytes: the mark of a forger or of a copied spool."""
     for batch in batches:
         connection.execute(
-            "INSERT INTO ingest_conflict (node_name, epoch, seq, sha256, received_at) VALUES (%s, %s, %s, %s, %s)",
+            "INSERT INTO ingest_conflict (node_name, epoch, seq, sha256, received_at) VALUES (%s,"
+            " %s, %s, %s, %s)",
             (batch.node, batch.epoch, batch.seq, batch.sha256, now),
         )

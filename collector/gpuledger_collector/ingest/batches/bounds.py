@@ -1,8 +1,9 @@
 """Bound how much a body may hold, counted before any of it becomes an object.
 
-A record of one byte on the wire takes a hundred in memory, and zstd packs millions of them into a kilobyte. So a body
-is walked once without creating objects, and one with too many records is refused as too large; an agent then sends it
-in halves. The bounds are far above what an agent makes of a minute, or of a long outage.
+A record of one byte on the wire takes a hundred in memory, and zstd packs millions of them into a
+kilobyte. So a body is walked once without creating objects, and one with too many records is
+refused as too large; an agent then sends it in halves. The bounds are far above what an agent makes
+of a minute, or of a long outage.
 """
 
 from __future__ import annotations
@@ -55,12 +56,14 @@ _json_objects = msgspec.json.Decoder(list[_AnyObject])
 
 
 def check(plain: bytes, is_json: bool) -> None:
-    """Raise TooLarge for a body that holds too much, msgspec.DecodeError for one that cannot be walked."""
+    """Raise TooLarge for a body that holds too much, msgspec.DecodeError for one that cannot be
+    walked.
+    """
     if len(plain) <= SMALL_BYTES:
         return
     if is_json:
-        # Counting a byte is far cheaper than walking JSON, and there are at most as many values as commas, plus one per
-        # list.
+        # Counting a byte is far cheaper than walking JSON, and there are at most as many values as
+        # commas, plus one per list.
         commas = plain.count(b",")
         if commas > MAX_COMMAS:
             raise TooLarge(f"the body has {commas} values, {MAX_COMMAS} are allowed")
@@ -77,7 +80,9 @@ def check(plain: bytes, is_json: bool) -> None:
 
 
 def check_list(plain: bytes, name: str, max_records: int) -> None:
-    """Raise TooLarge for a JSON object whose list of this name holds too much, msgspec.DecodeError for no object."""
+    """Raise TooLarge for a JSON object whose list of this name holds too much, msgspec.DecodeError
+    for no object.
+    """
     commas = plain.count(b",")
     if commas > MAX_COMMAS:
         raise TooLarge(f"the body has {commas} values, {MAX_COMMAS} are allowed")
@@ -100,7 +105,9 @@ def _check_samples(encoding: _Encoding, samples: Mapping[str, bytes]) -> None:
     columns = encoding.entries(samples.get("columns", b""))
     if len(columns) > MAX_COLUMNS:
         raise TooLarge(f"samples: has {len(columns)} columns, {MAX_COLUMNS} are allowed")
-    cells = sum(encoding.length(encoding.entries(column).get("values", b"")) for column in columns.values())
+    cells = sum(
+        encoding.length(encoding.entries(column).get("values", b"")) for column in columns.values()
+    )
     if cells > MAX_CELLS:
         raise TooLarge(f"samples: has {cells} values in lists, {MAX_CELLS} are allowed")
 
@@ -108,8 +115,8 @@ def _check_samples(encoding: _Encoding, samples: Mapping[str, bytes]) -> None:
 def _json_entries(raw: bytes) -> dict[str, bytes]:
     """The undecoded entries of a JSON object; none for anything else.
 
-    A repeated name is refused, as in msgpack. The decoder returns the last entry of a name, so bytes that the returned
-    entries do not account for belong to an earlier one.
+    A repeated name is refused, as in msgpack. The decoder returns the last entry of a name, so
+    bytes that the returned entries do not account for belong to an earlier one.
     """
     if raw.lstrip(_SPACE)[:1] != b"{":
         return {}
@@ -121,7 +128,9 @@ def _json_entries(raw: bytes) -> dict[str, bytes]:
 
 
 def _json_length(raw: bytes) -> int:
-    """The number of entries of a JSON list, or an upper bound where not all are objects; 0 for anything else."""
+    """The number of entries of a JSON list, or an upper bound where not all are objects; 0 for
+    anything else.
+    """
     if raw.lstrip(_SPACE)[:1] != b"[":
         return 0
     commas = raw.count(b",")
@@ -135,11 +144,13 @@ def _json_length(raw: bytes) -> int:
 
 
 def _entries(raw: bytes) -> dict[str, bytes]:
-    """The undecoded entries of a msgpack map; none for anything else, which is refused cheaply when it is decoded.
+    """The undecoded entries of a msgpack map; none for anything else, which is refused cheaply when
+    it is decoded.
 
     A repeated name is refused: the first of the two would be decoded without having been counted.
     """
-    # 0x80 to 0x8F: a map of up to 15 entries; 0xDE and 0xDF: maps with a length of two or four bytes.
+    # 0x80 to 0x8F: a map of up to 15 entries; 0xDE and 0xDF: maps with a length of two or four
+    # bytes.
     if not raw or not (0x80 <= raw[0] <= 0x8F or raw[0] in {0xDE, 0xDF}):
         return {}
     entries = _map.decode(raw)
@@ -164,7 +175,9 @@ _MSGPACK, _JSON = _Encoding(_entries, announced_length), _Encoding(_json_entries
 
 
 def inflated_bytes(body: bytes, encoding: str) -> int | None:
-    """The size of a body after decompression by its own account; None when that is unknown or can be forged."""
+    """The size of a body after decompression by its own account; None when that is unknown or can
+    be forged.
+    """
     if encoding == "zstd":
         try:
             return zstd.get_frame_info(body).decompressed_size

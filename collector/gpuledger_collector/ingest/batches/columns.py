@@ -1,8 +1,9 @@
 """Columns of readings as numpy arrays, and rows of them as Postgres' binary COPY format.
 
-An absent reading is NaN in a float array and the smallest int64 in an integer one; both become NULL. The packer groups
-rows by which of their columns are NULL: within such a group every row has the same layout, so one structured array
-writes them all, in a fifth of the time that a call per value takes.
+An absent reading is NaN in a float array and the smallest int64 in an integer one; both become
+NULL. The packer groups rows by which of their columns are NULL: within such a group every row has
+the same layout, so one structured array writes them all, in a fifth of the time that a call per
+value takes.
 """
 
 from __future__ import annotations
@@ -26,15 +27,26 @@ DTYPES: dict[str, str] = {"f4": "<f4", "f8": "<f8", "i8": "<i8"}
 COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 COPY_TRAILER = b"\xff\xff"
 _ROWS_AT_ONCE = 1200
-"""About 300 KB of wide rows: larger buffers are fresh memory pages each time, which costs more than filling them."""
+"""About 300 KB of wide rows: larger buffers are fresh memory pages each time, which costs more than
+filling them.
+"""
 _ARRAY_HEAD = struct.Struct(">iiIii")
 _OIDS = {"f4": 700, "f8": 701, "i8": 20, "V16": 2950, "V32": 17}
-"""Postgres' type OIDs of real, double precision, bigint, uuid and bytea (pg_type.dat); hashes are stored as bytea."""
+"""Postgres' type OIDs of real, double precision, bigint, uuid and bytea (pg_type.dat); hashes are
+stored as bytea.
+"""
 
 
 def to_array(column: Column, rows: int, kind: str) -> Array:
-    """Convert a wire column to an array of `kind` (f4, f8, i8) with `rows` values. Raises ValueError."""
-    values = _from_bytes(column) if isinstance(column.values, bytes) else _from_list(column.values, column.kind)
+    """Convert a wire column to an array of `kind` (f4, f8, i8) with `rows` values.
+
+    Raises ValueError.
+    """
+    values = (
+        _from_bytes(column)
+        if isinstance(column.values, bytes)
+        else _from_list(column.values, column.kind)
+    )
     if len(values) != rows:
         raise ValueError(f"has {len(values)} values for {rows} rows")
     if kind == column.kind:
@@ -54,7 +66,9 @@ def _from_bytes(column: Column) -> Array:
     dtype = np.dtype(DTYPES[column.kind])
     assert isinstance(column.values, bytes)
     if len(column.values) % dtype.itemsize:
-        raise ValueError(f"has {len(column.values)} bytes, which is no whole number of {column.kind} values")
+        raise ValueError(
+            f"has {len(column.values)} bytes, which is no whole number of {column.kind} values"
+        )
     return np.frombuffer(column.values, dtype=dtype)
 
 
@@ -63,15 +77,20 @@ def _from_list(values: list[float | int | None], kind: str) -> Array:
         if kind == "i8":
             if any(isinstance(value, float) for value in values):
                 raise ValueError("holds a fraction and is declared i8")
-            return np.array([ABSENT_INT64 if value is None else value for value in values], dtype="<i8")
+            return np.array(
+                [ABSENT_INT64 if value is None else value for value in values], dtype="<i8"
+            )
         with np.errstate(over="ignore"):
-            return np.array([np.nan if value is None else float(value) for value in values], dtype=DTYPES[kind])
+            return np.array(
+                [np.nan if value is None else float(value) for value in values], dtype=DTYPES[kind]
+            )
     except OverflowError as error:
         raise ValueError(f"holds a number that {kind} cannot hold") from error
 
 
 def _to_integers(values: Array) -> Array:
-    # Casting a float that int64 cannot hold is undefined, so the inner `where` replaces it before the cast.
+    # Casting a float that int64 cannot hold is undefined, so the inner `where` replaces it before
+    # the cast.
     in_range = np.isfinite(values) & (np.abs(values) < 2.0**63)
     return np.where(in_range, np.where(in_range, values, 0).astype("<i8"), ABSENT_INT64)
 
@@ -103,7 +122,8 @@ def last_of_each(ordered: Array) -> npt.NDArray[np.intp]:
 def pack(*blocks: Sequence[Array]) -> Iterator[bytes]:
     """Encode rows as a binary COPY stream, in the order of their NULL patterns.
 
-    A block has an array for each column of the table: dtypes i8, i4, f8, f4; text as S and UUIDs as V are never absent.
+    A block has an array for each column of the table: dtypes i8, i4, f8, f4; text as S and UUIDs as
+    V are never absent.
     """
     yield COPY_HEADER
     for columns in blocks:
@@ -128,7 +148,9 @@ def _pack_block(columns: Sequence[Array]) -> Iterator[bytes]:
 
 def _pack_group(columns: Sequence[Array], absent: npt.NDArray[np.bool_]) -> bytes:
     # The dtype without its byte order: COPY wants big-endian, which `_row` declares.
-    kinds = tuple("" if null else column.dtype.str[1:] for column, null in zip(columns, absent, strict=True))
+    kinds = tuple(
+        "" if null else column.dtype.str[1:] for column, null in zip(columns, absent, strict=True)
+    )
     packed = np.repeat(_row(kinds), len(columns[0]))
     for place, column in enumerate(columns):
         if kinds[place]:
@@ -138,8 +160,11 @@ def _pack_group(columns: Sequence[Array], absent: npt.NDArray[np.bool_]) -> byte
 
 @lru_cache(maxsize=1024)
 def _row(kinds: tuple[str, ...]) -> Array:
-    """A row of columns of these kinds, values still zero; "" is NULL, which has a length and no value."""
-    # A row of binary COPY: the number of fields, then for each its length (-1 for NULL) and its bytes.
+    """A row of columns of these kinds, values still zero; "" is NULL, which has a length and no
+    value.
+    """
+    # A row of binary COPY: the number of fields, then for each its length (-1 for NULL) and its
+    # bytes.
     layout, lengths = [("fields", ">i2")], {}
     for place, kind in enumerate(kinds):
         layout.append((f"l{place}", ">i4"))
@@ -154,7 +179,9 @@ def _row(kinds: tuple[str, ...]) -> Array:
 
 
 class BinaryArray:
-    """A statement parameter: numbers, UUIDs (V16) or hashes (V32) as a Postgres array, NULL where one is absent."""
+    """A statement parameter: numbers, UUIDs (V16) or hashes (V32) as a Postgres array, NULL where
+    one is absent.
+    """
 
     __slots__ = ("values",)
 
@@ -163,12 +190,17 @@ class BinaryArray:
 
 
 class BinaryArrayDumper(Dumper):
-    """Encodes the array at once, where psycopg encodes value by value. The statement casts it to the element type."""
+    """Encodes the array at once, where psycopg encodes value by value.
+
+    The statement casts it to the element type.
+    """
 
     format = Format.BINARY
 
     def dump(self, obj: BinaryArray) -> bytes:
-        """Encode as Postgres does: dimensions, any NULLs, type, length, lower bound; size and bytes of each value."""
+        """Encode as Postgres does: dimensions, any NULLs, type, length, lower bound; size and bytes
+        of each value.
+        """
         values, absent = obj.values, is_absent(obj.values)
         kind = values.dtype.str[1:]
         elements = np.empty(len(values), dtype=[("size", ">i4"), ("value", ">" + kind)])
@@ -176,7 +208,8 @@ class BinaryArrayDumper(Dumper):
         head = _ARRAY_HEAD.pack(1, bool(absent.any()), _OIDS[kind], len(values), 1)
         if not absent.any():
             return head + elements.tobytes()
-        # With NULLs the elements differ in length, so the bytes of absent values are cut out of the packed rows.
+        # With NULLs the elements differ in length, so the bytes of absent values are cut out of the
+        # packed rows.
         octets = elements.view(np.uint8).reshape(len(values), elements.dtype.itemsize)
         kept = np.ones_like(octets, dtype=bool)
         kept[absent, 4:] = False  # NULL has a size and no bytes

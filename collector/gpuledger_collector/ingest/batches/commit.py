@@ -1,9 +1,9 @@
 """Group commit: batches that arrive while a writer is busy are committed together when it is free.
 
-There is no delay: a single batch is written at once, and under load groups form by themselves. A caller gets its answer
-after COMMIT and not before. The queue is bounded in batches and in bytes; what does not fit is refused at once, because
-the agent's spool is the place to wait. A heavy batch is written alone, by a writer that writes nothing else, so that
-only its own sender waits for it.
+There is no delay: a single batch is written at once, and under load groups form by themselves. A
+caller gets its answer after COMMIT and not before. The queue is bounded in batches and in bytes;
+what does not fit is refused at once, because the agent's spool is the place to wait. A heavy batch
+is written alone, by a writer that writes nothing else, so that only its own sender waits for it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,20 @@ from gpuledger_collector.ingest.batches.attributes import Connection
 
 log = logging.getLogger(__name__)
 
-UNAVAILABLE = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.ReadOnlySqlTransaction)
-"""Errors that say nothing of a batch: the database does not answer, or takes no writes (a read replica)."""
+UNAVAILABLE = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.ReadOnlySqlTransaction,
+)
+"""Errors that say nothing of a batch: the database does not answer, or takes no writes (a read
+replica).
+"""
 FAULT_SECONDS = 30.0
 """How long a failure is reported as current; afterwards batches may try again."""
 MAX_POISON = 3
-"""So many different batches that fail in a row by a fault of ours: it is in none of them, so no batch can be taken."""
+"""So many different batches that fail in a row by a fault of ours: it is in none of them, so no
+batch can be taken.
+"""
 STUCK_SECONDS = 90.0
 """A longer write is stuck: no statement may take longer than a minute."""
 DEFERRED_CHECK_SECONDS = 0.1
@@ -70,9 +78,17 @@ class BatchStore(Protocol[B_contra, A_co]):
     """A store that writers share; each brings its own connection."""
 
     def flush(
-        self, connection: Connection, batches: Sequence[B_contra], now: dt.datetime, is_idle: Callable[[], bool], /
+        self,
+        connection: Connection,
+        batches: Sequence[B_contra],
+        now: dt.datetime,
+        is_idle: Callable[[], bool],
+        /,
     ) -> Sequence[A_co]:
-        """Commit these and answer each, in order. `is_idle`: whether no others wait. Raises psycopg.Error."""
+        """Commit these and answer each, in order.
+
+        `is_idle`: whether no others wait. Raises psycopg.Error.
+        """
 
     def is_flush_due(self, closing: bool, /) -> bool:
         """Whether deferred writes are to be made now, as they are when closing."""
@@ -93,13 +109,17 @@ class Failure:
 
 
 class Unavailable(Exception):
-    """The batch was not committed and may be sent again: the queue is full, or the database is unavailable."""
+    """The batch was not committed and may be sent again: the queue is full, or the database is
+    unavailable.
+    """
 
     permanent = False
 
 
 class WriteFailed(Unavailable):
-    """The collector failed to write the batch, for a reason that is in its log; it may be sent again."""
+    """The collector failed to write the batch, for a reason that is in its log; it may be sent
+    again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +166,8 @@ class GroupCommit(Generic[B, A]):
         self._limits = limits
         self._on_flush = on_flush
         self._lock = threading.Lock()
-        # Two conditions on one lock: the bounds on what waits apply to both lanes together, wake-ups to one of them.
+        # Two conditions on one lock: the bounds on what waits apply to both lanes together,
+        # wake-ups to one of them.
         self._light: _Lane[B, A] = _Lane(threading.Condition(self._lock), limits.flush_batches)
         self._heavy: _Lane[B, A] = _Lane(threading.Condition(self._lock), 1)
         self._bytes = 0
@@ -158,14 +179,20 @@ class GroupCommit(Generic[B, A]):
         self._begun: dict[str, float] = {}
         """When each busy writer started its current write."""
         self._threads = [
-            threading.Thread(target=self._run_writer, args=(self._light,), name=f"writer-{number}", daemon=True)
+            threading.Thread(
+                target=self._run_writer, args=(self._light,), name=f"writer-{number}", daemon=True
+            )
             for number in range(limits.writers)
         ]
         self._threads.append(
-            threading.Thread(target=self._run_writer, args=(self._heavy,), name="writer-heavy", daemon=True)
+            threading.Thread(
+                target=self._run_writer, args=(self._heavy,), name="writer-heavy", daemon=True
+            )
         )
         self._writers_ended = threading.Event()
-        self._deferred_writer = threading.Thread(target=self._run_deferred_writer, name="writer-deferred", daemon=True)
+        self._deferred_writer = threading.Thread(
+            target=self._run_deferred_writer, name="writer-deferred", daemon=True
+        )
 
     def start(self) -> None:
         """Start the writers; the database need not be available yet."""
@@ -173,17 +200,23 @@ class GroupCommit(Generic[B, A]):
             thread.start()
 
     def submit(self, batch: B) -> asyncio.Future[A]:
-        """Queue a batch; the future gets the answer after COMMIT, or Unavailable, or what the database refuses it for.
+        """Queue a batch; the future gets the answer after COMMIT, or Unavailable, or what the
+        database refuses it for.
 
-        Call it in the event loop, always the same one. Raises Unavailable when the queue is full or closed.
+        Call it in the event loop, always the same one. Raises Unavailable when the queue is full or
+        closed.
         """
         waiting: _Waiting[B, A] = _Waiting(batch, asyncio.get_running_loop().create_future())
         lane = self._heavy if batch.is_heavy else self._light
         with self._lock:
             if self._closing:
                 raise Unavailable("the collector is stopping")
-            # Refused at once rather than blocked: the event loop must not wait, and the agent's spool keeps the batch.
-            if self.waiting >= self._limits.queue_batches or self._bytes + batch.size > self._max_bytes():
+            # Refused at once rather than blocked: the event loop must not wait, and the agent's
+            # spool keeps the batch.
+            if (
+                self.waiting >= self._limits.queue_batches
+                or self._bytes + batch.size > self._max_bytes()
+            ):
                 raise Unavailable("too many batches are waiting for the database")
             lane.queue.append(waiting)
             self._bytes += batch.size
@@ -191,8 +224,13 @@ class GroupCommit(Generic[B, A]):
         return waiting.answer
 
     def _max_bytes(self) -> int:
-        # An empty queue takes even a batch that is larger than all of it, or its agent would retry it forever.
-        return self._limits.queue_bytes if self.waiting else max(self._limits.queue_bytes, self._limits.flush_bytes)
+        # An empty queue takes even a batch that is larger than all of it, or its agent would retry
+        # it forever.
+        return (
+            self._limits.queue_bytes
+            if self.waiting
+            else max(self._limits.queue_bytes, self._limits.flush_bytes)
+        )
 
     @property
     def waiting(self) -> int:
@@ -208,14 +246,22 @@ class GroupCommit(Generic[B, A]):
         """What prevents writing batches now, in a sentence; None when the last attempt succeeded."""
         if self._closing:
             return None
-        if dead := [thread.name for thread in self._threads if thread.ident is not None and not thread.is_alive()]:
+        if dead := [
+            thread.name
+            for thread in self._threads
+            if thread.ident is not None and not thread.is_alive()
+        ]:
             return f"{dead[0]} has ended"
         # A copy, because writers add and remove entries without the lock.
         longest = time.monotonic() - min(self._begun.copy().values(), default=time.monotonic())
         if longest > STUCK_SECONDS:
             return f"a group of batches has been written for {longest:.0f} s"
         failed = self._failure
-        if self._failing and failed is not None and (self._clock() - failed.at).total_seconds() < FAULT_SECONDS:
+        if (
+            self._failing
+            and failed is not None
+            and (self._clock() - failed.at).total_seconds() < FAULT_SECONDS
+        ):
             return f"batches could not be written at {failed.at:%H:%M:%S}: {failed.reason}"
         return None
 
@@ -234,7 +280,8 @@ class GroupCommit(Generic[B, A]):
         if self._deferred_writer.is_alive():
             self._deferred_writer.join(max(0.0, deadline - time.monotonic()))
         for lane in (self._light, self._heavy):
-            # Nobody else answers these after the writers have ended; without an answer their requests would hang.
+            # Nobody else answers these after the writers have ended; without an answer their
+            # requests would hang.
             rest = self._take(lane, len(lane.queue))
             _deliver([(waiting, Unavailable("the collector is stopping")) for waiting in rest])
 
@@ -242,11 +289,13 @@ class GroupCommit(Generic[B, A]):
         taken: list[_Waiting[B, A]] = []
         size = 0
         with self._lock:
-            # The size is checked before each batch, so that a group takes at least one, however large it is.
+            # The size is checked before each batch, so that a group takes at least one, however
+            # large it is.
             while lane.queue and len(taken) < max_batches and size < self._limits.flush_bytes:
                 waiting = lane.queue.popleft()
                 size += waiting.batch.size
-                # Skip batches whose caller has gone; one that goes from here on is written all the same.
+                # Skip batches whose caller has gone; one that goes from here on is written all the
+                # same.
                 if not waiting.answer.cancelled():
                     taken.append(waiting)
             self._bytes -= size
@@ -256,7 +305,8 @@ class GroupCommit(Generic[B, A]):
         connection: Connection | None = None
         while True:
             with lane.changed:
-                # `_take` locks again by itself: another writer may empty the queue in between, then the group is empty.
+                # `_take` locks again by itself: another writer may empty the queue in between, then
+                # the group is empty.
                 lane.changed.wait_for(lambda: lane.queue or self._closing)
             group = self._take(lane, lane.max_batches)
             if group:
@@ -295,7 +345,9 @@ class GroupCommit(Generic[B, A]):
                 connection = self._connect()
             self._store.flush_deferred(connection)
         except Exception as error:  # the thread must survive to write later values
-            log.warning("the latest values could not be written: %s", str(error).strip().partition("\n")[0])
+            log.warning(
+                "the latest values could not be written: %s", str(error).strip().partition("\n")[0]
+            )
             if connection is not None:
                 connection.close()
             return None
@@ -307,27 +359,39 @@ class GroupCommit(Generic[B, A]):
         self._store.forget()
         return connection
 
-    def _write(self, connection: Connection | None, group: Sequence[_Waiting[B, A]]) -> Connection | None:
+    def _write(
+        self, connection: Connection | None, group: Sequence[_Waiting[B, A]]
+    ) -> Connection | None:
         """Commit a group and answer; returns the usable connection, None when it is lost."""
         begun = time.perf_counter()
         try:
             if connection is None or connection.closed:
                 connection = self._connect()
-            answers = self._store.flush(connection, [waiting.batch for waiting in group], self._clock(), self._is_idle)
+            answers = self._store.flush(
+                connection, [waiting.batch for waiting in group], self._clock(), self._is_idle
+            )
         except UNAVAILABLE as error:
-            # The database is unavailable, not the batches wrong: writing them one by one would fail as well.
+            # The database is unavailable, not the batches wrong: writing them one by one would fail
+            # as well.
             return self._refuse(connection, group, error)
         except Exception as error:  # a poison batch must not fail its neighbors: write each alone
-            # Also empty the caches: they may be what the statement failed on, as after a restored database.
+            # Also empty the caches: they may be what the statement failed on, as after a restored
+            # database.
             connection = self._reset_store(connection)
             if len(group) > 1:
-                log.info("a group of %d batches failed and is written one by one: %s", len(group), sentence(error))
+                log.info(
+                    "a group of %d batches failed and is written one by one: %s",
+                    len(group),
+                    sentence(error),
+                )
             for waiting in group:
                 connection = self._write_alone(connection, waiting)
             return connection
         self._succeeded()
         _deliver(list(zip(group, answers, strict=True)))
-        self._on_flush(len(group), sum(waiting.batch.samples for waiting in group), time.perf_counter() - begun)
+        self._on_flush(
+            len(group), sum(waiting.batch.samples for waiting in group), time.perf_counter() - begun
+        )
         return connection
 
     def _refuse(
@@ -335,19 +399,25 @@ class GroupCommit(Generic[B, A]):
     ) -> Connection | None:
         reason = str(error).strip().partition("\n")[0]
         log.warning("batches could not be written, agents will send them again: %s", reason)
-        # A deadlock or a lock timeout is over when it is reported: it is not a fault of the database.
-        is_lock_conflict = isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.LockNotAvailable)
+        # A deadlock or a lock timeout is over when it is reported: it is not a fault of the
+        # database.
+        is_lock_conflict = isinstance(
+            error, psycopg.errors.DeadlockDetected | psycopg.errors.LockNotAvailable
+        )
         if not is_lock_conflict:
             self._failure, self._failing = Failure(self._clock(), reason), True
         _deliver([(waiting, Unavailable(f"database unavailable: {reason}")) for waiting in group])
-        # After a lock conflict the session is sound and is used again; after anything else it is replaced.
+        # After a lock conflict the session is sound and is used again; after anything else it is
+        # replaced.
         if connection is not None and not connection.broken:
             if is_lock_conflict:
                 return connection
             connection.close()
         return None
 
-    def _write_alone(self, connection: Connection | None, waiting: _Waiting[B, A]) -> Connection | None:
+    def _write_alone(
+        self, connection: Connection | None, waiting: _Waiting[B, A]
+    ) -> Connection | None:
         try:
             if connection is None or connection.closed:
                 connection = self._connect()
@@ -358,7 +428,9 @@ class GroupCommit(Generic[B, A]):
             connection = self._reset_store(connection)
             log.exception("batch %s cannot be written", waiting.batch.key)
             is_refused = isinstance(error, psycopg.DataError | psycopg.IntegrityError)
-            failure = error if is_refused else WriteFailed("internal error; see the collector's log")
+            failure = (
+                error if is_refused else WriteFailed("internal error; see the collector's log")
+            )
             if not is_refused:
                 self._failed_alone(waiting.batch.key, error)
             _deliver([(waiting, failure)])
@@ -368,7 +440,9 @@ class GroupCommit(Generic[B, A]):
         return connection
 
     def _failed_alone(self, key: object, error: Exception) -> None:
-        """Count a batch that failed by a fault of ours; one alone may be poison, and must not make the others wait."""
+        """Count a batch that failed by a fault of ours; one alone may be poison, and must not make
+        the others wait.
+        """
         self._failed_keys.add(key)
         if len(self._failed_keys) >= MAX_POISON:
             # Only its kind: whoever reaches the port reads this, and an error may quote a batch.
@@ -381,7 +455,9 @@ class GroupCommit(Generic[B, A]):
 
 
 def _deliver(outcomes: Sequence[tuple[_Waiting[B, A], A | Exception]]) -> None:
-    """Wake the event loop once for a group: each wake-up costs a system call and a switch of the GIL."""
+    """Wake the event loop once for a group: each wake-up costs a system call and a switch of the
+    GIL.
+    """
     if outcomes:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and so have its callers
             outcomes[0][0].answer.get_loop().call_soon_threadsafe(_answer, outcomes)

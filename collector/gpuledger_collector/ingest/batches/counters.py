@@ -1,7 +1,8 @@
 """Store readings of counters and recount the hours that they touch, in one transaction.
 
-A reading is identified by its series and instant. Where two disagree the greater value is stored, so neither order nor
-repetition matters. A writer locks the rows of its series, so an hour is never counted by two at once.
+A reading is identified by its series and instant. Where two disagree the greater value is stored,
+so neither order nor repetition matters. A writer locks the rows of its series, so an hour is never
+counted by two at once.
 """
 
 from __future__ import annotations
@@ -31,17 +32,23 @@ Row = tuple[Series, CounterReading]
 
 
 def store_readings(connection: Connection, rows: Sequence[Row]) -> int:
-    """Write readings and recount their hours; return how many distinct readings there were. Runs in a transaction."""
+    """Write readings and recount their hours; return how many distinct readings there were.
+
+    Runs in a transaction.
+    """
     if not rows:
         return 0
-    # Lock first: what is read below for recounting then includes every reading that another writer has committed.
+    # Lock first: what is read below for recounting then includes every reading that another writer
+    # has committed.
     series_ids = _lock_series(connection, sorted({series for series, _ in rows}))
     readings: dict[tuple[int, int], CounterReading] = {}
     for series, reading in rows:
         key = series_ids[series], reading.at_ms
-        # Postgres refuses an ON CONFLICT statement that would update the same row twice, so repetitions are merged
-        # here.
-        readings[key] = max(reading, readings.get(key, reading), key=lambda each: (each.value, each.started_ms or 0))
+        # Postgres refuses an ON CONFLICT statement that would update the same row twice, so
+        # repetitions are merged here.
+        readings[key] = max(
+            reading, readings.get(key, reading), key=lambda each: (each.value, each.started_ms or 0)
+        )
     ordered = sorted(readings.items())
     connection.execute(
         "INSERT INTO counter_reading AS old (series_id, at_ms, value, started_ms) "
@@ -59,54 +66,77 @@ def store_readings(connection: Connection, rows: Sequence[Row]) -> int:
     for series_id, at_ms in readings:
         touched[series_id].append(at_ms)
     counters = {series_id: series.counter for series, series_id in series_ids.items()}
-    # Recount the range of all new readings at once: hours between them are recounted too, which changes nothing.
+    # Recount the range of all new readings at once: hours between them are recounted too, which
+    # changes nothing.
     for series_id, instants in sorted(touched.items()):
-        _recount(connection, series_id, max_gap_ms(counters[series_id]), min(instants), max(instants))
+        _recount(
+            connection, series_id, max_gap_ms(counters[series_id]), min(instants), max(instants)
+        )
     return len(readings)
 
 
 def _lock_series(connection: Connection, series: Sequence[Series]) -> dict[Series, int]:
-    """Ids of series, whose rows are locked until the transaction ends; in order, so that writers never deadlock."""
+    """Ids of series, whose rows are locked until the transaction ends; in order, so that writers
+    never deadlock.
+    """
     columns = [list(column) for column in zip(*map(astuple, series), strict=True)]
     connection.execute(
-        "INSERT INTO counter_series (workload_id, via, source, part, counter, engine) "
-        "SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]) "
+        "INSERT INTO counter_series (workload_id, via, source, part, counter, engine) SELECT * FROM"
+        " unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]) "
         # The id of an existing series is read below: DO NOTHING returns no row for it.
         "ON CONFLICT DO NOTHING",
         columns,
     )
     rows = connection.execute(
-        "SELECT s.id, s.workload_id, s.via, s.source, s.part, s.counter FROM counter_series s "
-        "JOIN unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[]) "
-        "AS a (workload_id, via, source, part, counter) USING (workload_id, via, source, part, counter) "
-        "ORDER BY s.id FOR UPDATE OF s",
+        "SELECT s.id, s.workload_id, s.via, s.source, s.part, s.counter FROM counter_series s JOIN"
+        " unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[]) AS a (workload_id,"
+        " via, source, part, counter) USING (workload_id, via, source, part, counter) ORDER BY s.id"
+        " FOR UPDATE OF s",
         columns[:-1],
     )
     ids = {tuple(row[1:]): int(row[0]) for row in rows}
     return {key: ids[key.workload_id, key.via, key.source, key.part, key.counter] for key in series}
 
 
-def _recount(connection: Connection, series_id: int, gap_ms: int, first_ms: int, last_ms: int) -> None:
+def _recount(
+    connection: Connection, series_id: int, gap_ms: int, first_ms: int, last_ms: int
+) -> None:
     """Recount every hour that a pair of readings with one between these instants can reach into."""
-    # A reading counts units between itself and a neighbor at most `gap_ms` away, so it changes hours within that reach.
+    # A reading counts units between itself and a neighbor at most `gap_ms` away, so it changes
+    # hours within that reach.
     start, end = first_ms - gap_ms, last_ms + gap_ms
     start, end = start - start % HOUR_MS, end - end % HOUR_MS + HOUR_MS
     rows = connection.execute(
-        "SELECT at_ms, value, started_ms FROM counter_reading WHERE series_id = %s AND at_ms >= %s AND at_ms <= %s",
-        # Once more by the gap: the first and last of these hours depend on readings just outside of them.
+        "SELECT at_ms, value, started_ms FROM counter_reading WHERE series_id = %s AND at_ms >= %s"
+        " AND at_ms <= %s",
+        # Once more by the gap: the first and last of these hours depend on readings just outside of
+        # them.
         (series_id, start - gap_ms, end + gap_ms),
     )
-    hours = [hour for hour in hourly([CounterReading(*row) for row in rows], gap_ms) if start <= hour.hour_ms < end]
+    hours = [
+        hour
+        for hour in hourly([CounterReading(*row) for row in rows], gap_ms)
+        if start <= hour.hour_ms < end
+    ]
     connection.execute(
-        "DELETE FROM counter_hour WHERE series_id = %s AND hour_ms >= %s AND hour_ms < %s", (series_id, start, end)
+        "DELETE FROM counter_hour WHERE series_id = %s AND hour_ms >= %s AND hour_ms < %s",
+        (series_id, start, end),
     )
     with connection.cursor() as cursor:
         cursor.executemany(
-            "INSERT INTO counter_hour (series_id, hour_ms, units, covered_ms, restarts) VALUES (%s, %s, %s, %s, %s)",
-            [(series_id, hour.hour_ms, hour.units, hour.covered_ms, hour.restarts) for hour in hours],
+            "INSERT INTO counter_hour (series_id, hour_ms, units, covered_ms, restarts) VALUES (%s,"
+            " %s, %s, %s, %s)",
+            [
+                (series_id, hour.hour_ms, hour.units, hour.covered_ms, hour.restarts)
+                for hour in hours
+            ],
         )
 
 
 def delete_old(connection: Connection, now_ms: int) -> None:
-    """Delete readings so old that no late reading can pair with them; the hours that they counted stay."""
-    connection.execute("DELETE FROM counter_reading WHERE at_ms < %s", (now_ms - KEEP_DAYS * DAY_MS,))
+    """Delete readings so old that no late reading can pair with them; the hours that they counted
+    stay.
+    """
+    connection.execute(
+        "DELETE FROM counter_reading WHERE at_ms < %s", (now_ms - KEEP_DAYS * DAY_MS,)
+    )

@@ -1,7 +1,7 @@
 """Decode a body from the wire to a typed batch, bounded before and after decompression.
 
-The fast path decodes everything at once. When a record does not fit its type, a slow path decodes record by record:
-the good ones are accepted and each bad one is named.
+The fast path decodes everything at once. When a record does not fit its type, a slow path decodes
+record by record: the good ones are accepted and each bad one is named.
 """
 
 from __future__ import annotations
@@ -29,15 +29,20 @@ from gpuledger_common.wire import (
     WireWorkload,
 )
 
-MSGPACK_TYPES = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
+MSGPACK_TYPES = frozenset(
+    {"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"}
+)
 JSON_TYPES = frozenset({"application/json"})
 ENCODINGS = frozenset({"", "identity", "zstd", "gzip"})
 MAX_CACHED_BYTES = 40 * 1024 * 1024
-"""For lists of one kind, with everything derived from them: those of about 6,000 nodes of eight accelerators."""
+"""For lists of one kind, with everything derived from them: those of about 6,000 nodes of eight
+accelerators.
+"""
 LIST_BYTES, RECORD_BYTES = 1500, 500
 """Memory of a list, and of each of its records, besides the bytes that were sent."""
 _WINDOW_LOG_MAX = 26
-"""A frame that asks for a window over 64 MiB is refused: decompression would have to allocate it."""
+"""A frame that asks for a window over 64 MiB is refused: decompression would have to allocate it.
+"""
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 T = TypeVar("T")
@@ -53,9 +58,12 @@ class Refused(Exception):
 
 
 class RecordList(Generic[T]):
-    """A list of records, None where a record did not fit its type. Equal bytes may decode to the same object.
+    """A list of records, None where a record did not fit its type.
 
-    `validated` holds the result of the validation, so that a list that is sent again is validated once.
+    Equal bytes may decode to the same object.
+
+    `validated` holds the result of the validation, so that a list that is sent again is validated
+    once.
     """
 
     __slots__ = ("records", "validated")
@@ -131,19 +139,24 @@ class ListCache(Generic[T]):
         self._bytes = 0
 
     def decode(self, raw: msgspec.Raw) -> RecordList[T]:
-        """Decode the list in these bytes, or return it from the cache. Raises msgspec.DecodeError."""
-        # An agent repeats these lists byte for byte in every batch, so the bytes themselves are the key.
+        """Decode the list in these bytes, or return it from the cache.
+
+        Raises msgspec.DecodeError.
+        """
+        # An agent repeats these lists byte for byte in every batch, so the bytes themselves are the
+        # key.
         key = bytes(raw)
         cached = self._lists.get(key)
         if cached is not None:
             return cached
         records: RecordList[T] = RecordList(self._decoder.decode(key))
         size = len(key) + LIST_BYTES + RECORD_BYTES * len(records.records)
-        # One sender must not displace the lists of all others, so a very large list is decoded each time.
+        # One sender must not displace the lists of all others, so a very large list is decoded each
+        # time.
         if size <= MAX_CACHED_BYTES // 100:
             if self._bytes + size > MAX_CACHED_BYTES:
-                # Emptied completely rather than by age: lists in use return with the next batches at the cost of one
-                # decoding.
+                # Emptied completely rather than by age: lists in use return with the next batches
+                # at the cost of one decoding.
                 self._lists, self._bytes = {}, 0
             self._lists[key] = records
             self._bytes += size
@@ -174,11 +187,15 @@ def inflate(body: bytes, encoding: str) -> bytes:
 
 
 def _unzstd(body: bytes) -> tuple[bytes, bool]:
-    # The frame's header is checked first because it costs nothing; it may be forged, hence the limit below.
+    # The frame's header is checked first because it costs nothing; it may be forged, hence the
+    # limit below.
     if (bounds.inflated_bytes(body, "zstd") or 0) > MAX_DECODED_BYTES:
         raise Refused(413, f"the body is over {MAX_DECODED_BYTES} bytes when decompressed")
-    decompressor = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX})
-    # One byte more than allowed, so that the caller can tell a body at the limit from one beyond it.
+    decompressor = zstd.ZstdDecompressor(
+        options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
+    )
+    # One byte more than allowed, so that the caller can tell a body at the limit from one beyond
+    # it.
     plain = decompressor.decompress(body, max_length=MAX_DECODED_BYTES + 1)
     return plain, decompressor.eof and not decompressor.unused_data
 
@@ -200,7 +217,8 @@ def decode(body: bytes, content_type: str, encoding: str) -> DecodedBatch:
     sha256 = hashlib.sha256(plain).digest()
     is_json = content_type in JSON_TYPES
     try:
-        # Before any record becomes an object: see `bounds` on how little a million records weigh on the wire.
+        # Before any record becomes an object: see `bounds` on how little a million records weigh on
+        # the wire.
         bounds.check(plain, is_json)
         try:
             return _decode_json(plain, sha256) if is_json else _decode_msgpack(plain, sha256)
@@ -215,13 +233,18 @@ def decode(body: bytes, content_type: str, encoding: str) -> DecodedBatch:
 
 def _decode_msgpack(plain: bytes, sha256: bytes) -> DecodedBatch:
     batch = _raw_lists_batch.decode(plain)
-    accelerators, workloads = _accelerators.decode(batch.accelerators), _workloads.decode(batch.workloads)
+    accelerators, workloads = (
+        _accelerators.decode(batch.accelerators),
+        _workloads.decode(batch.workloads),
+    )
     return _decoded(batch, accelerators, workloads, sha256, len(plain))
 
 
 def _decode_json(plain: bytes, sha256: bytes) -> DecodedBatch:
     batch = _json_batch.decode(plain)
-    return _decoded(batch, RecordList(batch.accelerators), RecordList(batch.workloads), sha256, len(plain))
+    return _decoded(
+        batch, RecordList(batch.accelerators), RecordList(batch.workloads), sha256, len(plain)
+    )
 
 
 def _decoded(
@@ -251,7 +274,8 @@ def _decoded(
 def _decode_records(plain: bytes, is_json: bool, sha256: bytes) -> DecodedBatch:
     decode_one: Callable[..., Any] = msgspec.json.decode if is_json else msgspec.msgpack.decode
     rejected: list[Rejected] = []
-    # Key and heartbeat must be readable here: without a key the batch cannot be answered idempotently.
+    # Key and heartbeat must be readable here: without a key the batch cannot be answered
+    # idempotently.
     batch: RawRecordsBatch = decode_one(plain, type=RawRecordsBatch)
 
     def decode_record(raw: msgspec.Raw, kind: type[T], record: str) -> T | None:
@@ -266,7 +290,8 @@ def _decode_records(plain: bytes, is_json: bool, sha256: bytes) -> DecodedBatch:
         return [decode_record(raw, kind, f"{name}[{place}]") for place, raw in enumerate(raws)]
 
     def decode_samples(raw: msgspec.Raw) -> Samples:
-        # A column that cannot be decoded loses only itself; instants or accelerators that cannot lose all samples.
+        # A column that cannot be decoded loses only itself; instants or accelerators that cannot
+        # lose all samples.
         samples = decode_record(raw, RawSamples, "samples") if bytes(raw) else None
         if samples is None:
             return Samples()

@@ -1,9 +1,11 @@
-"""The latest values and state of each accelerator, and the latest heartbeat of each node: what people look at first.
+"""The latest values and state of each accelerator, and the latest heartbeat of each node: what
+people look at first.
 
-No bill depends on them, so they need not be written with every batch. When no batch waits they are written in the
-transaction of the batches that brought them. While more batches wait they are merged in memory and written every few
-seconds and when it is quiet again: a fleet that returns after an outage sends hours of values that would be overwritten
-at once. A collector that is killed loses only the merged ones, and each node's next batch brings newer ones.
+No bill depends on them, so they need not be written with every batch. When no batch waits they are
+written in the transaction of the batches that brought them. While more batches wait they are merged
+in memory and written every few seconds and when it is quiet again: a fleet that returns after an
+outage sends hours of values that would be overwritten at once. A collector that is killed loses
+only the merged ones, and each node's next batch brings newer ones.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ import numpy as np
 from psycopg.types.json import Jsonb
 
 from gpuledger_collector.ingest.batches.attributes import Connection, ResolvedBatch
-from gpuledger_collector.ingest.batches.columns import Array, BinaryArray, blank, is_absent, last_of_each
+from gpuledger_collector.ingest.batches.columns import (
+    Array,
+    BinaryArray,
+    blank,
+    is_absent,
+    last_of_each,
+)
 from gpuledger_collector.ingest.batches.samples import HOT_KINDS, SampleRows
 from gpuledger_collector.ingest.batches.usage_intervals import STATES, LatestStates
 from gpuledger_collector.ingest.batches.validate import storable
@@ -41,7 +49,9 @@ SOURCE = "remote-write"
 
 @dataclass(frozen=True, slots=True)
 class LatestValues:
-    """The latest values of some accelerators, a row each in their order, with a column for each hot metric."""
+    """The latest values of some accelerators, a row each in their order, with a column for each hot
+    metric.
+    """
 
     accelerator: Array
     at_ms: Array
@@ -68,14 +78,17 @@ class NodeHeartbeat:
         """
         if before is None:
             return self
-        # Sequence numbers order the batches of one epoch; between epochs only the order of arrival is known.
+        # Sequence numbers order the batches of one epoch; between epochs only the order of arrival
+        # is known.
         later = self if before.epoch != self.epoch or before.seq < self.seq else before
         seen_at = max(self.seen_at, before.seen_at)
         return later if later.seen_at == seen_at else replace(later, seen_at=seen_at)
 
     def content(self) -> dict[str, Any]:
         """The JSON object that is stored."""
-        content: dict[str, Any] = {} if self.heartbeat is None else storable(msgspec.to_builtins(self.heartbeat))
+        content: dict[str, Any] = (
+            {} if self.heartbeat is None else storable(msgspec.to_builtins(self.heartbeat))
+        )
         if self.heartbeat is not None and self.heartbeat.uninstalled:
             content["status"] = UNINSTALLED
         if self.clock_skew_ms is not None:
@@ -85,7 +98,9 @@ class NodeHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class PendingUpdates:
-    """Latest values in the order of their arrival, heartbeats by node id, and when scraped nodes were seen."""
+    """Latest values in the order of their arrival, heartbeats by node id, and when scraped nodes
+    were seen.
+    """
 
     values: list[LatestValues] = field(default_factory=list)
     heartbeats: dict[int, NodeHeartbeat] = field(default_factory=dict)
@@ -95,10 +110,13 @@ class PendingUpdates:
         return bool(self.values or self.heartbeats or self.scraped)
 
     def add(self, later: PendingUpdates) -> None:
-        """Add updates that arrived later; they replace earlier ones of the same accelerator or node."""
+        """Add updates that arrived later; they replace earlier ones of the same accelerator or
+        node.
+        """
         self.values.extend(later.values)
         if len(self.values) >= MAX_PARTS:
-            # Merging bounds memory, and is cheaper for many parts at once than for each as it arrives.
+            # Merging bounds memory, and is cheaper for many parts at once than for each as it
+            # arrives.
             self.values[:] = [merge(self.values)]
         for node_id, heartbeat in later.heartbeats.items():
             self.heartbeats[node_id] = heartbeat.after(self.heartbeats.get(node_id))
@@ -142,21 +160,29 @@ class DeferredUpdates:
     def put_back(self, updates: PendingUpdates) -> None:
         """Defer again what could not be written: it arrived before all that is deferred now."""
         with self._lock:
-            # What arrived meanwhile is newer, so it is added to the older updates and not the other way around.
+            # What arrived meanwhile is newer, so it is added to the older updates and not the other
+            # way around.
             updates.add(self._updates)
             self._updates = updates
 
 
 def updates_of(
-    batches: Sequence[ResolvedBatch], samples: SampleRows | None, states: LatestStates, now: dt.datetime
+    batches: Sequence[ResolvedBatch],
+    samples: SampleRows | None,
+    states: LatestStates,
+    now: dt.datetime,
 ) -> PendingUpdates:
     """The updates that these batches bring."""
     values = latest_values(samples, states)
     updates = PendingUpdates([values] if len(values.accelerator) else [])
     for resolved in batches:
         batch = resolved.batch
-        heartbeat = NodeHeartbeat(str(batch.epoch), batch.seq, batch.heartbeat, batch.clock_skew_ms, now)
-        updates.heartbeats[resolved.node_id] = heartbeat.after(updates.heartbeats.get(resolved.node_id))
+        heartbeat = NodeHeartbeat(
+            str(batch.epoch), batch.seq, batch.heartbeat, batch.clock_skew_ms, now
+        )
+        updates.heartbeats[resolved.node_id] = heartbeat.after(
+            updates.heartbeats.get(resolved.node_id)
+        )
     return updates
 
 
@@ -167,8 +193,8 @@ def latest_values(samples: SampleRows | None, states: LatestStates) -> LatestVal
     count = len(accelerators)
     at, holder, state = blank(count, "i8"), blank(count, "i8"), np.full(count, _NO_STATE)
     place = np.searchsorted(accelerators, states.accelerator)
-    # The state first: where the accelerator was sampled too, the instant of the sample replaces the end of the
-    # interval.
+    # The state first: where the accelerator was sampled too, the instant of the sample replaces the
+    # end of the interval.
     at[place], holder[place], state[place] = states.end_ms, states.workload, states.state
     hot = tuple(blank(count, kind) for kind in HOT_KINDS.values())
     if samples is not None:
@@ -181,7 +207,9 @@ def latest_values(samples: SampleRows | None, states: LatestStates) -> LatestVal
 
 
 def latest_rows(samples: SampleRows | None) -> tuple[Array, Array]:
-    """The sampled accelerators in order, and the row of each one's latest sample: the last of equal instants."""
+    """The sampled accelerators in order, and the row of each one's latest sample: the last of equal
+    instants.
+    """
     if samples is None or not len(samples.at_ms):
         return np.empty(0, dtype="<i8"), np.empty(0, dtype="<i8")
     order = np.lexsort((samples.at_ms, samples.accelerator))
@@ -193,16 +221,20 @@ def latest_rows(samples: SampleRows | None) -> tuple[Array, Array]:
 def merge(parts: Sequence[LatestValues]) -> LatestValues:
     """Merge parts to what they would leave if they were written one after the other.
 
-    Where instants are equal a later part completes an earlier one; an older instant changes nothing.
+    Where instants are equal a later part completes an earlier one; an older instant changes
+    nothing.
     """
     if len(parts) == 1:
         return parts[0]
     accelerator, at_ms, state, holder = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("accelerator", "at_ms", "state", "holder")
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("accelerator", "at_ms", "state", "holder")
     )
-    hot = tuple(np.concatenate(columns) for columns in zip(*(part.hot for part in parts), strict=True))
-    # A stable sort keeps parts of one accelerator in the order of arrival. `winner` is the row that holds the merged
-    # values so far: usually the row itself, an earlier one where that is newer.
+    hot = tuple(
+        np.concatenate(columns) for columns in zip(*(part.hot for part in parts), strict=True)
+    )
+    # A stable sort keeps parts of one accelerator in the order of arrival. `winner` is the row that
+    # holds the merged values so far: usually the row itself, an earlier one where that is newer.
     order, winner = np.argsort(accelerator, kind="stable"), list(range(len(at_ms)))
     at, has_no_state = at_ms.tolist(), (state == _NO_STATE).tolist()
     repeated = np.flatnonzero(accelerator[order][1:] == accelerator[order][:-1])
@@ -220,12 +252,18 @@ def merge(parts: Sequence[LatestValues]) -> LatestValues:
                     values[row] = values[before]
     last = np.array(winner, dtype=int)[order[last_of_each(accelerator[order])]]
     return LatestValues(
-        accelerator[last], at_ms[last], state[last], holder[last], tuple(values[last] for values in hot)
+        accelerator[last],
+        at_ms[last],
+        state[last],
+        holder[last],
+        tuple(values[last] for values in hot),
     )
 
 
 def write_updates(connection: Connection, updates: PendingUpdates) -> None:
-    """Write updates, rows in the order of their keys; what is older than the stored row changes nothing."""
+    """Write updates, rows in the order of their keys; what is older than the stored row changes
+    nothing.
+    """
     if updates.values:
         write_values(connection, merge(updates.values))
     if updates.heartbeats:
@@ -236,7 +274,13 @@ def write_updates(connection: Connection, updates: PendingUpdates) -> None:
 
 def _values_sql() -> str:
     names = ["accelerator_id", "at_ms", "state", "workload_id", *HOT_KINDS]
-    types = ["bigint", "bigint", "bigint", "bigint", *[_SQL_TYPES[kind] for kind in HOT_KINDS.values()]]
+    types = [
+        "bigint",
+        "bigint",
+        "bigint",
+        "bigint",
+        *[_SQL_TYPES[kind] for kind in HOT_KINDS.values()],
+    ]
     states = "ARRAY[" + ", ".join(f"'{state}'" for state in STATES) + "]"
     # The same instant again completes the row: remote write may bring a scrape in parts.
     hot = ", ".join(
@@ -245,7 +289,9 @@ def _values_sql() -> str:
         for name in HOT_KINDS
     )
     # States travel as an index; SQL arrays count from 1.
-    columns = ", ".join(["accelerator_id", "at_ms", f"({states})[state + 1]", "workload_id", *HOT_KINDS])
+    columns = ", ".join(
+        ["accelerator_id", "at_ms", f"({states})[state + 1]", "workload_id", *HOT_KINDS]
+    )
     return f"""
         INSERT INTO gpu_latest AS old ({", ".join(names)})
         SELECT {columns} FROM unnest({", ".join(f"%b::{kind}[]" for kind in types)}) AS new ({", ".join(names)})
@@ -268,7 +314,11 @@ def write_values(connection: Connection, latest: LatestValues) -> None:
 def write_heartbeats(connection: Connection, heartbeats: dict[int, NodeHeartbeat]) -> None:
     """Write the latest heartbeat of each node."""
     rows = [
-        {"id": node_id, "seen_at": heartbeats[node_id].seen_at, "beat": heartbeats[node_id].content()}
+        {
+            "id": node_id,
+            "seen_at": heartbeats[node_id].seen_at,
+            "beat": heartbeats[node_id].content(),
+        }
         for node_id in sorted(heartbeats)
     ]
     connection.execute(
@@ -295,11 +345,10 @@ def write_heartbeats(connection: Connection, heartbeats: dict[int, NodeHeartbeat
 def mark_nodes_seen(connection: Connection, nodes: Mapping[int, dt.datetime]) -> None:
     """Record when scraped nodes were seen; what their own agents report is not overwritten."""
     connection.execute(
-        "UPDATE node SET last_seen_at = greatest(last_seen_at, seen_at),"
-        " status = CASE WHEN status IN ('retired', 'uninstalled') AND seen_at > last_seen_at THEN 'ok'"
-        " ELSE status END,"
-        " source = CASE WHEN agent_version = '' THEN %s ELSE source END FROM (SELECT id AS node_id, seen_at FROM node"
-        " JOIN unnest(%s::bigint[], %s::timestamptz[]) AS new (id, seen_at) USING (id) ORDER BY id"
-        " FOR NO KEY UPDATE OF node) AS new WHERE id = node_id",
+        "UPDATE node SET last_seen_at = greatest(last_seen_at, seen_at), status = CASE WHEN status"
+        " IN ('retired', 'uninstalled') AND seen_at > last_seen_at THEN 'ok' ELSE status END,"
+        " source = CASE WHEN agent_version = '' THEN %s ELSE source END FROM (SELECT id AS node_id,"
+        " seen_at FROM node JOIN unnest(%s::bigint[], %s::timestamptz[]) AS new (id, seen_at) USING"
+        " (id) ORDER BY id FOR NO KEY UPDATE OF node) AS new WHERE id = node_id",
         (SOURCE, sorted(nodes), [nodes[number] for number in sorted(nodes)]),
     )

@@ -32,7 +32,9 @@ class SampleRows:
 
 def join_samples(batches: Sequence[ResolvedBatch]) -> SampleRows | None:
     """Concatenate the samples of all batches; None when there are none."""
-    blocks = [(resolved, resolved.batch.block) for resolved in batches if resolved.batch.block is not None]
+    blocks = [
+        (resolved, resolved.batch.block) for resolved in batches if resolved.batch.block is not None
+    ]
     if not blocks:
         return None
     accelerators = []
@@ -53,9 +55,11 @@ def join_samples(batches: Sequence[ResolvedBatch]) -> SampleRows | None:
 def _join_column(name: str, blocks: Sequence[SampleBlock]) -> Array:
     """Concatenate a metric; absent where a block lacks it or has no finite number."""
     kind = METRIC_KINDS[name]
-    # Bytes are joined before they become an array: one array per metric instead of one per batch and metric.
+    # Bytes are joined before they become an array: one array per metric instead of one per batch
+    # and metric.
     parts = [
-        block.columns[name] if name in block.columns else blank(len(block.at_ms), kind).tobytes() for block in blocks
+        block.columns[name] if name in block.columns else blank(len(block.at_ms), kind).tobytes()
+        for block in blocks
     ]
     return absent_if_not_finite(np.frombuffer(b"".join(parts), DTYPES[kind]))
 
@@ -68,7 +72,11 @@ def hot_column(samples: SampleRows, name: str) -> Array:
 
 def copy_samples(connection: Connection, samples: SampleRows) -> None:
     """COPY the hot metrics of every row."""
-    columns = [samples.accelerator, samples.at_ms, *[hot_column(samples, name) for name in HOT_KINDS]]
+    columns = [
+        samples.accelerator,
+        samples.at_ms,
+        *[hot_column(samples, name) for name in HOT_KINDS],
+    ]
     names = ", ".join(["accelerator_id", "at_ms", *HOT_KINDS])
     with (
         connection.cursor() as cursor,

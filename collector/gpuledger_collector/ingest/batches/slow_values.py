@@ -23,16 +23,20 @@ _NEVER = _UNREAD + 1
 
 @dataclass(slots=True)
 class KnownValues:
-    """Instants and values before the readings of a flush, a row for each accelerator and a column for each metric."""
+    """Instants and values before the readings of a flush, a row for each accelerator and a column
+    for each metric.
+    """
 
     at_ms: Array
     value: Array
 
     def select_changed(self, row: Array, at_ms: Array, readings: Array) -> npt.NDArray[np.bool_]:
-        """Mark the readings (NaN: absent) that differ from the one before, and replace the values by the latest.
+        """Mark the readings (NaN: absent) that differ from the one before, and replace the values
+        by the latest.
 
-        `row` is the row here of each row of `readings`. An absent reading is no change: slow metrics are read seldom.
-        A reading older than the known one always counts as changed, because the value before it is not known.
+        `row` is the row here of each row of `readings`. An absent reading is no change: slow
+        metrics are read seldom. A reading older than the known one always counts as changed,
+        because the value before it is not known.
         """
         changed = np.zeros(readings.shape, dtype=bool)
         for rows in _in_turns(row, at_ms):
@@ -60,11 +64,15 @@ def _in_turns(owner: Array, at_ms: Array) -> list[Array]:
 
 @dataclass(slots=True)
 class SlowValues:
-    """The latest value of each slow metric of each accelerator; shared by all writers, read once per process."""
+    """The latest value of each slow metric of each accelerator; shared by all writers, read once
+    per process.
+    """
 
     _rows: dict[int, int] = field(default_factory=dict)
     _columns: dict[str, int] = field(default_factory=dict)
-    _known: KnownValues = field(default_factory=lambda: KnownValues(np.empty((0, 0), "<i8"), np.empty((0, 0), "<f8")))
+    _known: KnownValues = field(
+        default_factory=lambda: KnownValues(np.empty((0, 0), "<i8"), np.empty((0, 0), "<f8"))
+    )
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def store(
@@ -72,7 +80,8 @@ class SlowValues:
     ) -> Callable[[], None]:
         """Write the changes of slow metrics; returns what to call after COMMIT.
 
-        Of accelerators that are `taken_over` another process may have written later values than the cached ones.
+        Of accelerators that are `taken_over` another process may have written later values than the
+        cached ones.
         """
         names = [name for name in samples.columns if name not in HOT_KINDS]
         if not names or not len(samples.at_ms):
@@ -80,7 +89,9 @@ class SlowValues:
         accelerators, row = np.unique(samples.accelerator, return_inverse=True)
         places = self._places(accelerators.tolist(), names)
         if taken_over:
-            self._known.at_ms[places[0][np.isin(accelerators, list(taken_over))], places[1]] = _UNREAD
+            self._known.at_ms[places[0][np.isin(accelerators, list(taken_over))], places[1]] = (
+                _UNREAD
+            )
         self._read_missing(connection, accelerators, names, places)
         with self._lock:
             known = KnownValues(self._known.at_ms[places], self._known.value[places])
@@ -100,14 +111,24 @@ class SlowValues:
             columns = [self._columns.setdefault(name, len(self._columns)) for name in names]
             height, width = self._known.at_ms.shape
             if len(self._rows) > height or len(self._columns) > width:
-                shape = max(2 * height, len(self._rows)) if len(self._rows) > height else height, len(self._columns)
+                shape = (
+                    max(2 * height, len(self._rows)) if len(self._rows) > height else height,
+                    len(self._columns),
+                )
                 enlarged = KnownValues(np.full(shape, _UNREAD), np.full(shape, np.nan))
-                enlarged.at_ms[:height, :width], enlarged.value[:height, :width] = self._known.at_ms, self._known.value
+                enlarged.at_ms[:height, :width], enlarged.value[:height, :width] = (
+                    self._known.at_ms,
+                    self._known.value,
+                )
                 self._known = enlarged
             return np.ix_(rows, columns)
 
     def _read_missing(
-        self, connection: Connection, accelerators: Array, names: Sequence[str], places: tuple[Array, ...]
+        self,
+        connection: Connection,
+        accelerators: Array,
+        names: Sequence[str],
+        places: tuple[Array, ...],
     ) -> None:
         """Read what was not looked up yet; what the database lacks is not asked for again."""
         is_missing = self._known.at_ms[places] == _UNREAD
@@ -116,8 +137,9 @@ class SlowValues:
         metrics = [names[column] for column in np.flatnonzero(is_missing.any(axis=0)).tolist()]
         rows = connection.execute(
             # The newest stored value for each pair of accelerator and metric.
-            "SELECT DISTINCT ON (accelerator_id, metric) accelerator_id, metric, at_ms, value FROM gpu_state"
-            " WHERE accelerator_id = ANY(%s) AND metric = ANY(%s) ORDER BY accelerator_id, metric, at_ms DESC",
+            "SELECT DISTINCT ON (accelerator_id, metric) accelerator_id, metric, at_ms, value FROM"
+            " gpu_state WHERE accelerator_id = ANY(%s) AND metric = ANY(%s) ORDER BY"
+            " accelerator_id, metric, at_ms DESC",
             (accelerators[is_missing.any(axis=1)].tolist(), sorted(metrics)),
         ).fetchall()
         with self._lock:
@@ -126,8 +148,13 @@ class SlowValues:
                 place = self._rows[accelerator], self._columns[name]
                 # Not overwritten: another writer may have stored a newer value since this query.
                 if known.at_ms[place] == _UNREAD:
-                    known.at_ms[place], known.value[place] = at_ms, np.nan if value is None else value
-            known.at_ms[places] = np.maximum(known.at_ms[places], np.where(is_missing, _NEVER, _UNREAD))
+                    known.at_ms[place], known.value[place] = (
+                        at_ms,
+                        np.nan if value is None else value,
+                    )
+            known.at_ms[places] = np.maximum(
+                known.at_ms[places], np.where(is_missing, _NEVER, _UNREAD)
+            )
 
     def _update(self, places: tuple[Array, ...], later: KnownValues) -> None:
         with self._lock:
@@ -144,13 +171,19 @@ def _changes(
     """The changes in the order of `samples`."""
     rows, columns = np.nonzero(changed)
     metrics = [names[column] for column in columns.tolist()]
-    changes = samples.accelerator[rows].tolist(), metrics, samples.at_ms[rows].tolist(), readings[changed].tolist()
+    changes = (
+        samples.accelerator[rows].tolist(),
+        metrics,
+        samples.at_ms[rows].tolist(),
+        readings[changed].tolist(),
+    )
     return list(zip(*changes, strict=True))
 
 
 def write_changes(connection: Connection, changes: Sequence[SlowChange]) -> None:
     """Write the changes; the same reading again replaces itself."""
-    # One row per key, because ON CONFLICT cannot update a row twice; of repetitions the last counts.
+    # One row per key, because ON CONFLICT cannot update a row twice; of repetitions the last
+    # counts.
     unique = {change[:3]: change for change in changes}
     if not unique:
         return

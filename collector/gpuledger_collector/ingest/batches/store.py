@@ -1,8 +1,9 @@
 """Flush several batches in one transaction, each counted once.
 
-The batch ledger (`ingest_batch`) decides: a batch with a new key is written, one with a known key is a duplicate or,
-with other bytes, a conflict. Nothing can count twice, because all writes happen in the transaction that inserted the
-key. Rows are written in the order of their keys, so that writers that meet wait and never deadlock.
+The batch ledger (`ingest_batch`) decides: a batch with a new key is written, one with a known key
+is a duplicate or, with other bytes, a conflict. Nothing can count twice, because all writes happen
+in the transaction that inserted the key. Rows are written in the order of their keys, so that
+writers that meet wait and never deadlock.
 """
 
 from __future__ import annotations
@@ -58,13 +59,18 @@ from gpuledger_common.wire import Answer, WireWorkload
 RENEW_SHARED_AFTER = dt.timedelta(minutes=5)
 """How long names and placements are cached where other processes write them too."""
 EnsurePartitions = Callable[[Connection, str, Iterable[int]], object]
-"""Create the partitions of a table for days (unix milliseconds of their start); storage's `partitions.ensure`."""
+"""Create the partitions of a table for days (unix milliseconds of their start); storage's
+`partitions.ensure`.
+"""
 SettlePlacements = Callable[[Connection, Iterable[int], int], Mapping[int, Placement]]
-"""Bring the inventory of accelerators up to date from an instant on; storage's `placements.settle`."""
+"""Bring the inventory of accelerators up to date from an instant on; storage's `placements.settle`.
+"""
 
 
 Owner = tuple[str, ...]
-"""What the tags of a workload say of its owner, its account and its user: each of them is a row of reports."""
+"""What the tags of a workload say of its owner, its account and its user: each of them is a row of
+reports.
+"""
 MAX_OWNERS = 200_000
 """Owners that are remembered; beyond that all count as new again."""
 
@@ -77,7 +83,9 @@ def owner_of(workload: WireWorkload) -> Owner:
 
 @dataclass(frozen=True, slots=True)
 class NewItems:
-    """What a store has not seen of a batch: numbers of names (accelerators and workloads) and of days, and owners."""
+    """What a store has not seen of a batch: numbers of names (accelerators and workloads) and of
+    days, and owners.
+    """
 
     names: int
     days: int
@@ -86,12 +94,17 @@ class NewItems:
 
 @dataclass(slots=True)
 class Store:
-    """Writes batches. Shared by all writer threads; each brings its own connection (autocommit on)."""
+    """Writes batches.
+
+    Shared by all writer threads; each brings its own connection (autocommit on).
+    """
 
     ensure_partitions: EnsurePartitions
     settle_placements: SettlePlacements
     is_shared: bool = False
-    """Other processes write what the same nodes send, so that a cached value need not be the latest one."""
+    """Other processes write what the same nodes send, so that a cached value need not be the latest
+    one.
+    """
     ids: IdCache = field(default_factory=IdCache)
     deferred: DeferredUpdates = field(default_factory=DeferredUpdates)
     slow: SlowValues = field(default_factory=SlowValues)
@@ -108,7 +121,8 @@ class Store:
     _since: dt.datetime | None = None
     """Since when placements are cached; another replica may have changed them."""
     _last_batches: dict[int, tuple[object, int]] = field(default_factory=dict)
-    """Epoch and number of the last batch of each node that this store wrote; kept only when shared."""
+    """Epoch and number of the last batch of each node that this store wrote; kept only when shared.
+    """
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def flush(
@@ -118,27 +132,34 @@ class Store:
         now: dt.datetime,
         is_idle: Callable[[], bool] = lambda: True,
     ) -> list[Answer]:
-        """Commit these batches and answer each, in order. Raises psycopg.Error; then none was committed.
+        """Commit these batches and answer each, in order.
+
+        Raises psycopg.Error; then none was committed.
 
         `is_idle` returns whether no further batches wait.
         """
-        # Ids are resolved in a transaction of their own, so a cached id is never one that a rollback removes.
+        # Ids are resolved in a transaction of their own, so a cached id is never one that a
+        # rollback removes.
         self.renew(now)
         resolved = self.ids.resolve(connection, batches, now)
-        # An agent that got no answer sends a batch again, so one group may contain a key twice: the first of them is
-        # written, the others are compared with it.
+        # An agent that got no answer sends a batch again, so one group may contain a key twice: the
+        # first of them is written, the others are compared with it.
         first: dict[Key, ResolvedBatch] = {}
         for entry in resolved:
             first.setdefault(entry.batch.key, entry)
-        # All writers insert ledger keys in the same order: two that meet wait for each other and never deadlock.
-        unique = sorted(first.values(), key=lambda entry: (entry.node_id, entry.batch.epoch, entry.batch.seq))
-        # Outside of the transaction below: partitions are created under a lock, which is only waited for without other
-        # locks.
+        # All writers insert ledger keys in the same order: two that meet wait for each other and
+        # never deadlock.
+        unique = sorted(
+            first.values(), key=lambda entry: (entry.node_id, entry.batch.epoch, entry.batch.seq)
+        )
+        # Outside of the transaction below: partitions are created under a lock, which is only
+        # waited for without other locks.
         self.ensure_days(connection, batches)
         after_commit: list[Callable[[], None]] = []
         updates, is_deferred = PendingUpdates(), False
         with connection.transaction():
-            # From here on the transaction holds the keys: whatever is written below exists exactly if the keys do.
+            # From here on the transaction holds the keys: whatever is written below exists exactly
+            # if the keys do.
             new_keys = insert_keys(connection, unique, now)
             if new_keys:
                 new = [entry for entry in unique if entry.batch.key in new_keys]
@@ -146,19 +167,29 @@ class Store:
                 is_deferred = not (is_idle() and self.deferred.is_empty)
                 if not is_deferred:
                     write_updates(connection, updates)
-            # Keys that were not new belong to committed batches: ON CONFLICT waited for any concurrent writer of them.
-            committed = read_committed(connection, [entry for entry in unique if entry.batch.key not in new_keys])
+            # Keys that were not new belong to committed batches: ON CONFLICT waited for any
+            # concurrent writer of them.
+            committed = read_committed(
+                connection, [entry for entry in unique if entry.batch.key not in new_keys]
+            )
             answers = []
             for batch in batches:
                 original = first[batch.key].batch
                 if batch.key in new_keys and batch is original:
-                    answers.append(Answer("partial" if batch.rejected else "committed", rejected=batch.rejected))
+                    answers.append(
+                        Answer(
+                            "partial" if batch.rejected else "committed", rejected=batch.rejected
+                        )
+                    )
                 else:
                     known = committed.get(batch.key, (original.sha256, original.rejected))
                     answers.append(answer_repeated(batch, *known))
             pairs = zip(batches, answers, strict=True)
-            record_conflicts(connection, [batch for batch, answer in pairs if answer.status == "refused"], now)
-        # Only after COMMIT: a cache that knew rows of a failed transaction would suppress writing them again.
+            record_conflicts(
+                connection, [batch for batch, answer in pairs if answer.status == "refused"], now
+            )
+        # Only after COMMIT: a cache that knew rows of a failed transaction would suppress writing
+        # them again.
         with self._lock:
             for remember in after_commit:
                 remember()
@@ -186,7 +217,8 @@ class Store:
 
     def forget(self) -> None:
         """Empty all caches of the database: it may have been restored, or a partition dropped."""
-        # Deferred updates contain ids of the database that may have been replaced, so they are dropped too.
+        # Deferred updates contain ids of the database that may have been replaced, so they are
+        # dropped too.
         self.ids.forget()
         self.deferred.take()
         with self._lock:
@@ -194,7 +226,9 @@ class Store:
             self._forget_placements()
 
     def renew(self, now: dt.datetime) -> None:
-        """Forget placements now and then, to see changes by other processes: settling looks back two days."""
+        """Forget placements now and then, to see changes by other processes: settling looks back
+        two days.
+        """
         with self._lock:
             if self._since is None or not dt.timedelta(0) <= now - self._since < self._renew_after:
                 self._since = now
@@ -206,7 +240,9 @@ class Store:
     def _renew_after(self) -> dt.timedelta:
         return RENEW_SHARED_AFTER if self.is_shared else RENEW_AFTER
 
-    def _taken_over(self, batches: Sequence[ResolvedBatch], after_commit: list[Callable[[], None]]) -> set[int]:
+    def _taken_over(
+        self, batches: Sequence[ResolvedBatch], after_commit: list[Callable[[], None]]
+    ) -> set[int]:
         """Accelerators of nodes of which another process has written batches since this store did.
 
         Those batches have numbers between the last one here and these.
@@ -227,8 +263,13 @@ class Store:
 
     def count_new(self, batch: Accepted) -> NewItems:
         """Count what this store has not seen of a batch; the database may know it already."""
-        # Reads the cache without the lock: the number is charged to a quota, where a stale one does no harm.
-        days = sum((table, day) not in self._days for table, days in _days_by_table([batch]).items() for day in days)
+        # Reads the cache without the lock: the number is charged to a quota, where a stale one does
+        # no harm.
+        days = sum(
+            (table, day) not in self._days
+            for table, days in _days_by_table([batch]).items()
+            for day in days
+        )
         # Most batches list what an earlier one did.
         if self.ids.has_lists(batch):
             return NewItems(0, days)
@@ -245,13 +286,17 @@ class Store:
         """Create the partitions that these batches need. Call it outside a transaction."""
         self.ensure_table_days(connection, _days_by_table(batches))
 
-    def ensure_table_days(self, connection: Connection, days_by_table: Mapping[str, Collection[int]]) -> None:
+    def ensure_table_days(
+        self, connection: Connection, days_by_table: Mapping[str, Collection[int]]
+    ) -> None:
         """Create the partitions of tables for days, by number. Call it outside a transaction."""
         for table, days in days_by_table.items():
             missing = {day for day in days if (table, day) not in self._days}
             if missing:
                 with connection.transaction():
-                    self.ensure_partitions(connection, table, [day * DAY_MS for day in sorted(missing)])
+                    self.ensure_partitions(
+                        connection, table, [day * DAY_MS for day in sorted(missing)]
+                    )
                 with self._lock:
                     self._days |= {(table, day) for day in missing}
 
@@ -262,15 +307,20 @@ class Store:
         now: dt.datetime,
         after_commit: list[Callable[[], None]],
     ) -> PendingUpdates:
-        """Write what bills depend on and return the other updates. Callables for after COMMIT are appended."""
+        """Write what bills depend on and return the other updates.
+
+        Callables for after COMMIT are appended.
+        """
         taken_over = self._taken_over(batches, after_commit) if self.is_shared else set()
         # 1. Usage intervals, as they were reported: bills are computed from them.
         intervals = join_usage_intervals(batches)
         copy_usage_intervals(connection, intervals, presence_intervals(batches))
-        # 2. The inventory. Most batches only confirm the cached placements; the others are settled in the database.
+        # 2. The inventory. Most batches only confirm the cached placements; the others are settled
+        # in the database.
         changed = [entry for entry in batches if not self._is_confirmed(entry)]
         after_commit.append(self.update_inventory(connection, batches))
-        # 3. Readings and requests for recomputation, of accelerators that are on the reporting node only.
+        # 3. Readings and requests for recomputation, of accelerators that are on the reporting node
+        # only.
         own = drop_foreign_evidence(connection, batches, changed)
         samples = join_samples(own)
         request_hour_recompute(connection, intervals, samples)
@@ -289,45 +339,67 @@ class Store:
         remeasured: Collection[int] = (),
         remeasured_ms: int = 0,
     ) -> Callable[[], None]:
-        """Bring the inventory in line with what these batches show; returns what to call after COMMIT.
+        """Bring the inventory in line with what these batches show; returns what to call after
+        COMMIT.
 
         The evidence of the accelerators in `remeasured` was replaced from `remeasured_ms` on.
         """
-        # Evidence that an open placement covers from its start on changes nothing and needs no settling.
+        # Evidence that an open placement covers from its start on changes nothing and needs no
+        # settling.
         evidence = [
             entry
-            for entry in placement_evidence([batch for batch in batches if not self._is_confirmed(batch)])
-            if (since_ms := self._confirmed_since(entry.accelerator_id, entry.node_id, entry.attributes_id)) is None
+            for entry in placement_evidence(
+                [batch for batch in batches if not self._is_confirmed(batch)]
+            )
+            if (
+                since_ms := self._confirmed_since(
+                    entry.accelerator_id, entry.node_id, entry.attributes_id
+                )
+            )
+            is None
             or entry.first_ms < since_ms
         ]
         rows: dict[int, CachedPlacement] = {}
         if evidence or remeasured:
-            start_ms = min([entry.first_ms for entry in evidence] + [remeasured_ms] * bool(remeasured))
+            start_ms = min(
+                [entry.first_ms for entry in evidence] + [remeasured_ms] * bool(remeasured)
+            )
             accelerators = {entry.accelerator_id for entry in evidence}.union(remeasured)
             settled = self.settle_placements(connection, sorted(accelerators), start_ms)
-            with self._lock:  # boards are locked until COMMIT, so turns are in the order of settling
+            with (
+                self._lock
+            ):  # boards are locked until COMMIT, so turns are in the order of settling
                 self._turn += 1
                 turn = self._turn
-            # The cache keeps the newest row per accelerator only; `settle` returns it for every accelerator of a board.
+            # The cache keeps the newest row per accelerator only; `settle` returns it for every
+            # accelerator of a board.
             rows = {
                 number: CachedPlacement(
-                    row.node_id, row.attributes_id, row.in_ms, row.out_ms, row.source == "import", turn
+                    row.node_id,
+                    row.attributes_id,
+                    row.in_ms,
+                    row.out_ms,
+                    row.source == "import",
+                    turn,
                 )
                 for number, row in settled.items()
             }
 
         def remember() -> None:
             cached = self._placements
-            # Callbacks run after COMMIT and may overtake each other: a row from an earlier turn must not replace a
-            # later one, nor one that was settled before the cache was emptied.
+            # Callbacks run after COMMIT and may overtake each other: a row from an earlier turn
+            # must not replace a later one, nor one that was settled before the cache was emptied.
             newer = {
                 number: row
                 for number, row in rows.items()
-                if row.turn > self._forgotten and (number not in cached or cached[number].turn < row.turn)
+                if row.turn > self._forgotten
+                and (number not in cached or cached[number].turn < row.turn)
             }
             is_changed = any(cached.get(number) not in (None, row) for number, row in newer.items())
             cached.update(newer)
-            if is_changed:  # after the rows: whoever sees the new generation must not see an old row
+            if (
+                is_changed
+            ):  # after the rows: whoever sees the new generation must not see an old row
                 self._inventory = object()
 
         return remember
@@ -340,11 +412,13 @@ class Store:
         cache = resolved.batch.accelerators.cache
         cached = cache.get(resolved.node_id)
         if cached is None or cached[0] is not self._inventory:
-            # Read the generation before the rows: if one changes meanwhile, the result is stored under a stale
-            # generation.
+            # Read the generation before the rows: if one changes meanwhile, the result is stored
+            # under a stale generation.
             inventory = self._inventory
             since = [
-                self._confirmed_since(number, resolved.node_id, resolved.accelerator_attributes[place])
+                self._confirmed_since(
+                    number, resolved.node_id, resolved.accelerator_attributes[place]
+                )
                 for place, number in resolved.accelerators.items()
             ]
             if None in since:
@@ -362,7 +436,9 @@ def _days_by_table(batches: Sequence[Accepted]) -> dict[str, set[int]]:
     """Numbers of the UTC days that batches touch, by table."""
     days: dict[str, set[int]] = {"gpu_sample": set(), "usage_interval": set()}
     for batch in batches:
-        days["usage_interval"] |= {interval.start_ms // DAY_MS for interval in batch.usage_intervals.values()}
+        days["usage_interval"] |= {
+            interval.start_ms // DAY_MS for interval in batch.usage_intervals.values()
+        }
         if batch.block is not None:
             # An accelerator that is sampled without an interval gets one of state `present`.
             days["gpu_sample"] |= days_of(batch.block)
@@ -374,7 +450,12 @@ def _counter_readings(batches: Sequence[ResolvedBatch]) -> list[counters.Row]:
     return [
         (
             counters.Series(
-                resolved.workloads[count.workload], "agent", count.source, count.part, count.counter, count.engine
+                resolved.workloads[count.workload],
+                "agent",
+                count.source,
+                count.part,
+                count.counter,
+                count.engine,
             ),
             CounterReading(count.at_ms, count.value, count.started_ms),
         )

@@ -1,4 +1,6 @@
-"""Usage intervals of a flush as columns: written as they were reported, and the latest state that they show."""
+"""Usage intervals of a flush as columns: written as they were reported, and the latest state that
+they show.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from gpuledger_collector.ingest.batches.validate import DAY_MS
 from gpuledger_common.wire import ABSENT_INT64
 
 STATES = ("held", "unallocated", "unavailable", "present")
-"""`present` proves that an accelerator was there, not who held it: it stands for samples without an interval."""
+"""`present` proves that an accelerator was there, not who held it: it stands for samples without an
+interval.
+"""
 _STATE_INDEX = {state: index for index, state in enumerate(STATES)}
 _COLUMNS = {
     "accelerator_id": "accelerator",
@@ -40,9 +44,11 @@ _INTEGERS = tuple(name for name in _COLUMNS.values() if name != "epoch")
 
 @dataclass(frozen=True, slots=True)
 class IntervalRows:
-    """Usage intervals by column: ids, index in STATES, unix milliseconds, milliseconds, millijoules, and their record.
+    """Usage intervals by column: ids, index in STATES, unix milliseconds, milliseconds,
+    millijoules, and their record.
 
-    Columns are int64, ABSENT_INT64 where an interval has no workload or no energy; `epoch` has the 16 bytes of UUIDs.
+    Columns are int64, ABSENT_INT64 where an interval has no workload or no energy; `epoch` has the
+    16 bytes of UUIDs.
     """
 
     accelerator: Array
@@ -65,7 +71,9 @@ class IntervalRows:
 
 @dataclass(frozen=True, slots=True)
 class LatestStates:
-    """The latest state of accelerators, in their order: until when it is known, index in STATES, and any holder."""
+    """The latest state of accelerators, in their order: until when it is known, index in STATES,
+    and any holder.
+    """
 
     accelerator: Array
     end_ms: Array
@@ -118,7 +126,9 @@ def join_usage_intervals(batches: Sequence[ResolvedBatch]) -> IntervalRows:
 
 
 def presence_intervals(batches: Sequence[ResolvedBatch]) -> IntervalRows:
-    """A `present` interval, from first to last sample, where a batch samples an accelerator without an interval."""
+    """A `present` interval, from first to last sample, where a batch samples an accelerator without
+    an interval.
+    """
     rows: list[tuple[int, ...]] = []
     epochs = []
     for resolved in batches:
@@ -126,7 +136,9 @@ def presence_intervals(batches: Sequence[ResolvedBatch]) -> IntervalRows:
         if batch.block is None:
             continue
         sampled = set(np.unique(batch.block.accelerator).tolist())
-        for place in sorted(sampled.difference(interval.accelerator for interval in batch.usage_intervals.values())):
+        for place in sorted(
+            sampled.difference(interval.accelerator for interval in batch.usage_intervals.values())
+        ):
             at_ms = batch.block.at_ms[batch.block.accelerator == place]
             start_ms = int(at_ms.min())
             rows.append(
@@ -152,14 +164,17 @@ def presence_intervals(batches: Sequence[ResolvedBatch]) -> IntervalRows:
 
 def _as_columns(rows: Sequence[tuple[int, ...]], epochs: Sequence[bytes]) -> IntervalRows:
     columns = np.array(rows, dtype="<i8").reshape(-1, len(_INTEGERS)).T.copy()
-    return IntervalRows(**dict(zip(_INTEGERS, columns, strict=True)), epoch=np.frombuffer(b"".join(epochs), "V16"))
+    return IntervalRows(
+        **dict(zip(_INTEGERS, columns, strict=True)), epoch=np.frombuffer(b"".join(epochs), "V16")
+    )
 
 
 def copy_usage_intervals(connection: Connection, *parts: IntervalRows) -> None:
     """COPY usage intervals."""
     blocks = []
     for rows, (index, state) in product(parts, enumerate(STATES)):
-        # Text columns need one length per block of the packer, and each state is a text of its own length.
+        # Text columns need one length per block of the packer, and each state is a text of its own
+        # length.
         chosen = np.flatnonzero(rows.state == index)
         if len(chosen):
             columns = {name: getattr(rows, name)[chosen] for name in _COLUMNS.values()}
@@ -169,16 +184,22 @@ def copy_usage_intervals(connection: Connection, *parts: IntervalRows) -> None:
             blocks.append(list(columns.values()))
     with (
         connection.cursor() as cursor,
-        cursor.copy(f"COPY usage_interval ({', '.join(_COLUMNS)}) FROM STDIN (FORMAT BINARY)") as copy,
+        cursor.copy(
+            f"COPY usage_interval ({', '.join(_COLUMNS)}) FROM STDIN (FORMAT BINARY)"
+        ) as copy,
     ):
         for part in pack(*blocks):
             copy.write(part)
 
 
 def latest_states(rows: IntervalRows) -> LatestStates:
-    """The end, state and (largest, then first) holder of the latest usage interval of each accelerator."""
+    """The end, state and (largest, then first) holder of the latest usage interval of each
+    accelerator.
+    """
     # lexsort has no descending order; negated positions let the first of equal holders sort last.
     first_wins = -np.arange(len(rows.accelerator))
     order = np.lexsort((first_wins, rows.held_ms, rows.end_ms, rows.accelerator))
     last = order[last_of_each(rows.accelerator[order])]
-    return LatestStates(rows.accelerator[last], rows.end_ms[last], rows.state[last], rows.workload[last])
+    return LatestStates(
+        rows.accelerator[last], rows.end_ms[last], rows.state[last], rows.workload[last]
+    )

@@ -1,8 +1,8 @@
 """Validate a batch record by record; each refusal names its record and the reason.
 
-A batch without a usable key is refused. Otherwise good records are accepted and bad ones listed. Spooled, replayed and
-simulated batches keep their times, so old instants are accepted up to the age that the settings allow; instants that no
-clock can have shown are always refused.
+A batch without a usable key is refused. Otherwise good records are accepted and bad ones listed.
+Spooled, replayed and simulated batches keep their times, so old instants are accepted up to the age
+that the settings allow; instants that no clock can have shown are always refused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ EARLIEST_MS = 946_684_800_000
 """2000-01-01: an earlier clock was never set."""
 FUTURE_MS = DAY_MS
 MAX_USAGE_INTERVAL_MS = DAY_MS
-"""Agents cut at every hour; the bound limits how far back a reader must look for intervals that reach into an hour."""
+"""Agents cut at every hour; the bound limits how far back a reader must look for intervals that
+reach into an hour.
+"""
 MAX_DAYS = 40
 """Distinct UTC days of one batch: each may need a new partition."""
 MAX_REJECTED = 1000
@@ -64,7 +66,8 @@ T = TypeVar("T")
 
 
 class AcceptedRecords(dict[int, T]):
-    """The accepted records of a list, by position: the same object for a list that an agent repeats.
+    """The accepted records of a list, by position: the same object for a list that an agent
+    repeats.
 
     `cache` holds what other modules derive from the list, so that it is derived once.
     """
@@ -78,10 +81,12 @@ class AcceptedRecords(dict[int, T]):
 
 @dataclass(frozen=True, slots=True)
 class SampleBlock:
-    """Samples of a batch: position of the accelerator in its batch, instant, and a column for each metric.
+    """Samples of a batch: position of the accelerator in its batch, instant, and a column for each
+    metric.
 
-    A column is the bytes that were sent (little-endian, of the kind in the catalog): a batch has dozens of short
-    columns, and creating a numpy array costs more than processing it. They are converted when batches are joined.
+    A column is the bytes that were sent (little-endian, of the kind in the catalog): a batch has
+    dozens of short columns, and creating a numpy array costs more than processing it. They are
+    converted when batches are joined.
     """
 
     accelerator: Array
@@ -129,7 +134,10 @@ class Accepted:
     def is_heavy(self) -> bool:
         """Whether writing it would delay other batches noticeably."""
         names = len(self.accelerators) + len(self.workloads)
-        return names + len(self.usage_intervals) + len(self.counts) > HEAVY_RECORDS or self.samples > HEAVY_ROWS
+        return (
+            names + len(self.usage_intervals) + len(self.counts) > HEAVY_RECORDS
+            or self.samples > HEAVY_ROWS
+        )
 
 
 def workload_key(kind: str, node: str, external_id: str) -> str:
@@ -146,12 +154,16 @@ def accept(
     """
     # 1. The lists that other records refer to; a reference to a refused entry is refused as well.
     epoch = _parse_epoch(batch)
-    accelerators, accelerator_refusals = _validate(batch.accelerators, "accelerators", check_accelerator)
+    accelerators, accelerator_refusals = _validate(
+        batch.accelerators, "accelerators", check_accelerator
+    )
     workloads, workload_refusals = _validate(batch.workloads, "workloads", check_workload)
     rejected = [*batch.rejected, *accelerator_refusals, *workload_refusals]
     # 2. Usage intervals: each alone, then the sums of those that share a time.
     context = accelerators, workloads, now_ms + FUTURE_MS, oldest_ms
-    usage_intervals = _check_each("usage_intervals", batch.usage_intervals, check_usage_interval, rejected, *context)
+    usage_intervals = _check_each(
+        "usage_intervals", batch.usage_intervals, check_usage_interval, rejected, *context
+    )
     _refuse_wrong_sums(usage_intervals, rejected)
     # 3. Samples, then the bound on the days that intervals and samples touch together.
     block = _accept_samples(batch.samples, accelerators, now_ms, rejected, oldest_ms)
@@ -177,7 +189,13 @@ def accept(
 
 def truncate_texts(heartbeat: Heartbeat) -> Heartbeat:
     """Truncate long texts, so that a heartbeat can be held in memory until it is written."""
-    texts = heartbeat.agent_version, heartbeat.source, heartbeat.detail, heartbeat.driver or "", heartbeat.boot_id
+    texts = (
+        heartbeat.agent_version,
+        heartbeat.source,
+        heartbeat.detail,
+        heartbeat.driver or "",
+        heartbeat.boot_id,
+    )
     if max(map(len, texts)) <= MAX_TEXT:
         return heartbeat
     return msgspec.convert(storable(msgspec.to_builtins(heartbeat)), Heartbeat)
@@ -186,7 +204,9 @@ def truncate_texts(heartbeat: Heartbeat) -> Heartbeat:
 def _validate(
     listed: RecordList[T], name: str, check: Callable[[T], str | None]
 ) -> tuple[AcceptedRecords[T], Sequence[Rejected]]:
-    """The accepted records of a list and the refusals of the others, computed once for a list that is repeated."""
+    """The accepted records of a list and the refusals of the others, computed once for a list that
+    is repeated.
+    """
     if listed.validated is None:
         rejected: list[Rejected] = []
         records = _check_each(name, listed.records, check, rejected)
@@ -212,7 +232,11 @@ def _parse_epoch(batch: DecodedBatch) -> uuid.UUID:
 
 
 def _check_each(
-    name: str, records: Iterable[Any], check: Callable[..., str | None], rejected: list[Rejected], *context: object
+    name: str,
+    records: Iterable[Any],
+    check: Callable[..., str | None],
+    rejected: list[Rejected],
+    *context: object,
 ) -> dict[int, Any]:
     """The accepted records by position; `check` returns the reason to refuse one, given `context`."""
     accepted = {}
@@ -244,7 +268,9 @@ def _bad_field(record: object, limits: Mapping[str, int]) -> str | None:
 
 
 def storable(value: Any) -> Any:
-    """Make the texts of a JSON value storable in Postgres: replace other characters, cut texts at MAX_TEXT."""
+    """Make the texts of a JSON value storable in Postgres: replace other characters, cut texts at
+    MAX_TEXT.
+    """
     if isinstance(value, dict):
         return {storable(key): storable(part) for key, part in value.items()}
     if isinstance(value, str):
@@ -257,7 +283,14 @@ def check_accelerator(accelerator: WireAccelerator) -> str | None:
     """Why an accelerator is refused."""
     if not accelerator.uuid:
         return "uuid: is empty"
-    limits = {"uuid": 200, "device_uuid": 200, "model": 200, "mig_instance": 200, "pool": 200, "health_cause": 2000}
+    limits = {
+        "uuid": 200,
+        "device_uuid": 200,
+        "model": 200,
+        "mig_instance": 200,
+        "pool": 200,
+        "health_cause": 2000,
+    }
     if reason := _bad_field(accelerator, limits):
         return reason
     # Millionths of a physical GPU: 1,000,000 is an entire one, less a MIG instance.
@@ -273,11 +306,14 @@ def check_accelerator(accelerator: WireAccelerator) -> str | None:
 
 def _refuse_repeats(accelerators: dict[int, WireAccelerator], rejected: list[Rejected]) -> None:
     first: dict[str, int] = {}
-    # Of two entries for one UUID the first counts: with both, it would be undefined to which one records refer.
+    # Of two entries for one UUID the first counts: with both, it would be undefined to which one
+    # records refer.
     for place, accelerator in list(accelerators.items()):
         known = first.setdefault(accelerator.uuid, place)
         if known != place:
-            rejected.append(Rejected(f"accelerators[{place}]", f"uuid: is that of accelerators[{known}]"))
+            rejected.append(
+                Rejected(f"accelerators[{place}]", f"uuid: is that of accelerators[{known}]")
+            )
             del accelerators[place]
 
 
@@ -285,7 +321,9 @@ def check_workload(workload: WireWorkload) -> str | None:
     """Why a workload is refused."""
     if not workload.id or not workload.kind:
         return "id or kind: is empty"
-    if reason := _bad_field(workload, {"id": 1000, "kind": 64, "user": 1000, "account": 1000, "name": 1000}):
+    if reason := _bad_field(
+        workload, {"id": 1000, "kind": 64, "user": 1000, "account": 1000, "name": 1000}
+    ):
         return reason
     if len(workload.tags) > MAX_TAGS:
         return f"tags: has {len(workload.tags)} of them, {MAX_TAGS} are allowed"
@@ -303,18 +341,26 @@ def check_usage_interval(
     latest_ms: int,
     oldest_ms: int = EARLIEST_MS,
 ) -> str | None:
-    """Why a usage interval is refused; none may begin before `oldest_ms` or reach beyond `latest_ms`."""
+    """Why a usage interval is refused; none may begin before `oldest_ms` or reach beyond
+    `latest_ms`.
+    """
     if interval.accelerator not in accelerators:
         return f"accelerator: there is no accepted accelerators[{interval.accelerator}]"
     start_ms, end_ms = interval.start_ms, interval.end_ms
-    # This runs for every interval, so cheap comparisons come first and reasons are built only on refusal.
+    # This runs for every interval, so cheap comparisons come first and reasons are built only on
+    # refusal.
     if not oldest_ms <= start_ms <= latest_ms or end_ms > latest_ms:
         return _out_of_time(start_ms, oldest_ms)
     if not 0 < end_ms - start_ms <= MAX_USAGE_INTERVAL_MS:
         return "end_ms: is not after start_ms, or more than a day after it"
     if interval.energy_mj is not None and not 0 <= interval.energy_mj <= _INT64:
         return "energy_mj: is out of range"
-    held_ms, busy_ms, idle_ms, unknown_ms = interval.held_ms, interval.busy_ms, interval.idle_ms, interval.unknown_ms
+    held_ms, busy_ms, idle_ms, unknown_ms = (
+        interval.held_ms,
+        interval.busy_ms,
+        interval.idle_ms,
+        interval.unknown_ms,
+    )
     if interval.state != "held":
         if interval.workload is None and not (held_ms or busy_ms or idle_ms or unknown_ms):
             return None
@@ -323,7 +369,8 @@ def check_usage_interval(
         return f"workload: there is no accepted workloads[{interval.workload}]"
     if held_ms < 0 or busy_ms < 0 or idle_ms < 0 or unknown_ms < 0 or held_ms > end_ms - start_ms:
         return "held_ms: is not from 0 to end_ms - start_ms, or a part of it is negative"
-    # Exactly, in whole milliseconds: the bill distinguishes busy and idle cost, which must add up to held cost.
+    # Exactly, in whole milliseconds: the bill distinguishes busy and idle cost, which must add up
+    # to held cost.
     if busy_ms + idle_ms + unknown_ms != held_ms:
         return "busy_ms, idle_ms, unknown_ms: do not add up to held_ms"
     return None
@@ -338,7 +385,10 @@ def _out_of_time(start_ms: int, oldest_ms: int) -> str:
 def too_old(oldest_ms: int) -> str:
     """The reason to refuse evidence from before an instant."""
     oldest = dt.datetime.fromtimestamp(oldest_ms // 1000, dt.UTC)
-    return f"lies before {oldest:%Y-%m-%dT%H:%M:%SZ}, older than max_evidence_age_days allows: import it instead"
+    return (
+        f"lies before {oldest:%Y-%m-%dT%H:%M:%SZ}, older than max_evidence_age_days allows: import"
+        " it instead"
+    )
 
 
 def check_count(count: Count, workloads: dict[int, WireWorkload], now_ms: int) -> str | None:
@@ -360,13 +410,18 @@ def check_count(count: Count, workloads: dict[int, WireWorkload], now_ms: int) -
     return None
 
 
-def _refuse_wrong_sums(usage_intervals: dict[int, WireUsageInterval], rejected: list[Rejected]) -> None:
+def _refuse_wrong_sums(
+    usage_intervals: dict[int, WireUsageInterval], rejected: list[Rejected]
+) -> None:
     """Refuse the holders that share a span but do not hold exactly all of it together."""
     spans: dict[tuple[int, int, int], list[int]] = {}
     for place, interval in usage_intervals.items():
         if interval.state == "held":
-            spans.setdefault((interval.accelerator, interval.start_ms, interval.end_ms), []).append(place)
-    # All holders of the span are refused together: without one of them the others would be charged too little.
+            spans.setdefault((interval.accelerator, interval.start_ms, interval.end_ms), []).append(
+                place
+            )
+    # All holders of the span are refused together: without one of them the others would be charged
+    # too little.
     for (_, start_ms, end_ms), places in spans.items():
         held = sum([usage_intervals[place].held_ms for place in places])
         if held == end_ms - start_ms:
@@ -389,7 +444,8 @@ def _accept_samples(
         reason = f"accelerator has {len(samples.accelerator)} rows and at_ms {rows}"
         rejected.append(Rejected("samples", reason))
         return None
-    # Fast path: bytes of the right kind and length are taken as they are, without creating an array.
+    # Fast path: bytes of the right kind and length are taken as they are, without creating an
+    # array.
     columns = {
         name: column.values
         for name, column in samples.columns.items()
@@ -419,7 +475,10 @@ def _accept_samples(
 
 def select_rows(columns: dict[str, bytes], rows: Array) -> dict[str, bytes]:
     """Select rows of columns, by index or by mask."""
-    return {name: np.frombuffer(values, DTYPES[METRIC_KINDS[name]])[rows].tobytes() for name, values in columns.items()}
+    return {
+        name: np.frombuffer(values, DTYPES[METRIC_KINDS[name]])[rows].tobytes()
+        for name, values in columns.items()
+    }
 
 
 def kind_of(metric: str) -> str:
@@ -439,10 +498,17 @@ def _good_rows(
 ) -> Sequence[int]:
     rows = samples.at_ms
     # Nearly every batch is good throughout: four comparisons instead of a loop over its rows.
-    if rows and min(rows) >= oldest_ms and max(rows) <= latest_ms and accelerators.keys() >= set(samples.accelerator):
+    if (
+        rows
+        and min(rows) >= oldest_ms
+        and max(rows) <= latest_ms
+        and accelerators.keys() >= set(samples.accelerator)
+    ):
         return range(len(rows))
     kept = []
-    for row, (accelerator, at_ms) in enumerate(zip(samples.accelerator, samples.at_ms, strict=True)):
+    for row, (accelerator, at_ms) in enumerate(
+        zip(samples.accelerator, samples.at_ms, strict=True)
+    ):
         if accelerator not in accelerators:
             reason = f"accelerator: there is no accepted accelerators[{accelerator}]"
         elif not EARLIEST_MS <= at_ms <= latest_ms:
@@ -457,7 +523,9 @@ def _good_rows(
 
 
 def _bound_days(
-    usage_intervals: dict[int, WireUsageInterval], block: SampleBlock | None, rejected: list[Rejected]
+    usage_intervals: dict[int, WireUsageInterval],
+    block: SampleBlock | None,
+    rejected: list[Rejected],
 ) -> SampleBlock | None:
     """Refuse records beyond the earliest MAX_DAYS days of the batch."""
     days = {interval.start_ms // DAY_MS for interval in usage_intervals.values()}
@@ -467,7 +535,9 @@ def _bound_days(
         return block
     last = sorted(days)[MAX_DAYS - 1]
     reason = f"lies beyond the first {MAX_DAYS} days of its batch"
-    for place in [place for place, interval in usage_intervals.items() if interval.start_ms // DAY_MS > last]:
+    for place in [
+        place for place, interval in usage_intervals.items() if interval.start_ms // DAY_MS > last
+    ]:
         rejected.append(Rejected(f"usage_intervals[{place}]", reason))
         del usage_intervals[place]
     if block is None:
@@ -476,7 +546,9 @@ def _bound_days(
     rejected += [Rejected(f"samples at {at_ms}", reason) for at_ms in block.at_ms[~kept].tolist()]
     if not kept.any():
         return None
-    return SampleBlock.of(block.accelerator[kept], block.at_ms[kept], select_rows(block.columns, kept))
+    return SampleBlock.of(
+        block.accelerator[kept], block.at_ms[kept], select_rows(block.columns, kept)
+    )
 
 
 def days_of(block: SampleBlock) -> set[int]:

@@ -1,1 +1,3 @@
-"""Files that people import: read with line and column, every bad cell reported at once as a Problem."""
+"""Files that people import: read with line and column, every bad cell reported at once as a
+Problem.
+"""

@@ -1,4 +1,5 @@
-"""A provider's bill in FOCUS 1.0 to 1.4, as CSV (also .gz) or Parquet: lines by provider and billing period.
+"""A provider's bill in FOCUS 1.0 to 1.4, as CSV (also .gz) or Parquet: lines by provider and
+billing period.
 
 Only what a reconciliation needs is read. Amounts stay the decimals that were written.
 """
@@ -17,7 +18,15 @@ from pydantic import Field, PlainValidator
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.provider_bill import PLACES, BillLine
 from gpuledger_collector.config.csv_rows import decode, missing_columns, split_rows
-from gpuledger_collector.config.fields import Currency, Instant, Text, after, read_decimal, read_text, refusal
+from gpuledger_collector.config.fields import (
+    Currency,
+    Instant,
+    Text,
+    after,
+    read_decimal,
+    read_text,
+    refusal,
+)
 from gpuledger_collector.config.files import MAX_FILE_BYTES, PARQUET_ROWS, bounded_rows, sha256_of
 from gpuledger_collector.config.model import Record, Row
 from gpuledger_collector.extras import install_command
@@ -65,15 +74,19 @@ _Amount = Annotated[Decimal, PlainValidator(_read_amount)]
 
 
 class _Line(Row):
-    """A line under the names of `BillLine`, with its billing period, its provider and both of its quantities."""
+    """A line under the names of `BillLine`, with its billing period, its provider and both of its
+    quantities.
+    """
 
     provider: Text = Field("", alias="ProviderName")
     service_provider: Text = Field("", alias="ServiceProviderName")
     start_ms: Instant = Field(alias="ChargePeriodStart")
-    end_ms: Annotated[Instant, after("start_ms", "ChargePeriodStart", or_at=True)] = Field(alias="ChargePeriodEnd")
+    end_ms: Annotated[Instant, after("start_ms", "ChargePeriodStart", or_at=True)] = Field(
+        alias="ChargePeriodEnd"
+    )
     bill_start_ms: Instant = Field(alias="BillingPeriodStart")
-    bill_end_ms: Annotated[Instant, after("bill_start_ms", "BillingPeriodStart", or_at=True)] = Field(
-        alias="BillingPeriodEnd"
+    bill_end_ms: Annotated[Instant, after("bill_start_ms", "BillingPeriodStart", or_at=True)] = (
+        Field(alias="BillingPeriodEnd")
     )
     category: Text = Field(alias="ChargeCategory")
     charge_class: Text = Field("", alias="ChargeClass")
@@ -107,7 +120,9 @@ _TAKEN_OVER = frozenset(BillLine.__dataclass_fields__) & frozenset(_Line.model_f
 
 
 def read_bill(path: Path, provider: str | None = None, on_line: OnRow = tell_nobody) -> BillFile:
-    """Every line of the file; `provider` names it where the file does not. Raises OSError and NoArrow.
+    """Every line of the file; `provider` names it where the file does not.
+
+    Raises OSError and NoArrow.
 
     `on_line` is told how many of how many lines are read.
     """
@@ -119,7 +134,10 @@ def read_bill(path: Path, provider: str | None = None, on_line: OnRow = tell_nob
     if not bill.problems:
         bill.problems += missing_columns(path, header, _Line.needed_columns())
         if provider is None and not set(PROVIDERS) & set(header):
-            message = "the header names no provider (ServiceProviderName or ProviderName): say --provider NAME"
+            message = (
+                "the header names no provider (ServiceProviderName or ProviderName): say --provider"
+                " NAME"
+            )
             bill.problems.append(Problem("no_column", f"{path}:1:ProviderName", message))
     if bill.problems:
         return bill
@@ -144,22 +162,31 @@ def read_bill(path: Path, provider: str | None = None, on_line: OnRow = tell_nob
 def _read_csv(path: Path, bill: BillFile, on_line: OnRow) -> tuple[list[str], Iterator[Record]]:
     """Header and rows of a CSV file; none after adding the problem of a file that is no text."""
     text = decode(path, bill.problems, bill.notes)
-    return ([], iter(())) if text is None else split_rows(path, text, bill.problems, on_line=on_line)
+    return (
+        ([], iter(())) if text is None else split_rows(path, text, bill.problems, on_line=on_line)
+    )
 
 
-def _read_parquet(path: Path, problems: list[Problem], on_line: OnRow) -> tuple[list[str], Iterator[Record]]:
+def _read_parquet(
+    path: Path, problems: list[Problem], on_line: OnRow
+) -> tuple[list[str], Iterator[Record]]:
     """Header and rows of a Parquet file, their values as the text that a CSV would hold."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise NoArrow(f"Parquet needs pyarrow, which is not installed: {install_command('parquet')}") from error
+        raise NoArrow(
+            f"Parquet needs pyarrow, which is not installed: {install_command('parquet')}"
+        ) from error
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowInvalid, pa.ArrowIOError) as error:
         problems.append(Problem("bad_parquet", str(path), f"is not Parquet: {error}"))
         return [], iter(())
-    groups = [file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups)]
+    groups = [
+        file.metadata.row_group(number).total_byte_size
+        for number in range(file.metadata.num_row_groups)
+    ]
     if sum(groups) > MAX_FILE_BYTES:
         raise FileTooLarge(path, f"larger than {MAX_FILE_BYTES} bytes when it is decompressed")
     header = list(file.schema_arrow.names)

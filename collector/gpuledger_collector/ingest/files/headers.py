@@ -17,53 +17,84 @@ from gpuledger_collector.ingest.files.held_time import DURATIONS
 from gpuledger_collector.ingest.files.instants import is_instant
 
 SYNONYMS = {
-    "workload_id": "workload workload_uid workload_uuid job_id jobid jobidraw job job_number job_no task_id "
-    "run_id pod pod_name pod_uid id auftrag auftrags_id auftragsid auftragsnummer auftrags_nr auftragsnr "
-    "jobnummer job_nummer job_nr jobnr tache id_tache travail id_travail trabajo id_trabajo tarea id_tarea "
-    "lavoro id_lavoro id_job",
-    "start": "start_time started started_at start_at start_ts start_date begin begin_time begin_at began from "
-    "start_datetime start_timestamp job_start beginn anfang startzeit startzeitpunkt startdatum gestartet "
-    "gestartet_am von debut date_debut date_de_debut heure_debut heure_de_debut inicio fecha_inicio "
-    "fecha_de_inicio hora_inicio hora_de_inicio desde inizio data_inizio ora_inizio",
-    "end": "end_time ended ended_at end_at end_ts end_date finish finish_time finished finished_at completed_at "
-    "completion_time stop stop_time stopped_at to until end_datetime end_timestamp job_end ende endzeit "
-    "endzeitpunkt enddatum schluss beendet beendet_am bis fin date_fin date_de_fin heure_fin heure_de_fin "
-    "fecha_fin fecha_de_fin hora_fin hora_de_fin hasta fine data_fine ora_fine",
-    "gpus": "gpu gpu_s num_gpus num_gpu n_gpus ngpus gpu_count gpus_count gpu_num gpus_allocated allocated_gpus "
-    "alloc_gpus number_of_gpus alloctres alloc_tres anzahl_gpus anzahl_gpu anzahl_der_gpus gpu_anzahl "
-    "gpus_anzahl nombre_gpu nombre_gpus nombre_de_gpu nombre_de_gpus nb_gpu nb_gpus numero_gpu numero_gpus "
-    "numero_de_gpu numero_de_gpus numero_di_gpu cantidad_gpu cantidad_gpus cantidad_de_gpus",
-    "gpu_model": "gpu_type gpu_name gpu_kind accelerator accelerator_type gpu_typ gputyp gpu_modell gpu_art "
-    "grafikkarte type_gpu type_de_gpu modele_gpu modele_de_gpu tipo_gpu tipo_de_gpu tipo_di_gpu modelo_gpu "
-    "modelo_de_gpu modello_gpu",
+    "workload_id": (
+        "workload workload_uid workload_uuid job_id jobid jobidraw job job_number job_no task_id"
+        " run_id pod pod_name pod_uid id auftrag auftrags_id auftragsid auftragsnummer auftrags_nr"
+        " auftragsnr jobnummer job_nummer job_nr jobnr tache id_tache travail id_travail trabajo"
+        " id_trabajo tarea id_tarea lavoro id_lavoro id_job"
+    ),
+    "start": (
+        "start_time started started_at start_at start_ts start_date begin begin_time begin_at began"
+        " from start_datetime start_timestamp job_start beginn anfang startzeit startzeitpunkt"
+        " startdatum gestartet gestartet_am von debut date_debut date_de_debut heure_debut"
+        " heure_de_debut inicio fecha_inicio fecha_de_inicio hora_inicio hora_de_inicio desde"
+        " inizio data_inizio ora_inizio"
+    ),
+    "end": (
+        "end_time ended ended_at end_at end_ts end_date finish finish_time finished finished_at"
+        " completed_at completion_time stop stop_time stopped_at to until end_datetime"
+        " end_timestamp job_end ende endzeit endzeitpunkt enddatum schluss beendet beendet_am bis"
+        " fin date_fin date_de_fin heure_fin heure_de_fin fecha_fin fecha_de_fin hora_fin"
+        " hora_de_fin hasta fine data_fine ora_fine"
+    ),
+    "gpus": (
+        "gpu gpu_s num_gpus num_gpu n_gpus ngpus gpu_count gpus_count gpu_num gpus_allocated"
+        " allocated_gpus alloc_gpus number_of_gpus alloctres alloc_tres anzahl_gpus anzahl_gpu"
+        " anzahl_der_gpus gpu_anzahl gpus_anzahl nombre_gpu nombre_gpus nombre_de_gpu"
+        " nombre_de_gpus nb_gpu nb_gpus numero_gpu numero_gpus numero_de_gpu numero_de_gpus"
+        " numero_di_gpu cantidad_gpu cantidad_gpus cantidad_de_gpus"
+    ),
+    "gpu_model": (
+        "gpu_type gpu_name gpu_kind accelerator accelerator_type gpu_typ gputyp gpu_modell gpu_art"
+        " grafikkarte type_gpu type_de_gpu modele_gpu modele_de_gpu tipo_gpu tipo_de_gpu"
+        " tipo_di_gpu modelo_gpu modelo_de_gpu modello_gpu"
+    ),
     "pool": "partition queue warteschlange file_d_attente cola coda",
-    "node": "nodelist node_list node_name nodename host hostname knoten knotenname rechner noeud nodo",
-    "user": "user_name username uid_name submitted_by benutzer benutzername nutzer nutzername anwender "
-    "utilisateur nom_utilisateur usuario utente",
+    "node": (
+        "nodelist node_list node_name nodename host hostname knoten knotenname rechner noeud nodo"
+    ),
+    "user": (
+        "user_name username uid_name submitted_by benutzer benutzername nutzer nutzername anwender "
+        "utilisateur nom_utilisateur usuario utente"
+    ),
     "account": "account_name konto compte cuenta",
     "job_name": "jobname name auftragsname",
-    "submitted": "submit submit_time submitted_at submission_time queued_at eingereicht eingereicht_am soumis",
+    "submitted": (
+        "submit submit_time submitted_at submission_time queued_at eingereicht eingereicht_am"
+        " soumis"
+    ),
     "state": "status job_state final_state zustand etat estado stato",
-    "duration": "elapsed elapsed_time run_time runtime wall_time walltime wallclock dauer laufzeit duree "
-    "duracion durata",
-    "duration_hours": "hours duration_h elapsed_hours runtime_hours wall_hours stunden dauer_h dauer_stunden "
-    "laufzeit_h laufzeit_stunden heures horas ore",
-    "duration_minutes": "minutes duration_min elapsed_minutes runtime_minutes minuten dauer_min laufzeit_min "
-    "minutos minuti",
-    "duration_seconds": "seconds duration_s duration_sec elapsedraw elapsed_seconds runtime_seconds sekunden "
-    "secondes segundos secondi",
+    "duration": (
+        "elapsed elapsed_time run_time runtime wall_time walltime wallclock dauer laufzeit duree "
+        "duracion durata"
+    ),
+    "duration_hours": (
+        "hours duration_h elapsed_hours runtime_hours wall_hours stunden dauer_h dauer_stunden "
+        "laufzeit_h laufzeit_stunden heures horas ore"
+    ),
+    "duration_minutes": (
+        "minutes duration_min elapsed_minutes runtime_minutes minuten dauer_min laufzeit_min "
+        "minutos minuti"
+    ),
+    "duration_seconds": (
+        "seconds duration_s duration_sec elapsedraw elapsed_seconds runtime_seconds sekunden "
+        "secondes segundos secondi"
+    ),
     "suspended": "suspended_time suspend_time",
     "tag:org": "org organization organisation",
-    "tag:team": "team team_name department dept abteilung arbeitsgruppe equipe equipo squadra departement "
-    "departamento dipartimento reparto institut institute lehrstuhl fakultat fakultaet faculty research_group "
-    "forschungsgruppe instituto facultad istituto facolta faculte",
+    "tag:team": (
+        "team team_name department dept abteilung arbeitsgruppe equipe equipo squadra departement"
+        " departamento dipartimento reparto institut institute lehrstuhl fakultat fakultaet faculty"
+        " research_group forschungsgruppe instituto facultad istituto facolta faculte"
+    ),
     "tag:project": "project project_name projekt projet proyecto progetto",
     "tag:experiment": "experiment experiment_name",
     "tag:run": "run run_name",
     "tag:namespace": "namespace namespace_name pod_namespace kube_namespace",
 }
-"""Other names of the columns, in lower case with underscores and without accents: English, German, French, Spanish,
-Italian."""
+"""Other names of the columns, in lower case with underscores and without accents: English, German,
+French, Spanish, Italian.
+"""
 DELIMITERS = ",;\t|"
 TAG = "tag:"
 TEAM, NAMESPACE = "tag:team", "tag:namespace"
@@ -71,7 +102,10 @@ SACCT_COLUMNS = (
     "jobidraw,cluster,account,user,partition,qos,state,submit,eligible,start,end,elapsedraw,suspended,alloctres,"
     "nodelist,comment,wckey,jobname"
 )
-SACCT = f"TZ=UTC SLURM_TIME_FORMAT=%s sacct -X -a -P -n -D -S 2026-10-01 -E 2026-11-01 -o {SACCT_COLUMNS} > jobs.txt"
+SACCT = (
+    "TZ=UTC SLURM_TIME_FORMAT=%s sacct -X -a -P -n -D -S 2026-10-01 -E 2026-11-01 -o"
+    f" {SACCT_COLUMNS} > jobs.txt"
+)
 _TRES = re.compile(r"(cpu|mem|node|billing)=[^,]+,|gres/", re.ASCII)
 """What begins as a column AllocTRES does."""
 _OF_SACCT = {"jobid", "jobname", "partition", "account", "alloccpus", "state", "exitcode"}
@@ -84,8 +118,8 @@ _NEEDED_OF_SACCT = {"start": "Start", "end": "End", "gpus": "AllocTRES"}
 class TableOptions:
     """What a person says about a table that it does not say itself.
 
-    `columns`: meaning -> header name, against the synonyms; `zone`: of times without one; `day_first`: how to read
-    03/04/2026; `sheet`: which one of a workbook, None for the first.
+    `columns`: meaning -> header name, against the synonyms; `zone`: of times without one;
+    `day_first`: how to read 03/04/2026; `sheet`: which one of a workbook, None for the first.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -123,15 +157,29 @@ def _meaning(name: str, known: Sequence[str] | Mapping[str, str]) -> str | None:
 
 
 def column_meanings(
-    path: Path, header: Sequence[str], known: Sequence[str], options: TableOptions, problems: list[Problem]
+    path: Path,
+    header: Sequence[str],
+    known: Sequence[str],
+    options: TableOptions,
+    problems: list[Problem],
 ) -> dict[str, str | None]:
-    """Header name -> meaning, None for what is ignored; adds what can be read in two ways and bad options."""
+    """Header name -> meaning, None for what is ignored; adds what can be read in two ways and bad
+    options.
+    """
     chosen = {name: meaning for meaning, name in options.columns.items()}
     for meaning, name in options.columns.items():
         if meaning not in known and not meaning.startswith(TAG):
-            problems.append(Problem("no_column", "--column", f"{meaning!r} is none of {', '.join(known)}, {TAG}NAME"))
+            problems.append(
+                Problem(
+                    "no_column", "--column", f"{meaning!r} is none of {', '.join(known)}, {TAG}NAME"
+                )
+            )
         if name not in header:
-            problems.append(Problem("no_column", f"{path}:1:{name}", f"is no column; there are {_listed(header)}"))
+            problems.append(
+                Problem(
+                    "no_column", f"{path}:1:{name}", f"is no column; there are {_listed(header)}"
+                )
+            )
     columns: dict[str, str | None] = {}
     for name in header:
         by_name = _meaning(name, known)
@@ -140,13 +188,18 @@ def column_meanings(
     for meaning in sorted(filter(None, set(columns.values()))):
         names = [name for name in header if columns[name] == meaning]
         # Beside JobID, Slurm's JobIDRaw is another name of the same jobs.
-        raw = [name for name in names if any(_word(name) == f"{_word(other)}raw" for other in names)]
+        raw = [
+            name for name in names if any(_word(name) == f"{_word(other)}raw" for other in names)
+        ]
         columns |= dict.fromkeys(raw)
         names = [name for name in names if name not in raw]
         exact = [name for name in names if name == meaning]
         exact = exact or [name for name in names if _word(name) == meaning.removeprefix(TAG)]
         if len(names) > 1 and len(exact) != 1:
-            message = f"columns {_listed(names)} all mean {meaning}; --column {meaning}={names[0]} takes the first"
+            message = (
+                f"columns {_listed(names)} all mean {meaning}; --column {meaning}={names[0]} takes"
+                " the first"
+            )
             problems.append(Problem("two_readings", f"{path}:1", message))
         elif len(names) > 1:
             columns |= {name: None for name in names if name != exact[0]}
@@ -159,7 +212,9 @@ def _settled(columns: Mapping[str, str | None], chosen: Container[str]) -> dict[
     An end and a duration that stand side by side are compared, unless one of them was chosen.
     """
     taken = set(columns.values())
-    lengths = sorted((meaning for meaning in DURATIONS if meaning in taken), key=lambda name: name not in chosen)
+    lengths = sorted(
+        (meaning for meaning in DURATIONS if meaning in taken), key=lambda name: name not in chosen
+    )
     dropped = set(DURATIONS) - {*lengths[:1]}
     if "end" in chosen:
         dropped = set(DURATIONS)
@@ -167,7 +222,9 @@ def _settled(columns: Mapping[str, str | None], chosen: Container[str]) -> dict[
         dropped.add("end")
     settled = {name: None if meaning in dropped else meaning for name, meaning in columns.items()}
     if TEAM not in taken:
-        settled = {name: TEAM if meaning == NAMESPACE else meaning for name, meaning in settled.items()}
+        settled = {
+            name: TEAM if meaning == NAMESPACE else meaning for name, meaning in settled.items()
+        }
     return settled
 
 
@@ -188,28 +245,40 @@ def namespace_column(columns: Mapping[str, str | None]) -> str | None:
     if _word(id_column).endswith("id") and id_column != "workload_id":
         return None
     words = {*SYNONYMS[NAMESPACE].split(), NAMESPACE}
-    return next((name for name, meaning in columns.items() if meaning and {_word(name), name} & words), None)
+    return next(
+        (name for name, meaning in columns.items() if meaning and {_word(name), name} & words), None
+    )
 
 
 def ignored_notes(columns: Mapping[str, str | None]) -> Iterator[tuple[str, str | None]]:
-    """Each column that means nothing, with the sentence that gives it the meaning that its name resembles, if any."""
+    """Each column that means nothing, with the sentence that gives it the meaning that its name
+    resembles, if any.
+    """
     taken = set(columns.values())
     free = [meaning for meaning in SYNONYMS if meaning not in taken and meaning not in DURATIONS]
     for name, meaning in columns.items():
         if name and meaning is None:
             likely = next((known for known in free if _resembles(_word(name), known)), None)
             option = quote(f"{likely}={name}")
-            yield name, likely and f"column {name!r} is ignored; it looks like {likely}: --column {option}"
+            yield (
+                name,
+                likely and f"column {name!r} is ignored; it looks like {likely}: --column {option}",
+            )
 
 
 def _resembles(word: str, meaning: str) -> bool:
     """Whether a name is nearly a known one, or has one among its words."""
     known = [meaning.removeprefix(TAG), *SYNONYMS[meaning].split()]
-    return bool(get_close_matches(word, known, 1, 0.84) or {part for part in word.split("_") if part in known})
+    return bool(
+        get_close_matches(word, known, 1, 0.84)
+        or {part for part in word.split("_") if part in known}
+    )
 
 
 def no_team_note(columns: Mapping[str, str | None]) -> str:
-    """The sentence for a table in which no column says who pays, with the column that most likely does."""
+    """The sentence for a table in which no column says who pays, with the column that most likely
+    does.
+    """
     accounts = (name for name, meaning in columns.items() if meaning == "account")
     name = next(accounts, None) or guesses(columns, [TEAM])[TEAM] or "NAME"
     return f"no column is the team: --column {quote(f'{TEAM}={name}')} names it"
@@ -227,7 +296,9 @@ def guesses(columns: Mapping[str, str | None], missing: Sequence[str]) -> dict[s
 def header_problem(
     path: Path, header: Sequence[str], columns: Mapping[str, str | None], missing: Sequence[str]
 ) -> Problem:
-    """What a header needs that lacks columns: the one sentence that helps most; `no_header` where it is none."""
+    """What a header needs that lacks columns: the one sentence that helps most; `no_header` where
+    it is none.
+    """
     if any(map(_TRES.match, header)):
         return _no_header_of_sacct(path, header)
     if any(map(is_instant, header)):
@@ -238,19 +309,22 @@ def header_problem(
 def _no_header_of_sacct(path: Path, header: Sequence[str]) -> Problem:
     names = SACCT_COLUMNS.split(",")
     if len(header) >= len(names) and _TRES.match(header[names.index("alloctres")]):
-        message = f"this is what sacct prints for `gpuledger import sacct`; `gpuledger start {path}` reads it as well"
+        message = (
+            f"this is what sacct prints for `gpuledger import sacct`; `gpuledger start {path}`"
+            " reads it as well"
+        )
     else:
         message = (
-            "this is what sacct prints with -n, without the names of its columns; print it without -n, then "
-            f"`gpuledger start {path}` reads it"
+            "this is what sacct prints with -n, without the names of its columns; print it without"
+            f" -n, then `gpuledger start {path}` reads it"
         )
     return Problem("no_header", f"{path}:1", message)
 
 
 def _no_header(path: Path, header: Sequence[str]) -> Problem:
     message = (
-        f"the first line is a row and names no columns ({_listed(header)}); put their names before it, such as "
-        "job_id,gpus,start,end,team"
+        f"the first line is a row and names no columns ({_listed(header)}); put their names before"
+        " it, such as job_id,gpus,start,end,team"
     )
     return Problem("no_header", f"{path}:1", message)
 
@@ -271,7 +345,9 @@ def _of_sacct(path: Path, header: Sequence[str], missing: Sequence[str]) -> Prob
     return Problem("no_column", f"{path}:1", message)
 
 
-def _missing(path: Path, header: Sequence[str], columns: Mapping[str, str | None], missing: Sequence[str]) -> Problem:
+def _missing(
+    path: Path, header: Sequence[str], columns: Mapping[str, str | None], missing: Sequence[str]
+) -> Problem:
     if not any(columns.get(name) for name in header):
         message = f"the first line names no column that is known; it has {_listed(header)}"
     else:
@@ -286,7 +362,9 @@ def _nearest(meaning: str, unused: Sequence[str]) -> str | None:
     """The column that most likely has this meaning."""
     words = {_word(name): name for name in unused}
     for known in (meaning, *SYNONYMS[meaning].split()):
-        within = next((name for word, name in words.items() if len(known) > 2 and known in word), None)
+        within = next(
+            (name for word, name in words.items() if len(known) > 2 and known in word), None
+        )
         if near := get_close_matches(known, words, 1, 0.7):
             return words[near[0]]
         if within is not None:

@@ -1,7 +1,8 @@
-"""How long a job of a table held its GPUs, by all that the table says of it: its end, durations, suspended time.
+"""How long a job of a table held its GPUs, by all that the table says of it: its end, durations,
+suspended time.
 
-Suspended time is not held. Slurm's Elapsed leaves it out, End - Start does not; so a duration beside an end is compared
-with it, and what disagrees is refused.
+Suspended time is not held. Slurm's Elapsed leaves it out, End - Start does not; so a duration
+beside an end is compared with it, and what disagrees is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from dataclasses import dataclass
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.config.model import Record
-from gpuledger_collector.ingest.files.instants import MINUTE_MS, UNIT_MS, is_number, span_ms, suspended_ms, units_ms
+from gpuledger_collector.ingest.files.instants import (
+    MINUTE_MS,
+    UNIT_MS,
+    is_number,
+    span_ms,
+    suspended_ms,
+    units_ms,
+)
 from gpuledger_common.plurals import plural
 
 DURATIONS = ("duration", *UNIT_MS)
@@ -22,7 +30,9 @@ SUSPENDED = "suspended"
 
 @dataclass(slots=True)
 class HeldTime:
-    """Decides the end of the held time of a table's jobs. `columns`: meaning -> name of those that it looks at.
+    """Decides the end of the held time of a table's jobs.
+
+    `columns`: meaning -> name of those that it looks at.
 
     `is_slurm`: the duration is Slurm's, which leaves suspended time out.
     """
@@ -35,7 +45,8 @@ class HeldTime:
     """Jobs that were suspended for a time."""
 
     def end_ms(self, row: Record, start_ms: int, end_ms: int) -> int:
-        """The end of the held time of a job that has ended: the time between is as long as it held its GPUs.
+        """The end of the held time of a job that has ended: the time between is as long as it held
+        its GPUs.
 
         Raises ValueError with a sentence.
         """
@@ -57,7 +68,10 @@ class HeldTime:
     def notes(self) -> Iterator[str]:
         """The sentence about suspended jobs."""
         if self.suspended:
-            yield f"{plural(self.suspended, 'job')} suspended for a time, which is not held: not billed"
+            yield (
+                f"{plural(self.suspended, 'job')} suspended for a time, which is not held: not"
+                " billed"
+            )
 
     def _pause_ms(self, row: Record) -> int | None:
         return suspended_ms(row.cells[self.columns[SUSPENDED]]) if SUSPENDED in self.columns else 0
@@ -74,8 +88,9 @@ class HeldTime:
         name = self.columns[length.meaning]
         less = f" less the suspended {_span(pause_ms)}" if pause_ms else ""
         return (
-            f"end - start{less} is {_span(held_ms)}, and {name} says {length.cell!r}; "
-            f"--column end={self.columns['end']} bills the former, --column {length.meaning}={name} the latter"
+            f"end - start{less} is {_span(held_ms)}, and {name} says {length.cell!r}; --column"
+            f" end={self.columns['end']} bills the former, --column {length.meaning}={name} the"
+            " latter"
         )
 
 

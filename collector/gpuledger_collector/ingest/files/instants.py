@@ -1,6 +1,7 @@
 """Instants and durations as people and programs write them into tables.
 
-A column has few different dates and few different times of a day, so each is understood once and then looked up.
+A column has few different dates and few different times of a day, so each is understood once and
+then looked up.
 """
 
 from __future__ import annotations
@@ -22,11 +23,17 @@ _EXCEL_EPOCH = dt.datetime(1899, 12, 30)  # noqa: DTZ001  a serial number is a l
 _EXCEL_DAYS = (36_526, 73_051)
 """Serial numbers of 2000-01-01 and 2100-01-01."""
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?)?", re.ASCII)
-_YEAR_FIRST = re.compile(r"(?P<year>\d{4})[/.](?P<month>\d{1,2})[/.](?P<day>\d{1,2})(?P<clock>[T ,]+.*)?", re.ASCII)
-_YEAR_LAST = re.compile(
-    r"(?P<first>\d{1,2})(?P<mark>[./-])(?P<second>\d{1,2})(?P=mark)(?P<year>\d{4}|\d{2})(?P<clock>[T ,]+.*)?", re.ASCII
+_YEAR_FIRST = re.compile(
+    r"(?P<year>\d{4})[/.](?P<month>\d{1,2})[/.](?P<day>\d{1,2})(?P<clock>[T ,]+.*)?", re.ASCII
 )
-_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,](\d{1,6}))?)?(?: ?([AaPp])\.?[Mm]\.?)?", re.ASCII)
+_YEAR_LAST = re.compile(
+    r"(?P<first>\d{1,2})(?P<mark>[./-])(?P<second>\d{1,2})(?P=mark)(?P<year>\d{4}|\d{2})(?P<clock>[T"
+    r" ,]+.*)?",
+    re.ASCII,
+)
+_CLOCK = re.compile(
+    r"(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,](\d{1,6}))?)?(?: ?([AaPp])\.?[Mm]\.?)?", re.ASCII
+)
 _NUMBER = re.compile(r"\d+([.,]\d+)?", re.ASCII)
 _SPAN = re.compile(r"(?:(\d+)(?:-| days?,? ))?(\d+):([0-5]\d):([0-5]\d)(?:\.\d+)?", re.ASCII)
 _SPAN_UNITS = re.compile(r"(?=\d)(?:(\d+)d)? ?(?:(\d+)h)? ?(?:(\d+)m)? ?(?:(\d+)s)?", re.ASCII)
@@ -93,7 +100,10 @@ def is_number(cell: str) -> bool:
 
 @dataclass(slots=True)
 class InstantReader:
-    """Reads the instants of one table. `zone`: of times without one; `day_first`: how 03/04/2026 is read."""
+    """Reads the instants of one table.
+
+    `zone`: of times without one; `day_first`: how 03/04/2026 is read.
+    """
 
     zone: ZoneInfo | None
     day_first: bool | None
@@ -118,7 +128,10 @@ class InstantReader:
     def repeated_note(self) -> str:
         """The sentence about instants that the zone has twice."""
         zone = "" if self.zone is None else self.zone.key
-        return f"{plural(self.repeated, 'instant')} in an hour that {zone} has twice: read as the first of the two"
+        return (
+            f"{plural(self.repeated, 'instant')} in an hour that {zone} has twice: read as the"
+            " first of the two"
+        )
 
     def _read_new(self, cell: str, date: str, clock: str) -> int:
         if cell.endswith("Z"):
@@ -146,17 +159,24 @@ class InstantReader:
 
     def _offset(self, minute: int, cell: str) -> tuple[int, bool]:
         if self.zone is None:
-            raise ValueError(f"{cell!r} has no zone; --zone Europe/Berlin or --zone UTC says which it is")
+            raise ValueError(
+                f"{cell!r} has no zone; --zone Europe/Berlin or --zone UTC says which it is"
+            )
         local = dt.datetime(1970, 1, 1) + dt.timedelta(minutes=minute)  # noqa: DTZ001  local until the zone is added
         at = local.replace(tzinfo=self.zone)
         if at.astimezone(dt.UTC).astimezone(self.zone).replace(tzinfo=None) != local:
-            raise ValueError(f"{cell!r} does not exist in {self.zone.key}: clocks were put forward over it")
+            raise ValueError(
+                f"{cell!r} does not exist in {self.zone.key}: clocks were put forward over it"
+            )
         ahead = at.utcoffset() or dt.timedelta(0)
         return round(ahead.total_seconds() * 1000), ahead != at.replace(fold=1).utcoffset()
 
 
 def span_ms(cell: str) -> int:
-    """Milliseconds of `1-02:03:04`, `26:03:04`, `1 day, 2:03:04` or `5h12m`. Raises ValueError with a sentence."""
+    """Milliseconds of `1-02:03:04`, `26:03:04`, `1 day, 2:03:04` or `5h12m`.
+
+    Raises ValueError with a sentence.
+    """
     match = _SPAN.fullmatch(cell) or _SPAN_UNITS.fullmatch(cell.lower())
     if match is None:
         raise ValueError(f"{cell!r} is no duration; write it as 1-02:03:04, 26:03:04 or 5h12m")
@@ -165,7 +185,9 @@ def span_ms(cell: str) -> int:
 
 
 def suspended_ms(text: str) -> int | None:
-    """Milliseconds of `[days-][hours:]minutes:seconds`, as sacct prints them; None for any other text."""
+    """Milliseconds of `[days-][hours:]minutes:seconds`, as sacct prints them; None for any other
+    text.
+    """
     span = _SUSPENDED.fullmatch(text.strip())
     if span is None:
         return 0 if text.strip() in _NO_SPAN else None
@@ -189,11 +211,17 @@ def _as_utc_ms(local: dt.datetime) -> int:
 
 
 def _is_excel(cell: str) -> bool:
-    return bool(_NUMBER.fullmatch(cell)) and _EXCEL_DAYS[0] <= float(cell.replace(",", ".")) < _EXCEL_DAYS[1]
+    return (
+        bool(_NUMBER.fullmatch(cell))
+        and _EXCEL_DAYS[0] <= float(cell.replace(",", ".")) < _EXCEL_DAYS[1]
+    )
 
 
 def _local(cell: str, day_first: bool | None) -> dt.datetime | None:
-    """A local time in any of the known forms; None for what is none. Raises ValueError for an impossible one."""
+    """A local time in any of the known forms; None for what is none.
+
+    Raises ValueError for an impossible one.
+    """
     if _is_excel(cell):
         days = float(cell.replace(",", "."))
         # A serial number has a resolution of about a millisecond; spreadsheets show seconds.
@@ -206,7 +234,9 @@ def _local(cell: str, day_first: bool | None) -> dt.datetime | None:
     if match is None:
         return None
     year = match["year"] if len(match["year"]) == 4 else f"20{match['year']}"
-    day, month = (match["first"], match["second"]) if day_first else (match["second"], match["first"])
+    day, month = (
+        (match["first"], match["second"]) if day_first else (match["second"], match["first"])
+    )
     return _datetime(cell, _joined, year, month, day, match["clock"])
 
 
@@ -231,4 +261,6 @@ def _joined(year: str, month: str, day: str, clock: str | None) -> dt.datetime:
             raise ValueError(text)
         hour = hour % 12 + 12 * (half == "p")
     micro = int((match[4] or "0").ljust(6, "0"))
-    return date.replace(hour=hour, minute=int(match[2]), second=int(match[3] or 0), microsecond=micro)
+    return date.replace(
+        hour=hour, minute=int(match[2]), second=int(match[3] or 0), microsecond=micro
+    )

@@ -1,4 +1,6 @@
-"""The inventory CSV: `node,uuid,gpu_model,pool,in_at,out_at`, a row for each placement of an accelerator."""
+"""The inventory CSV: `node,uuid,gpu_model,pool,in_at,out_at`, a row for each placement of an
+accelerator.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from pydantic import Field
 
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, read_rows
-from gpuledger_collector.config.fields import DECLARED, LATEST_MS, DatedInstant, Instants, Name, after
+from gpuledger_collector.config.fields import (
+    DECLARED,
+    LATEST_MS,
+    DatedInstant,
+    Instants,
+    Name,
+    after,
+)
 from gpuledger_collector.config.model import Row
 from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_nobody
 from gpuledger_collector.storage.ledger.rows import InventoryRow
@@ -26,8 +35,12 @@ class _Placement(Row):
     blank_columns = ("gpu_model", "pool", "out_at")
 
 
-def read_inventory(path: Path, instants: Instants = DECLARED, on_line: OnRow = tell_nobody) -> Parsed[InventoryRow]:
-    """Every placement of the file, or the problems of all bad rows; those of one accelerator may not overlap."""
+def read_inventory(
+    path: Path, instants: Instants = DECLARED, on_line: OnRow = tell_nobody
+) -> Parsed[InventoryRow]:
+    """Every placement of the file, or the problems of all bad rows; those of one accelerator may
+    not overlap.
+    """
     parsed: Parsed[InventoryRow] = Parsed()
     placements: dict[str, list[tuple[_Placement, int]]] = {}
     for record, placement in read_rows(path, _Placement, parsed, instants, on_line):

@@ -1,9 +1,12 @@
-"""Tables of jobs as schedulers and spreadsheets write them: what each column means and how its instants are written.
+"""Tables of jobs as schedulers and spreadsheets write them: what each column means and how its
+instants are written.
 
-Whatever a file looks like, it leaves here as records of the usage import: columns by their names, instants in unix
-milliseconds. What can be read in two ways is never guessed: it is a problem that names the option that settles it.
+Whatever a file looks like, it leaves here as records of the usage import: columns by their names,
+instants in unix milliseconds. What can be read in two ways is never guessed: it is a problem that
+names the option that settles it.
 
-A file is read twice: once to decide what its columns mean, which takes all of its rows, and once to hand them over.
+A file is read twice: once to decide what its columns mean, which takes all of its rows, and once to
+hand them over.
 """
 
 from __future__ import annotations
@@ -62,14 +65,28 @@ _OPENCOST = {"__idle__": "GPUs that no pod held", "__unmounted__": "volumes that
 _NO_OWNER = "__unallocated__"
 """What they write in place of a label that a workload lacks."""
 _NO_INSTANT = {"", "unknown", "none", "n/a", "null", "nan", "-"}
-_SUMS = {"total", "totals", "sum", "subtotal", "grand total", "summe", "gesamt", "gesamtsumme", "totale", "suma"}
+_SUMS = {
+    "total",
+    "totals",
+    "sum",
+    "subtotal",
+    "grand total",
+    "summe",
+    "gesamt",
+    "gesamtsumme",
+    "totale",
+    "suma",
+}
 _BAD = "?"
 """A cell whose problem is known already; no field takes it."""
 
 
 @dataclass(frozen=True)
 class JobTable:
-    """A table of jobs as it was understood. `columns`: header name -> meaning, None for what is ignored."""
+    """A table of jobs as it was understood.
+
+    `columns`: header name -> meaning, None for what is ignored.
+    """
 
     path: Path
     text: str = field(repr=False)
@@ -103,9 +120,13 @@ class JobTable:
         return {meaning: name for name, meaning in self.columns.items() if meaning is not None}
 
     def column_of(self, meaning: str) -> str:
-        """The column that says it, which may be a duration for an end; the meaning itself where none does."""
+        """The column that says it, which may be a duration for an end; the meaning itself where
+        none does.
+        """
         lengths = DURATIONS if meaning == "end" else ()
-        return next((self.meanings[name] for name in (meaning, *lengths) if name in self.meanings), meaning)
+        return next(
+            (self.meanings[name] for name in (meaning, *lengths) if name in self.meanings), meaning
+        )
 
     def rows(self, problems: list[Problem], on_line: OnRow = tell_nobody) -> Iterator[Record]:
         """The rows as written, without blank ones and repeated headers; adds what is no row."""
@@ -123,13 +144,19 @@ class JobTable:
     def _free(self) -> str | None:
         """The last column, where it holds names of jobs between bars: sacct quotes nothing."""
         last = next((name for name in reversed(self.header) if name), None)
-        return last if self.delimiter == "|" and last is not None and self.columns.get(last) == "job_name" else None
+        return (
+            last
+            if self.delimiter == "|" and last is not None and self.columns.get(last) == "job_name"
+            else None
+        )
 
     def is_header(self, row: Record) -> bool:
         """Whether a row repeats the header; files that are put together may hold byte order marks."""
         first = self.header[0]
         cells = row.cells
-        return cells[first].strip("\ufeff ") == first and all(cells[name].strip() == name for name in self.header[1:])
+        return cells[first].strip("\ufeff ") == first and all(
+            cells[name].strip() == name for name in self.header[1:]
+        )
 
 
 @dataclass(slots=True)
@@ -162,8 +189,8 @@ def read_table(
 ) -> JobTable | None:
     """Understand a file; None after adding the problems of the file as a whole. Raises OSError.
 
-    `needed` and `known`: the meanings that a table must and may have, besides tags. `on_line` is told how many lines
-    are read, of twice as many as there are: `records` reads them again.
+    `needed` and `known`: the meanings that a table must and may have, besides tags. `on_line` is
+    told how many lines are read, of twice as many as there are: `records` reads them again.
     """
     content = read_table_text(path, problems, options.sheet)
     if content is None:
@@ -171,7 +198,11 @@ def read_table(
     text, first_line, delimiter = _begin(content)
     wrong: list[Problem] = []
     header, _ = split_rows(path, text, wrong, delimiter)
-    columns = {} if wrong else column_meanings(path, header, [*known, *DURATIONS, SUSPENDED], options, wrong)
+    columns = (
+        {}
+        if wrong
+        else column_meanings(path, header, [*known, *DURATIONS, SUSPENDED], options, wrong)
+    )
     missing = [name for name in needed if name not in columns.values()]
     if "end" in missing and set(DURATIONS) & set(columns.values()):
         missing.remove("end")
@@ -186,11 +217,16 @@ def read_table(
     problems += wrong
     if not columns or any(problem.code == "no_header" for problem in wrong):
         return None
-    # What a person must say of the rows as well is said at once: by the columns that are most likely meant.
-    likely = {name: meaning for meaning, name in guesses(columns, missing).items() if name is not None}
+    # What a person must say of the rows as well is said at once: by the columns that are most
+    # likely meant.
+    likely = {
+        name: meaning for meaning, name in guesses(columns, missing).items() if name is not None
+    }
     zone = ZoneInfo(options.zone) if options.zone else None
     meanings = {**columns, **likely}
-    table = JobTable(path, text, first_line, delimiter, header, meanings, zone=zone, origin=content.origin)
+    table = JobTable(
+        path, text, first_line, delimiter, header, meanings, zone=zone, origin=content.origin
+    )
     survey = _survey(table, lambda done, total: on_line(done, 2 * total))
     day_first = _day_first(table, survey, options, problems)
     has_decimal_comma = _has_decimal_comma(table, survey, problems)
@@ -215,7 +251,8 @@ def _begin(content: TableText) -> tuple[str, int, str]:
     if content.delimiter is not None:
         text = content.text.lstrip("\n")
         return text, len(content.text) - len(text), content.delimiter
-    # Spreadsheets write the delimiter into a first line of its own; it counts as a line of the file.
+    # Spreadsheets write the delimiter into a first line of its own; it counts as a line of the
+    # file.
     if said := _SEPARATOR.match(content.text):
         return content.text[said.end() :], 1, said[1]
     return content.text, 0, delimiter_of(content.text)
@@ -225,10 +262,16 @@ def _unclear(table: JobTable, survey: _Survey) -> Iterator[Problem]:
     """Durations without a unit, and times without a zone."""
     if survey.spans and "end" not in table.meanings:
         name, example = table.meanings["duration"], next(iter(survey.spans))
-        message = f"{example!r} can be hours, minutes or seconds; --column duration_hours={name} says which"
+        message = (
+            f"{example!r} can be hours, minutes or seconds; --column duration_hours={name} says"
+            " which"
+        )
         yield Problem("two_readings", f"{table.path}:1:{name}", message)
     if survey.local is not None and table.zone is None and not survey.has_zone:
-        message = f"times such as {survey.local!r} have no zone; --zone Europe/Berlin or --zone UTC says which it is"
+        message = (
+            f"times such as {survey.local!r} have no zone; --zone Europe/Berlin or --zone UTC says"
+            " which it is"
+        )
         yield Problem("no_zone", str(table.path), message)
 
 
@@ -246,7 +289,10 @@ def _survey(table: JobTable, on_line: OnRow) -> _Survey:
         if len(survey.samples) < SAMPLES:
             survey.samples.append(row)
         cells = row.cells
-        if id_column is not None and (step := _STEP.fullmatch(cells[id_column].strip())) is not None:
+        if (
+            id_column is not None
+            and (step := _STEP.fullmatch(cells[id_column].strip())) is not None
+        ):
             survey.steps.add(step[1])
         for name in instants:
             if cell := cells[name].strip():
@@ -276,10 +322,12 @@ def records(
     notes: list[str],
     on_line: OnRow = tell_nobody,
 ) -> Iterator[tuple[Record, Mapping[str, str]]]:
-    """The rows by meaning, with their tags; instants are unix milliseconds, the end is there where a duration was.
+    """The rows by meaning, with their tags; instants are unix milliseconds, the end is there where
+    a duration was.
 
-    Adds a problem for each cell that is no instant or none of those allowed; no field takes what is in its place.
-    `on_line` is told how many lines are read, as by `read_table`, which has read them once.
+    Adds a problem for each cell that is no instant or none of those allowed; no field takes what is
+    in its place. `on_line` is told how many lines are read, as by `read_table`, which has read them
+    once.
     """
     reader = _RecordReader(table, InstantReader(table.zone, table.day_first), allowed, problems)
     id_column, start_column = table.meanings["workload_id"], table.meanings["start"]
@@ -292,19 +340,28 @@ def records(
             steps += 1
         elif (name := _opencost_row(row.cells)) is not None:
             opencost[name] += 1
-        elif row.cells[start_column].strip().casefold() in _NO_INSTANT and (total := _sum_in(row.cells)) is not None:
+        elif (
+            row.cells[start_column].strip().casefold() in _NO_INSTANT
+            and (total := _sum_in(row.cells)) is not None
+        ):
             notes.append(f"line {row.line} ({total!r}) is a sum and no job: left out")
         elif not kinds.is_shared(row.cells[gpus_column]):
             yield reader.read(row)
     if table.repeated_headers:
         notes.append(f"{plural(table.repeated_headers, 'repeated header line')}: left out")
     if steps:
-        notes.append(f"{plural(steps, 'step')} of Slurm jobs that have a row of their own: left out")
+        notes.append(
+            f"{plural(steps, 'step')} of Slurm jobs that have a row of their own: left out"
+        )
     notes += [
-        f"{plural(count, 'row')} {name!r} of OpenCost ({_OPENCOST[name]}): left out" for name, count in opencost.items()
+        f"{plural(count, 'row')} {name!r} of OpenCost ({_OPENCOST[name]}): left out"
+        for name, count in opencost.items()
     ]
     if reader.without_owner:
-        notes.append(f"{plural(reader.without_owner, 'row')} with {_NO_OWNER!r} for an owner: billed without that tag")
+        notes.append(
+            f"{plural(reader.without_owner, 'row')} with {_NO_OWNER!r} for an owner: billed without"
+            " that tag"
+        )
     notes += kinds.notes()
     notes += reader.held.notes()
     if reader.instants.repeated:
@@ -336,12 +393,28 @@ class _RecordReader:
         named = self.table.meanings.items()
         special = {*INSTANTS, *DURATIONS, SUSPENDED, "gpus"}
         self.has_tres = is_alloc_tres(self.table.meanings["gpus"])
-        self.texts = [(name, column) for name, column in named if name not in special and not name.startswith(TAG)]
+        self.texts = [
+            (name, column)
+            for name, column in named
+            if name not in special and not name.startswith(TAG)
+        ]
         self.times = [(name, column) for name, column in named if name in INSTANTS]
-        about_time = [(name, column) for name, column in named if name in {"end", *DURATIONS, SUSPENDED}]
-        self.lengths = [] if "end" in self.table.meanings else [pair for pair in about_time if pair[0] in DURATIONS]
-        self.held = HeldTime(dict(about_time), self.has_tres, lambda cell: _number(cell, self.table.has_decimal_comma))
-        self.tags = [(name.removeprefix(TAG), column) for name, column in named if name.startswith(TAG)]
+        about_time = [
+            (name, column) for name, column in named if name in {"end", *DURATIONS, SUSPENDED}
+        ]
+        self.lengths = (
+            []
+            if "end" in self.table.meanings
+            else [pair for pair in about_time if pair[0] in DURATIONS]
+        )
+        self.held = HeldTime(
+            dict(about_time),
+            self.has_tres,
+            lambda cell: _number(cell, self.table.has_decimal_comma),
+        )
+        self.tags = [
+            (name.removeprefix(TAG), column) for name, column in named if name.startswith(TAG)
+        ]
         if self.table.namespace is not None and "namespace" not in dict(self.tags):
             self.tags.append(("namespace", self.table.namespace))
         if self.table.account is not None:
@@ -369,7 +442,9 @@ class _RecordReader:
         if tags is None:
             names = (name for name, _ in self.tags)
             pairs = zip(names, values, strict=True)
-            tags = self.tag_sets[values] = {name: value for name, value in pairs if value not in {"", _NO_OWNER}}
+            tags = self.tag_sets[values] = {
+                name: value for name, value in pairs if value not in {"", _NO_OWNER}
+            }
         self.without_owner += _NO_OWNER in values
         if self.table.namespace is not None and (namespace := raw[self.table.namespace].strip()):
             cells["workload_id"] = f"{namespace}/{cells['workload_id']}"
@@ -419,13 +494,20 @@ def _step_of(job: str) -> str | None:
 
 
 def _opencost_row(cells: Mapping[str, str]) -> str | None:
-    """What OpenCost says in place of a name where a row is no workload: alone, or behind that of its cluster."""
-    return next((name for cell in cells.values() if (name := cell.strip().rpartition("/")[2]) in _OPENCOST), None)
+    """What OpenCost says in place of a name where a row is no workload: alone, or behind that of
+    its cluster.
+    """
+    return next(
+        (name for cell in cells.values() if (name := cell.strip().rpartition("/")[2]) in _OPENCOST),
+        None,
+    )
 
 
 def _sum_in(cells: Mapping[str, str]) -> str | None:
     """The cell that says that a row adds up the others."""
-    return next((cell.strip() for cell in cells.values() if cell.strip(" :").casefold() in _SUMS), None)
+    return next(
+        (cell.strip() for cell in cells.values() if cell.strip(" :").casefold() in _SUMS), None
+    )
 
 
 def _has_decimal_comma(table: JobTable, survey: _Survey, problems: list[Problem]) -> bool:
@@ -441,7 +523,10 @@ def _has_decimal_comma(table: JobTable, survey: _Survey, problems: list[Problem]
     for thousands, _, mark in (comma,) if table.delimiter == "," else (point, comma):
         unclear = next((cell for cell in numbers if thousands.fullmatch(cell)), None)
         if unclear is not None:
-            whole, decimal = unclear.replace(mark, ""), unclear.replace(mark, ".").rstrip("0").rstrip(".")
+            whole, decimal = (
+                unclear.replace(mark, ""),
+                unclear.replace(mark, ".").rstrip("0").rstrip("."),
+            )
             message = f"the number {unclear!r} can be read as {whole} or as {decimal}"
             name = "point" if mark == "." else "comma"
             cure = f"write it without the {name}, or with 6 decimals"
@@ -451,14 +536,17 @@ def _has_decimal_comma(table: JobTable, survey: _Survey, problems: list[Problem]
 
 
 _Mark = tuple[re.Pattern[str], re.Pattern[str], str]
-"""Numbers with thousands separated by a mark, numbers with decimals separated by it, and the mark."""
+"""Numbers with thousands separated by a mark, numbers with decimals separated by it, and the mark.
+"""
 
 
 def _separates_decimals(cell: str, mark: _Mark, other: _Mark) -> bool:
     """Whether a number can be read only with this mark before its decimals."""
     thousands, decimals, _ = mark
     has_groups = cell.count(other[2]) > 1 and other[0].fullmatch(cell) is not None
-    return has_groups or (decimals.fullmatch(cell) is not None and thousands.fullmatch(cell) is None)
+    return has_groups or (
+        decimals.fullmatch(cell) is not None and thousands.fullmatch(cell) is None
+    )
 
 
 def _number(cell: str, has_decimal_comma: bool) -> str:
@@ -475,7 +563,9 @@ def _number(cell: str, has_decimal_comma: bool) -> str:
 
 @dataclass(slots=True)
 class AllocationKinds:
-    """Counts the jobs whose AllocTRES needs a word: parts of GPUs without a whole one, and GPUs of several models."""
+    """Counts the jobs whose AllocTRES needs a word: parts of GPUs without a whole one, and GPUs of
+    several models.
+    """
 
     shared: int = 0
     mixed: int = 0
@@ -484,7 +574,9 @@ class AllocationKinds:
         """Whether a job has shards or MPS only, which are no GPUs of its own; counts it."""
         if "gres/" not in alloc_tres:
             return False
-        self.mixed += len({kind for kind, count in _TRES_GPU.findall(alloc_tres) if kind and int(count)}) > 1
+        self.mixed += (
+            len({kind for kind, count in _TRES_GPU.findall(alloc_tres) if kind and int(count)}) > 1
+        )
         is_shared = gpus_of(alloc_tres)[0] == 0 and _TRES_SHARES.search(alloc_tres) is not None
         self.shared += is_shared
         return is_shared
@@ -492,9 +584,15 @@ class AllocationKinds:
     def notes(self) -> Iterator[str]:
         """The sentences about them."""
         if self.shared:
-            yield f"{plural(self.shared, 'job')} with shards or MPS only, which are not billed: left out"
+            yield (
+                f"{plural(self.shared, 'job')} with shards or MPS only, which are not billed:"
+                " left out"
+            )
         if self.mixed:
-            yield f"{plural(self.mixed, 'job')} with GPUs of several models: billed as an unknown model"
+            yield (
+                f"{plural(self.mixed, 'job')} with GPUs of several models: billed as an unknown"
+                " model"
+            )
 
 
 def gpus_of(alloc_tres: str) -> tuple[int, str]:
@@ -506,17 +604,33 @@ def gpus_of(alloc_tres: str) -> tuple[int, str]:
     return sum(counts.values()) if untyped is None else untyped, model
 
 
-def _day_first(table: JobTable, survey: _Survey, options: TableOptions, problems: list[Problem]) -> bool | None:
-    """Whether days stand before months, decided over all instants of the file; None where nothing depends on it."""
+def _day_first(
+    table: JobTable, survey: _Survey, options: TableOptions, problems: list[Problem]
+) -> bool | None:
+    """Whether days stand before months, decided over all instants of the file; None where nothing
+    depends on it.
+    """
     order: DateOrder | None = date_order(survey.dates)
     if order is None or options.day_first is not None:
         return options.day_first
     if order.is_dotted:
         return True
     if order.day_first and order.month_first:
-        message = f"{order.day_first!r} has its day first and {order.month_first!r} its month; --dates day-first or"
-        problems.append(Problem("two_readings", str(table.path), f"{message} --dates month-first refuses the others"))
+        message = (
+            f"{order.day_first!r} has its day first and {order.month_first!r} its month; --dates"
+            " day-first or"
+        )
+        problems.append(
+            Problem(
+                "two_readings", str(table.path), f"{message} --dates month-first refuses the others"
+            )
+        )
     elif not order.day_first and not order.month_first and order.either:
-        message = f"dates such as {order.either!r} can be read with the day or the month first; --dates day-first or"
-        problems.append(Problem("two_readings", str(table.path), f"{message} --dates month-first settles it"))
+        message = (
+            f"dates such as {order.either!r} can be read with the day or the month first; --dates"
+            " day-first or"
+        )
+        problems.append(
+            Problem("two_readings", str(table.path), f"{message} --dates month-first settles it")
+        )
     return bool(order.day_first)

@@ -1,7 +1,8 @@
 """The queue CSV: `at,workload_id,gpus`, a row for each workload that waited at an instant.
 
-Optional: pool, gpu_model, team, user, account, submitted, source. All rows of one source and instant are its complete
-queue then; a row without a workload says that the queue was read and nothing waited.
+Optional: pool, gpu_model, team, user, account, submitted, source. All rows of one source and
+instant are its complete queue then; a row without a workload says that the queue was read and
+nothing waited.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ def read_queue(
     instants: Instants = DECLARED,
     on_line: OnRow = tell_nobody,
 ) -> Parsed[QueueRow]:
-    """Every reading of the file, or the problems of all bad rows. `source`, `pool`: of rows that name none."""
+    """Every reading of the file, or the problems of all bad rows.
+
+    `source`, `pool`: of rows that name none.
+    """
     parsed: Parsed[QueueRow] = Parsed()
     readings: dict[tuple[str, int], dict[str, WaitingRow]] = {}
     for record, row in read_rows(path, _Waiting, parsed, instants, on_line):
@@ -67,7 +71,13 @@ def read_queue(
             del values[name]
         waiting = WaitingRow(gpu_micro=int(row.gpus * MICRO), **values | {"pool": row.pool or pool})
         if queue.setdefault(waiting.workload_id, waiting) != waiting:
-            message = f"{waiting.workload_id} stands twice in this reading, with other values; leave out one of them"
+            message = (
+                f"{waiting.workload_id} stands twice in this reading, with other values; leave out"
+                " one of them"
+            )
             parsed.problems.append(Problem("double", f"{record.source}:workload_id", message))
-    parsed.rows = [QueueRow(name, at_ms, tuple(queue.values())) for (name, at_ms), queue in sorted(readings.items())]
+    parsed.rows = [
+        QueueRow(name, at_ms, tuple(queue.values()))
+        for (name, at_ms), queue in sorted(readings.items())
+    ]
     return parsed

@@ -1,12 +1,13 @@
 """Slurm's accounting as usage: what `sacct` prints becomes who held how many GPUs.
 
-    TZ=UTC SLURM_TIME_FORMAT=%s sacct -X -a -P -n -D -S 2026-10-01 -E 2026-11-01 -o jobidraw,cluster,account,user,\
+    TZ=UTC SLURM_TIME_FORMAT=%s sacct -X -a -P -n -D -S 2026-10-01 -E 2026-11-01 -o
+    jobidraw,cluster,account,user,\
 partition,qos,state,submit,eligible,start,end,elapsedraw,suspended,alloctres,nodelist,comment,wckey,jobname
 
-Traps that are taken care of: AllocTRES names GPUs twice (`gres/gpu:h100=2,gres/gpu=2`), so the untyped count is taken
-and the typed one only where it stands alone; a job's name may hold the separator, so it is the last column; the state
-may be `CANCELLED by 0`; a requeued job has several rows of one id, told apart by their submission; suspended time is
-not held.
+Traps that are taken care of: AllocTRES names GPUs twice (`gres/gpu:h100=2,gres/gpu=2`), so the
+untyped count is taken and the typed one only where it stands alone; a job's name may hold the
+separator, so it is the last column; the state may be `CANCELLED by 0`; a requeued job has several
+rows of one id, told apart by their submission; suspended time is not held.
 """
 
 from __future__ import annotations
@@ -24,14 +25,33 @@ from gpuledger_collector.accounting.attribution import FACTS
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import decode
-from gpuledger_collector.config.fields import DECLARED, Instants, Name, Text, after, read_instant, read_text, refusal
+from gpuledger_collector.config.fields import (
+    DECLARED,
+    Instants,
+    Name,
+    Text,
+    after,
+    read_instant,
+    read_text,
+    refusal,
+)
 from gpuledger_collector.config.files import bounded_rows
 from gpuledger_collector.config.model import Record, Row
-from gpuledger_collector.ingest.files.instants import InstantReader, is_local, is_number, suspended_ms
+from gpuledger_collector.ingest.files.instants import (
+    InstantReader,
+    is_local,
+    is_number,
+    suspended_ms,
+)
 from gpuledger_collector.ingest.files.job_table import AllocationKinds, gpus_of
 from gpuledger_collector.ingest.files.usage import UsageFile, WorkloadRows
 from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_each, tell_nobody
-from gpuledger_collector.storage.ledger.rows import UNKNOWN_POOL, UsageColumns, UsageRow, UsageSource
+from gpuledger_collector.storage.ledger.rows import (
+    UNKNOWN_POOL,
+    UsageColumns,
+    UsageRow,
+    UsageSource,
+)
 from gpuledger_common.plurals import plural
 
 _NEVER = {"", "None", "Unknown", "N/A"}
@@ -94,12 +114,16 @@ class _Job(Row):
         return pause_ms
 
     def usage(self, record: Record, gpus: int, model: str, pool: str | None) -> UsageRow:
-        """The usage of the job; a requeued job has several rows, which their submission tells apart."""
+        """The usage of the job; a requeued job has several rows, which their submission tells
+        apart.
+        """
         return UsageRow(
             line=record.line,
             workload_id=f"{self.cluster}/{self.job}@{(self.submitted_ms or 0) // 1000}",
             start_ms=self.start_ms or 0,
-            end_ms=None if self.end_ms is None else self.end_ms - self.pause_ms,  # suspended time is not held
+            end_ms=(
+                None if self.end_ms is None else self.end_ms - self.pause_ms
+            ),  # suspended time is not held
             gpu_micro=gpus * MICRO,
             gpu_model=model,
             pool=pool or self.partition or UNKNOWN_POOL,
@@ -119,10 +143,15 @@ FREE_FROM = COLUMNS.index("comment")
 
 
 def is_sacct(path: Path) -> bool:
-    """Whether a file begins as `read_sacct` reads it, with its columns as header or with a job. Raises OSError."""
+    """Whether a file begins as `read_sacct` reads it, with its columns as header or with a job.
+
+    Raises OSError.
+    """
     text = decode(path, [], [])
     first = "" if text is None else text.lstrip("\r\n").partition("\n")[0]
-    return first.count("|") >= len(COLUMNS) - 1 and (_BEGINS.match(first) is not None or _is_header(first))
+    return first.count("|") >= len(COLUMNS) - 1 and (
+        _BEGINS.match(first) is not None or _is_header(first)
+    )
 
 
 def _is_header(line: str) -> bool:
@@ -136,14 +165,18 @@ def read_sacct(
     zone: ZoneInfo | None = None,
     on_line: OnRow = tell_nobody,
 ) -> UsageFile:
-    """Every job of the file that had GPUs, or the problems of all bad rows. `pool` None: the partition is the pool.
+    """Every job of the file that had GPUs, or the problems of all bad rows.
 
-    `zone`: of local times, as sacct prints them by itself; None refuses them. `on_line` is told how many of how many
-    lines are read.
+    `pool` None: the partition is the pool.
 
-    The account is the tag `team` unless the job's comment (`project=llm;team=x`) names one. Raises OSError.
+    `zone`: of local times, as sacct prints them by itself; None refuses them. `on_line` is told how
+    many of how many lines are read.
 
-    A job that stands twice with other values is a bad row, as in every usage import, unless they are runs of it.
+    The account is the tag `team` unless the job's comment (`project=llm;team=x`) names one. Raises
+    OSError.
+
+    A job that stands twice with other values is a bad row, as in every usage import, unless they
+    are runs of it.
     """
     parsed = UsageFile(columns=UsageColumns(has_runs=True), source=UsageSource.sacct)
     text = decode(path, parsed.problems, parsed.notes)
@@ -178,7 +211,9 @@ def read_sacct(
     return parsed
 
 
-def _with_unix_times(record: Record, clock: InstantReader, problems: list[Problem]) -> Record | None:
+def _with_unix_times(
+    record: Record, clock: InstantReader, problems: list[Problem]
+) -> Record | None:
     """The row with unix seconds in the place of its local times; None after adding a problem."""
     cells = dict(record.cells)
     for name in ("submit", "start", "end"):
@@ -188,7 +223,9 @@ def _with_unix_times(record: Record, clock: InstantReader, problems: list[Proble
         try:
             cells[name] = str(clock.read(text) // 1000)
         except ValueError as error:
-            problems.append(Problem("bad_instant", f"{record.file}:{record.line}:{name}", str(error)))
+            problems.append(
+                Problem("bad_instant", f"{record.file}:{record.line}:{name}", str(error))
+            )
             return None
     return Record(record.file, record.line, cells)
 
@@ -208,13 +245,15 @@ def _other_columns(path: Path, text: str) -> Problem | None:
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines or _is_header(lines[0]):
         return None
-    has_names = not _BEGINS.match(lines[0]) and bool(_ID_NAMES & set(re.split(r"[^a-z]+", lines[0].lower())))
+    has_names = not _BEGINS.match(lines[0]) and bool(
+        _ID_NAMES & set(re.split(r"[^a-z]+", lines[0].lower()))
+    )
     if not has_names and max(line.count("|") for line in lines) >= len(COLUMNS) - 1:
         return None
     header = "under their header" if has_names else "under a header line: print it without -n"
     message = (
-        f"these are not the columns that `import sacct` reads ({','.join(COLUMNS)}); `gpuledger start {path}` reads "
-        f"others {header}"
+        f"these are not the columns that `import sacct` reads ({','.join(COLUMNS)}); `gpuledger"
+        f" start {path}` reads others {header}"
     )
     return Problem("no_column", f"{path}:1", message)
 
@@ -224,24 +263,31 @@ def _split(path: Path, text: str, problems: list[Problem], on_line: OnRow) -> It
     for line, raw in bounded_rows(path, _records(text, on_line)):
         cells = raw.split("|", len(COLUMNS) - 1)
         if len(cells) != len(COLUMNS):
-            message = f"has {len(cells)} columns where sacct was to print {len(COLUMNS)}: {','.join(COLUMNS)}"
+            message = (
+                f"has {len(cells)} columns where sacct was to print {len(COLUMNS)}:"
+                f" {','.join(COLUMNS)}"
+            )
             problems.append(Problem("bad_row", f"{path}:{line}", message))
             continue
         yield Record(str(path), line, dict(zip(COLUMNS, cells, strict=True)))
 
 
 def _records(text: str, on_line: OnRow) -> Iterator[tuple[int, str]]:
-    """Records with the line on which each begins: comments and names may hold line ends, and sacct prints them.
+    """Records with the line on which each begins: comments and names may hold line ends, and sacct
+    prints them.
 
-    A record that has come as far as its comment takes lines until it has all its columns; a line that does not begin
-    with a job id, though the record before is whole, still belongs to that one's last column, the name.
+    A record that has come as far as its comment takes lines until it has all its columns; a line
+    that does not begin with a job id, though the record before is whole, still belongs to that
+    one's last column, the name.
     """
     begun, record = 0, ""
     lines = text.splitlines()
     for line, raw in enumerate(tell_each(lines, len(lines), on_line), start=1):
         if not raw.strip() or raw.lower().startswith("jobidraw|"):
             continue
-        if record.count("|") >= FREE_FROM and (record.count("|") < len(COLUMNS) - 1 or not _BEGINS.match(raw)):
+        if record.count("|") >= FREE_FROM and (
+            record.count("|") < len(COLUMNS) - 1 or not _BEGINS.match(raw)
+        ):
             record += " " + raw
             continue
         if record:
@@ -252,7 +298,9 @@ def _records(text: str, on_line: OnRow) -> Iterator[tuple[int, str]]:
 
 
 def tags_of(row: Mapping[str, str]) -> dict[str, str]:
-    """Tags of a job: the pairs of its comment, its wckey, and its account as the team where no comment names one."""
+    """Tags of a job: the pairs of its comment, its wckey, and its account as the team where no
+    comment names one.
+    """
     pairs = ((name, value.strip()) for name, value in _PAIR.findall(row["comment"]))
     # users cannot override the facts that Slurm knows
     tags = {name: value for name, value in pairs if value and name not in FACTS}

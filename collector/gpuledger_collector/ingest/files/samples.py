@@ -1,9 +1,11 @@
-"""Samples from a file: CSV `ts,uuid` and metrics by catalog name, or JSON lines as the agent records them.
+"""Samples from a file: CSV `ts,uuid` and metrics by catalog name, or JSON lines as the agent
+records them.
 
-A JSON line is one sample, `{"ts": ..., "uuid": ..., "values": {metric: number}}`, or a tick of an agent's recording
-(`offset_ms` and a list of `samples`), whose instants count from a start that the importer gives. An empty cell is an
-absent reading. The metrics of the sample table are kept, others of a recording are ignored. A line that is neither, and
-values of which none is a metric, are bad rows: they are no reading of nothing.
+A JSON line is one sample, `{"ts": ..., "uuid": ..., "values": {metric: number}}`, or a tick of an
+agent's recording (`offset_ms` and a list of `samples`), whose instants count from a start that the
+importer gives. An empty cell is an absent reading. The metrics of the sample table are kept, others
+of a recording are ignored. A line that is neither, and values of which none is a metric, are bad
+rows: they are no reading of nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from gpuledger_common.catalog import BY_NAME, HOT
 
 LARGEST = {"i8": 2**63 - 1, "f4": 3e38, "f8": 1e300}
 """By the type of a metric's column."""
-NO_SAMPLE = 'holds no sample, such as {"ts": 1790812800, "uuid": "GPU-1", "values": {"gpu_power_watts": 300}}'
+NO_SAMPLE = (
+    'holds no sample, such as {"ts": 1790812800, "uuid": "GPU-1", "values": {"gpu_power_watts":'
+    " 300}}"
+)
 
 
 def _reader(column_kind: str) -> Callable[[object], str]:
@@ -40,7 +45,9 @@ def _reader(column_kind: str) -> Callable[[object], str]:
         except ValueError:
             raise refusal("bad_number", f"{text!r} is not a number") from None
         if not -largest <= number <= largest:
-            raise refusal("out_of_range", f"{text} cannot be stored; an absent reading is an empty cell")
+            raise refusal(
+                "out_of_range", f"{text} cannot be stored; an absent reading is an empty cell"
+            )
         return repr(number)
 
     return read
@@ -52,18 +59,24 @@ class _Instant(Row):
 
 
 _METRICS: dict[str, Any] = {
-    metric.name: (Annotated[str, PlainValidator(_reader(metric.column_kind))] | None, None) for metric in HOT
+    metric.name: (Annotated[str, PlainValidator(_reader(metric.column_kind))] | None, None)
+    for metric in HOT
 }
 _Sample: type[_Instant] = create_model("_Sample", __base__=_Instant, **_METRICS)
 
 
 def read_samples(
-    path: Path, start_ms: int | None = None, instants: Instants = DECLARED, on_line: OnRow = tell_nobody
+    path: Path,
+    start_ms: int | None = None,
+    instants: Instants = DECLARED,
+    on_line: OnRow = tell_nobody,
 ) -> Parsed[SampleRow]:
-    """Every sample of the file, or the problems of all bad rows. Raises OSError when it cannot be opened.
+    """Every sample of the file, or the problems of all bad rows.
 
-    `start_ms` is when a recording began: its ticks only say how long after. `on_line` is told how many of how many
-    lines are read.
+    Raises OSError when it cannot be opened.
+
+    `start_ms` is when a recording began: its ticks only say how long after. `on_line` is told how
+    many of how many lines are read.
     """
     parsed: Parsed[SampleRow] = Parsed()
     text = decode(path, parsed.problems, [])
@@ -80,7 +93,11 @@ def read_samples(
         # of two samples of one instant the first is kept
         if sample is not None and (sample.uuid, sample.at_ms) not in seen:
             seen.add((sample.uuid, sample.at_ms))
-            values = {name: value for name, value in vars(sample).items() if name in _METRICS and value is not None}
+            values = {
+                name: value
+                for name, value in vars(sample).items()
+                if name in _METRICS and value is not None
+            }
             parsed.rows.append(SampleRow(record.line, sample.uuid, sample.at_ms, values))
     if is_json and not parsed.rows:
         parsed.problems = _first_without_sample(path, parsed.problems)
@@ -88,7 +105,9 @@ def read_samples(
 
 
 def _first_without_sample(path: Path, problems: list[Problem]) -> list[Problem]:
-    """The problems of a file without any sample: it is another file, of which one line says as much as all."""
+    """The problems of a file without any sample: it is another file, of which one line says as much
+    as all.
+    """
     without = [problem for problem in problems if problem.code == "no_sample"]
     others = [problem for problem in problems if problem.code != "no_sample"]
     return without[:1] + others or [Problem("no_sample", str(path), NO_SAMPLE)]

@@ -1,10 +1,11 @@
 """Shares of pools from what schedulers print: Slurm's associations and Kubernetes' resource quotas.
 
-Slurm: `sacctmgr -P show assoc format=account,parentname,user,fairshare,grptres` (Slurm's manual of sacctmgr). An
-account with a limit of `gres/gpu` in GrpTRES has that many GPUs, and its parents, whose limits hold for all below them,
-none. Where no account has a limit, each in which jobs run has its part of the pool by the Shares from `root` down to
-it. Kubernetes: `kubectl get resourcequota -A -o json`; the share of a
-namespace is the least of its quotas of `requests.VENDOR/gpu` (Kubernetes, Resource Quotas).
+Slurm: `sacctmgr -P show assoc format=account,parentname,user,fairshare,grptres` (Slurm's manual of
+sacctmgr). An account with a limit of `gres/gpu` in GrpTRES has that many GPUs, and its parents,
+whose limits hold for all below them, none. Where no account has a limit, each in which jobs run has
+its part of the pool by the Shares from `root` down to it. Kubernetes: `kubectl get resourcequota -A
+-o json`; the share of a namespace is the least of its quotas of `requests.VENDOR/gpu` (Kubernetes,
+Resource Quotas).
 """
 
 from __future__ import annotations
@@ -62,14 +63,21 @@ def read_shares(
 
 
 def _read_quotas(
-    file: Path, text: str, parsed: Parsed[PoolShare], pool: str, from_on: dt.date | None, on_quota: OnRow
+    file: Path,
+    text: str,
+    parsed: Parsed[PoolShare],
+    pool: str,
+    from_on: dt.date | None,
+    on_quota: OnRow,
 ) -> None:
     try:
         items = json.loads(text)["items"]
         quotas = [(item["metadata"]["namespace"], item["spec"].get("hard", {})) for item in items]
     except (ValueError, KeyError, TypeError, AttributeError):
         parsed.problems.append(
-            Problem("bad_json", str(file), "is not what kubectl get resourcequota -A -o json prints")
+            Problem(
+                "bad_json", str(file), "is not what kubectl get resourcequota -A -o json prints"
+            )
         )
         return
     least: dict[str, int] = {}
@@ -79,34 +87,51 @@ def _read_quotas(
                 continue
             if not re.fullmatch(r"\d{1,7}", str(amount), re.ASCII):
                 parsed.problems.append(
-                    Problem("bad_number", f"{file}:{namespace}:{resource}", f"{amount!r} is no number of GPUs")
+                    Problem(
+                        "bad_number",
+                        f"{file}:{namespace}:{resource}",
+                        f"{amount!r} is no number of GPUs",
+                    )
                 )
                 continue
             least[namespace] = min(least.get(namespace, int(amount)), int(amount))
-    parsed.rows.extend(PoolShare(namespace, pool, None, gpus, from_on) for namespace, gpus in sorted(least.items()))
+    parsed.rows.extend(
+        PoolShare(namespace, pool, None, gpus, from_on) for namespace, gpus in sorted(least.items())
+    )
     if not least and not parsed.problems:
         parsed.problems.append(Problem("empty", str(file), "has no quota of requests.VENDOR/gpu"))
 
 
 def _read_associations(
-    file: Path, text: str, parsed: Parsed[PoolShare], pool: str, from_on: dt.date | None, on_line: OnRow
+    file: Path,
+    text: str,
+    parsed: Parsed[PoolShare],
+    pool: str,
+    from_on: dt.date | None,
+    on_line: OnRow,
 ) -> None:
     tree = _read_tree(file, text, parsed, on_line)
     if tree is None:
         return
     limited = tree.limits(pool.casefold())
     if limited:
-        parsed.rows.extend(PoolShare(account, pool, None, gpus, from_on) for account, gpus in sorted(limited.items()))
+        parsed.rows.extend(
+            PoolShare(account, pool, None, gpus, from_on)
+            for account, gpus in sorted(limited.items())
+        )
         parsed.notes.extend(tree.limit_notes(limited))
         return
     fractions = tree.fractions()
     if not fractions:
         parsed.problems.append(
-            Problem("empty", str(file), "limits no account's gres/gpu, and none below root has a Share")
+            Problem(
+                "empty", str(file), "limits no account's gres/gpu, and none below root has a Share"
+            )
         )
         return
     parsed.rows.extend(
-        PoolShare(account, pool, fraction, None, from_on) for account, fraction in sorted(fractions.items())
+        PoolShare(account, pool, fraction, None, from_on)
+        for account, fraction in sorted(fractions.items())
     )
     parsed.notes.extend(
         f"{account} has fairshare=parent, which is no number: it and what is below it have no share"
@@ -120,9 +145,15 @@ def _read_tree(file: Path, text: str, parsed: Parsed[PoolShare], on_line: OnRow)
     header = [name.replace(" ", "").lower() for name in next(lines, [])]
     columns = {_COLUMNS[name]: at for at, name in enumerate(header) if name in _COLUMNS}
     if missing := sorted(_NEEDED - columns.keys()):
-        parsed.problems.append(Problem("columns", f"{file}:1", f"has no {', '.join(missing)}; run {COMMAND}"))
+        parsed.problems.append(
+            Problem("columns", f"{file}:1", f"has no {', '.join(missing)}; run {COMMAND}")
+        )
         return None
-    rows = [{name: row[at].strip() for name, at in columns.items()} for row in lines if len(row) >= len(header)]
+    rows = [
+        {name: row[at].strip() for name, at in columns.items()}
+        for row in lines
+        if len(row) >= len(header)
+    ]
     users: dict[str, int] = {}
     for row in rows:
         if row["user"]:
@@ -158,7 +189,9 @@ class _Tree:
     def limits(self, pool: str) -> dict[str, int]:
         """GPUs of the lowest accounts that have a limit, within those of their parents."""
         own = {
-            account: gpus for account, row in self.accounts.items() if (gpus := _limit(row["limits"], pool)) is not None
+            account: gpus
+            for account, row in self.accounts.items()
+            if (gpus := _limit(row["limits"], pool)) is not None
         }
         parents = {parent for account in own for parent in list(self.above(account))[1:]}
         return {
@@ -171,8 +204,9 @@ class _Tree:
         for account in sorted(limited):
             if below := self.children(account):
                 yield (
-                    f"the limit of {account} is the share of team {account}; its accounts {', '.join(sorted(below))} "
-                    "have none: name that team in a [[rule]] for their jobs"
+                    f"the limit of {account} is the share of team {account}; its accounts"
+                    f" {', '.join(sorted(below))} have none: name that team in a [[rule]] for their"
+                    " jobs"
                 )
         without = [
             account
@@ -183,7 +217,9 @@ class _Tree:
             yield f"no limit of gres/gpu, hence no share: {', '.join(without)}"
 
     def fractions(self) -> dict[str, Decimal]:
-        """The part of the whole for each account in which jobs run, divided by Share from the root down."""
+        """The part of the whole for each account in which jobs run, divided by Share from the root
+        down.
+        """
         parts: dict[str, Fraction] = {}
         pending = [(ROOT, Fraction(1))]
         while pending:
@@ -193,17 +229,23 @@ class _Tree:
             own = self.users.get(account, 0) if account != ROOT else 0
             if account != ROOT and (own or not whole):
                 parts[account] = part * own / (own + whole) if whole else part
-            pending += [(name, part * weight / (own + whole)) for name, weight in weights.items() if weight]
+            pending += [
+                (name, part * weight / (own + whole)) for name, weight in weights.items() if weight
+            ]
         return {
             account: (Decimal(part.numerator) / part.denominator).quantize(_DIGITS, ROUND_DOWN)
             for account, part in parts.items()
         }
 
     def without_number(self) -> list[str]:
-        return sorted(account for account, row in self.accounts.items() if row.get("share") == "parent")
+        return sorted(
+            account for account, row in self.accounts.items() if row.get("share") == "parent"
+        )
 
 
 def _limit(text: str, pool: str) -> int | None:
-    """GPUs of a GrpTRES: of the type that the pool is named after, else of all, else of every type together."""
+    """GPUs of a GrpTRES: of the type that the pool is named after, else of all, else of every type
+    together.
+    """
     types = {kind.casefold(): int(gpus) for kind, gpus in _GPUS.findall(text)}
     return types.get(pool, types.get("", sum(types.values()))) if types else None

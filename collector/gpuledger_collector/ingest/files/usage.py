@@ -17,7 +17,15 @@ from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed
-from gpuledger_collector.config.fields import DECLARED, Instants, Name, Text, after, read_bounded, read_text
+from gpuledger_collector.config.fields import (
+    DECLARED,
+    Instants,
+    Name,
+    Text,
+    after,
+    read_bounded,
+    read_text,
+)
 from gpuledger_collector.config.model import Row
 from gpuledger_collector.ingest.files import job_table
 from gpuledger_collector.ingest.files.headers import TAG, TableOptions, ignored_notes, is_alloc_tres
@@ -45,10 +53,12 @@ _Instant = Annotated[int, Strict()]
 
 @dataclasses.dataclass(frozen=True)
 class UsageOptions:
-    """How to read the file: the pool of rows that name none (None: `imported`), and what an empty start means.
+    """How to read the file: the pool of rows that name none (None: `imported`), and what an empty
+    start means.
 
-    `empty_start` None refuses such rows; "skip" leaves them out (never scheduled); an instant in unix ms is used
-    instead (a trace that begins with work already running). `instants` are those that the file may hold.
+    `empty_start` None refuses such rows; "skip" leaves them out (never scheduled); an instant in
+    unix ms is used instead (a trace that begins with work already running). `instants` are those
+    that the file may hold.
     """
 
     pool: str | None = None
@@ -68,8 +78,12 @@ class UsageFile(Parsed[UsageRow]):
 class _Usage(Row):
     workload_id: Text
     start_ms: _Instant | None = Field(None, alias="start")
-    end_ms: Annotated[_Instant | None, after("start_ms", "start", or_at=True)] = Field(None, alias="end")
-    gpus: Annotated[Decimal, PlainValidator(lru_cache(1024)(lambda text: read_bounded(text, 6, MAX_GPUS)))]
+    end_ms: Annotated[_Instant | None, after("start_ms", "start", or_at=True)] = Field(
+        None, alias="end"
+    )
+    gpus: Annotated[
+        Decimal, PlainValidator(lru_cache(1024)(lambda text: read_bounded(text, 6, MAX_GPUS)))
+    ]
     gpu_model: Name = ""
     pool: Name = ""
     node: Text = ""
@@ -83,7 +97,9 @@ class _Usage(Row):
 
 
 def read_usage(path: Path, options: UsageOptions, on_line: OnRow = tell_nobody) -> UsageFile:
-    """Every row of the file, or the problems of all that are bad. Raises OSError when it cannot be opened.
+    """Every row of the file, or the problems of all that are bad.
+
+    Raises OSError when it cannot be opened.
 
     `on_line` is told how many lines are read, of twice as many as there are: each is read twice.
     """
@@ -92,7 +108,9 @@ def read_usage(path: Path, options: UsageOptions, on_line: OnRow = tell_nobody) 
     if table is not None:
         parsed.notes += [table.origin] if table.origin else []
         ignored = ignored_notes(table.columns)
-        parsed.notes += [f"column {name!r} is ignored" for name, resembles in ignored if resembles is None]
+        parsed.notes += [
+            f"column {name!r} is ignored" for name, resembles in ignored if resembles is None
+        ]
         read_table_rows(table, options, parsed, on_line)
     return parsed
 
@@ -100,14 +118,23 @@ def read_usage(path: Path, options: UsageOptions, on_line: OnRow = tell_nobody) 
 def understand(
     path: Path, options: UsageOptions, problems: list[Problem], on_line: OnRow = tell_nobody
 ) -> JobTable | None:
-    """What the columns of a file mean; None after adding what is wrong with the file as a whole. Raises OSError."""
-    return job_table.read_table(path, _Usage.needed_columns(), _Usage.cell_names(), options.table, problems, on_line)
+    """What the columns of a file mean; None after adding what is wrong with the file as a whole.
+
+    Raises OSError.
+    """
+    return job_table.read_table(
+        path, _Usage.needed_columns(), _Usage.cell_names(), options.table, problems, on_line
+    )
 
 
 def _columns_of(table: JobTable, options: UsageOptions) -> UsageColumns:
     """What a table has columns for; the pool may be given by an option."""
     has_tres = is_alloc_tres(table.meanings["gpus"])
-    meanings = {*table.meanings, *(["gpu_model"] if has_tres else []), *([] if options.pool is None else ["pool"])}
+    meanings = {
+        *table.meanings,
+        *(["gpu_model"] if has_tres else []),
+        *([] if options.pool is None else ["pool"]),
+    }
     fields = frozenset(name for name in OPTIONAL if name.removesuffix("_ms") in meanings)
     tags = {name.removeprefix(TAG) for name in meanings if name.startswith(TAG)}
     tags |= {"namespace"} if table.namespace is not None else set()
@@ -115,13 +142,19 @@ def _columns_of(table: JobTable, options: UsageOptions) -> UsageColumns:
     return UsageColumns(fields, frozenset(tags), has_runs=has_tres)
 
 
-def read_table_rows(table: JobTable, options: UsageOptions, parsed: UsageFile, on_line: OnRow = tell_nobody) -> None:
-    """Read every row of a table that is understood, which is the second half of what `on_line` is told."""
+def read_table_rows(
+    table: JobTable, options: UsageOptions, parsed: UsageFile, on_line: OnRow = tell_nobody
+) -> None:
+    """Read every row of a table that is understood, which is the second half of what `on_line` is
+    told.
+    """
     parsed.columns = _columns_of(table, options)
     rows = WorkloadRows(has_runs=parsed.columns.has_runs)
     skipped = without_gpu = empty = 0
     parsed.notes += [note for _, note in ignored_notes(table.columns) if note is not None]
-    for record, tags in job_table.records(table, options.instants, parsed.problems, parsed.notes, on_line):
+    for record, tags in job_table.records(
+        table, options.instants, parsed.problems, parsed.notes, on_line
+    ):
         has_start = record.cells["start"] != ""
         if not has_start and options.empty_start == "skip":
             skipped += 1
@@ -136,16 +169,23 @@ def read_table_rows(table: JobTable, options: UsageOptions, parsed: UsageFile, o
             without_gpu += 1
         elif usage is not None and not bad_tags:
             empty += usage.start_ms is not None and usage.start_ms == usage.end_ms
-            rows.add(_usage_row(usage, tags, record.line, options), f"{record.source}:workload_id", parsed.problems)
+            rows.add(
+                _usage_row(usage, tags, record.line, options),
+                f"{record.source}:workload_id",
+                parsed.problems,
+            )
     rows.finish(parsed)
     parsed.problems = _by_header(parsed.problems, table)
     if skipped:
-        parsed.notes.append(f"{plural(skipped, 'row')} without a start: left out (--empty-start skip)")
+        parsed.notes.append(
+            f"{plural(skipped, 'row')} without a start: left out (--empty-start skip)"
+        )
     if without_gpu:
         parsed.notes.append(f"{plural(without_gpu, 'row')} without a GPU: left out")
     if empty:
         parsed.notes.append(
-            f"{plural(empty, 'row')} of no duration: the end is the start (a date alone is its midnight)"
+            f"{plural(empty, 'row')} of no duration: the end is the start (a date alone is its"
+            " midnight)"
         )
 
 
@@ -173,7 +213,9 @@ def _tag_problems(source: str, tags: Mapping[str, str]) -> list[Problem]:
     return problems
 
 
-def _usage_row(usage: _Usage, tags: Mapping[str, str], line: int, options: UsageOptions) -> UsageRow:
+def _usage_row(
+    usage: _Usage, tags: Mapping[str, str], line: int, options: UsageOptions
+) -> UsageRow:
     # A file of many rows has few different owners, models and numbers: one object of each is kept.
     return UsageRow(
         line=line,
@@ -199,7 +241,8 @@ def _micro(gpus: Decimal) -> int:
 
 
 class WorkloadRows:
-    """One row of each workload: the one that has ended; of two that have ended and differ the later one is bad.
+    """One row of each workload: the one that has ended; of two that have ended and differ the later
+    one is bad.
 
     With `has_runs` rows of one workload whose times do not overlap are runs of it, and each counts.
     """
@@ -212,7 +255,10 @@ class WorkloadRows:
         self._ended = self._repeated = 0
 
     def add(self, usage: UsageRow, source: str, problems: list[Problem]) -> None:
-        """Keep the row unless a better one is known. `source`: the place of a problem; the same row again is none."""
+        """Keep the row unless a better one is known.
+
+        `source`: the place of a problem; the same row again is none.
+        """
         earlier = self._earlier(usage)
         if earlier is None:
             return
@@ -231,7 +277,9 @@ class WorkloadRows:
         problems.append(Problem("double_workload", source, message))
 
     def _earlier(self, usage: UsageRow) -> UsageRow | None:
-        """The row before this one that speaks of the same run; None after keeping this one as the first of its own."""
+        """The row before this one that speaks of the same run; None after keeping this one as the
+        first of its own.
+        """
         first = self._rows.setdefault(usage.workload_id, usage)
         if first is usage:
             return None
@@ -256,18 +304,25 @@ class WorkloadRows:
         parsed.rows = [*self._rows.values(), *later]
         if self._ended:
             rows = plural(self._ended, "row")
-            parsed.notes.append(f"{rows} without an end of workloads that have ended on another row: left out")
+            parsed.notes.append(
+                f"{rows} without an end of workloads that have ended on another row: left out"
+            )
         if self._repeated:
             parsed.notes.append(f"{plural(self._repeated, 'repeated row')}: counted once")
         if later:
             jobs = len({run.workload_id for run in later})
-            parsed.notes.append(f"{plural(jobs, 'job')} ran again after a requeue: each run is billed")
+            parsed.notes.append(
+                f"{plural(jobs, 'job')} ran again after a requeue: each run is billed"
+            )
 
 
 def _overlap(run: UsageRow, other: UsageRow) -> bool:
-    """Whether two rows have a time in common, or begin at the same instant; a row without an end goes on."""
+    """Whether two rows have a time in common, or begin at the same instant; a row without an end
+    goes on.
+    """
     return run.start_ms == other.start_ms or (
-        (run.end_ms is None or other.start_ms < run.end_ms) and (other.end_ms is None or run.start_ms < other.end_ms)
+        (run.end_ms is None or other.start_ms < run.end_ms)
+        and (other.end_ms is None or run.start_ms < other.end_ms)
     )
 
 
@@ -291,11 +346,13 @@ def long_usage(path: Path, rows: Sequence[UsageRow], now_ms: int) -> list[str]:
         if row.end_ms is None:
             hours = row.gpu_micro * (now_ms - row.start_ms) // (MICRO * HOUR_MS)
             running.append(
-                f"{place} has no end and runs since {since}, {days} days: billed up to now, {hours} GPU-hours, until "
-                "an end is imported"
+                f"{place} has no end and runs since {since}, {days} days: billed up to now, {hours}"
+                " GPU-hours, until an end is imported"
             )
         else:
-            ended.append(f"{place} ended after {days} days, from {since} to {format_instant(row.end_ms)}")
+            ended.append(
+                f"{place} ended after {days} days, from {since} to {format_instant(row.end_ms)}"
+            )
     warnings = [*running, *ended][:MAX_WARNINGS]
     more = len(running) + len(ended) - len(warnings)
     if more:

@@ -1,10 +1,11 @@
 """Decode a body of remote write to columns of samples, bounded before and after decompression.
 
-Most of a 1.0 body repeats the scrape before: the same labels, one new value, in the same order. The fast path walks
-such a body without protobuf. All bytes of a series but its last 18 (9 where the value is 0) are its labels, which are
-cached, and the rest is one sample in the only form in which senders write it. The labels are compared with those of the
-series that came next the last time, and looked up where they differ. Labels enter the cache only after their bytes were
-parsed as labels and nothing else, so the fast path reads exactly what protobuf reads; any other form sends the body
+Most of a 1.0 body repeats the scrape before: the same labels, one new value, in the same order. The
+fast path walks such a body without protobuf. All bytes of a series but its last 18 (9 where the
+value is 0) are its labels, which are cached, and the rest is one sample in the only form in which
+senders write it. The labels are compared with those of the series that came next the last time, and
+looked up where they differ. Labels enter the cache only after their bytes were parsed as labels and
+nothing else, so the fast path reads exactly what protobuf reads; any other form sends the body
 through protobuf.
 """
 
@@ -47,12 +48,16 @@ HEAVY_SAMPLES = 20_000
 """A request with more samples, ten times what Prometheus sends by default, is written alone."""
 MAX_KEY_BYTES = 64 * 1024
 FUTURE_MS = 600_000
-"""How far ahead of our clock a scrape may be: one far ahead would make all scrapes after it too old."""
+"""How far ahead of our clock a scrape may be: one far ahead would make all scrapes after it too
+old.
+"""
 STALE = 0x7FF0000000000002
 """The NaN that marks the end of a series."""
 MAX_REASONS = 5
 _TAIL = 18
-"""Bytes of a sample inside a series: tag, length 16, tag and 8 bytes of value, tag and 6 bytes of instant."""
+"""Bytes of a sample inside a series: tag, length 16, tag and 8 bytes of value, tag and 6 bytes of
+instant.
+"""
 _TAIL_START = b"\x12\x10\x09"
 _ZERO_TAIL = 9
 """The same without the value: protobuf omits zeros."""
@@ -66,7 +71,8 @@ _ZERO_TAIL_BYTES = np.frombuffer(_ZERO_TAIL_START[:2], dtype="u1")
 class WriteRequest:
     """The accepted samples of a request, by column, and the series_indexes of the others.
 
-    Stale markers of our series count as written: the scrapes after them show the end of the series as well.
+    Stale markers of our series count as written: the scrapes after them show the end of the series
+    as well.
     """
 
     cache: SeriesCache
@@ -101,7 +107,10 @@ class WriteRequest:
 
 
 def inflated_size(body: bytes) -> int:
-    """The size that the snappy header announces. Raises Refused: 400 without a header, 413 when it is too large."""
+    """The size that the snappy header announces.
+
+    Raises Refused: 400 without a header, 413 when it is too large.
+    """
     size = 0
     # A varint of at most 32 bits: snappy's block format begins with the uncompressed length.
     for place, byte in enumerate(body[:5]):
@@ -126,7 +135,9 @@ def inflate(body: bytes) -> bytes:
     return plain
 
 
-def decode(body: bytes, version: int, cache: SeriesCache, now_ms: int, oldest_ms: int = EARLIEST_MS) -> WriteRequest:
+def decode(
+    body: bytes, version: int, cache: SeriesCache, now_ms: int, oldest_ms: int = EARLIEST_MS
+) -> WriteRequest:
     """Decode a body (snappy, protobuf of version 1 or 2) at `now_ms`. Raises Refused.
 
     Samples from before `oldest_ms` are refused.
@@ -139,8 +150,13 @@ def decode(body: bytes, version: int, cache: SeriesCache, now_ms: int, oldest_ms
     return _accept(cache, *columns, (oldest_ms, now_ms), zlib.crc32(body), len(plain))
 
 
-def decode_known(body: bytes, cache: SeriesCache, now_ms: int, oldest_ms: int) -> WriteRequest | None:
-    """Decode a 1.0 body in the common form that brings no new series; None for any other. Raises Refused."""
+def decode_known(
+    body: bytes, cache: SeriesCache, now_ms: int, oldest_ms: int
+) -> WriteRequest | None:
+    """Decode a 1.0 body in the common form that brings no new series; None for any other.
+
+    Raises Refused.
+    """
     plain = inflate(body)
     columns = _walk(plain, cache, is_complete=True)
     if columns is None:
@@ -167,7 +183,8 @@ def _walk(plain: bytes, cache: SeriesCache, is_complete: bool = False) -> _Colum
             return None
         length = plain[at + 1]
         start = at + 2
-        # A length of two bytes; a third one would mean a series over 16 KiB, which the general path reads.
+        # A length of two bytes; a third one would mean a series over 16 KiB, which the general path
+        # reads.
         if length >= 0x80:
             if plain[at + 2] >= 0x80:
                 return None
@@ -189,7 +206,8 @@ def _walk(plain: bytes, cache: SeriesCache, is_complete: bool = False) -> _Colum
         return None
     all_ends, series = np.array(ends, dtype="<i8"), np.array(places, dtype="<i8") - 1
     sizes = np.diff(all_ends, prepend=0)
-    # Without the tag of the series and its length, which takes a second byte from 128 on, and without the labels.
+    # Without the tag of the series and its length, which takes a second byte from 128 on, and
+    # without the labels.
     sizes -= np.where(sizes < 0x80 + 2, 2, 3) + cache.table()["key_size"][series]
     return _tails(plain, series, sizes, all_ends)
 
@@ -203,9 +221,14 @@ def _walk_v2(plain: bytes, cache: SeriesCache) -> _Columns | None:
     return _tails(plain, series, ends - starts, ends)
 
 
-def _look_up(plain: bytes, start: int, end: int, cache: SeriesCache, is_complete: bool) -> int | None:
-    """The index of a series by the bytes of its labels, which are all but those of one sample; None without one."""
-    # The sample is recognized from the end: tag, length and tag of the value must be where a single sample has them.
+def _look_up(
+    plain: bytes, start: int, end: int, cache: SeriesCache, is_complete: bool
+) -> int | None:
+    """The index of a series by the bytes of its labels, which are all but those of one sample; None
+    without one.
+    """
+    # The sample is recognized from the end: tag, length and tag of the value must be where a single
+    # sample has them.
     tail = end - _TAIL
     if tail < start or plain[tail : tail + 3] != _TAIL_START:
         # A value of zero is omitted, which makes the sample nine bytes shorter.
@@ -218,18 +241,25 @@ def _look_up(plain: bytes, start: int, end: int, cache: SeriesCache, is_complete
 
 
 def _tails(plain: bytes, series: Array, sizes: Array, ends: Array) -> _Columns | None:
-    """Values and instants from the encoded samples of series; None where one is no sample in the common form."""
+    """Values and instants from the encoded samples of series; None where one is no sample in the
+    common form.
+    """
     if not 0 < len(ends) <= MAX_SAMPLES or ends[0] < _TAIL:
         return None
     is_zero = sizes == _ZERO_TAIL
-    # The last 18 bytes of every series; those with a value of zero have bytes of their labels in the first nine.
+    # The last 18 bytes of every series; those with a value of zero have bytes of their labels in
+    # the first nine.
     grid = sliding_window_view(np.frombuffer(plain, dtype="u1"), _TAIL)[ends - _TAIL]
     has_value = (sizes == _TAIL) & (grid[:, :3] == _TAIL_BYTES).all(axis=1)
     is_sample = has_value | is_zero & (grid[:, 9:11] == _ZERO_TAIL_BYTES).all(axis=1)
     instants = grid[:, 12:]
-    # The varint of an instant in milliseconds takes six bytes from 1971 to 2109: five with the continuation bit, one
-    # without.
-    has_instant = (grid[:, 11] == _INSTANT_TAG) & (instants[:, :5] >= 0x80).all(axis=1) & (instants[:, 5] < 0x80)
+    # The varint of an instant in milliseconds takes six bytes from 1971 to 2109: five with the
+    # continuation bit, one without.
+    has_instant = (
+        (grid[:, 11] == _INSTANT_TAG)
+        & (instants[:, :5] >= 0x80).all(axis=1)
+        & (instants[:, 5] < 0x80)
+    )
     if not (is_sample & has_instant).all():
         return None
     values = np.where(is_zero, 0.0, np.ascontiguousarray(grid[:, 3:11]).view("<f8")[:, 0])
@@ -254,7 +284,11 @@ def _index(cache: SeriesCache, key: Hashable, size: int, parts: list[bytes]) -> 
     # Refused without a key, so that a huge set of labels does not occupy the cache.
     if len(parts) > MAX_LABELS or size > MAX_KEY_BYTES:
         return cache.add(
-            None, 0, BadSeries(f"has more than {MAX_LABELS} labels, or more than {MAX_KEY_BYTES} bytes of them")
+            None,
+            0,
+            BadSeries(
+                f"has more than {MAX_LABELS} labels, or more than {MAX_KEY_BYTES} bytes of them"
+            ),
         )
     try:
         return cache.add(key, size, parse_labels(parts))
@@ -307,7 +341,10 @@ def _bound(request: Any) -> None:
     if len(request.timeseries) <= MAX_SAMPLES:
         samples = sum(len(series.samples) for series in request.timeseries)
     if len(request.timeseries) > MAX_SAMPLES or samples > MAX_SAMPLES:
-        raise Refused(413, f"the request has more than {MAX_SAMPLES} series or samples: send fewer in one request")
+        raise Refused(
+            413,
+            f"the request has more than {MAX_SAMPLES} series or samples: send fewer in one request",
+        )
 
 
 def _index_v2(series: Any, texts: list[str], cache: SeriesCache) -> int:
@@ -327,13 +364,24 @@ def _index_v2(series: Any, texts: list[str], cache: SeriesCache) -> int:
 
 def _columns(rows: Iterable[tuple[int, float, int]]) -> _Columns:
     series_indexes, values, instants = zip(*rows, strict=True) if rows else ((), (), ())
-    return np.array(series_indexes, dtype="<i8"), np.array(values, dtype="<f8"), np.array(instants, dtype="<i8")
+    return (
+        np.array(series_indexes, dtype="<i8"),
+        np.array(values, dtype="<f8"),
+        np.array(instants, dtype="<i8"),
+    )
 
 
 def _accept(
-    cache: SeriesCache, series: Array, value: Array, at_ms: Array, bounds_ms: tuple[int, int], checksum: int, size: int
+    cache: SeriesCache,
+    series: Array,
+    value: Array,
+    at_ms: Array,
+    bounds_ms: tuple[int, int],
+    checksum: int,
+    size: int,
 ) -> WriteRequest:
-    """Separate accepted samples from refused ones (bad series, impossible instants) and foreign ones.
+    """Separate accepted samples from refused ones (bad series, impossible instants) and foreign
+    ones.
 
     `bounds_ms`: the oldest accepted instant, and now.
     """
@@ -349,19 +397,27 @@ def _accept(
     # Compared by bits, because NaN never equals NaN.
     is_stale = value.view("<u8") == STALE
     is_aged = of_gpus & is_possible & ~is_stale & (at_ms < oldest_ms)
-    # Counters have a limit of their own: their readings are kept for a fixed number of days, whatever ages are
-    # accepted.
+    # Counters have a limit of their own: their readings are kept for a fixed number of days,
+    # whatever ages are accepted.
     is_late = of_inference & is_possible & (at_ms < now_ms - LATEST_DAYS * DAY_MS)
-    reasons = [f"a series {cache.reasons[index]}" for index in np.unique(series[is_bad])[:MAX_REASONS].tolist()]
+    reasons = [
+        f"a series {cache.reasons[index]}"
+        for index in np.unique(series[is_bad])[:MAX_REASONS].tolist()
+    ]
     if impossible := int((is_ours & ~is_possible).sum()):
-        reasons.append(f"{impossible} samples lie before the year 2000 or more than 10 minutes ahead")
+        reasons.append(
+            f"{impossible} samples lie before the year 2000 or more than 10 minutes ahead"
+        )
     if is_late.any():
         reasons.append(f"{int(is_late.sum())} counters are more than {LATEST_DAYS} days old")
     if is_aged.any():
         reasons.append(f"{int(is_aged.sum())} samples: each {too_old(oldest_ms)}")
     if is_outside.any():
         names = sorted({METRICS[number].name for number in rows["metric"][is_outside].tolist()})
-        reasons.append(f"{int(is_outside.sum())} values of {', '.join(names)} are outside the range of their profile")
+        reasons.append(
+            f"{int(is_outside.sum())} values of {', '.join(names)} are outside the range of their"
+            " profile"
+        )
     # Stale markers are neither written nor refused: they carry no reading.
     accepted = of_gpus & is_possible & ~is_stale & ~is_aged & ~is_outside
     counted = of_inference & is_possible & ~is_late & ~is_stale
@@ -382,7 +438,9 @@ def _accept(
         at_ms[accepted],
         foreign=int((~is_ours & ~is_bad).sum()) + int(counted.sum()) - len(inference),
         stale=int((is_ours & is_possible & is_stale).sum()),
-        refusals=int((is_bad | is_aged | is_outside | is_ours & ~is_possible | is_late & ~is_stale).sum()),
+        refusals=int(
+            (is_bad | is_aged | is_outside | is_ours & ~is_possible | is_late & ~is_stale).sum()
+        ),
         refused=tuple(reasons),
         # Roughly what the columns of a sample and their selections occupy in memory.
         size=size + 48 * len(series),

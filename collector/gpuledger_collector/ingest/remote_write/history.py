@@ -1,8 +1,10 @@
-"""The past of a fleet from a Prometheus that scraped its exporters, as if it had been sent by remote write.
+"""The past of a fleet from a Prometheus that scraped its exporters, as if it had been sent by
+remote write.
 
-Raw samples are read range by range, interpreted like those of remote write, and metered by the same meter into the same
-slots. Reading a range again replaces its slots by the same usage; slots that remote write filled get the same usage
-once more. A scrape that is missing is a gap, and a gap is unobserved.
+Raw samples are read range by range, interpreted like those of remote write, and metered by the same
+meter into the same slots. Reading a range again replaces its slots by the same usage; slots that
+remote write filled get the same usage once more. A scrape that is missing is a gap, and a gap is
+unobserved.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ from gpuledger_collector.ingest.remote_write.prometheus_api import (
     TooLarge,
     any_of,
 )
-from gpuledger_collector.ingest.remote_write.scrapes import ACTIVITY_METRICS, Scrape, ScrapeRows, SeriesIds
+from gpuledger_collector.ingest.remote_write.scrapes import (
+    ACTIVITY_METRICS,
+    Scrape,
+    ScrapeRows,
+    SeriesIds,
+)
 from gpuledger_collector.ingest.remote_write.series import (
     ACCEPTED,
     BAD,
@@ -49,10 +56,16 @@ _SMALL_SAMPLES = 100_000
 
 
 def selector(reader: SeriesReader) -> str:
-    """A selector of the series under whose names exporters show these metrics, or describe their devices."""
+    """A selector of the series under whose names exporters show these metrics, or describe their
+    devices.
+    """
     names: set[str] = set()
     for profile in reader.profiles:
-        plain = {name for name, families in profile.families.items() if any(f.metric.name in METRICS for f in families)}
+        plain = {
+            name
+            for name, families in profile.families.items()
+            if any(f.metric.name in METRICS for f in families)
+        }
         plain |= {name for join in profile.joins for name in join.families}
         names |= {prefix + name for prefix in ("", *profile.prefixes) for name in plain}
     return any_of(sorted(names))
@@ -67,7 +80,8 @@ class Known:
 
 
 def read_known(api: PrometheusApi, period: Period, reader: SeriesReader | None = None) -> Known:
-    """The series of GPUs that have samples in a period; of its last part where they are too many for one answer.
+    """The series of GPUs that have samples in a period; of its last part where they are too many
+    for one answer.
 
     Raises BadAddress, NoAnswer.
     """
@@ -116,17 +130,23 @@ class History:
     cache: SeriesCache = field(default_factory=SeriesCache)
 
     def read(self, database: Database, period: Period, now: dt.datetime, on_range: OnRange) -> Past:
-        """Write the usage of whole slots of a period, range by range. Raises BadAddress, NoAnswer, psycopg.Error.
+        """Write the usage of whole slots of a period, range by range.
+
+        Raises BadAddress, NoAnswer, psycopg.Error.
 
         Stopped anywhere, it is simply run again.
         """
         past = Past()
-        whole = Period(period.start_ms - period.start_ms % SLOT_MS, period.end_ms - period.end_ms % SLOT_MS)
+        whole = Period(
+            period.start_ms - period.start_ms % SLOT_MS, period.end_ms - period.end_ms % SLOT_MS
+        )
         tail: dict[int, list[tuple[int, Scrape]]] = {}
         with database.hold(Lock.SCRAPES), closing(database.connect()) as connection:
             # The scrapes before the first slot begin its intervals.
             gap_ms = self.meter.limits.gap_ms
-            for asked, series in self._ranges(Period(whole.start_ms - gap_ms, whole.start_ms), whole):
+            for asked, series in self._ranges(
+                Period(whole.start_ms - gap_ms, whole.start_ms), whole
+            ):
                 scrapes = self._scrapes(connection, series, asked, now, past) if series else {}
                 for accelerator_id, entries in tail.items():
                     scrapes[accelerator_id] = entries + scrapes.get(accelerator_id, [])
@@ -140,7 +160,9 @@ class History:
         return past
 
     def _ranges(self, lead: Period, whole: Period) -> Iterator[tuple[Period, list[RawSeries]]]:
-        """The series of successive ranges that one answer holds each: first `lead`, then slots of `whole`."""
+        """The series of successive ranges that one answer holds each: first `lead`, then slots of
+        `whole`.
+        """
         yield lead, self._ask(lead)
         start_ms, length_ms = whole.start_ms, FIRST_RANGE_MS
         while start_ms < whole.end_ms:
@@ -149,7 +171,9 @@ class History:
                 series = self.api.samples(selector(self.cache.reader), asked)
             except TooLarge as error:
                 if length_ms <= SLOT_MS:
-                    raise NoAnswer(f"{error}; even for five minutes of this fleet: send it by remote write") from error
+                    raise NoAnswer(
+                        f"{error}; even for five minutes of this fleet: send it by remote write"
+                    ) from error
                 length_ms = max(length_ms // 2 // SLOT_MS * SLOT_MS, SLOT_MS)
                 continue
             yield asked, series
@@ -161,10 +185,17 @@ class History:
         try:
             return self.api.samples(selector(self.cache.reader), period)
         except TooLarge as error:
-            raise NoAnswer(f"{error}; even for {period.ms // 1000} seconds: send it by remote write") from error
+            raise NoAnswer(
+                f"{error}; even for {period.ms // 1000} seconds: send it by remote write"
+            ) from error
 
     def _scrapes(
-        self, connection: Connection, series: Sequence[RawSeries], asked: Period, now: dt.datetime, past: Past
+        self,
+        connection: Connection,
+        series: Sequence[RawSeries],
+        asked: Period,
+        now: dt.datetime,
+        past: Past,
     ) -> dict[int, list[tuple[int, Scrape]]]:
         """The scrapes of a range by accelerator, in order of time; what they name is registered."""
         request = self._request(series, asked)
@@ -177,7 +208,9 @@ class History:
         store = self.meter.store
         ids = SeriesIds(self.cache)
         ids.add(rows, store.ids.register(connection, batches, now))
-        for index, at_ms, scrape in zip(rows.accelerator.tolist(), rows.at_ms.tolist(), rows.scrapes(ids), strict=True):
+        for index, at_ms, scrape in zip(
+            rows.accelerator.tolist(), rows.at_ms.tolist(), rows.scrapes(ids), strict=True
+        ):
             scrapes[ids.accelerators[index].accelerator].append((at_ms, scrape))
         for entries in scrapes.values():
             entries.sort(key=lambda entry: entry[0])
@@ -200,7 +233,9 @@ class History:
                 place = self.cache.add(tuple(labels), sum(map(len, entry.metric)), labels)
             indexes.append(np.full(len(entry.values), place, dtype="<i8"))
             values.append(np.array([value for _, value in entry.values], dtype="<f8"))
-            instants.append(np.rint(np.array([at_s for at_s, _ in entry.values]) * 1000).astype("<i8"))
+            instants.append(
+                np.rint(np.array([at_s for at_s, _ in entry.values]) * 1000).astype("<i8")
+            )
         index, at_ms = np.concatenate(indexes), np.concatenate(instants)
         rows = self.cache.table()[index]
         kinds = rows["kind"]

@@ -1,7 +1,9 @@
-"""Counters of inference servers that come by remote write: find their workload and store their readings.
+"""Counters of inference servers that come by remote write: find their workload and store their
+readings.
 
-A series belongs to the pod (or Slurm job) that its labels name. Where an agent knows that pod by its UID, its counters
-go to that workload. Replicas of one Prometheus send the same counters, so their own labels do not distinguish series.
+A series belongs to the pod (or Slurm job) that its labels name. Where an agent knows that pod by
+its UID, its counters go to that workload. Replicas of one Prometheus send the same counters, so
+their own labels do not distinguish series.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ SCRAPE_LABELS = frozenset(
 )
 """Labels that say where a series was scraped, not what it counts."""
 CACHE_SECONDS = 60
-"""How long the workload of a pod is cached: its agent may report its UID later than its counters come."""
+"""How long the workload of a pod is cached: its agent may report its UID later than its counters
+come.
+"""
 MAX_CACHED = 10_000
 
 
@@ -64,15 +68,22 @@ InferenceSample = tuple[InferenceSeries, int, int]
 """Series, value, instant."""
 
 
-def inference_series(name: str, labels: Mapping[str, str], owner: Workload | None) -> InferenceSeries | None:
-    """The counter of a series; None where it is not one of ours, or where its labels name no workload."""
+def inference_series(
+    name: str, labels: Mapping[str, str], owner: Workload | None
+) -> InferenceSeries | None:
+    """The counter of a series; None where it is not one of ours, or where its labels name no
+    workload.
+    """
     meaning = serving_counters.meaning(name, labels)
     if meaning is None or owner is None:
         return None
     if check_workload(WireWorkload(owner.id, owner.kind, tags=dict(owner.tags))) is not None:
         return None
-    part = serving_counters.part_of({label: value for label, value in labels.items() if label not in SCRAPE_LABELS})
-    # The instance is the server's address; without it the pod is the best name for the process that counts.
+    part = serving_counters.part_of(
+        {label: value for label, value in labels.items() if label not in SCRAPE_LABELS}
+    )
+    # The instance is the server's address; without it the pod is the best name for the process that
+    # counts.
     source = labels.get("instance") or labels.get("pod") or owner.id
     return InferenceSeries(
         owner.kind,
@@ -91,7 +102,9 @@ class InferenceCounterStore:
 
     _workloads: dict[tuple[str, str], tuple[int, dt.datetime]] = field(default_factory=dict)
 
-    def store(self, connection: Connection, samples: Sequence[InferenceSample], now: dt.datetime) -> None:
+    def store(
+        self, connection: Connection, samples: Sequence[InferenceSample], now: dt.datetime
+    ) -> None:
         """Commit these samples. Raises psycopg.Error; then none was committed."""
         if not samples:
             return
@@ -119,7 +132,8 @@ class InferenceCounterStore:
         if len(self._workloads) > MAX_CACHED:
             self._workloads.clear()
         ids: dict[tuple[str, str], int] = {}
-        # In order: new workloads are inserted, and writers that meet must insert them in the same order.
+        # In order: new workloads are inserted, and writers that meet must insert them in the same
+        # order.
         for series in sorted(all_series, key=lambda series: (series.kind, series.external_id)):
             key = series.kind, series.external_id
             cached = self._workloads.get(key)
@@ -133,8 +147,8 @@ class InferenceCounterStore:
 def _workload_id(connection: Connection, series: InferenceSeries, now: dt.datetime) -> int:
     if series.kind == "kubernetes":
         row = connection.execute(
-            "SELECT id FROM workload WHERE kind = 'kubernetes' AND tags ->> 'namespace' = %s AND tags ->> 'pod' = %s "
-            "ORDER BY first_seen_at DESC, id DESC LIMIT 1",
+            "SELECT id FROM workload WHERE kind = 'kubernetes' AND tags ->> 'namespace' = %s AND"
+            " tags ->> 'pod' = %s ORDER BY first_seen_at DESC, id DESC LIMIT 1",
             (series.namespace, series.pod),
         ).fetchone()
         if row is not None:
@@ -143,9 +157,16 @@ def _workload_id(connection: Connection, series: InferenceSeries, now: dt.dateti
     key = workload_key(series.kind, "", series.external_id)
     tags = {"namespace": series.namespace, "pod": series.pod} if series.pod else {}
     connection.execute(
-        "INSERT INTO workload (key, kind, external_id, name, tags, first_seen_at) VALUES (%s, %s, %s, %s, %s, %s) "
-        "ON CONFLICT (key) DO NOTHING",
-        (key, series.kind, series.external_id, series.pod or series.external_id, json.dumps(tags), now),
+        "INSERT INTO workload (key, kind, external_id, name, tags, first_seen_at) VALUES (%s, %s,"
+        " %s, %s, %s, %s) ON CONFLICT (key) DO NOTHING",
+        (
+            key,
+            series.kind,
+            series.external_id,
+            series.pod or series.external_id,
+            json.dumps(tags),
+            now,
+        ),
     )
     row = connection.execute("SELECT id FROM workload WHERE key = %s", (key,)).fetchone()
     if row is None:  # retention removed the row that was in conflict

@@ -1,7 +1,9 @@
-"""The messages of remote write 1.0 and 2.0, declared from the field numbers of the public specification.
+"""The messages of remote write 1.0 and 2.0, declared from the field numbers of the public
+specification.
 
-Two families of 1.0: as the specification has it, for senders, and one whose labels stay bytes (on the wire a
-sub-message and a byte string look the same), for a receiver that knows most series by their bytes.
+Two families of 1.0: as the specification has it, for senders, and one whose labels stay bytes (on
+the wire a sub-message and a byte string look the same), for a receiver that knows most series by
+their bytes.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ _SCALARS = {
 
 def _declare(package: str, messages: dict[str, list[_Field]]) -> dict[str, Any]:
     """Message classes by name."""
-    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name=f"{package}.proto", package=package, syntax="proto3"
+    )
     for name, fields in messages.items():
         message = file.message_type.add(name=name)
         for field_name, number, kind in fields:
@@ -85,7 +89,10 @@ def _declare(package: str, messages: dict[str, list[_Field]]) -> dict[str, Any]:
                 field.type, field.type_name = _Proto.TYPE_MESSAGE, f".{package}.{bare}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in messages}
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
+        for name in messages
+    }
 
 
 ONE = _declare("gpuledger.remote.v1", _ONE)

@@ -1,8 +1,9 @@
 """The meter of remote write: recompute usage intervals from scrapes, slot by slot.
 
-Each scrape stands for the interval since the scrape before it, as an agent's tick does, and the same meter counts it;
-an interval belongs to the slot of its end. A slot is always recomputed from all of its scrapes when one of them
-arrives, so usage intervals depend on which scrapes exist, and not on when, in what parts or how often they came.
+Each scrape stands for the interval since the scrape before it, as an agent's tick does, and the
+same meter counts it; an interval belongs to the slot of its end. A slot is always recomputed from
+all of its scrapes when one of them arrives, so usage intervals depend on which scrapes exist, and
+not on when, in what parts or how often they came.
 """
 
 from __future__ import annotations
@@ -26,8 +27,16 @@ from gpuledger_collector.ingest.batches.attributes import (
 )
 from gpuledger_collector.ingest.batches.evidence import HOUR_MS
 from gpuledger_collector.ingest.batches.store import Store
-from gpuledger_collector.ingest.batches.usage_intervals import copy_usage_intervals, join_usage_intervals
-from gpuledger_collector.ingest.batches.validate import DAY_MS, Accepted, AcceptedRecords, workload_key
+from gpuledger_collector.ingest.batches.usage_intervals import (
+    copy_usage_intervals,
+    join_usage_intervals,
+)
+from gpuledger_collector.ingest.batches.validate import (
+    DAY_MS,
+    Accepted,
+    AcceptedRecords,
+    workload_key,
+)
 from gpuledger_collector.ingest.remote_write.scrapes import ACTIVITY_METRICS, Scrape
 from gpuledger_collector.ingest.remote_write.store import SLOT_MS, read_range
 from gpuledger_collector.storage.database import Database
@@ -39,7 +48,9 @@ from gpuledger_common.profiles.pods import POD_SUMS, device_value
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
 EPOCH = uuid.UUID("67707500-7265-6d6f-7465-777269746500")
-"""The epoch of usage intervals computed from scrapes (ASCII `gpu`, `remotewrite`); their `seq` is the slot's number."""
+"""The epoch of usage intervals computed from scrapes (ASCII `gpu`, `remotewrite`); their `seq` is
+the slot's number.
+"""
 MAX_ACCELERATORS = 500
 """Accelerators of one transaction."""
 _Slots = dict[int, set[int]]
@@ -49,7 +60,9 @@ _UTILIZATION = "gpu_utilization_ratio"
 
 @dataclass(frozen=True, slots=True)
 class MeterLimits:
-    """`gap_ms`: the longest interval between scrapes that counts as observed; `window_ms`: how late a scrape may be."""
+    """`gap_ms`: the longest interval between scrapes that counts as observed; `window_ms`: how late
+    a scrape may be.
+    """
 
     gap_ms: int
     window_ms: int
@@ -67,19 +80,29 @@ class ScrapedEntities:
     accelerators: dict[int, Accelerator]
     workloads: dict[int, Workload]
     nodes: dict[int, str]
-    accelerator_attributes: Mapping[int, tuple[str, str | None, int, str, int]] = field(default_factory=dict)
+    accelerator_attributes: Mapping[int, tuple[str, str | None, int, str, int]] = field(
+        default_factory=dict
+    )
     """Model, MIG instance, share and pool, and the accelerator's id."""
     workload_attributes: Mapping[int, tuple[int, Workload]] = field(default_factory=dict)
     """The workload's id, and the workload as it was reported."""
     _described: dict[tuple[int, frozenset[int]], Accelerator] = field(default_factory=dict)
     """Accelerators by id and attributes: most scrapes repeat those before."""
-    _holders: dict[tuple[frozenset[int], frozenset[int]], list[Holder]] = field(default_factory=dict)
+    _holders: dict[tuple[frozenset[int], frozenset[int]], list[Holder]] = field(
+        default_factory=dict
+    )
     """Holders by workloads and attributes."""
 
     def ids(self) -> Ids:
         """The ids by name and content."""
         attributes: dict[Content, int] = {}
-        for number, (model, instance, share, pool, accelerator_id) in self.accelerator_attributes.items():
+        for number, (
+            model,
+            instance,
+            share,
+            pool,
+            accelerator_id,
+        ) in self.accelerator_attributes.items():
             uuid = self.accelerators[accelerator_id].uuid
             record = wire.WireAccelerator(uuid, uuid, 0, model, instance, share, pool=pool)
             attributes[accelerator_content(record)] = number
@@ -87,13 +110,18 @@ class ScrapedEntities:
             attributes[workload_content(_key(workload), wire_workload(workload))] = number
         return Ids(
             {name: node_id for node_id, name in self.nodes.items()},
-            {accelerator.uuid: accelerator_id for accelerator_id, accelerator in self.accelerators.items()},
+            {
+                accelerator.uuid: accelerator_id
+                for accelerator_id, accelerator in self.accelerators.items()
+            },
             {_key(workload): number for number, workload in self.workloads.items()},
             attributes,
         )
 
     def accelerator_in(self, accelerator_id: int, scrape: Scrape) -> Accelerator:
-        """The accelerator as a scrape describes it; of contradicting labels the smallest by content."""
+        """The accelerator as a scrape describes it; of contradicting labels the smallest by
+        content.
+        """
         key = accelerator_id, scrape.accelerator_attributes
         if key not in self._described:
             self._described[key] = self._describe(accelerator_id, scrape)
@@ -101,17 +129,24 @@ class ScrapedEntities:
 
     def _describe(self, accelerator_id: int, scrape: Scrape) -> Accelerator:
         accelerator = self.accelerators[accelerator_id]
-        attributes = [self.accelerator_attributes[number] for number in scrape.accelerator_attributes]
-        # Scrapes from before attributes were stored: what is known of the accelerator today is the best there is.
+        attributes = [
+            self.accelerator_attributes[number] for number in scrape.accelerator_attributes
+        ]
+        # Scrapes from before attributes were stored: what is known of the accelerator today is the
+        # best there is.
         if not attributes:
             return accelerator
-        # Labels of several senders may contradict each other: the choice must not depend on who came first.
-        # Some series of a scrape name no model, beside others that do.
-        model, instance, share, *_ = min(attributes, key=lambda row: (not row[0], row[0], row[1] or "", row[2]))
+        # Labels of several senders may contradict each other: the choice must not depend on who
+        # came first. Some series of a scrape name no model, beside others that do.
+        model, instance, share, *_ = min(
+            attributes, key=lambda row: (not row[0], row[0], row[1] or "", row[2])
+        )
         return replace(accelerator, model=model, mig_instance=instance, gpu_micro=share)
 
     def holders_in(self, scrape: Scrape) -> list[Holder]:
-        """The workloads of a scrape as it describes them, in an order that does not depend on arrival."""
+        """The workloads of a scrape as it describes them, in an order that does not depend on
+        arrival.
+        """
         key = scrape.workload_ids, scrape.workload_attributes
         if key not in self._holders:
             self._holders[key] = self._describe_holders(scrape)
@@ -119,11 +154,16 @@ class ScrapedEntities:
 
     def _describe_holders(self, scrape: Scrape) -> list[Holder]:
         reported: dict[int, Workload] = {}
-        for number, workload in (self.workload_attributes[number] for number in scrape.workload_attributes):
+        for number, workload in (
+            self.workload_attributes[number] for number in scrape.workload_attributes
+        ):
             if number not in reported or _content(workload) < _content(reported[number]):
                 reported[number] = workload
         holders = [reported.get(number, self.workloads[number]) for number in scrape.workload_ids]
-        return [Holder(workload) for workload in sorted(holders, key=lambda workload: (workload.kind, workload.id))]
+        return [
+            Holder(workload)
+            for workload in sorted(holders, key=lambda workload: (workload.kind, workload.id))
+        ]
 
 
 def _key(workload: Workload) -> str:
@@ -131,7 +171,12 @@ def _key(workload: Workload) -> str:
 
 
 def _content(workload: Workload) -> tuple[object, ...]:
-    return workload.user or "", workload.account or "", workload.name or "", sorted(workload.tags.items())
+    return (
+        workload.user or "",
+        workload.account or "",
+        workload.name or "",
+        sorted(workload.tags.items()),
+    )
 
 
 def split_by_attributes(
@@ -140,7 +185,8 @@ def split_by_attributes(
     inside: Sequence[tuple[int, Scrape]],
     entities: ScrapedEntities,
 ) -> Iterator[tuple[Accelerator, list[tuple[int, Scrape]]]]:
-    """Split the scrapes of a slot by node and where attributes change; each part begins with the scrape before it.
+    """Split the scrapes of a slot by node and where attributes change; each part begins with the
+    scrape before it.
 
     `before` are the scrapes just before the slot, in order of time.
     """
@@ -160,11 +206,14 @@ def split_by_attributes(
                 continue
             accelerator = entities.accelerator_in(accelerator_id, scrape)
             named: dict[object, Workload] = {
-                (held.workload.kind, held.workload.id): held.workload for held in entities.holders_in(scrape)
+                (held.workload.kind, held.workload.id): held.workload
+                for held in entities.holders_in(scrape)
             }
-            # An interval has one set of attributes, so it ends where they change; the next part begins with the same
-            # scrape.
-            is_changed = accelerator != current or any(holders.get(key, held) != held for key, held in named.items())
+            # An interval has one set of attributes, so it ends where they change; the next part
+            # begins with the same scrape.
+            is_changed = accelerator != current or any(
+                holders.get(key, held) != held for key, held in named.items()
+            )
             if current is not None and is_changed:
                 yield current, last + part
                 last, part, holders = part[-1:], [], {}
@@ -185,25 +234,36 @@ def meter_slot(
 ) -> Accepted | None:
     """The usage intervals that end in a slot, as an agent's batch; None when there are none.
 
-    `scrapes` are a part of the slot from `split_by_attributes`, in order of time. At the instants `split_ms` the
-    accelerator's MIG instances have scrapes: they are what is held then, and the device counts for nothing.
+    `scrapes` are a part of the slot from `split_by_attributes`, in order of time. At the instants
+    `split_ms` the accelerator's MIG instances have scrapes: they are what is held then, and the
+    device counts for nothing.
     """
     meter = Meter(gap_ms)
     node = ""
     for at_ms, scrape in scrapes:
         node = entities.nodes[scrape.node_id]
-        # MIG instances were seen at this instant: the device as a whole is not held then, and nothing bridges it.
+        # MIG instances were seen at this instant: the device as a whole is not held then, and
+        # nothing bridges it.
         if at_ms in split_ms:
             meter.lose(accelerator.uuid)
             continue
-        meter.tick(Sample(accelerator.uuid, 0, meter_values(scrape)), at_ms, entities.holders_in(scrape))
+        meter.tick(
+            Sample(accelerator.uuid, 0, meter_values(scrape)), at_ms, entities.holders_in(scrape)
+        )
     spans = meter.take()
     if not spans:
         return None
     # The same code as in the agent splits time over holders, so both sources bill equally.
     maker = BatchMaker([accelerator], "", {})
     intervals = maker.usage_intervals(spans)
-    batch = maker.batch(node, str(EPOCH), slot_ms // SLOT_MS, wire.Heartbeat("", "", "ok"), intervals, wire.Samples())
+    batch = maker.batch(
+        node,
+        str(EPOCH),
+        slot_ms // SLOT_MS,
+        wire.Heartbeat("", "", "ok"),
+        intervals,
+        wire.Samples(),
+    )
     return Accepted(
         node=node,
         epoch=EPOCH,
@@ -241,11 +301,13 @@ class ScrapeMeter:
         # One meter runs at a time: the lock is held on a session of its own.
         with database.hold(Lock.SCRAPES), database.connect() as connection:
             try:
-                # Until no request is left: each round takes some accelerators with all of their requests, and commits.
+                # Until no request is left: each round takes some accelerators with all of their
+                # requests, and commits.
                 while True:
                     requests = connection.execute(
-                        "SELECT id, accelerator_id, slot_ms FROM scrape_recompute WHERE accelerator_id IN (SELECT "
-                        "DISTINCT accelerator_id FROM scrape_recompute ORDER BY accelerator_id LIMIT %s)",
+                        "SELECT id, accelerator_id, slot_ms FROM scrape_recompute WHERE"
+                        " accelerator_id IN (SELECT DISTINCT accelerator_id FROM scrape_recompute"
+                        " ORDER BY accelerator_id LIMIT %s)",
                         (MAX_ACCELERATORS,),
                     ).fetchall()
                     if not requests:
@@ -262,30 +324,46 @@ class ScrapeMeter:
             slots[accelerator_id] |= {slot_ms, slot_ms + SLOT_MS}
         instances = find_mig_instances(connection, list(slots))
         for device_id, instance_id in instances:
-            # A scrape of an instance decides whether its device counts, so the device's slots are computed again too.
+            # A scrape of an instance decides whether its device counts, so the device's slots are
+            # computed again too.
             slots[device_id] |= slots.get(instance_id, set())
         days = {slot // DAY_MS * DAY_MS for starts in slots.values() for slot in starts}
-        # Partitions in a transaction of their own; an interval may begin in the day before its slot.
+        # Partitions in a transaction of their own; an interval may begin in the day before its
+        # slot.
         with connection.transaction():
-            self.store.ensure_partitions(connection, "usage_interval", sorted(days | {day - DAY_MS for day in days}))
+            self.store.ensure_partitions(
+                connection, "usage_interval", sorted(days | {day - DAY_MS for day in days})
+            )
         with connection.transaction():
             gap_ms = self.limits.gap_ms
-            ranges = {number: (min(starts) - gap_ms, max(starts) + SLOT_MS) for number, starts in slots.items()}
+            ranges = {
+                number: (min(starts) - gap_ms, max(starts) + SLOT_MS)
+                for number, starts in slots.items()
+            }
             instants = instance_instants(connection, instances, ranges)
-            remember = self._replace(connection, slots, instances, read_range(connection, ranges), instants)
-            # Exactly the requests that were read: one that arrived meanwhile stays and is metered in the next round.
-            connection.execute("DELETE FROM scrape_recompute WHERE id = ANY(%s)", ([row[0] for row in requests],))
+            remember = self._replace(
+                connection, slots, instances, read_range(connection, ranges), instants
+            )
+            # Exactly the requests that were read: one that arrived meanwhile stays and is metered
+            # in the next round.
+            connection.execute(
+                "DELETE FROM scrape_recompute WHERE id = ANY(%s)", ([row[0] for row in requests],)
+            )
             delete_old_scrapes(connection, list(slots), self.limits.keep_ms)
         remember()
         return len({(accelerator_id, slot_ms) for _, accelerator_id, slot_ms in requests})
 
     def write_past(
-        self, connection: Connection, scrapes: Mapping[int, Sequence[tuple[int, Scrape]]], since_ms: int
+        self,
+        connection: Connection,
+        scrapes: Mapping[int, Sequence[tuple[int, Scrape]]],
+        since_ms: int,
     ) -> int:
-        """Meter scrapes that are in no table, by accelerator and in order of time; returns how many slots.
+        """Meter scrapes that are in no table, by accelerator and in order of time; returns how many
+        slots.
 
-        The caller holds Lock.SCRAPES. Slots from `since_ms` on are replaced; scrapes before it only begin their first
-        intervals.
+        The caller holds Lock.SCRAPES. Slots from `since_ms` on are replaced; scrapes before it only
+        begin their first intervals.
         """
         slots: _Slots = {}
         for accelerator_id, entries in scrapes.items():
@@ -296,13 +374,18 @@ class ScrapeMeter:
             return 0
         days = {slot // DAY_MS * DAY_MS for starts in slots.values() for slot in starts}
         with connection.transaction():
-            self.store.ensure_partitions(connection, "usage_interval", sorted(days | {day - DAY_MS for day in days}))
+            self.store.ensure_partitions(
+                connection, "usage_interval", sorted(days | {day - DAY_MS for day in days})
+            )
         instances = find_mig_instances(connection, list(slots))
         instants: dict[int, set[int]] = defaultdict(set)
         for device_id, instance_id in instances:
             instants[device_id] |= {at_ms for at_ms, _ in scrapes.get(instance_id, ())}
         with connection.transaction():
-            fixed = {device_id: frozenset(device_instants) for device_id, device_instants in instants.items()}
+            fixed = {
+                device_id: frozenset(device_instants)
+                for device_id, device_instants in instants.items()
+            }
             remember = self._replace(connection, slots, instances, scrapes, fixed)
         remember()
         return sum(map(len, slots.values()))
@@ -315,9 +398,12 @@ class ScrapeMeter:
         scrapes: Mapping[int, Sequence[tuple[int, Scrape]]],
         instants: Mapping[int, frozenset[int]],
     ) -> Callable[[], None]:
-        """Replace the usage intervals of these slots by those of their scrapes; returns what to call after COMMIT."""
+        """Replace the usage intervals of these slots by those of their scrapes; returns what to
+        call after COMMIT.
+        """
         batches, metered, ids = self._compute(connection, slots, scrapes, instants)
-        # Only slots that have scrapes are replaced: what was computed from scrapes that were deleted since stays.
+        # Only slots that have scrapes are replaced: what was computed from scrapes that were
+        # deleted since stays.
         delete_usage_intervals(connection, metered)
         resolved = [ids.resolve(batch) for batch in batches]
         copy_usage_intervals(connection, join_usage_intervals(resolved))
@@ -335,10 +421,14 @@ class ScrapeMeter:
         all_scrapes: Mapping[int, Sequence[tuple[int, Scrape]]],
         instants: Mapping[int, frozenset[int]],
     ) -> tuple[list[Accepted], _Slots, Ids]:
-        """The usage intervals of these slots, the slots that have scrapes, and the ids of all entities."""
+        """The usage intervals of these slots, the slots that have scrapes, and the ids of all
+        entities.
+        """
         gap_ms = self.limits.gap_ms
         entities = read_entities(
-            connection, list(slots), [scrape for scrapes in all_scrapes.values() for _, scrape in scrapes]
+            connection,
+            list(slots),
+            [scrape for scrapes in all_scrapes.values() for _, scrape in scrapes],
         )
         batches: list[Accepted] = []
         metered: _Slots = defaultdict(set)
@@ -350,15 +440,19 @@ class ScrapeMeter:
                 if first == end:
                     continue
                 metered[accelerator_id].add(slot_ms)
-                # The meter needs at most one scrape before the slot, no further back than a gap reaches.
+                # The meter needs at most one scrape before the slot, no further back than a gap
+                # reaches.
                 before = scrapes[bisect_left(times, slot_ms - gap_ms) : first]
                 split_ms = instants.get(accelerator_id, frozenset())
-                for accelerator, part in split_by_attributes(accelerator_id, before, scrapes[first:end], entities):
+                for accelerator, part in split_by_attributes(
+                    accelerator_id, before, scrapes[first:end], entities
+                ):
                     batch = meter_slot(accelerator, part, split_ms, slot_ms, gap_ms, entities)
                     if batch is not None:
                         batches.append(batch)
         ids = entities.ids()
-        # In the transaction that writes the intervals, because they refer to these rows; sorted, as all writers do it.
+        # In the transaction that writes the intervals, because they refer to these rows; sorted, as
+        # all writers do it.
         contents = sorted(set(contents_of(batches)) - ids.attributes.keys())
         ids.attributes.update(write_accelerator_attributes(connection, contents, ids.accelerators))
         ids.attributes.update(write_workload_attributes(connection, contents, ids.workloads))
@@ -366,7 +460,9 @@ class ScrapeMeter:
 
 
 def find_mig_instances(connection: Connection, accelerators: list[int]) -> list[tuple[int, int]]:
-    """Device and instance of every MIG instance that is among these accelerators, or on a device that is."""
+    """Device and instance of every MIG instance that is among these accelerators, or on a device
+    that is.
+    """
     rows = connection.execute(
         "SELECT device.id, instance.id FROM accelerator AS instance JOIN accelerator AS device"
         " ON device.uuid = instance.device_uuid WHERE instance.uuid <> instance.device_uuid"
@@ -388,7 +484,9 @@ def instance_instants(
     return {device: frozenset(device_instants) for device, device_instants in instants.items()}
 
 
-def read_entities(connection: Connection, accelerators: list[int], scrapes: Sequence[Scrape]) -> ScrapedEntities:
+def read_entities(
+    connection: Connection, accelerators: list[int], scrapes: Sequence[Scrape]
+) -> ScrapedEntities:
     """Read everything that these scrapes refer to."""
 
     def rows(query: str, ids: set[int] | list[int]) -> list[tuple[Any, ...]]:
@@ -398,15 +496,16 @@ def read_entities(connection: Connection, accelerators: list[int], scrapes: Sequ
         {
             row[0]: Accelerator(*row[1:])
             for row in rows(
-                "SELECT id, uuid, device_uuid, coalesce(gpu_index, 0), model, mig_instance, gpu_micro"
-                " FROM accelerator WHERE id",
+                "SELECT id, uuid, device_uuid, coalesce(gpu_index, 0), model, mig_instance,"
+                " gpu_micro FROM accelerator WHERE id",
                 accelerators,
             )
         },
         {
             row[0]: Workload(*row[1:])
             for row in rows(
-                "SELECT id, external_id, kind, user_name, account, name, tags FROM workload WHERE id",
+                "SELECT id, external_id, kind, user_name, account, name, tags FROM workload"
+                " WHERE id",
                 {number for scrape in scrapes for number in scrape.workload_ids},
             )
         },
@@ -414,7 +513,8 @@ def read_entities(connection: Connection, accelerators: list[int], scrapes: Sequ
         {
             row[0]: row[1:]
             for row in rows(
-                "SELECT id, model, mig_instance, gpu_micro, pool, accelerator_id FROM accelerator_attributes WHERE id",
+                "SELECT id, model, mig_instance, gpu_micro, pool, accelerator_id FROM"
+                " accelerator_attributes WHERE id",
                 {number for scrape in scrapes for number in scrape.accelerator_attributes},
             )
         },
@@ -435,10 +535,14 @@ def delete_usage_intervals(connection: Connection, slots: _Slots) -> None:
     # Day by day: one statement over two distant days would lock every partition between them.
     for day in sorted({slot // DAY_MS for _, slot in pairs}):
         of_day = [(accelerator_id, slot) for accelerator_id, slot in pairs if slot // DAY_MS == day]
-        first, last = min(slot for _, slot in of_day) - SLOT_MS, max(slot for _, slot in of_day) + SLOT_MS
+        first, last = (
+            min(slot for _, slot in of_day) - SLOT_MS,
+            max(slot for _, slot in of_day) + SLOT_MS,
+        )
         connection.execute(
             "DELETE FROM usage_interval USING unnest(%s::bigint[], %s::bigint[]) AS gone (id, slot)"
-            " WHERE accelerator_id = gone.id AND seq = gone.slot AND epoch = %s AND start_ms >= %s AND start_ms < %s",
+            " WHERE accelerator_id = gone.id AND seq = gone.slot AND epoch = %s AND start_ms >= %s"
+            " AND start_ms < %s",
             (
                 [accelerator_id for accelerator_id, _ in of_day],
                 [slot // SLOT_MS for _, slot in of_day],
@@ -450,7 +554,9 @@ def delete_usage_intervals(connection: Connection, slots: _Slots) -> None:
 
 
 def request_hour_recompute(connection: Connection, slots: _Slots) -> None:
-    """Request that the hours of these slots are folded again; an interval may begin in the hour before its slot."""
+    """Request that the hours of these slots are folded again; an interval may begin in the hour
+    before its slot.
+    """
     hours = sorted(
         {
             (accelerator_id, instant // HOUR_MS * HOUR_MS)
@@ -460,7 +566,8 @@ def request_hour_recompute(connection: Connection, slots: _Slots) -> None:
         }
     )
     connection.execute(
-        "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT * FROM unnest(%s::bigint[], %s::bigint[])",
+        "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT * FROM unnest(%s::bigint[],"
+        " %s::bigint[])",
         ([accelerator_id for accelerator_id, _ in hours], [hour for _, hour in hours]),
     )
 
@@ -468,8 +575,9 @@ def request_hour_recompute(connection: Connection, slots: _Slots) -> None:
 def delete_old_scrapes(connection: Connection, accelerators: list[int], keep_ms: int) -> None:
     """Delete scrapes that cannot be needed again: metered, and too old for their accelerator."""
     connection.execute(
-        "DELETE FROM scrape USING scrape_head AS head WHERE scrape.accelerator_id = head.accelerator_id"
-        " AND scrape.accelerator_id = ANY(%s) AND at_ms < newest_ms - %s AND NOT EXISTS"
-        " (SELECT 1 FROM scrape_recompute WHERE scrape_recompute.accelerator_id = scrape.accelerator_id)",
+        "DELETE FROM scrape USING scrape_head AS head WHERE scrape.accelerator_id ="
+        " head.accelerator_id AND scrape.accelerator_id = ANY(%s) AND at_ms < newest_ms - %s AND"
+        " NOT EXISTS (SELECT 1 FROM scrape_recompute WHERE scrape_recompute.accelerator_id ="
+        " scrape.accelerator_id)",
         (accelerators, keep_ms),
     )

@@ -1,7 +1,8 @@
 """Read raw samples from the HTTP API of a Prometheus, in answers of bounded size.
 
-A range selector in an instant query returns samples as they were scraped, each with its own timestamp. `query_range`
-would repeat the last sample at every step for five minutes, so that a missing scrape could not be told from a good one.
+A range selector in an instant query returns samples as they were scraped, each with its own
+timestamp. `query_range` would repeat the last sample at every step for five minutes, so that a
+missing scrape could not be told from a good one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _MAX_REASON = 200
 
 
 class BadAddress(Exception):
-    """What was given is no address of a Prometheus, or it does not let us in; the message is a sentence."""
+    """What was given is no address of a Prometheus, or it does not let us in; the message is a
+    sentence.
+    """
 
 
 class NoAnswer(Exception):
@@ -38,7 +41,10 @@ class NoAnswer(Exception):
 
 
 class TooLarge(Exception):
-    """An answer exceeds the bound of this side or of the server: ask for less. The message is the server's reason."""
+    """An answer exceeds the bound of this side or of the server: ask for less.
+
+    The message is the server's reason.
+    """
 
 
 class RawSeries(msgspec.Struct):
@@ -66,7 +72,9 @@ class _Labels(msgspec.Struct):
 
 @dataclass(frozen=True)
 class PrometheusApi:
-    """The API below an address such as http://prometheus:9090; a user and password in it are sent as a login."""
+    """The API below an address such as http://prometheus:9090; a user and password in it are sent
+    as a login.
+    """
 
     address: str = field(repr=False)
     token: str = field(default="", repr=False)
@@ -79,14 +87,21 @@ class PrometheusApi:
         return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}"
 
     def samples(self, selector: str, period: Period) -> list[RawSeries]:
-        """The samples of all series that match, by their labels. Raises BadAddress, NoAnswer, TooLarge."""
-        # The left end belongs to a range of Prometheus 2 and not to one of Prometheus 3; callers drop what is outside.
+        """The samples of all series that match, by their labels.
+
+        Raises BadAddress, NoAnswer, TooLarge.
+        """
+        # The left end belongs to a range of Prometheus 2 and not to one of Prometheus 3; callers
+        # drop what is outside.
         query = {"query": f"{selector}[{period.ms}ms]", "time": f"{(period.end_ms - 1) / 1000:.3f}"}
         answer: _Samples = self._ask("query", query, _Samples)
         return answer.data.result
 
     def series(self, selector: str, period: Period) -> list[dict[str, str]]:
-        """The labels of all series that match and have samples in a period. Raises BadAddress, NoAnswer, TooLarge."""
+        """The labels of all series that match and have samples in a period.
+
+        Raises BadAddress, NoAnswer, TooLarge.
+        """
         query = {
             "match[]": selector,
             "start": f"{period.start_ms / 1000:.3f}",
@@ -103,16 +118,22 @@ class PrometheusApi:
             answer = None
         if status in _LOGIN:
             raise BadAddress(
-                f"{self.name}/api/v1/{path} answers {status}: it wants a login; --token-file FILE has its bearer "
-                "token, or write http://USER:PASSWORD@HOST"
+                f"{self.name}/api/v1/{path} answers {status}: it wants a login; --token-file FILE"
+                " has its bearer token, or write http://USER:PASSWORD@HOST"
             )
         reason = "" if answer is None else escape_text(answer.error)[:_MAX_REASON]
         if status in _OVERLOADED:
-            raise TooLarge(f"{self.name}/api/v1/{path} answers {status}: {reason or 'no reason given'}")
+            raise TooLarge(
+                f"{self.name}/api/v1/{path} answers {status}: {reason or 'no reason given'}"
+            )
         if answer is None and status < 500:
-            raise BadAddress(f"{self.name} is no Prometheus: /api/v1/{path} answers {status} without its JSON")
+            raise BadAddress(
+                f"{self.name} is no Prometheus: /api/v1/{path} answers {status} without its JSON"
+            )
         if answer is None or answer.status != "success":
-            raise NoAnswer(f"{self.name}/api/v1/{path} answers {status}: {reason or 'no reason given'}")
+            raise NoAnswer(
+                f"{self.name}/api/v1/{path} answers {status}: {reason or 'no reason given'}"
+            )
         return answer
 
     def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
@@ -121,7 +142,9 @@ class PrometheusApi:
         try:
             answer = connection.exchange("POST", prefix + path, body, self._headers())
         except AnswerTooLarge as error:
-            raise TooLarge(f"{self.name} answers more than {MAX_ANSWER // 1024 // 1024} MiB") from error
+            raise TooLarge(
+                f"{self.name} answers more than {MAX_ANSWER // 1024 // 1024} MiB"
+            ) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise NoAnswer(f"{self.name} gives no answer: {_reason(error)}") from error
         finally:
@@ -136,7 +159,9 @@ class PrometheusApi:
         except ValueError:
             host = ""
         if not host or parts.scheme not in {"http", "https"} or parts.query or parts.fragment:
-            raise BadAddress(f"{self.name} is no address of a Prometheus; write http://prometheus:9090")
+            raise BadAddress(
+                f"{self.name} is no address of a Prometheus; write http://prometheus:9090"
+            )
         context = self.context
         connection = BoundedConnection(
             parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(),

@@ -1,4 +1,6 @@
-"""Join the samples of requests to scrapes: a row for each accelerator and instant, with everything they show of it."""
+"""Join the samples of requests to scrapes: a row for each accelerator and instant, with everything
+they show of it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ import numpy as np
 from gpuledger_collector.ingest.batches.attributes import Ids, accelerator_content, workload_content
 from gpuledger_collector.ingest.batches.columns import DTYPES, Array, blank, is_absent
 from gpuledger_collector.ingest.batches.samples import SampleRows
-from gpuledger_collector.ingest.batches.validate import Accepted, AcceptedRecords, SampleBlock, workload_key
+from gpuledger_collector.ingest.batches.validate import (
+    Accepted,
+    AcceptedRecords,
+    SampleBlock,
+    workload_key,
+)
 from gpuledger_collector.ingest.remote_write.decode import WriteRequest
 from gpuledger_collector.ingest.remote_write.series import HOT_BIT, METRIC_NUMBER, NONE, SeriesCache
 from gpuledger_common.catalog import METRICS
@@ -30,7 +37,9 @@ ACTIVITY_METRICS = {
     "energy_joules": "gpu_energy_joules_total",
     "power_watts": "gpu_power_watts",
 }
-"""Columns of a scrape and their metrics: the signs of activity that the meter reads besides utilization."""
+"""Columns of a scrape and their metrics: the signs of activity that the meter reads besides
+utilization.
+"""
 _HOT_BITS = {METRIC_NUMBER[name]: 1 << bit for name, bit in HOT_BIT.items()}
 _INSTANT_BITS = 42
 
@@ -46,7 +55,9 @@ class Scrape(NamedTuple):
     """By pod, for exporters that split the metric; else one entry."""
     activity: tuple[float | None, ...]
     accelerator_attributes: frozenset[int] = frozenset()
-    """Ids of the attributes in the accelerator's labels; empty in rows from before they were stored."""
+    """Ids of the attributes in the accelerator's labels; empty in rows from before they were
+    stored.
+    """
     workload_attributes: frozenset[int] = frozenset()
     """Ids of the attributes of the workloads in its labels."""
 
@@ -59,11 +70,15 @@ class Scrape(NamedTuple):
         """Merge with another part of the same scrape; neither order nor repetition matters."""
         pods = {*self.utilization, *other.utilization}
         return Scrape(
-            # Union, minimum and maximum give the same row in whatever order and however often the parts arrive.
+            # Union, minimum and maximum give the same row in whatever order and however often the
+            # parts arrive.
             min(self.node_id, other.node_id),
             self.workload_ids | other.workload_ids,
             self.readings | other.readings,
-            {pod: max(self.utilization.get(pod, 0.0), other.utilization.get(pod, 0.0)) for pod in pods},
+            {
+                pod: max(self.utilization.get(pod, 0.0), other.utilization.get(pod, 0.0))
+                for pod in pods
+            },
             tuple(_greater(*pair) for pair in zip(self.activity, other.activity, strict=True)),
             self.accelerator_attributes | other.accelerator_attributes,
             self.workload_attributes | other.workload_attributes,
@@ -99,7 +114,9 @@ _NOBODY = HolderIds()
 
 @dataclass(slots=True)
 class LatestIndexes:
-    """Of the indexes that stand for one name, as other labels may describe the same, the one registered last."""
+    """Of the indexes that stand for one name, as other labels may describe the same, the one
+    registered last.
+    """
 
     by_name: dict[str, int] = field(default_factory=dict)
     all: set[int] = field(default_factory=set)
@@ -117,7 +134,9 @@ class LatestIndexes:
 
 @dataclass(frozen=True, slots=True)
 class SeriesIds:
-    """Ids of the accelerators and workloads of a cache of series, by index; of those that were registered."""
+    """Ids of the accelerators and workloads of a cache of series, by index; of those that were
+    registered.
+    """
 
     cache: SeriesCache
     accelerators: dict[int, AcceleratorIds] = field(default_factory=dict)
@@ -131,20 +150,26 @@ class SeriesIds:
         for index in set(rows.accelerator.tolist()):
             node, record = cache.accelerators[index].node, cache.accelerators[index].accelerator
             attributes = frozenset((ids.attributes[accelerator_content(record)],))
-            self.accelerators[index] = AcceleratorIds(ids.nodes[node], ids.accelerators[record.uuid], attributes)
+            self.accelerators[index] = AcceleratorIds(
+                ids.nodes[node], ids.accelerators[record.uuid], attributes
+            )
             self.latest_accelerators.add(record.uuid, index)
         for index in rows.workloads:
             workload = cache.workloads[index]
             key = workload_key(workload.kind, "", workload.id)
             self.workloads[index] = HolderIds(
-                frozenset((ids.workloads[key],)), frozenset((ids.attributes[workload_content(key, workload)],))
+                frozenset((ids.workloads[key],)),
+                frozenset((ids.attributes[workload_content(key, workload)],)),
             )
             self.latest_workloads.add(key, index)
 
     def has_all(self, rows: ScrapeRows) -> bool:
         """Whether everything that these rows name was registered last as they name it."""
         accelerators = set(rows.accelerator.tolist())
-        return accelerators <= self.latest_accelerators.all and rows.workloads <= self.latest_workloads.all
+        return (
+            accelerators <= self.latest_accelerators.all
+            and rows.workloads <= self.latest_workloads.all
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +205,9 @@ class ScrapeRows:
         known = cache.known_accelerators()
         # Accelerator and instant in one integer, so that rows can be found by sorting integers.
         keys, first, row = np.unique(
-            known.canonical[accelerator] << _INSTANT_BITS | at_ms, return_index=True, return_inverse=True
+            known.canonical[accelerator] << _INSTANT_BITS | at_ms,
+            return_index=True,
+            return_inverse=True,
         )
         row = row.reshape(len(series))
         value = np.concatenate([request.value for request in requests])
@@ -212,17 +239,28 @@ class ScrapeRows:
         return [self.cache.accelerators[index].accelerator for index in self.accelerator.tolist()]
 
     def divided(self) -> Array:
-        """Mark rows of devices whose MIG instances have a row at the same instant: the instances are what is held."""
+        """Mark rows of devices whose MIG instances have a row at the same instant: the instances
+        are what is held.
+        """
         if not self.cache.known_accelerators().is_instance.any():
             return np.zeros(len(self.at_ms), dtype=bool)
         at, records = self.at_ms.tolist(), self.accelerators
-        split = {(record.device_uuid, at[row]) for row, record in enumerate(records) if record.mig_instance is not None}
+        split = {
+            (record.device_uuid, at[row])
+            for row, record in enumerate(records)
+            if record.mig_instance is not None
+        }
         return np.array(
-            [record.mig_instance is None and (record.uuid, at[row]) in split for row, record in enumerate(records)]
+            [
+                record.mig_instance is None and (record.uuid, at[row]) in split
+                for row, record in enumerate(records)
+            ]
         )
 
     def by_node(self, health: Callable[[str], Health]) -> list[Accepted]:
-        """Nodes, accelerators and workloads as batches, the form in which the id cache registers them."""
+        """Nodes, accelerators and workloads as batches, the form in which the id cache registers
+        them.
+        """
         rows: dict[str, list[int]] = defaultdict(list)
         for row, index in enumerate(self.accelerator.tolist()):
             rows[self.cache.accelerators[index].node].append(row)
@@ -230,7 +268,10 @@ class ScrapeRows:
         for row, workload in self._holders():
             holders[row].add(workload)
         records = self.accelerators
-        return [self._node_batch(node, node_rows, records, holders, health) for node, node_rows in rows.items()]
+        return [
+            self._node_batch(node, node_rows, records, holders, health)
+            for node, node_rows in rows.items()
+        ]
 
     def _holders(self) -> list[tuple[int, int]]:
         """Distinct pairs of row and workload."""
@@ -247,8 +288,12 @@ class ScrapeRows:
         holders: dict[int, set[int]],
         health: Callable[[str], Health],
     ) -> Accepted:
-        # Rows are in order of time: where labels of an accelerator changed between them, the last record is the newest.
-        places = {record: place for place, record in enumerate(dict.fromkeys(records[row] for row in rows))}
+        # Rows are in order of time: where labels of an accelerator changed between them, the last
+        # record is the newest.
+        places = {
+            record: place
+            for place, record in enumerate(dict.fromkeys(records[row] for row in rows))
+        }
         states = {uuid: health(uuid) for uuid in {record.uuid for record in places}}
         accelerators = {
             place: msgspec.structs.replace(
@@ -266,7 +311,9 @@ class ScrapeRows:
             size=0,
             heartbeat=None,
             accelerators=AcceptedRecords(accelerators),
-            workloads=AcceptedRecords({place: self.cache.workloads[index] for place, index in enumerate(workloads)}),
+            workloads=AcceptedRecords(
+                {place: self.cache.workloads[index] for place, index in enumerate(workloads)}
+            ),
             usage_intervals={},
             block=SampleBlock.of(row_places, self.at_ms[np.array(rows)], {}),
             rejected=[],
@@ -279,20 +326,33 @@ class ScrapeRows:
             named = ids.workloads[index]
             holders[row] = holders[row].joined(named) if row in holders else named
         described = [ids.accelerators[index] for index in self.accelerator.tolist()]
-        activity = zip(*(self._values_or_none(METRIC_NUMBER[name]) for name in ACTIVITY_METRICS.values()), strict=True)
+        activity = zip(
+            *(self._values_or_none(METRIC_NUMBER[name]) for name in ACTIVITY_METRICS.values()),
+            strict=True,
+        )
         scrapes = []
         for row, (entry, bits, utilization, activity_values) in enumerate(
             zip(described, self.bits.tolist(), self._utilization(), activity, strict=True)
         ):
             workloads, attributes = holders.get(row, _NOBODY)
             scrapes.append(
-                Scrape(entry.node, workloads, bits, utilization, activity_values, entry.attributes, attributes)
+                Scrape(
+                    entry.node,
+                    workloads,
+                    bits,
+                    utilization,
+                    activity_values,
+                    entry.attributes,
+                    attributes,
+                )
             )
         return scrapes
 
     @property
     def bits(self) -> Array:
-        """Bits of the hot metrics that each row has: a later part of the scrape writes only those that are missing."""
+        """Bits of the hot metrics that each row has: a later part of the scrape writes only those
+        that are missing.
+        """
         places = [place for place, number in enumerate(self.metrics) if number in _HOT_BITS]
         weights = np.array([_HOT_BITS[self.metrics[place]] for place in places], dtype="<i8")
         bits: Array = weights @ ~np.isnan(self.readings[places])
@@ -310,7 +370,9 @@ class ScrapeRows:
     def _utilization(self) -> list[dict[str, float]]:
         """Utilization of each row, by pod."""
         if self.cache.pods == [""]:
-            return [{} if value is None else {"": value} for value in self._values_or_none(_UTILIZATION)]
+            return [
+                {} if value is None else {"": value} for value in self._values_or_none(_UTILIZATION)
+            ]
         by_row = self._by_pod(_UTILIZATION)
         return [by_row.get(row, {}) for row in range(len(self.at_ms))]
 
@@ -319,7 +381,10 @@ class ScrapeRows:
         chosen = np.flatnonzero((self.metric == metric) & ~np.isnan(self.value))
         by_row: dict[int, dict[str, float]] = defaultdict(dict)
         for row, pod, value in zip(
-            self.row[chosen].tolist(), self.pod[chosen].tolist(), self.value[chosen].tolist(), strict=True
+            self.row[chosen].tolist(),
+            self.pod[chosen].tolist(),
+            self.value[chosen].tolist(),
+            strict=True,
         ):
             name = self.cache.pods[pod]
             by_row[row][name] = max(value, by_row[row].get(name, value))
@@ -344,7 +409,8 @@ class ScrapeRows:
         """A device's value of a metric that is split over its pods."""
         column = self.reading(number).copy()
         for row, parts in self._by_pod(number).items():
-            # Several pods share the device: equal values repeat the device's, different ones are parts that add up.
+            # Several pods share the device: equal values repeat the device's, different ones are
+            # parts that add up.
             if len(parts) > 1:
                 column[row] = device_value(parts.values(), POD_SUMS[METRICS[number].name])
         return column
@@ -383,8 +449,12 @@ def _preferred(row: Array, metric: Array, rank: Array, value: Array) -> Array:
     return np.where(rank > best[place], np.nan, value)
 
 
-def _by_metric(row: Array, metric: Array, value: Array, rows: int) -> tuple[tuple[int, ...], Array, bool]:
-    """The metrics of samples, the greatest value of each in each row, and whether a row has one of them repeatedly."""
+def _by_metric(
+    row: Array, metric: Array, value: Array, rows: int
+) -> tuple[tuple[int, ...], Array, bool]:
+    """The metrics of samples, the greatest value of each in each row, and whether a row has one of
+    them repeatedly.
+    """
     chosen = metric != NONE
     counts = np.bincount(metric[chosen], minlength=len(METRICS))
     metrics = np.flatnonzero(counts)
@@ -401,7 +471,9 @@ def _by_metric(row: Array, metric: Array, value: Array, rows: int) -> tuple[tupl
 
 
 def _with_model(has_model: Array, row: Array, accelerator: Array, first: Array) -> Array:
-    """The accelerator of each row: as a series with its model describes it, where only some of them name it."""
+    """The accelerator of each row: as a series with its model describes it, where only some of them
+    name it.
+    """
     chosen = accelerator[first]
     if has_model[chosen].all():
         return chosen
@@ -421,20 +493,25 @@ def _as_kind(column: Array, kind: str) -> Array:
 
 
 def _fits(values: Array) -> Array:
-    """Mark the values that every kind of column can hold: casting a float beyond int64 is undefined."""
+    """Mark the values that every kind of column can hold: casting a float beyond int64 is
+    undefined.
+    """
     with np.errstate(invalid="ignore"):
         return np.abs(values) < 2.0**63
 
 
 def select_new_readings(samples: SampleRows, bits: Array, new_bits: Array) -> SampleRows:
-    """The rows of samples that have new readings (`new_bits`, of all their `bits`), with those of their hot metrics."""
+    """The rows of samples that have new readings (`new_bits`, of all their `bits`), with those of
+    their hot metrics.
+    """
     if new_bits.all() and (new_bits == bits).all():
         return samples
     rows, columns = np.flatnonzero(new_bits), {}
     for name, values in samples.columns.items():
         if name in HOT_BIT:
             column = values[rows].copy()
-            # What an earlier part has written already becomes absent, so that a reading is stored once.
+            # What an earlier part has written already becomes absent, so that a reading is stored
+            # once.
             column[(new_bits[rows] >> HOT_BIT[name] & 1) == 0] = blank(1, values.dtype.str[1:])[0]
             if not is_absent(column).all():
                 columns[name] = column

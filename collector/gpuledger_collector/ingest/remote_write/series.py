@@ -1,9 +1,12 @@
-"""Interpret series: of which accelerator, for whom, and which metric. Each is interpreted once and then cached.
+"""Interpret series: of which accelerator, for whom, and which metric.
 
-Names of exporters (by the profiles of `gpuledger_common.profiles`) and of our agent (gpu_*) are accepted, and counters
-of inference servers; every other series is *foreign*: it is cached and ignored. Prometheus adds labels of its own.
-Where they clash with the exporter's, the exporter's get the prefix `exported_`, and the plain name belongs to the pod
-of the exporter itself, which holds no GPU.
+Each is interpreted once and then cached.
+
+Names of exporters (by the profiles of `gpuledger_common.profiles`) and of our agent (gpu_*) are
+accepted, and counters of inference servers; every other series is *foreign*: it is cached and
+ignored. Prometheus adds labels of its own. Where they clash with the exporter's, the exporter's get
+the prefix `exported_`, and the plain name belongs to the pod of the exporter itself, which holds no
+GPU.
 """
 
 from __future__ import annotations
@@ -18,13 +21,22 @@ import numpy as np
 
 from gpuledger_collector.ingest.batches.columns import Array
 from gpuledger_collector.ingest.batches.validate import bad_text, check_accelerator, check_workload
-from gpuledger_collector.ingest.remote_write.inference_counters import InferenceSeries, inference_series
+from gpuledger_collector.ingest.remote_write.inference_counters import (
+    InferenceSeries,
+    inference_series,
+)
 from gpuledger_collector.ingest.remote_write.messages import ONE
 from gpuledger_common.catalog import BY_NAME, HOT, METRICS
 from gpuledger_common.metrics import Metric
 from gpuledger_common.profiles.library import all_profiles
 from gpuledger_common.profiles.model import OwnerRule, Profile, ValueRule
-from gpuledger_common.profiles.series import Described, Uncounted, derived_labels, describe, owner_of
+from gpuledger_common.profiles.series import (
+    Described,
+    Uncounted,
+    derived_labels,
+    describe,
+    owner_of,
+)
 from gpuledger_common.readings import Accelerator, Workload
 from gpuledger_common.serving_counters import ENGINES
 from gpuledger_common.wire import WireAccelerator, WireWorkload
@@ -85,7 +97,10 @@ class NodeAccelerator:
 
 @dataclass(frozen=True, slots=True)
 class GpuSeries:
-    """An accepted series. `metric` is None for a field that the catalog lacks: the series still shows its holder."""
+    """An accepted series.
+
+    `metric` is None for a field that the catalog lacks: the series still shows its holder.
+    """
 
     accelerator: NodeAccelerator
     metric: Metric | None
@@ -121,7 +136,11 @@ class SeriesReader:
             raise BadSeries(f"{name} is understood by several profiles: {' and '.join(found)}")
         if found:
             return next(iter(found.values()))
-        return inference_series(name, by_name, owner_of(INFERENCE_OWNER, by_name)) if name in ENGINES else None
+        return (
+            inference_series(name, by_name, owner_of(INFERENCE_OWNER, by_name))
+            if name in ENGINES
+            else None
+        )
 
     def _candidates(self, name: str) -> tuple[tuple[Profile, str], ...]:
         known = self._by_name.get(name)
@@ -152,14 +171,21 @@ class KnownAccelerators:
 
 @dataclass(slots=True)
 class SeriesCache:
-    """All series seen so far by index, interpreted, as columns. It only grows; a full cache is replaced."""
+    """All series seen so far by index, interpreted, as columns.
+
+    It only grows; a full cache is replaced.
+    """
 
     reader: SeriesReader = field(default_factory=packaged_reader)
     indexes: dict[Hashable, int] = field(default_factory=dict)
     keys: list[bytes | tuple[()]] = field(default_factory=lambda: [()])
-    """The bytes of the labels of the series at `index + 1`; nothing, which is no prefix of anything, where unknown."""
+    """The bytes of the labels of the series at `index + 1`; nothing, which is no prefix of
+    anything, where unknown.
+    """
     after: list[int] = field(default_factory=lambda: [0])
-    """By a place in `keys`, that of the series that followed it most recently; the first is the begin of a body."""
+    """By a place in `keys`, that of the series that followed it most recently; the first is the
+    begin of a body.
+    """
     symbols: dict[bytes, int] = field(default_factory=dict)
     """Numbers, from 1 on, of the labels' names and values in series of version 2."""
     by_symbols: dict[bytes, int] = field(default_factory=dict)
@@ -188,7 +214,8 @@ class SeriesCache:
 
     def table(self) -> Array:
         """The interpretation of every series by index, as columns."""
-        # Columns are extended only when they are read: a new scrape target adds many series at once.
+        # Columns are extended only when they are read: a new scrape target adds many series at
+        # once.
         with self._lock:
             if len(self._table) != len(self._rows):
                 new = np.array(self._rows[len(self._table) :], dtype=_ROW)
@@ -202,7 +229,13 @@ class SeriesCache:
                 first: dict[str, int] = {}
                 records = [entry.accelerator for entry in self.accelerators]
                 self._known = KnownAccelerators(
-                    np.array([first.setdefault(record.uuid, index) for index, record in enumerate(records)], "<i8"),
+                    np.array(
+                        [
+                            first.setdefault(record.uuid, index)
+                            for index, record in enumerate(records)
+                        ],
+                        "<i8",
+                    ),
                     np.array([bool(record.model) for record in records]),
                     np.array([record.mig_instance is not None for record in records]),
                 )
@@ -211,7 +244,8 @@ class SeriesCache:
     def add(self, key: Hashable, size: int, labels: list[tuple[str, str]] | BadSeries) -> int:
         """Interpret a new series and return its index; `key` finds it from now on."""
         with self._lock:
-            # Again under the lock: another thread may have added the series since the caller looked.
+            # Again under the lock: another thread may have added the series since the caller
+            # looked.
             cached = self.indexes.get(key)
             if cached is not None:
                 return cached
@@ -234,7 +268,9 @@ class SeriesCache:
     def add_symbols(self, texts: Sequence[str], index: int) -> None:
         """Have a series found by the numbers of its labels' names and values."""
         with self._lock:
-            numbers = [self.symbols.setdefault(text.encode(), len(self.symbols) + 1) for text in texts]
+            numbers = [
+                self.symbols.setdefault(text.encode(), len(self.symbols) + 1) for text in texts
+            ]
             self.by_symbols[np.array(numbers, dtype="<u4").tobytes()] = index
 
     def _row(self, series: GpuSeries | InferenceSeries | None) -> tuple[object, ...]:
@@ -245,7 +281,9 @@ class SeriesCache:
         workload, rule = series.workload, series.rule
         return (
             ACCEPTED,
-            self._place(self.accelerators, series.accelerator, msgspec.json.encode(series.accelerator)),
+            self._place(
+                self.accelerators, series.accelerator, msgspec.json.encode(series.accelerator)
+            ),
             NONE if series.metric is None else METRIC_NUMBER[series.metric.name],
             rule.scale,
             rule.is_percent_above_one,
@@ -255,19 +293,26 @@ class SeriesCache:
             rule.high,
             self._place(self.sentinels, rule.absent, rule.absent) if rule.absent else NONE,
             series.rank,
-            NONE if workload is None else self._place(self.workloads, workload, msgspec.json.encode(workload)),
+            NONE
+            if workload is None
+            else self._place(self.workloads, workload, msgspec.json.encode(workload)),
             self._place(self.pods, series.pod, series.pod),
         )
 
     def base_values(self, rows: Array, raw: Array) -> Array:
-        """Values in base units, of series by their rows of the table; NaN where the exporter has none."""
+        """Values in base units, of series by their rows of the table; NaN where the exporter has
+        none.
+        """
         with np.errstate(invalid="ignore", over="ignore"):
             is_there = (np.abs(raw) < rows["absent_above"]) & ~(rows["is_zero_absent"] & (raw == 0))
             for number in np.unique(rows["sentinels"]).tolist():
                 if number != NONE:
-                    is_there &= (rows["sentinels"] != number) | ~np.isin(raw, self.sentinels[number])
+                    is_there &= (rows["sentinels"] != number) | ~np.isin(
+                        raw, self.sentinels[number]
+                    )
             value = np.where(is_there, raw, np.nan) * rows["factor"]
-            # One name meant a percentage in some versions and means a ratio in others: only a percentage can exceed 1.
+            # One name meant a percentage in some versions and means a ratio in others: only a
+            # percentage can exceed 1.
             scaled: Array = np.where(rows["is_percent"] & (value > 1), value / 100, value)
             return scaled
 
@@ -297,7 +342,10 @@ def parse_labels(parts: list[bytes]) -> list[tuple[str, str]]:
 
 
 def check_labels(labels: list[tuple[str, str]]) -> dict[str, str]:
-    """The labels by name. Raises BadSeries where they break the specification: order, repetition, no name, size."""
+    """The labels by name.
+
+    Raises BadSeries where they break the specification: order, repetition, no name, size.
+    """
     if len(labels) > MAX_LABELS:
         raise BadSeries(f"has {len(labels)} labels, {MAX_LABELS} are allowed")
     before = ""
@@ -320,10 +368,12 @@ def _by_profile(profile: Profile, family: str, labels: Mapping[str, str]) -> Gpu
         described = describe(profile, family, labels, target_host(labels))
     except Uncounted as error:
         raise BadSeries(str(error)) from error
-    # The share of a part that is a value, not a label, is known on a whole page only: an agent reads those.
+    # The share of a part that is a value, not a label, is known on a whole page only: an agent
+    # reads those.
     if described is None or not described.accelerator.gpu_micro:
         return None
-    # Values that are added up may come in several requests, so no part of them is ever taken for the sum.
+    # Values that are added up may come in several requests, so no part of them is ever taken for
+    # the sum.
     entry = next((entry for entry in described.families if entry.combine != "sum"), None)
     owner = described.owner
     return GpuSeries(
@@ -331,7 +381,9 @@ def _by_profile(profile: Profile, family: str, labels: Mapping[str, str]) -> Gpu
         None if entry is None else entry.metric,
         ValueRule() if entry is None else entry.rule,
         0 if entry is None else entry.rank,
-        _as_wire(owner, labels) if owner is not None else _labeled_holder(profile, described, labels),
+        _as_wire(owner, labels)
+        if owner is not None
+        else _labeled_holder(profile, described, labels),
         owner.id if owner is not None and entry is not None and entry.combine == "pods" else "",
     )
 
@@ -367,7 +419,11 @@ def _on_node(node: str, accelerator: Accelerator) -> NodeAccelerator:
 def target_host(labels: Mapping[str, str]) -> str:
     """The node by the labels of Prometheus: `node`, or the host of the scrape target."""
     # `instance` is HOST:PORT.
-    return labels.get("node") or labels.get("instance", "").rpartition(":")[0] or labels.get("instance", "")
+    return (
+        labels.get("node")
+        or labels.get("instance", "").rpartition(":")[0]
+        or labels.get("instance", "")
+    )
 
 
 def fallback_host(profile: Profile, labels: Mapping[str, str]) -> str:
@@ -375,11 +431,21 @@ def fallback_host(profile: Profile, labels: Mapping[str, str]) -> str:
     return next((value for name in profile.device.hosts if (value := labels.get(name))), "")
 
 
-def _labeled_holder(profile: Profile, described: Described, labels: Mapping[str, str]) -> WireWorkload | None:
-    """The holder by labels such as `team` that people add, of an exporter that names no owners itself."""
-    if profile.owner.pod or profile.owner.job or not any(labels.get(level) for level in OWNER_LABELS):
+def _labeled_holder(
+    profile: Profile, described: Described, labels: Mapping[str, str]
+) -> WireWorkload | None:
+    """The holder by labels such as `team` that people add, of an exporter that names no owners
+    itself.
+    """
+    if (
+        profile.owner.pod
+        or profile.owner.job
+        or not any(labels.get(level) for level in OWNER_LABELS)
+    ):
         return None
-    return _as_wire(Workload(f"{described.host} {described.accelerator.uuid}".strip(), "labels"), labels)
+    return _as_wire(
+        Workload(f"{described.host} {described.accelerator.uuid}".strip(), "labels"), labels
+    )
 
 
 def _as_wire(owner: Workload, labels: Mapping[str, str]) -> WireWorkload:

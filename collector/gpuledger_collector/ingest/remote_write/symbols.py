@@ -1,9 +1,10 @@
 """Walk a 2.0 body in the form in which senders write it, without protobuf.
 
-The labels of a series are references to the request's symbols, which every request numbers anew. Symbols of known
-series have numbers of their own in the cache: translated to those by array, the references of a series are the bytes
-under which the cache finds it. Only series that protobuf has read before are found, so the walk reads exactly what
-protobuf reads; any other form sends the body through protobuf.
+The labels of a series are references to the request's symbols, which every request numbers anew.
+Symbols of known series have numbers of their own in the cache: translated to those by array, the
+references of a series are the bytes under which the cache finds it. Only series that protobuf has
+read before are found, so the walk reads exactly what protobuf reads; any other form sends the body
+through protobuf.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _METADATA = re.compile(
 
 
 def walk(plain: bytes, cache: SeriesCache) -> tuple[Array, Array, Array] | None:
-    """The known series of a body, and the start and end of the sample of each; None for a body of any other form."""
+    """The known series of a body, and the start and end of the sample of each; None for a body of
+    any other form.
+    """
     table = _read_symbols(plain, cache)
     if table is None:
         return None
@@ -44,12 +47,15 @@ def walk(plain: bytes, cache: SeriesCache) -> tuple[Array, Array, Array] | None:
             at = start + length
             sample = start + 2 + plain[start + 1]
             end = sample + 2 + plain[sample + 1]
-            # Lengths of more than one byte inside a series, and of more than two before it, end here.
+            # Lengths of more than one byte inside a series, and of more than two before it, end
+            # here.
             if plain[start] != _REFERENCES or plain[sample] != _SAMPLE or end > at or at > size:
                 return None
             metadata = plain[end:at]
             if metadata not in known_metadata:
-                if not _METADATA.fullmatch(metadata) or (metadata and metadata[1] != len(metadata) - 2):
+                if not _METADATA.fullmatch(metadata) or (
+                    metadata and metadata[1] != len(metadata) - 2
+                ):
                     return None
                 known_metadata.add(metadata)
             parts.append(plain[start + 2 : sample])
@@ -58,11 +64,17 @@ def walk(plain: bytes, cache: SeriesCache) -> tuple[Array, Array, Array] | None:
     except IndexError:
         return None
     series = _find(parts, numbers, cache)
-    return None if series is None else (series, np.array(starts, dtype="<i8"), np.array(ends, dtype="<i8"))
+    return (
+        None
+        if series is None
+        else (series, np.array(starts, dtype="<i8"), np.array(ends, dtype="<i8"))
+    )
 
 
 def _read_symbols(plain: bytes, cache: SeriesCache) -> tuple[Array, int] | None:
-    """The cache's numbers of the symbols (0: unknown) and where they end; None where protobuf might refuse them."""
+    """The cache's numbers of the symbols (0: unknown) and where they end; None where protobuf might
+    refuse them.
+    """
     symbols: list[bytes] = []
     at, size = 0, len(plain)
     while at + 1 < size and plain[at] == _SYMBOL:
@@ -109,5 +121,7 @@ def _find(parts: list[bytes], numbers: Array, cache: SeriesCache) -> Array | Non
     translated = numbers[references].tobytes()
     bounds = (np.cumsum(is_last)[ends - 1] * numbers.itemsize).tolist()
     find = cache.by_symbols.get
-    found = [find(translated[start:end]) for start, end in zip([0, *bounds[:-1]], bounds, strict=True)]
+    found = [
+        find(translated[start:end]) for start, end in zip([0, *bounds[:-1]], bounds, strict=True)
+    ]
     return None if None in found else np.array(found, dtype="<i8")

@@ -1,9 +1,10 @@
 """The rolling baseline of each instant of a series, from values that end before it.
 
-Problem: a level, a spread and a usual height are wanted for every instant, from what was known before it alone, fast
-enough for years of hours. Idea: median and quartiles of two weeks for level and spread; the highest hour of two weeks,
-the last day left out, for the usual height; and what recurred at this hour of the week in both of the last two known
-weeks. A window is kept sorted while it moves on, so that an instant costs one insertion and one removal.
+Problem: a level, a spread and a usual height are wanted for every instant, from what was known
+before it alone, fast enough for years of hours. Idea: median and quartiles of two weeks for level
+and spread; the highest hour of two weeks, the last day left out, for the usual height; and what
+recurred at this hour of the week in both of the last two known weeks. A window is kept sorted while
+it moves on, so that an instant costs one insertion and one removal.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ NORMAL_QUARTILES = 0.7413
 class RollingBaseline:
     """For each instant, from the two weeks before it; NaN where too little of them is known.
 
-    `trust` is how much there is to judge from, 0..1: one with two known weeks (a day or so may be missing). `recurring`
-    is the lower of the highest values about this hour one and two weeks ago; three weeks ago for an unknown one.
+    `trust` is how much there is to judge from, 0..1: one with two known weeks (a day or so may be
+    missing). `recurring` is the lower of the highest values about this hour one and two weeks ago;
+    three weeks ago for an unknown one.
     """
 
     level: Floats
@@ -93,7 +95,9 @@ def _windows(values: Floats, size: int) -> Iterator[tuple[list[float], float]]:
 
 
 def _add(total: float, value: float, lost: float) -> tuple[float, float]:
-    """Add with the part that rounding lost the last time (Kahan): years of additions leave no drift."""
+    """Add with the part that rounding lost the last time (Kahan): years of additions leave no
+    drift.
+    """
     value -= lost
     new = total + value
     return new, (new - total) - value
@@ -102,9 +106,12 @@ def _add(total: float, value: float, lost: float) -> tuple[float, float]:
 def _recurring(values: Floats, day: int) -> Floats:
     around = max(1, day // 24)
     padded = np.pad(values, around, constant_values=np.nan)
-    highest = np.fmax.reduce([padded[shift : shift + len(values)] for shift in range(2 * around + 1)])
+    highest = np.fmax.reduce(
+        [padded[shift : shift + len(values)] for shift in range(2 * around + 1)]
+    )
     first, second, third = (_later(highest, week * 7 * day) for week in (1, 2, 3))
-    # The two latest known of the last three weeks; the lower one, so that one odd week does not make a spike usual.
+    # The two latest known of the last three weeks; the lower one, so that one odd week does not
+    # make a spike usual.
     newest = np.where(np.isnan(first), second, first)
     older = np.where(np.isnan(first) | np.isnan(second), third, second)
     both: Floats = np.minimum(newest, older)
@@ -113,4 +120,6 @@ def _recurring(values: Floats, day: int) -> Floats:
 
 def _later(values: Floats, steps: int) -> Floats:
     """Return the values that many steps later, NaN before the first."""
-    return np.concatenate([np.full(min(steps, len(values)), np.nan), values[: max(0, len(values) - steps)]])
+    return np.concatenate(
+        [np.full(min(steps, len(values)), np.nan), values[: max(0, len(values) - steps)]]
+    )

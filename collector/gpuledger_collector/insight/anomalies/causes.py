@@ -1,9 +1,11 @@
-"""The cause of an episode of spending, in words: the workloads that changed, and how they differ from before.
+"""The cause of an episode of spending, in words: the workloads that changed, and how they differ
+from before.
 
-Problem: 'USD 412 more than a week ago' sends a person to search; 'reindex-all has run for 44 hours on 4 GPUs, its runs
-lasted 3' does not. Idea: the workload name whose cost rose most is compared with what such runs looked like before:
-those of its own name, else all of its owner. The first cause that matches wins, the certain before the likely. Causes
-change neither which episodes are found nor what they cost.
+Problem: 'USD 412 more than a week ago' sends a person to search; 'reindex-all has run for 44 hours
+on 4 GPUs, its runs lasted 3' does not. Idea: the workload name whose cost rose most is compared
+with what such runs looked like before: those of its own name, else all of its owner. The first
+cause that matches wins, the certain before the likely. Causes change neither which episodes are
+found nor what they cost.
 """
 
 from __future__ import annotations
@@ -30,10 +32,13 @@ MIN_COMPARABLE = 5
 FAR_LONGER = 1.5
 """A run is far longer than such runs when it lasts this many times as long as 19 of 20 of them."""
 FAR_MORE = 2
-"""A run is far larger than such runs when it holds this many times the most GPUs that any of them held."""
+"""A run is far larger than such runs when it holds this many times the most GPUs that any of them
+held.
+"""
 STORM_RUNS = 10
 STORM_RUN_MS = 30 * MINUTE_MS
-"""Runs of a storm are this short at the median, and at most half as long as such runs were before."""
+"""Runs of a storm are this short at the median, and at most half as long as such runs were before.
+"""
 STORM_TIMES = 3
 """A storm has this many times the runs that the name ever had in as long a time."""
 STORM_GAP_MS = 2 * HOUR_MS
@@ -45,7 +50,8 @@ PLATEAU_MS = 8 * HOUR_MS
 LEAK_MS = 48 * HOUR_MS
 LEAK_DAYS = 4
 LEAK_MAX_STEP, LEAK_MAX_FALL = 0.5, 0.1
-"""No day of a leak makes more than the first share of its rise, or falls by more than the second."""
+"""No day of a leak makes more than the first share of its rise, or falls by more than the second.
+"""
 SCALED = 1.25
 MOST_OF_RISE = 0.5
 """A cause explains an episode when it makes this share of the rise."""
@@ -53,7 +59,10 @@ MOST_OF_RISE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRun:
-    """One workload as it was held. Instants are unix ms; `gpu_micro` is the most that it held in one hour."""
+    """One workload as it was held.
+
+    Instants are unix ms; `gpu_micro` is the most that it held in one hour.
+    """
 
     name: str
     start_ms: int
@@ -83,7 +92,9 @@ class RateChange:
 
 @dataclass(frozen=True, slots=True)
 class AnomalyCause:
-    """The kind of cause, one sentence with its numbers, and the workload names it is about, dearest first."""
+    """The kind of cause, one sentence with its numbers, and the workload names it is about, dearest
+    first.
+    """
 
     kind: str
     sentence: str
@@ -94,9 +105,9 @@ class AnomalyCause:
 class AnomalyCase:
     """An episode of one owner and all evidence for its cause.
 
-    `runs` are all known runs of the owner, before the episode and in it. `moved` is the change of cost by workload name
-    against the same hours before, in micro-units. `daily` is the mean hourly cost of each 24 hours of the episode and
-    of the two days before it, in any unit.
+    `runs` are all known runs of the owner, before the episode and in it. `moved` is the change of
+    cost by workload name against the same hours before, in micro-units. `daily` is the mean hourly
+    cost of each 24 hours of the episode and of the two days before it, in any unit.
     """
 
     owner: str
@@ -117,7 +128,10 @@ class AnomalyCase:
     def risen(self) -> Sequence[str]:
         """Names that cost more than before, the largest change first."""
         return [
-            name for _, name in sorted(((more, name) for name, more in self.moved.items() if more > 0), reverse=True)
+            name
+            for _, name in sorted(
+                ((more, name) for name, more in self.moved.items() if more > 0), reverse=True
+            )
         ]
 
     @cached_property
@@ -135,7 +149,9 @@ class AnomalyCase:
 
 @dataclass(frozen=True)
 class ComparableRuns:
-    """Runs that began before an episode to compare with: of the same name if there are enough, else of the owner."""
+    """Runs that began before an episode to compare with: of the same name if there are enough, else
+    of the owner.
+    """
 
     runs: Sequence[WorkloadRun]
     same_name: bool
@@ -147,7 +163,8 @@ def comparable_runs(case: AnomalyCase, name: str) -> ComparableRuns:
     before = [
         run
         for run in case.runs
-        # An hour of margin, since runs are known by the hour: what began right before the episode is part of it.
+        # An hour of margin, since runs are known by the hour: what began right before the episode
+        # is part of it.
         if run.start_ms < case.begin_ms - HOUR_MS and not (run.name == name and case.contains(run))
     ]
     same = [run for run in before if run.name == name]
@@ -162,11 +179,17 @@ def explain(case: AnomalyCase) -> AnomalyCause:
 
 
 def _price(case: AnomalyCase) -> AnomalyCause | None:
-    # Against the net change, not the rise: where some names cost less, a dearer rate can still be most of it.
+    # Against the net change, not the rise: where some names cost less, a dearer rate can still be
+    # most of it.
     if not case.price_micro or case.price_micro < MOST_OF_RISE * max(sum(case.moved.values()), 1):
         return None
-    rates = [f"{rate.model} costs {rate.now} {case.currency} an hour instead of {rate.before}" for rate in case.rates]
-    return AnomalyCause(PRICE, "; ".join(rates) or "the same usage costs more than three days before")
+    rates = [
+        f"{rate.model} costs {rate.now} {case.currency} an hour instead of {rate.before}"
+        for rate in case.rates
+    ]
+    return AnomalyCause(
+        PRICE, "; ".join(rates) or "the same usage costs more than three days before"
+    )
 
 
 def _storm(case: AnomalyCase) -> AnomalyCause | None:
@@ -179,11 +202,16 @@ def _storm_of(runs: Sequence[WorkloadRun], comparable: ComparableRuns) -> Anomal
         return None
     length = median(run.length_ms for run in runs)
     usual = median([run.length_ms for run in comparable.runs]) if comparable.runs else None
-    # Short in itself and short for its name: a name whose runs always last minutes does not fail and retry.
+    # Short in itself and short for its name: a name whose runs always last minutes does not fail
+    # and retry.
     if length > STORM_RUN_MS or (usual is not None and 2 * length > usual):
         return None
     span = max(run.end_ms for run in runs) - min(run.start_ms for run in runs)
-    before = "" if usual is None else f"; {comparable.description} lasted {lasting(usual)} before (median)"
+    before = (
+        ""
+        if usual is None
+        else f"; {comparable.description} lasted {lasting(usual)} before (median)"
+    )
     name = runs[0].name
     sentence = f"{len(runs)} runs of {name} of {lasting(length)} each in {lasting(span)}{before}"
     return AnomalyCause(STORM, sentence, (name,))
@@ -204,7 +232,9 @@ def _plateau(case: AnomalyCase) -> AnomalyCause | None:
     gpus = gpus_text((sum if simultaneous else max)(run.gpu_micro for run in runs))
     end = "and still holds them" if any(run.ongoing for run in runs) else f"to {weekday(last)}"
     name = runs[0].name
-    sentence = f"{name} has held {gpus} flat for {lasting(last - first)}, from {weekday(first)} {end}"
+    sentence = (
+        f"{name} has held {gpus} flat for {lasting(last - first)}, from {weekday(first)} {end}"
+    )
     return AnomalyCause(PLATEAU, f"{sentence}, and used {100 * busy / known:.1f} % of it", (name,))
 
 
@@ -216,7 +246,9 @@ def _runaway(case: AnomalyCase) -> AnomalyCause | None:
     longest_run = max(runs, key=lambda run: (run.length_ms, run.gpu_micro))
     comparable = comparable_runs(case, longest_run.name)
     such, description = comparable.runs, comparable.description
-    if not comparable.same_name:  # a notebook on one GPU says nothing about how long a training on eight lasts
+    if (
+        not comparable.same_name
+    ):  # a notebook on one GPU says nothing about how long a training on eight lasts
         such = [run for run in such if FAR_MORE * run.gpu_micro >= longest_run.gpu_micro]
         description += " as large"
     if len(such) < MIN_COMPARABLE:
@@ -232,25 +264,35 @@ def _runaway(case: AnomalyCase) -> AnomalyCause | None:
     ran = "has run" if longest_run.ongoing else "ran"
     return AnomalyCause(
         RUNAWAY,
-        f"{longest_run.name} {ran} for {lasting(longest_run.length_ms)} on {gpus_text(largest)}; {description} lasted "
-        f"{lasting(median(lengths))} (median), 19 of 20 at most {lasting(limit)}, on {gpus_text(round(gpus))} "
-        f"(median), {gpus_text(most)} at most",
+        f"{longest_run.name} {ran} for {lasting(longest_run.length_ms)} on {gpus_text(largest)};"
+        f" {description} lasted {lasting(median(lengths))} (median), 19 of 20 at most"
+        f" {lasting(limit)}, on {gpus_text(round(gpus))} (median), {gpus_text(most)} at most",
         (longest_run.name,),
     )
 
 
 def _leak(case: AnomalyCase) -> AnomalyCause | None:
-    """Slow growth over days: hardly a day below the one before, and no day that makes half of the rise."""
+    """Slow growth over days: hardly a day below the one before, and no day that makes half of the
+    rise.
+    """
     days = case.daily
     if not case.risen or case.until_ms - case.begin_ms < LEAK_MS or len(days) < LEAK_DAYS:
         return None
     steps = [after - before for before, after in pairwise(days)]
     rise = days[-1] - days[0]
     # A leap is another cause, and so is a rise that falls back in between.
-    if rise <= 0 or days[0] <= 0 or min(steps) < -LEAK_MAX_FALL * rise or max(steps) > LEAK_MAX_STEP * rise:
+    if (
+        rise <= 0
+        or days[0] <= 0
+        or min(steps) < -LEAK_MAX_FALL * rise
+        or max(steps) > LEAK_MAX_STEP * rise
+    ):
         return None
     each = 100 * ((days[-1] / days[0]) ** (1 / len(steps)) - 1)
-    sentence = f"spending grows by {each:.0f} % a day for {len(days)} days, never by a leap; most by {case.risen[0]}"
+    sentence = (
+        f"spending grows by {each:.0f} % a day for {len(days)} days, never by a leap; most by"
+        f" {case.risen[0]}"
+    )
     return AnomalyCause(LEAK, sentence, tuple(case.risen[:3]))
 
 
@@ -264,8 +306,12 @@ def _new(case: AnomalyCase) -> AnomalyCause | None:
     gpus = gpus_text(max((run.gpu_micro for run in runs), default=0))
     first = min((run.start_ms for run in runs), default=case.begin_ms)
     others = f", with {len(new) - 1} other new names" if len(new) > 1 else ""
-    sentence = f"{new[0]} is new since {weekday(first)}, {plural(len(runs), 'run')} on up to {gpus} each"
-    return AnomalyCause(NEW, f"{sentence}{others}: {100 * share // case.rise} % of the rise", tuple(new[:5]))
+    sentence = (
+        f"{new[0]} is new since {weekday(first)}, {plural(len(runs), 'run')} on up to {gpus} each"
+    )
+    return AnomalyCause(
+        NEW, f"{sentence}{others}: {100 * share // case.rise} % of the rise", tuple(new[:5])
+    )
 
 
 def _scale_up(case: AnomalyCase) -> AnomalyCause | None:
@@ -276,7 +322,8 @@ def _scale_up(case: AnomalyCase) -> AnomalyCause | None:
     for run in case.runs:
         now[run.name] += _held(run, case.begin_ms, case.until_ms)
         before[run.name] += _held(run, week_ms, case.begin_ms)
-    # The week before, or as much of it as there is evidence for: a mean over unknown days would be too low.
+    # The week before, or as much of it as there is evidence for: a mean over unknown days would be
+    # too low.
     since = max(week_ms, min((run.start_ms for run in case.runs), default=case.begin_ms))
     for name in case.risen:
         old = before[name] / max(1, case.begin_ms - since)
@@ -298,14 +345,20 @@ def _many(case: AnomalyCase) -> AnomalyCause:
     if not case.risen:
         return AnomalyCause(MANY, "no workload costs more than in the same hours before")
     name = case.risen[0]
-    sentence = f"{name} costs more than in the same hours before, at no more GPUs than in the week before"
+    sentence = (
+        f"{name} costs more than in the same hours before, at no more GPUs than in the week before"
+    )
     if len(case.risen) > 1:
         share = f"{100 * case.moved[name] // case.rise} % of it"
-        sentence = f"{len(case.risen)} workload names cost more than before; the largest, {name}, makes {share}"
+        sentence = (
+            f"{len(case.risen)} workload names cost more than before; the largest, {name}, makes"
+            f" {share}"
+        )
     return AnomalyCause(MANY, sentence, tuple(case.risen[:5]))
 
 
-# The certain before the likely: a rate is known from the price book, a new name may have any reason.
+# The certain before the likely: a rate is known from the price book, a new name may have any
+# reason.
 RULES: Sequence[Callable[[AnomalyCase], AnomalyCause | None]] = (
     _price,
     _storm,
@@ -324,7 +377,9 @@ def nearly_all(lengths: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RetryStorm:
-    """Many short runs of one name in succession; it was recognizable at `opened_ms`, when its tenth run had ended."""
+    """Many short runs of one name in succession; it was recognizable at `opened_ms`, when its tenth
+    run had ended.
+    """
 
     name: str
     begin_ms: int
@@ -335,11 +390,13 @@ class RetryStorm:
 
 
 def find_storms(owner: str, runs: Sequence[WorkloadRun], since_ms: int) -> list[RetryStorm]:
-    """Find the retry storms of an owner that ended after an instant, from the runs alone, however cheap.
+    """Find the retry storms of an owner that ended after an instant, from the runs alone, however
+    cheap.
 
-    Runs of one name no further apart than two hours are one series. A series is a storm when it is long and its runs
-    are short for that name (else: for that owner), and when the name never had a third as many in as long a time. A
-    name that has stormed twice works like that: a weekly sweep is no storm.
+    Runs of one name no further apart than two hours are one series. A series is a storm when it is
+    long and its runs are short for that name (else: for that owner), and when the name never had a
+    third as many in as long a time. A name that has stormed twice works like that: a weekly sweep
+    is no storm.
     """
     by_name: dict[str, list[WorkloadRun]] = defaultdict(list)
     for run in runs:
@@ -353,15 +410,20 @@ def find_storms(owner: str, runs: Sequence[WorkloadRun], since_ms: int) -> list[
     ]
 
 
-def _storms_of(owner: str, runs: Sequence[WorkloadRun], others: Sequence[WorkloadRun]) -> list[RetryStorm]:
+def _storms_of(
+    owner: str, runs: Sequence[WorkloadRun], others: Sequence[WorkloadRun]
+) -> list[RetryStorm]:
     storms: list[RetryStorm] = []
     calm: list[WorkloadRun] = []
     for series in _series(sorted(runs, key=lambda run: (run.start_ms, run.end_ms))):
         begin_ms, until_ms = series[0].start_ms, max(run.end_ms for run in series)
         name = series[0].name
-        comparable = comparable_runs(AnomalyCase(owner, begin_ms, until_ms, [*others, *calm], {}), name)
+        comparable = comparable_runs(
+            AnomalyCase(owner, begin_ms, until_ms, [*others, *calm], {}), name
+        )
         cause = _storm_of(series, comparable) if len(comparable.runs) >= MIN_COMPARABLE else None
-        # Series that are no storm are what the name usually does, and what later series are compared with.
+        # Series that are no storm are what the name usually does, and what later series are
+        # compared with.
         if cause is None or not _unusual(series, calm):
             calm += series
             continue
@@ -399,7 +461,9 @@ def _unusual(series: Sequence[WorkloadRun], before: Sequence[WorkloadRun]) -> bo
 def lasting(length_ms: float) -> str:
     """Write a length as people say it: minutes below three hours, hours below four days, else days."""
     minutes = length_ms / MINUTE_MS
-    unit, size = ("minute", 1) if minutes < 180 else ("hour", 60) if minutes < 5760 else ("day", 1440)
+    unit, size = (
+        ("minute", 1) if minutes < 180 else ("hour", 60) if minutes < 5760 else ("day", 1440)
+    )
     return plural(round(minutes / size), unit)
 
 

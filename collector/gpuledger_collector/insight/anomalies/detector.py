@@ -1,14 +1,16 @@
 """Upward anomalies of one series, instant by instant.
 
-Problem: a runaway job stands out in an hour, a leak only over days, a weekly batch stands out and is normal, and an
-unobserved instant must be neither a saving nor an alarm.
+Problem: a runaway job stands out in an hour, a leak only over days, a weekly batch stands out and
+is normal, and an unobserved instant must be neither a saving nor an alarm.
 
-Idea: two excesses over the rolling baseline (baseline.py), in units of its spread, are added. *Fast*: the height above
-everything usual. *Slow*: a one-sided CUSUM (Page 1954) of the distance from the level, clipped so that no single hour
-fires, and leaking so that it forgets. The reference of both is raised to what recurred at this hour in both weeks
-before. Where the rate is known (cost and usage apart), a rise of the rate is an alarm of its own, without statistics.
+Idea: two excesses over the rolling baseline (baseline.py), in units of its spread, are added.
+*Fast*: the height above everything usual. *Slow*: a one-sided CUSUM (Page 1954) of the distance
+from the level, clipped so that no single hour fires, and leaking so that it forgets. The reference
+of both is raised to what recurred at this hour in both weeks before. Where the rate is known (cost
+and usage apart), a rise of the rate is an alarm of its own, without statistics.
 
-Law: the judgment of an instant depends on values up to that instant alone; scaling a series changes no score.
+Law: the judgment of an instant depends on values up to that instant alone; scaling a series changes
+no score.
 """
 
 from __future__ import annotations
@@ -32,15 +34,21 @@ MIN_TRUST = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Parameters chosen on the open traces, for at most one false alarm per team and month (docs/insight.md)."""
+    """Parameters chosen on the open traces, for at most one false alarm per team and month
+    (docs/insight.md).
+    """
 
     threshold: float = 0.5
     persistence_hours: int = 2
-    """Hours in a row above the threshold before a flag, but for a score of `far` times the threshold."""
+    """Hours in a row above the threshold before a flag, but for a score of `far` times the
+    threshold.
+    """
     far: float = 3.0
     min_of_level: float = 0.05
     min_of_mean: float = 0.15
-    """The spread is at least these shares of level and mean: after a flat past a small change is no anomaly."""
+    """The spread is at least these shares of level and mean: after a flat past a small change is no
+    anomaly.
+    """
     above_height: float = 1.15
     """Usual height, as a share of the distance from the level to the height of the past."""
     smooth: float = 0.3
@@ -59,7 +67,8 @@ TUNED = Tuning()
 
 @dataclass(frozen=True)
 class Detection:
-    """Judgment of every instant of a series; NaN where an instant is unknown or has too little past.
+    """Judgment of every instant of a series; NaN where an instant is unknown or has too little
+    past.
 
     `price` marks instants at which a rate was above that of the three days before.
     """
@@ -75,7 +84,9 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class AnomalyLimit:
-    """Expected value of an instant, and the value it must exceed to stand out at once; in the unit of the series."""
+    """Expected value of an instant, and the value it must exceed to stand out at once; in the unit
+    of the series.
+    """
 
     expected: float
     stands_out: float
@@ -94,9 +105,11 @@ class AnomalyEpisode:
 
 
 def detect(series: Series, price: Flags | None = None, tuning: Tuning = TUNED) -> Detection:
-    """Judge every instant of a series; `price` marks instants at which a rate has risen, which needs no statistics.
+    """Judge every instant of a series; `price` marks instants at which a rate has risen, which
+    needs no statistics.
 
-    With less than two weeks of history the score is smaller, and with less than a day and a half there is none.
+    With less than two weeks of history the score is smaller, and with less than a day and a half
+    there is none.
     """
     expected, usual, scale, trust = _limits(series, tuning)
     # The parameters are per hour; for shorter steps memory and slack are scaled to the step.
@@ -111,14 +124,27 @@ def detect(series: Series, price: Flags | None = None, tuning: Tuning = TUNED) -
     upper = usual + tuning.threshold / tuning.fast * scale
     # The band is symmetric for people who look at it; only its upper edge is judged.
     lower = np.maximum(2 * expected - upper, 0.0)
-    return Detection(series, expected, lower, upper, score, _persistent(score, tuning, series.step_ms) | price, price)
+    return Detection(
+        series,
+        expected,
+        lower,
+        upper,
+        score,
+        _persistent(score, tuning, series.step_ms) | price,
+        price,
+    )
 
 
 def _limits(series: Series, tuning: Tuning) -> tuple[Floats, Floats, Floats, Floats]:
-    """Expected value, usual height, spread and trust of every instant, from what was known before it."""
+    """Expected value, usual height, spread and trust of every instant, from what was known before
+    it.
+    """
     past = rolling_baseline(series)
-    # A flat past has no spread: without a minimum, its first small change would be infinitely far away.
-    scale = np.maximum.reduce([past.spread, tuning.min_of_level * past.level, tuning.min_of_mean * past.mean])
+    # A flat past has no spread: without a minimum, its first small change would be infinitely far
+    # away.
+    scale = np.maximum.reduce(
+        [past.spread, tuning.min_of_level * past.level, tuning.min_of_mean * past.mean]
+    )
     scale = np.where(scale > 0, scale, np.nan)
     expected = np.fmax(past.level, past.recurring)
     usual = np.fmax(past.level + tuning.above_height * (past.height - past.level), expected)
@@ -128,8 +154,8 @@ def _limits(series: Series, tuning: Tuning) -> tuple[Floats, Floats, Floats, Flo
 def limits(series: Series, tuning: Tuning = TUNED) -> Floats:
     """Return the value each instant must exceed to stand out at once; NaN with too little past.
 
-    One spread above everything usual: what a steady excess must reach to be flagged at all, so that the first minutes
-    of a large anomaly are flagged without waiting for whole hours.
+    One spread above everything usual: what a steady excess must reach to be flagged at all, so that
+    the first minutes of a large anomaly are flagged without waiting for whole hours.
     """
     _, usual, scale, trust = _limits(series, tuning)
     return np.where(trust >= MIN_TRUST, usual + tuning.threshold / tuning.fast * scale, np.nan)
@@ -155,22 +181,27 @@ def _smooth(excess: Floats, memory: float) -> Floats:
 
 
 def _drift(distance: Floats, hours: float, tuning: Tuning) -> Floats:
-    """The leaking one-sided CUSUM after each instant of `hours`; an unknown instant changes nothing."""
-    # Clipped before it is summed, so that one extreme hour cannot fill the sum; the fast excess sees that hour.
+    """The leaking one-sided CUSUM after each instant of `hours`; an unknown instant changes
+    nothing.
+    """
+    # Clipped before it is summed, so that one extreme hour cannot fill the sum; the fast excess
+    # sees that hour.
     change = hours * (np.clip(distance, -tuning.clip_down, tuning.clip_up) - tuning.slack)
     memory = tuning.memory**hours
     out = np.zeros(len(distance))
     total = 0.0
     for at, value in enumerate(change.tolist()):
         if value == value:
-            # Capped: after a long excess the sum must fall within days, or normal spending would go on being flagged.
+            # Capped: after a long excess the sum must fall within days, or normal spending would go
+            # on being flagged.
             total = min(max(0.0, total * memory + value), tuning.cap)
         out[at] = total
     return out
 
 
 def price_rises(rate: Floats, step_ms: int) -> Flags:
-    """Flag instants whose rate (NaN unknown) is above the median of those known in the three days of usage before.
+    """Flag instants whose rate (NaN unknown) is above the median of those known in the three days
+    of usage before.
 
     For series without a price book, of which only cost and usage are known.
     """
@@ -184,7 +215,9 @@ def price_rises(rate: Floats, step_ms: int) -> Flags:
 
 
 def _persistent(score: Floats, tuning: Tuning, step_ms: int) -> Flags:
-    """Flag scores above the threshold for the hours of persistence (or far above, at once), over known instants."""
+    """Flag scores above the threshold for the hours of persistence (or far above, at once), over
+    known instants.
+    """
     hold = max(1, round(tuning.persistence_hours * HOUR_MS / step_ms))
     # Over known instants only: an unobserved hour neither ends nor lengthens a run of high scores.
     known = np.flatnonzero(np.isfinite(score))
@@ -206,4 +239,7 @@ def group_episodes(judgment: Detection) -> list[AnomalyEpisode]:
     cut = np.flatnonzero(np.diff(where) > apart)
     over = np.nan_to_num(np.fmax(judgment.series.values - judgment.expected, 0.0))
     starts, ends = where[np.r_[0, cut + 1]], where[np.r_[cut, len(where) - 1]]
-    return [AnomalyEpisode(int(a), int(b), float(over[a : b + 1].sum())) for a, b in zip(starts, ends, strict=True)]
+    return [
+        AnomalyEpisode(int(a), int(b), float(over[a : b + 1].sum()))
+        for a, b in zip(starts, ends, strict=True)
+    ]

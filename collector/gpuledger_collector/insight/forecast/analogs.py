@@ -1,13 +1,15 @@
 """Forecasts from what followed similar instants of a series' own past.
 
-Problem: hourly GPU use is close to a random walk with plateaus. The last value is hard to beat as a point forecast;
-what can be improved is the distribution around it. Idea (the method of analogues): the change over the next h steps is
-drawn from the changes over h steps that followed earlier instants, each weighted by its similarity to now. Instants are
-compared by level, age of the plateau, hour of the day and recent movement; the weight falls with distance like a
-heavy-tailed density, so that a rare jump under other circumstances keeps a place in the tails.
+Problem: hourly GPU use is close to a random walk with plateaus. The last value is hard to beat as a
+point forecast; what can be improved is the distribution around it. Idea (the method of analogues):
+the change over the next h steps is drawn from the changes over h steps that followed earlier
+instants, each weighted by its similarity to now. Instants are compared by level, age of the
+plateau, hour of the day and recent movement; the weight falls with distance like a heavy-tailed
+density, so that a rare jump under other circumstances keeps a place in the tails.
 
-A level that the series had on a few days only, as after a service was scaled to a size that it never had, says nothing
-about what follows: its analogs are one event seen many times. The fewer days, the less the level counts.
+A level that the series had on a few days only, as after a service was scaled to a size that it
+never had, says nothing about what follows: its analogs are one event seen many times. The fewer
+days, the less the level counts.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ MAX_ORIGINS = 1_400
 MOVEMENT_HOURS, USUAL_HOURS = 3, 72
 """Movement is the change over the last 3 hours; the usual level is the mean of the last 3 days."""
 CLEAR_RHYTHM, SOME_RHYTHM = 1 / 3, 2 / 3
-"""Ratios of Rhythm below which a series is compared with a period before, and its leads are not averaged."""
+"""Ratios of Rhythm below which a series is compared with a period before, and its leads are not
+averaged.
+"""
 GUARD_POWER = 4
 """How sharply trust in the level falls below `Similarity.level_days`."""
 
@@ -38,10 +42,11 @@ Prediction = tuple[Floats, Floats]
 class Similarity:
     """How instants are compared: the width of each distance, None where it does not count.
 
-    `level`, `movement` and `departure` (level - usual level) are in standard deviations of the series, `age` in factors
-    of e of the time since the last change, `hour` in hours around the clock, `memory_days` is the age at which an
-    instant counts half. The level itself counts half when the series was near it on `level_days` days (0: always
-    fully). A lead is averaged with its neighbors fewer than `blend` steps away.
+    `level`, `movement` and `departure` (level - usual level) are in standard deviations of the
+    series, `age` in factors of e of the time since the last change, `hour` in hours around the
+    clock, `memory_days` is the age at which an instant counts half. The level itself counts half
+    when the series was near it on `level_days` days (0: always fully). A lead is averaged with its
+    neighbors fewer than `blend` steps away.
     """
 
     level: float | None = 0.1
@@ -60,7 +65,9 @@ PERSISTENCE = Similarity(None, None, None, None, None, None, 0.0, 1)
 
 @dataclass(frozen=True)
 class History:
-    """A series up to now; one entry per step, the last is now, with gaps filled by the last known value."""
+    """A series up to now; one entry per step, the last is now, with gaps filled by the last known
+    value.
+    """
 
     values: Floats
     known: Flags
@@ -69,7 +76,9 @@ class History:
 
     def until(self, count: int) -> History:
         """Return the history as it was after `count` steps."""
-        return replace(self, values=self.values[:count], known=self.known[:count], at_ms=self.at_ms[:count])
+        return replace(
+            self, values=self.values[:count], known=self.known[:count], at_ms=self.at_ms[:count]
+        )
 
     def steps(self, span_ms: int) -> int:
         """Number of steps in a span, at least one."""
@@ -87,9 +96,11 @@ def history_of(values: Floats, start_ms: int, step_ms: int) -> History:
 
 @dataclass(frozen=True)
 class PastChanges:
-    """Past changes sorted for each lead: row r holds `values[t + leads[r]] - values[t]` over the instants `origin`.
+    """Past changes sorted for each lead: row r holds `values[t + leads[r]] - values[t]` over the
+    instants `origin`.
 
-    Shapes: `sorted`, `order` (positions into origin) and `usable` (H, N), `origin` (N,) indices into the history.
+    Shapes: `sorted`, `order` (positions into origin) and `usable` (H, N), `origin` (N,) indices
+    into the history.
     """
 
     sorted: Floats
@@ -99,7 +110,9 @@ class PastChanges:
 
 
 def past_changes(history: History, leads: Ints) -> PastChanges:
-    """Tabulate the changes over each lead (steps, ascending); those not over yet or touching a gap are unusable."""
+    """Tabulate the changes over each lead (steps, ascending); those not over yet or touching a gap
+    are unusable.
+    """
     count = len(history.values)
     # Thinned from the newest end: the latest instants are always among the origins.
     stride = max(1, -(-count // MAX_ORIGINS), -(-count * len(leads) // MAX_CELLS))
@@ -117,7 +130,9 @@ def past_changes(history: History, leads: Ints) -> PastChanges:
 
 @dataclass(frozen=True)
 class Distances:
-    """How far each instant of a history is from now, (N,) per distance, in the units of Similarity; `days` is age."""
+    """How far each instant of a history is from now, (N,) per distance, in the units of Similarity;
+    `days` is age.
+    """
 
     level: Floats
     age: Floats
@@ -150,7 +165,9 @@ def distances(history: History) -> Distances:
 
 
 def similarity_weights(apart: Distances, usable: Flags, similarity: Similarity) -> Floats:
-    """Return the weight of each instant (N,); those of the `usable` ones sum to 1, the others are 0."""
+    """Return the weight of each instant (N,); those of the `usable` ones sum to 1, the others are
+    0.
+    """
     recent = np.where(usable, 1.0, 0.0)
     if similarity.memory_days is not None:
         recent /= 1 + apart.days / similarity.memory_days
@@ -174,7 +191,9 @@ def _normalized(weight: Floats) -> Floats:
 
 
 def _days_spread(weight: Floats, days: Floats) -> float:
-    """Effective number of days that carry the weight (Kish 1965): 1 if one has all, n if n have equal parts."""
+    """Effective number of days that carry the weight (Kish 1965): 1 if one has all, n if n have
+    equal parts.
+    """
     by_day = np.bincount(days.astype(np.int64), weight)
     return float(by_day.sum() ** 2 / max(float(np.square(by_day).sum()), 1e-300))
 
@@ -182,7 +201,8 @@ def _days_spread(weight: Floats, days: Floats) -> float:
 class Analogs:
     """The past changes of a history over some leads, for predictions by any similarity.
 
-    A series with a clear rhythm is compared by what it differs from a day or a week before, unless `plain`.
+    A series with a clear rhythm is compared by what it differs from a day or a week before, unless
+    `plain`.
     """
 
     def __init__(self, history: History, leads: Ints, plain: bool = False) -> None:
@@ -200,15 +220,19 @@ class Analogs:
         weight = similarity_weights(self.apart, self.usable, similarity)[self.changes.origin]
         # Averaging leads would flatten a rhythm.
         blend = _blending(self.leads, 1 if self.rhythm.ratio < SOME_RHYTHM else similarity.blend)
-        levels, mean = (blend @ part for part in weighted_quantiles(self.changes, weight, quantiles))
+        levels, mean = (
+            blend @ part for part in weighted_quantiles(self.changes, weight, quantiles)
+        )
         return self.now + levels + np.reshape(self.base, (-1, 1)), self.now + mean + self.base
 
 
 @dataclass(frozen=True)
 class Rhythm:
-    """The more regular of the daily and the weekly rhythm: its period in steps, and how regular it is.
+    """The more regular of the daily and the weekly rhythm: its period in steps, and how regular it
+    is.
 
-    `ratio` is the mean change over a period relative to that over half a day: above 1 without any rhythm.
+    `ratio` is the mean change over a period relative to that over half a day: above 1 without any
+    rhythm.
     """
 
     period: int
@@ -216,7 +240,9 @@ class Rhythm:
 
     @property
     def is_clear(self) -> bool:
-        """Whether what differs from a period before is far easier to predict than the series itself."""
+        """Whether what differs from a period before is far easier to predict than the series
+        itself.
+        """
         return self.ratio < CLEAR_RHYTHM
 
 
@@ -251,22 +277,27 @@ def without_rhythm(history: History, leads: Ints, period: int) -> tuple[History,
 
 
 def _blending(leads: Ints, reach: int) -> Floats:
-    """Weights (H, H) that average each lead with its neighbors, falling linearly to 0 at `reach` steps."""
+    """Weights (H, H) that average each lead with its neighbors, falling linearly to 0 at `reach`
+    steps.
+    """
     tent = np.maximum(0.0, 1 - np.abs(leads[:, None] - leads[None, :]) / reach)
     return np.asarray(tent / tent.sum(axis=1, keepdims=True))
 
 
 def weighted_quantiles(changes: PastChanges, weights: Floats, quantiles: Floats) -> Prediction:
-    """Return weighted quantiles and mean of the changes for each lead; midpoint rule, linear between.
+    """Return weighted quantiles and mean of the changes for each lead; midpoint rule, linear
+    between.
 
-    A lead without any usable change gets those between its neighbors' (or of the last one); NaN if no lead has any.
+    A lead without any usable change gets those between its neighbors' (or of the last one); NaN if
+    no lead has any.
     """
     weight = np.where(changes.usable, weights[changes.order], 0.0)
     total = weight.sum(axis=1)
     result = np.full((len(weight), len(quantiles) + 1), np.nan)
     rows = np.flatnonzero(total > 0)
     for row in rows:
-        # Cells without weight repeat a position and would drag the interpolation to a change that never happened.
+        # Cells without weight repeat a position and would drag the interpolation to a change that
+        # never happened.
         use = weight[row] > 0
         share, change = weight[row][use] / total[row], changes.sorted[row][use]
         result[row, :-1] = np.interp(quantiles, np.cumsum(share) - share / 2, change)

@@ -1,9 +1,10 @@
-"""Gradient-boosted trees on one series, with scikit-learn: an example of a method that a package adds.
+"""Gradient-boosted trees on one series, with scikit-learn: an example of a method that a package
+adds.
 
-The change over a lead is predicted from what an instant looks like: its level, its changes over the last hours and
-days, the hour and the weekday of the target, and the lead. One model per quantile (scikit-learn,
-HistGradientBoostingRegressor with loss="quantile"). Needs the extra `boosted`; docs/forecasting.md says why
-it is not the default.
+The change over a lead is predicted from what an instant looks like: its level, its changes over the
+last hours and days, the hour and the weekday of the target, and the lead. One model per quantile
+(scikit-learn, HistGradientBoostingRegressor with loss="quantile"). Needs the extra `boosted`;
+docs/forecasting.md says why it is not the default.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ def forecast(values: Floats, step_ms: int, leads: Ints, quantiles: Floats) -> Fl
         raise ValueError(f"{int(is_known.sum())} known changes are too few to learn from")
     past = _features(values, step_ms, origins[is_known], steps[is_known])
     asked = _features(values, step_ms, np.full(len(leads), now), leads + (end - 1 - now))
-    # In a history shorter than a lag that lag is unknown throughout, which scikit-learn refuses from 1.9 on.
+    # In a history shorter than a lag that lag is unknown throughout, which scikit-learn refuses
+    # from 1.9 on.
     is_feature = np.isfinite(past).any(axis=0)
     past, asked = past[:, is_feature], asked[:, is_feature]
     levels = np.empty((len(leads), len(quantiles)))
-    # So few rows are one thread's work: on a busy machine threads that wait for each other take six times its CPU.
+    # So few rows are one thread's work: on a busy machine threads that wait for each other take six
+    # times its CPU.
     with threadpool_limits(1, "openmp"):
         for column, quantile in enumerate(quantiles):
             model = HistGradientBoostingRegressor(
@@ -60,7 +63,9 @@ def _last_known(values: Floats) -> int:
 
 
 def _features(values: Floats, step_ms: int, origins: Ints, steps: Ints) -> Floats:
-    """A row for each origin and number of steps after it, from values up to the origin alone; NaN where not known."""
+    """A row for each origin and number of steps after it, from values up to the origin alone; NaN
+    where not known.
+    """
     target_ms = (origins + steps) * step_ms
     columns = [
         values[origins],
@@ -71,5 +76,7 @@ def _features(values: Floats, step_ms: int, origins: Ints, steps: Ints) -> Float
     ]
     for hours in LAGS_HOURS:
         before = origins - max(1, round(hours * HOUR_MS / step_ms))
-        columns.append(np.where(before >= 0, values[np.maximum(before, 0)] - values[origins], np.nan))
+        columns.append(
+            np.where(before >= 0, values[np.maximum(before, 0)] - values[origins], np.nan)
+        )
     return np.stack(columns, axis=1)

@@ -1,7 +1,9 @@
-"""One forecast per series: quantiles, the naive baseline beside them, and the skill shown on the series' own past.
+"""One forecast per series: quantiles, the naive baseline beside them, and the skill shown on the
+series' own past.
 
-Laws: quantiles do not cross, nothing is below zero, unknown is never zero, and nothing after the last instant given is
-used. Series are forecast one by one, so that an answer does not depend on which others are asked for.
+Laws: quantiles do not cross, nothing is below zero, unknown is never zero, and nothing after the
+last instant given is used. Series are forecast one by one, so that an answer does not depend on
+which others are asked for.
 """
 
 from __future__ import annotations
@@ -27,16 +29,20 @@ from gpuledger_common.plurals import plural
 
 QUANTILES = (0.1, 0.5, 0.9, 0.95)
 HISTORY_STEPS, HISTORY_DAYS = 1_008, 14
-"""Steps of the past that are used at least, and days: coarse series need enough instants, fine ones enough days."""
+"""Steps of the past that are used at least, and days: coarse series need enough instants, fine ones
+enough days.
+"""
 SKILL_ORIGINS, SKILL_LEADS = 6, 4
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Demand to come: `values[i, k]` is quantile `quantiles[k]` at `at_ms[i]`; `naive` is the persistence baseline.
+    """Demand to come: `values[i, k]` is quantile `quantiles[k]` at `at_ms[i]`; `naive` is the
+    persistence baseline.
 
-    `weights` are the methods' shares; `skill` is 1 - loss / loss(naive) over the series' own backtest (None: the past
-    is too short for one); `note` is a sentence when the series has too little history for a sound band.
+    `weights` are the methods' shares; `skill` is 1 - loss / loss(naive) over the series' own
+    backtest (None: the past is too short for one); `note` is a sentence when the series has too
+    little history for a sound band.
     """
 
     series: str
@@ -57,12 +63,14 @@ def forecast(
     method: str = methods.OWN[0],
     track: Callable[[Sequence[Series]], Iterable[Series]] = iter,
 ) -> list[Forecast]:
-    """Forecast each series for `horizon` steps after its last instant (known or not); order is kept.
+    """Forecast each series for `horizon` steps after its last instant (known or not); order is
+    kept.
 
-    `method` may name several, separated by commas: their quantiles are averaged, weighed by what each lost on the past.
-    `track` wraps the iteration over the series, for a progress bar. Raises ValueError for a horizon below one step,
-    quantiles outside (0, 1) or a series without any known value, KeyError for an unknown method, ForecasterFailed for
-    one of another package that gives no answer.
+    `method` may name several, separated by commas: their quantiles are averaged, weighed by what
+    each lost on the past. `track` wraps the iteration over the series, for a progress bar. Raises
+    ValueError for a horizon below one step, quantiles outside (0, 1) or a series without any known
+    value, KeyError for an unknown method, ForecasterFailed for one of another package that gives no
+    answer.
     """
     levels = np.asarray(sorted(quantiles), dtype=float)
     if horizon < 1 or not len(levels) or levels[0] <= 0 or levels[-1] >= 1:
@@ -74,7 +82,10 @@ def forecast(
 
 
 def recent_history(series: Series) -> History:
-    """The part of the past that forecasts use. Raises ValueError for a series without any known value."""
+    """The part of the past that forecasts use.
+
+    Raises ValueError for a series without any known value.
+    """
     if not series.known:
         raise ValueError(f"series {series.name!r} has no known value")
     cut = max(0, len(series.values) - max(HISTORY_STEPS, HISTORY_DAYS * DAY_MS // series.step_ms))
@@ -95,7 +106,9 @@ def _forecast(series: Series, horizon: int, quantiles: Floats, chosen: Sequence[
         return _short(series.name, history, at_ms, leads, quantiles)
     losses = _past_losses(history, horizon, quantiles, chosen)
     weights, skill = _judge(losses, len(chosen))
-    values = sum(weight * _tidy(levels) for weight, (levels, _) in zip(weights, predictions, strict=True))
+    values = sum(
+        weight * _tidy(levels) for weight, (levels, _) in zip(weights, predictions, strict=True)
+    )
     mean = sum(weight * mean for weight, (_, mean) in zip(weights, predictions, strict=True))
     return Forecast(
         series.name,
@@ -141,10 +154,15 @@ def _tidy(levels: Floats) -> Floats:
     return np.maximum(np.sort(levels, axis=1), 0.0)
 
 
-def _past_losses(history: History, horizon: int, quantiles: Floats, chosen: Sequence[str]) -> Floats | None:
-    """Loss of each method, and of persistence last, over a few earlier origins; None while the past is too short."""
+def _past_losses(
+    history: History, horizon: int, quantiles: Floats, chosen: Sequence[str]
+) -> Floats | None:
+    """Loss of each method, and of persistence last, over a few earlier origins; None while the past
+    is too short.
+    """
     count = len(history.values)
-    # An origin needs a horizon after it to be judged, and as much history before it to predict from.
+    # An origin needs a horizon after it to be judged, and as much history before it to predict
+    # from.
     room = count - horizon - max(48, horizon)
     if room <= 0:
         return None
@@ -157,12 +175,18 @@ def _past_losses(history: History, horizon: int, quantiles: Floats, chosen: Sequ
         past = history.until(count - horizon - back * apart)
         if np.isfinite(actual).any() and past.known.any():
             predictions, naive = _predict(past, leads, quantiles, chosen)
-            losses.append([quantile_loss(actual, _tidy(levels), quantiles) for levels, _ in (*predictions, naive)])
+            losses.append(
+                [
+                    quantile_loss(actual, _tidy(levels), quantiles)
+                    for levels, _ in (*predictions, naive)
+                ]
+            )
     return np.sum(losses, axis=0) if losses else None
 
 
 def _judge(losses: Floats | None, count: int) -> tuple[Floats, float | None]:
-    """Weights of the methods, inverse to the square of their losses, and 1 - their mean loss / loss of persistence.
+    """Weights of the methods, inverse to the square of their losses, and 1 - their mean loss / loss
+    of persistence.
 
     Equal weights where the past is too short, or where some method lost nothing.
     """
@@ -175,7 +199,9 @@ def _judge(losses: Floats | None, count: int) -> tuple[Floats, float | None]:
 
 
 def quantile_loss(actual: Floats, values: Floats, quantiles: Floats) -> float:
-    """Return the mean quantile (pinball) loss of `values` (H, Q) against `actual` (H,), over known instants."""
+    """Return the mean quantile (pinball) loss of `values` (H, Q) against `actual` (H,), over known
+    instants.
+    """
     loss = quantile_losses(actual, values, quantiles)
     known = np.isfinite(loss)
     return float(loss[known].mean()) if known.any() else float("nan")
@@ -188,10 +214,12 @@ def quantile_losses(actual: Floats, values: Floats, quantiles: Floats) -> Floats
 
 
 def _short(name: str, history: History, at_ms: Ints, leads: Ints, quantiles: Floats) -> Forecast:
-    """Forecast a short history: the last value with a band that widens with the square root of time.
+    """Forecast a short history: the last value with a band that widens with the square root of
+    time.
 
-    The band is that of a random walk with the one-step changes seen so far; with fewer than three of them, that of a
-    count (variance of a day = level), which is a guess, and the note says which it is.
+    The band is that of a random walk with the one-step changes seen so far; with fewer than three
+    of them, that of a count (variance of a day = level), which is a guess, and the note says which
+    it is.
     """
     now = float(history.values[-1])
     steps = np.diff(history.values)[history.known[1:] & history.known[:-1]]
@@ -206,4 +234,6 @@ def _short(name: str, history: History, at_ms: Ints, leads: Ints, quantiles: Flo
     known = plural(int(history.known.sum()), "known value")
     note = f"series {name!r} has only {known}: its forecast is the last value with {band}"
     mean, values = np.full(len(leads), now), np.maximum(values, 0.0)
-    return Forecast(name, at_ms, mean, values, tuple(quantiles), values.copy(), {"last value": 1.0}, None, note)
+    return Forecast(
+        name, at_ms, mean, values, tuple(quantiles), values.copy(), {"last value": 1.0}, None, note
+    )

@@ -1,1 +1,3 @@
-"""Idle accelerators: the state of every minute, the episodes a person should see, and their confidence."""
+"""Idle accelerators: the state of every minute, the episodes a person should see, and their
+confidence.
+"""

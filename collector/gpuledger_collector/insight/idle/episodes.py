@@ -37,10 +37,11 @@ TRAILING = 30
 
 @dataclass(frozen=True, slots=True)
 class IdleEpisode:
-    """Columns `since` (in) to `end` (out) of one accelerator (row) in one state; flagged at column `flagged`.
+    """Columns `since` (in) to `end` (out) of one accelerator (row) in one state; flagged at column
+    `flagged`.
 
-    `ongoing`: nothing has ended it up to the last known minute, at most half an hour before the last. `permille` is the
-    wasted part of each of its minutes, 0 where nothing is known.
+    `ongoing`: nothing has ended it up to the last known minute, at most half an hour before the
+    last. `permille` is the wasted part of each of its minutes, 0 where nothing is known.
     """
 
     row: int
@@ -57,7 +58,9 @@ class IdleEpisode:
 def idle_episodes(
     minutes: Minutes, classified: Classification, curve: IdleSurvivalCurve = OPEN_CURVE
 ) -> list[IdleEpisode]:
-    """Return every episode of a shown state, by accelerator and time; gaps up to BRIDGED minutes are crossed."""
+    """Return every episode of a shown state, by accelerator and time; gaps up to BRIDGED minutes
+    are crossed.
+    """
     episodes: list[IdleEpisode] = []
     bridged = _bridged(classified.state)
     # Most accelerators of a fleet work: only rows in which a shown state occurs are cut into runs.
@@ -69,7 +72,11 @@ def idle_episodes(
                 continue
             episode = _episode(minutes, classified, curve, row, start, stop)
             last = episodes[-1] if episodes else None
-            if last and (last.row, last.state, last.since) == (episode.row, episode.state, episode.since):
+            if last and (last.row, last.state, last.since) == (
+                episode.row,
+                episode.state,
+                episode.since,
+            ):
                 # The same beginning after a gap in the data: the episode continues.
                 episode = replace(episode, flagged=episodes.pop().flagged)
             episodes.append(episode)
@@ -91,13 +98,21 @@ def _bridged(state: Counts) -> Counts:
 
 
 def _episode(
-    minutes: Minutes, classified: Classification, curve: IdleSurvivalCurve, row: int, start: int, stop: int
+    minutes: Minutes,
+    classified: Classification,
+    curve: IdleSurvivalCurve,
+    row: int,
+    start: int,
+    stop: int,
 ) -> IdleEpisode:
     state = State(int(classified.state[row, start]))
     since = int(classified.since[row, start])
     wasted = classified.factor[row, since:stop].copy()
-    # The minutes before the flag are of the same kind: those that were known count like the first flagged one.
-    wasted[: start - since] = np.where(minutes.seen[row, since:start], classified.factor[row, start], 0.0)
+    # The minutes before the flag are of the same kind: those that were known count like the first
+    # flagged one.
+    wasted[: start - since] = np.where(
+        minutes.seen[row, since:start], classified.factor[row, start], 0.0
+    )
     rest = classified.state[row, stop:]
     certainty = CERTAINTY.get(state)
     return IdleEpisode(
@@ -106,7 +121,8 @@ def _episode(
         since=since,
         flagged=start,
         end=stop,
-        # Missing minutes at the very end may only be late; a known minute in another state ends the episode.
+        # Missing minutes at the very end may only be late; a known minute in another state ends the
+        # episode.
         ongoing=len(rest) <= TRAILING and bool((rest == State.NO_DATA).all()),
         holder=NOBODY if state == State.UNALLOCATED else int(minutes.holder[row, start]),
         confidence=curve.at(stop - since) if certainty is None else certainty,

@@ -1,12 +1,18 @@
-"""Kinds of workloads and GPUs as far as idleness depends on them: by tags, then by the words of their names."""
+"""Kinds of workloads and GPUs as far as idleness depends on them: by tags, then by the words of
+their names.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-SERVING = frozenset({"serving", "inference", "endpoint", "deployment", "inferenceservice", "vllm", "triton", "tgi"})
-INTERACTIVE = frozenset({"interactive", "notebook", "jupyter", "jupyterlab", "jupyterhub", "shell", "vscode"})
+SERVING = frozenset(
+    {"serving", "inference", "endpoint", "deployment", "inferenceservice", "vllm", "triton", "tgi"}
+)
+INTERACTIVE = frozenset(
+    {"interactive", "notebook", "jupyter", "jupyterlab", "jupyterhub", "shell", "vscode"}
+)
 TAGS = ("class", "kind", "workload_class", "app.kubernetes.io/component")
 """Tags whose value is a kind; a tag named `serving` or `interactive` decides by itself."""
 FALSE = frozenset({"", "0", "false", "no"})
@@ -46,4 +52,6 @@ def _is(family: frozenset[str], flag: str, kind: str, name: str, tags: Mapping[s
 def watts(model: str) -> tuple[float, float]:
     """Return idle and full power of a model; NaN where it is unknown."""
     words = model.upper().replace("-", " ").split()
-    return next((power for word, power in WATTS.items() if word in words), (float("nan"), float("nan")))
+    return next(
+        (power for word, power in WATTS.items() if word in words), (float("nan"), float("nan"))
+    )

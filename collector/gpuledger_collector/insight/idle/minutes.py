@@ -1,7 +1,7 @@
 """Evidence of accelerators minute by minute: arrays of shape (accelerators, minutes).
 
-An unread value is NaN and never zero: rules that need it do not apply. Between two samples of a slow sampler the last
-reading is valid for three sampling intervals; after that nothing is known.
+An unread value is NaN and never zero: rules that need it do not apply. Between two samples of a
+slow sampler the last reading is valid for three sampling intervals; after that nothing is known.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ INTERVALS = 3
 
 @dataclass(frozen=True)
 class Minutes:
-    """Minutes of accelerators from `start_ms` (unix). Arrays are (accelerators, minutes), the last (accelerators,)."""
+    """Minutes of accelerators from `start_ms` (unix).
+
+    Arrays are (accelerators, minutes), the last (accelerators,).
+    """
 
     start_ms: int
     seen: Flags
     """A sample is known for this minute."""
     faulty: Flags
     holder: Counts
-    """Number of the workload that holds the accelerator; NOBODY where none does or it is unknown."""
+    """Number of the workload that holds the accelerator; NOBODY where none does or it is unknown.
+    """
     serving: Flags
     """The holder is a warm replica: idle by design."""
     interactive: Flags
@@ -58,7 +62,8 @@ class Minutes:
     idle_watts: Floats
     limit_watts: Floats
     used_before: Flags | None = None
-    """Whether the holder of the first minute had used it before that; None: unknown, taken as not."""
+    """Whether the holder of the first minute had used it before that; None: unknown, taken as not.
+    """
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -83,10 +88,11 @@ def unknown(shape: tuple[int, int]) -> Floats:
 
 
 def carried(sampled: Flags) -> tuple[Flags, Counts]:
-    """Return where a sample is known if each is valid for three intervals, and the column to take it from.
+    """Return where a sample is known if each is valid for three intervals, and the column to take
+    it from.
 
-    `sampled` marks the minutes with a sample. The interval of a row is the median distance of its samples so far, at
-    least a minute; nothing is carried backwards.
+    `sampled` marks the minutes with a sample. The interval of a row is the median distance of its
+    samples so far, at least a minute; nothing is carried backwards.
     """
     rows, columns = sampled.shape
     at = np.broadcast_to(np.arange(columns), (rows, columns))
@@ -106,8 +112,12 @@ def _interval_so_far(places: Counts, apart: Counts, columns: int) -> Counts:
     """Median distance of the last 15 samples, after each minute."""
     # Padded in front: the first samples have fewer than 15 distances before them.
     padded = np.concatenate([np.full(14, apart[0]), apart])
-    medians = np.median(np.lib.stride_tricks.sliding_window_view(padded, 15), axis=1).astype(np.int64)
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(padded, 15), axis=1).astype(
+        np.int64
+    )
     steps = np.ones(columns, dtype=np.int64)
     steps[places[1:]] = np.maximum(medians, 1)
-    index = np.maximum.accumulate(np.where(np.isin(np.arange(columns), places[1:]), np.arange(columns), 0))
+    index = np.maximum.accumulate(
+        np.where(np.isin(np.arange(columns), places[1:]), np.arange(columns), 0)
+    )
     return steps[index]

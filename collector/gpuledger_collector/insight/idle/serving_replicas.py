@@ -1,9 +1,10 @@
 """Warm replicas of a service: how many are held, and how many of them were ever busy at once.
 
-Problem: a replica that waits for requests is idle by design, so none of them is ever flagged; yet a service that holds
-ten replicas and needs three in its busiest minutes wastes GPUs. Idea: a service needs the 99th percentile, over the
-minutes of a week, of replicas that were busy at once, and one more in reserve; what it holds beyond is spare.
-Unobserved replicas are neither busy nor spare: with too little known the service is not judged.
+Problem: a replica that waits for requests is idle by design, so none of them is ever flagged; yet a
+service that holds ten replicas and needs three in its busiest minutes wastes GPUs. Idea: a service
+needs the 99th percentile, over the minutes of a week, of replicas that were busy at once, and one
+more in reserve; what it holds beyond is spare. Unobserved replicas are neither busy nor spare: with
+too little known the service is not judged.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ MIN_MINUTES = 24 * 60
 """A service younger than a day has not shown its busiest minutes."""
 TAGS = ("app.kubernetes.io/name", "app", "service", "deployment")
 _REPLICA = re.compile(r"(-[0-9a-f]{6,10})?-([a-z0-9]{5}|\d{1,4})$")
-"""Suffix of a Kubernetes pod's name: a ReplicaSet's hash and five characters, or a StatefulSet's ordinal."""
+"""Suffix of a Kubernetes pod's name: a ReplicaSet's hash and five characters, or a StatefulSet's
+ordinal.
+"""
 
 
 def service_name(name: str, tags: Mapping[str, str]) -> str:
@@ -35,14 +38,18 @@ def service_name(name: str, tags: Mapping[str, str]) -> str:
     if tagged:
         return tagged
     suffix = _REPLICA.search(name)
-    if suffix is None or (suffix[1] is None and not any(character.isdigit() for character in suffix[2])):
+    if suffix is None or (
+        suffix[1] is None and not any(character.isdigit() for character in suffix[2])
+    ):
         return name
     return name[: suffix.start()] or name
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """Replicas seen and busy by minute, of the minutes in which any was seen; `held`: mean held over those minutes."""
+    """Replicas seen and busy by minute, of the minutes in which any was seen; `held`: mean held
+    over those minutes.
+    """
 
     seen: Counts
     busy: Counts
@@ -51,7 +58,9 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAssessment:
-    """Replicas held, busy at once in all but the busiest hundredth of minutes, needed and spare (None: not judged)."""
+    """Replicas held, busy at once in all but the busiest hundredth of minutes, needed and spare
+    (None: not judged).
+    """
 
     held: int
     peak: int

@@ -1,9 +1,11 @@
-"""Exactly one state for every minute of every accelerator, first match wins, from what was known up to that minute.
+"""Exactly one state for every minute of every accelerator, first match wins, from what was known up
+to that minute.
 
-The rules come from measurements on a real day of serving: the window matters far more than the threshold, a window is
-idle when nearly all of it is (one health probe must not reset it), leaving takes more than one busy minute, and memory
-says nothing, since idle workloads still hold gigabytes. Cases that look idle and are not are guarded: gaps shorter than
-the window, periodic gaps, traffic of the holder, warm replicas, members of a job whose other members work.
+The rules come from measurements on a real day of serving: the window matters far more than the
+threshold, a window is idle when nearly all of it is (one health probe must not reset it), leaving
+takes more than one busy minute, and memory says nothing, since idle workloads still hold gigabytes.
+Cases that look idle and are not are guarded: gaps shorter than the window, periodic gaps, traffic
+of the holder, warm replicas, members of a job whose other members work.
 """
 
 from __future__ import annotations
@@ -71,9 +73,11 @@ IDLE_RULES = IdleRules()
 
 @dataclass(frozen=True)
 class Classification:
-    """For every minute its state, the minute (column) since which its condition has held, and the wasted share.
+    """For every minute its state, the minute (column) since which its condition has held, and the
+    wasted share.
 
-    `factor` is the share of the minute's cost that was wasted, 0..1; 0 for active, unknown and guarded minutes.
+    `factor` is the share of the minute's cost that was wasted, 0..1; 0 for active, unknown and
+    guarded minutes.
     """
 
     state: Counts
@@ -96,7 +100,11 @@ def classify(minutes: Minutes) -> Classification:
         (State.NO_DATA, ~minutes.seen, _run_start(~minutes.seen)),
         (State.FAULTY, faulty, _run_start(faulty)),
         (State.ZOMBIE, left & minutes.seen & (_run_length(left) >= rules.zombie), _run_start(left)),
-        (State.UNALLOCATED, free & minutes.seen & (_run_length(free) >= rules.unallocated), _run_start(free)),
+        (
+            State.UNALLOCATED,
+            free & minutes.seen & (_run_length(free) >= rules.unallocated),
+            _run_start(free),
+        ),
         *_idle(minutes, holds),
         *_underperforming(minutes, holds),
     ]
@@ -110,14 +118,19 @@ def classify(minutes: Minutes) -> Classification:
 
 
 class _Holds:
-    """Who holds each accelerator since when; `age` counts the minutes of one holder, gaps in the data included."""
+    """Who holds each accelerator since when; `age` counts the minutes of one holder, gaps in the
+    data included.
+    """
 
     def __init__(self, minutes: Minutes) -> None:
         at = _columns(minutes.seen)
-        # The last seen minute up to each: a gap in the data does not change who holds the accelerator.
+        # The last seen minute up to each: a gap in the data does not change who holds the
+        # accelerator.
         last = np.maximum.accumulate(np.where(minutes.seen, at, 0), axis=1)
         self.held = (minutes.holder != NOBODY) & minutes.seen
-        self.holder = np.take_along_axis(np.where(minutes.seen, minutes.holder, NOBODY), last, axis=1)
+        self.holder = np.take_along_axis(
+            np.where(minutes.seen, minutes.holder, NOBODY), last, axis=1
+        )
         changed = np.ones(minutes.shape, dtype=bool)
         changed[:, 1:] = self.holder[:, 1:] != self.holder[:, :-1]
         self.begin = np.maximum.accumulate(np.where(changed, at, 0), axis=1)
@@ -125,14 +138,24 @@ class _Holds:
 
 
 def _left_behind(minutes: Minutes, unheld: Flags) -> tuple[Flags, Flags]:
-    """Where something is left behind, and where there is no holder; both continue over short gaps in the data.
+    """Where something is left behind, and where there is no holder; both continue over short gaps
+    in the data.
 
-    Left behind: memory or a process without a holder, or a counter stuck at full while hardly any power is drawn.
+    Left behind: memory or a process without a holder, or a counter stuck at full while hardly any
+    power is drawn.
     """
     resting = minutes.power_watts <= IDLE_RULES.near_idle_watts * minutes.idle_watts[:, None]
     # Three signs at once: a counter at full alone is work, and low power alone is a pause.
-    stuck = minutes.seen & ~minutes.faulty & (minutes.utilization >= 0.99) & resting & (minutes.processes == 0)
-    left = stuck | unheld & (~_memory_empty(minutes) & np.isfinite(minutes.memory_bytes) | (minutes.processes > 0))
+    stuck = (
+        minutes.seen
+        & ~minutes.faulty
+        & (minutes.utilization >= 0.99)
+        & resting
+        & (minutes.processes == 0)
+    )
+    left = stuck | unheld & (
+        ~_memory_empty(minutes) & np.isfinite(minutes.memory_bytes) | (minutes.processes > 0)
+    )
     return _bridge_gaps(left, minutes.seen), _bridge_gaps(unheld & ~left, minutes.seen)
 
 
@@ -155,14 +178,17 @@ def _idle(minutes: Minutes, holds: _Holds) -> list[Condition]:
     rules = IDLE_RULES
     activity = minutes.activity()
     working = minutes.bytes_per_second >= rules.working_bytes_per_second
-    # Between the two thresholds a minute is neither: it keeps an episode open and does not begin one.
+    # Between the two thresholds a minute is neither: it keeps an episode open and does not begin
+    # one.
     low = minutes.seen & (activity <= rules.idle_at_most) & ~working
     busy = minutes.seen & ((activity > rules.busy_above) | working)
     known = minutes.seen & np.isfinite(activity)
-    # The guards: warm replicas wait for traffic, and a member of a job waits for the members that work.
+    # The guards: warm replicas wait for traffic, and a member of a job waits for the members that
+    # work.
     eligible = holds.held & ~minutes.serving & ~minutes.faulty & ~_peers_busy(holds, busy)
     empty = ~(minutes.processes > 0) | _memory_empty(minutes)
-    # Memory in use counts as a touch: whoever has loaded a model has used the accelerator, and can only have gone idle.
+    # Memory in use counts as a touch: whoever has loaded a model has used the accelerator, and can
+    # only have gone idle.
     touched = _count_in_hold((activity > rules.idle_at_most) & minutes.seen | ~empty & known, holds)
     enough = _count_in_hold(known, holds) >= KNOWN_SHARE * holds.age
     unused = eligible & known & (touched == 0) & enough & (holds.age > rules.never_used)
@@ -174,7 +200,9 @@ def _idle(minutes: Minutes, holds: _Holds) -> list[Condition]:
 
 
 def _idle_windows(minutes: Minutes) -> Counts:
-    """Minutes of idleness before a flag: longer for notebooks during working hours, shorter for them at night."""
+    """Minutes of idleness before a flag: longer for notebooks during working hours, shorter for
+    them at night.
+    """
     at = minutes.start_ms // 60_000 + np.arange(minutes.shape[1])
     # 1970-01-01 was a Thursday, hence + 3 for Monday = 0. Hours are UTC.
     weekday, hour = (at // 1440 + 3) % 7, at // 60 % 24
@@ -186,7 +214,9 @@ def _idle_windows(minutes: Minutes) -> Counts:
 def _gone_idle(
     low: Flags, busy: Flags, known: Flags, eligible: Flags, holds: _Holds, window: Counts
 ) -> tuple[Flags, Counts]:
-    """Enter when the window was idle, leave when enough of the last minutes were busy, except where work recurs."""
+    """Enter when the window was idle, leave when enough of the last minutes were busy, except where
+    work recurs.
+    """
     rules = IDLE_RULES
     rows, columns = low.shape
     # Several busy minutes of the last ones: a single health probe must not end an episode.
@@ -197,12 +227,14 @@ def _gone_idle(
         idle, seen = _count_last(low, int(length)), _count_last(known, int(length))
         full = (seen >= KNOWN_SHARE * length) & (holds.age > length)
         entering |= (window == length) & full & (idle >= rules.idle_share * seen)
-    # A window of hours may still be idle enough while its last minutes are busy: that is work, not a new pause.
+    # A window of hours may still be idle enough while its last minutes are busy: that is work, not
+    # a new pause.
     entering &= eligible & ~leaving
     gone, since = np.zeros((rows, columns), dtype=bool), np.zeros((rows, columns), dtype=np.int64)
     state, begun = np.zeros(rows, dtype=bool), np.zeros(rows, dtype=np.int64)
     rhythm = _Rhythm(rows)
-    # A loop over minutes, not arrays: whether a minute is in an episode depends on the state of the minute before it.
+    # A loop over minutes, not arrays: whether a minute is in an episode depends on the state of the
+    # minute before it.
     for minute in range(columns):
         begin = holds.begin[:, minute]
         rhythm.step(minute, busy[:, minute], leaving[:, minute], begin)
@@ -213,13 +245,17 @@ def _gone_idle(
         begun = np.where(enter, np.maximum(rhythm.idle_since, begin), begun)
         # A minute without data neither opens nor closes an episode.
         unknown = ~known[:, minute]
-        state = state & (begin != minute) & (unknown | eligible[:, minute] & ~leaving[:, minute]) | enter
+        state = (
+            state & (begin != minute) & (unknown | eligible[:, minute] & ~leaving[:, minute])
+            | enter
+        )
         gone[:, minute], since[:, minute] = state & ~unknown, begun
     return gone, since
 
 
 class _Rhythm:
-    """When each accelerator was last busy, and whether its pauses are periodic (checkpoints, evaluation).
+    """When each accelerator was last busy, and whether its pauses are periodic (checkpoints,
+    evaluation).
 
     `idle_since` is the minute after the last real work; a single probe is none.
     """
@@ -233,28 +269,36 @@ class _Rhythm:
         """Take in one minute; `working`: enough of the last minutes were busy."""
         fresh = begin == minute
         self._onsets[fresh] = -1
-        # Work begins after at least two quiet minutes; a shorter pause belongs to the work before it.
+        # Work begins after at least two quiet minutes; a shorter pause belongs to the work before
+        # it.
         onset = busy & ((minute - self._quiet_since >= 2) | (self._onsets[:, -1] < 0))
         if onset.any():
             self._onsets[onset] = np.c_[self._onsets[onset][:, 1:], np.full(onset.sum(), minute)]
         self._quiet_since = np.where(busy, minute + 1, np.where(fresh, minute, self._quiet_since))
-        self.idle_since = np.where(busy & working, minute + 1, np.where(fresh, minute, self.idle_since))
+        self.idle_since = np.where(
+            busy & working, minute + 1, np.where(fresh, minute, self.idle_since)
+        )
 
     def expects_work(self, minute: int) -> Flags:
-        """Whether work began three times at regular distances, the last time less than two of them ago."""
+        """Whether work began three times at regular distances, the last time less than two of them
+        ago.
+        """
         distance = np.diff(self._onsets, axis=1)
         known = (self._onsets >= 0).all(axis=1)
         longest, shortest = distance.max(axis=1), distance.min(axis=1)
-        # Three onsets have two distances; they count as regular while the longer is at most half longer than the
-        # shorter.
+        # Three onsets have two distances; they count as regular while the longer is at most half
+        # longer than the shorter.
         regular = known & (longest <= 1.5 * shortest)
         expected: Flags = regular & (minute - self._onsets[:, -1] < 2 * longest)
         return expected
 
 
 def _peers_busy(holds: _Holds, busy: Flags) -> Flags:
-    """Whether another accelerator of the same holder worked within the last minutes: a straggler, not idle."""
-    # One counter for each holder and minute: what the others of a holder do is the sum less one's own.
+    """Whether another accelerator of the same holder worked within the last minutes: a straggler,
+    not idle.
+    """
+    # One counter for each holder and minute: what the others of a holder do is the sum less one's
+    # own.
     numbers, code = np.unique(holds.holder, return_inverse=True)
     flat = (code.reshape(busy.shape) * busy.shape[1] + _columns(busy)).ravel()
     recent = (_count_last(busy, IDLE_RULES.leave_window) > 0) & (holds.holder != NOBODY)
@@ -269,17 +313,30 @@ def _underperforming(minutes: Minutes, holds: _Holds) -> list[Condition]:
     here = holds.held & ~minutes.faulty
     batch = ~minutes.serving & ~minutes.interactive
     activity = minutes.activity()
-    # Compared with its own highest clock: the limits of models differ, and a board may be capped on purpose.
+    # Compared with its own highest clock: the limits of models differ, and a board may be capped on
+    # purpose.
     slowed = (minutes.slowed_ratio >= 0.5) & (minutes.clock_hertz < 0.9 * _top_clock(minutes))
     slowed &= (activity > rules.busy_above) & here
     seen = _count_last(here, rules.throttled)
-    throttled = (seen >= KNOWN_SHARE * rules.throttled) & (_count_last(slowed, rules.throttled) >= 0.5 * seen)
+    throttled = (seen >= KNOWN_SHARE * rules.throttled) & (
+        _count_last(slowed, rules.throttled) >= 0.5 * seen
+    )
 
     utilization = _mean(minutes.utilization, rules.starved)
-    evidence = (_mean(minutes.host_busy, rules.starved) >= 0.9) | (_mean(minutes.dram_active, rules.starved) < 0.1)
-    # Within its minutes: a pause of entire minutes (a checkpoint, a request gap) is no lack of data.
-    mixed = _mean(((minutes.zero_ratio > 0) & (minutes.zero_ratio < 1)).astype(float), rules.starved) >= 0.5
-    starved = (utilization >= 0.05) & (utilization <= 0.7) & (_mean(minutes.zero_ratio, rules.starved) >= 0.2)
+    evidence = (_mean(minutes.host_busy, rules.starved) >= 0.9) | (
+        _mean(minutes.dram_active, rules.starved) < 0.1
+    )
+    # Within its minutes: a pause of entire minutes (a checkpoint, a request gap) is no lack of
+    # data.
+    mixed = (
+        _mean(((minutes.zero_ratio > 0) & (minutes.zero_ratio < 1)).astype(float), rules.starved)
+        >= 0.5
+    )
+    starved = (
+        (utilization >= 0.05)
+        & (utilization <= 0.7)
+        & (_mean(minutes.zero_ratio, rules.starved) >= 0.2)
+    )
     starved &= mixed & evidence & batch
 
     sm_active = _mean(minutes.sm_active, rules.hollow)
@@ -300,7 +357,8 @@ def _underperforming(minutes: Minutes, holds: _Holds) -> list[Condition]:
         (State.UNDERUSED, underused, rules.underused),
     ):
         where = where & here & (holds.age > length)
-        # The condition looks at a full window, so what it found began a window earlier, but not before the hold.
+        # The condition looks at a full window, so what it found began a window earlier, but not
+        # before the hold.
         conditions.append((name, where, np.maximum(_run_start(where) - length + 1, holds.begin)))
     return conditions
 
@@ -364,7 +422,9 @@ def _count_in_hold(where: Flags, holds: _Holds) -> Counts:
 
 
 def _mean(values: Floats, length: int) -> Floats:
-    """Mean of the known of the last `length` minutes; NaN where under three quarters of them are known."""
+    """Mean of the known of the last `length` minutes; NaN where under three quarters of them are
+    known.
+    """
     known = np.isfinite(values)
     count = _count_last(known, length)
     # Differences of a cumulative sum: the cost does not depend on the length of the window.

@@ -1,7 +1,8 @@
 """How long idleness lasts once it has lasted: the measured confidence of an idle finding.
 
-P(idle for another 30 minutes | idle for w) from the gaps seen so far; gaps that have not ended are right-censored
-(Kaplan and Meier 1958). While there are few, the estimate is shrunk towards the curve of an open trace.
+P(idle for another 30 minutes | idle for w) from the gaps seen so far; gaps that have not ended are
+right-censored (Kaplan and Meier 1958). While there are few, the estimate is shrunk towards the
+curve of an open trace.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class IdleSurvivalCurve:
         return float(np.interp(length, self.minutes, self.probability))
 
 
-OPEN_CURVE = IdleSurvivalCurve((5, 10, 15, 30, 60, 90, 120, 180), (0.16, 0.22, 0.26, 0.36, 0.64, 0.84, 0.83, 0.91))
+OPEN_CURVE = IdleSurvivalCurve(
+    (5, 10, 15, 30, 60, 90, 120, 180), (0.16, 0.22, 0.26, 0.36, 0.64, 0.84, 0.83, 0.91)
+)
 """Measured on one day of 68 serving pods (alibaba_genai_2026), 2,245 gaps."""
 
 
@@ -48,12 +51,15 @@ def idle_gaps(low: Flags, known: Flags) -> tuple[Floats, Flags]:
 
 
 def estimate_curve(lengths: Floats, ended: Flags) -> IdleSurvivalCurve:
-    """Estimate the curve of these gaps, each point weighted against the open curve by how many gaps reached it."""
+    """Estimate the curve of these gaps, each point weighted against the open curve by how many gaps
+    reached it.
+    """
     probability = []
     for point in OPEN_CURVE.minutes:
         reached = float((lengths >= point).sum())
         own = _conditional(lengths, ended, point, point + AHEAD)
-        # As if WEIGHT gaps of the open trace had been seen here as well: their influence fades as own gaps come in.
+        # As if WEIGHT gaps of the open trace had been seen here as well: their influence fades as
+        # own gaps come in.
         probability.append((reached * own + WEIGHT * OPEN_CURVE.at(point)) / (reached + WEIGHT))
     return IdleSurvivalCurve(OPEN_CURVE.minutes, tuple(probability))
 

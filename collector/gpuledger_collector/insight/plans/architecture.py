@@ -1,9 +1,10 @@
 """The shape of a dense decoder-only transformer, and what follows from it alone.
 
-Parameters: of a gated (Llama-like) layer the matrices Wq, Wk, Wv, Wo and three of the MLP, two RMS norms; embedding and
-output head apart (Touvron et al. 2023). Of a plain (GPT-like) layer the same four, two of the MLP, biases and two layer
-norms; learned positions and a head that shares the embedding, which for grouped-query-free models is the
-12Lh^2 + 13Lh + (V+s)h of Narayanan et al. 2021. Limits: no mixture of experts, no encoder, no latent attention.
+Parameters: of a gated (Llama-like) layer the matrices Wq, Wk, Wv, Wo and three of the MLP, two RMS
+norms; embedding and output head apart (Touvron et al. 2023). Of a plain (GPT-like) layer the same
+four, two of the MLP, biases and two layer norms; learned positions and a head that shares the
+embedding, which for grouped-query-free models is the 12Lh^2 + 13Lh + (V+s)h of Narayanan et al.
+2021. Limits: no mixture of experts, no encoder, no latent attention.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ASPECT = 128
-"""Hidden size over layers where only the number of parameters is given: GPT-3 has 128, Llama-2-70B 102."""
+"""Hidden size over layers where only the number of parameters is given: GPT-3 has 128, Llama-2-70B
+102.
+"""
 HEAD_SIZE = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Sizes of a model. `kv_heads` below `heads` is grouped-query attention; `gated`: SwiGLU, RMS norm, no biases."""
+    """Sizes of a model.
+
+    `kv_heads` below `heads` is grouped-query attention; `gated`: SwiGLU, RMS norm, no biases.
+    """
 
     layers: int
     hidden: int
@@ -32,11 +38,22 @@ class Architecture:
     """True where the sizes were derived from a number of parameters."""
 
     def __post_init__(self) -> None:
-        sizes = (self.layers, self.hidden, self.heads, self.kv_heads, self.mlp_hidden, self.vocabulary)
+        sizes = (
+            self.layers,
+            self.hidden,
+            self.heads,
+            self.kv_heads,
+            self.mlp_hidden,
+            self.vocabulary,
+        )
         if min(sizes) < 1:
-            raise ValueError("layers, hidden size, heads, MLP size and vocabulary must be at least 1")
+            raise ValueError(
+                "layers, hidden size, heads, MLP size and vocabulary must be at least 1"
+            )
         if self.heads % self.kv_heads:
-            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
+            raise ValueError(
+                f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly"
+            )
 
     @property
     def head_size(self) -> float:
@@ -90,9 +107,11 @@ def known(name: str) -> Architecture:
 
 
 def assumed_from(parameters: float) -> Architecture:
-    """A plausible shape for so many parameters: 12Lh^2 with h = 128 L, plain heads of 128, MLP of 4h, 32,000 words.
+    """A plausible shape for so many parameters: 12Lh^2 with h = 128 L, plain heads of 128, MLP of
+    4h, 32,000 words.
 
-    Good for activations and KV cache to a factor of two or so; grouped-query attention is not assumed.
+    Good for activations and KV cache to a factor of two or so; grouped-query attention is not
+    assumed.
     """
     if not parameters > 0:
         raise ValueError("a model has more than 0 parameters")

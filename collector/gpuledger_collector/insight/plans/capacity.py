@@ -1,9 +1,11 @@
-"""Capacity of a pool for weeks to come: likely demand, capacity against wait by price, and how many GPUs to reserve.
+"""Capacity of a pool for weeks to come: likely demand, capacity against wait by price, and how many
+GPUs to reserve.
 
-Demand is forecast by the day, with the quantiles of `insight.forecast`, and spread over the hours as on the last days.
-Every quantile stands for an equal part of what may come, so an expected cost is the mean over the quantiles. The low
-and the high scenario follow one quantile on all days; reality changes from one to another, so totals are rarely so far
-off. Estimates, never a bill: a rate that is not known leaves its cost unknown.
+Demand is forecast by the day, with the quantiles of `insight.forecast`, and spread over the hours
+as on the last days. Every quantile stands for an equal part of what may come, so an expected cost
+is the mean over the quantiles. The low and the high scenario follow one quantile on all days;
+reality changes from one to another, so totals are rarely so far off. Estimates, never a bill: a
+rate that is not known leaves its cost unknown.
 """
 
 from __future__ import annotations
@@ -26,9 +28,13 @@ LOW, LIKELY, HIGH = (QUANTILES.index(quantile) for quantile in (0.1, 0.5, 0.9))
 MIN_DAYS = 24
 """Fewer known days give no band."""
 LEARNED_PART = 3
-"""A band is learned as far ahead as a third of the known days; beyond, it widens with the square root of time."""
+"""A band is learned as far ahead as a third of the known days; beyond, it widens with the square
+root of time.
+"""
 MIN_PERIODS, MAX_PERIODS = 3, 12
-"""Periods as long as a forecast, one after the other, that its back-test needs, and the latest ones that it uses."""
+"""Periods as long as a forecast, one after the other, that its back-test needs, and the latest ones
+that it uses.
+"""
 SHAPE_DAYS = 28
 SPANS = (7, 30, 90)
 """Days over which growth is told, behind and ahead."""
@@ -61,7 +67,8 @@ def band(quantiles: Floats) -> Band:
 class Backtest:
     """Past periods as long as a forecast, each forecast from the days before it.
 
-    `covered` is the share of days inside the band, `skill` is 1 - loss / loss of persistence; both None: unjudged.
+    `covered` is the share of days inside the band, `skill` is 1 - loss / loss of persistence; both
+    None: unjudged.
     """
 
     days: int
@@ -73,17 +80,28 @@ class Backtest:
         """What the back-test says, in words."""
         length = f"{plural(self.periods, 'period')} of {plural(self.days, 'day')}"
         if self.covered is None:
-            return f"unjudged: the past allows a back-test of {length}, and {MIN_PERIODS} are needed"
-        skill = "" if self.skill is None else f"; {abs(self.skill):.0%} {'better' if self.skill >= 0 else 'worse'}"
+            return (
+                f"unjudged: the past allows a back-test of {length}, and {MIN_PERIODS} are needed"
+            )
+        skill = (
+            ""
+            if self.skill is None
+            else f"; {abs(self.skill):.0%} {'better' if self.skill >= 0 else 'worse'}"
+        )
         skill += " than no change" if skill else ""
-        return f"judged on {length}: {self.covered:.0%} of the days were in the band (80 % is right){skill}"
+        return (
+            f"judged on {length}: {self.covered:.0%} of the days were in the band (80 % is"
+            f" right){skill}"
+        )
 
 
 @dataclass(frozen=True)
 class Horizon:
-    """Demand over `days` to come, and growth over as many days; None where the past is too short to know.
+    """Demand over `days` to come, and growth over as many days; None where the past is too short to
+    know.
 
-    `grown` compares the last week with the week that ended so many days earlier, `growth` the last week ahead with it.
+    `grown` compares the last week with the week that ended so many days earlier, `growth` the last
+    week ahead with it.
     """
 
     days: int
@@ -95,7 +113,9 @@ class Horizon:
 
 @dataclass(frozen=True)
 class Outlook:
-    """A pool, or a team in it: mean GPUs of the last week, and demand over the plan and the days of SPANS."""
+    """A pool, or a team in it: mean GPUs of the last week, and demand over the plan and the days of
+    SPANS.
+    """
 
     name: str
     gpus: float | None
@@ -116,11 +136,15 @@ def daily_means(hours: Series) -> Series:
     start_ms, table = _by_day(hours)
     known = np.isfinite(table)
     means = np.where(known, table, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
-    return Series(hours.name, start_ms, DAY_MS, np.where(known.mean(axis=1) >= COVERED, means, np.nan))
+    return Series(
+        hours.name, start_ms, DAY_MS, np.where(known.mean(axis=1) >= COVERED, means, np.nan)
+    )
 
 
 def hour_shapes(hours: Series) -> Floats:
-    """Return demand of the hours relative to the mean of their day, for the last known days (days, 24)."""
+    """Return demand of the hours relative to the mean of their day, for the last known days (days,
+    24).
+    """
     _, table = _by_day(hours)
     means = daily_means(hours).values
     usable = np.flatnonzero(np.isfinite(means) & (means > 0))[-SHAPE_DAYS:]
@@ -140,7 +164,9 @@ def day_levels(days: Series, reach: int, method: str = "analog") -> Floats:
 
 
 def judge(days: Series, reach: int) -> Backtest:
-    """Back-test the band on the last periods of `reach` days, each forecast from the days before it alone."""
+    """Back-test the band on the last periods of `reach` days, each forecast from the days before it
+    alone.
+    """
     inside, losses = [], []
     for origin in range(len(days.values) - reach, max(reach, MIN_DAYS) - 1, -reach):
         past, actual = days.until(origin), days.values[origin : origin + reach]
@@ -148,7 +174,10 @@ def judge(days: Series, reach: int) -> Backtest:
         if past.known < MIN_DAYS or not known.any():
             continue
         levels = day_levels(past, reach)
-        inside += list((levels[known, LOW] - 1e-9 <= actual[known]) & (actual[known] <= levels[known, HIGH] + 1e-9))
+        inside += list(
+            (levels[known, LOW] - 1e-9 <= actual[known])
+            & (actual[known] <= levels[known, HIGH] + 1e-9)
+        )
         pair = (levels, day_levels(past, reach, "persistence"))
         losses.append([quantile_loss(actual, values, np.asarray(QUANTILES)) for values in pair])
         if len(losses) == MAX_PERIODS:
@@ -156,11 +185,15 @@ def judge(days: Series, reach: int) -> Backtest:
     if len(losses) < MIN_PERIODS:
         return Backtest(reach, len(losses))
     own, naive = np.sum(losses, axis=0)
-    return Backtest(reach, len(losses), float(np.mean(inside)), float(1 - own / naive) if naive > 0 else None)
+    return Backtest(
+        reach, len(losses), float(np.mean(inside)), float(1 - own / naive) if naive > 0 else None
+    )
 
 
 def week_mean(days: Series, ago: int = 0) -> float | None:
-    """Return mean GPUs of the seven days that ended `ago` days before the last; None where most are unknown."""
+    """Return mean GPUs of the seven days that ended `ago` days before the last; None where most are
+    unknown.
+    """
     end = len(days.values) - ago
     week = days.values[max(0, end - WEEK) : max(0, end)]
     known = week[np.isfinite(week)]
@@ -184,7 +217,9 @@ def horizon(days: Series, reach: int, skipped: int = 0) -> Horizon:
 
 
 def ahead(days: Series, start_ms: int, end_ms: int) -> tuple[int, int]:
-    """Count the days after the last one that begin before `end_ms`, and those of them that begin before `start_ms`."""
+    """Count the days after the last one that begin before `end_ms`, and those of them that begin
+    before `start_ms`.
+    """
     first_ms = days.end_ms + DAY_MS
     return -((first_ms - end_ms) // DAY_MS), max(0, (start_ms - first_ms) // DAY_MS)
 
@@ -197,7 +232,9 @@ def outlook(days: Series, start_ms: int, end_ms: int) -> Outlook:
 
 @dataclass(frozen=True)
 class Scenarios:
-    """Hourly demand by scenario: `gpus[i, k]` on days at quantile QUANTILES[k]; a row stands for `weight` hours."""
+    """Hourly demand by scenario: `gpus[i, k]` on days at quantile QUANTILES[k]; a row stands for
+    `weight` hours.
+    """
 
     gpus: Floats
     weight: float
@@ -220,7 +257,9 @@ def scenarios(levels: Floats, shapes: Floats) -> Scenarios:
 
 @dataclass(frozen=True)
 class Rates:
-    """Money per GPU-hour by way of buying, None where not known, and interruptions of a spot GPU a day."""
+    """Money per GPU-hour by way of buying, None where not known, and interruptions of a spot GPU a
+    day.
+    """
 
     on_demand: float | None
     reserved: float | None
@@ -235,7 +274,9 @@ class Rates:
 
 @dataclass(frozen=True)
 class CapacityCost:
-    """What so many GPUs at most cost over the plan, and how many GPU-hours of demand wait (expected, low and high)."""
+    """What so many GPUs at most cost over the plan, and how many GPU-hours of demand wait
+    (expected, low and high).
+    """
 
     gpus: int
     wait: float
@@ -250,10 +291,15 @@ class CapacityCost:
 def cost_curve(demand: Scenarios, rates: Rates) -> list[CapacityCost]:
     """Return cost and wait of rising capacities.
 
-    Reserved GPUs are paid in every hour. On demand and on spot GPUs follow demand up to the capacity.
+    Reserved GPUs are paid in every hour. On demand and on spot GPUs follow demand up to the
+    capacity.
     """
     capacities = sorted(
-        {int(np.ceil(value)) for value in np.quantile(demand.gpus, CURVE_SHARES, method="higher") if value > 0}
+        {
+            int(np.ceil(value))
+            for value in np.quantile(demand.gpus, CURVE_SHARES, method="higher")
+            if value > 0
+        }
     )
     return [capacity_cost(demand, rates, capacity) for capacity in capacities]
 
@@ -282,9 +328,11 @@ def capacity_cost(demand: Scenarios, rates: Rates, capacity: int) -> CapacityCos
 
 @dataclass(frozen=True)
 class Reservation:
-    """The count of least expected cost, with the rest on demand, and what it loses if demand is low or high.
+    """The count of least expected cost, with the rest on demand, and what it loses if demand is low
+    or high.
 
-    `low` and `high` are the best counts for these scenarios; a regret is the cost of `gpus` above that of the best.
+    `low` and `high` are the best counts for these scenarios; a regret is the cost of `gpus` above
+    that of the best.
     """
 
     gpus: int
@@ -298,7 +346,8 @@ class Reservation:
 
 
 def reservation(demand: Scenarios, rates: Rates) -> Reservation | None:
-    """Return how many GPUs to reserve for the plan: the last one is wanted in enough hours to pay for all of them.
+    """Return how many GPUs to reserve for the plan: the last one is wanted in enough hours to pay
+    for all of them.
 
     None without both rates, or where time on demand costs nothing.
     """
@@ -312,13 +361,20 @@ def reservation(demand: Scenarios, rates: Rates) -> Reservation | None:
     best = newsvendor(demand.gpus.ravel(), break_even)
     paths = [demand.gpus[:, [quantile]] for quantile in (LOW, HIGH)]
     low, high = counts = [newsvendor(path.ravel(), break_even) for path in paths]
-    regrets = [max(0.0, money(path, best) - money(path, own)) for path, own in zip(paths, counts, strict=True)]
-    return Reservation(best, low, high, break_even, money(demand.gpus, best), money(demand.gpus, 0), *regrets)
+    regrets = [
+        max(0.0, money(path, best) - money(path, own))
+        for path, own in zip(paths, counts, strict=True)
+    ]
+    return Reservation(
+        best, low, high, break_even, money(demand.gpus, best), money(demand.gpus, 0), *regrets
+    )
 
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """What planners ask of a pool, over the days from `start_ms` on; `days` has the mean GPUs of each."""
+    """What planners ask of a pool, over the days from `start_ms` on; `days` has the mean GPUs of
+    each.
+    """
 
     start_ms: int
     days: Sequence[Band]
@@ -329,7 +385,9 @@ class CapacityPlan:
     reservation: Reservation | None
 
 
-def plan_capacity(hours: Series, teams: Sequence[Series], start_ms: int, end_ms: int, rates: Rates) -> CapacityPlan:
+def plan_capacity(
+    hours: Series, teams: Sequence[Series], start_ms: int, end_ms: int, rates: Rates
+) -> CapacityPlan:
     """Plan the capacity of a pool from its hourly demand, and that of its teams, largest first.
 
     Days that are known already are left out. Raises TooFewDays.
@@ -337,7 +395,8 @@ def plan_capacity(hours: Series, teams: Sequence[Series], start_ms: int, end_ms:
     days = daily_means(hours)
     if days.known < MIN_DAYS:
         raise TooFewDays(
-            f"{days.name!r} has {plural(days.known, 'known day')} of demand: a plan needs {MIN_DAYS} at least"
+            f"{days.name!r} has {plural(days.known, 'known day')} of demand: a plan needs"
+            f" {MIN_DAYS} at least"
         )
     reach, skipped = ahead(days, start_ms, end_ms)
     levels = day_levels(days, reach)[skipped:]

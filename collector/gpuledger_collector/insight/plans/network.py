@@ -1,17 +1,19 @@
 """Time of collectives, and the share of a training step that they and the pipeline's bubble take.
 
-A ring all-reduce of S bytes over n ranks sends 2 (n-1)/n S from each (Patarasuk and Yuan 2009), reduce-scatter and
-all-gather half of it each; a double binary tree sends 2 S in 2 log2 of the nodes (Sanders et al. 2009). Latencies are
-per hop as in NCCL's tuning. Bus bandwidth is bytes over time times 2 (n-1)/n, or (n-1)/n, as nccl-tests prints it: it
-can be compared with the link.
+A ring all-reduce of S bytes over n ranks sends 2 (n-1)/n S from each (Patarasuk and Yuan 2009),
+reduce-scatter and all-gather half of it each; a double binary tree sends 2 S in 2 log2 of the nodes
+(Sanders et al. 2009). Latencies are per hop as in NCCL's tuning. Bus bandwidth is bytes over time
+times 2 (n-1)/n, or (n-1)/n, as nccl-tests prints it: it can be compared with the link.
 
-A step: data parallelism all-reduces its gradients (ZeRO 0), or reduce-scatters them and all-gathers weights (1, 2: the
-same volume), or all-gathers weights twice and reduce-scatters for each micro-batch (3: half as much again; Rajbhandari
-et al. 2020, section 7). A tensor-parallel layer has two all-reduces forward and two backward (Shoeybi et al. 2019), two
-more when everything is recomputed. The bubble is (p-1)/(m v) of the work for m micro-batches and v chunks a GPU
-(Narayanan et al. 2021, section 2.2).
+A step: data parallelism all-reduces its gradients (ZeRO 0), or reduce-scatters them and all-gathers
+weights (1, 2: the same volume), or all-gathers weights twice and reduce-scatters for each
+micro-batch (3: half as much again; Rajbhandari et al. 2020, section 7). A tensor-parallel layer has
+two all-reduces forward and two backward (Shoeybi et al. 2019), two more when everything is
+recomputed. The bubble is (p-1)/(m v) of the work for m micro-batches and v chunks a GPU (Narayanan
+et al. 2021, section 2.2).
 
-Limits: no contention from others, no rail or switch oversubscription, no in-network reduction (SHARP, NVLS).
+Limits: no contention from others, no rail or switch oversubscription, no in-network reduction
+(SHARP, NVLS).
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ BACKWARD = 2 / 3
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """Links inside a node, one network adapter per GPU between nodes, and the share of both that is reached."""
+    """Links inside a node, one network adapter per GPU between nodes, and the share of both that is
+    reached.
+    """
 
     inside: Link
     between: Link
@@ -42,7 +46,9 @@ class Fabric:
 
     def __post_init__(self) -> None:
         if self.node_gpus < 1 or not 0 < self.efficiency <= 1:
-            raise ValueError("a node has at least 1 GPU, and the efficiency of links is a share above 0 to 1")
+            raise ValueError(
+                "a node has at least 1 GPU, and the efficiency of links is a share above 0 to 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,10 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective: `bus_bytes_per_second` can be compared with the link's. None: one rank sends nothing."""
+    """One collective: `bus_bytes_per_second` can be compared with the link's.
+
+    None: one rank sends nothing.
+    """
 
     kind: str
     algorithm: str
@@ -73,7 +82,8 @@ class Collective:
 class TrainingStep:
     """A training step: `micro_batches` of `micro_batch` sequences on each data-parallel rank.
 
-    `kernel_efficiency`: the share of the peak that arithmetic reaches while nothing waits; MFU comes out lower.
+    `kernel_efficiency`: the share of the peak that arithmetic reaches while nothing waits; MFU
+    comes out lower.
     """
 
     architecture: Architecture
@@ -99,7 +109,9 @@ class TrainingStep:
             or not self.parameters > 0
             or not 0 < self.kernel_efficiency <= 1
         ):
-            raise ValueError("sizes must be at least 1, and the kernel efficiency a share above 0 to 1")
+            raise ValueError(
+                "sizes must be at least 1, and the kernel efficiency a share above 0 to 1"
+            )
         require_layout(self.gpus, self.tensor, self.pipeline, self.zero, self.architecture)
         self.card.peak(self.precision)
 
@@ -122,7 +134,10 @@ class TrainingStep:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step's parts. `hidden_data_seconds`: data-parallel traffic that arithmetic can hide."""
+    """Seconds of a step's parts.
+
+    `hidden_data_seconds`: data-parallel traffic that arithmetic can hide.
+    """
 
     compute_seconds: float
     tensor_seconds: float
@@ -140,7 +155,11 @@ class StepTime:
     def serial_seconds(self) -> float:
         """The step with nothing overlapped."""
         return (
-            self.compute_seconds + self.tensor_seconds + self.pipeline_seconds + self.bubble_seconds + self.data_seconds
+            self.compute_seconds
+            + self.tensor_seconds
+            + self.pipeline_seconds
+            + self.bubble_seconds
+            + self.data_seconds
         )
 
     def share(self, seconds: float) -> float:
@@ -149,7 +168,9 @@ class StepTime:
 
 
 def bandwidth(fabric: Fabric, group: RankGroup) -> float:
-    """Bytes per second that each rank can send around a ring: the link, or its node's adapters where that is less."""
+    """Bytes per second that each rank can send around a ring: the link, or its node's adapters
+    where that is less.
+    """
     inside = fabric.inside.bytes_per_second
     if group.nodes == 1:
         return inside * fabric.efficiency
@@ -158,8 +179,12 @@ def bandwidth(fabric: Fabric, group: RankGroup) -> float:
     return (crossing if group.in_node == 1 else min(inside, crossing)) * fabric.efficiency
 
 
-def collective(kind: str, size_bytes: float, group: RankGroup, fabric: Fabric, algorithm: str = "ring") -> Collective:
-    """One collective over `size_bytes` (of the whole, before it is scattered or after it is gathered)."""
+def collective(
+    kind: str, size_bytes: float, group: RankGroup, fabric: Fabric, algorithm: str = "ring"
+) -> Collective:
+    """One collective over `size_bytes` (of the whole, before it is scattered or after it is
+    gathered).
+    """
     ranks, nodes = group.ranks, group.nodes
     if ranks == 1:
         return Collective(kind, algorithm, 0.0, None, None)
@@ -174,20 +199,29 @@ def collective(kind: str, size_bytes: float, group: RankGroup, fabric: Fabric, a
         sent = factor * size_bytes / speed
         crossing = passes * (nodes - 1)
         inner = passes * (ranks - 1) - crossing
-        latency = inner * fabric.inside.ring_hop_seconds + crossing * fabric.between.ring_hop_seconds
+        latency = (
+            inner * fabric.inside.ring_hop_seconds + crossing * fabric.between.ring_hop_seconds
+        )
     seconds = BASE_SECONDS + latency + sent
     return Collective(kind, algorithm, seconds, size_bytes / seconds, factor * size_bytes / seconds)
 
 
 def all_reduce(size_bytes: float, group: RankGroup, fabric: Fabric) -> Collective:
     """The faster of ring and tree, as NCCL chooses."""
-    both = (collective(ALL_REDUCE, size_bytes, group, fabric, algorithm) for algorithm in ("ring", "tree"))
+    both = (
+        collective(ALL_REDUCE, size_bytes, group, fabric, algorithm)
+        for algorithm in ("ring", "tree")
+    )
     return min(both, key=lambda result: result.seconds)
 
 
 def data_group(step: TrainingStep, fabric: Fabric) -> RankGroup:
-    """The data-parallel ranks: tensor-parallel ones lie closest together, so as many are left of a node as remain."""
-    return RankGroup(step.data_parallel, max(1, min(step.data_parallel, fabric.node_gpus // step.tensor)))
+    """The data-parallel ranks: tensor-parallel ones lie closest together, so as many are left of a
+    node as remain.
+    """
+    return RankGroup(
+        step.data_parallel, max(1, min(step.data_parallel, fabric.node_gpus // step.tensor))
+    )
 
 
 def bubble_share(pipeline: int, micro_batches: int, chunks: int = 1) -> float:
@@ -205,15 +239,23 @@ def step_time(step: TrainingStep, fabric: Fabric) -> StepTime:
         compute *= 4 / 3
     tensor = _tensor_seconds(step, fabric)
     data = _data_seconds(step, fabric)
-    # What can hide traffic: ZeRO 3 gathers in the forward pass as well; below ZeRO 2 gradients travel only with the
-    # last micro-batch.
-    reachable = compute * (1.0 if step.zero == 3 else BACKWARD) * (1.0 if step.zero >= 2 else 1 / step.micro_batches)
+    # What can hide traffic: ZeRO 3 gathers in the forward pass as well; below ZeRO 2 gradients
+    # travel only with the last micro-batch.
+    reachable = (
+        compute
+        * (1.0 if step.zero == 3 else BACKWARD)
+        * (1.0 if step.zero >= 2 else 1 / step.micro_batches)
+    )
     bubble = bubble_share(step.pipeline, step.micro_batches, step.chunks) * (compute + tensor)
-    return StepTime(compute, tensor, _pipeline_seconds(step, fabric), bubble, data, min(data, reachable))
+    return StepTime(
+        compute, tensor, _pipeline_seconds(step, fabric), bubble, data, min(data, reachable)
+    )
 
 
 def _boundary_bytes(step: TrainingStep) -> float:
-    return step.micro_batch * step.sequence * step.architecture.hidden * trained_bytes(step.precision)
+    return (
+        step.micro_batch * step.sequence * step.architecture.hidden * trained_bytes(step.precision)
+    )
 
 
 def _tensor_seconds(step: TrainingStep, fabric: Fabric) -> float:
@@ -228,9 +270,13 @@ def _tensor_seconds(step: TrainingStep, fabric: Fabric) -> float:
 def _pipeline_seconds(step: TrainingStep, fabric: Fabric) -> float:
     if step.pipeline == 1:
         return 0.0
-    # Tensor-parallel ranks are placed first, so stages share a node only if all of both fit into it.
+    # Tensor-parallel ranks are placed first, so stages share a node only if all of both fit into
+    # it.
     link = fabric.inside if step.tensor * step.pipeline <= fabric.node_gpus else fabric.between
-    transfer = _boundary_bytes(step) / step.tensor / (link.bytes_per_second * fabric.efficiency) + link.ring_hop_seconds
+    transfer = (
+        _boundary_bytes(step) / step.tensor / (link.bytes_per_second * fabric.efficiency)
+        + link.ring_hop_seconds
+    )
     return 2 * step.micro_batches * step.chunks * transfer
 
 

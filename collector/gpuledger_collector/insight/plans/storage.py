@@ -1,8 +1,10 @@
-"""Storage requirements: bytes per second of samples, bytes of a checkpoint and how fast they must be written.
+"""Storage requirements: bytes per second of samples, bytes of a checkpoint and how fast they must
+be written.
 
-A checkpoint holds what the optimizer needs to resume: fp32 weights and moments, and the weights as trained where those
-are narrower; no gradients. With Adam and bf16 that is 14 bytes a parameter (BLOOM 176B's are 2.3 TB; Workshop 2022).
-Limits: no file system's metadata, striping or cache; one full copy, whatever the number of ranks that write it.
+A checkpoint holds what the optimizer needs to resume: fp32 weights and moments, and the weights as
+trained where those are narrower; no gradients. With Adam and bf16 that is 14 bytes a parameter
+(BLOOM 176B's are 2.3 TB; Workshop 2022). Limits: no file system's metadata, striping or cache; one
+full copy, whatever the number of ranks that write it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from gpuledger_collector.insight.plans.memory import MOMENT_BYTES, TRAINING, req
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Data read and stored. `interval_seconds`: work between checkpoints; `stall`: share of wall time for them."""
+    """Data read and stored.
+
+    `interval_seconds`: work between checkpoints; `stall`: share of wall time for them.
+    """
 
     parameters: float
     samples_per_second: float
@@ -29,16 +34,27 @@ class Storage:
     def __post_init__(self) -> None:
         require("--precision of training", self.precision, TRAINING)
         require("--optimizer", self.optimizer, MOMENT_BYTES)
-        if not (self.parameters > 0 and self.samples_per_second > 0 and self.sample_bytes > 0 and self.kept > 0):
-            raise ValueError("parameters, samples, their bytes and the checkpoints to keep must be above 0")
+        if not (
+            self.parameters > 0
+            and self.samples_per_second > 0
+            and self.sample_bytes > 0
+            and self.kept > 0
+        ):
+            raise ValueError(
+                "parameters, samples, their bytes and the checkpoints to keep must be above 0"
+            )
         if not (self.interval_seconds > 0 and 0 < self.stall < 1 and self.dataset_bytes >= 0):
-            raise ValueError("the interval must be above 0, and the stall budget a share between 0 and 1")
+            raise ValueError(
+                "the interval must be above 0, and the stall budget a share between 0 and 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class StorageNeed:
-    """Bytes, and bytes per second. `write_bytes_per_second`: where the run waits for the write;
-    `background_bytes_per_second`: where it continues after a copy to host memory and the write has to end in time.
+    """Bytes, and bytes per second.
+
+    `write_bytes_per_second`: where the run waits for the write; `background_bytes_per_second`:
+    where it continues after a copy to host memory and the write has to end in time.
     `capacity_bytes`: dataset, the checkpoints that are kept and the one being written.
     """
 
@@ -59,7 +75,9 @@ def checkpoint_bytes(parameters: float, precision: str, optimizer: str) -> float
 
 
 def storage_need(asked: Storage) -> StorageNeed:
-    """A stall of d after t of work takes d / (t + d) of the wall, so a budget s leaves d = s t / (1 - s)."""
+    """A stall of d after t of work takes d / (t + d) of the wall, so a budget s leaves d = s t / (1
+    - s).
+    """
     size = checkpoint_bytes(asked.parameters, asked.precision, asked.optimizer)
     stall = asked.stall * asked.interval_seconds / (1.0 - asked.stall)
     return StorageNeed(

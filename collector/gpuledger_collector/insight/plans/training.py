@@ -1,14 +1,16 @@
 """Days and money of a training run, and what checkpoints and failures add.
 
-Arithmetic: 6 N operations a token for N parameters that take part (Kaplan et al. 2020; Hoffmann et al. 2022), and
-12 L h s for attention over s tokens (Chowdhery et al. 2022, appendix B, which counts the masked half too). Time is
-tokens x operations / (GPUs x peak x MFU): MFU is the share of the peak that these operations reach, so recomputation
-lowers it. Published ones: 0.21 GPT-3, 0.33 Gopher, 0.30 MT-NLG, 0.46 PaLM (there, table 3), 0.38 to 0.43 Llama 3.1
-405B on 8,192 and 16,384 H100 (Dubey et al. 2024, table 4).
+Arithmetic: 6 N operations a token for N parameters that take part (Kaplan et al. 2020; Hoffmann et
+al. 2022), and 12 L h s for attention over s tokens (Chowdhery et al. 2022, appendix B, which counts
+the masked half too). Time is tokens x operations / (GPUs x peak x MFU): MFU is the share of the
+peak that these operations reach, so recomputation lowers it. Published ones: 0.21 GPT-3, 0.33
+Gopher, 0.30 MT-NLG, 0.46 PaLM (there, table 3), 0.38 to 0.43 Llama 3.1 405B on 8,192 and 16,384
+H100 (Dubey et al. 2024, table 4).
 
-Failures: the job's time between failures is a GPU's over the number of GPUs. The best interval between checkpoints and
-the whole time with them are Daly 2006, equations 37 and 20; the first order of the interval is Young 1974's
-sqrt(2 checkpoint M). Limits: exponential failures, also while restarting; none is seen late; no spares to wait for.
+Failures: the job's time between failures is a GPU's over the number of GPUs. The best interval
+between checkpoints and the whole time with them are Daly 2006, equations 37 and 20; the first order
+of the interval is Young 1974's sqrt(2 checkpoint M). Limits: exponential failures, also while
+restarting; none is seen late; no spares to wait for.
 """
 
 from __future__ import annotations
@@ -24,18 +26,28 @@ from gpuledger_collector.insight.rates import GpuHourRate
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 MFU = (0.3, 0.4, 0.5)
-"""Low, expected, high where nothing was measured: large dense models on recent cards, from the tables above."""
+"""Low, expected, high where nothing was measured: large dense models on recent cards, from the
+tables above.
+"""
 GPU_MTBF_HOURS = 16384 * 54 * 24 / 419
-"""Dubey et al. 2024, section 3.3.4: 419 unexpected interruptions in 54 days of 16,384 H100, one in 50,677 GPU-hours."""
+"""Dubey et al.
+
+2024, section 3.3.4: 419 unexpected interruptions in 54 days of 16,384 H100, one in 50,677
+GPU-hours.
+"""
 TOKENS_PER_PARAMETER = 20
 """Compute-optimal tokens a parameter, roughly (Hoffmann et al. 2022, table 3)."""
 MAX_RESTART_SHARE = 10.0
-"""Time to restart over time between failures, beyond which a run makes no progress worth a number."""
+"""Time to restart over time between failures, beyond which a run makes no progress worth a number.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """Model, tokens and GPUs of a run. `parameters`: those that take part in each token. `mfu`: low, expected, high."""
+    """Model, tokens and GPUs of a run.
+
+    `parameters`: those that take part in each token. `mfu`: low, expected, high.
+    """
 
     architecture: Architecture
     parameters: float
@@ -51,7 +63,9 @@ class TrainingRun:
             raise ValueError("parameters, tokens, GPUs and the sequence must be above 0")
         low, expected, high = self.mfu
         if not 0 < low <= expected <= high <= 1:
-            raise ValueError(f"MFU is a share above 0 to 1, low to high, not {low:g}, {expected:g}, {high:g}")
+            raise ValueError(
+                f"MFU is a share above 0 to 1, low to high, not {low:g}, {expected:g}, {high:g}"
+            )
         self.card.peak(self.precision)
 
     @property
@@ -75,7 +89,10 @@ class TrainingRun:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How runs fail. `checkpoint_seconds`: pause for one checkpoint; `interval_seconds` None: the optimal interval."""
+    """How runs fail.
+
+    `checkpoint_seconds`: pause for one checkpoint; `interval_seconds` None: the optimal interval.
+    """
 
     gpu_mtbf_hours: float = GPU_MTBF_HOURS
     checkpoint_seconds: float = 60.0
@@ -83,15 +100,23 @@ class Failures:
     interval_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if not (self.gpu_mtbf_hours > 0 and self.checkpoint_seconds > 0 and self.restart_seconds >= 0):
-            raise ValueError("time between failures and of a checkpoint must be above 0, of a restart not below 0")
+        if not (
+            self.gpu_mtbf_hours > 0 and self.checkpoint_seconds > 0 and self.restart_seconds >= 0
+        ):
+            raise ValueError(
+                "time between failures and of a checkpoint must be above 0, of a restart not"
+                " below 0"
+            )
         if self.interval_seconds is not None and not self.interval_seconds > 0:
             raise ValueError("the interval between checkpoints must be above 0")
 
 
 @dataclass(frozen=True, slots=True)
 class FailureOverhead:
-    """Cost of checkpoints and failures. `wall_per_second`: wall time per second of work, at least 1."""
+    """Cost of checkpoints and failures.
+
+    `wall_per_second`: wall time per second of work, at least 1.
+    """
 
     mtbf_seconds: float
     interval_seconds: float
@@ -132,7 +157,8 @@ def daly_interval(checkpoint_seconds: float, mtbf_seconds: float) -> float:
     """Seconds of work between checkpoints, higher order (Daly 2006, equation 37)."""
     if checkpoint_seconds >= 2.0 * mtbf_seconds:
         return mtbf_seconds
-    # The series holds for checkpoints shorter than twice the time between failures; beyond, the interval is that time.
+    # The series holds for checkpoints shorter than twice the time between failures; beyond, the
+    # interval is that time.
     part = checkpoint_seconds / (2.0 * mtbf_seconds)
     first = young_interval(checkpoint_seconds, mtbf_seconds)
     return first * (1.0 + math.sqrt(part) / 3.0 + part / 9.0) - checkpoint_seconds
@@ -146,13 +172,23 @@ def overhead(failures: Failures, gpus: int) -> FailureOverhead:
     mtbf = failures.gpu_mtbf_hours * HOUR_S / gpus
     pause = failures.checkpoint_seconds
     interval = failures.interval_seconds or daly_interval(pause, mtbf)
-    # Beyond this the exponentials below grow without bound: the run would fail before its next checkpoint.
-    if failures.restart_seconds > MAX_RESTART_SHARE * mtbf or interval + pause > MAX_RESTART_SHARE * mtbf:
+    # Beyond this the exponentials below grow without bound: the run would fail before its next
+    # checkpoint.
+    if (
+        failures.restart_seconds > MAX_RESTART_SHARE * mtbf
+        or interval + pause > MAX_RESTART_SHARE * mtbf
+    ):
         raise ValueError(
-            f"{gpus} GPUs would fail every {mtbf:.3g} s, too often for checkpoints every {interval:.3g} s that take "
-            f"{pause:g} s and restarts of {failures.restart_seconds:g} s: the run would make no progress"
+            f"{gpus} GPUs would fail every {mtbf:.3g} s, too often for checkpoints every"
+            f" {interval:.3g} s that take {pause:g} s and restarts of {failures.restart_seconds:g}"
+            " s: the run would make no progress"
         )
-    wall = mtbf * math.exp(failures.restart_seconds / mtbf) * math.expm1((interval + pause) / mtbf) / interval
+    wall = (
+        mtbf
+        * math.exp(failures.restart_seconds / mtbf)
+        * math.expm1((interval + pause) / mtbf)
+        / interval
+    )
     return FailureOverhead(mtbf, interval, wall, pause / (interval + pause))
 
 
@@ -164,12 +200,16 @@ def outcomes(
     return high, expected, low
 
 
-def _outcome(run: TrainingRun, mfu: float, around: FailureOverhead, rate: GpuHourRate | None) -> TrainingEstimate:
+def _outcome(
+    run: TrainingRun, mfu: float, around: FailureOverhead, rate: GpuHourRate | None
+) -> TrainingEstimate:
     work = run.seconds(mfu)
     wall = work * around.wall_per_second
     gpu_hours = wall * run.gpus / HOUR_S
     cost = None if rate is None else money(gpu_hours, rate)
-    return TrainingEstimate(mfu, work, wall, gpu_hours, wall / around.mtbf_seconds, run.tokens / wall, cost)
+    return TrainingEstimate(
+        mfu, work, wall, gpu_hours, wall / around.mtbf_seconds, run.tokens / wall, cost
+    )
 
 
 def money(gpu_hours: float, rate: GpuHourRate) -> Decimal:

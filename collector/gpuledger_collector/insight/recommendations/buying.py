@@ -1,4 +1,6 @@
-"""The same GPUs purchased otherwise: spot for what can be restarted, reservations for steady demand."""
+"""The same GPUs purchased otherwise: spot for what can be restarted, reservations for steady
+demand.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ MIN_DEMAND_DAYS = 60
 
 @dataclass(frozen=True)
 class _SpotCandidate:
-    """A batch workload that says it is restartable, or (`tag` None) all those of a pool and model that do not say."""
+    """A batch workload that says it is restartable, or (`tag` None) all those of a pool and model
+    that do not say.
+    """
 
     holdings: Sequence[Holding]
     tag: str | None
@@ -56,7 +60,9 @@ def _spot_candidates(window: Window) -> Iterator[tuple[str, _SpotCandidate]]:
         interactive = is_interactive(holding.kind, holding.name, holding.tags)
         if rates is None or rates[0].purchase != "on_demand" or holding.serving or interactive:
             continue
-        tag = next((name for name in RESTARTABLE if holding.tags.get(name, "").lower() not in FALSE), None)
+        tag = next(
+            (name for name in RESTARTABLE if holding.tags.get(name, "").lower() not in FALSE), None
+        )
         if tag is None:
             untagged[holding.pool, holding.model].append(holding)
         else:
@@ -67,12 +73,17 @@ def _spot_candidates(window: Window) -> Iterator[tuple[str, _SpotCandidate]]:
             yield f"{pool}/{model}", _SpotCandidate(holdings, None, *rates)
 
 
-def _rates(window: Window, pool: str, model: str, purchase: str | None, cheaper: str) -> tuple[Price, Price] | None:
-    """Rates of two ways to purchase a model at the window's end, if the second is cheaper in the same currency.
+def _rates(
+    window: Window, pool: str, model: str, purchase: str | None, cheaper: str
+) -> tuple[Price, Price] | None:
+    """Rates of two ways to purchase a model at the window's end, if the second is cheaper in the
+    same currency.
 
     `purchase` None: as the price book decides.
     """
-    price, rate = (window.book.price_at(pool, model, "", window.end_ms - 1, way) for way in (purchase, cheaper))
+    price, rate = (
+        window.book.price_at(pool, model, "", window.end_ms - 1, way) for way in (purchase, cheaper)
+    )
     if price is None or rate is None or rate.currency != price.currency or rate.rate >= price.rate:
         return None
     return price, rate
@@ -84,11 +95,14 @@ def _spot_evidence(window: Window, candidate: _SpotCandidate) -> float:
     if candidate.tag is None:
         count = plural(len(candidate.holdings), "workload")
         raise InsufficientEvidence(
-            f"no tag {RESTARTABLE[0]} says whether {count} with {hours:.0f} GPU-hours can be restarted"
+            f"no tag {RESTARTABLE[0]} says whether {count} with {hours:.0f} GPU-hours can be"
+            " restarted"
         )
     (holding,) = candidate.holdings
     require_unprotected(holding)
-    require_observed(min(window.accelerators[interval.accelerator_id].seen for interval in holding.usage))
+    require_observed(
+        min(window.accelerators[interval.accelerator_id].seen for interval in holding.usage)
+    )
     return hours
 
 
@@ -98,13 +112,19 @@ def _propose_spot(candidate: _SpotCandidate, hours: float) -> Proposal:
     return holding_proposal(
         "spot",
         holding,
-        f"run {holding.name} on spot: it can be restarted (tag {candidate.tag}), at {rate.rate.normalize():f} instead "
-        f"of {price.rate.normalize():f} {rate.currency}",
-        [moved(holding, rate, round(PERMILLE * per_day / 24 * LOST_HOURS)) for per_day in INTERRUPTIONS_PER_DAY],
+        f"run {holding.name} on spot: it can be restarted (tag {candidate.tag}), at"
+        f" {rate.rate.normalize():f} instead of {price.rate.normalize():f} {rate.currency}",
+        [
+            moved(holding, rate, round(PERMILLE * per_day / 24 * LOST_HOURS))
+            for per_day in INTERRUPTIONS_PER_DAY
+        ],
         {
             "tag": candidate.tag,
             "gpu_hours": round(hours, 2),
-            "assumed": {"interruptions_a_day": INTERRUPTIONS_PER_DAY, "lost_hours_each": LOST_HOURS},
+            "assumed": {
+                "interruptions_a_day": INTERRUPTIONS_PER_DAY,
+                "lost_hours_each": LOST_HOURS,
+            },
             "guards": "the book's own spot rate of this model; never a flat discount",
         },
     )
@@ -137,16 +157,20 @@ def _hourly_gpus(window: Window, subject: _Reservable) -> tuple[float, Floats]:
     days = (window.end_ms - first_ms) / DAY_MS
     require_days(days, MIN_DEMAND_DAYS, "of demand ")
     require_observed(window.observed_share(subject.pool, subject.model))
-    # Every hour since the first demand, also those without any: an hour without demand still pays for a reservation.
+    # Every hour since the first demand, also those without any: an hour without demand still pays
+    # for a reservation.
     hours = range(first_ms - first_ms % HOUR_MS, window.end_ms - window.end_ms % HOUR_MS, HOUR_MS)
-    return days, np.array([subject.demand_ns.get(hour, 0) for hour in hours], dtype=float) / (GPU_MICRO * HOUR_MS)
+    return days, np.array([subject.demand_ns.get(hour, 0) for hour in hours], dtype=float) / (
+        GPU_MICRO * HOUR_MS
+    )
 
 
 def _propose_reservation(subject: _Reservable, demand: tuple[float, Floats]) -> Proposal | None:
     """The newsvendor optimum over measured demand, with its regret in a walk forward.
 
-    A reserved GPU costs its rate in every hour and saves the on-demand rate in the hours in which it is wanted, so the
-    best count is the quantile 1 - reserved rate / on-demand rate of hourly demand (break-even utilization).
+    A reserved GPU costs its rate in every hour and saves the on-demand rate in the hours in which
+    it is wanted, so the best count is the quantile 1 - reserved rate / on-demand rate of hourly
+    demand (break-even utilization).
     """
     days, gpus = demand
     rate = subject.reserved
@@ -154,22 +178,31 @@ def _propose_reservation(subject: _Reservable, demand: tuple[float, Floats]) -> 
     best = newsvendor(gpus, break_even)
     if not best:
         return None
-    # Judged on hours that the choice has not seen: chosen and judged on the same ones, every count looks right.
+    # Judged on hours that the choice has not seen: chosen and judged on the same ones, every count
+    # looks right.
     cut = len(gpus) * 2 // 3
     before, after = gpus[:cut], gpus[cut:]
     regret = cost(after, newsvendor(before, break_even), break_even)
     regret -= cost(after, newsvendor(after, break_even), break_even)
     p5, p50, p95 = (float(np.quantile(gpus, level)) for level in (0.05, 0.5, 0.95))
-    # Low: only what was wanted in nearly every hour, so that the reservation is used whatever comes.
+    # Low: only what was wanted in nearly every hour, so that the reservation is used whatever
+    # comes.
     safe = min(best, math.floor(p5))
     low, expected = (
-        Estimate(reservation=GpuReservation(subject.pool, subject.model, count, rate.rate, rate.currency, rate.id))
+        Estimate(
+            reservation=GpuReservation(
+                subject.pool, subject.model, count, rate.rate, rate.currency, rate.id
+            )
+        )
         for count in (safe, best)
     )
     return Proposal(
         kind="reserve",
         subject=f"{subject.pool}/{subject.model}",
-        text=f"reserve {best} {subject.model} for pool {subject.pool}: wanted more than {break_even:.0%} of the time",
+        text=(
+            f"reserve {best} {subject.model} for pool {subject.pool}: wanted more than"
+            f" {break_even:.0%} of the time"
+        ),
         low=low,
         expected=expected,
         high=expected,
@@ -184,7 +217,9 @@ def _propose_reservation(subject: _Reservable, demand: tuple[float, Floats]) -> 
             "safe": safe,
             "regret_on_demand_hours": round(regret, 2),
             "judged_hours": len(after),
-            "guards": "a model ages while it is reserved; regret: chosen on 2/3, judged on the rest",
+            "guards": (
+                "a model ages while it is reserved; regret: chosen on 2/3, judged on the rest"
+            ),
         },
     )
 
@@ -193,11 +228,14 @@ reserve = Signature("reserve", _reservable, _hourly_gpus, _propose_reservation)
 
 
 def newsvendor(gpus: Floats, break_even: float) -> int:
-    """Return the count of least cost: the largest that is wanted in at least `break_even` of the hours.
+    """Return the count of least cost: the largest that is wanted in at least `break_even` of the
+    hours.
 
-    Ties go to the smaller count (critical fractile of the newsvendor problem, Arrow, Harris and Marschak 1951).
+    Ties go to the smaller count (critical fractile of the newsvendor problem, Arrow, Harris and
+    Marschak 1951).
     """
-    # The cost is convex: the first GPU more that saves nothing is the first that none after it makes up for.
+    # The cost is convex: the first GPU more that saves nothing is the first that none after it
+    # makes up for.
     return bisect_left(
         range(math.ceil(float(gpus.max(initial=0.0)))),
         True,

@@ -10,7 +10,9 @@ from gpuledger_collector.accounting.money import MICRO
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
-    """Money per kilowatt-hour at the meter, and the power usage effectiveness (PUE) of the building, 1 or more."""
+    """Money per kilowatt-hour at the meter, and the power usage effectiveness (PUE) of the
+    building, 1 or more.
+    """
 
     rate: Decimal
     currency: str
@@ -18,7 +20,9 @@ class Tariff:
 
 
 def energy_micro(kwh: float | None, tariff: Tariff | None) -> int | None:
-    """Return micro-units for kilowatt-hours of GPUs: kWh x PUE x rate; None where either is unknown."""
+    """Return micro-units for kilowatt-hours of GPUs: kWh x PUE x rate; None where either is
+    unknown.
+    """
     if kwh is None or tariff is None:
         return None
     return round(Decimal(repr(kwh)) * tariff.pue * tariff.rate * MICRO)

@@ -1,6 +1,8 @@
-"""Evidence of a window: who held what for how long, the readings meanwhile, and how much of the time was observed.
+"""Evidence of a window: who held what for how long, the readings meanwhile, and how much of the
+time was observed.
 
-The `require_` functions are the guards: they raise InsufficientEvidence with the reason that is shown to people.
+The `require_` functions are the guards: they raise InsufficientEvidence with the reason that is
+shown to people.
 """
 
 from __future__ import annotations
@@ -16,8 +18,18 @@ from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.idle.kinds import FALSE, is_serving
 
 MIN_KNOWN = 0.95
-"""Share of the time that must be observed, and of the minutes that must carry a reading, before a proposal."""
-PROTECTED = ("warm_standby", "warm-standby", "standby", "debug", "reservation", "reserved_for", "keep")
+"""Share of the time that must be observed, and of the minutes that must carry a reading, before a
+proposal.
+"""
+PROTECTED = (
+    "warm_standby",
+    "warm-standby",
+    "standby",
+    "debug",
+    "reservation",
+    "reserved_for",
+    "keep",
+)
 """Tags that declare a holding as intentionally idle."""
 
 
@@ -40,7 +52,9 @@ class IntervalUsage:
 
 @dataclass(frozen=True, slots=True)
 class ReadingStats:
-    """Distribution of a reading over the minutes of a holding; `known` is the share of minutes that carry it, 0..1."""
+    """Distribution of a reading over the minutes of a holding; `known` is the share of minutes that
+    carry it, 0..1.
+    """
 
     known: float
     mean: float
@@ -52,7 +66,9 @@ class ReadingStats:
 
 @dataclass(frozen=True)
 class Holding:
-    """Usage of one kind of accelerator in one pool by a workload over the window; `workload_id` None: unallocated."""
+    """Usage of one kind of accelerator in one pool by a workload over the window; `workload_id`
+    None: unallocated.
+    """
 
     workload_id: int | None
     key: str
@@ -119,8 +135,8 @@ class ObservedAccelerator:
 class Window:
     """All evidence of a window; `free` is the unallocated time by pool and model.
 
-    `demand_ns` are GPU-nanoseconds held by pool and model and hour, over a longer past than the window. `imported`
-    counts the workloads that are known only as counts of GPUs.
+    `demand_ns` are GPU-nanoseconds held by pool and model and hour, over a longer past than the
+    window. `imported` counts the workloads that are known only as counts of GPUs.
     """
 
     start_ms: int
@@ -146,9 +162,14 @@ class Window:
         return hours - {interval.at_ms // HOUR_MS for interval in intervals if interval.held_ms}
 
     def observed_share(self, pool: str, model: str) -> float:
-        """Observed share of the accelerator of this kind that was observed least; 0 where there is none."""
+        """Observed share of the accelerator of this kind that was observed least; 0 where there is
+        none.
+        """
         kind = (pool, model)
-        return min((card.seen for card in self.accelerators.values() if (card.pool, card.model) == kind), default=0.0)
+        return min(
+            (card.seen for card in self.accelerators.values() if (card.pool, card.model) == kind),
+            default=0.0,
+        )
 
     @cached_property
     def _findings(self) -> Mapping[tuple[int | None, str, str], Sequence[Finding]]:
@@ -169,13 +190,17 @@ class Window:
 def require_unprotected(holding: Holding) -> None:
     """Guard: no tag declares the holding intentionally idle."""
     if holding.protected_by is not None:
-        raise InsufficientEvidence(f"{holding.key} is intentionally kept (tag {holding.protected_by})")
+        raise InsufficientEvidence(
+            f"{holding.key} is intentionally kept (tag {holding.protected_by})"
+        )
 
 
 def require_observed(share: float, what: str = "the accelerator observed least") -> None:
     """Guard: enough of the time was observed."""
     if share < MIN_KNOWN:
-        raise InsufficientEvidence(f"{what} was observed {share:.1%} of the time, {MIN_KNOWN:.0%} is needed")
+        raise InsufficientEvidence(
+            f"{what} was observed {share:.1%} of the time, {MIN_KNOWN:.0%} is needed"
+        )
 
 
 def require_days(known: float, needed: int, what: str = "") -> None:

@@ -1,7 +1,9 @@
-"""Data-sheet figures of GPU models that sizing compares: memory, dense 16-bit tensor throughput, bandwidth, MIG.
+"""Data-sheet figures of GPU models that sizing compares: memory, dense 16-bit tensor throughput,
+bandwidth, MIG.
 
-Sources: NVIDIA's data sheets of T4, V100, A10, L4, L40S, A100, H100 (SXM) and H200, dense figures without sparsity; MIG
-profiles of the MIG user guide (a slice has some of seven compute parts and some of eight memory parts).
+Sources: NVIDIA's data sheets of T4, V100, A10, L4, L40S, A100, H100 (SXM) and H200, dense figures
+without sparsity; MIG profiles of the MIG user guide (a slice has some of seven compute parts and
+some of eight memory parts).
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ GIB = 2.0**30
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """A model: memory in GiB, dense BF16 or FP16 teraflops, gigabytes per second. `word` is how its name is found."""
+    """A model: memory in GiB, dense BF16 or FP16 teraflops, gigabytes per second.
+
+    `word` is how its name is found.
+    """
 
     word: str
     memory_gib: int
@@ -35,7 +40,8 @@ GPU_SPECS = (
     GpuSpec("h200", 141, 989, 4800, mig=True),
 )
 MIG_SLICES = ((1, 1), (2, 2), (3, 4), (4, 4))
-"""Compute sevenths and memory eighths of the slices that are smaller than the GPU, smallest first."""
+"""Compute sevenths and memory eighths of the slices that are smaller than the GPU, smallest first.
+"""
 A100_SMALL_GIB = 40
 
 

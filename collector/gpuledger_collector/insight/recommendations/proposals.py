@@ -1,4 +1,6 @@
-"""Results of the signatures: proposals with the changes they would have made, and subjects that could not be judged."""
+"""Results of the signatures: proposals with the changes they would have made, and subjects that
+could not be judged.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """One end, or the middle, of an estimate: changes to the window's usage, and kWh where power was measured."""
+    """One end, or the middle, of an estimate: changes to the window's usage, and kWh where power
+    was measured.
+    """
 
     changes: Sequence[UsageChange] = ()
     reservation: GpuReservation | None = None
@@ -36,7 +40,10 @@ NOTHING = Estimate()
 
 @dataclass(frozen=True)
 class Proposal:
-    """A proposed change. `scope` selects the charges by which its saving is measured once it is accepted."""
+    """A proposed change.
+
+    `scope` selects the charges by which its saving is measured once it is accepted.
+    """
 
     kind: str
     subject: str

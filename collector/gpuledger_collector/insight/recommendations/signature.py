@@ -1,8 +1,9 @@
 """The stages of a signature, the same for every kind of recommendation.
 
-`eligible` lists the subjects that may get the recommendation. `evidence` returns what was measured of a subject, None
-where the recommendation does not apply, or raises InsufficientEvidence with the reason why it cannot be judged.
-`estimate` turns the evidence into a proposal, or None where nothing is to be gained.
+`eligible` lists the subjects that may get the recommendation. `evidence` returns what was measured
+of a subject, None where the recommendation does not apply, or raises InsufficientEvidence with the
+reason why it cannot be judged. `estimate` turns the evidence into a proposal, or None where nothing
+is to be gained.
 """
 
 from __future__ import annotations
@@ -63,11 +64,17 @@ def measure_subjects(
 
 def spare_time(holding: Holding, usages: Iterable[IntervalUsage], permille: int) -> Estimate:
     """Estimate that sets this part of the holding's time in these intervals free for others."""
-    return Estimate([UsageChange(u.accelerator_id, holding.workload_id, u.at_ms, 0, permille) for u in usages])
+    return Estimate(
+        [UsageChange(u.accelerator_id, holding.workload_id, u.at_ms, 0, permille) for u in usages]
+    )
 
 
 def holding_proposal(
-    kind: str, holding: Holding, text: str, estimates: Sequence[Estimate], evidence: dict[str, object]
+    kind: str,
+    holding: Holding,
+    text: str,
+    estimates: Sequence[Estimate],
+    evidence: dict[str, object],
 ) -> Proposal:
     """Proposal about one workload; `estimates` are low, expected and high."""
     low, expected, high = estimates

@@ -1,4 +1,6 @@
-"""A smaller GPU, a slice of one, or a shared one, from the measured memory and activity of single-GPU workloads."""
+"""A smaller GPU, a slice of one, or a shared one, from the measured memory and activity of
+single-GPU workloads.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from gpuledger_collector.insight.recommendations.evidence import (
     require_observed,
     require_unprotected,
 )
-from gpuledger_collector.insight.recommendations.gpu_specs import GIB, GPU_SPECS, MIG_SLICES, GpuSpec, gpu_spec
+from gpuledger_collector.insight.recommendations.gpu_specs import (
+    GIB,
+    GPU_SPECS,
+    MIG_SLICES,
+    GpuSpec,
+    gpu_spec,
+)
 from gpuledger_collector.insight.recommendations.proposals import NOTHING, Estimate, Proposal
 from gpuledger_collector.insight.recommendations.signature import (
     Judged,
@@ -33,7 +41,9 @@ from gpuledger_collector.insight.recommendations.signature import (
 MIN_HELD_MS = 24 * HOUR_MS
 """Peaks of memory and activity show only over a day or more."""
 MEMORY_SHARE, WORK_SHARE = 0.9, 0.8
-"""Shares of the smaller GPU's memory, and of its throughput or bandwidth, that the measured p99 may fill."""
+"""Shares of the smaller GPU's memory, and of its throughput or bandwidth, that the measured p99 may
+fill.
+"""
 MAX_SHARING = 4
 
 
@@ -71,7 +81,9 @@ def measure_sizing(_window: Window, holding: Holding) -> Sizing:
         raise InsufficientEvidence("shared GPU: cannot be measured alone")
     memory, activity = holding.reading("memory_used_bytes"), holding.activity()
     if memory is None or activity is None:
-        raise InsufficientEvidence(f"memory and activity are not read in {MIN_KNOWN:.0%} of its minutes")
+        raise InsufficientEvidence(
+            f"memory and activity are not read in {MIN_KNOWN:.0%} of its minutes"
+        )
     return Sizing(memory, activity, gpu_spec(holding.model))
 
 
@@ -87,8 +99,12 @@ def _measure_slice(window: Window, holding: Holding) -> tuple[Sizing, list[Inter
     return sizing, [interval for interval in holding.usage if interval.at_ms // HOUR_MS in full]
 
 
-def _propose_slice(holding: Holding, measured: tuple[Sizing, list[IntervalUsage]]) -> Proposal | None:
-    """The smallest MIG slice that holds p99 of memory and activity. It frees the rest, which saves no cash by itself.
+def _propose_slice(
+    holding: Holding, measured: tuple[Sizing, list[IntervalUsage]]
+) -> Proposal | None:
+    """The smallest MIG slice that holds p99 of memory and activity.
+
+    It frees the rest, which saves no cash by itself.
 
     Low: nobody uses the rest; expected: it has value in the hours in which no whole GPU was free.
     """
@@ -106,14 +122,15 @@ def _propose_slice(holding: Holding, measured: tuple[Sizing, list[IntervalUsage]
     sevenths, eighths = next(fits, (0, 0))
     if not sevenths:
         return None
-    # The larger share is what a slice takes of the board, as in rating; rounded up, so that no saving is overstated.
+    # The larger share is what a slice takes of the board, as in rating; rounded up, so that no
+    # saving is overstated.
     spare = PERMILLE - math.ceil(PERMILLE * max(sevenths / 7, eighths / 8))
     profile = f"{sevenths}g.{int(memory_gib * eighths / 8)}gb"
     return holding_proposal(
         "mig_slice",
         holding,
-        f"run {holding.name} on a {profile} slice: p99 of memory {memory.p99 / GIB:.1f} GiB, of activity "
-        f"{activity.p99:.0%}",
+        f"run {holding.name} on a {profile} slice: p99 of memory {memory.p99 / GIB:.1f} GiB, of"
+        f" activity {activity.p99:.0%}",
         (NOTHING, spare_time(holding, wanted, spare), spare_time(holding, holding.usage, spare)),
         {
             **sizing.facts(),
@@ -139,7 +156,8 @@ class _SmallerGpu:
 
 def _measure_smaller(window: Window, holding: Holding) -> _SmallerGpu | None:
     sizing = measure_sizing(window, holding)
-    # The rate at the end of the window: a proposal is about the future, not about prices that have ended.
+    # The rate at the end of the window: a proposal is about the future, not about prices that have
+    # ended.
     price = window.book.price_at(holding.pool, holding.model, "", window.end_ms - 1)
     # A smaller GPU saves money only where the larger one stops being paid for.
     if sizing.spec is None or price is None or price.purchase not in RENTED:
@@ -161,27 +179,41 @@ def _measure_smaller(window: Window, holding: Holding) -> _SmallerGpu | None:
         if tensor.p99 * sizing.spec.teraflops <= WORK_SHARE * spec.teraflops
         and dram.p99 * sizing.spec.bandwidth <= WORK_SHARE * spec.bandwidth
     ]
-    return _SmallerGpu(sizing, sizing.spec, *min(able, key=lambda pair: pair[1].rate)) if able else None
+    return (
+        _SmallerGpu(sizing, sizing.spec, *min(able, key=lambda pair: pair[1].rate))
+        if able
+        else None
+    )
 
 
 def _cheaper_rate(window: Window, pool: str, spec: GpuSpec, price: Price) -> Price | None:
     """Rate of another model in the price book, if it is cheaper and purchased alike."""
     rate = window.book.price_at(pool, spec.word.upper(), "", window.end_ms - 1, price.purchase)
-    if rate is None or spec.word not in rate.gpu_model.lower():  # the book may answer with a rate for any model
+    if (
+        rate is None or spec.word not in rate.gpu_model.lower()
+    ):  # the book may answer with a rate for any model
         return None
     return rate if rate.currency == price.currency and rate.rate < price.rate else None
 
 
 def _propose_smaller(holding: Holding, fit: _SmallerGpu) -> Proposal:
-    """The roofline is necessary, not sufficient: the range is from the slower of both bounds to no slowdown."""
-    bound = max(1.0, fit.spec.teraflops / fit.smaller.teraflops, fit.spec.bandwidth / fit.smaller.bandwidth)
+    """The roofline is necessary, not sufficient: the range is from the slower of both bounds to no
+    slowdown.
+    """
+    bound = max(
+        1.0, fit.spec.teraflops / fit.smaller.teraflops, fit.spec.bandwidth / fit.smaller.bandwidth
+    )
     return holding_proposal(
         "right_size",
         holding,
-        f"try {holding.name} on {fit.smaller.word.upper()}: p99 of memory {fit.sizing.memory.p99 / GIB:.1f} GiB fits, "
-        "and so do its throughput and bandwidth",
-        # A slower GPU is held for longer: low as slow as its worst bound, high as fast as before, expected in between.
-        [moved(holding, fit.rate, round((slow - 1) * PERMILLE)) for slow in (bound, math.sqrt(bound), 1.0)],
+        f"try {holding.name} on {fit.smaller.word.upper()}: p99 of memory"
+        f" {fit.sizing.memory.p99 / GIB:.1f} GiB fits, and so do its throughput and bandwidth",
+        # A slower GPU is held for longer: low as slow as its worst bound, high as fast as before,
+        # expected in between.
+        [
+            moved(holding, fit.rate, round((slow - 1) * PERMILLE))
+            for slow in (bound, math.sqrt(bound), 1.0)
+        ],
         {
             **fit.sizing.facts(),
             "from": fit.spec.word,
@@ -195,7 +227,12 @@ def _propose_smaller(holding: Holding, fit: _SmallerGpu) -> Proposal:
 def moved(holding: Holding, rate: Price, overhead_permille: int) -> Estimate:
     """Estimate of all usage at another rate, with so much more time."""
     to = dearer(rate, overhead_permille)
-    return Estimate([UsageChange(u.accelerator_id, holding.workload_id, u.at_ms, moved_to=to) for u in holding.usage])
+    return Estimate(
+        [
+            UsageChange(u.accelerator_id, holding.workload_id, u.at_ms, moved_to=to)
+            for u in holding.usage
+        ]
+    )
 
 
 right_size = Signature("right_size", single_gpu_holdings, _measure_smaller, _propose_smaller)
@@ -204,7 +241,8 @@ right_size = Signature("right_size", single_gpu_holdings, _measure_smaller, _pro
 def pack(window: Window) -> Judged:
     """Propose one GPU for two to four workloads of one pool, model and team.
 
-    They fit when p99 of each one's activity is at most 1/k of the GPU and the sum of p99 of memory fits.
+    They fit when p99 of each one's activity is at most 1/k of the GPU and the sum of p99 of memory
+    fits.
     """
     fit, gaps = measure_subjects("pack", window, single_gpu_holdings(window), measure_sizing)
     kinds: dict[tuple[str, str], list[tuple[Holding, Sizing]]] = defaultdict(list)
@@ -261,7 +299,10 @@ def _propose_packing(group: Sequence[tuple[Holding, Sizing]]) -> Proposal | None
     return Proposal(
         kind="pack",
         subject="+".join(sorted(holding.key for holding in holdings)),
-        text=f"run {', '.join(holding.name for holding in holdings)} on one {first.model} of pool {first.pool}",
+        text=(
+            f"run {', '.join(holding.name for holding in holdings)} on one {first.model} of pool"
+            f" {first.pool}"
+        ),
         low=NOTHING,
         expected=Estimate(changes),
         high=Estimate(changes),
@@ -272,6 +313,8 @@ def _propose_packing(group: Sequence[tuple[Holding, Sizing]]) -> Proposal | None
             "hours_together": len(changes),
             "activity_p99": [round(sizing.activity.p99, 4) for _, sizing in group],
             "memory_p99_bytes": [round(sizing.memory.p99) for _, sizing in group],
-            "guards": "one team only; a trial run shows whether they slow each other down (low: they do)",
+            "guards": (
+                "one team only; a trial run shows whether they slow each other down (low: they do)"
+            ),
         },
     )

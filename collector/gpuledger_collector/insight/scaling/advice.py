@@ -1,9 +1,10 @@
 """Capacity that a pool should hold now, as a number and a sentence.
 
-At the start of each day (UTC) the pool's own last four weeks are replayed with every candidate, as in the backtest. The
-advice is what the backtest's policy has at the last step: the day's setting, guarded by what it saved and spent in
-these weeks. It is never below current demand and is then held to the pool's limits. There is no advice when the demand
-is stale: a caller without an answer falls back to reacting.
+At the start of each day (UTC) the pool's own last four weeks are replayed with every candidate, as
+in the backtest. The advice is what the backtest's policy has at the last step: the day's setting,
+guarded by what it saved and spent in these weeks. It is never below current demand and is then held
+to the pool's limits. There is no advice when the demand is stale: a caller without an answer falls
+back to reacting.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ SHOWN = (0.5, 0.9, 0.98)
 
 @dataclass(frozen=True)
 class ScalingLimits:
-    """What a pool allows: GPUs at least and at most, GPUs of a node, and capacity as a multiple of demand.
+    """What a pool allows: GPUs at least and at most, GPUs of a node, and capacity as a multiple of
+    demand.
 
-    `warm_gpus` are kept free above the demand, `headroom` is the least share of demand kept above it. The target does
-    not fall for `cooldown_ms` after a change, nor below the highest wish of the last `stabilization_ms`. `money_gpus`
-    is the capacity that the money limit pays for.
+    `warm_gpus` are kept free above the demand, `headroom` is the least share of demand kept above
+    it. The target does not fall for `cooldown_ms` after a change, nor below the highest wish of the
+    last `stabilization_ms`. `money_gpus` is the capacity that the money limit pays for.
     """
 
     floor_gpus: float = 0.0
@@ -67,10 +69,13 @@ class PastTarget:
 
 @dataclass(frozen=True)
 class ScalingAdvice:
-    """Capacity to hold, and why. `demand_ahead` maps quantiles to the demand expected within the lead time.
+    """Capacity to hold, and why.
 
-    `mode` is predictive, reactive, or young (too little history to choose). `wanted_gpus` is the target of the chosen
-    setting before the limits, `reactive_gpus` that of the tuned reactive one. In mode reactive both are the same.
+    `demand_ahead` maps quantiles to the demand expected within the lead time.
+
+    `mode` is predictive, reactive, or young (too little history to choose). `wanted_gpus` is the
+    target of the chosen setting before the limits, `reactive_gpus` that of the tuned reactive one.
+    In mode reactive both are the same.
     """
 
     as_of_ms: int
@@ -97,9 +102,9 @@ def advise(
 ) -> ScalingAdvice | None:
     """Advise a pool with this demand; None when its last known value is older than three steps.
 
-    `held_gpus` is the pool's capacity now, needed for the step limits; the last target where it is not given. `past`
-    are the earlier targets, oldest first; `now_gpus` is the demand known since the last step ended. Raises ValueError
-    for a step that does not divide the day into 24 or more.
+    `held_gpus` is the pool's capacity now, needed for the step limits; the last target where it is
+    not given. `past` are the earlier targets, oldest first; `now_gpus` is the demand known since
+    the last step ended. Raises ValueError for a step that does not divide the day into 24 or more.
     """
     limits = limits or ScalingLimits()
     per_day = steps_per_day(series.step_ms)
@@ -116,20 +121,25 @@ def advise(
     delay = max(1, round(lead_ms / series.step_ms))
     today = as_of % DAY_MS // series.step_ms + 1
     choice = _choose(demand, known, delay, series.step_ms, limits, today)
-    # The demand of the step that has not ended yet may be above the last one, and must be served as well.
+    # The demand of the step that has not ended yet may be above the last one, and must be served as
+    # well.
     now = max(float(demand[-1]), now_gpus)
     rise = np.zeros(len(SHOWN))
     if len(demand) > 2 * per_day:
         rise = climate(demand, delay, per_day, np.asarray(SHOWN), len(demand) - 1)[-1]
     if held_gpus is None and past:
         held_gpus = past[-1].gpus
-    gpus, bound = _bounded(max(choice.wanted, now), now, limits, _TargetHistory(held_gpus, past, now_ms))
+    gpus, bound = _bounded(
+        max(choice.wanted, now), now, limits, _TargetHistory(held_gpus, past, now_ms)
+    )
     nodes = _nodes(gpus, limits)
     return ScalingAdvice(
         as_of_ms=as_of,
         valid_until_ms=as_of + max(lead_ms, series.step_ms),
         demand_now=now,
-        demand_ahead={quantile: now + float(extra) for quantile, extra in zip(SHOWN, rise, strict=True)},
+        demand_ahead={
+            quantile: now + float(extra) for quantile, extra in zip(SHOWN, rise, strict=True)
+        },
         desired_gpus=nodes * limits.node_gpus,
         desired_nodes=nodes,
         mode=choice.mode,
@@ -141,15 +151,22 @@ def advise(
 
 
 def steps_per_day(step_ms: int) -> int:
-    """Return the steps of a day. Raises ValueError unless the step divides the day into 24 or more."""
+    """Return the steps of a day.
+
+    Raises ValueError unless the step divides the day into 24 or more.
+    """
     if DAY_MS % step_ms or DAY_MS // step_ms < 24:
-        raise ValueError(f"a step of {step_ms / 1000:g} s does not divide the day into 24 or more steps")
+        raise ValueError(
+            f"a step of {step_ms / 1000:g} s does not divide the day into 24 or more steps"
+        )
     return DAY_MS // step_ms
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """The setting of today, its capacity now, that of the tuned reactive one, and what it would be without guard."""
+    """The setting of today, its capacity now, that of the tuned reactive one, and what it would be
+    without guard.
+    """
 
     mode: str
     setting: PolicySetting
@@ -158,16 +175,21 @@ class _Choice:
     unguarded: float
 
 
-def _choose(demand: Floats, known: Flags, delay: int, step_ms: int, limits: ScalingLimits, today: int) -> _Choice:
+def _choose(
+    demand: Floats, known: Flags, delay: int, step_ms: int, limits: ScalingLimits, today: int
+) -> _Choice:
     """Choose for the day of the last step; `today`: how many of the last steps are of that day."""
     per_day = DAY_MS // step_ms
     begun = len(demand) - today
     if begun < HISTORY_DAYS * per_day:
         wanted = float(demand[-1]) * (1 + YOUNG_HEADROOM)
-        return _Choice("young", PolicySetting("reactive", headroom=YOUNG_HEADROOM), wanted, wanted, wanted)
+        return _Choice(
+            "young", PolicySetting("reactive", headroom=YOUNG_HEADROOM), wanted, wanted, wanted
+        )
     # Complete days only, so that the selection is the same all day and its cached result is reused.
     days = slice(begun - min(begun // per_day, PAST_DAYS) * per_day, begun)
-    # Selecting takes seconds and much memory: one thread at a time, and the others get its cached result.
+    # Selecting takes seconds and much memory: one thread at a time, and the others get its cached
+    # result.
     with _SELECTING:
         plan = _plan_of_day(
             demand[days].tobytes(),
@@ -179,7 +201,10 @@ def _choose(demand: Floats, known: Flags, delay: int, step_ms: int, limits: Scal
             limits.predict,
         )
     replay = copy.deepcopy(plan.replay)
-    own, tuned = (request_since(setting, demand, delay, step_ms, begun) for setting in (plan.setting, plan.tuned))
+    own, tuned = (
+        request_since(setting, demand, delay, step_ms, begun)
+        for setting in (plan.setting, plan.tuned)
+    )
     for step in range(today):
         replay.step(
             float(demand[begun + step]),
@@ -188,7 +213,9 @@ def _choose(demand: Floats, known: Flags, delay: int, step_ms: int, limits: Scal
             known=bool(known[begun + step]),
         )
     mode = "predictive" if plan.setting.predictive else "reactive"
-    return _Choice(mode, plan.setting, float(replay.coming[0]), replay.reference_coming, float(own.keep[-1]))
+    return _Choice(
+        mode, plan.setting, float(replay.coming[0]), replay.reference_coming, float(own.keep[-1])
+    )
 
 
 _SELECTING = threading.Lock()
@@ -196,7 +223,9 @@ _SELECTING = threading.Lock()
 
 @dataclass(frozen=True)
 class _DayPlan:
-    """What whole days recommend for the next one: its setting, the tuned reactive one, and the replay up to it."""
+    """What whole days recommend for the next one: its setting, the tuned reactive one, and the
+    replay up to it.
+    """
 
     setting: PolicySetting
     tuned: PolicySetting
@@ -205,11 +234,19 @@ class _DayPlan:
 
 @lru_cache(maxsize=256)
 def _plan_of_day(
-    demand_bytes: bytes, known_bytes: bytes, delay: int, step_ms: int, node_gpus: float, cost_cap: float, predict: bool
+    demand_bytes: bytes,
+    known_bytes: bytes,
+    delay: int,
+    step_ms: int,
+    node_gpus: float,
+    cost_cap: float,
+    predict: bool,
 ) -> _DayPlan:
     demand, known = np.frombuffer(demand_bytes), np.frombuffer(known_bytes, dtype=np.bool_)
     days, rules = len(demand) * step_ms // DAY_MS, SelectionRules()
-    replay = CandidateReplay(demand, known, step_ms, delay, node_gpus, cost_cap, tuned_days=days, predict=predict)
+    replay = CandidateReplay(
+        demand, known, step_ms, delay, node_gpus, cost_cap, tuned_days=days, predict=predict
+    )
     chosen = replay.schedule(replay.predictive, rules, days + 1)
     _, state = replay.run([chosen[:days]], rules)
     settings = replay.candidates.settings
@@ -225,7 +262,10 @@ class _TargetHistory:
     now_ms: int
 
     def highest_wish(self, within_ms: int) -> float:
-        """Highest wish within a time up to now; 0 for none. A target kept up by the window itself is no wish."""
+        """Highest wish within a time up to now; 0 for none.
+
+        A target kept up by the window itself is no wish.
+        """
         ends = [target.at_ms for target in self.past[1:]] + [self.now_ms]
         return max(
             (
@@ -239,15 +279,19 @@ class _TargetHistory:
     def changed_ms(self) -> int:
         """When the current target came into force."""
         current = self.past[-1].gpus
-        # From the newest back: the first target of the latest run of equal ones brought it into force.
+        # From the newest back: the first target of the latest run of equal ones brought it into
+        # force.
         unchanged = itertools.takewhile(lambda target: target.gpus == current, reversed(self.past))
         return min(target.at_ms for target in unchanged)
 
 
-def _bounded(wanted: float, now: float, limits: ScalingLimits, history: _TargetHistory) -> tuple[float, str]:
+def _bounded(
+    wanted: float, now: float, limits: ScalingLimits, history: _TargetHistory
+) -> tuple[float, str]:
     """The wish inside the limits, and the limit that changed it ("" for none).
 
-    Current demand beats a step limit; the ceiling and the money limit, which people have set, beat everything.
+    Current demand beats a step limit; the ceiling and the money limit, which people have set, beat
+    everything.
     """
     gpus, bound = wanted, ""
 
@@ -262,11 +306,18 @@ def _bounded(wanted: float, now: float, limits: ScalingLimits, history: _TargetH
             gpus, bound = most, name
 
     # The order is the precedence: what comes later wins. Hard limits come last, money after all.
-    raise_to(now * (1 + limits.headroom) + limits.warm_gpus, "the warm pool" if limits.warm_gpus else "the headroom")
+    raise_to(
+        now * (1 + limits.headroom) + limits.warm_gpus,
+        "the warm pool" if limits.warm_gpus else "the headroom",
+    )
     raise_to(history.highest_wish(limits.stabilization_ms), "the stabilization window")
     if history.past and history.now_ms - history.changed_ms() < limits.cooldown_ms:
         raise_to(history.past[-1].gpus, "the cool-down")
-    if history.gpus is not None and limits.step_up_gpus is not None and gpus > history.gpus + limits.step_up_gpus:
+    if (
+        history.gpus is not None
+        and limits.step_up_gpus is not None
+        and gpus > history.gpus + limits.step_up_gpus
+    ):
         gpus, bound = max(history.gpus + limits.step_up_gpus, now), "the step limit up"
     if history.gpus is not None and limits.step_down_gpus is not None:
         raise_to(history.gpus - limits.step_down_gpus, "the step limit down")
@@ -286,19 +337,32 @@ def _nodes(gpus: float, limits: ScalingLimits) -> int:
 
 def _reason(choice: _Choice, now: float, bound: str, lead_ms: int, predict: bool) -> str:
     """One sentence for a person."""
-    lead, demand, wanted = f"{lead_ms / 60_000:g} min", f"{now:.1f}".removesuffix(".0"), choice.wanted
+    lead, demand, wanted = (
+        f"{lead_ms / 60_000:g} min",
+        f"{now:.1f}".removesuffix(".0"),
+        choice.wanted,
+    )
     setting, figures = choice.setting.sentence(), f"{wanted:.1f} GPUs while {demand} are wanted now"
     if choice.mode == "young":
-        sentence = f"less than {HISTORY_DAYS} days of history: demand of {demand} plus {YOUNG_HEADROOM:.0%} headroom"
+        sentence = (
+            f"less than {HISTORY_DAYS} days of history: demand of {demand} plus"
+            f" {YOUNG_HEADROOM:.0%} headroom"
+        )
     elif choice.mode == "reactive":
         why = "no forecast waited less lately than" if predict else "prediction is off:"
         sentence = f"{why} the tuned reactive setting ({setting}): {figures}"
     elif wanted < choice.unguarded - SAME_GPUS:
         sentence = f"the budget is spent, so the tuned reactive setting decides: {figures}"
     elif wanted > choice.unguarded + SAME_GPUS:
-        sentence = f"forecasts have saved too little wait to hold much less than the tuned reactive setting: {figures}"
+        sentence = (
+            "forecasts have saved too little wait to hold much less than the tuned reactive"
+            f" setting: {figures}"
+        )
     elif wanted > now:
-        sentence = f"{setting} asks for {wanted:.1f} GPUs over the next {lead} while {demand} are wanted now"
+        sentence = (
+            f"{setting} asks for {wanted:.1f} GPUs over the next {lead} while {demand} are"
+            " wanted now"
+        )
     else:
         sentence = f"no rise expected over the next {lead}: the {demand} GPUs that are wanted now"
     return sentence + (f"; {bound} of the pool decides" if bound else "")

@@ -1,15 +1,15 @@
 """How far demand may rise while ordered capacity is still on its way.
 
-For each step t the quantity of interest is rise[t] = max(demand[t+1 .. t+reach]) - demand[t]. Two estimators, both
-from the past alone and refitted once a day:
+For each step t the quantity of interest is rise[t] = max(demand[t+1 .. t+reach]) - demand[t]. Two
+estimators, both from the past alone and refitted once a day:
 
 * `climate`: the quantile of the rises at this hour of the last fourteen days;
-* `drift`: a linear model of the rise (what just happened, what followed at this hour one, two and seven days ago, the
-hour itself), with the quantile of its standardized errors; their scale is a linear model too, of the size of recent
-errors.
+* `drift`: a linear model of the rise (what just happened, what followed at this hour one, two and
+  seven days ago, the hour itself), with the quantile of its standardized errors; their scale is a
+  linear model too, of the size of recent errors.
 
-A linear model sees a daily ramp as well as boosted trees do, and is fitted in milliseconds, which lets every pool run
-its own backtest each day.
+A linear model sees a daily ramp as well as boosted trees do, and is fitted in milliseconds, which
+lets every pool run its own backtest each day.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ RIDGE = 1e-2
 
 
 def rises(demand: Floats, reach: int) -> Floats:
-    """Return the max of the next `reach` values minus now, NaN where that future is incomplete; may be negative."""
+    """Return the max of the next `reach` values minus now, NaN where that future is incomplete; may
+    be negative.
+    """
     count = len(demand)
     ahead = np.full(count, np.nan)
     if count > reach:
@@ -34,11 +36,14 @@ def rises(demand: Floats, reach: int) -> Floats:
 
 
 def climate(demand: Floats, reach: int, per_day: int, quantiles: Floats, start: int) -> Floats:
-    """Return expected extra GPUs (n, Q), at least 0: rises within an hour of this time on the last 14 days."""
+    """Return expected extra GPUs (n, Q), at least 0: rises within an hour of this time on the last
+    14 days.
+    """
     ahead = rises(demand, reach)
     out = np.zeros((len(demand), len(quantiles)))
     wide = max(1, per_day // 24)
-    # Quarters of an hour: the same window an instant later gives nearly the same quantiles, and costs as much.
+    # Quarters of an hour: the same window an instant later gives nearly the same quantiles, and
+    # costs as much.
     every = max(1, per_day // 96)
     for step in range(start, len(demand)):
         if step % every and step > start:
@@ -57,7 +62,9 @@ def climate(demand: Floats, reach: int, per_day: int, quantiles: Floats, start: 
 
 
 def features(demand: Floats, reach: int, per_day: int) -> Floats:
-    """Return the regressors of the drift model at the end of each step (n, F); row t uses nothing later than t."""
+    """Return the regressors of the drift model at the end of each step (n, F); row t uses nothing
+    later than t.
+    """
     count = len(demand)
     ahead = rises(demand, reach)
     wide = max(1, per_day // 96)
@@ -99,7 +106,9 @@ def drift(demand: Floats, reach: int, per_day: int, quantiles: Floats, start: in
     ahead = rises(demand, reach)
     out = np.zeros((count, len(quantiles)))
     for day in range(start, count, per_day):
-        end = day - reach  # the last rise known in full by the end of step day-1 is that of step day-1-reach
+        end = (
+            day - reach
+        )  # the last rise known in full by the end of step day-1 is that of step day-1-reach
         first = max(0, end - PAST_DAYS * per_day)
         if end - first < 2 * per_day:
             continue
@@ -110,20 +119,27 @@ def drift(demand: Floats, reach: int, per_day: int, quantiles: Floats, start: in
 
 def _fit_day(rows: Floats, ahead: Floats, now: Floats, quantiles: Floats) -> Floats:
     """Rises at each row of `now` (m, Q), fitted on the pairs (rows, ahead) of the past."""
-    # To one scale, so that a single ridge penalty fits every column; a constant column keeps its own.
+    # To one scale, so that a single ridge penalty fits every column; a constant column keeps its
+    # own.
     width = rows.std(axis=0)
     width[width < 1e-9] = 1.0
     rows, now = rows / width, now / width
     expected = _ridge(rows, ahead)
     errors = ahead - rows @ expected
     spread = _ridge(np.abs(rows), np.abs(errors))
-    # The model of the scale is linear and may go below zero; a fifth of the mean error is its floor.
+    # The model of the scale is linear and may go below zero; a fifth of the mean error is its
+    # floor.
     least = 0.2 * float(np.abs(errors).mean()) + 1e-9
     scale = np.maximum(np.abs(rows) @ spread, least)
     standard = np.quantile(errors / scale, quantiles)
-    return np.asarray((now @ expected)[:, None] + np.maximum(np.abs(now) @ spread, least)[:, None] * standard[None, :])
+    return np.asarray(
+        (now @ expected)[:, None]
+        + np.maximum(np.abs(now) @ spread, least)[:, None] * standard[None, :]
+    )
 
 
 def _ridge(rows: Floats, wanted: Floats) -> Floats:
     gram = rows.T @ rows / len(rows)
-    return np.asarray(np.linalg.solve(gram + RIDGE * np.eye(len(gram)), rows.T @ wanted / len(rows)))
+    return np.asarray(
+        np.linalg.solve(gram + RIDGE * np.eye(len(gram)), rows.T @ wanted / len(rows))
+    )

@@ -1,8 +1,9 @@
 """A pool's scaling terms, the decisions made under them, and the outcome of each decision.
 
-A pool without terms gets advice under the defaults. In mode `act`, which needs a floor, a ceiling and a money limit,
-each change of the target is sent to the pool's webhook once. A decision is judged when the time has passed in which it
-served: from the lead time after it was made until the next one serves.
+A pool without terms gets advice under the defaults. In mode `act`, which needs a floor, a ceiling
+and a money limit, each change of the target is sent to the pool's webhook once. A decision is
+judged when the time has passed in which it served: from the lead time after it was made until the
+next one serves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from decimal import Decimal
 import numpy as np
 
 from gpuledger_collector.insight.rates import GpuHourRate
-from gpuledger_collector.insight.scaling.advice import PastTarget, ScalingAdvice, ScalingLimits, advise
+from gpuledger_collector.insight.scaling.advice import (
+    PastTarget,
+    ScalingAdvice,
+    ScalingLimits,
+    advise,
+)
 from gpuledger_collector.insight.series import Floats, Series
 
 ADVICE, ACT = MODES = ("advice", "act")
@@ -30,7 +36,10 @@ class Unpriced(Exception):
 
 @dataclass(frozen=True)
 class ScalingTerms:
-    """What a pool allows. `money_per_hour` bounds capacity by its price; `webhook` is the name of a configured hook."""
+    """What a pool allows.
+
+    `money_per_hour` bounds capacity by its price; `webhook` is the name of a configured hook.
+    """
 
     pool: str
     limits: ScalingLimits = field(default_factory=ScalingLimits)
@@ -43,7 +52,9 @@ class ScalingTerms:
     def facts(self) -> dict[str, object]:
         """Everything but the pool's name, as JSON stores it."""
         facts = {name: getattr(self, name) for name in ("lead_ms", "mode", "currency", "webhook")}
-        limits = {name: value for name, value in asdict(self.limits).items() if name != "money_gpus"}
+        limits = {
+            name: value for name, value in asdict(self.limits).items() if name != "money_gpus"
+        }
         money = None if self.money_per_hour is None else f"{self.money_per_hour.normalize():f}"
         return {**facts, "limits": limits, "money_per_hour": money}
 
@@ -53,14 +64,25 @@ class ScalingTerms:
         rest = dict(facts)
         limits, money = rest.pop("limits"), rest.pop("money_per_hour")
         assert isinstance(limits, Mapping)
-        return cls(pool, ScalingLimits(**limits), money_per_hour=None if money is None else Decimal(str(money)), **rest)  # type: ignore[arg-type]
+        return cls(
+            pool,
+            ScalingLimits(**limits),
+            money_per_hour=None if money is None else Decimal(str(money)),
+            **rest,  # type: ignore[arg-type]
+        )
 
     def payable(self, rate: GpuHourRate | None) -> ScalingLimits:
-        """Return the limits with the capacity that the money limit pays for. Raises Unpriced without a rate for it."""
+        """Return the limits with the capacity that the money limit pays for.
+
+        Raises Unpriced without a rate for it.
+        """
         if self.money_per_hour is None:
             return self.limits
         if rate is None or rate.currency != self.currency:
-            raise Unpriced(f"the money limit cannot be applied: no single rate in {self.currency} in the price book")
+            raise Unpriced(
+                f"the money limit cannot be applied: no single rate in {self.currency} in the price"
+                " book"
+            )
         # A rate of zero: any capacity is paid for.
         if not rate.per_gpu_hour:
             return self.limits
@@ -71,7 +93,8 @@ class ScalingTerms:
 class PoolDemand:
     """A pool's demand. `now_gpus` is the demand known since the last step ended.
 
-    `unknown` says in a sentence why capacity cannot be decided, for example a queue that is not read any more.
+    `unknown` says in a sentence why capacity cannot be decided, for example a queue that is not
+    read any more.
     """
 
     series: Series
@@ -118,7 +141,8 @@ def decide(
 ) -> ScalingDecision | None:
     """Decide a pool's capacity now; None when its demand is stale or unknown.
 
-    A money limit that cannot be applied for want of a rate turns acting off, and the reason says so.
+    A money limit that cannot be applied for want of a rate turns acting off, and the reason says
+    so.
     """
     if isinstance(demand, Series):
         demand = PoolDemand(demand)
@@ -146,7 +170,9 @@ def decide(
     )
 
 
-def inputs_hash(series: Series, terms: ScalingTerms, rate: GpuHourRate | None, now_gpus: float = 0.0) -> str:
+def inputs_hash(
+    series: Series, terms: ScalingTerms, rate: GpuHourRate | None, now_gpus: float = 0.0
+) -> str:
     """Return the SHA-256 of the demand and the terms of a decision."""
     inputs = {
         "now_gpus": now_gpus,
@@ -175,10 +201,11 @@ class PendingOutcome:
 
 @dataclass(frozen=True)
 class DecisionOutcome:
-    """Result of a decision while it served, had it been followed, over the `known_ms` with known demand.
+    """Result of a decision while it served, had it been followed, over the `known_ms` with known
+    demand.
 
-    Demand, wait (demand above the target) and waste (target above demand) in GPU-seconds, and the same of the best
-    reactive setting.
+    Demand, wait (demand above the target) and waste (target above demand) in GPU-seconds, and the
+    same of the best reactive setting.
     """
 
     from_ms: int
@@ -191,10 +218,14 @@ class DecisionOutcome:
     reactive_waste_gpu_s: float
 
 
-def judge_decision(series: Series, from_ms: int, until_ms: int, desired: float, reactive: float) -> DecisionOutcome:
+def judge_decision(
+    series: Series, from_ms: int, until_ms: int, desired: float, reactive: float
+) -> DecisionOutcome:
     """Judge a target against the demand between two instants, as far as it is known."""
     at = series.start_ms + np.arange(len(series.values)) * series.step_ms
-    seconds = np.clip(np.minimum(at + series.step_ms, until_ms) - np.maximum(at, from_ms), 0, None) / 1000
+    seconds = (
+        np.clip(np.minimum(at + series.step_ms, until_ms) - np.maximum(at, from_ms), 0, None) / 1000
+    )
     known = np.isfinite(series.values) & (seconds > 0)
     demand, seconds = series.values[known], seconds[known]
 

@@ -15,13 +15,25 @@ from gpuledger_collector.insight.scaling.choice import (
     schedule,
     tuned_reactive,
 )
-from gpuledger_collector.insight.scaling.policies import headroom_unit, join_candidates, predictive, reactive
-from gpuledger_collector.insight.scaling.simulation import CapacityRequest, GuardedReplay, simulate, simulate_within
+from gpuledger_collector.insight.scaling.policies import (
+    headroom_unit,
+    join_candidates,
+    predictive,
+    reactive,
+)
+from gpuledger_collector.insight.scaling.simulation import (
+    CapacityRequest,
+    GuardedReplay,
+    simulate,
+    simulate_within,
+)
 from gpuledger_collector.insight.series import Flags, Floats, Ints
 
 
 class CandidateReplay:
-    """Every candidate on one demand, and the tuned reactive setting of its first `tuned_days` (`anchor`)."""
+    """Every candidate on one demand, and the tuned reactive setting of its first `tuned_days`
+    (`anchor`).
+    """
 
     def __init__(
         self,
@@ -35,7 +47,12 @@ class CandidateReplay:
         tuned_days: int = HISTORY_DAYS,
         predict: bool = True,
     ) -> None:
-        self.demand, self.known, self.step_ms, self.per_day = demand, known, step_ms, DAY_MS // step_ms
+        self.demand, self.known, self.step_ms, self.per_day = (
+            demand,
+            known,
+            step_ms,
+            DAY_MS // step_ms,
+        )
         self.delay, self.node, self.cap = delay, node_gpus, cost_cap
         self.first, self.warm = HISTORY_DAYS * self.per_day, SETTLE_DAYS * self.per_day
         self.level = float(demand[: tuned_days * self.per_day].mean())
@@ -45,14 +62,18 @@ class CandidateReplay:
         self.predictive = np.array([setting.predictive for setting in self.candidates.settings])
         self.capacity = self.simulate(self.candidates.target, self.candidates.keep)
         self.totals = daily_totals(demand, self.capacity, known, self.per_day)
-        self.anchor = tuned_reactive(self.totals.between(SETTLE_DAYS, tuned_days), self.candidates.settings, self.cap)
+        self.anchor = tuned_reactive(
+            self.totals.between(SETTLE_DAYS, tuned_days), self.candidates.settings, self.cap
+        )
 
     def simulate(self, target: Floats, keep: Floats) -> Floats:
         """Capacity of policies that nothing guards."""
         return simulate(self.demand, target, keep, self.delay, self.warm, self.node)
 
     def schedule(self, challengers: Flags, rules: SelectionRules, days: int | None = None) -> Ints:
-        """Return the candidate of each day: of the replayed ones, or of the first `days`, which may be one more."""
+        """Return the candidate of each day: of the replayed ones, or of the first `days`, which may
+        be one more.
+        """
         days = len(self.totals.demand) if days is None else days
         return schedule(self.totals, self.anchor, challengers, self.cap, rules, days)
 
@@ -60,10 +81,15 @@ class CandidateReplay:
         """Run schedules under guard: their capacity (n, K), and the state after the last step."""
         steps = np.arange(len(self.demand))
         columns = np.stack([chosen[steps // self.per_day] for chosen in schedules], axis=1)
-        target, keep = (table[steps[:, None], columns] for table in (self.candidates.target, self.candidates.keep))
+        target, keep = (
+            table[steps[:, None], columns]
+            for table in (self.candidates.target, self.candidates.keep)
+        )
         anchor = slice(self.anchor, self.anchor + 1)
         budget = rules.budget(self.cap, self.level, self.per_day)
-        replay = GuardedReplay(float(self.demand[self.warm - 1]), self.delay, self.node, budget, len(schedules))
+        replay = GuardedReplay(
+            float(self.demand[self.warm - 1]), self.delay, self.node, budget, len(schedules)
+        )
         capacity = simulate_within(
             self.demand,
             CapacityRequest(target, keep),

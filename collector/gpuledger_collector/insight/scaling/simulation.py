@@ -1,8 +1,9 @@
 """Outcome of a capacity policy: the loop by which every policy is judged.
 
-At the end of step t a policy has seen the demand up to t and states how many GPUs it wants. What is ordered then serves
-`delay` steps later and is counted from when it serves. What is released goes at once, youngest orders first, but a
-busy GPU is never taken. Many policies run side by side as columns, so a grid of hundreds costs little more than one.
+At the end of step t a policy has seen the demand up to t and states how many GPUs it wants. What is
+ordered then serves `delay` steps later and is counted from when it serves. What is released goes at
+once, youngest orders first, but a busy GPU is never taken. Many policies run side by side as
+columns, so a grid of hundreds costs little more than one.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from gpuledger_collector.insight.series import Flags, Floats, Ints
 
 EPSILON = 1e-9
 TOLERANCE = 0.1
-"""Kubernetes' horizontal autoscaler leaves capacity alone while utilization is within this ratio of its target."""
+"""Kubernetes' horizontal autoscaler leaves capacity alone while utilization is within this ratio of
+its target.
+"""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Over the judged part: GPU-hours of capacity, demand and wait (demand above capacity), and what starts felt.
+    """Over the judged part: GPU-hours of capacity, demand and wait (demand above capacity), and
+    what starts felt.
 
-    `wait_p95_s`: a start is an upward crossing of one more whole GPU of demand; it waits until capacity reaches it or
-    demand leaves it; this is the 95th percentile over all starts. `actions`: steps in which the capacity changed.
+    `wait_p95_s`: a start is an upward crossing of one more whole GPU of demand; it waits until
+    capacity reaches it or demand leaves it; this is the 95th percentile over all starts. `actions`:
+    steps in which the capacity changed.
     """
 
     capacity: float
@@ -38,7 +43,9 @@ class Outcome:
 
 
 class _Capacity:
-    """Serving capacity of K policies, and their orders by the step in which they serve, shape (delay, K)."""
+    """Serving capacity of K policies, and their orders by the step in which they serve, shape
+    (delay, K).
+    """
 
     def __init__(self, serving: Floats, delay: int) -> None:
         self.serving = serving
@@ -71,7 +78,9 @@ class _Capacity:
 
 
 def rolling_max(values: Floats, window: int) -> Floats:
-    """Return the largest of the last `window` values up to each row (axis 0), itself included; window >= 1."""
+    """Return the largest of the last `window` values up to each row (axis 0), itself included;
+    window >= 1.
+    """
     out = values.copy()
     reach = 1
     # Doubling: the maximum over a window takes log2(window) passes.
@@ -87,10 +96,12 @@ def rolling_max(values: Floats, window: int) -> Floats:
 def simulate(
     demand: Floats, target: Floats, keep: Floats, delay: int, start: int = 0, node_gpus: float = 0.0
 ) -> Floats:
-    """Return the capacity (n, K) of K policies over `demand` (n,), each stating `target` (n, K) GPUs after each step.
+    """Return the capacity (n, K) of K policies over `demand` (n,), each stating `target` (n, K)
+    GPUs after each step.
 
-    `keep` (n, K), at least `target`, is the capacity below which a policy does not release (its hold time). Before
-    `start` the capacity equals the demand. With `node_gpus` capacity comes in whole nodes.
+    `keep` (n, K), at least `target`, is the capacity below which a policy does not release (its
+    hold time). Before `start` the capacity equals the demand. With `node_gpus` capacity comes in
+    whole nodes.
     """
     target, keep = whole_nodes(target, node_gpus), whole_nodes(keep, node_gpus)
     held = whole_nodes(demand, node_gpus)
@@ -105,7 +116,9 @@ def simulate(
 
 @dataclass(frozen=True)
 class CapacityRequest:
-    """What policies state after each step, shape (n,) or (n, K): GPUs wanted, and kept when demand falls."""
+    """What policies state after each step, shape (n,) or (n, K): GPUs wanted, and kept when demand
+    falls.
+    """
 
     target: Floats
     keep: Floats
@@ -113,7 +126,8 @@ class CapacityRequest:
 
 @dataclass(frozen=True)
 class CapacityBudget:
-    """Spending limit: `cap` x demand, but not less than the reference costs nor more than `ratio` x that.
+    """Spending limit: `cap` x demand, but not less than the reference costs nor more than `ratio` x
+    that.
 
     `lent` GPU-steps more may be spent at first; they are repaid evenly over `lent_steps`.
     """
@@ -133,15 +147,21 @@ class CapacityBudget:
 
 
 class GuardedReplay:
-    """K policies step by step, each kept from waiting more than a reference policy and from spending too much.
+    """K policies step by step, each kept from waiting more than a reference policy and from
+    spending too much.
 
-    *No harm:* a policy may hold less than the reference only as far as the wait that it has saved pays for the worst
-    that can come of it before new orders serve. So at no step has it waited more than the reference, whatever demand
-    does. *No overspending:* once its budget is spent it orders no more than the reference.
+    *No harm:* a policy may hold less than the reference only as far as the wait that it has saved
+    pays for the worst that can come of it before new orders serve. So at no step has it waited more
+    than the reference, whatever demand does. *No overspending:* once its budget is spent it orders
+    no more than the reference.
     """
 
-    def __init__(self, held: float, delay: int, node_gpus: float, budget: CapacityBudget, count: int = 1) -> None:
-        self._ours, self._reference = (_Capacity(np.full(columns, held), delay) for columns in (count, 1))
+    def __init__(
+        self, held: float, delay: int, node_gpus: float, budget: CapacityBudget, count: int = 1
+    ) -> None:
+        self._ours, self._reference = (
+            _Capacity(np.full(columns, held), delay) for columns in (count, 1)
+        )
         self._delay, self._node, self._budget = delay, node_gpus, budget
         self._saved_wait, self._spent = np.zeros(count), np.zeros(count)
         self._demand = self._reference_spent = 0.0
@@ -165,7 +185,10 @@ class GuardedReplay:
         *,
         known: bool = True,
     ) -> Floats:
-        """Play one step; return the capacity that served in it. Without `own` requests all follow the reference."""
+        """Play one step; return the capacity that served in it.
+
+        Without `own` requests all follow the reference.
+        """
         theirs, ours = float(self._reference.advance()[0]), self._ours.advance()
         held = float(whole_nodes(np.asarray(demand), self._node))
         self._apply(self._reference, reference, held)
@@ -184,15 +207,22 @@ class GuardedReplay:
         return ours
 
     def _apply(self, fleet: _Capacity, request: tuple[Floats, Floats], held: float) -> None:
-        target, keep = (whole_nodes(np.broadcast_to(gpus, fleet.serving.shape), self._node) for gpus in request)
+        target, keep = (
+            whole_nodes(np.broadcast_to(gpus, fleet.serving.shape), self._node) for gpus in request
+        )
         fleet.apply(target, keep, held)
 
-    def _bounded(self, own: tuple[Floats, Floats], reference: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    def _bounded(
+        self, own: tuple[Floats, Floats], reference: tuple[Floats, Floats]
+    ) -> tuple[Floats, Floats]:
         """Target and keep within the budget, and not below what the saved wait allows."""
-        most = self._budget.most(self._demand, self._reference_spent) + self._budget.lent_at(self._steps)
+        most = self._budget.most(self._demand, self._reference_spent) + self._budget.lent_at(
+            self._steps
+        )
         paid = self._spent < most
         theirs, ours = self._reference.committed(), self._ours.committed()
-        # What is on its way cannot be hurried: the wait that it may cost already is set aside first.
+        # What is on its way cannot be hurried: the wait that it may cost already is set aside
+        # first.
         at_stake = np.maximum(theirs[:-1] - ours[:-1], 0.0).sum(axis=0)
         least = theirs[-1] - np.maximum(self._saved_wait - at_stake, 0.0) / self._delay
         target, keep = (
@@ -210,9 +240,11 @@ def simulate_within(
     known: Flags,
     span: tuple[int, int],
 ) -> Floats:
-    """Return the capacity (n, K) of guarded policies; in `span` (start, first) all follow the reference.
+    """Return the capacity (n, K) of guarded policies; in `span` (start, first) all follow the
+    reference.
 
-    `own` is of shape (n, K), `reference` of shape (n, 1). Before `start` the capacity equals the demand.
+    `own` is of shape (n, K), `reference` of shape (n, 1). Before `start` the capacity equals the
+    demand.
     """
     start, first = span
     capacity = np.repeat(demand[:, None], own.target.shape[1], axis=1)
@@ -227,11 +259,18 @@ def simulate_within(
 
 
 def simulate_autoscaler(
-    demand: Floats, utilization: float, window: int, delay: int, start: int = 0, node_gpus: float = 0.0
+    demand: Floats,
+    utilization: float,
+    window: int,
+    delay: int,
+    start: int = 0,
+    node_gpus: float = 0.0,
 ) -> Floats:
-    """Return the capacity (n,) of Kubernetes' horizontal autoscaler: ceil(capacity x utilization / target).
+    """Return the capacity (n,) of Kubernetes' horizontal autoscaler: ceil(capacity x utilization /
+    target).
 
-    The highest request of the last `window` steps is kept on the way down (its stabilization window).
+    The highest request of the last `window` steps is kept on the way down (its stabilization
+    window).
     """
     unit = node_gpus or 1.0
     held = whole_nodes(demand, unit)
@@ -241,17 +280,20 @@ def simulate_autoscaler(
     for step in range(start, len(demand)):
         capacity[step] = fleet.advance()[0]
         size = np.maximum(fleet.serving, unit)
-        # Utilization cannot exceed 1, so demand above capacity is invisible to it: it grows step by step, as the real
-        # one does.
+        # Utilization cannot exceed 1, so demand above capacity is invisible to it: it grows step by
+        # step, as the real one does.
         ratio = np.minimum(demand[step], size) / size / utilization
-        recent.append(np.where(np.abs(ratio - 1) <= TOLERANCE, size, whole_nodes(size * ratio, unit)))
+        recent.append(
+            np.where(np.abs(ratio - 1) <= TOLERANCE, size, whole_nodes(size * ratio, unit))
+        )
         fleet.apply(recent[-1], np.max(recent, axis=0), held[step])
     return capacity
 
 
 def whole_nodes(gpus: Floats, node_gpus: float) -> Floats:
     """Round GPUs up to whole nodes; unchanged for `node_gpus` 0."""
-    # A millionth of a node off, so that 8.000000001 GPUs of rounding noise do not order another node.
+    # A millionth of a node off, so that 8.000000001 GPUs of rounding noise do not order another
+    # node.
     return np.ceil(gpus / node_gpus - 1e-6) * node_gpus if node_gpus else gpus
 
 
@@ -278,7 +320,9 @@ def measure_outcome(demand: Floats, capacity: Floats, judged: Flags, step_ms: in
 
 
 def start_waits(demand: Floats, capacity: Floats, judged: Flags) -> Ints:
-    """Return the steps that each start waited: one entry per whole GPU by which demand rose, in time order."""
+    """Return the steps that each start waited: one entry per whole GPU by which demand rose, in
+    time order.
+    """
     wanted = np.ceil(demand - 1e-6)
     waits: list[Ints] = []
     for start in np.flatnonzero((np.diff(wanted) > 0) & judged[1:]) + 1:
@@ -290,6 +334,8 @@ def start_waits(demand: Floats, capacity: Floats, judged: Flags) -> Ints:
             waited += missing
             step += 1
             if step < len(demand):
-                missing &= (np.minimum(levels, demand[step]) > capacity[step] + 1e-6) & (levels <= wanted[step])
+                missing &= (np.minimum(levels, demand[step]) > capacity[step] + 1e-6) & (
+                    levels <= wanted[step]
+                )
         waits.append(waited)
     return np.concatenate(waits) if waits else np.empty(0, dtype=np.int64)

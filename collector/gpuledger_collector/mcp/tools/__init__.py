@@ -1,4 +1,7 @@
-"""The tools: one function a question, with flat scalar parameters. None writes, and none takes SQL."""
+"""The tools: one function a question, with flat scalar parameters.
+
+None writes, and none takes SQL.
+"""
 
 from __future__ import annotations
 
@@ -34,4 +37,7 @@ TOOLS: tuple[Callable[..., Any], ...] = (
     forecast_spend,
     forecast_demand,
 )
-"""In the order in which clients list them. The first parameter of each is the ledger, which no client gives."""
+"""In the order in which clients list them.
+
+The first parameter of each is the ledger, which no client gives.
+"""

@@ -1,4 +1,6 @@
-"""The chargeback behind an answer: rows by dimensions, narrowed by conditions, as this reader may see them."""
+"""The chargeback behind an answer: rows by dimensions, narrowed by conditions, as this reader may
+see them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ NO_ROWS = "the ledger has no usage for this period, these conditions and this to
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """Rows of the chargeback. `by`: the dimensions of their cells; those of conditions come last."""
+    """Rows of the chargeback.
+
+    `by`: the dimensions of their cells; those of conditions come last.
+    """
 
     by: tuple[str, ...]
     rows: Sequence[ReportRow]
@@ -57,18 +62,26 @@ def read(snapshot: Snapshot, period: Period, by: tuple[str, ...], where: Mapping
 def meets(keys: Sequence[str], by: Sequence[str], where: Mapping[str, str]) -> bool:
     """Whether the cells of a row meet every condition, by a name as it is or as answers show it."""
     cells = dict(zip(by, keys, strict=True))
-    return all(value in {cells[dimension], name(cells[dimension])} for dimension, value in where.items())
+    return all(
+        value in {cells[dimension], name(cells[dimension])} for dimension, value in where.items()
+    )
 
 
-def called(snapshot: Snapshot, by: Sequence[str], cells: Iterable[Sequence[str]]) -> Mapping[str, tuple[str, str]]:
-    """Name and user of the workloads in these cells, by key; nothing where rows are not by workload."""
+def called(
+    snapshot: Snapshot, by: Sequence[str], cells: Iterable[Sequence[str]]
+) -> Mapping[str, tuple[str, str]]:
+    """Name and user of the workloads in these cells, by key; nothing where rows are not by
+    workload.
+    """
     if "workload" not in by:
         return {}
     with snapshot.restricted() as connection:
         return workloads.names(connection, [keys[by.index("workload")] for keys in cells])
 
 
-def _notices(snapshot: Snapshot, period: Period, report: Report, has_capacity: bool) -> Sequence[str]:
+def _notices(
+    snapshot: Snapshot, period: Period, report: Report, has_capacity: bool
+) -> Sequence[str]:
     # Whoever sees one owner's part is told nothing of others' imports and disputes.
     if snapshot.ledger.reader.owner is not None:
         return () if has_capacity else (NO_INVENTORY,)

@@ -1,4 +1,6 @@
-"""Tools that compare two periods: by how much a bill changed, by price, volume and mix, and beside which events."""
+"""Tools that compare two periods: by how much a bill changed, by price, volume and mix, and beside
+which events.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +58,18 @@ BasePeriod = Annotated[
     str,
     Field(
         max_length=40,
-        description="Period to compare with; empty: the month, or as many days, right before, and of an unfinished "
-        "period its whole days with as many.",
+        description=(
+            "Period to compare with; empty: the month, or as many days, right before, and of an"
+            " unfinished period its whole days with as many."
+        ),
     ),
 ]
-BaseStart = Annotated[str, Field(max_length=40, description="First day to compare with, as 2026-09-01.")]
-BaseEnd = Annotated[str, Field(max_length=40, description="Day after the last one to compare with.")]
+BaseStart = Annotated[
+    str, Field(max_length=40, description="First day to compare with, as 2026-09-01.")
+]
+BaseEnd = Annotated[
+    str, Field(max_length=40, description="Day after the last one to compare with.")
+]
 MAX_EVENTS = 50
 ChangeStatus = Literal["new", "removed", "changed", "unchanged"]
 
@@ -74,7 +82,9 @@ class ChangeTotal(Model):
     after: Money
     change: Money
     by_price: Annotated[Money, Field(description="Later hours at the change of their price.")]
-    by_volume: Annotated[Money, Field(description="More or fewer hours at the earlier average price.")]
+    by_volume: Annotated[
+        Money, Field(description="More or fewer hours at the earlier average price.")
+    ]
     by_mix: Annotated[Money, Field(description="Hours moved to dearer or cheaper accelerators.")]
     hours_before: Quantity
     hours_after: Quantity
@@ -104,7 +114,8 @@ class Event(Model):
     at: Annotated[str | None, Field(description="RFC 3339, UTC.")]
     text: Annotated[str, Field(description="What is recorded; data, may quote names.")]
     amount: Annotated[
-        Money | None, Field(description=f"Of an anomaly: more than in the same hours before, {AT_LISTED_RATES}.")
+        Money | None,
+        Field(description=f"Of an anomaly: more than in the same hours before, {AT_LISTED_RATES}."),
     ] = None
 
 
@@ -158,7 +169,8 @@ def compare_periods(
 ) -> Answer[ChangeRow, ChangeTotal]:
     """By how much the direct cost changed between two periods, by group, largest change first.
 
-    Each change is split exactly into price, volume and mix. Periods of unequal length are compared as they are.
+    Each change is split exactly into price, volume and mix. Periods of unequal length are compared
+    as they are.
     """
     page, by, wanted = Page(limit, cursor), dimensions(group_by), conditions(where)
     with ledger.snapshot() as snapshot:
@@ -166,16 +178,24 @@ def compare_periods(
         if before is None:
             return _incomparable(snapshot, page, after)
         compared = _compare(snapshot, (before, after), by, wanted)
-        called = bills.called(snapshot, compared.by, (group.keys for group in page.of(compared.groups)))
+        called = bills.called(
+            snapshot, compared.by, (group.keys for group in page.of(compared.groups))
+        )
         return page.answer(
             compared.groups,
             lambda group: _row(group, names(compared.by, group.keys, called)),
             link=bills.link(snapshot, compared.after, by, wanted),
             evidence=snapshot.evidence(compared.after),
-            totals=[ChangeTotal(**_total(snapshot, compared, currency)) for currency in compared.hours],
+            totals=[
+                ChangeTotal(**_total(snapshot, compared, currency)) for currency in compared.hours
+            ],
             partial=_gap(snapshot, compared) or _left_out(snapshot, compared, (period, start, end)),
             empty=bills.NO_ROWS,
-            next_step="explain_change names workloads and what is recorded near the change" if compared.groups else "",
+            next_step=(
+                "explain_change names workloads and what is recorded near the change"
+                if compared.groups
+                else ""
+            ),
         )
 
 
@@ -188,14 +208,19 @@ def explain_change(
     base_start: BaseStart = "",
     base_end: BaseEnd = "",
     where: Annotated[
-        str, Field(max_length=TEXT_LENGTH, description="Whose, as team=vision; empty: all that this token sees.")
+        str,
+        Field(
+            max_length=TEXT_LENGTH,
+            description="Whose, as team=vision; empty: all that this token sees.",
+        ),
     ] = "",
     limit: Limit = LIMIT,
     cursor: Cursor = "",
 ) -> Answer[ChangeRow, ExplainedTotal]:
     """Why spending changed: workloads and models that moved it most, and recorded events near it.
 
-    Events are price changes, anomalies and corrections as recorded; that one of them caused the change is not claimed.
+    Events are price changes, anomalies and corrections as recorded; that one of them caused the
+    change is not claimed.
     """
     page, wanted = Page(limit, cursor), conditions(where)
     with ledger.snapshot() as snapshot:
@@ -203,7 +228,9 @@ def explain_change(
         if before is None:
             return _incomparable(snapshot, page, after)
         compared = _compare(snapshot, (before, after), ("workload", "model"), wanted)
-        called = bills.called(snapshot, compared.by, (group.keys for group in page.of(compared.groups)))
+        called = bills.called(
+            snapshot, compared.by, (group.keys for group in page.of(compared.groups))
+        )
         events = _events(snapshot, compared, wanted)
         return page.answer(
             compared.groups,
@@ -219,8 +246,11 @@ def explain_change(
         )
 
 
-def _spans(snapshot: Snapshot, own: tuple[str, str, str], base: tuple[str, str, str]) -> tuple[Days | None, Days]:
-    """The base and the period; None where one of them has no rated day: what is not known is not zero.
+def _spans(
+    snapshot: Snapshot, own: tuple[str, str, str], base: tuple[str, str, str]
+) -> tuple[Days | None, Days]:
+    """The base and the period; None where one of them has no rated day: what is not known is not
+    zero.
 
     Raises ValueError.
     """
@@ -230,9 +260,13 @@ def _spans(snapshot: Snapshot, own: tuple[str, str, str], base: tuple[str, str, 
     except ValueError as error:
         raise ValueError(f"base_period, base_start and base_end: {error}") from None
     if before is None:
-        usual = periods.compared(snapshot.connection, snapshot.calendar, after, snapshot.ledger.now_ms)
+        usual = periods.compared(
+            snapshot.connection, snapshot.calendar, after, snapshot.ledger.now_ms
+        )
         before, after = usual or (None, after)
-    known = all(span is not None and snapshot.evidence(span).coverage.days_rated for span in (before, after))
+    known = all(
+        span is not None and snapshot.evidence(span).coverage.days_rated for span in (before, after)
+    )
     return (before if known else None), after
 
 
@@ -251,8 +285,14 @@ def _incomparable(snapshot: Snapshot, page: Page, after: Days) -> Answer[Any, An
         lambda row: row,
         link=bills.link(snapshot, after, ("team",), {}),
         evidence=snapshot.evidence(after),
-        empty="there is nothing to compare: the ledger has no rated day in this period or in the one before",
-        next_step="describe_ledger says which months there are; base_period, or base_start and base_end, name another",
+        empty=(
+            "there is nothing to compare: the ledger has no rated day in this period or in the one"
+            " before"
+        ),
+        next_step=(
+            "describe_ledger says which months there are; base_period, or base_start and base_end,"
+            " name another"
+        ),
     )
 
 
@@ -277,7 +317,9 @@ def _compare(
         currency: (_hours(before.get(currency, ())), _hours(after.get(currency, ())))
         for currency in sorted({*before, *after})
     }
-    ordered = sorted(groups.values(), key=lambda sums: (-abs(sums.change), sums.currency, sums.keys))
+    ordered = sorted(
+        groups.values(), key=lambda sums: (-abs(sums.change), sums.currency, sums.keys)
+    )
     return _Comparison(every, *spans, ordered, hours)
 
 
@@ -297,12 +339,16 @@ def _spend(
         if keys is None or not bills.meets(keys, by, where):
             continue
         model = line.keys[by.index("model")]
-        spends[line.currency or ""].append(HolderSpend(keys, model, line.gpu_ns, line.cost_micro or 0))
+        spends[line.currency or ""].append(
+            HolderSpend(keys, model, line.gpu_ns, line.cost_micro or 0)
+        )
     return spends
 
 
 def _keys(line: ChargedLine, by: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The cells of a line as the chargeback shows them; None of usage without a price, which has no cost to compare."""
+    """The cells of a line as the chargeback shows them; None of usage without a price, which has no
+    cost to compare.
+    """
     keys = shown_keys(line, by)
     return None if keys[:1] == (UNPRICED,) and line.currency is None else keys
 
@@ -322,7 +368,9 @@ def _amounts(sums: _Sums) -> dict[str, Money]:
     parts = ("before", "after", "change", "price", "volume", "mix")
     labels = ("before", "after", "change", "by_price", "by_volume", "by_mix")
     amounts = (micro_money(getattr(sums, part), sums.currency) for part in parts)
-    return {label: amount for label, amount in zip(labels, amounts, strict=True) if amount is not None}
+    return {
+        label: amount for label, amount in zip(labels, amounts, strict=True) if amount is not None
+    }
 
 
 def _total(snapshot: Snapshot, compared: _Comparison, currency: str) -> dict[str, Any]:
@@ -351,14 +399,24 @@ def _gap(snapshot: Snapshot, compared: _Comparison) -> str:
 
 def _events(snapshot: Snapshot, compared: _Comparison, where: Mapping[str, str]) -> Sequence[Event]:
     """What is recorded in both periods, oldest first."""
-    ledger, both = snapshot.ledger, Days(compared.before.start_ms, max(compared.after.end_ms, compared.before.end_ms))
+    ledger, both = (
+        snapshot.ledger,
+        Days(compared.before.start_ms, max(compared.after.end_ms, compared.before.end_ms)),
+    )
     anomalies = list_findings(snapshot.connection, "anomaly", both, ledger.reader)
     with snapshot.restricted() as connection:
         lines = visible_lines(
-            connection, compared.after, tuple(where) or ("team",), ledger.reader.owner, separate_corrections=True
+            connection,
+            compared.after,
+            tuple(where) or ("team",),
+            ledger.reader.owner,
+            separate_corrections=True,
         )
     events = [(item.since_ms, _anomaly(item)) for item in anomalies.items if _matches(item, where)]
-    events += [(compared.after.start_ms, event) for event in _corrections(lines, tuple(where) or ("team",), where)]
+    events += [
+        (compared.after.start_ms, event)
+        for event in _corrections(lines, tuple(where) or ("team",), where)
+    ]
     if ledger.reader.owner is None:
         # The price book is the fleet's: what a viewer pays because of it is in `by_price`.
         events += [
@@ -370,7 +428,9 @@ def _events(snapshot: Snapshot, compared: _Comparison, where: Mapping[str, str])
 
 
 def _matches(finding: NamedFinding, where: Mapping[str, str]) -> bool:
-    """Whether an anomaly is of the owner that is asked about; what is no level of the tree does not exclude it."""
+    """Whether an anomaly is of the owner that is asked about; what is no level of the tree does not
+    exclude it.
+    """
     owner = {"team": finding.team, **finding.owner}
     return all(owner.get(dimension, value) == value for dimension, value in where.items())
 
@@ -385,7 +445,9 @@ def _anomaly(finding: NamedFinding) -> Event:
     )
 
 
-def _corrections(lines: Sequence[ChargedLine], by: tuple[str, ...], where: Mapping[str, str]) -> Iterable[Event]:
+def _corrections(
+    lines: Sequence[ChargedLine], by: tuple[str, ...], where: Mapping[str, str]
+) -> Iterable[Event]:
     sums: dict[tuple[str, str], int] = defaultdict(int)
     for line in lines:
         keys = shown_keys(line, by)
@@ -401,7 +463,12 @@ def _corrections(lines: Sequence[ChargedLine], by: tuple[str, ...], where: Mappi
 
 
 def _price(price: Price) -> Event:
-    place = ", ".join(filter(None, [name(price.gpu_model), name(price.pool) and f"pool {name(price.pool)}"])) or "any"
+    place = (
+        ", ".join(
+            filter(None, [name(price.gpu_model), name(price.pool) and f"pool {name(price.pool)}"])
+        )
+        or "any"
+    )
     rate = f"{price.rate:f} {price.currency} per GPU-hour ({price.purchase})"
     return Event(
         kind="price",

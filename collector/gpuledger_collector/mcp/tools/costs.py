@@ -1,4 +1,6 @@
-"""Tools about a period's cost: what was spent, what of it was wasted, and one number for efficiency."""
+"""Tools about a period's cost: what was spent, what of it was wasted, and one number for
+efficiency.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,10 @@ UNPRICED = "`gpuledger prices set` gives these hours a price; until then their c
 Names = Annotated[
     dict[str, str],
     Field(
-        description="Names by dimension, as users chose them; those in parentheses are the ledger's own rows. With a "
-        "workload also workload_name and workload_user."
+        description=(
+            "Names by dimension, as users chose them; those in parentheses are the ledger's own"
+            " rows. With a workload also workload_name and workload_user."
+        )
     ),
 ]
 
@@ -73,7 +77,9 @@ class CostRow(Costs):
     names: Names
     state: Annotated[str, Field(description="held, or why nobody held it.")]
     billed: Annotated[bool | None, Field(description="Whether an owner pays it.")]
-    correction_of: Annotated[str, Field(description="Closed month that this row corrects; empty: none.")]
+    correction_of: Annotated[
+        str, Field(description="Closed month that this row corrects; empty: none.")
+    ]
 
 
 class WasteTotal(Model):
@@ -86,7 +92,9 @@ class WasteTotal(Model):
     unallocated: Money | None = None
     stranded: Annotated[Money | None, Field(description="Outside every MIG slice.")] = None
     commitment_unused: Money | None = None
-    unknown: Annotated[Quantity | None, Field(description="Time of which nobody knows what it did; not counted.")]
+    unknown: Annotated[
+        Quantity | None, Field(description="Time of which nobody knows what it did; not counted.")
+    ]
 
 
 class WasteRow(Model):
@@ -106,12 +114,19 @@ class EfficiencyTotal(Model):
 
     currency: str
     efficiency: Annotated[
-        str | None, Field(description="0 to 1: cost_used / cost_allocated; null where activity is unknown.")
+        str | None,
+        Field(description="0 to 1: cost_used / cost_allocated; null where activity is unknown."),
     ]
     cost_used: Money | None
     cost_allocated: Money | None
     is_exact: Annotated[
-        bool, Field(description="False: of some time the activity is unknown; held, it counts as used, else as unused.")
+        bool,
+        Field(
+            description=(
+                "False: of some time the activity is unknown; held, it counts as used, else as"
+                " unused."
+            )
+        ),
     ]
     unknown: Annotated[Quantity | None, Field(description="That time.")]
 
@@ -178,7 +193,10 @@ def _cost_row(row: ReportRow, cells: dict[str, str]) -> CostRow:
 
 def _next_step(rows: Sequence[ReportRow], dimension: str) -> str:
     if not rows:
-        return f"describe_ledger says which months there are; list_values(dimension={dimension.split(',')[0]}) names"
+        return (
+            "describe_ledger says which months there are;"
+            f" list_values(dimension={dimension.split(',')[0]}) names"
+        )
     if any(row.currency is None for row in rows):
         return UNPRICED
     return ""
@@ -192,14 +210,20 @@ def get_gpu_waste(
     group_by: GroupBy = "team",
     where: Where = "",
     min_waste: Annotated[
-        str, Field(max_length=20, description="Rows of at least this amount, as 100 or 99.50, in their currency.")
+        str,
+        Field(
+            max_length=20,
+            description="Rows of at least this amount, as 100 or 99.50, in their currency.",
+        ),
     ] = "",
     limit: Limit = LIMIT,
     cursor: Cursor = "",
 ) -> Answer[WasteRow, WasteTotal]:
-    """What was paid for and did nothing, most first: idle while held, unallocated, stranded, unused commitments.
+    """What was paid for and did nothing, most first: idle while held, unallocated, stranded, unused
+    commitments.
 
-    Idle is time without activity as the agent measures it; time of unknown activity is not counted and is named.
+    Idle is time without activity as the agent measures it; time of unknown activity is not counted
+    and is named.
     """
     page, by, wanted = Page(limit, cursor), dimensions(group_by), conditions(where)
     least = _amount(min_waste) if min_waste else 1
@@ -217,9 +241,11 @@ def get_gpu_waste(
             totals=[_waste_total(waste) for waste in bill.waste],
             notices=bill.notices,
             empty=bills.NO_ROWS if not bill.rows else "no waste of that size is known here",
-            next_step="list_idle_gpus shows what is idle now; get_rightsizing shows what to do about it"
-            if rows
-            else "",
+            next_step=(
+                "list_idle_gpus shows what is idle now; get_rightsizing shows what to do about it"
+                if rows
+                else ""
+            ),
         )
 
 
@@ -265,9 +291,11 @@ def get_efficiency(
     limit: Limit = LIMIT,
     cursor: Cursor = "",
 ) -> Answer[EfficiencyRow, EfficiencyTotal]:
-    """One number for efficiency: the cost of used time over the cost of allocated time, dearest first.
+    """One number for efficiency: the cost of used time over the cost of allocated time, dearest
+    first.
 
-    The total also holds what nobody held, so it is the efficiency of the fleet; both parts of each ratio are given.
+    The total also holds what nobody held, so it is the efficiency of the fleet; both parts of each
+    ratio are given.
     """
     page, by, wanted = Page(limit, cursor), dimensions(group_by), conditions(where)
     with ledger.snapshot() as snapshot:
@@ -285,23 +313,39 @@ def get_efficiency(
             link=bills.link(snapshot, span, by, wanted),
             evidence=snapshot.evidence(span),
             totals=[
-                EfficiencyTotal(**_efficiency(currency, [row for row in priced if row.currency == currency]))
+                EfficiencyTotal(
+                    **_efficiency(currency, [row for row in priced if row.currency == currency])
+                )
                 for currency in dict.fromkeys(row.currency or "" for row in priced)
             ],
             notices=bill.notices,
-            empty=bills.NO_ROWS if not bill.rows else "nothing here has a price, so there is no cost to compare",
+            empty=(
+                bills.NO_ROWS
+                if not bill.rows
+                else "nothing here has a price, so there is no cost to compare"
+            ),
             next_step=_next_step(bill.rows, group_by),
         )
 
 
 def _efficiency(currency: str, rows: Sequence[ReportRow]) -> dict[str, Any]:
-    """Held time less its idle part, of the whole cost; held time of unknown activity counts as used."""
+    """Held time less its idle part, of the whole cost; held time of unknown activity counts as
+    used.
+    """
     allocated = sum_known(row.effective_minor for row in rows)
     held = [row for row in rows if row.state == HELD and row.effective_minor is not None]
     is_unknown = all(row.waste_minor is None for row in held) and bool(held)
-    used = None if is_unknown else sum((row.effective_minor or 0) - (row.waste_minor or 0) for row in held)
+    used = (
+        None
+        if is_unknown
+        else sum((row.effective_minor or 0) - (row.waste_minor or 0) for row in held)
+    )
     # A correction takes back or adds time of an earlier month: none of it is time of this one.
-    unknown_ns = sum(row.gpu_ns if row.state == UNOBSERVED else row.unknown_ns for row in rows if not row.correction_of)
+    unknown_ns = sum(
+        row.gpu_ns if row.state == UNOBSERVED else row.unknown_ns
+        for row in rows
+        if not row.correction_of
+    )
     return {
         "currency": currency,
         "efficiency": None if used is None or allocated is None else ratio(used, allocated),

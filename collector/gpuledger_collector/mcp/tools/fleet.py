@@ -1,4 +1,6 @@
-"""Tools about what the ledger holds and the accelerators in it: facts, names, usage, idle ones, and what to do."""
+"""Tools about what the ledger holds and the accelerators in it: facts, names, usage, idle ones, and
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,15 @@ from gpuledger_collector.mcp.answers import (
 )
 from gpuledger_collector.mcp.ledger import Ledger, Page, Refused, instant
 from gpuledger_collector.mcp.tools import bills
-from gpuledger_collector.mcp.tools.parameters import LIMIT, TEXT_LENGTH, Cursor, End, Limit, Period, Start
+from gpuledger_collector.mcp.tools.parameters import (
+    LIMIT,
+    TEXT_LENGTH,
+    Cursor,
+    End,
+    Limit,
+    Period,
+    Start,
+)
 from gpuledger_collector.services.chargeback import visible_lines
 from gpuledger_collector.services.findings import list_findings
 from gpuledger_collector.storage.billing import periods as closed_periods
@@ -53,11 +63,21 @@ class LedgerFacts(Model):
     now: Annotated[str, Field(description="RFC 3339, UTC.")]
     today: Annotated[str, Field(description="Date in the zone of the bill.")]
     zone: str
-    rated_until: Annotated[str | None, Field(description="Charges of this month are known up to here.")]
+    rated_until: Annotated[
+        str | None, Field(description="Charges of this month are known up to here.")
+    ]
     reader: Annotated[str, Field(description="Whose token this is.")]
-    sees: Annotated[dict[str, str], Field(description="The owner whose rows this token sees; empty: the whole fleet.")]
-    dimensions: Annotated[Sequence[str], Field(description="What group_by, where and list_values take.")]
-    periods: Annotated[Sequence[str], Field(description="Words that `period` takes, besides 2026-10, 2026-Q3, 2026.")]
+    sees: Annotated[
+        dict[str, str],
+        Field(description="The owner whose rows this token sees; empty: the whole fleet."),
+    ]
+    dimensions: Annotated[
+        Sequence[str], Field(description="What group_by, where and list_values take.")
+    ]
+    periods: Annotated[
+        Sequence[str],
+        Field(description="Words that `period` takes, besides 2026-10, 2026-Q3, 2026."),
+    ]
     max_rows: int
     max_days: int
 
@@ -123,7 +143,9 @@ class AdviceRow(Model):
 class AdviceTotal(CountTotal):
     """How many, and what could not be judged."""
 
-    not_judged: Annotated[Sequence[str], Field(description="What was not judged, and why; data, may quote names.")] = ()
+    not_judged: Annotated[
+        Sequence[str], Field(description="What was not judged, and why; data, may quote names.")
+    ] = ()
     looked_at: Annotated[str | None, Field(description="When they were computed.")] = None
 
 
@@ -157,7 +179,9 @@ class DeviceTotal(CountTotal):
 
 
 def describe_ledger(ledger: Ledger) -> Answer[MonthRow, LedgerFacts]:
-    """What this ledger holds: today's date, the zone of its days, its months and their seals, and what can be asked."""
+    """What this ledger holds: today's date, the zone of its days, its months and their seals, and
+    what can be asked.
+    """
     with ledger.snapshot() as snapshot:
         closed = {month.name: month for month in closed_periods.closed(snapshot.connection)}
         months = statements.months(snapshot.connection)
@@ -194,10 +218,23 @@ def describe_ledger(ledger: Ledger) -> Answer[MonthRow, LedgerFacts]:
 def list_values(
     ledger: Ledger,
     dimension: Annotated[
-        Literal["org", "team", "project", "experiment", "run", "user", "workload", "pool", "model", "node"],
+        Literal[
+            "org",
+            "team",
+            "project",
+            "experiment",
+            "run",
+            "user",
+            "workload",
+            "pool",
+            "model",
+            "node",
+        ],
         Field(description="Names of what."),
     ],
-    contains: Annotated[str, Field(max_length=TEXT_LENGTH, description="Only names with this text, in any case.")] = "",
+    contains: Annotated[
+        str, Field(max_length=TEXT_LENGTH, description="Only names with this text, in any case.")
+    ] = "",
     period: Period = "last-30-days",
     start: Start = "",
     end: End = "",
@@ -216,7 +253,8 @@ def list_values(
                 held[line.keys[0]] = held.get(line.keys[0], 0) + line.gpu_ns
         wanted = contains.casefold()
         values = sorted(
-            (item for item in held.items() if wanted in item[0].casefold()), key=lambda item: (-item[1], item)
+            (item for item in held.items() if wanted in item[0].casefold()),
+            key=lambda item: (-item[1], item),
         )
         return page.answer(
             values,
@@ -231,12 +269,16 @@ def list_values(
 
 def list_idle_gpus(
     ledger: Ledger,
-    days: Annotated[int, Field(ge=1, le=periods.MAX_DAYS, description="How many days back from now.")] = 7,
+    days: Annotated[
+        int, Field(ge=1, le=periods.MAX_DAYS, description="How many days back from now.")
+    ] = 7,
     ongoing_only: Annotated[bool, Field(description="Only what is idle now.")] = True,
     limit: Limit = LIMIT,
     cursor: Cursor = "",
 ) -> Answer[IdleRow, IdleTotal]:
-    """Accelerators that cost money and do nothing, ongoing and dearest first, with whose they are and what to do."""
+    """Accelerators that cost money and do nothing, ongoing and dearest first, with whose they are
+    and what to do.
+    """
     page = Page(limit, cursor)
     with ledger.snapshot() as snapshot:
         period = Days(ledger.now_ms - days * DAY_MS, ledger.now_ms + 1)
@@ -244,7 +286,11 @@ def list_idle_gpus(
         seconds_ms = ledger.now_ms - ledger.now_ms % 1000
         span = periods.span_of(snapshot.calendar, Days(seconds_ms - days * DAY_MS, seconds_ms))
     looked_ms = found.looked_ms
-    searched = f"searched up to {instant(looked_ms)}" if looked_ms is not None else "the search has not run yet"
+    searched = (
+        f"searched up to {instant(looked_ms)}"
+        if looked_ms is not None
+        else "the search has not run yet"
+    )
     return page.answer(
         (found.ongoing if ongoing_only else found).items,
         lambda item: row_of(IdleRow, IDLE_REPORT, item),
@@ -252,7 +298,9 @@ def list_idle_gpus(
         span=span,
         proof=ESTIMATED,
         totals=[
-            IdleTotal(currency=total.currency, count=total.count, per_day=typed_money(total.per_day))
+            IdleTotal(
+                currency=total.currency, count=total.count, per_day=typed_money(total.per_day)
+            )
             for total in found.ongoing.by_currency
         ],
         partial="" if looked_ms is not None else searched,
@@ -261,11 +309,14 @@ def list_idle_gpus(
     )
 
 
-def get_rightsizing(ledger: Ledger, limit: Limit = LIMIT, cursor: Cursor = "") -> Answer[AdviceRow, AdviceTotal]:
-    """What to do about waste: open recommendations with their saving as a range, most first, and what was not judged.
+def get_rightsizing(
+    ledger: Ledger, limit: Limit = LIMIT, cursor: Cursor = ""
+) -> Answer[AdviceRow, AdviceTotal]:
+    """What to do about waste: open recommendations with their saving as a range, most first, and
+    what was not judged.
 
-    Estimates of an observed window, of GPU-time at the rates of the price book, without node costs, commitments and
-    adjustments; they overlap and must not be added up.
+    Estimates of an observed window, of GPU-time at the rates of the price book, without node costs,
+    commitments and adjustments; they overlap and must not be added up.
     """
     page = Page(limit, cursor)
     with ledger.snapshot() as snapshot:
@@ -290,8 +341,12 @@ def get_rightsizing(ledger: Ledger, limit: Limit = LIMIT, cursor: Cursor = "") -
         proof=ESTIMATED,
         totals=[total],
         partial="" if run is not None else "recommendations have not been computed yet",
-        empty="there is no open recommendation" if run is not None else "recommendations have not been computed yet",
-        next_step="" if run is not None else "they are computed every few hours, or by gpuledger recommend --fresh",
+        empty="there is no open recommendation"
+        if run is not None
+        else "recommendations have not been computed yet",
+        next_step=""
+        if run is not None
+        else "they are computed every few hours, or by gpuledger recommend --fresh",
     )
 
 
@@ -323,15 +378,22 @@ PARTS = ("held", "busy", "idle", "unknown", "unallocated", "unavailable")
 
 def get_device_usage(
     ledger: Ledger,
-    device: Annotated[str, Field(max_length=TEXT_LENGTH, description="UUID or its beginning; empty: any.")] = "",
-    node: Annotated[str, Field(max_length=TEXT_LENGTH, description="Name of a node; empty: any.")] = "",
+    device: Annotated[
+        str, Field(max_length=TEXT_LENGTH, description="UUID or its beginning; empty: any.")
+    ] = "",
+    node: Annotated[
+        str, Field(max_length=TEXT_LENGTH, description="Name of a node; empty: any.")
+    ] = "",
     period: Period = "",
     start: Start = "",
     end: End = "",
     limit: Limit = LIMIT,
     cursor: Cursor = "",
 ) -> Answer[DeviceRow, DeviceTotal]:
-    """The evidence behind a line: what each accelerator did in a period. Not for a token of one owner."""
+    """The evidence behind a line: what each accelerator did in a period.
+
+    Not for a token of one owner.
+    """
     page = Page(limit, cursor)
     ledger.require_fleet()
     if "\0" in device + node:
@@ -350,7 +412,9 @@ def get_device_usage(
             _device_row,
             link=ledger.link("/v1/accelerators", {"from": first, "to": last}),
             evidence=snapshot.evidence(span),
-            totals=[DeviceTotal(count=len(rows), **{part: _hours(ms) for part, ms in sums.items()})] if rows else (),
+            totals=[DeviceTotal(count=len(rows), **{part: _hours(ms) for part, ms in sums.items()})]
+            if rows
+            else (),
             empty="no such accelerator was in the fleet in this period",
             next_step="" if rows else "list_values(dimension=node) says which nodes there are",
         )
@@ -365,7 +429,9 @@ def _device_row(row: Activity) -> DeviceRow:
     energy = (
         None
         if row.energy_mj is None
-        else Quantity(value=decimal_text(round_half_even_div(row.energy_mj * MICRO, MJ_PER_KWH)), unit="kWh")
+        else Quantity(
+            value=decimal_text(round_half_even_div(row.energy_mj * MICRO, MJ_PER_KWH)), unit="kWh"
+        )
     )
     return DeviceRow(
         accelerator=name(row.uuid),

@@ -1,4 +1,7 @@
-"""Tools about what is ahead: budgets, where spending ends, and the demand for GPUs. Forecasts are never billed."""
+"""Tools about what is ahead: budgets, where spending ends, and the demand for GPUs.
+
+Forecasts are never billed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,16 @@ from gpuledger_collector.export.site import DEMAND
 from gpuledger_collector.insight.forecast import Forecast
 from gpuledger_collector.insight.series import Floats
 from gpuledger_collector.mcp import periods
-from gpuledger_collector.mcp.answers import Answer, Model, Money, Quantity, Span, micro_money, name, quantity
+from gpuledger_collector.mcp.answers import (
+    Answer,
+    Model,
+    Money,
+    Quantity,
+    Span,
+    micro_money,
+    name,
+    quantity,
+)
 from gpuledger_collector.mcp.ledger import Ledger, Page, Refused, Snapshot, instant
 from gpuledger_collector.mcp.tools.fleet import ESTIMATED, CountTotal
 from gpuledger_collector.mcp.tools.parameters import LIMIT, TEXT_LENGTH, Cursor, Limit
@@ -46,16 +58,26 @@ class BudgetRow(Model):
     """A budget in its own period, which need not be the month of the bill."""
 
     budget: str
-    owner: Annotated[dict[str, str], Field(description="Levels of the owner tree; empty: the whole fleet.")]
-    measure: Annotated[str, Field(description="What is counted: direct cost, total cost or GPU-hours.")]
+    owner: Annotated[
+        dict[str, str], Field(description="Levels of the owner tree; empty: the whole fleet.")
+    ]
+    measure: Annotated[
+        str, Field(description="What is counted: direct cost, total cost or GPU-hours.")
+    ]
     period: Span
     amount: Money | Quantity
-    spent: Annotated[Money | Quantity | None, Field(description="Null where a part of it has no price.")]
+    spent: Annotated[
+        Money | Quantity | None, Field(description="Null where a part of it has no price.")
+    ]
     spent_percent: int | None
     elapsed_percent: int
     rated_until: str | None
-    forecast: Annotated[EndRange | None, Field(description="At the end of the period; null: too short a history.")]
-    runs_out: Annotated[str | None, Field(description="Day on which it is spent by the middle forecast.")]
+    forecast: Annotated[
+        EndRange | None, Field(description="At the end of the period; null: too short a history.")
+    ]
+    runs_out: Annotated[
+        str | None, Field(description="Day on which it is spent by the middle forecast.")
+    ]
 
 
 class SpendRow(Model):
@@ -71,18 +93,26 @@ class DemandRow(Model):
     """The demand for GPUs of a pool in the coming hours."""
 
     pool: str
-    demand_now: Annotated[Quantity | None, Field(description="In the last full hour; null: unknown.")]
+    demand_now: Annotated[
+        Quantity | None, Field(description="In the last full hour; null: unknown.")
+    ]
     mean: Annotated[Quantity, Field(description="Mean over the hours ahead.")]
     peak: Annotated[Quantity, Field(description="Highest middle forecast of an hour.")]
     peak_at: str | None
-    peak_high: Annotated[Quantity, Field(description="Exceeded in that hour with 10 % probability.")]
+    peak_high: Annotated[
+        Quantity, Field(description="Exceeded in that hour with 10 % probability.")
+    ]
     note: Annotated[str, Field(description="How it was forecast, where that is worth a word.")]
 
 
-def list_budgets(ledger: Ledger, limit: Limit = LIMIT, cursor: Cursor = "") -> Answer[BudgetRow, CountTotal]:
-    """Budgets in their own periods: what is spent of them, where they end by the forecast, and when they run out.
+def list_budgets(
+    ledger: Ledger, limit: Limit = LIMIT, cursor: Cursor = ""
+) -> Answer[BudgetRow, CountTotal]:
+    """Budgets in their own periods: what is spent of them, where they end by the forecast, and when
+    they run out.
 
-    A budget's period may be a month, a quarter, a year or a range of days: its spending is not that of a month's bill.
+    A budget's period may be a month, a quarter, a year or a range of days: its spending is not that
+    of a month's bill.
     """
     page = Page(limit, cursor)
     with ledger.snapshot() as snapshot:
@@ -119,18 +149,29 @@ def _budget_row(snapshot: Snapshot, status: Status) -> BudgetRow:
         rated_until=instant(status.known_ms),
         forecast=None
         if ahead is None
-        else EndRange(low=amount(ahead.low_micro), middle=amount(ahead.middle_micro), high=amount(ahead.high_micro)),
-        runs_out=None if ahead is None or ahead.run_out_ms is None else str(budget.calendar.date_of(ahead.run_out_ms)),
+        else EndRange(
+            low=amount(ahead.low_micro),
+            middle=amount(ahead.middle_micro),
+            high=amount(ahead.high_micro),
+        ),
+        runs_out=None
+        if ahead is None or ahead.run_out_ms is None
+        else str(budget.calendar.date_of(ahead.run_out_ms)),
     )
 
 
 def forecast_spend(
     ledger: Ledger,
-    level: Annotated[str, Field(max_length=40, description=f"One of {', '.join(LEVELS)}.")] = "team",
+    level: Annotated[
+        str, Field(max_length=40, description=f"One of {', '.join(LEVELS)}.")
+    ] = "team",
     limit: Limit = LIMIT,
     cursor: Cursor = "",
 ) -> Answer[SpendRow, CountTotal]:
-    """Where the direct cost of each owner ends with this month, as a range; highest first. Estimates, never billed."""
+    """Where the direct cost of each owner ends with this month, as a range; highest first.
+
+    Estimates, never billed.
+    """
     page, reader = Page(limit, cursor), ledger.reader
     if level not in LEVELS:
         raise Refused(f"level: give one of {', '.join(LEVELS)}")
@@ -138,9 +179,17 @@ def forecast_spend(
         month = snapshot.calendar.month(snapshot.calendar.month_of(ledger.now_ms))
         lately = Days(snapshot.calendar.days_before(month.start_ms, HISTORY_DAYS), month.end_ms)
         with snapshot.restricted() as connection:
-            owners = [owner for owner in statements.owners(connection, level, lately) if reader.sees({level: owner})]
+            owners = [
+                owner
+                for owner in statements.owners(connection, level, lately)
+                if reader.sees({level: owner})
+            ]
             ahead = forecast_owners(connection, level, owners, month, ledger.now_ms)
-        rows = [(owner, currency, end) for owner, ends in ahead.items() for currency, end in ends.items()]
+        rows = [
+            (owner, currency, end)
+            for owner, ends in ahead.items()
+            for currency, end in ends.items()
+        ]
         rows.sort(key=lambda row: (-row[2].middle_micro, row[1], row[0]))
         return page.answer(
             rows,
@@ -155,30 +204,43 @@ def forecast_spend(
 
 def _spend_row(owner: str, currency: str, ahead: Ahead) -> SpendRow:
     low, middle, high = (
-        micro_money(micro, currency) for micro in (ahead.low_micro, ahead.middle_micro, ahead.high_micro)
+        micro_money(micro, currency)
+        for micro in (ahead.low_micro, ahead.middle_micro, ahead.high_micro)
     )
     assert low is not None
     assert middle is not None
     assert high is not None
     end = EndRange(low=low, middle=middle, high=high)
-    return SpendRow(owner=name(owner), currency=currency, forecast=end, days_of_history=ahead.days_of_history)
+    return SpendRow(
+        owner=name(owner), currency=currency, forecast=end, days_of_history=ahead.days_of_history
+    )
 
 
 def forecast_demand(
     ledger: Ledger,
-    pool: Annotated[str, Field(max_length=TEXT_LENGTH, description="Name of a pool; empty: every pool.")] = "",
+    pool: Annotated[
+        str, Field(max_length=TEXT_LENGTH, description="Name of a pool; empty: every pool.")
+    ] = "",
     hours: Annotated[int, Field(ge=1, le=MAX_HOURS, description="How many hours ahead.")] = 24,
     limit: Limit = LIMIT,
     cursor: Cursor = "",
 ) -> Answer[DemandRow, CountTotal]:
-    """How many GPUs each pool will be asked for in the coming hours: mean, peak and when. Not for one owner's token."""
+    """How many GPUs each pool will be asked for in the coming hours: mean, peak and when.
+
+    Not for one owner's token.
+    """
     page = Page(limit, cursor)
     ledger.require_fleet()
     with ledger.snapshot() as snapshot:
         try:
-            pools = {series.name: series for series in pool_demand(snapshot.connection, ledger.now_ms, pool or None)}
+            pools = {
+                series.name: series
+                for series in pool_demand(snapshot.connection, ledger.now_ms, pool or None)
+            }
         except UnknownPool:
-            raise Refused(f"pool: nothing is known of {name(pool)!r}; list_values(dimension=pool) names them") from None
+            raise Refused(
+                f"pool: nothing is known of {name(pool)!r}; list_values(dimension=pool) names them"
+            ) from None
     ahead = forecast_pools(list(pools.values()), hours)
     first_ms = ledger.now_ms // HOUR_MS * HOUR_MS
     return page.answer(

@@ -15,8 +15,12 @@ from gpuledger_collector.mcp.periods import EXAMPLES
 TEXT_LENGTH = 500
 MAX_DIMENSIONS = 3
 
-Period = Annotated[str, Field(max_length=40, description=f"{EXAMPLES}; empty: this month, or start and end.")]
-Start = Annotated[str, Field(max_length=40, description="First day, as 2026-10-01, in the zone of the bill.")]
+Period = Annotated[
+    str, Field(max_length=40, description=f"{EXAMPLES}; empty: this month, or start and end.")
+]
+Start = Annotated[
+    str, Field(max_length=40, description="First day, as 2026-10-01, in the zone of the bill.")
+]
 End = Annotated[str, Field(max_length=40, description="Day after the last one, as 2026-11-01.")]
 GroupBy = Annotated[
     str,
@@ -29,11 +33,19 @@ Where = Annotated[
     str,
     Field(
         max_length=TEXT_LENGTH,
-        description="Only these: DIMENSION=VALUE of the same dimensions, separated by commas, such as team=vision.",
+        description=(
+            "Only these: DIMENSION=VALUE of the same dimensions, separated by commas, such as"
+            " team=vision."
+        ),
     ),
 ]
-Limit = Annotated[int, Field(ge=1, le=MAX_ROWS, description="Most rows in the answer; totals are always whole.")]
-Cursor = Annotated[str, Field(max_length=20, description="next_cursor of the previous answer; empty: the first rows.")]
+Limit = Annotated[
+    int, Field(ge=1, le=MAX_ROWS, description="Most rows in the answer; totals are always whole.")
+]
+Cursor = Annotated[
+    str,
+    Field(max_length=20, description="next_cursor of the previous answer; empty: the first rows."),
+]
 LIMIT = DEFAULT_ROWS
 
 
@@ -42,7 +54,9 @@ def dimensions(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     unknown = [name for name in names if name not in DIMENSIONS]
     if unknown or not 1 <= len(names) <= MAX_DIMENSIONS:
-        raise Refused(f"group_by: give one to {MAX_DIMENSIONS} of {', '.join(DIMENSIONS)}, such as team,model")
+        raise Refused(
+            f"group_by: give one to {MAX_DIMENSIONS} of {', '.join(DIMENSIONS)}, such as team,model"
+        )
     return names
 
 
@@ -52,7 +66,9 @@ def conditions(text: str) -> Mapping[str, str]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition("=")
         if name.strip() not in DIMENSIONS or "\0" in value or not value.strip():
-            raise Refused(f"where: give DIMENSION=VALUE, such as team=vision, of {', '.join(DIMENSIONS)}")
+            raise Refused(
+                f"where: give DIMENSION=VALUE, such as team=vision, of {', '.join(DIMENSIONS)}"
+            )
         wanted[name.strip()] = value.strip()
     if len(wanted) > MAX_DIMENSIONS:
         raise Refused(f"where: give at most {MAX_DIMENSIONS} conditions")

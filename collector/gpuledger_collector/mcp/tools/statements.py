@@ -47,14 +47,22 @@ class StatementTotal(Model):
     cost_held_idle: Money | None
     held: Quantity | None
     held_idle: Quantity | None
-    amended_later: Annotated[Money | None, Field(description="Corrections of this month, billed in later ones.")]
-    status: Annotated[Literal["open", "closed"], Field(description="A closed month does not change any more.")]
+    amended_later: Annotated[
+        Money | None, Field(description="Corrections of this month, billed in later ones.")
+    ]
+    status: Annotated[
+        Literal["open", "closed"], Field(description="A closed month does not change any more.")
+    ]
 
 
 class StatementLine(Model):
-    """A line of a section; the lines of a section add up to the direct cost (`shared`: to the shares)."""
+    """A line of a section; the lines of a section add up to the direct cost (`shared`: to the
+    shares).
+    """
 
-    label: Annotated[Sequence[str], Field(description="Names as users chose them; for days the date.")]
+    label: Annotated[
+        Sequence[str], Field(description="Names as users chose them; for days the date.")
+    ]
     currency: str
     cost: Money | None
     cost_held_idle: Money | None = None
@@ -86,26 +94,40 @@ class ProofTotal(Model):
 
     month: str
     holds: Annotated[bool, Field(description="Whether every check holds.")]
-    repeat: Annotated[Sequence[str], Field(description="Commands that repeat the checks where the ledger is.")]
+    repeat: Annotated[
+        Sequence[str], Field(description="Commands that repeat the checks where the ledger is.")
+    ]
 
 
 def get_statement(
     ledger: Ledger,
-    owner: Annotated[str, Field(min_length=1, max_length=1000, description="Name of the owner, such as vision.")],
+    owner: Annotated[
+        str, Field(min_length=1, max_length=1000, description="Name of the owner, such as vision.")
+    ],
     month: Month,
     level: Annotated[
-        Literal["org", "team", "project", "experiment", "run", "user"], Field(description="Level of the owner tree.")
+        Literal["org", "team", "project", "experiment", "run", "user"],
+        Field(description="Level of the owner tree."),
     ] = "team",
     section: Annotated[
-        Section, Field(description="Which lines: by job, model, next level below, day, corrected month, shared cost.")
+        Section,
+        Field(
+            description=(
+                "Which lines: by job, model, next level below, day, corrected month, shared cost."
+            )
+        ),
     ] = "jobs",
     limit: Limit = LIMIT,
     cursor: Cursor = "",
 ) -> Answer[StatementLine, StatementTotal]:
-    """The bill of one owner for a month: its totals as on the statement's page, and the lines of one section."""
+    """The bill of one owner for a month: its totals as on the statement's page, and the lines of
+    one section.
+    """
     page = Page(limit, cursor)
     if not ledger.reader.sees({level: owner}):
-        raise Refused("this is another owner's statement, and this token sees one owner's part only")
+        raise Refused(
+            "this is another owner's statement, and this token sees one owner's part only"
+        )
     with ledger.snapshot() as snapshot:
         period = snapshot.calendar.month(month)
         # Cents depend on everybody's rows, so the chargeback is read before the restriction.
@@ -113,7 +135,9 @@ def get_statement(
         statement: Statement | None = None
         try:
             with snapshot.restricted() as connection:
-                statement = read_statement(connection, level, owner, month, ledger.now_ms, chargeback)
+                statement = read_statement(
+                    connection, level, owner, month, ledger.now_ms, chargeback
+                )
         except NoStatement:
             # Its sentence names other owners.
             pass
@@ -123,10 +147,22 @@ def get_statement(
             lambda line: line,
             link=ledger.link(statement_path(level, owner, month)),
             evidence=snapshot.evidence(period),
-            totals=() if statement is None else [_total(statement, each) for each in statement.sections],
+            totals=(
+                ()
+                if statement is None
+                else [_total(statement, each) for each in statement.sections]
+            ),
             notices=() if statement is None else _contested(statement),
-            empty="this owner was billed nothing in this month" if statement is None else "this section has no lines",
-            next_step="" if statement is not None else f"list_values(dimension={level}) says which names there are",
+            empty=(
+                "this owner was billed nothing in this month"
+                if statement is None
+                else "this section has no lines"
+            ),
+            next_step=(
+                ""
+                if statement is not None
+                else f"list_values(dimension={level}) says which names there are"
+            ),
         )
 
 
@@ -152,7 +188,11 @@ def _lines(statement: Statement, section: str) -> list[StatementLine]:
         currency = each.currency
         if section == "shared":
             lines += [
-                StatementLine(label=[name(share.cost.name)], currency=currency, cost=money(share.minor, currency))
+                StatementLine(
+                    label=[name(share.cost.name)],
+                    currency=currency,
+                    cost=money(share.minor, currency),
+                )
                 for share in each.shared
             ]
         elif section == "days":
@@ -160,7 +200,11 @@ def _lines(statement: Statement, section: str) -> list[StatementLine]:
                 StatementLine(
                     label=[str(statement.calendar.date_of(day.day_ms))],
                     currency=currency,
-                    cost=None if day.measures is None else micro_money(day.measures.cost_micro, currency),
+                    cost=(
+                        None
+                        if day.measures is None
+                        else micro_money(day.measures.cost_micro, currency)
+                    ),
                     held=None if day.measures is None else gpu_hours(day.measures.gpu_ns),
                 )
                 for day in each.days
@@ -188,17 +232,35 @@ def verify_statement(
     ledger: Ledger,
     month: Month,
     recompute: Annotated[
-        bool, Field(description="Also compute capacity x rate again from inventory and price book, which takes longer.")
+        bool,
+        Field(
+            description=(
+                "Also compute capacity x rate again from inventory and price book, which takes"
+                " longer."
+            )
+        ),
     ] = False,
 ) -> Answer[Check, ProofTotal]:
-    """Whether a month's lines are those that were sealed, and charges agree with capacity x rate on every day."""
+    """Whether a month's lines are those that were sealed, and charges agree with capacity x rate on
+    every day.
+    """
     with ledger.snapshot() as snapshot:
         period = snapshot.calendar.month(month)
         evidence = snapshot.evidence(period)
-        known = next((one for one in closed_periods.closed(snapshot.connection) if one.name == month), None)
-        checks = _checks(snapshot, month, known, recompute=recompute) if evidence.proof.days_checked else []
+        known = next(
+            (one for one in closed_periods.closed(snapshot.connection) if one.name == month), None
+        )
+        checks = (
+            _checks(snapshot, month, known, recompute=recompute)
+            if evidence.proof.days_checked
+            else []
+        )
         holds = bool(checks) and all(check.holds for check in checks)
-        broken = {"state": "broken", "standing": "broken", "text": "asked anew: the proof does NOT hold"}
+        broken = {
+            "state": "broken",
+            "standing": "broken",
+            "text": "asked anew: the proof does NOT hold",
+        }
         proof = evidence.proof if holds or not checks else evidence.proof.model_copy(update=broken)
         repeat = [f"gpuledger reconcile --period {month}"]
         repeat += [] if known is None else [f"gpuledger periods --verify {month}"]
@@ -214,34 +276,56 @@ def verify_statement(
         )
 
 
-def _checks(snapshot: Snapshot, month: str, closed: ClosedPeriod | None, *, recompute: bool) -> list[Check]:
+def _checks(
+    snapshot: Snapshot, month: str, closed: ClosedPeriod | None, *, recompute: bool
+) -> list[Check]:
     result = reconcile(snapshot.connection, snapshot.calendar.month(month), anew=recompute)
     broken = [str(snapshot.calendar.date_of(day.day_ms)) for day in result.days if not day.holds]
-    compared = "capacity x rate computed again" if recompute else "capacity x rate as recorded when it was rated"
+    compared = (
+        "capacity x rate computed again"
+        if recompute
+        else "capacity x rate as recorded when it was rated"
+    )
     days = plural(len(result.days), "day")
     checks = [
         Check(
             check="conservation",
             holds=not broken,
-            text=cut(f"charges equal {compared} on {days}" if not broken else f"it fails on {', '.join(broken)}", 300),
+            text=cut(
+                (
+                    f"charges equal {compared} on {days}"
+                    if not broken
+                    else f"it fails on {', '.join(broken)}"
+                ),
+                300,
+            ),
         ),
         Check(
             check="months",
             holds=not result.untrue_months,
-            text="every month that was added up is the sum of its days"
-            if not result.untrue_months
-            else "a month that was added up is not the sum of its days",
+            text=(
+                "every month that was added up is the sum of its days"
+                if not result.untrue_months
+                else "a month that was added up is not the sum of its days"
+            ),
         ),
     ]
     for identity in result.compared:
         if identity not in (CAPACITY, MONTHS):
             holds = bool(result.identity_holds(identity))
             # No place of a mismatch: it may name an owner that this token may not see.
-            text = f"{identity.stored} {'agree' if holds else 'do NOT agree'} with {identity.expected}"
-            checks.append(Check.model_validate({"check": identity.name, "holds": holds, "text": text}))
+            text = (
+                f"{identity.stored} {'agree' if holds else 'do NOT agree'} with {identity.expected}"
+            )
+            checks.append(
+                Check.model_validate({"check": identity.name, "holds": holds, "text": text})
+            )
     if closed is not None:
         verification = verify(snapshot.connection, closed)
-        text = f"the root over {plural(closed.lines, 'line')} is {'' if verification.sealed else 'NOT '}{closed.seal}"
+        text = (
+            f"the root over {plural(closed.lines, 'line')} is"
+            f" {'' if verification.sealed else 'NOT '}{closed.seal}"
+        )
         checks.insert(0, Check(check="seal", holds=verification.sealed, text=text))
         agree = "state" if not verification.failures else "do NOT state"
         text = f"reports, receipt and invoices {agree} what was sealed"

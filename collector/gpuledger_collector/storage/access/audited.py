@@ -1,8 +1,10 @@
-"""Compare declared rows with the audit log: an entry must say when each was declared and when it was superseded.
+"""Compare declared rows with the audit log: an entry must say when each was declared and when it
+was superseded.
 
-Prices, rules, adjustments and the like decide amounts and follow from nothing else, so no sum shows that one of them
-was changed by SQL. The log has the content of each, chained by hashes: whoever changes a row and the log as well breaks
-the chain, or is found by a head that was noted outside of the database.
+Prices, rules, adjustments and the like decide amounts and follow from nothing else, so no sum shows
+that one of them was changed by SQL. The log has the content of each, chained by hashes: whoever
+changes a row and the log as well breaks the chain, or is found by a head that was noted outside of
+the database.
 """
 
 from __future__ import annotations
@@ -27,13 +29,22 @@ TABLES = {
     **{
         table: table
         for table in (
-            *("commitment", "purchase_choice", "exchange_rate", "shared_cost", "pool_share", "adjustment", "node_cost"),
+            *(
+                "commitment",
+                "purchase_choice",
+                "exchange_rate",
+                "shared_cost",
+                "pool_share",
+                "adjustment",
+                "node_cost",
+            ),
             "node_retirement",
             *("cost_center", "carbon_intensity", "pool_provider", "pool_location"),
         )
     },
 }
-"""Tables of declared rows that are superseded and never edited, and what the log calls their kind."""
+"""Tables of declared rows that are superseded and never edited, and what the log calls their kind.
+"""
 MOST = 50
 """Rows that are named."""
 _UNSAID = ("id", "recorded_at", "superseded_at")
@@ -49,7 +60,9 @@ Content = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """A declared row that is not as the log has it: a column that was changed, or `added` or `removed`."""
+    """A declared row that is not as the log has it: a column that was changed, or `added` or
+    `removed`.
+    """
 
     table: str
     row: str
@@ -58,7 +71,9 @@ class Deviation:
 
 @dataclass
 class Comparison:
-    """What a comparison finds, and how many rows of each table it cannot judge, since they are older than the log."""
+    """What a comparison finds, and how many rows of each table it cannot judge, since they are
+    older than the log.
+    """
 
     deviations: list[Deviation] = field(default_factory=list)
     uncovered: Counter[str] = field(default_factory=Counter)
@@ -80,7 +95,9 @@ class _Version:
     def unlike(self, other: _Version) -> list[str]:
         """The columns in which another one differs."""
         names = self.content.keys() | other.content.keys()
-        columns = sorted(name for name in names if self.content.get(name) != other.content.get(name))
+        columns = sorted(
+            name for name in names if self.content.get(name) != other.content.get(name)
+        )
         columns += ["recorded_at"] if self.from_ms != other.from_ms else []
         return columns + (["superseded_at"] if self.to_ms != other.to_ms else [])
 
@@ -113,7 +130,10 @@ def compare(connection: Connection) -> Comparison:
     entries = _entries(connection)
     row = connection.execute("SELECT at_ms FROM audit ORDER BY number LIMIT 1").fetchone()
     since_ms = None if row is None else int(row[0])
-    pseudonyms = [subject for (subject,) in connection.execute("SELECT subject FROM audit WHERE what = 'privacy'")]
+    pseudonyms = [
+        subject
+        for (subject,) in connection.execute("SELECT subject FROM audit WHERE what = 'privacy'")
+    ]
     comparison = Comparison()
     for table, kind in TABLES.items():
         numeric, rows = _rows(connection, table)
@@ -124,11 +144,15 @@ def compare(connection: Connection) -> Comparison:
     return comparison
 
 
-def _entries(connection: Connection) -> dict[str, list[tuple[str, int, Content | None, Content | None]]]:
+def _entries(
+    connection: Connection,
+) -> dict[str, list[tuple[str, int, Content | None, Content | None]]]:
     """The log of declarations by kind: subject, instant, before and after."""
     kinds = [*TABLES.values(), "inventory", "billing_zone"]
     rows = connection.execute(
-        "SELECT what, subject, at_ms, before, after FROM audit WHERE what = ANY(%s) ORDER BY number", (kinds,)
+        "SELECT what, subject, at_ms, before, after FROM audit WHERE what = ANY(%s) ORDER BY"
+        " number",
+        (kinds,),
     )
     entries = defaultdict(list)
     for what, *entry in rows:
@@ -140,9 +164,16 @@ def _rows(connection: Connection, table: str) -> tuple[frozenset[str], list[_Ver
     """Its columns of numbers with a fraction, and all rows, superseded ones too."""
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(f"SELECT * FROM {table} ORDER BY id").fetchall()
-        numeric = frozenset(column.name for column in cursor.description or () if column.type_code == _NUMERIC)
+        numeric = frozenset(
+            column.name for column in cursor.description or () if column.type_code == _NUMERIC
+        )
     return numeric, [
-        _Version("", _content(_booked(row), numeric), _ms(row["recorded_at"]), _ms_or_none(row["superseded_at"]))
+        _Version(
+            "",
+            _content(_booked(row), numeric),
+            _ms(row["recorded_at"]),
+            _ms_or_none(row["superseded_at"]),
+        )
         for row in rows
     ]
 
@@ -157,7 +188,9 @@ def _booked(row: Mapping[str, Any]) -> Content:
 
 
 def _content(values: Mapping[str, Any], numeric: Iterable[str]) -> Content:
-    """What is said, in one form: columns without a value are left out, and numbers have no zeros at their end."""
+    """What is said, in one form: columns without a value are left out, and numbers have no zeros at
+    their end.
+    """
     content = {}
     for name, value in values.items():
         if value in (None, "", {}, []) or (name == "shares" and not value):
@@ -207,7 +240,9 @@ def _compare_versions(
     pseudonyms: Sequence[str],
     comparison: Comparison,
 ) -> None:
-    """Pair what the log and the table do not have alike by what is most alike, and name what differs."""
+    """Pair what the log and the table do not have alike by what is most alike, and name what
+    differs.
+    """
     missing, strange = _unmatched(logged, rows), _unmatched(rows, logged)
     for version in missing[:MOST]:
         row = min(strange, key=lambda other: len(version.unlike(other)), default=None)
@@ -219,7 +254,9 @@ def _compare_versions(
         if columns == ["sha256"] and _is_unhashed(version):
             comparison.uncovered[table] += 1
         elif not _is_erased(version, row, pseudonyms):
-            comparison.deviations += [Deviation(table, version.subject, column) for column in columns]
+            comparison.deviations += [
+                Deviation(table, version.subject, column) for column in columns
+            ]
     for row in strange[:MOST]:
         if since_ms is None or row.from_ms < since_ms:
             comparison.uncovered[table] += 1
@@ -246,7 +283,9 @@ def _unmatched(versions: Sequence[_Version], others: Sequence[_Version]) -> list
 
 
 def _is_erased(version: _Version, row: _Version, pseudonyms: Sequence[str]) -> bool:
-    """Whether a row differs from its entry by the pseudonym of a person who was erased, and by nothing else."""
+    """Whether a row differs from its entry by the pseudonym of a person who was erased, and by
+    nothing else.
+    """
     pattern = re.escape(row.key)
     for pseudonym in pseudonyms:
         pattern = pattern.replace(re.escape(pseudonym), '[^"]+')
@@ -255,21 +294,30 @@ def _is_erased(version: _Version, row: _Version, pseudonyms: Sequence[str]) -> b
 
 def _subject(content: Content) -> str:
     """A row of which the log knows nothing, for people."""
-    return str(content.get("name") or " ".join(str(value) for value in content.values() if isinstance(value, str)))
+    return str(
+        content.get("name")
+        or " ".join(str(value) for value in content.values() if isinstance(value, str))
+    )
 
 
 def _compare_inventory(
-    connection: Connection, entries: Sequence[tuple[str, int, Content | None, Content | None]], comparison: Comparison
+    connection: Connection,
+    entries: Sequence[tuple[str, int, Content | None, Content | None]],
+    comparison: Comparison,
 ) -> None:
     """The rows of each accelerator are those of the last file that named it."""
-    stated: dict[str, list[Content]] = {uuid: after["rows"] for uuid, _, _, after in entries if after is not None}
+    stated: dict[str, list[Content]] = {
+        uuid: after["rows"] for uuid, _, _, after in entries if after is not None
+    }
     stored: dict[str, list[Content]] = defaultdict(list)
     rows = connection.execute(
         "SELECT a.uuid, n.name, i.pool, i.gpu_model, i.in_ms, i.out_ms FROM inventory i "
         "JOIN accelerator a ON a.id = i.accelerator_id LEFT JOIN node n ON n.id = i.node_id"
     )
     for uuid, *cells in rows:
-        stored[uuid].append(dict(zip(("node", "pool", "gpu_model", "in_ms", "out_ms"), cells, strict=True)))
+        stored[uuid].append(
+            dict(zip(("node", "pool", "gpu_model", "in_ms", "out_ms"), cells, strict=True))
+        )
     for uuid in sorted(stated.keys() | stored.keys()):
         if uuid not in stated and not entries:
             comparison.uncovered["inventory"] += len(stored[uuid])
@@ -283,9 +331,13 @@ def _sorted(rows: Iterable[Content]) -> list[str]:
 
 
 def _compare_zones(
-    connection: Connection, entries: Sequence[tuple[str, int, Content | None, Content | None]], comparison: Comparison
+    connection: Connection,
+    entries: Sequence[tuple[str, int, Content | None, Content | None]],
+    comparison: Comparison,
 ) -> None:
-    """The zones in force are those that were declared, each from the end of the last closed month of its time on."""
+    """The zones in force are those that were declared, each from the end of the last closed month
+    of its time on.
+    """
     declared: list[tuple[str, int]] = []
     for _, _, _, after in entries:
         if after is None or "from_ms" not in after:
@@ -299,7 +351,9 @@ def _compare_zones(
     if stored and not entries:
         comparison.uncovered["billing_zone"] += len(stored)
     elif stored != declared:
-        comparison.deviations.append(Deviation("billing_zone", stored[-1][0] if stored else "UTC", "zone"))
+        comparison.deviations.append(
+            Deviation("billing_zone", stored[-1][0] if stored else "UTC", "zone")
+        )
 
 
 def _ms(instant: dt.datetime) -> int:

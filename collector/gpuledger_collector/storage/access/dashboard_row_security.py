@@ -1,9 +1,10 @@
-"""Row-level security for a dashboards' role that may see one owner's subtree: the wall that the database itself holds.
+"""Row-level security for a dashboards' role that may see one owner's subtree: the wall that the
+database itself holds.
 
-A restrictive policy binds that role alone on each table that it may read; everybody else is let through by a policy
-that is always true, so full readers and writers see and pay nothing of it. Tables whose rows belong to no one owner
-(inventory, minutes, proofs, invoices) are not granted to such a role at all. The owner of the tables and superusers
-are never bound by policies.
+A restrictive policy binds that role alone on each table that it may read; everybody else is let
+through by a policy that is always true, so full readers and writers see and pay nothing of it.
+Tables whose rows belong to no one owner (inventory, minutes, proofs, invoices) are not granted to
+such a role at all. The owner of the tables and superusers are never bound by policies.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def statements(schema: str, role: str, owner: Mapping[str, str]) -> Iterator[sql
         own = sql.Identifier(_POLICY.format(role))
         everybody = sql.Identifier(EVERYBODY)
         yield sql.SQL("DROP POLICY IF EXISTS {} ON {}").format(everybody, target)
-        yield sql.SQL("CREATE POLICY {} ON {} USING (true) WITH CHECK (true)").format(everybody, target)
+        yield sql.SQL("CREATE POLICY {} ON {} USING (true) WITH CHECK (true)").format(
+            everybody, target
+        )
         yield sql.SQL("DROP POLICY IF EXISTS {} ON {}").format(own, target)
         yield sql.SQL("CREATE POLICY {} ON {} AS RESTRICTIVE TO {} USING ({})").format(
             own, target, name, condition(table, owner)
@@ -71,7 +74,9 @@ def statements(schema: str, role: str, owner: Mapping[str, str]) -> Iterator[sql
 
 
 def removal(schema: str, role: str) -> Iterator[sql.Composed]:
-    """List the statements that take the role's restrictions away, with which the role could not be dropped."""
+    """List the statements that take the role's restrictions away, with which the role could not be
+    dropped.
+    """
     for table in TABLES:
         yield sql.SQL("DROP POLICY IF EXISTS {} ON {}").format(
             sql.Identifier(_POLICY.format(role)), sql.Identifier(schema, table)
@@ -80,5 +85,7 @@ def removal(schema: str, role: str) -> Iterator[sql.Composed]:
 
 def is_bound(connection: Connection, role: str) -> bool:
     """Whether a role is already restricted to an owner."""
-    row = connection.execute("SELECT 1 FROM pg_policies WHERE policyname = %s LIMIT 1", (_POLICY.format(role),))
+    row = connection.execute(
+        "SELECT 1 FROM pg_policies WHERE policyname = %s LIMIT 1", (_POLICY.format(role),)
+    )
     return row.fetchone() is not None

@@ -1,13 +1,13 @@
 """The watch over sessions of readers: it ends those that go beyond their limits.
 
-A role can lift every limit that Postgres sets for it (statement_timeout, read-only), and without any right to a table
-it can still delay all others: CREATE RULE waits for an exclusive lock before it looks at rights, and whoever comes
-after it waits too. So a session of the collector looks every second. It ends what runs or stays in a transaction for
-too long, what holds an advisory lock, what one of ours has waited for, and every session of a role that may no longer
-log in.
+A role can lift every limit that Postgres sets for it (statement_timeout, read-only), and without
+any right to a table it can still delay all others: CREATE RULE waits for an exclusive lock before
+it looks at rights, and whoever comes after it waits too. So a session of the collector looks every
+second. It ends what runs or stays in a transaction for too long, what holds an advisory lock, what
+one of ours has waited for, and every session of a role that may no longer log in.
 
-The look itself reads no table and no catalog, so that no lock on those can stop it. Who may end a session: a member
-of its role, which `db grant-reader` makes of the owner, or of pg_signal_backend.
+The look itself reads no table and no catalog, so that no lock on those can stop it. Who may end a
+session: a member of its role, which `db grant-reader` makes of the owner, or of pg_signal_backend.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ SELECT r.oid::int8, r.rolname, d.oid::int8, r.rolcanlogin FROM database_reader g
 JOIN pg_database d ON d.datname = current_database()
 WHERE NOT r.rolsuper AND NOT pg_has_role(r.oid, current_user, 'USAGE')
 """
-# Only set-returning functions (pg_stat_get_activity, pg_lock_status): the views over them read catalogs, which a reader
-# may have locked. `awaited` are sessions that block one of ours for longer than `wait`; `judged` names the first
-# reason.
+# Only set-returning functions (pg_stat_get_activity, pg_lock_status): the views over them read
+# catalogs, which a reader may have locked. `awaited` are sessions that block one of ours for longer
+# than `wait`; `judged` names the first reason.
 _BEYOND = """
 WITH reader AS MATERIALIZED (
     SELECT pid, usesysid, state, xact_start, query_start, state_change FROM pg_stat_get_activity(NULL)
@@ -70,7 +70,9 @@ log = logging.getLogger(__name__)
 
 
 class ReaderWatch:
-    """Checks readers' sessions in a thread, by a limit for transactions and one for idle time, in seconds."""
+    """Checks readers' sessions in a thread, by a limit for transactions and one for idle time, in
+    seconds.
+    """
 
     def __init__(
         self,
@@ -108,7 +110,10 @@ class ReaderWatch:
         self.stop()
 
     def look(self) -> int:
-        """End the sessions that exceed limits now; return how many. Raises psycopg.Error or StorageError."""
+        """End the sessions that exceed limits now; return how many.
+
+        Raises psycopg.Error or StorageError.
+        """
         if self._connection is None or self._connection.closed:
             self._connection = self._database.connect()
             self._asked = 0.0
@@ -117,12 +122,19 @@ class ReaderWatch:
             return 0
         names = {oid: name for oid, name, _, _ in self._roles}
         closed = [oid for oid, _, _, can_log_in in self._roles if not can_log_in]
-        asked = {"roles": list(names), "closed": closed, "database": self._roles[0][2], **self._limits}
+        asked = {
+            "roles": list(names),
+            "closed": closed,
+            "database": self._roles[0][2],
+            **self._limits,
+        }
         rows = self._connection.execute(_BEYOND, asked, prepare=True).fetchall()
         return sum(self._end(self._connection, pid, names[role], why) for pid, role, why in rows)
 
     def _remember_roles(self, connection: Connection) -> None:
-        """Read again which roles are readers; while their table is locked the previous ones are watched."""
+        """Read again which roles are readers; while their table is locked the previous ones are
+        watched.
+        """
         if self._asked and time.monotonic() - self._asked < ROLES_SECONDS:
             return
         try:
@@ -131,7 +143,10 @@ class ReaderWatch:
             log.warning("the roles of readers could not be read: their table is locked")
             return
         self._roles, self._asked = (
-            [(int(oid), str(name), int(database), bool(login)) for oid, name, database, login in rows],
+            [
+                (int(oid), str(name), int(database), bool(login))
+                for oid, name, database, login in rows
+            ],
             time.monotonic(),
         )
 
@@ -140,7 +155,11 @@ class ReaderWatch:
             connection.execute("SELECT pg_terminate_backend(%s)", (pid,), prepare=True)
         except psycopg.errors.InsufficientPrivilege:
             if role not in self._unable:
-                log.warning("sessions of %s cannot be ended by this user: run gpuledger db grant-reader again", role)
+                log.warning(
+                    "sessions of %s cannot be ended by this user: run gpuledger db grant-reader"
+                    " again",
+                    role,
+                )
             self._unable.add(role)
             return False
         log.warning("ended session %d of the reader %s: %s", pid, role, why)

@@ -1,8 +1,9 @@
 """A role that may read what dashboards read, and nothing else.
 
-A role belongs to the whole server, a migration to one database and often to an owner who may not create roles: so this
-is a command that can be repeated, not a revision. What may be read is a list, because a default for future tables
-would also open raw samples and mail. Raw evidence stays closed: a board that scanned it would slow the writers down.
+A role belongs to the whole server, a migration to one database and often to an owner who may not
+create roles: so this is a command that can be repeated, not a revision. What may be read is a list,
+because a default for future tables would also open raw samples and mail. Raw evidence stays closed:
+a board that scanned it would slow the writers down.
 """
 
 from __future__ import annotations
@@ -66,17 +67,38 @@ READABLE = (
 """Rollups, ledgers and the names they need; tables missing from this schema are skipped."""
 READABLE_COLUMNS = {
     "recommendation": (
-        *("id", "key", "kind", "team", "advice", "start_ms", "end_ms", "currency", "cash_expected_micro"),
-        *("capacity_expected_micro", "state", "made_ms", "decided_ms", "realized_micro", "realized_until_ms"),
+        *(
+            "id",
+            "key",
+            "kind",
+            "team",
+            "advice",
+            "start_ms",
+            "end_ms",
+            "currency",
+            "cash_expected_micro",
+        ),
+        *(
+            "capacity_expected_micro",
+            "state",
+            "made_ms",
+            "decided_ms",
+            "realized_micro",
+            "realized_until_ms",
+        ),
     ),
     "dispute": ("id", "state", "opened_ms", "resolved_ms"),
     "outbox": ("id", "kind", "state", "attempts", "made_ms", "not_before_ms", "sent_ms"),
 }
-"""Columns of tables whose other columns hold mail, names of people and evidence: enough to count and list rows."""
+"""Columns of tables whose other columns hold mail, names of people and evidence: enough to count
+and list rows.
+"""
 CONNECTIONS = 10
 """Concurrent sessions of a role: several boards of a person. Postgres refuses more."""
 TEMP_FILE_LIMIT = "64MB"
-"""Temporary files of a session, for sorts and joins; a role cannot raise it, as it can the other settings."""
+"""Temporary files of a session, for sorts and joins; a role cannot raise it, as it can the other
+settings.
+"""
 STATEMENT_TIMEOUT = "30s"
 """Longest query of a reader: nobody waits longer for a board."""
 SETTINGS = {
@@ -85,12 +107,16 @@ SETTINGS = {
     "idle_in_transaction_session_timeout": "30s",
     "lock_timeout": "5s",
 }
-"""Settings with which a session of a reader begins. It may change them; `reader_watch` then ends it."""
+"""Settings with which a session of a reader begins.
+
+It may change them; `reader_watch` then ends it.
+"""
 FUNCTIONS = (
     "pronamespace = 'pg_catalog'::regnamespace AND (proname ~ '^pg_(try_)?advisory_' "
     "OR proname IN ('lo_creat', 'lo_create', 'lo_from_bytea', 'pg_logical_emit_message'))"
 )
-"""Functions open to everybody that fill memory, disk or log of the server; the product uses none."""
+"""Functions open to everybody that fill memory, disk or log of the server; the product uses none.
+"""
 
 
 _NO_TEMP_FILE_LIMIT = (
@@ -112,35 +138,49 @@ class Step:
     optional: bool = False
     secret: bool = False
     readiness_problems: sql.Composed | None = None
-    """A query for whether it still needs to run: Postgres only warns when a REVOKE changes nothing."""
+    """A query for whether it still needs to run: Postgres only warns when a REVOKE changes nothing.
+    """
 
 
-def plan(connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None) -> list[Step]:
+def plan(
+    connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None
+) -> list[Step]:
     """List the statements that let the role read everything, or one owner's rows (level -> value).
 
     Raises RoleRefused when the role would be too powerful or is not allowed.
     """
     if owner is None and row_security.is_bound(connection, role):
-        raise RoleRefused(f"{role} sees one owner's part only: drop the role first, or name another one")
+        raise RoleRefused(
+            f"{role} sees one owner's part only: drop the role first, or name another one"
+        )
     name = sql.Identifier(role)
-    # A superuser ignores every limit, and a role that has this user's rights may write whatever the collector may.
+    # A superuser ignores every limit, and a role that has this user's rights may write whatever the
+    # collector may.
     row = connection.execute(
-        "SELECT rolsuper, pg_has_role(oid, current_user, 'USAGE') FROM pg_roles WHERE rolname = %s", (role,)
+        "SELECT rolsuper, pg_has_role(oid, current_user, 'USAGE') FROM pg_roles WHERE rolname = %s",
+        (role,),
     ).fetchone()
     if row is not None and any(row):
-        raise RoleRefused(f"{role} is no role for reading alone: it is a superuser or has this user's own rights")
+        raise RoleRefused(
+            f"{role} is no role for reading alone: it is a superuser or has this user's own rights"
+        )
     steps: list[Step] = []
     if row is None:
-        # Created in the transaction that also limits it, so that an error leaves no half-finished role.
+        # Created in the transaction that also limits it, so that an error leaves no half-finished
+        # role.
         steps.append(_creation(connection, role, password))
     elif password is not None:
         # LOGIN as well: this is how a role that was revoked comes back.
-        change = sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(name, _hashed(connection, role, password))
+        change = sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(
+            name, _hashed(connection, role, password)
+        )
         steps.append(Step(change, optional=True, secret=True))
     row = connection.execute("SELECT current_database(), current_schema()").fetchone()
     assert row is not None
     place, schema = sql.Identifier(row[0]), sql.Identifier(row[1])
-    steps.append(Step(sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(place, name), optional=True))
+    steps.append(
+        Step(sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(place, name), optional=True)
+    )
     steps.append(Step(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(schema, name)))
     if owner is None:
         tables = sql.SQL(", ").join(sql.Identifier(row[1], table) for table in _present(connection))
@@ -148,7 +188,9 @@ def plan(connection: Connection, role: str, password: str | None, owner: Mapping
         for table in _present(connection, READABLE_COLUMNS):
             columns = sql.SQL(", ").join(map(sql.Identifier, READABLE_COLUMNS[table]))
             place_of = sql.Identifier(row[1], table)
-            steps.append(Step(sql.SQL("GRANT SELECT ({}) ON {} TO {}").format(columns, place_of, name)))
+            steps.append(
+                Step(sql.SQL("GRANT SELECT ({}) ON {} TO {}").format(columns, place_of, name))
+            )
     else:
         steps += [Step(statement) for statement in row_security.statements(row[1], role, owner)]
     steps += _limits(connection, role, row[0])
@@ -162,9 +204,13 @@ def _limits(connection: Connection, role: str, database: str) -> Iterator[Step]:
     name, place, text = sql.Identifier(role), sql.Identifier(database), sql.Literal(role)
     for setting, value in SETTINGS.items():
         change = sql.SQL("ALTER ROLE {} IN DATABASE {} SET {} = {}")
-        yield Step(change.format(name, place, sql.Identifier(setting), sql.Literal(value)), optional=True)
+        yield Step(
+            change.format(name, place, sql.Identifier(setting), sql.Literal(value)), optional=True
+        )
     yield Step(
-        sql.SQL("ALTER ROLE {} SET temp_file_limit = {}").format(name, sql.Literal(TEMP_FILE_LIMIT)),
+        sql.SQL("ALTER ROLE {} SET temp_file_limit = {}").format(
+            name, sql.Literal(TEMP_FILE_LIMIT)
+        ),
         optional=True,
         readiness_problems=sql.SQL("SELECT {} FROM pg_roles r WHERE rolname = {}").format(
             sql.SQL(_NO_TEMP_FILE_LIMIT), text
@@ -173,17 +219,22 @@ def _limits(connection: Connection, role: str, database: str) -> Iterator[Step]:
     yield Step(
         sql.SQL("ALTER ROLE {} CONNECTION LIMIT {}").format(name, sql.Literal(CONNECTIONS)),
         optional=True,
-        readiness_problems=sql.SQL("SELECT rolconnlimit <> {} FROM pg_roles WHERE rolname = {}").format(
-            sql.Literal(CONNECTIONS), text
-        ),
+        readiness_problems=sql.SQL(
+            "SELECT rolconnlimit <> {} FROM pg_roles WHERE rolname = {}"
+        ).format(sql.Literal(CONNECTIONS), text),
     )
     yield Step(
         sql.SQL("REVOKE TEMPORARY ON DATABASE {} FROM PUBLIC, {}").format(place, name),
         optional=True,
-        readiness_problems=sql.SQL("SELECT has_database_privilege({}, current_database(), 'TEMPORARY')").format(text),
+        readiness_problems=sql.SQL(
+            "SELECT has_database_privilege({}, current_database(), 'TEMPORARY')"
+        ).format(text),
     )
     functions = sql.SQL(", ").join(
-        sql.SQL(row[0]) for row in connection.execute(f"SELECT oid::regprocedure::text FROM pg_proc WHERE {FUNCTIONS}")
+        sql.SQL(row[0])
+        for row in connection.execute(
+            f"SELECT oid::regprocedure::text FROM pg_proc WHERE {FUNCTIONS}"
+        )
     )
     yield Step(
         sql.SQL("REVOKE EXECUTE ON FUNCTION {} FROM PUBLIC").format(functions),
@@ -192,8 +243,8 @@ def _limits(connection: Connection, role: str, database: str) -> Iterator[Step]:
             "SELECT bool_or(has_function_privilege({}, oid, 'EXECUTE')) FROM pg_proc WHERE {}"
         ).format(text, sql.SQL(FUNCTIONS)),
     )
-    # From Postgres 16 on INHERIT and SET are separate: ending a role's sessions needs the first, becoming it the
-    # second.
+    # From Postgres 16 on INHERIT and SET are separate: ending a role's sessions needs the first,
+    # becoming it the second.
     inherits = " WITH INHERIT TRUE, SET FALSE" if connection.info.server_version >= 160_000 else ""
     me = connection.execute("SELECT current_user").fetchone()
     assert me is not None
@@ -206,11 +257,13 @@ def _limits(connection: Connection, role: str, database: str) -> Iterator[Step]:
 
 def _creation(connection: Connection, role: str, password: str | None) -> Step:
     name = sql.Identifier(role)
-    allowed = connection.execute("SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user")
+    allowed = connection.execute(
+        "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user"
+    )
     if not (allowed.fetchone() or (False,))[0]:
         raise RoleRefused(
-            f"there is no role {role}, and this user may not create one; "
-            f"let an administrator run: CREATE ROLE {name.as_string(connection)} LOGIN PASSWORD '...'"
+            f"there is no role {role}, and this user may not create one; let an administrator run:"
+            f" CREATE ROLE {name.as_string(connection)} LOGIN PASSWORD '...'"
         )
     if password is None:
         return Step(sql.SQL("CREATE ROLE {} LOGIN").format(name))
@@ -226,15 +279,19 @@ def _hashed(connection: Connection, role: str, password: str) -> sql.Literal:
 
 def _present(connection: Connection, wanted: Iterable[str] = READABLE) -> Sequence[str]:
     rows = connection.execute(
-        "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') "
-        "AND relname = ANY(%s) ORDER BY 1",
+        "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND"
+        " relkind IN ('r', 'p') AND relname = ANY(%s) ORDER BY 1",
         (list(wanted),),
     )
     return [row[0] for row in rows]
 
 
-def grant(connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None) -> list[str]:
-    """Let the role read, in one transaction; return the optional statements that this user may not run."""
+def grant(
+    connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None
+) -> list[str]:
+    """Let the role read, in one transaction; return the optional statements that this user may not
+    run.
+    """
     with connection.transaction():
         return _run(connection, role, plan(connection, role, password, owner))
 
@@ -251,9 +308,12 @@ def _run(connection: Connection, role: str, steps: Iterable[Step]) -> list[str]:
 
 
 def revocation(connection: Connection, role: str) -> list[Step]:
-    """List the statements that take back what `plan` gave. Raises RoleRefused for a role that is no reader.
+    """List the statements that take back what `plan` gave.
 
-    The role stays among those that are watched, so that a session which begins at this moment is ended, too.
+    Raises RoleRefused for a role that is no reader.
+
+    The role stays among those that are watched, so that a session which begins at this moment is
+    ended, too.
     """
     known = [row[0] for row in connection.execute("SELECT role FROM database_reader ORDER BY 1")]
     if role not in known:
@@ -263,7 +323,11 @@ def revocation(connection: Connection, role: str) -> list[Step]:
     name, place, schema = sql.Identifier(role), sql.Identifier(row[0]), sql.Identifier(row[1])
     if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone() is None:
         return [
-            Step(sql.SQL("DELETE FROM {} WHERE role = {}").format(sql.Identifier("database_reader"), sql.Literal(role)))
+            Step(
+                sql.SQL("DELETE FROM {} WHERE role = {}").format(
+                    sql.Identifier("database_reader"), sql.Literal(role)
+                )
+            )
         ]
     return [
         Step(sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}").format(schema, name)),
@@ -273,13 +337,17 @@ def revocation(connection: Connection, role: str) -> list[Step]:
         Step(
             sql.SQL("ALTER ROLE {} NOLOGIN").format(name),
             optional=True,
-            readiness_problems=sql.SQL("SELECT rolcanlogin FROM pg_roles WHERE rolname = {}").format(sql.Literal(role)),
+            readiness_problems=sql.SQL(
+                "SELECT rolcanlogin FROM pg_roles WHERE rolname = {}"
+            ).format(sql.Literal(role)),
         ),
     ]
 
 
 def revoke(connection: Connection, role: str, at_ms: int) -> list[str]:
-    """Take back what `grant` gave, in one transaction; return the optional statements that this user may not run."""
+    """Take back what `grant` gave, in one transaction; return the optional statements that this
+    user may not run.
+    """
     with connection.transaction():
         left = _run(connection, role, revocation(connection, role))
         audit.record(connection, [audit.Change("reader", role, {"state": "granted"}, None)], at_ms)
@@ -287,7 +355,9 @@ def revoke(connection: Connection, role: str, at_ms: int) -> list[str]:
 
 
 def end_sessions(connection: Connection, role: str) -> tuple[int, str]:
-    """End the role's sessions; returns how many, and the statement for an administrator where this user may not."""
+    """End the role's sessions; returns how many, and the statement for an administrator where this
+    user may not.
+    """
     sessions = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = {}"
     statement = sql.SQL(sessions).format(sql.Literal(role))
     try:
@@ -298,14 +368,19 @@ def end_sessions(connection: Connection, role: str) -> tuple[int, str]:
 
 
 def _is_readiness_problems(connection: Connection, step: Step) -> bool:
-    row = None if step.readiness_problems is None else connection.execute(step.readiness_problems).fetchone()
+    row = (
+        None
+        if step.readiness_problems is None
+        else connection.execute(step.readiness_problems).fetchone()
+    )
     return row is None or bool(row[0])
 
 
 def _tried(connection: Connection, step: Step) -> bool:
     """Run an optional statement; return whether it had its effect."""
     try:
-        # A savepoint: a right that is missing must not end the transaction of the required statements.
+        # A savepoint: a right that is missing must not end the transaction of the required
+        # statements.
         with connection.transaction():
             connection.execute(step.statement)
     except psycopg.errors.InsufficientPrivilege:
@@ -313,8 +388,8 @@ def _tried(connection: Connection, step: Step) -> bool:
     return step.readiness_problems is None or not _is_readiness_problems(connection, step)
 
 
-# Roles that may read charges and log in, but are no registered readers, lack a limit, or have sessions that this user
-# cannot end.
+# Roles that may read charges and log in, but are no registered readers, lack a limit, or have
+# sessions that this user cannot end.
 _NOT_HELD = f"""
 SELECT r.rolname FROM pg_class c, aclexplode(c.relacl) a JOIN pg_roles r ON r.oid = a.grantee
 WHERE c.oid = to_regclass('charge') AND a.privilege_type = 'SELECT' AND r.rolcanlogin AND NOT r.rolsuper
@@ -337,5 +412,6 @@ def script(
     """The statements as text, for people who run them; a password is not shown."""
     steps = plan(connection, role, password, owner)
     return [
-        f"-- sets the password of {role}" if step.secret else step.statement.as_string(connection) for step in steps
+        f"-- sets the password of {role}" if step.secret else step.statement.as_string(connection)
+        for step in steps
     ]

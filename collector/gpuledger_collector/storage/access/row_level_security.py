@@ -1,14 +1,16 @@
-"""Row-level security: a second safeguard besides the filters of the code, for viewers' reads over HTTP.
+"""Row-level security: a second safeguard besides the filters of the code, for viewers' reads over
+HTTP.
 
-The collector reads as the owner of the tables, whom Postgres does not restrict. Where it reads rows for a viewer it
-becomes the role `gpuledger_viewer` and names the viewer's owner in a setting of the session. Policies then restrict
-every table to that owner's rows, and a table that is not listed here cannot be read at all: a forgotten condition
-shows nothing of others. What must be computed from all rows (shares of common costs, cents that add up) is read before
-or after.
+The collector reads as the owner of the tables, whom Postgres does not restrict. Where it reads rows
+for a viewer it becomes the role `gpuledger_viewer` and names the viewer's owner in a setting of the
+session. Policies then restrict every table to that owner's rows, and a table that is not listed
+here cannot be read at all: a forgotten condition shows nothing of others. What must be computed
+from all rows (shares of common costs, cents that add up) is read before or after.
 
-A role belongs to the server and may need rights that the owner of a database lacks, so this is no migration: the
-policies are enabled after migrating where possible, and disabled before, because they depend on columns. Without them
-only the filters of the code apply, which `gpuledger doctor` reports.
+A role belongs to the server and may need rights that the owner of a database lacks, so this is no
+migration: the policies are enabled after migrating where possible, and disabled before, because
+they depend on columns. Without them only the filters of the code apply, which `gpuledger doctor`
+reports.
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ log = logging.getLogger(__name__)
 ROLE = "gpuledger_viewer"
 POLICY = "gpuledger_viewer"
 LOCK_TIMEOUT = "500ms"
-"""Shorter than the deadlock timeout of Postgres, as for migrations, so that batches are not delayed."""
+"""Shorter than the deadlock timeout of Postgres, as for migrations, so that batches are not
+delayed.
+"""
 _OWNER = "nullif(nullif(current_setting('gpuledger.owner', true), ''), '{}')::jsonb"
 """The viewer's owner (level -> value); null, so that no row is visible, when it is not set."""
 _PATH = (
-    "jsonb_build_object('org', org, 'team', team, 'project', project, 'experiment', experiment, 'run', run, "
-    "'user', user_name)"
+    "jsonb_build_object('org', org, 'team', team, 'project', project, 'experiment', experiment,"
+    " 'run', run, 'user', user_name)"
 )
 _OWNED_BY_VIEWER = "owner_id IN (SELECT id FROM owner)"
 _TEAM_OF_VIEWER = f"(jsonb_build_object('team', team) || owner) @> {_OWNER}"
@@ -66,9 +70,14 @@ OWNED = {
     "closed_workload": _WORKLOAD_OF_VIEWER.format("closed_workload.workload_id"),
     "counter_series": _WORKLOAD_OF_VIEWER.format("counter_series.workload_id"),
     "counter_hour": "series_id IN (SELECT id FROM counter_series)",
-    "accelerator": "id IN (SELECT accelerator_id FROM finding) OR id IN (SELECT accelerator_id FROM dispute)",
+    "accelerator": (
+        "id IN (SELECT accelerator_id FROM finding) OR id IN (SELECT accelerator_id FROM dispute)"
+    ),
 }
-"""Tables of which a viewer sees some rows -> their condition. Policies also apply to tables inside a condition."""
+"""Tables of which a viewer sees some rows -> their condition.
+
+Policies also apply to tables inside a condition.
+"""
 _READ = re.compile(r"\bFROM (\w+)")
 COMMON = {
     "conservation_check": "",
@@ -84,10 +93,13 @@ COMMON = {
     "commitment": "id, region",
     "billing_period": "start_ms, end_ms, name, closed_ms, closed_by, lines, seal",
 }
-"""Tables of days, months and places without an owner -> the columns that are visible (empty: all)."""
+"""Tables of days, months and places without an owner -> the columns that are visible (empty: all).
+"""
 
 
-def statements(schema: str, tables: Container[str], unfiltered: Container[str] = ()) -> Iterator[sql.Composed]:
+def statements(
+    schema: str, tables: Container[str], unfiltered: Container[str] = ()
+) -> Iterator[sql.Composed]:
     """Yield the statements that set up grants and policies for these tables; the role must exist.
 
     `unfiltered`: tables that take no policy on Citus, so that a viewer may read every row of them.
@@ -97,16 +109,25 @@ def statements(schema: str, tables: Container[str], unfiltered: Container[str] =
     yield sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}").format(place, role)
     for table, columns in ((name, columns) for name, columns in COMMON.items() if name in tables):
         visible = sql.SQL(f" ({columns})" if columns else "")
-        yield sql.SQL("GRANT SELECT{} ON {} TO {}").format(visible, sql.Identifier(schema, table), role)
+        yield sql.SQL("GRANT SELECT{} ON {} TO {}").format(
+            visible, sql.Identifier(schema, table), role
+        )
     for table, condition in ((name, own) for name, own in OWNED.items() if name in tables):
-        target, own, everybody = sql.Identifier(schema, table), sql.Identifier(POLICY), sql.Identifier(EVERYBODY)
+        target, own, everybody = (
+            sql.Identifier(schema, table),
+            sql.Identifier(POLICY),
+            sql.Identifier(EVERYBODY),
+        )
         yield sql.SQL("GRANT SELECT ON {} TO {}").format(target, role)
         if table in unfiltered:
             continue
         yield sql.SQL("DROP POLICY IF EXISTS {} ON {}").format(everybody, target)
-        # With row-level security on, a role without a policy sees nothing: this one restores the usual rights for
-        # everybody, and the restrictive one below narrows them for the viewer alone.
-        yield sql.SQL("CREATE POLICY {} ON {} USING (true) WITH CHECK (true)").format(everybody, target)
+        # With row-level security on, a role without a policy sees nothing: this one restores the
+        # usual rights for everybody, and the restrictive one below narrows them for the viewer
+        # alone.
+        yield sql.SQL("CREATE POLICY {} ON {} USING (true) WITH CHECK (true)").format(
+            everybody, target
+        )
         yield sql.SQL("DROP POLICY IF EXISTS {} ON {}").format(own, target)
         yield sql.SQL("CREATE POLICY {} ON {} AS RESTRICTIVE TO {} USING ({})").format(
             own, target, role, sql.SQL(condition)
@@ -125,14 +146,16 @@ _MAY_BECOME_VIEWER = (
     "CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END))"
 )
 _UP_TO_DATE = (
-    "EXISTS (SELECT FROM pg_policy p WHERE p.polname = %(policy)s AND p.polrelid = to_regclass('owner') "
-    "AND obj_description(p.oid, 'pg_policy') = %(version)s)"
+    "EXISTS (SELECT FROM pg_policy p WHERE p.polname = %(policy)s AND p.polrelid ="
+    " to_regclass('owner') AND obj_description(p.oid, 'pg_policy') = %(version)s)"
 )
 _PARAMETERS = {"role": ROLE, "policy": POLICY, "version": VERSION}
 
 
 def unfiltered(connection: Connection) -> set[str]:
-    """Tables without a policy because Citus took them over, or because their condition reads one of those."""
+    """Tables without a policy because Citus took them over, or because their condition reads one of
+    those.
+    """
     if not distribution.managed(connection):
         return set()
     converted = distribution.converted(connection)
@@ -145,13 +168,16 @@ def unfiltered(connection: Connection) -> set[str]:
 
 def is_enabled(connection: Connection) -> bool:
     """Whether the policies of this version are in force, and this user may become the viewer."""
-    row = connection.execute(f"SELECT {_MAY_BECOME_VIEWER} AND {_UP_TO_DATE}", _PARAMETERS).fetchone()
+    row = connection.execute(
+        f"SELECT {_MAY_BECOME_VIEWER} AND {_UP_TO_DATE}", _PARAMETERS
+    ).fetchone()
     return bool(row and row[0])
 
 
 @contextmanager
 def as_viewer(connection: Connection, owner: Mapping[str, str] | None) -> Iterator[None]:
-    """Restrict the connection to the rows of an owner (level -> value) and below while the block runs; None: all rows.
+    """Restrict the connection to the rows of an owner (level -> value) and below while the block
+    runs; None: all rows.
 
     Without row-level security nothing is restricted, and a warning is logged.
     """
@@ -162,17 +188,21 @@ def as_viewer(connection: Connection, owner: Mapping[str, str] | None) -> Iterat
     try:
         yield
     finally:
-        # In a failed transaction no statement runs; its rollback also undoes the change of the role.
+        # In a failed transaction no statement runs; its rollback also undoes the change of the
+        # role.
         if restricted and connection.info.transaction_status != pq.TransactionStatus.INERROR:
             connection.execute("RESET ROLE")
 
 
 def become_viewer(connection: Connection, owner: Mapping[str, str]) -> bool:
-    """Restrict the session to an owner's rows until it ends; return False without row-level security."""
-    # Both settings and the condition in one statement: the role is changed only if the policies are in force.
+    """Restrict the session to an owner's rows until it ends; return False without row-level
+    security.
+    """
+    # Both settings and the condition in one statement: the role is changed only if the policies are
+    # in force.
     row = connection.execute(
-        "SELECT set_config('gpuledger.owner', %(owner)s, false), set_config('role', %(role)s, false) "
-        f"WHERE {_MAY_BECOME_VIEWER} AND {_UP_TO_DATE}",
+        "SELECT set_config('gpuledger.owner', %(owner)s, false), set_config('role', %(role)s,"
+        f" false) WHERE {_MAY_BECOME_VIEWER} AND {_UP_TO_DATE}",
         {**_PARAMETERS, "owner": json.dumps(dict(owner))},
     ).fetchone()
     if row is None:
@@ -186,14 +216,18 @@ def disable(connection: Connection) -> int:
         "SELECT polrelid::regclass::text FROM pg_policy WHERE polname = %s", (POLICY,)
     ).fetchall()
     for (table,) in tables:
-        connection.execute(sql.SQL("DROP POLICY {} ON {}").format(sql.Identifier(POLICY), sql.SQL(table)))
+        connection.execute(
+            sql.SQL("DROP POLICY {} ON {}").format(sql.Identifier(POLICY), sql.SQL(table))
+        )
     return len(tables)
 
 
 def enable(connection: Connection, tries: int = 1, pause_s: float = 0) -> str:
-    """Enable row-level security unless it is; return what prevents it in a sentence, empty when it is enabled.
+    """Enable row-level security unless it is; return what prevents it in a sentence, empty when it
+    is enabled.
 
-    While others lock a table it is tried again, `pause_s` apart. `connection` is in autocommit mode.
+    While others lock a table it is tried again, `pause_s` apart. `connection` is in autocommit
+    mode.
     """
     if is_enabled(connection):
         return ""
@@ -218,7 +252,9 @@ def _enable(connection: Connection) -> None:
         _ensure_role(connection)
         row = connection.execute("SELECT current_schema()").fetchone()
         assert row is not None
-        tables = connection.execute("SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace", row)
+        tables = connection.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace", row
+        )
         for statement in statements(row[0], {name for (name,) in tables}, unfiltered(connection)):
             connection.execute(statement)
 
@@ -233,13 +269,19 @@ def _ensure_role(connection: Connection) -> None:
         may = connection.execute(f"SELECT {_MAY_BECOME_VIEWER}", _PARAMETERS).fetchone()
         if may is None or not may[0]:
             version = connection.info.server_version
-            grant = "GRANT {} TO CURRENT_USER" + (" WITH INHERIT FALSE, SET TRUE" if version >= 160_000 else "")
+            grant = "GRANT {} TO CURRENT_USER" + (
+                " WITH INHERIT FALSE, SET TRUE" if version >= 160_000 else ""
+            )
             connection.execute(sql.SQL(grant).format(sql.Identifier(ROLE)))
 
 
 def advice(connection: Connection) -> str:
-    """What must be done before row-level security is enabled: an administrator's SQL where the role is missing."""
-    row = connection.execute(f"SELECT quote_ident(current_user), {_MAY_BECOME_VIEWER}", _PARAMETERS).fetchone()
+    """What must be done before row-level security is enabled: an administrator's SQL where the role
+    is missing.
+    """
+    row = connection.execute(
+        f"SELECT quote_ident(current_user), {_MAY_BECOME_VIEWER}", _PARAMETERS
+    ).fetchone()
     assert row is not None
     user, may_become_viewer = row
     if may_become_viewer:

@@ -1,4 +1,6 @@
-"""Tokens in Postgres: only the hash of a secret is stored, rows are revoked, never deleted, and changes are audited."""
+"""Tokens in Postgres: only the hash of a secret is stored, rows are revoked, never deleted, and
+changes are audited.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ class TokenRefused(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token without its secret. `id` 0: not stored yet. Instants are unix milliseconds, None: not yet."""
+    """A token without its secret.
+
+    `id` 0: not stored yet. Instants are unix milliseconds, None: not yet.
+    """
 
     id: int
     name: str
@@ -75,19 +80,32 @@ def every(connection: Connection) -> list[Token]:
 def create(connection: Connection, wanted: Token) -> tuple[Token, str]:
     """Store a new token like `wanted`; return it and its secret, which is shown only now.
 
-    Raises TokenRefused when two of its name are valid, or when its name belongs to a token of another kind.
+    Raises TokenRefused when two of its name are valid, or when its name belongs to a token of
+    another kind.
     """
-    # Every change of a token is audited, so this lock also serializes the checks below with other changes of tokens.
+    # Every change of a token is audited, so this lock also serializes the checks below with other
+    # changes of tokens.
     locks.take(connection, Lock.AUDIT)
-    same = [token for token in every(connection) if token.name == wanted.name and token.live(wanted.made_ms)]
-    if any((token.role, token.node, token.owner) != (wanted.role, wanted.node, wanted.owner) for token in same):
-        raise TokenRefused(f"{wanted.name} is the name of a live token of another kind: choose another name")
+    same = [
+        token
+        for token in every(connection)
+        if token.name == wanted.name and token.live(wanted.made_ms)
+    ]
+    if any(
+        (token.role, token.node, token.owner) != (wanted.role, wanted.node, wanted.owner)
+        for token in same
+    ):
+        raise TokenRefused(
+            f"{wanted.name} is the name of a live token of another kind: choose another name"
+        )
     if len(same) >= LIVE_AT_ONCE:
-        raise TokenRefused(f"{LIVE_AT_ONCE} tokens of {wanted.name} live already: revoke one of them first")
+        raise TokenRefused(
+            f"{LIVE_AT_ONCE} tokens of {wanted.name} live already: revoke one of them first"
+        )
     secret = new_secret()
     row = connection.execute(
-        "INSERT INTO token (name, role, node, owner, hash, made_ms, expires_ms) VALUES (%s, %s, %s, %s::jsonb, %s, %s, "
-        "%s) RETURNING id",
+        "INSERT INTO token (name, role, node, owner, hash, made_ms, expires_ms) VALUES (%s, %s, %s,"
+        " %s::jsonb, %s, %s, %s) RETURNING id",
         (
             wanted.name,
             wanted.role,
@@ -100,7 +118,9 @@ def create(connection: Connection, wanted: Token) -> tuple[Token, str]:
     ).fetchone()
     assert row is not None
     token = replace(wanted, id=row[0], hash=hash_of(secret))
-    audit.record(connection, [audit.Change("token", token.name, None, token.facts())], wanted.made_ms)
+    audit.record(
+        connection, [audit.Change("token", token.name, None, token.facts())], wanted.made_ms
+    )
     return token, secret
 
 
@@ -110,7 +130,9 @@ def revoke(connection: Connection, which: str, at_ms: int) -> list[Token]:
     Raises TokenRefused when there is none.
     """
     live = _live(connection, which, at_ms)
-    connection.execute("UPDATE token SET revoked_ms = %s WHERE id = ANY(%s)", (at_ms, [token.id for token in live]))
+    connection.execute(
+        "UPDATE token SET revoked_ms = %s WHERE id = ANY(%s)", (at_ms, [token.id for token in live])
+    )
     return _changed(connection, live, [replace(token, revoked_ms=at_ms) for token in live], at_ms)
 
 
@@ -123,7 +145,9 @@ def rotate(connection: Connection, which: str, at_ms: int, old_until_ms: int) ->
     if len(live) > 1:
         raise TokenRefused(f"{which} is being rotated already: revoke token {live[0].id} first")
     (old,) = live
-    successor, secret = create(connection, replace(old, id=0, made_ms=at_ms, last_used_ms=None, expires_ms=None))
+    successor, secret = create(
+        connection, replace(old, id=0, made_ms=at_ms, last_used_ms=None, expires_ms=None)
+    )
     until = old_until_ms if old.expires_ms is None else min(old.expires_ms, old_until_ms)
     connection.execute("UPDATE token SET expires_ms = %s WHERE id = %s", (until, old.id))
     _changed(connection, [old], [replace(old, expires_ms=until)], at_ms)
@@ -134,24 +158,35 @@ def _live(connection: Connection, which: str, at_ms: int) -> list[Token]:
     locks.take(connection, Lock.AUDIT)
     live = [token for token in every(connection) if token.live(at_ms)]
     # Names first: a token may be called like the number of another one.
-    matching = [token for token in live if token.name == which] or [token for token in live if str(token.id) == which]
+    matching = [token for token in live if token.name == which] or [
+        token for token in live if str(token.id) == which
+    ]
     if not matching:
-        raise TokenRefused(f"no live token has the name or number {which}: gpuledger token list shows them")
+        raise TokenRefused(
+            f"no live token has the name or number {which}: gpuledger token list shows them"
+        )
     return matching
 
 
-def _changed(connection: Connection, old: Sequence[Token], new: Sequence[Token], at_ms: int) -> list[Token]:
+def _changed(
+    connection: Connection, old: Sequence[Token], new: Sequence[Token], at_ms: int
+) -> list[Token]:
     pairs = zip(old, new, strict=True)
     audit.record(
         connection,
-        [audit.Change("token", before.name, before.facts(), after.facts()) for before, after in pairs],
+        [
+            audit.Change("token", before.name, before.facts(), after.facts())
+            for before, after in pairs
+        ],
         at_ms,
     )
     return list(new)
 
 
 def _head(connection: Connection) -> object:
-    return connection.execute("SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1").fetchone()
+    return connection.execute(
+        "SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1"
+    ).fetchone()
 
 
 def mark_used(connection: Connection, used: Mapping[int, int]) -> None:
@@ -165,7 +200,10 @@ def mark_used(connection: Connection, used: Mapping[int, int]) -> None:
 
 @dataclass(slots=True)
 class TokenStore:
-    """Tokens as the collector reads them, over one connection that is reopened when it is lost. Not thread-safe."""
+    """Tokens as the collector reads them, over one connection that is reopened when it is lost.
+
+    Not thread-safe.
+    """
 
     database: Database
     _connection: Connection | None = field(default=None, init=False)
@@ -188,7 +226,8 @@ class TokenStore:
             try:
                 return question(self._connection)
             except psycopg.Error:
-                # Once more on a new connection: the old one may have been cut by a restart of the database.
+                # Once more on a new connection: the old one may have been cut by a restart of the
+                # database.
                 self._connection.close()
                 self._connection = None
         self._connection = self.database.connect()

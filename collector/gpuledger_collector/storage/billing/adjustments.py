@@ -1,4 +1,6 @@
-"""Adjustments in Postgres: policies are superseded, entries are booked once and only ever reversed by another entry."""
+"""Adjustments in Postgres: policies are superseded, entries are booked once and only ever reversed
+by another entry.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,18 @@ from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
 
 _DECLARED = (
-    *("name", "kind", "owner", "pool", "gpu_model", "percent", "steps", "per", "amount_micro", "currency"),
+    *(
+        "name",
+        "kind",
+        "owner",
+        "pool",
+        "gpu_model",
+        "percent",
+        "steps",
+        "per",
+        "amount_micro",
+        "currency",
+    ),
     *("from_on", "to_on", "reason", "approver"),
 )
 _ALL = ("id", *_DECLARED, "shares", "reverses")
@@ -53,27 +66,38 @@ def current(connection: Connection) -> list[Adjustment]:
 
 
 def declared(connection: Connection) -> list[Adjustment]:
-    """What a file can declare: the policies in force, and the credits and debits that nobody reversed."""
+    """What a file can declare: the policies in force, and the credits and debits that nobody
+    reversed.
+    """
     known = current(connection)
     reversed_ids = {adjustment.reverses for adjustment in known}
     return [
         adjustment
         for adjustment in known
         if adjustment.kind in POLICIES
-        or (adjustment.kind in {CREDIT, DEBIT} and adjustment.reverses is None and adjustment.id not in reversed_ids)
+        or (
+            adjustment.kind in {CREDIT, DEBIT}
+            and adjustment.reverses is None
+            and adjustment.id not in reversed_ids
+        )
     ]
 
 
 def by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Adjustment]:
-    """Adjustments by id, superseded ones too, without their shares: charges name the version that they follow from."""
+    """Adjustments by id, superseded ones too, without their shares: charges name the version that
+    they follow from.
+    """
     rows = connection.execute(
-        f"SELECT id, {', '.join(_DECLARED)}, NULL, reverses FROM adjustment WHERE id = ANY(%s)", (list(ids),)
+        f"SELECT id, {', '.join(_DECLARED)}, NULL, reverses FROM adjustment WHERE id = ANY(%s)",
+        (list(ids),),
     )
     return {row[0]: _adjustment(row) for row in rows}
 
 
 def holding(connection: Connection, day_on: dt.date) -> list[Adjustment]:
-    """Policies that hold on a day of the bill, and the entries that are charged on it: those whose days begin then."""
+    """Policies that hold on a day of the bill, and the entries that are charged on it: those whose
+    days begin then.
+    """
     return _read(
         connection,
         "superseded_at IS NULL AND ((kind = ANY(%s) AND coalesce(from_on, '-infinity') <= %s "
@@ -92,8 +116,12 @@ def tiered_between(connection: Connection, from_on: dt.date, to_on: dt.date) -> 
     return row is not None and bool(row[0])
 
 
-def replace(connection: Connection, wanted: Sequence[Adjustment], now: dt.datetime) -> ImportOutcome:
-    """Policies become these; entries are booked unless they are. The days that this changes are marked for rating.
+def replace(
+    connection: Connection, wanted: Sequence[Adjustment], now: dt.datetime
+) -> ImportOutcome:
+    """Policies become these; entries are booked unless they are.
+
+    The days that this changes are marked for rating.
 
     Raises BookedDiffers for an entry whose name is booked with other terms.
     """
@@ -102,7 +130,12 @@ def replace(connection: Connection, wanted: Sequence[Adjustment], now: dt.dateti
     policies = [adjustment for adjustment in wanted if adjustment.kind in POLICIES]
     rows = [_cells(policy) for policy in policies]
     outcome = declarations.replace_rows(
-        connection, "adjustment", _DECLARED, rows, now, among="kind IN ('tiered', 'markup', 'discount')"
+        connection,
+        "adjustment",
+        _DECLARED,
+        rows,
+        now,
+        among="kind IN ('tiered', 'markup', 'discount')",
     )
     after = [adjustment for adjustment in current(connection) if adjustment.kind in POLICIES]
     kept = {adjustment.id for adjustment in before} & {adjustment.id for adjustment in after}
@@ -119,22 +152,33 @@ def replace(connection: Connection, wanted: Sequence[Adjustment], now: dt.dateti
             marked += 1
         elif _cells(known) != _cells(entry):
             message = (
-                f"{known.kind} {known.name!r} is booked with other terms, and a booked entry does not change: "
-                "gpuledger adjustments reverse takes it back; then book another name"
+                f"{known.kind} {known.name!r} is booked with other terms, and a booked entry does"
+                " not change: gpuledger adjustments reverse takes it back; then book another name"
             )
             raise BookedDiffers([Problem("booked", "adjustment:name", message)])
     entries = sum(adjustment.kind not in POLICIES for adjustment in wanted)
     return ImportOutcome(
-        outcome.added + added, outcome.updated, outcome.unchanged + entries - added, days_to_recompute=marked
+        outcome.added + added,
+        outcome.updated,
+        outcome.unchanged + entries - added,
+        days_to_recompute=marked,
     )
 
 
-def uncharged_owners(connection: Connection, entries: Iterable[Adjustment]) -> list[Mapping[str, str]]:
+def uncharged_owners(
+    connection: Connection, entries: Iterable[Adjustment]
+) -> list[Mapping[str, str]]:
     """Owners of entries of whom the ledger has no charge: most likely, a name is misspelled."""
-    owners = {json.dumps(dict(entry.owner), sort_keys=True): entry.owner for entry in entries if entry.kind in ENTRIES}
+    owners = {
+        json.dumps(dict(entry.owner), sort_keys=True): entry.owner
+        for entry in entries
+        if entry.kind in ENTRIES
+    }
     unknown: list[Mapping[str, str]] = []
     for owner in owners.values():
-        conditions = " AND ".join(f"{'user_name' if level == 'user' else level} = %s" for level in owner)
+        conditions = " AND ".join(
+            f"{'user_name' if level == 'user' else level} = %s" for level in owner
+        )
         row = connection.execute(
             f"SELECT EXISTS (SELECT FROM owner WHERE {conditions or 'true'})", list(owner.values())
         ).fetchone()
@@ -144,12 +188,20 @@ def uncharged_owners(connection: Connection, entries: Iterable[Adjustment]) -> l
 
 
 def book(
-    connection: Connection, entry: Adjustment, now: dt.datetime, evidence: Mapping[str, object] | None = None
+    connection: Connection,
+    entry: Adjustment,
+    now: dt.datetime,
+    evidence: Mapping[str, object] | None = None,
 ) -> Adjustment:
-    """Book an entry, audited; its first day is marked for rating. Raises EntryRefused for a name that is taken."""
+    """Book an entry, audited; its first day is marked for rating.
+
+    Raises EntryRefused for a name that is taken.
+    """
     locks.take(connection, Lock.LEDGER)
     if any(adjustment.name == entry.name for adjustment in current(connection)):
-        raise EntryRefused(f"an adjustment is called {entry.name!r} already: give this one another name")
+        raise EntryRefused(
+            f"an adjustment is called {entry.name!r} already: give this one another name"
+        )
     assert entry.from_on is not None
     shares = [_share_cells(share) for share in entry.shares]
     cells = {
@@ -160,27 +212,44 @@ def book(
         "recorded_at": now,
     }
     row = connection.execute(
-        f"INSERT INTO adjustment ({', '.join(cells)}) VALUES ({', '.join(['%s'] * len(cells))}) RETURNING id",
+        f"INSERT INTO adjustment ({', '.join(cells)}) VALUES ({', '.join(['%s'] * len(cells))})"
+        " RETURNING id",
         [json.dumps(value) if isinstance(value, dict) else value for value in cells.values()],
     ).fetchone()
     assert row is not None
-    facts: dict[str, object] = {name: value for name, value in _plain(entry).items() if value not in (None, "", {})}
+    facts: dict[str, object] = {
+        name: value for name, value in _plain(entry).items() if value not in (None, "", {})
+    }
     facts |= {"shares": len(entry.shares)} if entry.shares else {}
-    digest = audited.booked_digest(shares, None if evidence is None else dict(evidence), entry.reverses)
+    digest = audited.booked_digest(
+        shares, None if evidence is None else dict(evidence), entry.reverses
+    )
     facts |= {"sha256": digest} if digest is not None else {}
-    audit.record(connection, [audit.Change("adjustment", entry.name, None, facts)], int(now.timestamp() * 1000))
+    audit.record(
+        connection,
+        [audit.Change("adjustment", entry.name, None, facts)],
+        int(now.timestamp() * 1000),
+    )
     start_ms = zones.calendar(connection).start_of(entry.from_on)
     connection.execute("INSERT INTO day_recompute (day_ms) VALUES (%s)", (start_ms,))
     return changed(entry, id=row[0])
 
 
-def reverse(connection: Connection, name: str, reason: str, approver: str, now: dt.datetime) -> Adjustment:
-    """Take a booked entry back by an entry of the opposite amounts; neither is ever deleted. Raises EntryRefused."""
+def reverse(
+    connection: Connection, name: str, reason: str, approver: str, now: dt.datetime
+) -> Adjustment:
+    """Take a booked entry back by an entry of the opposite amounts; neither is ever deleted.
+
+    Raises EntryRefused.
+    """
     locks.take(connection, Lock.LEDGER)
     known = current(connection)
     entry = next((adjustment for adjustment in known if adjustment.name == name), None)
     if entry is None or entry.kind in POLICIES:
-        names = ", ".join(repr(adjustment.name) for adjustment in known if adjustment.kind in ENTRIES) or "none"
+        names = (
+            ", ".join(repr(adjustment.name) for adjustment in known if adjustment.kind in ENTRIES)
+            or "none"
+        )
         raise EntryRefused(f"no entry is called {name!r}; booked are {names}")
     if entry.reverses is not None:
         raise EntryRefused(f"{name!r} is a reversal itself: book the entry anew instead")
@@ -200,22 +269,36 @@ def reverse(connection: Connection, name: str, reason: str, approver: str, now: 
 
 
 def evidence_of(connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
-    """What adjustments rest on, as a dispute shows it: their terms, and of a true-up the bill and its lines."""
+    """What adjustments rest on, as a dispute shows it: their terms, and of a true-up the bill and
+    its lines.
+    """
     columns = f"{', '.join(_DECLARED)}, evidence, recorded_at::text AS recorded_at"
     with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(f"SELECT {columns} FROM adjustment WHERE id = ANY(%s) ORDER BY name", (list(ids),))
-        return [{key: _text(value) for key, value in row.items() if value not in (None, "", {})} for row in rows]
+        rows = cursor.execute(
+            f"SELECT {columns} FROM adjustment WHERE id = ANY(%s) ORDER BY name", (list(ids),)
+        )
+        return [
+            {key: _text(value) for key, value in row.items() if value not in (None, "", {})}
+            for row in rows
+        ]
 
 
 def true_ups(connection: Connection, provider: str, period_name: str) -> list[Adjustment]:
-    """The true-ups of a provider's bill of a month, reversed ones too, in the order of their booking."""
-    where = "kind = 'true_up' AND reverses IS NULL AND evidence->>'provider' = %s AND evidence->>'period' = %s"
+    """The true-ups of a provider's bill of a month, reversed ones too, in the order of their
+    booking.
+    """
+    where = (
+        "kind = 'true_up' AND reverses IS NULL AND evidence->>'provider' = %s AND"
+        " evidence->>'period' = %s"
+    )
     return _read(connection, f"{where} ORDER BY id", (provider, period_name))
 
 
 def is_reversed(connection: Connection, entry: Adjustment) -> bool:
     """Whether an entry was taken back."""
-    row = connection.execute("SELECT EXISTS (SELECT FROM adjustment WHERE reverses = %s)", (entry.id,)).fetchone()
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM adjustment WHERE reverses = %s)", (entry.id,)
+    ).fetchone()
     return row is not None and bool(row[0])
 
 
@@ -239,13 +322,23 @@ def _adjustment(row: Sequence[Any]) -> Adjustment:
 
 
 def _share_cells(share: OwnerShare) -> list[object]:
-    return [[share.owner.level(level) for level in LEVELS], share.pool, share.gpu_model, share.micro]
+    return [
+        [share.owner.level(level) for level in LEVELS],
+        share.pool,
+        share.gpu_model,
+        share.micro,
+    ]
 
 
 def _cells(adjustment: Adjustment) -> dict[str, Any]:
     """What is declared of it, by column."""
     cells = {name: getattr(adjustment, name) for name in _DECLARED}
-    return {**cells, "owner": dict(cells["owner"]), "steps": dict(cells["steps"]), "percent": _plain_number(cells)}
+    return {
+        **cells,
+        "owner": dict(cells["owner"]),
+        "steps": dict(cells["steps"]),
+        "percent": _plain_number(cells),
+    }
 
 
 def _plain_number(cells: Mapping[str, Any]) -> Decimal | None:

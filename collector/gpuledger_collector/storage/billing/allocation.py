@@ -1,7 +1,8 @@
 """What stands beside the direct cost in a report: shares of common costs, and grams of carbon.
 
-Both are worked out from the ledger's lines when a report is asked for, month by month. Of a closed month the shared
-costs and intensities count that were in force when it was closed, so that its report stays the same ever after.
+Both are worked out from the ledger's lines when a report is asked for, month by month. Of a closed
+month the shared costs and intensities count that were in force when it was closed, so that its
+report stays the same ever after.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ Lines = Callable[[Period], Sequence[ChargedLine]]
 
 
 def allocate(
-    connection: Connection, period: Period, by: Sequence[str], now_ms: int, owner: Mapping[str, str] | None = None
+    connection: Connection,
+    period: Period,
+    by: Sequence[str],
+    now_ms: int,
+    owner: Mapping[str, str] | None = None,
 ) -> Allocations:
     """Shares and grams for a report of a period up to now, by these dimensions.
 
@@ -60,7 +65,9 @@ def allocate(
 def own_shared(
     connection: Connection, period: Period, by: Sequence[str], now_ms: int, owner: Mapping[str, str]
 ) -> Allocations:
-    """What an owner (level -> value) pays of shared costs in a period up to now, by these dimensions."""
+    """What an owner (level -> value) pays of shared costs in a period up to now, by these
+    dimensions.
+    """
     calendar, allocations = zones.calendar(connection), Allocations()
     for month, part, at in months(connection, calendar, period):
         split_costs = list(shared_costs(connection, at, month, part, now_ms, calendar))
@@ -68,7 +75,9 @@ def own_shared(
     return allocations
 
 
-def own_carbon(connection: Connection, period: Period, by: Sequence[str], owner: Mapping[str, str]) -> Allocations:
+def own_carbon(
+    connection: Connection, period: Period, by: Sequence[str], owner: Mapping[str, str]
+) -> Allocations:
     """The grams of an owner (level -> value) in a period, by these dimensions."""
     calendar, allocations = zones.calendar(connection), Allocations()
     for _, part, at in months(connection, calendar, period):
@@ -82,7 +91,10 @@ def own_carbon(connection: Connection, period: Period, by: Sequence[str], owner:
 def shares(
     connection: Connection, period: Period, level: str, now_ms: int, at_ms: int | None = None
 ) -> list[SharedPart]:
-    """What each owner of a level pays of shared costs in a period up to now. `at_ms`: when an open month is closed."""
+    """What each owner of a level pays of shared costs in a period up to now.
+
+    `at_ms`: when an open month is closed.
+    """
     calendar, allocations = zones.calendar(connection), Allocations()
     lines = cache(partial(_all_lines, connection, (level,)))
     closing = None if at_ms is None else dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC)
@@ -101,21 +113,35 @@ def months(
     connection: Connection, calendar: Calendar, period: Period
 ) -> Iterator[tuple[Period, Period, dt.datetime | None]]:
     """Each month, its part of the period, and when it was closed."""
-    closed = {closed_period.period.start_ms: closed_period.closed_ms for closed_period in periods.closed(connection)}
+    closed = {
+        closed_period.period.start_ms: closed_period.closed_ms
+        for closed_period in periods.closed(connection)
+    }
     start_ms = period.start_ms
     while start_ms < period.end_ms:
         month = calendar.month(calendar.month_of(start_ms))
         part = Period(start_ms, min(month.end_ms, period.end_ms))
         # A closed month is shared by the declarations that were in force when it was closed.
         closed_ms = closed.get(month.start_ms)
-        yield month, part, None if closed_ms is None else dt.datetime.fromtimestamp(closed_ms / 1000, dt.UTC)
+        yield (
+            month,
+            part,
+            None if closed_ms is None else dt.datetime.fromtimestamp(closed_ms / 1000, dt.UTC),
+        )
         start_ms = part.end_ms
 
 
 def shared_costs(
-    connection: Connection, at: dt.datetime | None, month: Period, part: Period, now_ms: int, calendar: Calendar
+    connection: Connection,
+    at: dt.datetime | None,
+    month: Period,
+    part: Period,
+    now_ms: int,
+    calendar: Calendar,
 ) -> Iterator[SplitCost]:
-    """The costs that are shared in a part of a month up to now, as declared at an instant (None: now)."""
+    """The costs that are shared in a part of a month up to now, as declared at an instant (None:
+    now).
+    """
     for cost in declarations.shared_costs(connection, at):
         days = _held_days(cost, calendar.days(part), calendar)
         held = None if days is None else days.clip(Period(0, now_ms))
@@ -138,7 +164,9 @@ def intensities(
         return
 
     def holding(day: Period) -> tuple[Intensity, ...]:
-        return tuple(intensity for intensity in known if intensity.holds_on(calendar.date_of(day.start_ms)))
+        return tuple(
+            intensity for intensity in known if intensity.holds_on(calendar.date_of(day.start_ms))
+        )
 
     for in_force, days in groupby(calendar.days(part), holding):
         run = list(days)
@@ -151,7 +179,9 @@ def _held_days(cost: SharedCost, days: Sequence[Period], calendar: Calendar) -> 
     return Period(held[0].start_ms, held[-1].end_ms) if held else None
 
 
-def _share(allocations: Allocations, split_cost: SplitCost, lines: Lines, by: Sequence[str]) -> None:
+def _share(
+    allocations: Allocations, split_cost: SplitCost, lines: Lines, by: Sequence[str]
+) -> None:
     """Add the shares of everybody, and how much is shared."""
     moved: dict[str, int] = defaultdict(int)
     borne: dict[tuple[str, tuple[str, ...]], int] = defaultdict(int)
@@ -163,7 +193,9 @@ def _share(allocations: Allocations, split_cost: SplitCost, lines: Lines, by: Se
         cells = unshared if line_share.line is None else _shown(line_share.line, by)
         borne[line_share.currency, cells] += line_share.micro
     _add(allocations, split_cost, borne)
-    allocations.costs.extend(SharedOut(split_cost.cost, currency, micro) for currency, micro in moved.items() if micro)
+    allocations.costs.extend(
+        SharedOut(split_cost.cost, currency, micro) for currency, micro in moved.items() if micro
+    )
 
 
 def _share_own(
@@ -176,17 +208,26 @@ def _share_own(
     """Add the shares of an owner in the costs of a month; those of the same days are read together."""
     for period in dict.fromkeys(split_cost.period for split_cost in split_costs):
         together = [split_cost for split_cost in split_costs if split_cost.period == period]
-        borne = {id(split_cost): defaultdict[tuple[str, tuple[str, ...]], int](int) for split_cost in together}
+        borne = {
+            id(split_cost): defaultdict[tuple[str, tuple[str, ...]], int](int)
+            for split_cost in together
+        }
         for split_cost, line, micro in own_shares(connection, together, by, owner):
             borne[id(split_cost)][line.currency or "", _shown(line, by)] += micro
         for split_cost in together:
             _add(allocations, split_cost, borne[id(split_cost)])
 
 
-def _add(allocations: Allocations, split_cost: SplitCost, borne: Mapping[tuple[str, tuple[str, ...]], int]) -> None:
+def _add(
+    allocations: Allocations,
+    split_cost: SplitCost,
+    borne: Mapping[tuple[str, tuple[str, ...]], int],
+) -> None:
     for (currency, cells), micro in borne.items():
         allocations.shared[currency, cells] = allocations.shared.get((currency, cells), 0) + micro
-        allocations.parts.append(SharedPart(split_cost.cost, split_cost.period, currency, cells, micro))
+        allocations.parts.append(
+            SharedPart(split_cost.cost, split_cost.period, currency, cells, micro)
+        )
 
 
 def _shown(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
@@ -194,7 +235,10 @@ def _shown(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
 
 
 def _emit(
-    allocations: Allocations, in_force: Sequence[Intensity], lines: Sequence[ChargedLine], by: Sequence[str]
+    allocations: Allocations,
+    in_force: Sequence[Intensity],
+    lines: Sequence[ChargedLine],
+    by: Sequence[str],
 ) -> None:
     """Add the grams of lines of days on which these intensities hold."""
     for line in lines:
@@ -204,5 +248,6 @@ def _emit(
         at = (line.currency, _shown(line, by))
         before = allocations.emitted.get(at, 0)
         grams = None if intensity is None else micrograms(line.energy_mj, intensity)
-        # One line without a known intensity makes the sum unknown: a partial sum would look complete.
+        # One line without a known intensity makes the sum unknown: a partial sum would look
+        # complete.
         allocations.emitted[at] = None if before is None or grams is None else before + grams

@@ -1,4 +1,6 @@
-"""Providers' bills in Postgres: kept as they came, a newer file of a billing period superseding the one before."""
+"""Providers' bills in Postgres: kept as they came, a newer file of a billing period superseding the
+one before.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from dataclasses import astuple, dataclass
 
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.provider_bill import BillLine, BillMatch, NodeCapacity, ObservedUsage
+from gpuledger_collector.accounting.provider_bill import (
+    BillLine,
+    BillMatch,
+    NodeCapacity,
+    ObservedUsage,
+)
 from gpuledger_collector.accounting.true_up import HeldLine
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import inventory
@@ -43,7 +50,9 @@ def add(
     now: dt.datetime,
     on_line: OnRow = tell_nobody,
 ) -> ImportOutcome:
-    """Keep these bills (provider, billing period, lines); the same file again changes nothing. Counted in bills.
+    """Keep these bills (provider, billing period, lines); the same file again changes nothing.
+
+    Counted in bills.
 
     `on_line` is told how many lines of how many are written.
     """
@@ -63,8 +72,8 @@ def add(
             updated += 1
             connection.execute("UPDATE bill SET superseded_at = %s WHERE id = %s", (now, before.id))
         row = connection.execute(
-            "INSERT INTO bill (provider, period_start_ms, period_end_ms, file_name, sha256, lines, imported_at) "
-            "VALUES (%s, %s, %s, %s, %s, %s, %s) RETURNING id",
+            "INSERT INTO bill (provider, period_start_ms, period_end_ms, file_name, sha256, lines,"
+            " imported_at) VALUES (%s, %s, %s, %s, %s, %s, %s) RETURNING id",
             (provider, period.start_ms, period.end_ms, file_name, sha256, len(lines), now),
         ).fetchone()
         assert row is not None
@@ -72,7 +81,11 @@ def add(
             for line in tell_each(lines, total, on_line, done - len(lines)):
                 copy.write_row((row[0], *astuple(line)))
         old = None if before is None else {"file": before.file_name, "sha256": before.sha256}
-        changes.append(audit.Change("bill", provider, old, {"file": file_name, "sha256": sha256, "lines": len(lines)}))
+        changes.append(
+            audit.Change(
+                "bill", provider, old, {"file": file_name, "sha256": sha256, "lines": len(lines)}
+            )
+        )
     audit.record(connection, changes, int(now.timestamp() * 1000))
     on_line(total, total)
     return ImportOutcome(added, updated, unchanged)
@@ -80,7 +93,10 @@ def add(
 
 def _in_force(connection: Connection, provider: str, period: Period) -> StoredBill | None:
     rows = [bill for bill in in_force(connection) if bill.provider == provider]
-    return next((bill for bill in rows if (bill.start_ms, bill.end_ms) == (period.start_ms, period.end_ms)), None)
+    return next(
+        (bill for bill in rows if (bill.start_ms, bill.end_ms) == (period.start_ms, period.end_ms)),
+        None,
+    )
 
 
 def in_force(connection: Connection) -> list[StoredBill]:
@@ -95,54 +111,79 @@ def in_force(connection: Connection) -> list[StoredBill]:
 def lines_of(connection: Connection, ids: Sequence[int]) -> list[BillLine]:
     """The lines of some bills, in the order of their files."""
     rows = connection.execute(
-        f"SELECT {_LINE} FROM bill_line WHERE bill_id = ANY(%s) ORDER BY bill_id, line", (list(ids),)
+        f"SELECT {_LINE} FROM bill_line WHERE bill_id = ANY(%s) ORDER BY bill_id, line",
+        (list(ids),),
     )
     return [BillLine(*row) for row in rows]
 
 
 def matches(connection: Connection) -> list[BillMatch]:
     """The matches in force, in their order."""
-    rows = connection.execute(f"SELECT {_MATCH} FROM bill_match WHERE superseded_at IS NULL ORDER BY position, id")
+    rows = connection.execute(
+        f"SELECT {_MATCH} FROM bill_match WHERE superseded_at IS NULL ORDER BY position, id"
+    )
     return [BillMatch(*row) for row in rows]
 
 
-def replace_matches(connection: Connection, wanted: Sequence[BillMatch], now: dt.datetime) -> ImportOutcome:
+def replace_matches(
+    connection: Connection, wanted: Sequence[BillMatch], now: dt.datetime
+) -> ImportOutcome:
     """The matches in force become these, in this order; the same again changes nothing."""
     known = matches(connection)
     if known == list(wanted):
         return ImportOutcome(unchanged=len(known))
-    connection.execute("UPDATE bill_match SET superseded_at = %s WHERE superseded_at IS NULL", (now,))
+    connection.execute(
+        "UPDATE bill_match SET superseded_at = %s WHERE superseded_at IS NULL", (now,)
+    )
     with connection.cursor() as cursor:
         cursor.executemany(
             f"INSERT INTO bill_match (position, {_MATCH}, recorded_at) "
             "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
             [(at, *astuple(match), now) for at, match in enumerate(wanted, 1)],
         )
-    changes = [audit.Change("bill_match", _name(match), _facts(match), None) for match in known if match not in wanted]
-    changes += [audit.Change("bill_match", _name(match), None, _facts(match)) for match in wanted if match not in known]
+    changes = [
+        audit.Change("bill_match", _name(match), _facts(match), None)
+        for match in known
+        if match not in wanted
+    ]
+    changes += [
+        audit.Change("bill_match", _name(match), None, _facts(match))
+        for match in wanted
+        if match not in known
+    ]
     audit.record(connection, changes, int(now.timestamp() * 1000))
     new = sum(match not in known for match in wanted)
     return ImportOutcome(new, sum(match not in wanted for match in known), len(wanted) - new)
 
 
 def _name(match: BillMatch) -> str:
-    return " ".join(part for part in (match.provider, match.sku, match.resource, match.region, match.service) if part)
+    return " ".join(
+        part
+        for part in (match.provider, match.sku, match.resource, match.region, match.service)
+        if part
+    )
 
 
 def _facts(match: BillMatch) -> Mapping[str, object]:
     names = [name.strip() for name in _MATCH.split(",")]
-    return {name: value for name, value in zip(names, astuple(match), strict=True) if value not in ("", None, False)}
+    return {
+        name: value
+        for name, value in zip(names, astuple(match), strict=True)
+        if value not in ("", None, False)
+    }
 
 
 def observed(connection: Connection, period: Period) -> list[ObservedUsage]:
-    """What was seen in the period's days, corrections included: held, unallocated and unavailable time at its rate."""
+    """What was seen in the period's days, corrections included: held, unallocated and unavailable
+    time at its rate.
+    """
     columns = "day_ms, pool, node, currency, gpu_ns, cost_micro"
     seen = "state IN ('held', 'unallocated', 'unavailable') AND node_cost_id IS NULL"
     rows = connection.execute(
-        f"SELECT day_ms, pool, node, currency, sum(gpu_ns)::bigint, coalesce(sum(cost_micro), 0)::bigint FROM ("
-        f"SELECT {columns} FROM charge WHERE {seen} AND day_ms >= %(start)s AND day_ms < %(end)s UNION ALL "
-        f"SELECT {columns} FROM correction WHERE {seen} AND day_ms >= %(start)s AND day_ms < %(end)s) AS c "
-        "GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
+        "SELECT day_ms, pool, node, currency, sum(gpu_ns)::bigint, coalesce(sum(cost_micro),"
+        f" 0)::bigint FROM (SELECT {columns} FROM charge WHERE {seen} AND day_ms >= %(start)s AND"
+        f" day_ms < %(end)s UNION ALL SELECT {columns} FROM correction WHERE {seen} AND day_ms >="
+        " %(start)s AND day_ms < %(end)s) AS c GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
         {"start": period.start_ms, "end": period.end_ms},
     )
     return [ObservedUsage(*key, gpu_ns=gpu_ns, cost_micro=cost) for *key, gpu_ns, cost in rows]
@@ -152,16 +193,19 @@ def held_lines(connection: Connection, period: Period) -> list[HeldLine]:
     """What owners held on the period's days, corrections included, by place and currency."""
     columns = "day_ms, owner_id, state, pool, node, gpu_model, currency, gpu_ns, cost_micro"
     rows = connection.execute(
-        f"SELECT {', '.join(LEVEL_COLUMNS.values())}, l.day_ms, l.pool, l.node, l.gpu_model, l.currency, "
-        "sum(l.gpu_ns)::bigint, coalesce(sum(l.cost_micro), 0)::bigint FROM ("
-        f"SELECT {columns} FROM charge UNION ALL SELECT {columns} FROM correction) l JOIN owner o ON o.id = l.owner_id "
-        "WHERE l.day_ms >= %s AND l.day_ms < %s AND l.state = 'held' AND l.currency IS NOT NULL "
-        "GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11",
+        f"SELECT {', '.join(LEVEL_COLUMNS.values())}, l.day_ms, l.pool, l.node, l.gpu_model,"
+        " l.currency, sum(l.gpu_ns)::bigint, coalesce(sum(l.cost_micro), 0)::bigint FROM (SELECT"
+        f" {columns} FROM charge UNION ALL SELECT {columns} FROM correction) l JOIN owner o ON o.id"
+        " = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s AND l.state = 'held' AND l.currency"
+        " IS NOT NULL GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11",
         (period.start_ms, period.end_ms),
     )
     names = ("day_ms", "pool", "node", "gpu_model", "currency", "gpu_ns", "cost_micro")
     width = len(LEVEL_COLUMNS)
-    return [HeldLine(owner=OwnerPath(*row[:width]), **dict(zip(names, row[width:], strict=True))) for row in rows]
+    return [
+        HeldLine(owner=OwnerPath(*row[:width]), **dict(zip(names, row[width:], strict=True)))
+        for row in rows
+    ]
 
 
 def places(connection: Connection, days: Sequence[Period]) -> dict[tuple[str, int], NodeCapacity]:
@@ -179,6 +223,8 @@ def places(connection: Connection, days: Sequence[Period]) -> dict[tuple[str, in
                 on_node = accelerators.setdefault((placement.node, day.start_ms), {})
                 on_node[placement.accelerator_id] = (placement.pool, placement.gpu_micro)
     return {
-        key: NodeCapacity(next(iter(on_node.values()))[0], sum(micro for _, micro in on_node.values()))
+        key: NodeCapacity(
+            next(iter(on_node.values()))[0], sum(micro for _, micro in on_node.values())
+        )
         for key, on_node in accelerators.items()
     }

@@ -12,8 +12,9 @@ from gpuledger_collector.accounting.period import Period
 class Spend:
     """What counts against a budget in a range of days: micro-units of its unit, GPU-nanoseconds.
 
-    `micro` None: not known, since shares of common costs are not computed yet; `shared_micro` is their part of it.
-    `other_gpu_ns` is time charged in another currency, `unpriced_gpu_ns` time without a price: in no amount here.
+    `micro` None: not known, since shares of common costs are not computed yet; `shared_micro` is
+    their part of it. `other_gpu_ns` is time charged in another currency, `unpriced_gpu_ns` time
+    without a price: in no amount here.
     """
 
     micro: int | None
@@ -26,7 +27,8 @@ class Spend:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Forecast of what the period ends with (micro-units of the unit), and of the days on which the budget runs out.
+    """Forecast of what the period ends with (micro-units of the unit), and of the days on which the
+    budget runs out.
 
     A run-out of None is after the end of the period.
     """
@@ -43,7 +45,10 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A budget in one of its periods. `known_ms`: the ledger is rated up to here. `ahead` None: too little history."""
+    """A budget in one of its periods.
+
+    `known_ms`: the ledger is rated up to here. `ahead` None: too little history.
+    """
 
     budget: Budget
     period: Period
@@ -57,17 +62,27 @@ class Status:
     @property
     def spent_percent(self) -> int | None:
         """Spent part of the budget, in whole percent."""
-        return None if self.spend.micro is None else percent_of(self.spend.micro, self.budget.amount_micro)
+        return (
+            None
+            if self.spend.micro is None
+            else percent_of(self.spend.micro, self.budget.amount_micro)
+        )
 
     @property
     def elapsed_percent(self) -> int:
         """Elapsed part of the period, in whole percent."""
-        return max(0, min(self.known_ms, self.period.end_ms) - self.period.start_ms) * 100 // self.period.ms
+        return (
+            max(0, min(self.known_ms, self.period.end_ms) - self.period.start_ms)
+            * 100
+            // self.period.ms
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class IdleNow:
-    """A workload that holds idle GPUs now: their cost so far and per day, and the command that releases them."""
+    """A workload that holds idle GPUs now: their cost so far and per day, and the command that
+    releases them.
+    """
 
     label: str
     gpus: int
@@ -78,11 +93,13 @@ class IdleNow:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Content of a message: the threshold, the status, and what changed between two windows of equal length.
+    """Content of a message: the threshold, the status, and what changed between two windows of
+    equal length.
 
-    `before` is None when no earlier day is rated: then `drivers` divide the cost of `after`. `shortened`: both windows
-    are as long as the rated time before. `also`: other thresholds of the rule crossed at the same time. `escalated`:
-    sent to the escalation recipients. `idle`: the most expensive idle workloads.
+    `before` is None when no earlier day is rated: then `drivers` divide the cost of `after`.
+    `shortened`: both windows are as long as the rated time before. `also`: other thresholds of the
+    rule crossed at the same time. `escalated`: sent to the escalation recipients. `idle`: the most
+    expensive idle workloads.
     """
 
     alert: Alert

@@ -11,7 +11,15 @@ from dataclasses import asdict
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from gpuledger_collector.accounting.budgets import GPU_HOURS, MICRO_HOUR_NS, TOTAL, Alert, Budget, HolderSpend, Terms
+from gpuledger_collector.accounting.budgets import (
+    GPU_HOURS,
+    MICRO_HOUR_NS,
+    TOTAL,
+    Alert,
+    Budget,
+    HolderSpend,
+    Terms,
+)
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.accounting.usage import HELD
@@ -21,7 +29,10 @@ from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications import finding_notifications as notifications
-from gpuledger_collector.storage.notifications.finding_rules import RECLAIMABLE_STATES, reclaim_command
+from gpuledger_collector.storage.notifications.finding_rules import (
+    RECLAIMABLE_STATES,
+    reclaim_command,
+)
 
 _OWNER_COLUMNS = {
     "org": "o.org",
@@ -33,7 +44,8 @@ _OWNER_COLUMNS = {
 }
 
 _OF_BUDGET = " AND ".join(
-    f"(b.owner ->> '{level}' IS NULL OR {column} = b.owner ->> '{level}')" for level, column in _OWNER_COLUMNS.items()
+    f"(b.owner ->> '{level}' IS NULL OR {column} = b.owner ->> '{level}')"
+    for level, column in _OWNER_COLUMNS.items()
 )
 # Lines are added up by owner before they are matched with budgets; 0 is what no owner pays.
 _DAILY_SPEND = f"""
@@ -63,8 +75,8 @@ GROUP BY 1, 2 ORDER BY 1, 2
 def current(connection: Connection) -> list[Budget]:
     """The budgets in force, by name."""
     rows = connection.execute(
-        "SELECT id, name, owner, period, start_ms, end_ms, amount_micro, currency, terms, measure FROM budget "
-        "WHERE superseded_at IS NULL ORDER BY name"
+        "SELECT id, name, owner, period, start_ms, end_ms, amount_micro, currency, terms, measure"
+        " FROM budget WHERE superseded_at IS NULL ORDER BY name"
     )
     days = zones.calendar(connection)
     return [_budget(row, days) for row in rows]
@@ -73,24 +85,36 @@ def current(connection: Connection) -> list[Budget]:
 def _budget(row: Sequence[Any], days: Calendar) -> Budget:
     number, name, owner, kind, start_ms, end_ms, amount_micro, currency, terms, measure = row
     span = None if start_ms is None else Period(start_ms, end_ms)
-    read: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in terms.items()}
-    return Budget(number, name, owner, kind, span, amount_micro, currency, Terms(**read), days, measure)
+    read: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in terms.items()
+    }
+    return Budget(
+        number, name, owner, kind, span, amount_micro, currency, Terms(**read), days, measure
+    )
 
 
 def replace(connection: Connection, wanted: Sequence[Budget], now: dt.datetime) -> ImportOutcome:
-    """The budgets in force become these. Another amount, measure, owner or period is a new budget, whose thresholds are
-    fresh; other terms (recipients, thresholds) change the budget that is there.
+    """The budgets in force become these.
+
+    Another amount, measure, owner or period is a new budget, whose thresholds are fresh; other
+    terms (recipients, thresholds) change the budget that is there.
     """
     known = {budget.name: budget for budget in current(connection)}
     added = updated = unchanged = 0
-    gone = [budget.id for name, budget in known.items() if name not in {budget.name for budget in wanted}]
+    gone = [
+        budget.id
+        for name, budget in known.items()
+        if name not in {budget.name for budget in wanted}
+    ]
     for budget in wanted:
         old = known.get(budget.name)
         if old is not None and _amount_of(old) == _amount_of(budget):
             if old.terms == budget.terms:
                 unchanged += 1
                 continue
-            connection.execute("UPDATE budget SET terms = %s::jsonb WHERE id = %s", (_terms(budget), old.id))
+            connection.execute(
+                "UPDATE budget SET terms = %s::jsonb WHERE id = %s", (_terms(budget), old.id)
+            )
             updated += 1
             continue
         if old is not None:
@@ -128,7 +152,14 @@ def _facts(budget: Budget) -> dict[str, object]:
 
 
 def _amount_of(budget: Budget) -> tuple[object, ...]:
-    return (dict(budget.owner), budget.kind, budget.span, budget.amount_micro, budget.currency, budget.measure)
+    return (
+        dict(budget.owner),
+        budget.kind,
+        budget.span,
+        budget.amount_micro,
+        budget.currency,
+        budget.measure,
+    )
 
 
 def _terms(budget: Budget) -> str:
@@ -142,8 +173,9 @@ def _supersede(connection: Connection, ids: Sequence[int], now: dt.datetime) -> 
 def _insert(connection: Connection, budget: Budget, now: dt.datetime) -> None:
     span = (None, None) if budget.span is None else (budget.span.start_ms, budget.span.end_ms)
     connection.execute(
-        "INSERT INTO budget (name, owner, period, start_ms, end_ms, amount_micro, currency, measure, terms, "
-        "recorded_at) VALUES (%s, %s::jsonb, %s, %s, %s, %s, %s, %s, %s::jsonb, %s)",
+        "INSERT INTO budget (name, owner, period, start_ms, end_ms, amount_micro, currency,"
+        " measure, terms, recorded_at) VALUES (%s, %s::jsonb, %s, %s, %s, %s, %s, %s,"
+        " %s::jsonb, %s)",
         (
             budget.name,
             json.dumps(dict(budget.owner)),
@@ -158,7 +190,9 @@ def _insert(connection: Connection, budget: Budget, now: dt.datetime) -> None:
     )
 
 
-def acknowledge(connection: Connection, name: str, who: str, at_ms: int, period_start_ms: int | None = None) -> int:
+def acknowledge(
+    connection: Connection, name: str, who: str, at_ms: int, period_start_ms: int | None = None
+) -> int:
     """Acknowledge the firing alerts of a budget, in one period or in all; return how many."""
     return connection.execute(
         "UPDATE budget_alert SET state = 'acked', acked_by = %s, evaluated_ms = %s FROM budget b "
@@ -170,7 +204,9 @@ def acknowledge(connection: Connection, name: str, who: str, at_ms: int, period_
 
 def name_of(connection: Connection, budget_id: int) -> str | None:
     """Return the name of a budget; None when it is not in force."""
-    row = connection.execute("SELECT name FROM budget WHERE id = %s AND superseded_at IS NULL", (budget_id,)).fetchone()
+    row = connection.execute(
+        "SELECT name FROM budget WHERE id = %s AND superseded_at IS NULL", (budget_id,)
+    ).fetchone()
     return None if row is None else str(row[0])
 
 
@@ -182,7 +218,8 @@ def is_in_force(connection: Connection, budget_id: int) -> bool:
 def rated_until(connection: Connection, at_ms: int) -> int | None:
     """Return up to when the ledger is rated before an instant; None when it is not rated at all."""
     row = connection.execute(
-        "SELECT max(until_ms) FROM conservation_check WHERE day_ms < %s AND until_ms > day_ms", (at_ms,)
+        "SELECT max(until_ms) FROM conservation_check WHERE day_ms < %s AND until_ms > day_ms",
+        (at_ms,),
     ).fetchone()
     return None if row is None or row[0] is None else min(int(row[0]), at_ms)
 
@@ -192,7 +229,8 @@ def rated_since(connection: Connection, until_ms: int) -> int:
     days = zones.calendar(connection)
     first = days.day_of(until_ms).start_ms
     rows = connection.execute(
-        "SELECT day_ms FROM conservation_check WHERE day_ms < %s ORDER BY 1 DESC LIMIT 100", (first,)
+        "SELECT day_ms FROM conservation_check WHERE day_ms < %s ORDER BY 1 DESC LIMIT 100",
+        (first,),
     )
     for (day_ms,) in rows:
         if day_ms != days.day_of(first - 1).start_ms:
@@ -204,10 +242,12 @@ def rated_since(connection: Connection, until_ms: int) -> int:
 def known_since(connection: Connection, period: Period) -> int:
     """Return from when on all days of a period are rated, without the day in which evidence began."""
     begun = connection.execute(
-        "SELECT least((SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM imported_usage))"
+        "SELECT least((SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM"
+        " imported_usage))"
     ).fetchone()
     rows = connection.execute(
-        "SELECT day_ms FROM conservation_check WHERE day_ms >= %s AND day_ms < %s", (period.start_ms, period.end_ms)
+        "SELECT day_ms FROM conservation_check WHERE day_ms >= %s AND day_ms < %s",
+        (period.start_ms, period.end_ms),
     )
     rated = {int(row[0]) for row in rows}
     first_ms = period.end_ms
@@ -221,7 +261,8 @@ def known_since(connection: Connection, period: Period) -> int:
 
 
 class DaySpend(NamedTuple):
-    """What counts against a budget on a day, its held idle part, and GPU-time: counted, unpriced, in other currencies.
+    """What counts against a budget on a day, its held idle part, and GPU-time: counted, unpriced,
+    in other currencies.
 
     Shares of common costs are left out. None: unknown.
     """
@@ -234,8 +275,11 @@ class DaySpend(NamedTuple):
     other_ns: Decimal
 
 
-def daily_spend(connection: Connection, wanted: Sequence[tuple[Budget, Period]]) -> dict[int, list[DaySpend]]:
-    """Sum what counts against each budget on each day that begins in its period, by the number of the budget.
+def daily_spend(
+    connection: Connection, wanted: Sequence[tuple[Budget, Period]]
+) -> dict[int, list[DaySpend]]:
+    """Sum what counts against each budget on each day that begins in its period, by the number of
+    the budget.
 
     The ledger is read once for all budgets of a measure.
     """
@@ -260,12 +304,17 @@ def daily_spend(connection: Connection, wanted: Sequence[tuple[Budget, Period]])
     return found
 
 
-def spend(connection: Connection, budget: Budget, period: Period, days: Sequence[DaySpend]) -> Spend:
+def spend(
+    connection: Connection, budget: Budget, period: Period, days: Sequence[DaySpend]
+) -> Spend:
     """Sum the days of the period, with the shares of common costs for a budget on total cost."""
     known_idle = [day.idle for day in days if day.idle is not None]
     idle_micro = round(sum(known_idle)) if known_idle else None
     direct, gpu_ns = round(sum(day.amount for day in days)), round(sum(day.gpu_ns for day in days))
-    unpriced_ns, other_ns = round(sum(day.unpriced_ns for day in days)), round(sum(day.other_ns for day in days))
+    unpriced_ns, other_ns = (
+        round(sum(day.unpriced_ns for day in days)),
+        round(sum(day.other_ns for day in days)),
+    )
     if budget.measure == GPU_HOURS:  # hours count whatever they cost
         return Spend(direct, idle_micro, gpu_ns, 0, 0)
     if budget.measure != TOTAL:
@@ -278,10 +327,12 @@ def spend(connection: Connection, budget: Budget, period: Period, days: Sequence
 
 
 def shares(connection: Connection, budget: Budget, period: Period) -> dict[Period, int]:
-    """Read the shares of common costs that count against a budget, by the parts of the period that they are of."""
+    """Read the shares of common costs that count against a budget, by the parts of the period that
+    they are of.
+    """
     rows = connection.execute(
-        "SELECT start_ms, end_ms, shared_micro FROM budget_share WHERE budget_id = %s AND start_ms >= %s "
-        "AND start_ms < %s ORDER BY 1",
+        "SELECT start_ms, end_ms, shared_micro FROM budget_share WHERE budget_id = %s AND start_ms"
+        " >= %s AND start_ms < %s ORDER BY 1",
         (budget.id, period.start_ms, period.end_ms),
     )
     return {Period(start_ms, end_ms): micro for start_ms, end_ms, micro in rows}
@@ -291,9 +342,9 @@ def store_shares(connection: Connection, budget: Budget, parts: Mapping[Period, 
     """Store the shares of common costs of some parts of time; other parts stay."""
     with connection.cursor() as cursor:
         cursor.executemany(
-            "INSERT INTO budget_share (budget_id, start_ms, end_ms, shared_micro) VALUES (%s, %s, %s, %s) "
-            "ON CONFLICT (budget_id, start_ms) DO UPDATE SET end_ms = excluded.end_ms, "
-            "shared_micro = excluded.shared_micro",
+            "INSERT INTO budget_share (budget_id, start_ms, end_ms, shared_micro) VALUES (%s, %s,"
+            " %s, %s) ON CONFLICT (budget_id, start_ms) DO UPDATE SET end_ms = excluded.end_ms,"
+            " shared_micro = excluded.shared_micro",
             [(budget.id, part.start_ms, part.end_ms, micro) for part, micro in parts.items()],
         )
 
@@ -301,11 +352,14 @@ def store_shares(connection: Connection, budget: Budget, parts: Mapping[Period, 
 def costs_by_owner(
     connection: Connection, level: str, names: Sequence[str], period: Period
 ) -> dict[tuple[str, str], dict[int, int]]:
-    """Return the daily costs of owners of a level (empty: none is known) by owner and currency, in one reading."""
+    """Return the daily costs of owners of a level (empty: none is known) by owner and currency, in
+    one reading.
+    """
     column = _OWNER_COLUMNS[level]
     rows = connection.execute(
-        f"SELECT {column}, l.currency, l.day_ms, sum(l.cost_micro) FROM ledger_day l JOIN owner o ON o.id = l.owner_id "
-        f"WHERE l.day_ms >= %s AND l.day_ms < %s AND l.currency IS NOT NULL AND {column} = ANY(%s) GROUP BY 1, 2, 3",
+        f"SELECT {column}, l.currency, l.day_ms, sum(l.cost_micro) FROM ledger_day l JOIN owner o"
+        " ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s AND l.currency IS NOT NULL"
+        f" AND {column} = ANY(%s) GROUP BY 1, 2, 3",
         (period.start_ms, period.end_ms, list(names)),
     )
     costs: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
@@ -315,7 +369,9 @@ def costs_by_owner(
 
 
 def amount_of_range(connection: Connection, budget: Budget, period: Period) -> int:
-    """Estimate what counts against the budget in a range of time: charges count in proportion to their overlap."""
+    """Estimate what counts against the budget in a range of time: charges count in proportion to
+    their overlap.
+    """
     where, values = _of(budget)
     micro, _, counts = _measured(budget.measure)
     row = connection.execute(
@@ -326,13 +382,19 @@ def amount_of_range(connection: Connection, budget: Budget, period: Period) -> i
         WHERE l.day_ms >= %(first)s AND l.day_ms < %(end)s AND l.start_ms < %(end)s AND l.end_ms > %(start)s
             AND l.end_ms > l.start_ms AND {counts} AND {where}
         """,
-        {**values, **_range(budget, period), "first": budget.calendar.day_of(period.start_ms).start_ms},
+        {
+            **values,
+            **_range(budget, period),
+            "first": budget.calendar.day_of(period.start_ms).start_ms,
+        },
     ).fetchone()
     assert row is not None
     return int(row[0])
 
 
-def spend_by_holder(connection: Connection, budget: Budget, period: Period) -> Sequence[HolderSpend]:
+def spend_by_holder(
+    connection: Connection, budget: Budget, period: Period
+) -> Sequence[HolderSpend]:
     """Sum charges by job name, user, project and model; time that nobody held by its state."""
     where, values = _of(budget)
     micro, _, counts = _measured(budget.measure)
@@ -366,34 +428,43 @@ def idle_of_budget(connection: Connection, budget: Budget, at_ms: int) -> list[I
         amounts = dataclasses.replace(workload, accelerators=own).money()
         money = {currency: (cost, per_day) for currency, cost, per_day in amounts}
         if budget.currency in money:
-            idle.append(IdleNow(workload.label, len(own), *money[budget.currency], reclaim_command(workload)))
+            idle.append(
+                IdleNow(
+                    workload.label, len(own), *money[budget.currency], reclaim_command(workload)
+                )
+            )
     return idle
 
 
 def alerts(connection: Connection, budget: Budget, period: Period) -> Sequence[Alert]:
     """Read the alerts of a period."""
     rows = connection.execute(
-        "SELECT rule, percent, state, seen, evaluated_ms, fired_ms, escalated_ms, acked_by FROM budget_alert "
-        "WHERE budget_id = %s AND period_start_ms = %s ORDER BY rule, percent",
+        "SELECT rule, percent, state, seen, evaluated_ms, fired_ms, escalated_ms, acked_by FROM"
+        " budget_alert WHERE budget_id = %s AND period_start_ms = %s ORDER BY rule, percent",
         (budget.id, period.start_ms),
     )
     return [Alert(*row) for row in rows]
 
 
 def store_alerts(
-    connection: Connection, budget: Budget, period: Period, alerts: Sequence[Alert], spent_micro: int
+    connection: Connection,
+    budget: Budget,
+    period: Period,
+    alerts: Sequence[Alert],
+    spent_micro: int,
 ) -> None:
     """Store the alerts; the spending is that of the moment when an alert fired."""
     for alert in alerts:
         # Stored once, when the alert fires; coalesce below keeps the first amount.
         spent = spent_micro if alert.fired_ms == alert.evaluated_ms else None
         connection.execute(
-            "INSERT INTO budget_alert (budget_id, period_start_ms, rule, percent, state, seen, evaluated_ms, "
-            "fired_ms, escalated_ms, spent_micro, acked_by) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) "
-            "ON CONFLICT (budget_id, period_start_ms, rule, percent) DO UPDATE SET state = excluded.state, "
-            "seen = excluded.seen, evaluated_ms = excluded.evaluated_ms, fired_ms = excluded.fired_ms, "
-            "escalated_ms = excluded.escalated_ms, acked_by = excluded.acked_by, "
-            "spent_micro = coalesce(budget_alert.spent_micro, excluded.spent_micro)",
+            "INSERT INTO budget_alert (budget_id, period_start_ms, rule, percent, state, seen,"
+            " evaluated_ms, fired_ms, escalated_ms, spent_micro, acked_by) VALUES (%s, %s, %s, %s,"
+            " %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (budget_id, period_start_ms, rule, percent)"
+            " DO UPDATE SET state = excluded.state, seen = excluded.seen, evaluated_ms ="
+            " excluded.evaluated_ms, fired_ms = excluded.fired_ms, escalated_ms ="
+            " excluded.escalated_ms, acked_by = excluded.acked_by, spent_micro ="
+            " coalesce(budget_alert.spent_micro, excluded.spent_micro)",
             (
                 budget.id,
                 period.start_ms,
@@ -417,7 +488,9 @@ def _of(budget: Budget) -> tuple[str, Mapping[str, str]]:
 
 
 def _measured(measure: str, currency: str = "%(currency)s") -> tuple[str, str, str]:
-    """What a line `l` adds to a budget, its held idle part, and the condition under which it counts."""
+    """What a line `l` adds to a budget, its held idle part, and the condition under which it
+    counts.
+    """
     if measure == GPU_HOURS:
         known = f"CASE WHEN l.unknown_ns < l.gpu_ns THEN l.idle_ns::numeric / {MICRO_HOUR_NS} END"
         return f"l.gpu_ns::numeric / {MICRO_HOUR_NS}", known, f"l.state = '{HELD}'"
@@ -425,7 +498,9 @@ def _measured(measure: str, currency: str = "%(currency)s") -> tuple[str, str, s
 
 
 def _called(state: str, name: str | None) -> str:
-    """The job that held something, or in parentheses what else the time was; no job is called like that."""
+    """The job that held something, or in parentheses what else the time was; no job is called like
+    that.
+    """
     if state != HELD:
         return f"({state})"
     return "(unknown)" if name is None else escaped(name)

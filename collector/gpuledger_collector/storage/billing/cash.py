@@ -1,4 +1,6 @@
-"""What the cash view reads: payments as they were declared, and charges less what was paid for before."""
+"""What the cash view reads: payments as they were declared, and charges less what was paid for
+before.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from functools import partial
 from typing import Any
 
 from gpuledger_collector.accounting.adjustments import INTERNAL
-from gpuledger_collector.accounting.cash import NANO_MICRO_HOUR, PURCHASE, Hardware, Purchase, Version, purchases
+from gpuledger_collector.accounting.cash import (
+    NANO_MICRO_HOUR,
+    PURCHASE,
+    Hardware,
+    Purchase,
+    Version,
+    purchases,
+)
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.locations import REGION, Locations
@@ -18,7 +27,10 @@ from gpuledger_collector.storage.billing import commitments, locations, periods
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.locks import Connection
 
-_DEPRECIATION = "div(abs(l.gpu_ns) * ((p.basis #>> '{parts,depreciation}')::numeric * 1000000000), %(unit)s::numeric)"
+_DEPRECIATION = (
+    "div(abs(l.gpu_ns) * ((p.basis #>> '{parts,depreciation}')::numeric * 1000000000),"
+    " %(unit)s::numeric)"
+)
 """As accounting.cash has it: rounded towards zero, for hardware whose purchase is declared."""
 _PAID = f"""CASE WHEN l.cost_micro IS NOT NULL AND (l.commitment_id IS NOT NULL OR l.state = ANY(%(internal)s)) THEN 0
     ELSE l.cost_micro - coalesce(sign(l.gpu_ns) * CASE WHEN p.basis #>> '{{from,count}}' IS NOT NULL
@@ -34,13 +46,18 @@ def payments(connection: Connection, period: Period, until_ms: int) -> list[Purc
     return purchases(versions, period, zones.calendar(connection), closed, until_ms)
 
 
-def lines(connection: Connection, period: Period, by: Sequence[str], *, apart: bool) -> list[ChargedLine]:
-    """What the period's time cost in cash by these dimensions; the cost that is borne stands beside it.
+def lines(
+    connection: Connection, period: Period, by: Sequence[str], *, apart: bool
+) -> list[ChargedLine]:
+    """What the period's time cost in cash by these dimensions; the cost that is borne stands beside
+    it.
 
     Reads every charge: days and months do not know how a charge was paid.
     """
     if REGION in by:
-        return locations.lines_by_region(connection, period, by, partial(lines, connection, apart=apart))
+        return locations.lines_by_region(
+            connection, period, by, partial(lines, connection, apart=apart)
+        )
     keys = [f"coalesce({reports.CHARGE_DIMENSIONS[name]}, '')" for name in by]
     groups = ", ".join(str(at + 1) for at in range(len(by) + 3))
     rows = connection.execute(
@@ -57,12 +74,29 @@ def lines(connection: Connection, period: Period, by: Sequence[str], *, apart: b
         LEFT JOIN workload w ON w.id = l.workload_id
         GROUP BY {groups} ORDER BY {groups}
         """,
-        {"start": period.start_ms, "end": period.end_ms, "unit": NANO_MICRO_HOUR, "internal": list(INTERNAL)},
+        {
+            "start": period.start_ms,
+            "end": period.end_ms,
+            "unit": NANO_MICRO_HOUR,
+            "internal": list(INTERNAL),
+        },
     )
-    names = ("gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "cost_micro", "idle_cost_micro", "energy_mj")
+    names = (
+        "gpu_ns",
+        "busy_ns",
+        "idle_ns",
+        "unknown_ns",
+        "cost_micro",
+        "idle_cost_micro",
+        "energy_mj",
+    )
     found = []
     for row in rows:
-        cells, (state, currency, month), amounts = row[: len(by)], row[len(by) : len(by) + 3], row[len(by) + 3 :]
+        cells, (state, currency, month), amounts = (
+            row[: len(by)],
+            row[len(by) : len(by) + 3],
+            row[len(by) + 3 :],
+        )
         known = [None if amount is None else int(amount) for amount in amounts]
         measures: dict[str, Any] = dict(zip((*names, "effective_cost_micro"), known, strict=True))
         found.append(ChargedLine(cells, state, currency, month, **measures))
@@ -89,7 +123,9 @@ def purchase_lines(
 def _cell(payment: Purchase, dimension: str, places: Callable[[int], Locations]) -> str:
     source = payment.source
     if dimension == REGION:
-        place = places(payment.booked_ms).of_purchase(source.pool, source.region, payment.span.start_ms)
+        place = places(payment.booked_ms).of_purchase(
+            source.pool, source.region, payment.span.start_ms
+        )
         return "" if place is None else place.region
     return str(getattr(source, _PLACES[dimension])) if dimension in _PLACES else ""
 
@@ -102,19 +138,21 @@ def _ms(at: dt.datetime | None) -> int | None:
 
 
 def _commitments(connection: Connection) -> list[Version]:
-    versions = connection.execute("SELECT id, recorded_at, superseded_at FROM commitment ORDER BY name, id").fetchall()
+    versions = connection.execute(
+        "SELECT id, recorded_at, superseded_at FROM commitment ORDER BY name, id"
+    ).fetchall()
     found = commitments.by_id(connection, [row[0] for row in versions])
-    return [_version(found[number], recorded, superseded) for number, recorded, superseded in versions]
+    return [
+        _version(found[number], recorded, superseded) for number, recorded, superseded in versions
+    ]
 
 
 def _hardware(connection: Connection) -> list[Version]:
-    rows = connection.execute(
-        """
+    rows = connection.execute("""
         SELECT basis->>'name', basis->'from', currency, pool, gpu_model, node, region, recorded_at, superseded_at,
             effective_from_ms
         FROM price WHERE basis #>> '{from,count}' IS NOT NULL ORDER BY 1, id
-        """
-    )
+        """)
     found = []
     for name, facts, currency, pool, model, node, region, recorded, superseded, from_ms in rows:
         bought_ms = parse_instant(facts["in_service"])
@@ -136,7 +174,9 @@ def _hardware(connection: Connection) -> list[Version]:
     return found
 
 
-def _version(value: Commitment | Hardware, recorded: dt.datetime, superseded: dt.datetime | None) -> Version:
+def _version(
+    value: Commitment | Hardware, recorded: dt.datetime, superseded: dt.datetime | None
+) -> Version:
     recorded_ms = _ms(recorded)
     assert recorded_ms is not None
     return Version(value, recorded_ms, _ms(superseded))

@@ -1,4 +1,6 @@
-"""Codes of owners as an export shows them: of a closed month those that were declared when it was closed."""
+"""Codes of owners as an export shows them: of a closed month those that were declared when it was
+closed.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,22 @@ class BilledCodes:
         return self._versions[closed_ms].codes(owner, self._calendar.date_of(day.start_ms))
 
     def spans(self, period: Period) -> list[Period]:
-        """A period, cut where a declaration begins or ends to hold: each part has one code for an owner."""
+        """A period, cut where a declaration begins or ends to hold: each part has one code for an
+        owner.
+        """
         if not self.are_declared:
             return [period]
         rows = self._connection.execute(
             "SELECT from_on FROM cost_center UNION SELECT to_on FROM cost_center ORDER BY 1"
         ).fetchall()
         inside = (self._calendar.start_of(on) for (on,) in rows if on is not None)
-        edges = sorted({period.start_ms, *(at for at in inside if period.start_ms < at < period.end_ms), period.end_ms})
+        edges = sorted(
+            {
+                period.start_ms,
+                *(at for at in inside if period.start_ms < at < period.end_ms),
+                period.end_ms,
+            }
+        )
         return [Period(start_ms, end_ms) for start_ms, end_ms in pairwise(edges)]
 
     def tagged(self, charges: Iterable[ExportedCharge]) -> Iterator[ExportedCharge]:
@@ -74,12 +84,16 @@ class BilledCodes:
 
     def of_owners(self, period: Period, level: str) -> Mapping[str, Codes]:
         """The codes of the owners of a level that a period bills, as the chargeback names them."""
-        return {names[0] or UNATTRIBUTED: codes for names, codes in self.of_rows(period, (level,)).items()}
+        return {
+            names[0] or UNATTRIBUTED: codes
+            for names, codes in self.of_rows(period, (level,)).items()
+        }
 
     def of_rows(
         self, period: Period, by: Sequence[str], below: Mapping[str, str] | None = None
     ) -> Mapping[tuple[str, ...], Codes]:
-        """The codes of all that a period bills, by the owner levels among some dimensions; several are joined.
+        """The codes of all that a period bills, by the owner levels among some dimensions; several
+        are joined.
 
         `below` (level -> value): of what lies below that owner alone.
         """
@@ -92,5 +106,7 @@ class BilledCodes:
         bounds = {"start": period.start_ms, "end": period.end_ms}
         rows = self._connection.execute(_BILLED + own, {**bounds, **(below or {})})
         for owner in (OwnerPath(*row) for row in rows):
-            found[tuple(owner.level(level) for level in levels)].update(self.on(owner, day_ms) for day_ms in days)
+            found[tuple(owner.level(level) for level in levels)].update(
+                self.on(owner, day_ms) for day_ms in days
+            )
         return {names: joined(sorted(codes)) for names, codes in found.items()}

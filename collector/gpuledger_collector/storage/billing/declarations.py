@@ -1,4 +1,6 @@
-"""Declared rows that a file replaces together, superseded and audited: shared costs, cost centers and carbon."""
+"""Declared rows that a file replaces together, superseded and audited: shared costs, cost centers
+and carbon.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,42 @@ from gpuledger_collector.storage.ledger.row_stages import OnRow, RowStages, tell
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
 
-_SHARED = ("name", "source", "amount_micro", "currency", "pool", "key", "level", "weights", "scope", "from_on", "to_on")
+_SHARED = (
+    "name",
+    "source",
+    "amount_micro",
+    "currency",
+    "pool",
+    "key",
+    "level",
+    "weights",
+    "scope",
+    "from_on",
+    "to_on",
+)
 _CENTER = ("owner", "cost_center", "gl_code", "from_on", "to_on")
 _CARBON = ("region", "pool", "grams_per_kwh", "pue", "from_on", "to_on")
 _SHARE = ("team", "pool", "fraction", "gpus", "from_on", "to_on", "read_from")
-IN_FORCE = "recorded_at <= coalesce(%(at)s, recorded_at) AND (superseded_at IS NULL OR superseded_at > %(at)s)"
+IN_FORCE = (
+    "recorded_at <= coalesce(%(at)s, recorded_at) AND (superseded_at IS NULL OR superseded_at >"
+    " %(at)s)"
+)
 """SQL: rows in force, now (`at` null) or at an instant."""
 
 
 def shared_costs(connection: Connection, at: dt.datetime | None = None) -> list[SharedCost]:
     """Read the shared costs in force, now or at an instant, by name."""
     rows = connection.execute(
-        f"SELECT {', '.join(_SHARED)} FROM shared_cost WHERE {IN_FORCE} ORDER BY name, from_on NULLS FIRST, id",
+        f"SELECT {', '.join(_SHARED)} FROM shared_cost WHERE {IN_FORCE} ORDER BY name, from_on"
+        " NULLS FIRST, id",
         {"at": at},
     )
     return [SharedCost(*row) for row in rows]
 
 
-def replace_shared_costs(connection: Connection, wanted: Sequence[SharedCost], now: dt.datetime) -> ImportOutcome:
+def replace_shared_costs(
+    connection: Connection, wanted: Sequence[SharedCost], now: dt.datetime
+) -> ImportOutcome:
     """Replace the shared costs in force. No charge changes: reports compute the shares."""
     rows = [{name: getattr(cost, name) for name in _SHARED} for cost in wanted]
     return replace_rows(connection, "shared_cost", _SHARED, rows, after_closes(connection, now))
@@ -44,7 +64,8 @@ def replace_shared_costs(connection: Connection, wanted: Sequence[SharedCost], n
 def pool_shares(connection: Connection, at: dt.datetime | None = None) -> list[PoolShare]:
     """Read the shares of pools in force, now or at an instant, by pool and team."""
     rows = connection.execute(
-        f"SELECT {', '.join(_SHARE)} FROM pool_share WHERE {IN_FORCE} ORDER BY pool, team, from_on NULLS FIRST, id",
+        f"SELECT {', '.join(_SHARE)} FROM pool_share WHERE {IN_FORCE} ORDER BY pool, team, from_on"
+        " NULLS FIRST, id",
         {"at": at},
     )
     return [PoolShare(*row) for row in rows]
@@ -62,26 +83,33 @@ def replace_shares(
     read_from: str = "",
     on_row: OnRow = tell_nobody,
 ) -> ImportOutcome:
-    """Replace the shares in force of one scheduler and pool, or the declared ones. No charge changes.
+    """Replace the shares in force of one scheduler and pool, or the declared ones.
+
+    No charge changes.
 
     `on_row` is told how far it is.
     """
     others = [share for share in pool_shares(connection) if share.read_from != read_from]
     rows = [{name: getattr(share, name) for name in _SHARE} for share in (*others, *wanted)]
-    outcome = replace_rows(connection, "pool_share", _SHARE, rows, after_closes(connection, now), on_row=on_row)
+    outcome = replace_rows(
+        connection, "pool_share", _SHARE, rows, after_closes(connection, now), on_row=on_row
+    )
     return ImportOutcome(outcome.added, outcome.updated, outcome.unchanged - len(others))
 
 
 def cost_centers(connection: Connection, at: dt.datetime | None = None) -> list[CostCenter]:
     """Read the cost centers in force, now or at an instant."""
     rows = connection.execute(
-        f"SELECT {', '.join(_CENTER)} FROM cost_center WHERE {IN_FORCE} ORDER BY owner, from_on NULLS FIRST, id",
+        f"SELECT {', '.join(_CENTER)} FROM cost_center WHERE {IN_FORCE} ORDER BY owner, from_on"
+        " NULLS FIRST, id",
         {"at": at},
     )
     return [CostCenter(*row) for row in rows]
 
 
-def replace_cost_centers(connection: Connection, wanted: Sequence[CostCenter], now: dt.datetime) -> ImportOutcome:
+def replace_cost_centers(
+    connection: Connection, wanted: Sequence[CostCenter], now: dt.datetime
+) -> ImportOutcome:
     """Replace the cost centers in force. No charge changes: exports look the codes up."""
     rows = [{name: getattr(center, name) for name in _CENTER} for center in wanted]
     return replace_rows(connection, "cost_center", _CENTER, rows, after_closes(connection, now))
@@ -90,20 +118,26 @@ def replace_cost_centers(connection: Connection, wanted: Sequence[CostCenter], n
 def carbon(connection: Connection, at: dt.datetime | None = None) -> list[Intensity]:
     """Read the carbon intensities in force, now or at an instant, by pool."""
     rows = connection.execute(
-        f"SELECT {', '.join(_CARBON)} FROM carbon_intensity WHERE {IN_FORCE} ORDER BY pool, from_on NULLS FIRST, id",
+        f"SELECT {', '.join(_CARBON)} FROM carbon_intensity WHERE {IN_FORCE} ORDER BY pool, from_on"
+        " NULLS FIRST, id",
         {"at": at},
     )
     return [Intensity(*row) for row in rows]
 
 
-def replace_carbon(connection: Connection, wanted: Sequence[Intensity], now: dt.datetime) -> ImportOutcome:
+def replace_carbon(
+    connection: Connection, wanted: Sequence[Intensity], now: dt.datetime
+) -> ImportOutcome:
     """Replace the carbon intensities in force."""
     rows = [{name: getattr(intensity, name) for name in _CARBON} for intensity in wanted]
-    return replace_rows(connection, "carbon_intensity", _CARBON, rows, after_closes(connection, now))
+    return replace_rows(
+        connection, "carbon_intensity", _CARBON, rows, after_closes(connection, now)
+    )
 
 
 def after_closes(connection: Connection, now: dt.datetime) -> dt.datetime:
-    """Return now, or just after the last close: a declaration during a close does not belong to the closed month.
+    """Return now, or just after the last close: a declaration during a close does not belong to the
+    closed month.
 
     The ledger lock keeps months from being closed until the transaction ends.
     """
@@ -145,14 +179,22 @@ def replace_rows(
     gone = [content for content in known if content not in wanted]
     new = [content for content in wanted if content not in known]
     connection.execute(
-        f"UPDATE {table} SET superseded_at = %s WHERE id = ANY(%s)", (now, [known[content] for content in gone])
+        f"UPDATE {table} SET superseded_at = %s WHERE id = ANY(%s)",
+        (now, [known[content] for content in gone]),
     )
     for content in RowStages(new, 1, on_row).one_by_one():
         cells = [_cell(wanted[content][name]) for name in columns]
         given = ", ".join(["%s"] * (len(columns) + 1))
-        connection.execute(f"INSERT INTO {table} ({', '.join(columns)}, recorded_at) VALUES ({given})", (*cells, now))
-    changes = [audit.Change(table, _subject(content), json.loads(content), None) for content in gone]
-    changes += [audit.Change(table, _subject(content), None, json.loads(content)) for content in new]
+        connection.execute(
+            f"INSERT INTO {table} ({', '.join(columns)}, recorded_at) VALUES ({given})",
+            (*cells, now),
+        )
+    changes = [
+        audit.Change(table, _subject(content), json.loads(content), None) for content in gone
+    ]
+    changes += [
+        audit.Change(table, _subject(content), None, json.loads(content)) for content in new
+    ]
     audit.record(connection, changes, int(now.timestamp() * 1000))
     return ImportOutcome(len(new), len(gone), len(wanted) - len(new))
 

@@ -1,7 +1,8 @@
-"""The evidence of contested lines, gathered from where it lies: from the line back to the batch of the agent.
+"""The evidence of contested lines, gathered from where it lies: from the line back to the batch of
+the agent.
 
-Of each kind that can be long, the first rows stand in full; the count and a SHA-256 cover all of them, in a fixed
-order, so that the rest can be checked as long as the database keeps it.
+Of each kind that can be long, the first rows stand in full; the count and a SHA-256 cover all of
+them, in a fixed order, so that the rest can be checked as long as the database keeps it.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ def line_id(line: ExportedCharge) -> str:
     return seal.leaf(seal.line_of(line)).hex()
 
 
-def gather(connection: Connection, lines: Sequence[ExportedCharge], period: Period) -> dict[str, object]:
+def gather(
+    connection: Connection, lines: Sequence[ExportedCharge], period: Period
+) -> dict[str, object]:
     """All that the lines rest on, in names instead of the database's numbers."""
     charges = [line.charge for line in lines]
     asked: dict[str, object] = {
@@ -111,7 +114,11 @@ def gather(connection: Connection, lines: Sequence[ExportedCharge], period: Peri
             }
         ),
         "workloads": sorted(
-            {chargesed_period.workload_id for chargesed_period in charges if chargesed_period.workload_id is not None}
+            {
+                chargesed_period.workload_id
+                for chargesed_period in charges
+                if chargesed_period.workload_id is not None
+            }
         ),
         "prices": sorted(
             {
@@ -133,7 +140,11 @@ def gather(connection: Connection, lines: Sequence[ExportedCharge], period: Peri
         "prices": _rows(connection, _PRICES, asked),
         "proofs": _rows(connection, _PROOFS, asked),
         "closed": [
-            {"name": chargesed_period.name, "closed_ms": chargesed_period.closed_ms, "seal": chargesed_period.seal}
+            {
+                "name": chargesed_period.name,
+                "closed_ms": chargesed_period.closed_ms,
+                "seal": chargesed_period.seal,
+            }
             for chargesed_period in periods.closed(connection)
             if chargesed_period.period.clip(period)
         ],
@@ -147,13 +158,19 @@ def gather(connection: Connection, lines: Sequence[ExportedCharge], period: Peri
 
 
 def _adjustments(connection: Connection, charges: Sequence[Charge]) -> dict[str, object]:
-    """The adjustments of the lines, of a true-up with its bill and the bill's lines; nothing where there are none."""
+    """The adjustments of the lines, of a true-up with its bill and the bill's lines; nothing where
+    there are none.
+    """
     ids = {charge.adjustment.id for charge in charges if charge.adjustment is not None}
-    known = adjustments.evidence_of(connection, sorted(number for number in ids if number is not None))
+    known = adjustments.evidence_of(
+        connection, sorted(number for number in ids if number is not None)
+    )
     return {"adjustments": known} if known else {}
 
 
-def _rows(connection: Connection, query: str, asked: Mapping[str, object]) -> list[dict[str, object]]:
+def _rows(
+    connection: Connection, query: str, asked: Mapping[str, object]
+) -> list[dict[str, object]]:
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(query, asked).fetchall()
     return [{name: _plain(value) for name, value in row.items()} for row in rows]
@@ -176,10 +193,13 @@ def excerpt(rows: Iterable[Mapping[str, object]]) -> dict[str, object]:
 
 
 def _rules(connection: Connection, lines: Sequence[ExportedCharge]) -> list[dict[str, object]]:
-    """The rules that matched each workload where it was, at the start of its first line; none: its tags said it."""
+    """The rules that matched each workload where it was, at the start of its first line; none: its
+    tags said it.
+    """
     attribution = Attribution(rules.current(connection))
     known = workloads.facts(
-        connection, sorted({exported.charge.workload_id for exported in lines if exported.charge.workload_id})
+        connection,
+        sorted({exported.charge.workload_id for exported in lines if exported.charge.workload_id}),
     )
     contents: dict[tuple[object, ...], dict[str, object]] = {}
     for line in lines:
@@ -188,7 +208,14 @@ def _rules(connection: Connection, lines: Sequence[ExportedCharge]) -> list[dict
         if facts is None:
             continue
         placed = type(facts)(
-            facts.id, facts.kind, facts.user, facts.account, facts.name, facts.tags, charge.pool, charge.node
+            facts.id,
+            facts.kind,
+            facts.user,
+            facts.account,
+            facts.name,
+            facts.tags,
+            charge.pool,
+            charge.node,
         )
         matched = attribution.matching(placed, charge.start_ms)
         content: dict[str, object] = {
@@ -206,6 +233,7 @@ def _rules(connection: Connection, lines: Sequence[ExportedCharge]) -> list[dict
             ],
         }
         contents.setdefault(
-            (line.workload_key, charge.pool, charge.node, *(exported.id for exported in matched)), content
+            (line.workload_key, charge.pool, charge.node, *(exported.id for exported in matched)),
+            content,
         )
     return list(contents.values())

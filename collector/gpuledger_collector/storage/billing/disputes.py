@@ -1,4 +1,6 @@
-"""Disputes in Postgres: opened with their evidence, answered, and resolved once; every step is in the audit log."""
+"""Disputes in Postgres: opened with their evidence, answered, and resolved once; every step is in
+the audit log.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class NoDispute(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What is to be contested: an owner's lines of some days, narrowed down by names where they are given."""
+    """What is to be contested: an owner's lines of some days, narrowed down by names where they are
+    given.
+    """
 
     owner: Mapping[str, str]
     period: Period
@@ -56,11 +60,15 @@ def lines_of(connection: Connection, contest: Contest) -> list[ExportedCharge]:
     if not contest.owner or set(contest.owner) - set(LEVELS):
         raise ValueError(f"owner: name at least one level of {', '.join(LEVELS)}")
     accelerator_id, workload_id = _ids(connection, contest)
-    lines = list(reports.billed_of(connection, contest.period, contest.owner, accelerator_id, workload_id))
+    lines = list(
+        reports.billed_of(connection, contest.period, contest.owner, accelerator_id, workload_id)
+    )
     if contest.line is None:
         return lines
     if len(contest.line) < SHORT:
-        raise ValueError(f"line: give at least {SHORT} letters of its hash (gpuledger disputes lines shows them)")
+        raise ValueError(
+            f"line: give at least {SHORT} letters of its hash (gpuledger disputes lines shows them)"
+        )
     lines = [line for line in lines if line_id(line).startswith(contest.line.lower())]
     if len(lines) > 1:
         raise ValueError(f"line: {contest.line} names {len(lines)} lines; give more of its letters")
@@ -72,9 +80,17 @@ def _ids(connection: Connection, contest: Contest) -> tuple[int | None, int | No
     ids: list[int | None] = []
     for what, name, query in (
         ("accelerator", contest.accelerator, "SELECT id FROM accelerator WHERE uuid = %s"),
-        ("workload", contest.workload, "SELECT id FROM workload WHERE key = %s OR external_id = %s ORDER BY key"),
+        (
+            "workload",
+            contest.workload,
+            "SELECT id FROM workload WHERE key = %s OR external_id = %s ORDER BY key",
+        ),
     ):
-        rows = [] if name is None else connection.execute(query, (name,) * query.count("%s")).fetchall()
+        rows = (
+            []
+            if name is None
+            else connection.execute(query, (name,) * query.count("%s")).fetchall()
+        )
         if name is not None and len(rows) != 1:
             many = f"{len(rows)} are called {name}: give the whole key, such as slurm:cluster:42"
             raise ValueError(f"{what}: {many if rows else f'none is called {name}'}")
@@ -82,7 +98,9 @@ def _ids(connection: Connection, contest: Contest) -> tuple[int | None, int | No
     return ids[0], ids[1]
 
 
-def open_dispute(connection: Connection, contest: Contest, reason: str, who: str, now_ms: int) -> Dispute:
+def open_dispute(
+    connection: Connection, contest: Contest, reason: str, who: str, now_ms: int
+) -> Dispute:
     """Contest these lines with the evidence as it stands now, sealed.
 
     Raises ValueError with a sentence, and BadStep where they are contested already.
@@ -95,12 +113,16 @@ def open_dispute(connection: Connection, contest: Contest, reason: str, who: str
     if not any(left_of(lines).values()) and not any(line.charge.adjustment for line in lines):
         raise ValueError("nothing of this owner was charged then: there is nothing to contest")
     if len(lines) > MOST_LINES:
-        raise ValueError(f"{len(lines)} lines are too many for one dispute; name fewer days, or a workload")
+        raise ValueError(
+            f"{len(lines)} lines are too many for one dispute; name fewer days, or a workload"
+        )
     accelerator_id, workload_id = _ids(connection, contest)
     if contest.line is not None:
         charge = lines[0].charge
         accelerator_id, workload_id = charge.accelerator_id, charge.workload_id
-        contest = replace(contest, line=line_id(lines[0]), period=_day(connection, charge.day_ms, contest.period))
+        contest = replace(
+            contest, line=line_id(lines[0]), period=_day(connection, charge.day_ms, contest.period)
+        )
     _require_new(connection, contest, accelerator_id, workload_id)
     text = disputes.canonical(
         {
@@ -113,9 +135,9 @@ def open_dispute(connection: Connection, contest: Contest, reason: str, who: str
     )
     gpu_ns, cost = totals(lines)
     row = connection.execute(
-        "INSERT INTO dispute (owner, start_ms, end_ms, accelerator_id, workload_id, line, reason, state, opened_ms, "
-        "opened_by, gpu_ns, cost, evidence, seal) VALUES (%s::jsonb, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, "
-        "%s::jsonb, %s, %s) RETURNING id",
+        "INSERT INTO dispute (owner, start_ms, end_ms, accelerator_id, workload_id, line, reason,"
+        " state, opened_ms, opened_by, gpu_ns, cost, evidence, seal) VALUES (%s::jsonb, %s, %s, %s,"
+        " %s, %s, %s, %s, %s, %s, %s, %s::jsonb, %s, %s) RETURNING id",
         (
             json.dumps(dict(contest.owner)),
             contest.period.start_ms,
@@ -136,32 +158,49 @@ def open_dispute(connection: Connection, contest: Contest, reason: str, who: str
     assert row is not None
     _say(connection, row[0], DisputeEntry(now_ms, who, "opened", reason))
     made = read(connection, row[0])
-    audit.record(connection, [audit.Change("dispute", str(made.id), None, _facts(made))], now_ms, who)
+    audit.record(
+        connection, [audit.Change("dispute", str(made.id), None, _facts(made))], now_ms, who
+    )
     return made
 
 
-def _require_new(connection: Connection, contest: Contest, accelerator_id: int | None, workload_id: int | None) -> None:
+def _require_new(
+    connection: Connection, contest: Contest, accelerator_id: int | None, workload_id: int | None
+) -> None:
     """Raise BadStep where the same is contested already, or too much of the same owner's."""
     # Of two openings at once the second one sees the first.
     connection.execute("LOCK TABLE dispute IN SHARE ROW EXCLUSIVE MODE")
     undecided = [state for state in disputes.STATES if state not in disputes.RESOLVED]
     start_ms, end_ms = contest.period.start_ms, contest.period.end_ms
     same = connection.execute(
-        "SELECT id FROM dispute WHERE state = ANY(%s) AND owner = %s::jsonb AND start_ms = %s AND end_ms = %s AND "
-        "(accelerator_id, workload_id, line) IS NOT DISTINCT FROM (%s::bigint, %s::bigint, %s::text)",
-        (undecided, json.dumps(dict(contest.owner)), start_ms, end_ms, accelerator_id, workload_id, contest.line),
+        "SELECT id FROM dispute WHERE state = ANY(%s) AND owner = %s::jsonb AND start_ms = %s AND"
+        " end_ms = %s AND (accelerator_id, workload_id, line) IS NOT DISTINCT FROM (%s::bigint,"
+        " %s::bigint, %s::text)",
+        (
+            undecided,
+            json.dumps(dict(contest.owner)),
+            start_ms,
+            end_ms,
+            accelerator_id,
+            workload_id,
+            contest.line,
+        ),
     ).fetchone()
     if same is not None:
-        raise disputes.BadStep(f"these lines are already contested by dispute {same[0]}: answer there")
+        raise disputes.BadStep(
+            f"these lines are already contested by dispute {same[0]}: answer there"
+        )
     level = next(level for level in LEVELS if level in contest.owner)
     widest = {level: contest.owner[level]}
     counted = connection.execute(
-        "SELECT count(*) FROM dispute WHERE state = ANY(%s) AND owner @> %s::jsonb", (undecided, json.dumps(widest))
+        "SELECT count(*) FROM dispute WHERE state = ANY(%s) AND owner @> %s::jsonb",
+        (undecided, json.dumps(widest)),
     ).fetchone()
     if counted is not None and counted[0] >= MOST_OPEN:
         name = f"{level} {contest.owner[level]}"
         raise disputes.BadStep(
-            f"{name} has {counted[0]} undecided disputes: wait for a decision, or contest more at once"
+            f"{name} has {counted[0]} undecided disputes: wait for a decision, or contest more at"
+            " once"
         )
 
 
@@ -172,33 +211,51 @@ def _day(connection: Connection, day_ms: int, within: Period) -> Period:
 
 
 def left_of(lines: Iterable[ExportedCharge]) -> dict[object, int]:
-    """GPU-nanoseconds that are left of a day, accelerator and workload once corrections are taken off."""
+    """GPU-nanoseconds that are left of a day, accelerator and workload once corrections are taken
+    off.
+    """
     left: dict[object, int] = defaultdict(int)
     for line in lines:
-        left[(line.charge.day_ms, line.charge.accelerator_id, line.charge.workload_id)] += line.charge.gpu_ns
+        left[(line.charge.day_ms, line.charge.accelerator_id, line.charge.workload_id)] += (
+            line.charge.gpu_ns
+        )
     return left
 
 
 def totals(lines: Iterable[ExportedCharge]) -> tuple[int, dict[str, int]]:
-    """GPU-nanoseconds and, by currency, micro-units of some lines; what has no price costs nothing here."""
+    """GPU-nanoseconds and, by currency, micro-units of some lines; what has no price costs nothing
+    here.
+    """
     gpu_ns, cost = 0, dict[str, int]()
     for line in lines:
         gpu_ns += line.charge.gpu_ns
         if line.charge.currency is not None:
-            cost[line.charge.currency] = cost.get(line.charge.currency, 0) + (line.charge.cost_micro or 0)
+            cost[line.charge.currency] = cost.get(line.charge.currency, 0) + (
+                line.charge.cost_micro or 0
+            )
     return gpu_ns, dict(sorted(cost.items()))
 
 
-def answer(connection: Connection, number: int, words: str, who: str, now_ms: int, *, from_owner: bool) -> Dispute:
+def answer(
+    connection: Connection, number: int, words: str, who: str, now_ms: int, *, from_owner: bool
+) -> Dispute:
     """Say something in a dispute. Raises NoDispute, BadStep, ValueError."""
     words = disputes.words_of(words, "note")
     before = _locked(connection, number)
     state = disputes.after_answer(before.state, from_owner=from_owner)
     if len(before.entries) >= MOST_ENTRIES:
-        raise disputes.BadStep(f"the dispute has {len(before.entries)} messages: it waits for a decision")
+        raise disputes.BadStep(
+            f"the dispute has {len(before.entries)} messages: it waits for a decision"
+        )
     connection.execute("UPDATE dispute SET state = %s WHERE id = %s", (state, number))
-    _say(connection, number, DisputeEntry(now_ms, who, "contested" if from_owner else "answered", words))
-    change = audit.Change("dispute", str(number), {"state": before.state}, {"state": state, "said": words})
+    _say(
+        connection,
+        number,
+        DisputeEntry(now_ms, who, "contested" if from_owner else "answered", words),
+    )
+    change = audit.Change(
+        "dispute", str(number), {"state": before.state}, {"state": state, "said": words}
+    )
     audit.record(connection, [change], now_ms, who)
     return read(connection, number)
 
@@ -208,8 +265,8 @@ def resolve(
 ) -> tuple[Dispute, int]:
     """Decide a dispute: `remedy` None rejects it, else the contested time is reattributed.
 
-    The dispute as it is now, and how many days are to be rated again; a closed one among them gets a correction.
-    Raises NoDispute, BadStep, ValueError.
+    The dispute as it is now, and how many days are to be rated again; a closed one among them gets
+    a correction. Raises NoDispute, BadStep, ValueError.
     """
     note = disputes.words_of(note, "note")
     before = _locked(connection, number)
@@ -218,32 +275,46 @@ def resolve(
     if remedy is not None:
         now = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
         days = reattributions.add(connection, number, _decisions(connection, before, remedy), now)
-    connection.execute("UPDATE dispute SET state = %s, resolved_ms = %s WHERE id = %s", (state, now_ms, number))
+    connection.execute(
+        "UPDATE dispute SET state = %s, resolved_ms = %s WHERE id = %s", (state, now_ms, number)
+    )
     _say(connection, number, DisputeEntry(now_ms, who, state, note))
     decided: dict[str, object] = {"state": state, "note": note}
     if remedy is not None:
         decided["to"] = "unavailable" if remedy.owner is None else dict(remedy.owner)
-    audit.record(connection, [audit.Change("dispute", str(number), {"state": before.state}, decided)], now_ms, who)
+    audit.record(
+        connection,
+        [audit.Change("dispute", str(number), {"state": before.state}, decided)],
+        now_ms,
+        who,
+    )
     return read(connection, number), days
 
 
 def proposed(connection: Connection, number: int, remedy: Remedy) -> list[Reattribution]:
-    """What accepting a dispute would decide, to be previewed. Raises NoDispute, BadStep, ValueError."""
+    """What accepting a dispute would decide, to be previewed.
+
+    Raises NoDispute, BadStep, ValueError.
+    """
     dispute = read(connection, number)
     disputes.after_decision(dispute.state, remedy)
     return _decisions(connection, dispute, remedy)
 
 
 def _decisions(connection: Connection, dispute: Dispute, remedy: Remedy) -> list[Reattribution]:
-    """The contested time by workload and accelerator: what the evidence's lines say, and nothing that came after it.
+    """The contested time by workload and accelerator: what the evidence's lines say, and nothing
+    that came after it.
 
-    Of one contested line only time of exactly its owner moves, otherwise that of the dispute's owner and below it.
-    Raises ValueError.
+    Of one contested line only time of exactly its owner moves, otherwise that of the dispute's
+    owner and below it. Raises ValueError.
     """
     lines = json.loads(evidence(connection, dispute.id))["lines"]
-    accelerators = _numbers(connection, "accelerator", "uuid", {line["accelerator"] for line in lines})
+    accelerators = _numbers(
+        connection, "accelerator", "uuid", {line["accelerator"] for line in lines}
+    )
     workloads = _numbers(connection, "workload", "key", {line["workload"] for line in lines})
-    # What a correction took from the owner already is not the owner's any more: only what is left moves.
+    # What a correction took from the owner already is not the owner's any more: only what is left
+    # moves.
     left: dict[tuple[Key, int], int] = defaultdict(int)
     spans: list[tuple[Key, int, Period]] = []
     for line in lines:
@@ -251,30 +322,54 @@ def _decisions(connection: Connection, dispute: Dispute, remedy: Remedy) -> list
             key = (workloads[line["workload"]], accelerators.get(line["accelerator"]))
             left[(key, line["day_ms"])] += line["gpu_ns"]
             spans.append((key, line["day_ms"], Period(line["start_ms"], line["end_ms"])))
-    keyed = spans_of(((key, span) for key, day_ms, span in spans if left[(key, day_ms)] > 0), dispute.period)
+    keyed = spans_of(
+        ((key, span) for key, day_ms, span in spans if left[(key, day_ms)] > 0), dispute.period
+    )
     if not keyed and any(line.get("adjustment") for line in lines):
         raise ValueError(
-            "adjustments are amounts, and no time that could move: gpuledger adjustments reverse takes one back, and "
-            "what is right is booked anew"
+            "adjustments are amounts, and no time that could move: gpuledger adjustments reverse"
+            " takes one back, and what is right is booked anew"
         )
     if not keyed and any(line.get("node_cost") for line in lines):
-        raise ValueError("a node's cost follows who held its accelerators: contest the lines of that time")
+        raise ValueError(
+            "a node's cost follows who held its accelerators: contest the lines of that time"
+        )
     if not keyed:
-        raise ValueError("no workload is known to have held this time: give it one (tags, rules), not a reattribution")
+        raise ValueError(
+            "no workload is known to have held this time: give it one (tags, rules), not a"
+            " reattribution"
+        )
     if remedy.owner is None and any(accelerator_id is None for _, accelerator_id in keyed):
-        raise ValueError("usage imported as counts has no accelerator that could be unavailable: name an owner")
+        raise ValueError(
+            "usage imported as counts has no accelerator that could be unavailable: name an owner"
+        )
     state, owner = (UNAVAILABLE, None) if remedy.owner is None else (HELD, path_of(remedy.owner))
     contested = dispute.owner if dispute.line is None else lines[0]["owner"]
     return [
-        Reattribution(UNNUMBERED, workload_id, accelerator_id, span.start_ms, span.end_ms, state, owner, contested)
+        Reattribution(
+            UNNUMBERED,
+            workload_id,
+            accelerator_id,
+            span.start_ms,
+            span.end_ms,
+            state,
+            owner,
+            contested,
+        )
         for (workload_id, accelerator_id), spans_of_key in keyed.items()
         for span in spans_of_key
     ]
 
 
-def _numbers(connection: Connection, table: str, column: str, names: Iterable[str | None]) -> dict[str, int]:
+def _numbers(
+    connection: Connection, table: str, column: str, names: Iterable[str | None]
+) -> dict[str, int]:
     wanted = [name for name in names if name is not None]
-    return dict(connection.execute(f"SELECT {column}, id FROM {table} WHERE {column} = ANY(%s)", (wanted,)).fetchall())
+    return dict(
+        connection.execute(
+            f"SELECT {column}, id FROM {table} WHERE {column} = ANY(%s)", (wanted,)
+        ).fetchall()
+    )
 
 
 def _locked(connection: Connection, number: int) -> Dispute:
@@ -284,25 +379,38 @@ def _locked(connection: Connection, number: int) -> Dispute:
 
 def _say(connection: Connection, number: int, entry: DisputeEntry) -> None:
     connection.execute(
-        "INSERT INTO dispute_entry (dispute_id, at_ms, who, kind, words) VALUES (%s, %s, %s, %s, %s)",
+        "INSERT INTO dispute_entry (dispute_id, at_ms, who, kind, words) VALUES (%s, %s, %s,"
+        " %s, %s)",
         (number, entry.at_ms, entry.who, entry.kind, entry.words),
     )
 
 
 def _facts(dispute: Dispute) -> dict[str, object]:
-    return {"owner": dict(dispute.owner), "reason": dispute.reason, "cost": dict(dispute.cost), "seal": dispute.seal}
+    return {
+        "owner": dict(dispute.owner),
+        "reason": dispute.reason,
+        "cost": dict(dispute.cost),
+        "seal": dispute.seal,
+    }
 
 
 def listed(connection: Connection, states: Sequence[str] = disputes.STATES) -> list[Dispute]:
     """Disputes in these states, newest first, without what was said."""
-    rows = connection.execute(f"SELECT {_COLUMNS} {_FROM} WHERE d.state = ANY(%s) ORDER BY d.id DESC", (list(states),))
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} {_FROM} WHERE d.state = ANY(%s) ORDER BY d.id DESC", (list(states),)
+    )
     return [_dispute(row) for row in rows]
 
 
 def waiting(connection: Connection, period: Period) -> list[Dispute]:
     """Disputes about time in the period that are not decided yet, by number."""
-    open_disputes = listed(connection, [state for state in disputes.STATES if state not in disputes.RESOLVED])
-    return sorted((dispute for dispute in open_disputes if dispute.period.clip(period)), key=lambda dispute: dispute.id)
+    open_disputes = listed(
+        connection, [state for state in disputes.STATES if state not in disputes.RESOLVED]
+    )
+    return sorted(
+        (dispute for dispute in open_disputes if dispute.period.clip(period)),
+        key=lambda dispute: dispute.id,
+    )
 
 
 def read(connection: Connection, number: int) -> Dispute:
@@ -311,7 +419,8 @@ def read(connection: Connection, number: int) -> Dispute:
     if row is None:
         raise NoDispute(f"there is no dispute {number}")
     rows = connection.execute(
-        "SELECT at_ms, who, kind, words FROM dispute_entry WHERE dispute_id = %s ORDER BY id", (number,)
+        "SELECT at_ms, who, kind, words FROM dispute_entry WHERE dispute_id = %s ORDER BY id",
+        (number,),
     )
     return replace(_dispute(row), entries=[DisputeEntry(*entry) for entry in rows])
 
@@ -346,7 +455,8 @@ def evidence(connection: Connection, number: int) -> str:
 def seal_holds(connection: Connection, dispute: Dispute) -> bool:
     """Whether the evidence still has its seal, and the audit log the same one from the opening."""
     noted = connection.execute(
-        "SELECT after->>'seal' FROM audit WHERE what = 'dispute' AND subject = %s AND before IS NULL",
+        "SELECT after->>'seal' FROM audit WHERE what = 'dispute' AND subject = %s AND before IS"
+        " NULL",
         (str(dispute.id),),
     ).fetchone()
     seal = disputes.seal_of(evidence(connection, dispute.id))
@@ -354,7 +464,8 @@ def seal_holds(connection: Connection, dispute: Dispute) -> bool:
 
 
 def billed_now(connection: Connection, dispute: Dispute) -> tuple[dict[str, int], bool]:
-    """What the contested owner pays for the same time by now, corrections included, and whether it is rated.
+    """What the contested owner pays for the same time by now, corrections included, and whether it
+    is rated.
 
     By currency, micro-units; of one contested line its workload and accelerator on that day count.
     """
@@ -362,8 +473,11 @@ def billed_now(connection: Connection, dispute: Dispute) -> tuple[dict[str, int]
     _, cost = totals(lines_of(connection, contest))
     span = {"start": dispute.period.start_ms, "end": dispute.period.end_ms}
     waiting = connection.execute(
-        "SELECT EXISTS (SELECT FROM day_recompute WHERE day_ms < %(end)s AND day_ms > %(start)s - 86400000) "
-        "OR EXISTS (SELECT FROM hour_recompute WHERE hour_ms < %(end)s AND hour_ms > %(start)s - 3600000)",
+        "SELECT EXISTS (SELECT FROM day_recompute WHERE day_ms < %(end)s AND day_ms > %(start)s -"
+        " 86400000) OR EXISTS (SELECT FROM hour_recompute WHERE hour_ms < %(end)s AND hour_ms >"
+        " %(start)s - 3600000)",
         span,
     ).fetchone()
-    return {name: cost.get(name, 0) for name in sorted({*cost, *dispute.cost})}, not (waiting and waiting[0])
+    return {name: cost.get(name, 0) for name in sorted({*cost, *dispute.cost})}, not (
+        waiting and waiting[0]
+    )

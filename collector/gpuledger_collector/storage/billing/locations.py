@@ -19,7 +19,8 @@ from gpuledger_collector.storage.locks import Connection
 
 _COLUMNS = ("pool", "region", "region_name", "availability_zone", "from_on", "to_on")
 COMMITMENT_REGION, CORRECTED_DAY = "commitment region", "corrected day"
-"""Dimensions of single charges: the region of a commitment, of what it left unused; the day that a correction amends.
+"""Dimensions of single charges: the region of a commitment, of what it left unused; the day that a
+correction amends.
 
 Other charges have an empty cell.
 """
@@ -51,7 +52,9 @@ def by_month(connection: Connection, period: Period) -> Mapping[str, Locations]:
 
 @dataclass(frozen=True, slots=True)
 class LineSource:
-    """How charged lines by some dimensions are read: those of each period by `by`, each of them with its keys named."""
+    """How charged lines by some dimensions are read: those of each period by `by`, each of them
+    with its keys named.
+    """
 
     periods: Sequence[Period]
     by: tuple[str, ...]
@@ -59,10 +62,11 @@ class LineSource:
 
 
 def line_source(connection: Connection, period: Period, by: Sequence[str]) -> LineSource:
-    """How lines by these dimensions are read; with the region among them by month and by where pools stand.
+    """How lines by these dimensions are read; with the region among them by month and by where
+    pools stand.
 
-    A closed month has its pools where they stood at its close, as FOCUS has them. Parts of a period in which pools
-    stand elsewhere have lines of their own, with equal keys where only others moved.
+    A closed month has its pools where they stood at its close, as FOCUS has them. Parts of a period
+    in which pools stand elsewhere have lines of their own, with equal keys where only others moved.
     """
     if REGION not in by:
         return LineSource([period], tuple(by))
@@ -92,18 +96,28 @@ def lines_by_region(
     by: Sequence[str],
     read: Callable[[Period, Sequence[str]], Iterable[ChargedLine]],
 ) -> list[ChargedLine]:
-    """Lines by dimensions with the region among them, from `read`, which knows the ones of `line_source`."""
+    """Lines by dimensions with the region among them, from `read`, which knows the ones of
+    `line_source`.
+    """
     source = line_source(connection, period, by)
     return [source.named(line, part) for part in source.periods for line in read(part, source.by)]
 
 
 def _region(places: Locations, pool: str, committed: str, at_ms: int, state: str) -> str:
-    place = places.of_purchase(pool, committed, at_ms) if state == COMMITMENT_UNUSED else places.at(pool, at_ms)
+    place = (
+        places.of_purchase(pool, committed, at_ms)
+        if state == COMMITMENT_UNUSED
+        else places.at(pool, at_ms)
+    )
     return "" if place is None else place.region
 
 
-def replace(connection: Connection, wanted: Sequence[PoolLocation], now: dt.datetime) -> ImportOutcome:
-    """Replace the locations in force; days are rated again where a rate or a commitment names a region."""
+def replace(
+    connection: Connection, wanted: Sequence[PoolLocation], now: dt.datetime
+) -> ImportOutcome:
+    """Replace the locations in force; days are rated again where a rate or a commitment names a
+    region.
+    """
     before = declared(connection)
     rows = [{name: getattr(location, name) for name in _COLUMNS} for location in wanted]
     outcome = declarations.replace_rows(
@@ -113,8 +127,13 @@ def replace(connection: Connection, wanted: Sequence[PoolLocation], now: dt.date
     if not moved or not connection.execute(_NAMED_REGIONS).fetchone():
         return outcome
     calendar, now_ms = zones.calendar(connection), int(now.timestamp() * 1000)
-    starts = [0 if location.from_on is None else calendar.start_of(location.from_on) for location in moved]
-    ends = [now_ms if location.to_on is None else calendar.start_of(location.to_on) for location in moved]
+    starts = [
+        0 if location.from_on is None else calendar.start_of(location.from_on) for location in moved
+    ]
+    ends = [
+        now_ms if location.to_on is None else calendar.start_of(location.to_on)
+        for location in moved
+    ]
     marked = mark_days_with_evidence(connection, min(starts), min(max(ends), now_ms))
     return changed(outcome, days_to_recompute=marked)
 

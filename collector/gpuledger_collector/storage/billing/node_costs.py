@@ -1,4 +1,6 @@
-"""Node costs in Postgres: superseded rather than edited, since charges name the version that they follow from."""
+"""Node costs in Postgres: superseded rather than edited, since charges name the version that they
+follow from.
+"""
 
 from __future__ import annotations
 

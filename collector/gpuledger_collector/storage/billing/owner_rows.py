@@ -1,7 +1,9 @@
-"""An owner's rows of the full chargeback, worked out by Postgres: their cents are those of everybody's report.
+"""An owner's rows of the full chargeback, worked out by Postgres: their cents are those of
+everybody's report.
 
-What rounding leaves over goes to the largest remainders of a list, so an owner's cents depend on all others. Postgres
-adds up the list and counts who comes first; of others nothing leaves it but sums (accounting.chargeback.PlaceInList).
+What rounding leaves over goes to the largest remainders of a list, so an owner's cents depend on
+all others. Postgres adds up the list and counts who comes first; of others nothing leaves it but
+sums (accounting.chargeback.PlaceInList).
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ from gpuledger_collector.accounting.shared_costs import AMOUNT, DIMENSIONS, UNSH
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.storage.billing import allocation
 from gpuledger_collector.storage.billing.locations import LineSource
-from gpuledger_collector.storage.billing.owner_shares import POOL, SplitCost, SqlStatement, add_lines, add_owners, taken
+from gpuledger_collector.storage.billing.owner_shares import (
+    POOL,
+    SplitCost,
+    SqlStatement,
+    add_lines,
+    add_owners,
+    taken,
+)
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
@@ -45,13 +54,17 @@ def _named(key: str) -> str:
 
 def _cell(key: str) -> str:
     """SQL of the cell of a line by an owner level, as accounting.chargeback.holder_keys names it."""
-    return f"CASE WHEN state IN ({_states(PAID_BY_OWNERS)}) THEN {_named(key)} ELSE '(' || state || ')' END"
+    return (
+        f"CASE WHEN state IN ({_states(PAID_BY_OWNERS)}) THEN {_named(key)} ELSE '(' || state ||"
+        " ')' END"
+    )
 
 
 _KNOWN = "(unknown_ns <> gpu_ns OR idle_ns <> 0 OR coalesce(idle_cost_micro, 0) <> 0)"
 _COMPARED = f"""CASE WHEN state <> '{COMMITMENT_UNUSED}' THEN coalesce(compared_cost_micro,
     CASE WHEN contracted_cost_micro IS NOT NULL AND list_cost_micro IS NOT NULL THEN cost_micro END) END"""
-# The rows of accounting.chargeback.report by one owner level, but for usage without a price, of which one row is all.
+# The rows of accounting.chargeback.report by one owner level, but for usage without a price, of
+# which one row is all.
 _ROWS = f"""
     SELECT currency, correction_of, {_cell("k0")} AS cell,
         min(CASE WHEN state IN ({_states(PAID_BY_OWNERS)}) THEN '{HELD}' ELSE state END) AS state,
@@ -69,7 +82,8 @@ _ROWS = f"""
     GROUP BY 1, 2, 3
 """
 _SUMMED = tuple(name for name in _EXACT if name not in {"shared_micro", "co2e_micrograms"})
-# A share stands in the row of the period's own time, carbon in the first row of the cell that there is.
+# A share stands in the row of the period's own time, carbon in the first row of the cell that there
+# is.
 _WHOLE = f"""
     SELECT f.*, CASE WHEN correction_of = min(correction_of) OVER (PARTITION BY f.currency, f.cell)
         THEN e.micrograms END AS co2e_micrograms
@@ -86,11 +100,19 @@ _NO_CARBON = "SELECT ''::text AS currency, ''::text AS cell, 0::numeric AS micro
 
 
 def owner_rows(
-    connection: Connection, period: Period, level: str, owner: str, now_ms: int, *, is_allocated: bool = True
+    connection: Connection,
+    period: Period,
+    level: str,
+    owner: str,
+    now_ms: int,
+    *,
+    is_allocated: bool = True,
 ) -> list[ReportRow]:
-    """The rows of an owner (empty: of nobody known) in everybody's report by its level; corrections in rows apart.
+    """The rows of an owner (empty: of nobody known) in everybody's report by its level; corrections
+    in rows apart.
 
-    `is_allocated`: with shares of common costs and carbon, up to now. Usage without a price is in none of them.
+    `is_allocated`: with shares of common costs and carbon, up to now. Usage without a price is in
+    none of them.
     """
     statement = SqlStatement()
     statement.add("own_time", _ROWS.format(lines=statement.charged((level,), period, apart=True)))
@@ -109,7 +131,9 @@ def owner_rows(
     statement.add("whole", _WHOLE)
     query = _places(statement, owner or UNATTRIBUTED)
     found = [_row(row) for row in statement.rows(connection, query)]
-    return sorted(found, key=lambda row: (row.currency or "", -(row.cost_micro or 0), row.correction_of))
+    return sorted(
+        found, key=lambda row: (row.currency or "", -(row.cost_micro or 0), row.correction_of)
+    )
 
 
 def _lines(statement: SqlStatement, period: Period, level: str) -> str:
@@ -130,12 +154,20 @@ def _shares(statement: SqlStatement, level: str, split_cost: SplitCost) -> str:
         query = f"SELECT currency, {cell}, micro FROM {name} JOIN {lines} USING (place)"
     else:
         # The shares of an owner's lines add up to the owner's.
-        query = f"SELECT currency, {_named('bearer')} AS cell, micro FROM {name}_owners WHERE micro <> 0"
+        query = (
+            f"SELECT currency, {_named('bearer')} AS cell, micro FROM {name}_owners WHERE micro"
+            " <> 0"
+        )
         if split_cost.cost.source != AMOUNT:
             query += f" UNION ALL {taken(statement, name, lines, split_cost, f'currency, {cell}')}"
     if split_cost.cost.source == AMOUNT and split_cost.amount_micro:
-        values = ", ".join(map(statement.bind, (split_cost.cost.currency, UNSHARED, split_cost.amount_micro)))
-        query += f" UNION ALL SELECT * FROM (VALUES ({values})) v WHERE NOT EXISTS (SELECT FROM {name}_owners)"
+        values = ", ".join(
+            map(statement.bind, (split_cost.cost.currency, UNSHARED, split_cost.amount_micro))
+        )
+        query += (
+            f" UNION ALL SELECT * FROM (VALUES ({values})) v WHERE NOT EXISTS (SELECT FROM"
+            f" {name}_owners)"
+        )
     return query
 
 
@@ -149,20 +181,28 @@ def _grams(statement: SqlStatement, level: str, run: Period, in_force: Sequence[
             factors[pool] = per_kwh(intensity)
     known = statement.bind(json.dumps(factors))
     factor = f"coalesce(({known}::jsonb ->> {POOL})::numeric, ({known}::jsonb ->> '')::numeric)"
-    product = f"SELECT currency, {_cell(f'k{len(DIMENSIONS)}')} AS cell, energy_mj * {factor} AS product FROM {lines}"
+    product = (
+        f"SELECT currency, {_cell(f'k{len(DIMENSIONS)}')} AS cell, energy_mj * {factor} AS product"
+        f" FROM {lines}"
+    )
     rest, unit = _rest("product", str(MJ_PER_KWH)), MJ_PER_KWH
     # Half to even.
     return (
-        f"SELECT currency, cell, low + (2 * rest > {unit} OR (2 * rest = {unit} AND mod(low, 2) <> 0))::int "
-        f"AS micrograms FROM (SELECT q.*, div(product - rest, {unit}) AS low FROM (SELECT q.*, {rest} AS rest "
-        f"FROM ({product} WHERE energy_mj IS NOT NULL AND currency IS NOT NULL) q) q) q"
+        f"SELECT currency, cell, low + (2 * rest > {unit} OR (2 * rest = {unit} AND mod(low, 2) <>"
+        f" 0))::int AS micrograms FROM (SELECT q.*, div(product - rest, {unit}) AS low FROM (SELECT"
+        f" q.*, {rest} AS rest FROM ({product} WHERE energy_mj IS NOT NULL AND currency IS NOT"
+        " NULL) q) q) q"
     )
 
 
 def _sum(queries: Sequence[str], added: str) -> str:
     """SQL of the sum by currency and cell; empty where there is nothing to add up."""
     union = " UNION ALL ".join(f"({query})" for query in queries)
-    return f"SELECT currency, cell, {added} FROM ({union}) q GROUP BY currency, cell" if queries else ""
+    return (
+        f"SELECT currency, cell, {added} FROM ({union}) q GROUP BY currency, cell"
+        if queries
+        else ""
+    )
 
 
 def _rest(value: str, unit: str) -> str:
@@ -180,22 +220,25 @@ def _places(statement: SqlStatement, cell: str) -> str:
         f"(SELECT currency, correction_of FROM whole WHERE cell = {statement.bind(cell)})",
     )
     divided = ", ".join(
-        f"{_rest(exact, str(unit or 'unit'))} AS rest_{exact}, {unit or 'unit'}::numeric AS unit_{exact}"
+        f"{_rest(exact, str(unit or 'unit'))} AS rest_{exact}, {unit or 'unit'}::numeric AS"
+        f" unit_{exact}"
         for _, exact, unit, _ in PRINTED
     )
     statement.add("divided", f"SELECT l.*, {divided} FROM list l")
-    earlier = "coalesce(d.cost_micro, 0) > coalesce(o.cost_micro, 0) OR coalesce(d.cost_micro, 0) = " + (
-        "coalesce(o.cost_micro, 0) AND d.cell < o.cell"
+    earlier = (
+        "coalesce(d.cost_micro, 0) > coalesce(o.cost_micro, 0) OR coalesce(d.cost_micro, 0) = "
+        + "coalesce(o.cost_micro, 0) AND d.cell < o.cell"
     )
     places = ", ".join(
-        f"min(o.{exact}), sum(d.{exact}), sum(div(d.{exact} - d.rest_{exact}, d.unit_{exact})), count(*) FILTER "
-        f"(WHERE d.rest_{exact} > o.rest_{exact} OR d.rest_{exact} = o.rest_{exact} AND ({earlier}))"
+        f"min(o.{exact}), sum(d.{exact}), sum(div(d.{exact} - d.rest_{exact}, d.unit_{exact})),"
+        f" count(*) FILTER (WHERE d.rest_{exact} > o.rest_{exact} OR d.rest_{exact} ="
+        f" o.rest_{exact} AND ({earlier}))"
         for exact in _EXACT
     )
     return (
-        f"SELECT o.cell, o.currency, o.correction_of, min(o.state), min(o.unknown_ns), {places} FROM divided o "
-        f"JOIN divided d ON d.currency = o.currency AND d.correction_of = o.correction_of "
-        f"WHERE o.cell = {statement.bind(cell)} GROUP BY 1, 2, 3"
+        f"SELECT o.cell, o.currency, o.correction_of, min(o.state), min(o.unknown_ns), {places}"
+        " FROM divided o JOIN divided d ON d.currency = o.currency AND d.correction_of ="
+        f" o.correction_of WHERE o.cell = {statement.bind(cell)} GROUP BY 1, 2, 3"
     )
 
 
@@ -204,5 +247,9 @@ def _row(row: Sequence[object]) -> ReportRow:
     places: dict[str, PlaceInList | None] = {}
     for at, exact in enumerate(_EXACT):
         value, *rest = numbers[4 * at : 4 * at + 4]
-        places[exact] = None if value is None else PlaceInList(*(int(str(number)) for number in (value, *rest)))
-    return row_of_list((str(cell),), str(currency), str(correction_of), str(state), int(str(unknown_ns)), places)
+        places[exact] = (
+            None if value is None else PlaceInList(*(int(str(number)) for number in (value, *rest)))
+        )
+    return row_of_list(
+        (str(cell),), str(currency), str(correction_of), str(state), int(str(unknown_ns)), places
+    )

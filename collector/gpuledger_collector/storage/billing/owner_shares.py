@@ -1,8 +1,9 @@
-"""What one owner pays of shared costs, worked out by Postgres: nothing of others leaves it but sums.
+"""What one owner pays of shared costs, worked out by Postgres: nothing of others leaves it but
+sums.
 
-It splits as accounting.shared_costs does, to the micro-unit and in the same order: by largest remainder over the owners
-of a level, ties by name, then over each owner's lines, ties by their order. Amounts are `numeric`: a product of an
-amount and a weight exceeds 64 bits.
+It splits as accounting.shared_costs does, to the micro-unit and in the same order: by largest
+remainder over the owners of a level, ties by name, then over each owner's lines, ties by their
+order. Amounts are `numeric`: a product of an amount and a weight exceeds 64 bits.
 """
 
 from __future__ import annotations
@@ -54,16 +55,23 @@ class SqlStatement:
     def rows(self, connection: Connection, query: str) -> list[tuple[Any, ...]]:
         """What a query of these tables returns."""
         with connection.transaction():
-            # Of lines that are computed the server expects a few hundred: it would compare each with each.
+            # Of lines that are computed the server expects a few hundred: it would compare each
+            # with each.
             connection.execute(
-                "SELECT set_config('enable_nestloop', 'off', true), set_config('work_mem', %s, true)", (SORT_MEMORY,)
+                "SELECT set_config('enable_nestloop', 'off', true), set_config('work_mem', %s,"
+                " true)",
+                (SORT_MEMORY,),
             )
-            found = connection.execute(f"WITH {', '.join(self.tables)} {query}", self.values).fetchall()
+            found = connection.execute(
+                f"WITH {', '.join(self.tables)} {query}", self.values
+            ).fetchall()
             connection.execute("SELECT set_config('enable_nestloop', 'on', true)")
         return found
 
     def lines(self, name: str, source: LineSource) -> None:
-        """Add what shares and carbon need of charged lines, each with its `place` in the order in which it is read."""
+        """Add what shares and carbon need of charged lines, each with its `place` in the order in
+        which it is read.
+        """
         columns = ", ".join([*key_columns(source.by), "state", "currency", *_NEEDED])
         parts = [
             f"SELECT {number} AS part, {columns} FROM ({self.charged(source.by, period)}) l"
@@ -71,7 +79,9 @@ class SqlStatement:
         ]
         order = ", ".join(["part", *key_columns(source.by), "state", "currency"])
         self.add(
-            name, f"SELECT l.*, row_number() OVER (ORDER BY {order}) AS place FROM ({' UNION ALL '.join(parts)}) l"
+            name,
+            f"SELECT l.*, row_number() OVER (ORDER BY {order}) AS place FROM"
+            f" ({' UNION ALL '.join(parts)}) l",
         )
 
     def charged(self, by: Sequence[str], period: Period, *, apart: bool = False) -> str:
@@ -87,7 +97,9 @@ def key_columns(by: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class SplitCost:
-    """A shared cost in the days of a month on which it is shared; the amount for them, of source amount."""
+    """A shared cost in the days of a month on which it is shared; the amount for them, of source
+    amount.
+    """
 
     cost: SharedCost
     period: Period
@@ -95,23 +107,33 @@ class SplitCost:
 
 
 def own_shares(
-    connection: Connection, split_costs: Sequence[SplitCost], by: Sequence[str], owner: Mapping[str, str]
+    connection: Connection,
+    split_costs: Sequence[SplitCost],
+    by: Sequence[str],
+    owner: Mapping[str, str],
 ) -> Iterator[tuple[SplitCost, ChargedLine, int]]:
-    """The share of each line of an owner (level -> value) in each of some costs of one period, in micro-units.
+    """The share of each line of an owner (level -> value) in each of some costs of one period, in
+    micro-units.
 
     Lines have the keys (*DIMENSIONS, *by), and no amounts.
     """
     source = line_source(connection, split_costs[0].period, (*DIMENSIONS, *by))
     statement, shares = SqlStatement(), []
     statement.lines("line", source)
-    own = " AND ".join(["true", *(f"k{LEVELS.index(level)} = {statement.bind(name)}" for level, name in owner.items())])
+    own = " AND ".join(
+        [
+            "true",
+            *(f"k{LEVELS.index(level)} = {statement.bind(name)}" for level, name in owner.items()),
+        ]
+    )
     for number, split_cost in enumerate(split_costs):
         add_owners(statement, f"share_{number}", "line", split_cost)
         add_lines(statement, f"share_{number}", "line", split_cost, own)
         shares.append(f"SELECT {number} AS number, place, micro FROM share_{number}")
     query = (
-        f"SELECT number, part, state, currency, micro, {', '.join(key_columns(source.by))} "
-        f"FROM ({' UNION ALL '.join(shares)}) s JOIN line USING (place) WHERE {own} ORDER BY number, place"
+        f"SELECT number, part, state, currency, micro, {', '.join(key_columns(source.by))} FROM"
+        f" ({' UNION ALL '.join(shares)}) s JOIN line USING (place) WHERE {own} ORDER BY number,"
+        " place"
     )
     for number, part, state, currency, micro, *keys in statement.rows(connection, query):
         line = source.named(ChargedLine(tuple(keys), state, currency), source.periods[part])
@@ -119,62 +141,84 @@ def own_shares(
 
 
 def add_owners(statement: SqlStatement, name: str, lines: str, split_cost: SplitCost) -> None:
-    """Add how a cost is split over the owners of its level, as shared_costs.share does: NAME_owners.
+    """Add how a cost is split over the owners of its level, as shared_costs.share does:
+    NAME_owners.
 
-    It has the `currency`, the `bearer` and its part (`micro`); it is empty where nobody shares the cost.
+    It has the `currency`, the `bearer` and its part (`micro`); it is empty where nobody shares the
+    cost.
     """
     cost = split_cost.cost
-    scope = "".join(f" AND k{LEVELS.index(level)} = {statement.bind(owner)}" for level, owner in cost.scope.items())
+    scope = "".join(
+        f" AND k{LEVELS.index(level)} = {statement.bind(owner)}"
+        for level, owner in cost.scope.items()
+    )
     if cost.source == AMOUNT:
         currency = f"{statement.bind(cost.currency)}::text"
         scope += f" AND currency = {currency}"
-        total = f"SELECT {currency} AS currency, {statement.bind(split_cost.amount_micro)}::numeric AS micro"
+        total = (
+            f"SELECT {currency} AS currency, {statement.bind(split_cost.amount_micro)}::numeric AS"
+            " micro"
+        )
     else:
         moved = _moved(statement, cost)
-        total = f"SELECT currency, sum(coalesce(cost_micro, 0)) AS micro FROM {lines} WHERE {moved} GROUP BY 1"
+        total = (
+            f"SELECT currency, sum(coalesce(cost_micro, 0)) AS micro FROM {lines} WHERE {moved}"
+            " GROUP BY 1"
+        )
     # Corrections may make the time of a line negative; a negative weight has no share.
     statement.add(
         f"{name}_held",
-        f"SELECT place, currency, gpu_ns, cost_micro, k{LEVELS.index(cost.level)} AS bearer FROM {lines} "
-        f"WHERE state = '{HELD}' AND currency IS NOT NULL AND gpu_ns > 0{scope}",
+        f"SELECT place, currency, gpu_ns, cost_micro, k{LEVELS.index(cost.level)} AS bearer FROM"
+        f" {lines} WHERE state = '{HELD}' AND currency IS NOT NULL AND gpu_ns > 0{scope}",
     )
     weight = _WEIGHTS[cost.key]
     if cost.key == "weights":
         weight = weight.format(weights=statement.bind(json.dumps(dict(cost.weights))))
     over_owners = (
-        "SELECT w.currency, bearer, weight, micro AS total, sum(weight) OVER (PARTITION BY w.currency) AS weights "
-        f"FROM (SELECT currency, bearer, {weight} AS weight FROM {name}_held GROUP BY 1, 2) w "
-        f"JOIN ({total}) t ON t.currency = w.currency WHERE micro > 0"
+        "SELECT w.currency, bearer, weight, micro AS total, sum(weight) OVER (PARTITION BY"
+        f" w.currency) AS weights FROM (SELECT currency, bearer, {weight} AS weight FROM"
+        f" {name}_held GROUP BY 1, 2) w JOIN ({total}) t ON t.currency = w.currency WHERE micro > 0"
     )
     statement.add(f"{name}_owners", _split(over_owners, "currency", 'bearer COLLATE "C"'))
 
 
-def add_lines(statement: SqlStatement, name: str, lines: str, split_cost: SplitCost, own: str = "true") -> None:
-    """Add what a cost adds to each line (`place`, `micro`; negative: takes from it), after `add_owners`.
+def add_lines(
+    statement: SqlStatement, name: str, lines: str, split_cost: SplitCost, own: str = "true"
+) -> None:
+    """Add what a cost adds to each line (`place`, `micro`; negative: takes from it), after
+    `add_owners`.
 
     `own` is SQL of a condition: lines of owners none of whose lines meets it are left out.
     """
     bearers = f"SELECT k{LEVELS.index(split_cost.cost.level)} FROM {lines} WHERE {own}"
     # Within an owner by cost; where nothing cost anything (a rate of zero), by time.
     over_lines = (
-        "SELECT q.*, CASE WHEN costs > 0 THEN cost ELSE gpu_ns END AS weight, "
-        "CASE WHEN costs > 0 THEN costs ELSE times END AS weights FROM (SELECT h.*, "
-        "sum(cost) OVER of_owner AS costs, sum(gpu_ns) OVER of_owner AS times FROM ("
-        f"SELECT h.*, s.micro AS total, greatest(coalesce(cost_micro, 0), 0) AS cost FROM {name}_held h "
-        f"JOIN {name}_owners s ON s.currency = h.currency AND s.bearer = h.bearer WHERE h.bearer IN ({bearers})) h "
-        "WINDOW of_owner AS (PARTITION BY currency, bearer)) q"
+        "SELECT q.*, CASE WHEN costs > 0 THEN cost ELSE gpu_ns END AS weight, CASE WHEN costs > 0"
+        " THEN costs ELSE times END AS weights FROM (SELECT h.*, sum(cost) OVER of_owner AS costs,"
+        " sum(gpu_ns) OVER of_owner AS times FROM (SELECT h.*, s.micro AS total,"
+        f" greatest(coalesce(cost_micro, 0), 0) AS cost FROM {name}_held h JOIN {name}_owners s ON"
+        f" s.currency = h.currency AND s.bearer = h.bearer WHERE h.bearer IN ({bearers})) h WINDOW"
+        " of_owner AS (PARTITION BY currency, bearer)) q"
     )
-    query = f"SELECT place, micro FROM ({_split(over_lines, 'currency, bearer', 'place')}) q WHERE micro <> 0"
+    query = (
+        f"SELECT place, micro FROM ({_split(over_lines, 'currency, bearer', 'place')}) q WHERE"
+        " micro <> 0"
+    )
     if split_cost.cost.source != AMOUNT:
         query += f" UNION ALL {taken(statement, name, lines, split_cost, 'place')}"
     statement.add(name, query)
 
 
-def taken(statement: SqlStatement, name: str, lines: str, split_cost: SplitCost, columns: str) -> str:
-    """SQL of what is moved away from lines of a state: these columns, and `micro`; only where somebody gets it."""
+def taken(
+    statement: SqlStatement, name: str, lines: str, split_cost: SplitCost, columns: str
+) -> str:
+    """SQL of what is moved away from lines of a state: these columns, and `micro`; only where
+    somebody gets it.
+    """
     return (
-        f"SELECT {columns}, -cost_micro AS micro FROM {lines} WHERE {_moved(statement, split_cost.cost)} "
-        f"AND cost_micro <> 0 AND currency IN (SELECT currency FROM {name}_owners)"
+        f"SELECT {columns}, -cost_micro AS micro FROM {lines} WHERE"
+        f" {_moved(statement, split_cost.cost)} AND cost_micro <> 0 AND currency IN (SELECT"
+        f" currency FROM {name}_owners)"
     )
 
 
@@ -185,7 +229,9 @@ def _moved(statement: SqlStatement, cost: SharedCost) -> str:
 
 
 def _split(weighed: str, within: str, order: str) -> str:
-    """SQL that splits `total` by `weight` (of `weights` together) within groups, as largest_remainder.split does."""
+    """SQL that splits `total` by `weight` (of `weights` together) within groups, as
+    largest_remainder.split does.
+    """
     return (
         f"SELECT q.*, low + (row_number() OVER (PARTITION BY {within} ORDER BY rest DESC, {order}) "
         f"<= total - sum(low) OVER (PARTITION BY {within}))::int AS micro FROM (SELECT q.*, "

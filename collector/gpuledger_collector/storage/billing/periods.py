@@ -20,51 +20,63 @@ def closed(connection: Connection) -> list[ClosedPeriod]:
     """Every closed period, by time."""
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(
-            "SELECT name, start_ms, end_ms, closed_ms, closed_by, lines, seal FROM billing_period ORDER BY start_ms"
+            "SELECT name, start_ms, end_ms, closed_ms, closed_by, lines, seal FROM billing_period"
+            " ORDER BY start_ms"
         ).fetchall()
-    return [ClosedPeriod(period=Period(row.pop("start_ms"), row.pop("end_ms")), **row) for row in rows]
+    return [
+        ClosedPeriod(period=Period(row.pop("start_ms"), row.pop("end_ms")), **row) for row in rows
+    ]
 
 
-def declarations_at(connection: Connection, calendar: Calendar, period: Period) -> dict[str, dt.datetime | None]:
+def declarations_at(
+    connection: Connection, calendar: Calendar, period: Period
+) -> dict[str, dt.datetime | None]:
     """Return as of when declarations count for each month of a period: its close; None: now."""
     closed_ms = {month.name: month.closed_ms for month in closed(connection)}
     names = {calendar.month_of(day.start_ms) for day in calendar.days(period)}
     return {
-        name: dt.datetime.fromtimestamp(closed_ms[name] / 1000, dt.UTC) if name in closed_ms else None
+        name: (
+            dt.datetime.fromtimestamp(closed_ms[name] / 1000, dt.UTC) if name in closed_ms else None
+        )
         for name in sorted(names)
     }
 
 
 def marked(connection: Connection) -> list[Period]:
-    """Closed periods with a mark on an hour or a day, by time; not for evidence that retention has removed.
+    """Closed periods with a mark on an hour or a day, by time; not for evidence that retention has
+    removed.
 
     Marks of UTC days may touch a period in another zone that begins up to a day later.
     """
-    rows = connection.execute(
-        """
+    rows = connection.execute("""
         SELECT start_ms, end_ms FROM billing_period p
         WHERE EXISTS (SELECT FROM day_recompute WHERE day_ms > p.start_ms - 86400000 AND day_ms < p.end_ms)
             OR EXISTS (SELECT FROM hour_recompute h WHERE hour_ms > p.start_ms - 3600000 AND hour_ms < p.end_ms
                 AND NOT EXISTS (SELECT FROM expired_day WHERE h.hour_ms >= day_ms AND h.hour_ms < day_ms + 172800000))
         ORDER BY start_ms
-        """
-    )
+        """)
     return [Period(*row) for row in rows]
 
 
 def receipt(connection: Connection, name: str) -> Mapping[str, Any] | None:
     """The receipt of a closed period; None when it is not closed."""
-    row = connection.execute("SELECT receipt FROM billing_period WHERE name = %s", (name,)).fetchone()
+    row = connection.execute(
+        "SELECT receipt FROM billing_period WHERE name = %s", (name,)
+    ).fetchone()
     return None if row is None else row[0]
 
 
 def close(
-    connection: Connection, done: ClosedPeriod, invoices: Sequence[Invoice], level: str, content: Mapping[str, object]
+    connection: Connection,
+    done: ClosedPeriod,
+    invoices: Sequence[Invoice],
+    level: str,
+    content: Mapping[str, object],
 ) -> None:
     """Writes the records of a close; the names that its lines show are kept as they are."""
     connection.execute(
-        "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level, lines, seal, receipt) "
-        "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s::jsonb)",
+        "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level, lines,"
+        " seal, receipt) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s::jsonb)",
         (
             done.period.start_ms,
             done.period.end_ms,
@@ -79,9 +91,16 @@ def close(
     )
     with connection.cursor() as cursor:
         cursor.executemany(
-            "INSERT INTO invoice (period_start_ms, currency, owner, micro, minor) VALUES (%s, %s, %s, %s, %s)",
+            "INSERT INTO invoice (period_start_ms, currency, owner, micro, minor) VALUES (%s, %s,"
+            " %s, %s, %s)",
             [
-                (done.period.start_ms, invoice.currency, invoice.owner, invoice.micro, invoice.minor)
+                (
+                    done.period.start_ms,
+                    invoice.currency,
+                    invoice.owner,
+                    invoice.micro,
+                    invoice.minor,
+                )
                 for invoice in invoices
             ],
         )

@@ -10,5 +10,7 @@ from gpuledger_collector.storage.locks import Connection
 def current(connection: Connection) -> PriceBook:
     """Prices and purchase choices in force; hours are not cut where attribution rules change."""
     return PriceBook(
-        prices.current(connection), commitments.choices(connection), locations=locations.current(connection)
+        prices.current(connection),
+        commitments.choices(connection),
+        locations=locations.current(connection),
     )

@@ -63,7 +63,9 @@ class CurrencyChanged(DeclarationRefused):
 
 
 def currency_changes(connection: Connection, prices: Sequence[Price]) -> list[Problem]:
-    """A problem for each price that the book has in another currency: a rate is superseded, a currency is not."""
+    """A problem for each price that the book has in another currency: a rate is superseded, a
+    currency is not.
+    """
     # Until COMMIT: two imports would otherwise both find no price in force and both add one.
     locks.take(connection, Lock.PRICES)
     known = {price.identity: price for price in current(connection)}
@@ -72,17 +74,21 @@ def currency_changes(connection: Connection, prices: Sequence[Price]) -> list[Pr
         old = known.setdefault(price.identity, price)
         if old.currency != price.currency:
             message = (
-                f"{_place(price)} is priced in {old.currency} and cannot become {price.currency}: end that rate by its "
-                "effective_to, and start the other currency at a later instant"
+                f"{_place(price)} is priced in {old.currency} and cannot become {price.currency}:"
+                " end that rate by its effective_to, and start the other currency at a later"
+                " instant"
             )
-            problems.append(Problem("currency_changed", f"{price.source or 'price'}:currency", message))
+            problems.append(
+                Problem("currency_changed", f"{price.source or 'price'}:currency", message)
+            )
     return problems
 
 
 def add(
     connection: Connection, prices: Sequence[Price], now: dt.datetime, on_row: OnRow = tell_nobody
 ) -> ImportOutcome:
-    """Add these prices; a row that says the same as the one in force changes nothing, another one supersedes it.
+    """Add these prices; a row that says the same as the one in force changes nothing, another one
+    supersedes it.
 
     `on_row` is told how far it is. Raises CurrencyChanged.
     """
@@ -107,7 +113,11 @@ def add(
             changed.append(old)
         changed.append(price)
         new.append(price)
-        changes.append(audit.Change("price", _place(price), None if old is None else _facts(old), _facts(price)))
+        changes.append(
+            audit.Change(
+                "price", _place(price), None if old is None else _facts(old), _facts(price)
+            )
+        )
     _supersede(connection, [price.id for price in changed if price.id is not None], now)
     _insert(connection, new, now)
     audit.record(connection, changes, int(now.timestamp() * 1000))
@@ -119,18 +129,30 @@ def add(
 
 
 def add_derived(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> ImportOutcome:
-    """Add these derived prices; others that were derived from hardware of the same names are superseded."""
+    """Add these derived prices; others that were derived from hardware of the same names are
+    superseded.
+    """
     locks.take(connection, Lock.PRICES)
     names = {price.basis["name"] for price in prices if price.basis is not None}
     wanted = {price.identity for price in prices}
-    derived = (price for price in current(connection) if price.basis is not None and price.basis.get("name") in names)
+    derived = (
+        price
+        for price in current(connection)
+        if price.basis is not None and price.basis.get("name") in names
+    )
     removed = [price for price in derived if price.identity not in wanted]
     at_ms = int(now.timestamp() * 1000)
     _supersede(connection, [price.id for price in removed if price.id is not None], now)
-    audit.record(connection, [audit.Change("price", _place(price), _facts(price), None) for price in removed], at_ms)
+    audit.record(
+        connection,
+        [audit.Change("price", _place(price), _facts(price), None) for price in removed],
+        at_ms,
+    )
     days = _mark(connection, removed, at_ms)
     done = add(connection, prices, now)
-    return ImportOutcome(done.added, done.updated + len(removed), done.unchanged, done.days_to_recompute + days)
+    return ImportOutcome(
+        done.added, done.updated + len(removed), done.unchanged, done.days_to_recompute + days
+    )
 
 
 def _supersede(connection: Connection, ids: Sequence[int], now: dt.datetime) -> None:
@@ -168,11 +190,15 @@ def _facts(price: Price) -> dict[str, object]:
 def _place(price: Price) -> str:
     """Where a price holds, for people."""
     names = (price.pool, price.gpu_model, price.purchase, price.region, price.node)
-    return f"{' '.join(name for name in names if name)} from {format_instant(price.effective_from_ms)}"
+    return (
+        f"{' '.join(name for name in names if name)} from {format_instant(price.effective_from_ms)}"
+    )
 
 
 def _says_the_same(old: Price, new: Price) -> bool:
-    """Whether both ask the same; a rate that is written without its derivation does not say that it had none."""
+    """Whether both ask the same; a rate that is written without its derivation does not say that it
+    had none.
+    """
     return _amounts(old) == _amounts(new) and (new.basis is None or old.basis == new.basis)
 
 
@@ -181,17 +207,25 @@ def _amounts(price: Price) -> tuple[object, ...]:
 
 
 def _mark(connection: Connection, changed: Sequence[Price], now_ms: int) -> int:
-    """Mark the days that these prices touch, and the hours inside which one begins or ends; how many days."""
+    """Mark the days that these prices touch, and the hours inside which one begins or ends; how
+    many days.
+    """
     if not changed:
         return 0
-    bounds = {price.effective_from_ms for price in changed} | {price.effective_to_ms for price in changed}
+    bounds = {price.effective_from_ms for price in changed} | {
+        price.effective_to_ms for price in changed
+    }
     usage.request_recompute_at(connection, [at for at in bounds if at is not None])
     first = min(price.effective_from_ms for price in changed)
-    last = max(now_ms if price.effective_to_ms is None else price.effective_to_ms for price in changed)
+    last = max(
+        now_ms if price.effective_to_ms is None else price.effective_to_ms for price in changed
+    )
     return mark_days_with_evidence(connection, first, min(last, now_ms))
 
 
-def mark_dated(connection: Connection, from_on: dt.date | None, to_on: dt.date | None, now: dt.datetime) -> int:
+def mark_dated(
+    connection: Connection, from_on: dt.date | None, to_on: dt.date | None, now: dt.datetime
+) -> int:
     """Mark the days with evidence for which a dated declaration holds, up to now."""
     calendar, now_ms = zones.calendar(connection), int(now.timestamp() * 1000)
     first = 0 if from_on is None else calendar.start_of(from_on)
@@ -200,9 +234,12 @@ def mark_dated(connection: Connection, from_on: dt.date | None, to_on: dt.date |
 
 
 def mark_days_with_evidence(connection: Connection, first_ms: int, last_ms: int) -> int:
-    """Mark the days between two instants, from the first day that has any capacity or imported usage on."""
+    """Mark the days between two instants, from the first day that has any capacity or imported
+    usage on.
+    """
     row = connection.execute(
-        "SELECT least((SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM imported_usage))"
+        "SELECT least((SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM"
+        " imported_usage))"
     ).fetchone()
     if row is None or row[0] is None:
         return 0

@@ -18,12 +18,16 @@ _COLUMNS = ("pool", "provider", "publisher")
 def current(connection: Connection, at: dt.datetime | None = None) -> list[PoolProvider]:
     """The providers in force, now or at an instant, by pool."""
     rows = connection.execute(
-        f"SELECT {', '.join(_COLUMNS)} FROM pool_provider WHERE {declarations.IN_FORCE} ORDER BY pool, id", {"at": at}
+        f"SELECT {', '.join(_COLUMNS)} FROM pool_provider WHERE {declarations.IN_FORCE} ORDER BY"
+        " pool, id",
+        {"at": at},
     )
     return [PoolProvider(*row) for row in rows]
 
 
-def replace(connection: Connection, wanted: Sequence[PoolProvider], now: dt.datetime) -> ImportOutcome:
+def replace(
+    connection: Connection, wanted: Sequence[PoolProvider], now: dt.datetime
+) -> ImportOutcome:
     """The providers become these. No charge changes: exports name them."""
     rows = [{name: getattr(provider, name) for name in _COLUMNS} for provider in wanted]
     return declarations.replace_rows(
@@ -32,8 +36,11 @@ def replace(connection: Connection, wanted: Sequence[PoolProvider], now: dt.date
 
 
 def by_month(connection: Connection, period: Period) -> Mapping[str, Mapping[str, ProviderNames]]:
-    """The providers by pool of each month of a period; of a closed month those in force when it was closed."""
+    """The providers by pool of each month of a period; of a closed month those in force when it was
+    closed.
+    """
     instants = periods.declarations_at(connection, zones.calendar(connection), period)
     return {
-        name: {provider.pool: provider.names for provider in current(connection, at)} for name, at in instants.items()
+        name: {provider.pool: provider.names for provider in current(connection, at)}
+        for name, at in instants.items()
     }

@@ -22,17 +22,31 @@ def of(connection: Connection, period: Period) -> list[Reattribution]:
         (period.end_ms, period.start_ms),
     )
     return [
-        Reattribution(number, workload, accelerator, start, end, state, None if owner is None else path_of(owner), of)
+        Reattribution(
+            number,
+            workload,
+            accelerator,
+            start,
+            end,
+            state,
+            None if owner is None else path_of(owner),
+            of,
+        )
         for number, workload, accelerator, start, end, state, owner, of in rows
     ]
 
 
-def add(connection: Connection, dispute_id: int, decisions: Sequence[Reattribution], now: dt.datetime) -> int:
-    """Keep these decisions of a dispute under numbers of their own; how many rated days are to be rated again."""
+def add(
+    connection: Connection, dispute_id: int, decisions: Sequence[Reattribution], now: dt.datetime
+) -> int:
+    """Keep these decisions of a dispute under numbers of their own; how many rated days are to be
+    rated again.
+    """
     with connection.cursor() as cursor:
         cursor.executemany(
-            "INSERT INTO reattribution (dispute_id, start_ms, end_ms, accelerator_id, workload_id, state, owner, "
-            "contested, recorded_at) VALUES (%s, %s, %s, %s, %s, %s, %s::jsonb, %s::jsonb, %s)",
+            "INSERT INTO reattribution (dispute_id, start_ms, end_ms, accelerator_id, workload_id,"
+            " state, owner, contested, recorded_at) VALUES (%s, %s, %s, %s, %s, %s, %s::jsonb,"
+            " %s::jsonb, %s)",
             [
                 (
                     dispute_id,
@@ -49,8 +63,9 @@ def add(connection: Connection, dispute_id: int, decisions: Sequence[Reattributi
             ],
         )
     return connection.execute(
-        "INSERT INTO day_recompute (day_ms) SELECT DISTINCT p.day_ms FROM conservation_check p JOIN reattribution r "
-        "ON r.start_ms < p.until_ms AND r.end_ms > p.day_ms WHERE r.dispute_id = %s",
+        "INSERT INTO day_recompute (day_ms) SELECT DISTINCT p.day_ms FROM conservation_check p JOIN"
+        " reattribution r ON r.start_ms < p.until_ms AND r.end_ms > p.day_ms WHERE r.dispute_id"
+        " = %s",
         (dispute_id,),
     ).rowcount
 

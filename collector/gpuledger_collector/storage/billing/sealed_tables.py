@@ -1,4 +1,6 @@
-"""What a close seals beside its lines: a hash of each table that reports of the month read, kept in the audit log."""
+"""What a close seals beside its lines: a hash of each table that reports of the month read, kept in
+the audit log.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ TABLES = {
     "closed_workload": "period_start_ms",
     "conservation_check": "day_ms",
 }
-"""Tables of which no row of a closed month changes, and their column that says of which month it is.
+"""Tables of which no row of a closed month changes, and their column that says of which month it
+is.
 
 Ledgers of days and months are not among them: they are compared with the sealed lines.
 """
@@ -33,22 +36,26 @@ Digest = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SealedTables:
-    """What became of the tables of a closed month: those that changed, and those of which its close has no hash."""
+    """What became of the tables of a closed month: those that changed, and those of which its close
+    has no hash.
+    """
 
     changed: Sequence[str]
     uncovered: Sequence[str]
 
 
 def digests(connection: Connection, period: Period) -> dict[str, Digest]:
-    """Hash the rows of a month in each table, with the columns that there are now: a later one is not part of it."""
+    """Hash the rows of a month in each table, with the columns that there are now: a later one is
+    not part of it.
+    """
     return {table: _digest(connection, table, period, None) for table in TABLES}
 
 
 def compare(connection: Connection, closed: ClosedPeriod) -> SealedTables:
     """Compare the tables of a closed month with what its close recorded in the audit log."""
     row = connection.execute(
-        "SELECT subject, at_ms, after FROM audit WHERE what = 'close' AND (subject = %s OR after->>'seal' = %s) "
-        "ORDER BY subject <> %s, number DESC LIMIT 1",
+        "SELECT subject, at_ms, after FROM audit WHERE what = 'close' AND (subject = %s OR"
+        " after->>'seal' = %s) ORDER BY subject <> %s, number DESC LIMIT 1",
         (closed.name, closed.seal, closed.name),
     ).fetchone()
     if row is None:
@@ -65,7 +72,9 @@ def compare(connection: Connection, closed: ClosedPeriod) -> SealedTables:
     return SealedTables(changed, tuple(table for table in TABLES if table not in sealed))
 
 
-def _is_recorded(connection: Connection, closed: ClosedPeriod, name: str, at_ms: int, facts: Mapping[str, Any]) -> bool:
+def _is_recorded(
+    connection: Connection, closed: ClosedPeriod, name: str, at_ms: int, facts: Mapping[str, Any]
+) -> bool:
     with connection.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(
             f"SELECT name, closed_ms, {', '.join(_FACTS)} FROM billing_period WHERE start_ms = %s",
@@ -74,11 +83,14 @@ def _is_recorded(connection: Connection, closed: ClosedPeriod, name: str, at_ms:
     return row == {"name": name, "closed_ms": at_ms, **{fact: facts.get(fact) for fact in _FACTS}}
 
 
-def _digest(connection: Connection, table: str, period: Period, columns: Sequence[str] | None) -> Digest:
+def _digest(
+    connection: Connection, table: str, period: Period, columns: Sequence[str] | None
+) -> Digest:
     """The hash of a month's rows in any order, and the columns that it is of."""
     instant = TABLES[table]
     cursor = connection.execute(
-        f"SELECT {', '.join(columns or ('*',))} FROM {table} WHERE {instant} >= %s AND {instant} < %s",
+        f"SELECT {', '.join(columns or ('*',))} FROM {table} WHERE {instant} >= %s AND {instant}"
+        " < %s",
         (period.start_ms, period.end_ms),
     )
     names = [column.name for column in cursor.description or ()]

@@ -1,4 +1,6 @@
-"""What owners have spent by day, and what they will have spent at the end of the month, from rated days."""
+"""What owners have spent by day, and what they will have spent at the end of the month, from rated
+days.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from gpuledger_collector.storage.locks import Connection
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """An owner's month in one currency, in micro-units; `forecast` None: `days` whole days are too few for one."""
+    """An owner's month in one currency, in micro-units; `forecast` None: `days` whole days are too
+    few for one.
+    """
 
     owner: str
     currency: str
@@ -30,19 +34,26 @@ def rated_period(connection: Connection, now_ms: int) -> Period:
 
 
 def ahead(connection: Connection, level: str, now_ms: int) -> list[Ahead]:
-    """Every owner of a level with what the month of now will have cost, the dearest first. Corrections are left out.
+    """Every owner of a level with what the month of now will have cost, the dearest first.
 
-    What is spent counts adjustments, as the owner's budget and chargeback do. A day without a charge cost nothing, from
-    the owner's first charge on.
+    Corrections are left out.
+
+    What is spent counts adjustments, as the owner's budget and chargeback do. A day without a
+    charge cost nothing, from the owner's first charge on.
     """
     days = zones.calendar(connection)
     today, month = days.day_of(now_ms), days.month(days.month_of(now_ms))
     since_ms = rated_period(connection, now_ms).start_ms
-    whole = [day.start_ms for day in days.days(Period(since_ms, today.start_ms))] if today.start_ms > since_ms else []
+    whole = (
+        [day.start_ms for day in days.days(Period(since_ms, today.start_ms))]
+        if today.start_ms > since_ms
+        else []
+    )
     rows = connection.execute(
-        f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.currency, l.day_ms, sum(l.cost_micro)::bigint "
-        "FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s "
-        "AND l.state = ANY(%s) AND l.currency IS NOT NULL GROUP BY 1, 2, 3",
+        f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.currency, l.day_ms,"
+        " sum(l.cost_micro)::bigint FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id WHERE"
+        " l.day_ms >= %s AND l.day_ms < %s AND l.state = ANY(%s) AND l.currency IS NOT NULL GROUP"
+        " BY 1, 2, 3",
         (min(since_ms, month.start_ms), today.end_ms, sorted(PAID_BY_OWNERS)),
     )
     costs: dict[tuple[str, str], dict[int, int]] = {}
@@ -54,5 +65,7 @@ def ahead(connection: Connection, level: str, now_ms: int) -> list[Ahead]:
     for (owner, currency), by_day in costs.items():
         history = [by_day.get(day, 0) for day in whole if day >= min(by_day)]
         spent = sum(cost for day, cost in by_day.items() if day >= month.start_ms)
-        series.append(Ahead(owner, currency, spent, len(history), forecast_spend(history, spent, left, after)))
+        series.append(
+            Ahead(owner, currency, spent, len(history), forecast_spend(history, spent, left, after))
+        )
     return sorted(series, key=lambda spend: (spend.currency, -spend.spent, spend.owner))

@@ -1,7 +1,8 @@
 """What statements read: the parts of what owners were billed, and what was corrected.
 
-A part belongs to the period that bills it, as in the chargeback: days of the period, and corrections booked in it.
-Several owners are read at once: each of these queries goes over the whole period, whoever it asks for.
+A part belongs to the period that bills it, as in the chargeback: days of the period, and
+corrections booked in it. Several owners are read at once: each of these queries goes over the whole
+period, whoever it asks for.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def _owner(level: str) -> str:
 
 
 def owners(connection: Connection, level: str, period: Period) -> list[str]:
-    """Who is billed for something held in the period, at a level, by name; `(unattributed)` where nobody is known."""
+    """Who is billed for something held in the period, at a level, by name; `(unattributed)` where
+    nobody is known.
+    """
     lines = _BILLED.format(columns=_DAILY, table="ledger_day")
     rows = connection.execute(
         f"SELECT DISTINCT {_owner(level)} FROM ({lines}) l "
@@ -54,17 +57,21 @@ def owners(connection: Connection, level: str, period: Period) -> list[str]:
 def months(connection: Connection) -> list[str]:
     """The months `YYYY-MM` that have a rated day, newest first."""
     days = zones.calendar(connection)
-    return sorted({days.month_of(day_ms) for (day_ms,) in connection.execute("SELECT day_ms FROM conservation_check")})[
-        ::-1
-    ]
+    return sorted(
+        {
+            days.month_of(day_ms)
+            for (day_ms,) in connection.execute("SELECT day_ms FROM conservation_check")
+        }
+    )[::-1]
 
 
 def months_of(connection: Connection, level: str, owner: str) -> list[str]:
     """The months `YYYY-MM` in which an owner was billed, newest first."""
     days = zones.calendar(connection)
     rows = connection.execute(
-        f"SELECT DISTINCT l.at_ms FROM ({_BILLED.format(columns=_DAILY, table='ledger_day')}) l "
-        f"LEFT JOIN owner o ON o.id = l.owner_id WHERE l.state IN ({_PAID}) AND {_owner(level)} = %(owner)s",
+        f"SELECT DISTINCT l.at_ms FROM ({_BILLED.format(columns=_DAILY, table='ledger_day')}) l"
+        f" LEFT JOIN owner o ON o.id = l.owner_id WHERE l.state IN ({_PAID}) AND {_owner(level)} ="
+        " %(owner)s",
         {"start": 0, "end": MAX_MS, "owner": owner},
     )
     return sorted({days.month_of(at_ms) for (at_ms,) in rows}, reverse=True)
@@ -73,13 +80,16 @@ def months_of(connection: Connection, level: str, owner: str) -> list[str]:
 def parts(
     connection: Connection, level: str, owners: Sequence[str], below: str | None, period: Period
 ) -> dict[str, list[OwnerDay]]:
-    """What each owner was billed, by day, next level below (None: there is none), model and currency."""
+    """What each owner was billed, by day, next level below (None: there is none), model and
+    currency.
+    """
     inner = "''" if below is None else f"coalesce({LEVEL_COLUMNS[below]}, '')"
     lines = _BILLED.format(columns=_DAILY, table="ledger_day")
     rows = connection.execute(
-        f"SELECT {_owner(level)}, l.at_ms, l.amended_ms, {inner}, l.gpu_model, l.currency, {_SUMS} FROM ({lines}) l "
-        f"LEFT JOIN owner o ON o.id = l.owner_id WHERE l.state IN ({_PAID}) AND {_owner(level)} = ANY(%(owners)s) "
-        "GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 2, 3 NULLS FIRST, 4, 5, 6",
+        f"SELECT {_owner(level)}, l.at_ms, l.amended_ms, {inner}, l.gpu_model, l.currency, {_SUMS}"
+        f" FROM ({lines}) l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.state IN ({_PAID}) AND"
+        f" {_owner(level)} = ANY(%(owners)s) GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 2, 3 NULLS FIRST,"
+        " 4, 5, 6",
         {"start": period.start_ms, "end": period.end_ms, "owners": list(owners)},
     )
     days: dict[str, list[OwnerDay]] = defaultdict(list)
@@ -88,14 +98,21 @@ def parts(
     return days
 
 
-def workloads(connection: Connection, level: str, owners: Sequence[str], period: Period) -> dict[str, list[OwnerJob]]:
-    """What each job of each owner was billed, by name, user, project and model, in a part of one month.
+def workloads(
+    connection: Connection, level: str, owners: Sequence[str], period: Period
+) -> dict[str, list[OwnerJob]]:
+    """What each job of each owner was billed, by name, user, project and model, in a part of one
+    month.
 
-    Lines are added up by workload before names are looked up; names are as sealed where the month is closed.
+    Lines are added up by workload before names are looked up; names are as sealed where the month
+    is closed.
     """
     # Held lines without any owner are those of nobody in particular.
     nobody = " OR l.owner_id IS NULL" if UNATTRIBUTED in owners else ""
-    belongs = f"(l.owner_id IN (SELECT o.id FROM owner o WHERE {_owner(level)} = ANY(%(owners)s)){nobody})"
+    belongs = (
+        f"(l.owner_id IN (SELECT o.id FROM owner o WHERE {_owner(level)} ="
+        f" ANY(%(owners)s)){nobody})"
+    )
     lines = _BILLED.format(columns=f"{_DAILY}, workload_id", table="charge")
     rows = connection.execute(
         f"""
@@ -132,12 +149,14 @@ def _called(name: str | None) -> str:
 def amended_later(
     connection: Connection, level: str, owners: Sequence[str], period: Period
 ) -> dict[str, dict[str, int]]:
-    """Micro-units by owner and currency of corrections of the period's days that are booked after it."""
+    """Micro-units by owner and currency of corrections of the period's days that are booked after
+    it.
+    """
     rows = connection.execute(
-        f"SELECT {_owner(level)}, l.currency, sum(l.cost_micro) FROM correction l "
-        "LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s "
-        f"AND l.booked_day_ms >= %(end)s AND l.state IN ({_PAID}) AND {_owner(level)} = ANY(%(owners)s) "
-        "AND l.currency IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2",
+        f"SELECT {_owner(level)}, l.currency, sum(l.cost_micro) FROM correction l LEFT JOIN owner o"
+        " ON o.id = l.owner_id WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND"
+        f" l.booked_day_ms >= %(end)s AND l.state IN ({_PAID}) AND {_owner(level)} ="
+        " ANY(%(owners)s) AND l.currency IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2",
         {"start": period.start_ms, "end": period.end_ms, "owners": list(owners)},
     )
     amended: dict[str, dict[str, int]] = defaultdict(dict)
@@ -146,7 +165,9 @@ def amended_later(
     return amended
 
 
-def contested(connection: Connection, level: str, owners: Sequence[str], period: Period) -> dict[str, list[Contested]]:
+def contested(
+    connection: Connection, level: str, owners: Sequence[str], period: Period
+) -> dict[str, list[Contested]]:
     """The disputes about each owner's time in the period that wait for a decision, by number."""
     names = ["" if owner == UNATTRIBUTED else owner for owner in owners]
     found: dict[str, list[Contested]] = defaultdict(list)
@@ -154,7 +175,8 @@ def contested(connection: Connection, level: str, owners: Sequence[str], period:
         # Of owners that lie in the part of the tree that contests.
         where = "".join(f" AND {LEVEL_COLUMNS[at]} = %s" for at in dispute.owner)
         rows = connection.execute(
-            f"SELECT DISTINCT {_owner(level)} FROM owner o WHERE {LEVEL_COLUMNS[level]} = ANY(%s){where}",
+            f"SELECT DISTINCT {_owner(level)} FROM owner o WHERE {LEVEL_COLUMNS[level]} ="
+            f" ANY(%s){where}",
             [names, *dispute.owner.values()],
         ).fetchall()
         job = _job_of(connection, dispute.workload, period) if rows else None
@@ -166,10 +188,10 @@ def contested(connection: Connection, level: str, owners: Sequence[str], period:
 def _job_of(connection: Connection, key: str | None, period: Period) -> tuple[str, str] | None:
     """Name and user of a workload as the tables of a statement have them."""
     row = connection.execute(
-        "SELECT coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id), "
-        "coalesce(CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END, '') "
-        "FROM workload w LEFT JOIN closed_workload k ON k.workload_id = w.id AND k.period_start_ms = %s "
-        "WHERE w.key = %s",
+        "SELECT coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''),"
+        " w.external_id), coalesce(CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE"
+        " k.user_name END, '') FROM workload w LEFT JOIN closed_workload k ON k.workload_id = w.id"
+        " AND k.period_start_ms = %s WHERE w.key = %s",
         (period.start_ms, key),
     ).fetchone()
     return None if row is None else (_called(row[0]), row[1])
@@ -178,12 +200,14 @@ def _job_of(connection: Connection, key: str | None, period: Period) -> tuple[st
 def closed(connection: Connection, period: Period) -> ClosedPeriod | None:
     """The record of the period when it is closed."""
     row = connection.execute(
-        "SELECT name, closed_ms, closed_by, lines, seal FROM billing_period WHERE start_ms = %s", (period.start_ms,)
+        "SELECT name, closed_ms, closed_by, lines, seal FROM billing_period WHERE start_ms = %s",
+        (period.start_ms,),
     ).fetchone()
     return (
         None
         if row is None
         else ClosedPeriod(
-            period=period, **dict(zip(("name", "closed_ms", "closed_by", "lines", "seal"), row, strict=True))
+            period=period,
+            **dict(zip(("name", "closed_ms", "closed_by", "lines", "seal"), row, strict=True)),
         )
     )

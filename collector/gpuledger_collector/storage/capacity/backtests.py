@@ -24,7 +24,8 @@ def stored(connection: Connection, group: str, since_ms: int) -> list[StoredFore
     """Forecasts stored since an origin, by origin and series."""
     with connection.cursor(row_factory=namedtuple_row) as cursor:
         rows = cursor.execute(
-            "SELECT * FROM backtest WHERE grouped = %s AND origin_ms >= %s ORDER BY origin_ms, series",
+            "SELECT * FROM backtest WHERE grouped = %s AND origin_ms >= %s ORDER BY origin_ms,"
+            " series",
             (group, since_ms),
         )
         return [_forecast(row) for row in rows]
@@ -55,17 +56,21 @@ def put(connection: Connection, forecasts: Iterable[StoredForecast]) -> None:
         )
     with connection.cursor() as cursor:
         cursor.executemany(
-            "INSERT INTO backtest (grouped, series, origin_ms, step_ms, horizon_ms, made_ms, replayed, forecast, "
-            "known, inside, under) VALUES (%s, %s, %s, %s, %s, %s, %s, %s::jsonb, 0, 0, '{}') ON CONFLICT DO NOTHING",
+            "INSERT INTO backtest (grouped, series, origin_ms, step_ms, horizon_ms, made_ms,"
+            " replayed, forecast, known, inside, under) VALUES (%s, %s, %s, %s, %s, %s, %s,"
+            " %s::jsonb, 0, 0, '{}') ON CONFLICT DO NOTHING",
             rows,
         )
 
 
-def put_score(connection: Connection, forecast: StoredForecast, score: ForecastScore, now_ms: int) -> None:
+def put_score(
+    connection: Connection, forecast: StoredForecast, score: ForecastScore, now_ms: int
+) -> None:
     """Store the score of a forecast."""
     connection.execute(
-        "UPDATE backtest SET known = %s, inside = %s, under = %s::jsonb, loss = %s, naive_loss = %s, actual = %s, "
-        "scored_ms = %s WHERE grouped = %s AND series = %s AND origin_ms = %s AND step_ms = %s",
+        "UPDATE backtest SET known = %s, inside = %s, under = %s::jsonb, loss = %s, naive_loss ="
+        " %s, actual = %s, scored_ms = %s WHERE grouped = %s AND series = %s AND origin_ms = %s AND"
+        " step_ms = %s",
         (
             score.known,
             score.inside,
@@ -91,7 +96,10 @@ def _forecast(row: Any) -> StoredForecast:
     content = row.forecast
 
     def rows(name: str) -> tuple[tuple[float, ...], ...]:
-        return tuple(tuple(math.nan if value is None else value for value in values) for values in content[name])
+        return tuple(
+            tuple(math.nan if value is None else value for value in values)
+            for values in content[name]
+        )
 
     return StoredForecast(
         row.grouped,
@@ -111,9 +119,9 @@ def records(connection: Connection, group: str, only: str | None = None) -> list
     """How good the stored forecasts of each series were, by name."""
     scores: dict[str, list[tuple[bool, ForecastScore]]] = {}
     rows = connection.execute(
-        "SELECT series, replayed, known, inside, under, coalesce(loss, 0), coalesce(naive_loss, 0), "
-        "coalesce(actual, 0) FROM backtest WHERE grouped = %(grouped)s AND (%(only)s::text IS NULL OR "
-        "series = %(only)s) ORDER BY series, origin_ms",
+        "SELECT series, replayed, known, inside, under, coalesce(loss, 0), coalesce(naive_loss, 0),"
+        " coalesce(actual, 0) FROM backtest WHERE grouped = %(grouped)s AND (%(only)s::text IS NULL"
+        " OR series = %(only)s) ORDER BY series, origin_ms",
         {"grouped": group, "only": only},
     )
     for series, replayed, *score in rows:

@@ -1,9 +1,11 @@
-"""What demand is made from: held time, capacity, imported usage and queues, by pool, model or level of the owner tree.
+"""What demand is made from: held time, capacity, imported usage and queues, by pool, model or level
+of the owner tree.
 
-Hours come from the hourly ledger. Shorter steps come from the usage intervals themselves, as far back as they are kept:
-time that two agents report of one accelerator is capped at the step there and not resolved as the ledger does it, which
-is good enough for a forecast and for nothing else. Weeks of five minutes (`fine`) are read as they were drawn for rated
-days, and from the usage intervals only for the hours since.
+Hours come from the hourly ledger. Shorter steps come from the usage intervals themselves, as far
+back as they are kept: time that two agents report of one accelerator is capped at the step there
+and not resolved as the ledger does it, which is good enough for a forecast and for nothing else.
+Weeks of five minutes (`fine`) are read as they were drawn for rated days, and from the usage
+intervals only for the hours since.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ GROUPS = ("pool", "model", *LEVELS)
 """What demand can be summed by."""
 STEPS_MS = (300_000, HOUR_MS)
 TAIL_MS = 6 * HOUR_MS
-"""How far back usage intervals are read for what is not drawn yet: a fleet writes millions of them a day."""
+"""How far back usage intervals are read for what is not drawn yet: a fleet writes millions of them
+a day.
+"""
 _MICRO = 1_000_000
 _QUEUED = {"pool": "pool", "model": "gpu_model", "team": "team", "user": "user"}
 """Where a queue's items name the group; a scheduler knows no other level."""
@@ -46,8 +50,8 @@ _PLACEMENTS = """SELECT c.accelerator_id, {group} AS grouped, c.in_ms,
         coalesce(c.out_ms, %(end_ms)s) AS out_ms, c.gpu_micro
     FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id
     WHERE c.in_ms < %(end_ms)s AND (c.out_ms IS NULL OR c.out_ms > %(start_ms)s)"""
-# Usage intervals in the shape of usage_hour for other steps: each is spread evenly over the steps that it touches. The
-# partition key start_ms is bounded by the longest interval, a day.
+# Usage intervals in the shape of usage_hour for other steps: each is spread evenly over the steps
+# that it touches. The partition key start_ms is bounded by the longest interval, a day.
 _USAGE_INTERVALS = """(SELECT accelerator_id, workload_id, state, at AS hour_ms, least(sum(part), %(step_ms)s) AS
     held_ms FROM (
         SELECT s.accelerator_id, s.workload_id, s.state, at,
@@ -57,8 +61,8 @@ _USAGE_INTERVALS = """(SELECT accelerator_id, workload_id, state, at AS hour_ms,
                                         least(s.end_ms, %(end_ms)s) - 1, %(step_ms)s) AS at
         WHERE s.start_ms >= %(start_ms)s - 86400000 AND s.start_ms < %(end_ms)s AND s.end_ms > %(start_ms)s
               AND s.end_ms > s.start_ms AND s.state <> 'present') AS parts GROUP BY 1, 2, 3, 4)"""
-# Held and observed GPU-milliseconds (times a million) by group and step; a step that a move divides counts for both
-# placements.
+# Held and observed GPU-milliseconds (times a million) by group and step; a step that a move divides
+# counts for both placements.
 _HELD = """WITH placement AS ({placements})
     SELECT placement.grouped, u.hour_ms / %(step_ms)s * %(step_ms)s AS hour_ms,
            sum(u.held_ms * placement.gpu_micro) FILTER (WHERE u.state = 'held') AS held,
@@ -79,13 +83,15 @@ _COUNTED = """SELECT {group} AS grouped, workload_id, pool, gpu_micro, start_ms,
     FROM imported_usage WHERE start_ms < %(end_ms)s AND (end_ms IS NULL OR end_ms > %(start_ms)s)"""
 _READ = "FROM queue_reading {more} WHERE at_ms >= %(start_ms)s AND at_ms < %(end_ms)s"
 _SUMMED = (
-    f"SELECT source, at_ms, pools AS names, pool_gpu_micro AS micro {_READ.format(more='')} AND summed_at = received_at"
+    f"SELECT source, at_ms, pools AS names, pool_gpu_micro AS micro {_READ.format(more='')} AND"
+    " summed_at = received_at"
 )
 _TO_SUM = "summed_at IS DISTINCT FROM received_at"
 _PACKED = """SELECT source, names, string_agg(int8send(at_ms), '') AS at_ms, string_agg(array_send(micro), '') AS micro
     FROM ({read}) AS read GROUP BY source, names"""
-"""Readings that name the same groups in a row, as Postgres sends numbers: as objects they would cost a hundred times as
-much. Both aggregates see the readings in the same order, whichever that is."""
+"""Readings that name the same groups in a row, as Postgres sends numbers: as objects they would
+cost a hundred times as much. Both aggregates see the readings in the same order, whichever that is.
+"""
 _ROLLED_UP = """SELECT pool AS grouped, at_ms AS hour_ms, sum(gpu_ns) FILTER (WHERE state = 'held') AS held,
         sum(gpu_ns) AS seen
     FROM owner_5min WHERE at_ms >= %(start_ms)s AND at_ms < %(end_ms)s AND (%(only)s::text IS NULL OR pool = %(only)s)
@@ -111,7 +117,9 @@ def evidence(
 
 def _usage(connection: Connection, query: str, values: Mapping[str, object]) -> list[GroupUsage]:
     return [
-        GroupUsage(row.grouped, row.hour_ms, float(row.held or 0) / _MICRO, float(row.seen) / _MICRO)
+        GroupUsage(
+            row.grouped, row.hour_ms, float(row.held or 0) / _MICRO, float(row.seen) / _MICRO
+        )
         for row in _select(connection, query, values)
     ]
 
@@ -127,7 +135,9 @@ def _capacity(
     ]
     imported = [
         CapacitySpan(row.grouped, row.gpu_micro / _MICRO, row.start_ms, row.end_ms)
-        for row in _select(connection, _COUNTED.format(group="pool" if group == "pool" else "gpu_model"), period)
+        for row in _select(
+            connection, _COUNTED.format(group="pool" if group == "pool" else "gpu_model"), period
+        )
     ]
     return capacity, imported
 
@@ -145,36 +155,62 @@ def held_by_teams(connection: Connection, start_ms: int, end_ms: int, pool: str)
     return _by_owner(connection, start_ms, end_ms, "team", HOUR_MS, pool)
 
 
-def demand(connection: Connection, start_ms: int, end_ms: int, group: str, step_ms: int = HOUR_MS) -> list[Series]:
-    """Held and queued GPUs per group of GROUPS over whole steps of STEPS_MS, by name. Raises KeyError for no group."""
+def demand(
+    connection: Connection, start_ms: int, end_ms: int, group: str, step_ms: int = HOUR_MS
+) -> list[Series]:
+    """Held and queued GPUs per group of GROUPS over whole steps of STEPS_MS, by name.
+
+    Raises KeyError for no group.
+    """
     if group in LEVELS:
         held = _by_owner(connection, start_ms, end_ms, group, step_ms)
     elif group in GROUPS:
-        held = group_demand(start_ms, end_ms, step_ms, *evidence(connection, start_ms, end_ms, group, step_ms))
+        held = group_demand(
+            start_ms, end_ms, step_ms, *evidence(connection, start_ms, end_ms, group, step_ms)
+        )
     else:
         raise KeyError(group)
     return with_queue(held, queues(connection, start_ms, end_ms, group), end_ms)
 
 
-def fine(connection: Connection, start_ms: int, end_ms: int, only: str | None = None) -> list[Series]:
-    """Held GPUs of each pool over whole five minutes, by name; cheap for weeks, and without what queues hold."""
+def fine(
+    connection: Connection, start_ms: int, end_ms: int, only: str | None = None
+) -> list[Series]:
+    """Held GPUs of each pool over whole five minutes, by name; cheap for weeks, and without what
+    queues hold.
+    """
     step_ms = STEPS_MS[0]
     row = connection.execute(_ROLLED_UP_UNTIL, {"end_ms": end_ms}).fetchone()
     until_ms = start_ms if row is None or row[0] is None else row[0]
-    # The last rolled-up hour is read from usage intervals: late evidence of it is there, but not in the series yet.
-    since_ms = max(start_ms, (until_ms - HOUR_MS) // step_ms * step_ms, (end_ms - TAIL_MS) // step_ms * step_ms)
-    rolled_up = _usage(connection, _ROLLED_UP, {"start_ms": start_ms, "end_ms": since_ms, "only": only})
+    # The last rolled-up hour is read from usage intervals: late evidence of it is there, but not in
+    # the series yet.
+    since_ms = max(
+        start_ms, (until_ms - HOUR_MS) // step_ms * step_ms, (end_ms - TAIL_MS) // step_ms * step_ms
+    )
+    rolled_up = _usage(
+        connection, _ROLLED_UP, {"start_ms": start_ms, "end_ms": since_ms, "only": only}
+    )
     newest, _, _ = evidence(connection, since_ms, end_ms, "pool", step_ms)
     series = group_demand(
-        start_ms, end_ms, step_ms, [*rolled_up, *newest], *_capacity(connection, start_ms, end_ms, "pool")
+        start_ms,
+        end_ms,
+        step_ms,
+        [*rolled_up, *newest],
+        *_capacity(connection, start_ms, end_ms, "pool"),
     )
     return [pool for pool in series if only in {None, pool.name}]
 
 
 def _by_owner(
-    connection: Connection, start_ms: int, end_ms: int, level: str, step_ms: int, pool: str | None = None
+    connection: Connection,
+    start_ms: int,
+    end_ms: int,
+    level: str,
+    step_ms: int,
+    pool: str | None = None,
 ) -> list[Series]:
-    """Series by one level of the owner tree: workloads attributed by the rules in force at each step.
+    """Series by one level of the owner tree: workloads attributed by the rules in force at each
+    step.
 
     With `pool` of that pool alone.
     """
@@ -196,11 +232,21 @@ def _by_owner(
         return attribution.owner_of(workload, at_ms).level(level)
 
     held = [
-        GroupUsage(owner(row.workload_id, row.pool, row.hour_ms), row.hour_ms, float(row.held) / _MICRO, 0.0)
+        GroupUsage(
+            owner(row.workload_id, row.pool, row.hour_ms),
+            row.hour_ms,
+            float(row.held) / _MICRO,
+            0.0,
+        )
         for row in used
     ]
     spans = [
-        CapacitySpan(owner(row.workload_id, row.pool, row.start_ms), row.gpu_micro / _MICRO, row.start_ms, row.end_ms)
+        CapacitySpan(
+            owner(row.workload_id, row.pool, row.start_ms),
+            row.gpu_micro / _MICRO,
+            row.start_ms,
+            row.end_ms,
+        )
         for row in imported
         if row.pool not in observed
     ]
@@ -209,9 +255,11 @@ def _by_owner(
 
 
 def queues(connection: Connection, start_ms: int, end_ms: int, group: str) -> list[QueueReadings]:
-    """Every queue reading of a period, summed by group, by source; none for a level that schedulers do not know.
+    """Every queue reading of a period, summed by group, by source; none for a level that schedulers
+    do not know.
 
-    By pool the stored sums are read; the queue items only where sums are missing or of an older reading.
+    By pool the stored sums are read; the queue items only where sums are missing or of an older
+    reading.
     """
     name = _QUEUED.get(group)
     if name is None:
@@ -221,9 +269,13 @@ def queues(connection: Connection, start_ms: int, end_ms: int, group: str) -> li
     if name == "pool":
         read = f"{_SUMMED} UNION ALL {read} AND {_TO_SUM}"
     by_source: dict[str, list[_Readings]] = {}
-    for row in _select(connection, _PACKED.format(read=read), {"start_ms": start_ms, "end_ms": end_ms}):
+    for row in _select(
+        connection, _PACKED.format(read=read), {"start_ms": start_ms, "end_ms": end_ms}
+    ):
         at_ms = np.frombuffer(row.at_ms, dtype=">i8").astype(np.int64)
-        by_source.setdefault(row.source, []).append((tuple(row.names), at_ms, _arrays(row.micro, len(row.names))))
+        by_source.setdefault(row.source, []).append(
+            (tuple(row.names), at_ms, _arrays(row.micro, len(row.names)))
+        )
     return [_queue(source, readings, group) for source, readings in sorted(by_source.items())]
 
 
@@ -232,7 +284,9 @@ _Readings = tuple[tuple[str, ...], Ints, Ints]
 
 
 def _arrays(packed: bytes, length: int) -> Ints:
-    """Arrays of `length` bigints as array_send packs them: a header of 20 bytes, then each number after its size."""
+    """Arrays of `length` bigints as array_send packs them: a header of 20 bytes, then each number
+    after its size.
+    """
     if not length:
         return np.zeros((0, 0), dtype=np.int64)
     number = np.dtype([("size", ">i4"), ("value", ">i8")])
@@ -242,15 +296,21 @@ def _arrays(packed: bytes, length: int) -> Ints:
 
 def _queue(source: str, readings: Sequence[_Readings], group: str) -> QueueReadings:
     at_ms = np.concatenate([instants for _, instants, _ in readings])
-    # Rows with the same names come together, so the readings of a source are not in the order of time.
+    # Rows with the same names come together, so the readings of a source are not in the order of
+    # time.
     order = np.argsort(at_ms)
     gpus: dict[str, Floats] = {}
     start = 0
     for names, instants, micro in readings:
         end = start + len(instants)
         for column, name in enumerate(names):
-            # Attribution escapes the names of teams that hold GPUs; those that wait must have the same names.
+            # Attribution escapes the names of teams that hold GPUs; those that wait must have the
+            # same names.
             shown = escaped(name) if group in LEVELS else name
-            gpus.setdefault(shown, np.full(len(at_ms), np.nan))[start:end] = micro[:, column] / _MICRO
+            gpus.setdefault(shown, np.full(len(at_ms), np.nan))[start:end] = (
+                micro[:, column] / _MICRO
+            )
         start = end
-    return QueueReadings(source, at_ms[order], {name: values[order] for name, values in gpus.items()})
+    return QueueReadings(
+        source, at_ms[order], {name: values[order] for name, values in gpus.items()}
+    )

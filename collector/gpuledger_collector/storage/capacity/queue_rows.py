@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WaitingRow:
-    """A workload that has waited for `gpu_micro` millionths of a GPU since `submitted_ms`; empty text: unknown."""
+    """A workload that has waited for `gpu_micro` millionths of a GPU since `submitted_ms`; empty
+    text: unknown.
+    """
 
     workload_id: str
     gpu_micro: int

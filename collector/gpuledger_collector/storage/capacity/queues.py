@@ -1,7 +1,9 @@
-"""Queue readings: one row for a source and an instant, with the waiting GPUs summed by owner and place.
+"""Queue readings: one row for a source and an instant, with the waiting GPUs summed by owner and
+place.
 
-A row also has sums by pool, because every question about capacity reads weeks of them. `summed_at` is the `received_at`
-of the reading that was summed; when they differ the sums are outdated, and are computed again from the items.
+A row also has sums by pool, because every question about capacity reads weeks of them. `summed_at`
+is the `received_at` of the reading that was summed; when they differ the sums are outdated, and are
+computed again from the items.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ SUMMED_DAYS = 60
 
 
 def summed_by(name: str) -> str:
-    """SQL for `names`, what a reading's items have under this name, and `micro`, the GPUs of each in millionths."""
+    """SQL for `names`, what a reading's items have under this name, and `micro`, the GPUs of each
+    in millionths.
+    """
     return f"""SELECT coalesce(array_agg(name ORDER BY name), '{{}}') AS names,
             coalesce(array_agg(micro ORDER BY name), '{{}}') AS micro
         FROM (SELECT coalesce(item->>'{name}', '') AS name,
@@ -52,7 +56,9 @@ def add(
     """
     stages = RowStages(rows, 1, on_row)
     outcomes = [store(connection, row, sums_json(row), now) for row in stages.one_by_one()]
-    return ImportOutcome(*(outcomes.count(outcome) for outcome in ("added", "updated", "unchanged")))
+    return ImportOutcome(
+        *(outcomes.count(outcome) for outcome in ("added", "updated", "unchanged"))
+    )
 
 
 def store(
@@ -75,14 +81,16 @@ def sums_json(row: QueueRow) -> str:
 def sum_missing(connection: Connection, now_ms: int) -> int:
     """Compute the missing sums of readings of the last SUMMED_DAYS; return how many.
 
-    In autocommit mode each day is a transaction, so that no lock is held for longer than a day takes.
+    In autocommit mode each day is a transaction, so that no lock is held for longer than a day
+    takes.
     """
     count = 0
     today_ms = now_ms - now_ms % DAY_MS
     for day_ms in range(today_ms, today_ms - SUMMED_DAYS * DAY_MS, -DAY_MS):
         result = connection.execute(
-            f"UPDATE queue_reading SET (pools, pool_gpu_micro) = ({summed_by('pool')}), summed_at = received_at "
-            "WHERE at_ms >= %s AND at_ms < %s AND summed_at IS DISTINCT FROM received_at",
+            f"UPDATE queue_reading SET (pools, pool_gpu_micro) = ({summed_by('pool')}), summed_at ="
+            " received_at WHERE at_ms >= %s AND at_ms < %s AND summed_at IS DISTINCT FROM"
+            " received_at",
             (day_ms, day_ms + DAY_MS),
         )
         count += result.rowcount
@@ -128,8 +136,11 @@ def pools_with_capacity(connection: Connection, period: Period) -> set[str]:
     return {row[0] for row in rows}
 
 
-def waiting_by_team(connection: Connection, period: Period, step_ms: int) -> dict[int, dict[tuple[str, str], int]]:
-    """Read the GPUs waited for, in millionths, by step, pool and team; a step without a valid reading is absent.
+def waiting_by_team(
+    connection: Connection, period: Period, step_ms: int
+) -> dict[int, dict[tuple[str, str], int]]:
+    """Read the GPUs waited for, in millionths, by step, pool and team; a step without a valid
+    reading is absent.
 
     A step takes the newest reading of each source of the hour before its end.
     """

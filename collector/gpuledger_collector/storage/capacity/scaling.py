@@ -48,7 +48,9 @@ KEEP_MS = 400 * DAY_MS
 """How long decisions and outcomes are kept; each pool may have one every five minutes."""
 
 
-def replace(connection: Connection, wanted: Sequence[ScalingTerms], now: dt.datetime) -> ImportOutcome:
+def replace(
+    connection: Connection, wanted: Sequence[ScalingTerms], now: dt.datetime
+) -> ImportOutcome:
     """Replace the declared terms of pools; every change is audited."""
     rows = [{"pool": each.pool, "terms": each.facts()} for each in wanted]
     return replace_rows(connection, "scaling_pool", ("pool", "terms"), rows, now)
@@ -63,8 +65,9 @@ def terms(connection: Connection) -> dict[str, ScalingTerms]:
 def demand(connection: Connection, now_ms: int, only: str | None = None) -> list[PoolDemand]:
     """Demand of every pool (or of one), in five-minute steps when evidence suffices, else in hours.
 
-    Lead times are minutes, so five-minute steps are used when they cover as much of the past as the choice of a policy
-    needs, or as the hours do. The demand now is what the newest step holds and the newest queue readings ask for.
+    Lead times are minutes, so five-minute steps are used when they cover as much of the past as the
+    choice of a policy needs, or as the hours do. The demand now is what the newest step holds and
+    the newest queue readings ask for.
     """
     end_ms, fine_end_ms = now_ms // HOUR_MS * HOUR_MS, now_ms // FINE_MS * FINE_MS
     start_ms, fine_start_ms = end_ms - DEMAND_DAYS * DAY_MS, end_ms - FINE_DAYS * DAY_MS
@@ -96,11 +99,15 @@ def is_known(connection: Connection, pool: str) -> bool:
         "imported_usage WHERE pool = %s",
         "backtest WHERE grouped = 'pool' AND series = %s",
     )
-    return any(connection.execute(f"SELECT 1 FROM {place} LIMIT 1", (pool,)).fetchone() for place in places)
+    return any(
+        connection.execute(f"SELECT 1 FROM {place} LIMIT 1", (pool,)).fetchone() for place in places
+    )
 
 
 def silence(connection: Connection, pool: str, now_ms: int) -> str:
-    """The queue of a pool whose last reading is too old to know what waits, in a sentence; "" for none."""
+    """The queue of a pool whose last reading is too old to know what waits, in a sentence; "" for
+    none.
+    """
     since_ms = now_ms - DEMAND_DAYS * DAY_MS
     recent = queues(connection, now_ms - QUEUE_EXPIRED_MS, now_ms + 1, "pool")
     if all(_is_valid(queue, now_ms) for queue in recent):
@@ -110,7 +117,8 @@ def silence(connection: Connection, pool: str, now_ms: int) -> str:
 
 def _suffices(fine: Series, hours: Series) -> bool:
     """Whether five-minute steps cover enough of the past, and are as recent as the hours."""
-    # 0.9: a few unknown steps must not force a pool back to hours. A day more: a choice needs complete days.
+    # 0.9: a few unknown steps must not force a pool back to hours. A day more: a choice needs
+    # complete days.
     enough = min((HISTORY_DAYS + 1) * DAY_MS / FINE_MS, 0.9 * hours.known * hours.step_ms / FINE_MS)
     return fine.known >= enough and _known_until(fine) >= _known_until(hours)
 
@@ -134,18 +142,24 @@ def _is_valid(queue: QueueReadings, now_ms: int) -> bool:
 
 def _silence(readings: Sequence[QueueReadings], pool: str, now_ms: int) -> str:
     for queue in readings:
-        if not _is_valid(queue, now_ms) and now_ms - queue.newest_ms <= QUEUE_EXPIRED_MS and queue.names(pool):
+        if (
+            not _is_valid(queue, now_ms)
+            and now_ms - queue.newest_ms <= QUEUE_EXPIRED_MS
+            and queue.names(pool)
+        ):
             read = format_instant(queue.newest_ms)
-            return f"the queue of {queue.source!r} was last read at {read}, so what waits is not known"
+            return (
+                f"the queue of {queue.source!r} was last read at {read}, so what waits is not known"
+            )
     return ""
 
 
 def past(connection: Connection, pool: str, now_ms: int) -> list[PastTarget]:
     """Recent targets of a pool, oldest first; the last decision is among them however old it is."""
     rows = connection.execute(
-        "SELECT made_ms, desired_gpus, wanted_gpus FROM scaling_decision WHERE pool = %(pool)s "
-        "AND made_ms >= least(%(since)s, (SELECT max(made_ms) FROM scaling_decision WHERE pool = %(pool)s)) "
-        "ORDER BY made_ms, id",
+        "SELECT made_ms, desired_gpus, wanted_gpus FROM scaling_decision WHERE pool = %(pool)s AND"
+        " made_ms >= least(%(since)s, (SELECT max(made_ms) FROM scaling_decision WHERE pool ="
+        " %(pool)s)) ORDER BY made_ms, id",
         {"pool": pool, "since": now_ms - PAST_MS},
     )
     return [PastTarget(*row) for row in rows]
@@ -158,22 +172,36 @@ _COUNTED = """SELECT gpu_model AS model, node, sum(gpu_micro) AS gpu_micro FROM 
     WHERE pool = %(pool)s AND start_ms <= %(at_ms)s AND (end_ms IS NULL OR end_ms > %(since)s) GROUP BY 1, 2"""
 
 
-def rate(connection: Connection, pool: str, at_ms: int, purchase: str | None = None) -> GpuHourRate | None:
-    """The mean rate of a pool at an instant; None when a part has none, or when there are two currencies.
+def rate(
+    connection: Connection, pool: str, at_ms: int, purchase: str | None = None
+) -> GpuHourRate | None:
+    """The mean rate of a pool at an instant; None when a part has none, or when there are two
+    currencies.
 
-    `purchase` is a way of buying; None: as the price book decides. A pool that is known from imported usage alone is
-    priced by what it held in the last 28 days.
+    `purchase` is a way of buying; None: as the price book decides. A pool that is known from
+    imported usage alone is priced by what it held in the last 28 days.
     """
     values = {"pool": pool, "at_ms": at_ms, "since": at_ms - 28 * DAY_MS}
-    places = connection.execute(_PLACES, values).fetchall() or connection.execute(_COUNTED, values).fetchall()
+    places = (
+        connection.execute(_PLACES, values).fetchall()
+        or connection.execute(_COUNTED, values).fetchall()
+    )
     book = price_book.current(connection)
     weighted = [
-        (book.price_at(pool, model, node, at_ms, purchase), int(gpu_micro)) for model, node, gpu_micro in places
+        (book.price_at(pool, model, node, at_ms, purchase), int(gpu_micro))
+        for model, node, gpu_micro in places
     ]
-    priced = [(price.rate, price.currency, weight) for price, weight in weighted if price is not None]
+    priced = [
+        (price.rate, price.currency, weight) for price, weight in weighted if price is not None
+    ]
     total = sum(weight for _, _, weight in priced)
-    # A mean over priced parts only, or over two currencies, would be wrong without anybody noticing.
-    if len(priced) < len(weighted) or len({currency for _, currency, _ in priced}) != 1 or not total:
+    # A mean over priced parts only, or over two currencies, would be wrong without anybody
+    # noticing.
+    if (
+        len(priced) < len(weighted)
+        or len({currency for _, currency, _ in priced}) != 1
+        or not total
+    ):
         return None
     mean = sum((price * weight for price, _, weight in priced), Decimal(0)) / total
     return GpuHourRate(mean.quantize(Decimal("0.000000001")), priced[0][1])
@@ -195,7 +223,9 @@ _HISTORY = """SELECT d.id AS decision_id, d.*, o.from_ms, o.until_ms, o.known_ms
     ORDER BY d.made_ms DESC, d.id DESC LIMIT %(most)s"""
 
 
-def history(connection: Connection, pool: str | None, since_ms: int, most: int) -> list[PastDecision]:
+def history(
+    connection: Connection, pool: str | None, since_ms: int, most: int
+) -> list[PastDecision]:
     """Decisions from an instant on with their outcomes, newest first."""
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(_HISTORY, {"pool": pool, "since": since_ms, "most": most})
@@ -209,27 +239,34 @@ def sums(connection: Connection, since_ms: int) -> dict[tuple[str, str], float]:
     """GPU-seconds by pool and kind of the outcomes whose time began at an instant or later."""
     parts = ", ".join(f"sum(o.{kind}_gpu_s)" for kind in KINDS)
     rows = connection.execute(
-        f"SELECT d.pool, {parts} FROM scaling_outcome o JOIN scaling_decision d ON d.id = o.decision_id "
-        "WHERE o.from_ms >= %s GROUP BY d.pool",
+        f"SELECT d.pool, {parts} FROM scaling_outcome o JOIN scaling_decision d ON d.id ="
+        " o.decision_id WHERE o.from_ms >= %s GROUP BY d.pool",
         (since_ms,),
     )
-    return {(row[0], kind): float(value) for row in rows for kind, value in zip(KINDS, row[1:], strict=True)}
+    return {
+        (row[0], kind): float(value)
+        for row in rows
+        for kind, value in zip(KINDS, row[1:], strict=True)
+    }
 
 
 def expire(connection: Connection, now_ms: int) -> None:
     """Delete decisions older than KEEP_MS with their outcomes, except the last of each pool."""
     connection.execute(
-        "WITH old AS (SELECT id FROM scaling_decision d WHERE made_ms < %s AND EXISTS (SELECT FROM scaling_decision "
-        "later WHERE later.pool = d.pool AND later.made_ms > d.made_ms)), "
-        "judged AS (DELETE FROM scaling_outcome WHERE decision_id IN (SELECT id FROM old)) "
-        "DELETE FROM scaling_decision WHERE id IN (SELECT id FROM old)",
+        "WITH old AS (SELECT id FROM scaling_decision d WHERE made_ms < %s AND EXISTS (SELECT FROM"
+        " scaling_decision later WHERE later.pool = d.pool AND later.made_ms > d.made_ms)), judged"
+        " AS (DELETE FROM scaling_outcome WHERE decision_id IN (SELECT id FROM old)) DELETE FROM"
+        " scaling_decision WHERE id IN (SELECT id FROM old)",
         (now_ms - KEEP_MS,),
     )
 
 
 def last_inputs_hash(connection: Connection, pool: str) -> str | None:
     """Hash of the inputs of a pool's last decision."""
-    query = "SELECT inputs_hash FROM scaling_decision WHERE pool = %s ORDER BY made_ms DESC, id DESC LIMIT 1"
+    query = (
+        "SELECT inputs_hash FROM scaling_decision WHERE pool = %s ORDER BY made_ms DESC, id DESC"
+        " LIMIT 1"
+    )
     row = connection.execute(query, (pool,)).fetchone()
     return None if row is None else row[0]
 
@@ -250,7 +287,9 @@ def put(connection: Connection, decision: ScalingDecision) -> int:
             "policy": advice.mode,
             "mode": decision.mode,
             "demand_gpus": advice.demand_now,
-            "ahead": json.dumps({f"{quantile:g}": gpus for quantile, gpus in advice.demand_ahead.items()}),
+            "ahead": json.dumps(
+                {f"{quantile:g}": gpus for quantile, gpus in advice.demand_ahead.items()}
+            ),
             "reactive_gpus": advice.reactive_gpus,
             "wanted_gpus": advice.wanted_gpus,
             "desired_gpus": advice.desired_gpus,
@@ -282,7 +321,11 @@ def pending_outcomes(connection: Connection, now_ms: int) -> list[PendingOutcome
 
 
 def put_outcome(
-    connection: Connection, pending: PendingOutcome, outcome: DecisionOutcome, rate: GpuHourRate | None, now_ms: int
+    connection: Connection,
+    pending: PendingOutcome,
+    outcome: DecisionOutcome,
+    rate: GpuHourRate | None,
+    now_ms: int,
 ) -> None:
     """Store the outcome of a decision."""
     _insert(

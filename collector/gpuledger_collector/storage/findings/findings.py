@@ -33,9 +33,13 @@ _COLUMNS = (
 
 
 def put(connection: Connection, findings: Iterable[Finding]) -> int:
-    """Insert findings, or replace those with the same key except for when they were opened; return how many."""
+    """Insert findings, or replace those with the same key except for when they were opened; return
+    how many.
+    """
     columns = ", ".join(_COLUMNS)
-    updates = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS if name not in {"key", "opened_ms"})
+    updates = ", ".join(
+        f"{name} = excluded.{name}" for name in _COLUMNS if name not in {"key", "opened_ms"}
+    )
     rows = [_row(finding) for finding in findings]
     with connection.cursor() as cursor:
         cursor.executemany(
@@ -80,7 +84,9 @@ def drop(connection: Connection, keys: Sequence[str]) -> None:
 
 def progress(connection: Connection, kind: str) -> int | None:
     """Up to when the detector of this kind has run (unix ms)."""
-    row = connection.execute("SELECT until_ms FROM finding_progress WHERE kind = %s", (kind,)).fetchone()
+    row = connection.execute(
+        "SELECT until_ms FROM finding_progress WHERE kind = %s", (kind,)
+    ).fetchone()
     return None if row is None else int(row[0])
 
 
@@ -98,23 +104,29 @@ def _late(kind: str) -> str:
 
 
 def late_evidence(connection: Connection, kind: str) -> int | None:
-    """Start of the first hour that got evidence after the detector of this kind had passed it (unix ms)."""
+    """Start of the first hour that got evidence after the detector of this kind had passed it (unix
+    ms).
+    """
     return progress(connection, _late(kind))
 
 
 def note_late_evidence(connection: Connection, kind: str, hour_ms: int) -> None:
-    """Record that evidence of an hour changed, if the detector of this kind has passed that hour: it goes back."""
+    """Record that evidence of an hour changed, if the detector of this kind has passed that hour:
+    it goes back.
+    """
     connection.execute(
-        "INSERT INTO finding_progress AS old (kind, until_ms) SELECT %s, %s WHERE EXISTS "
-        "(SELECT FROM finding_progress WHERE kind = %s AND until_ms >= %s) ON CONFLICT (kind) DO UPDATE "
-        "SET until_ms = excluded.until_ms WHERE old.until_ms > excluded.until_ms",
+        "INSERT INTO finding_progress AS old (kind, until_ms) SELECT %s, %s WHERE EXISTS (SELECT"
+        " FROM finding_progress WHERE kind = %s AND until_ms >= %s) ON CONFLICT (kind) DO UPDATE"
+        " SET until_ms = excluded.until_ms WHERE old.until_ms > excluded.until_ms",
         (_late(kind), hour_ms, kind, hour_ms + HOUR_MS),
     )
 
 
 def clear_late_evidence(connection: Connection, kind: str, hour_ms: int) -> None:
     """Remove the record of late evidence unless it has moved to another hour meanwhile."""
-    connection.execute("DELETE FROM finding_progress WHERE kind = %s AND until_ms = %s", (_late(kind), hour_ms))
+    connection.execute(
+        "DELETE FROM finding_progress WHERE kind = %s AND until_ms = %s", (_late(kind), hour_ms)
+    )
 
 
 _NAMED = f"""

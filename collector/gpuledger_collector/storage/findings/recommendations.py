@@ -43,19 +43,24 @@ _COLUMNS = (
     "expires_ms",
 )
 _AMOUNTS = tuple(
-    f"{what}_{which}_micro" for what in ("cash", "capacity", "energy") for which in ("low", "expected", "high")
+    f"{what}_{which}_micro"
+    for what in ("cash", "capacity", "energy")
+    for which in ("low", "expected", "high")
 )
 
 
 def names(connection: Connection, ids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
     """Key and name of workloads, by id."""
     rows = connection.execute(
-        "SELECT id, key, coalesce(nullif(name, ''), external_id) FROM workload WHERE id = ANY(%s)", (list(ids),)
+        "SELECT id, key, coalesce(nullif(name, ''), external_id) FROM workload WHERE id = ANY(%s)",
+        (list(ids),),
     )
     return {row[0]: (row[1], row[2]) for row in rows}
 
 
-def demand(connection: Connection, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], Mapping[int, int]]:
+def demand(
+    connection: Connection, start_ms: int, end_ms: int
+) -> Mapping[tuple[str, str], Mapping[int, int]]:
     """GPU-nanoseconds held by pool, model and hour."""
     held: dict[tuple[str, str], dict[int, int]] = {}
     for use in minutes.hourly_use(connection, start_ms, end_ms):
@@ -75,18 +80,23 @@ def decided(connection: Connection, now_ms: int) -> frozenset[str]:
     return frozenset(row[0] for row in rows)
 
 
-def put(connection: Connection, recommendations: Sequence[Recommendation], run: RecommendationRun) -> None:
+def put(
+    connection: Connection, recommendations: Sequence[Recommendation], run: RecommendationRun
+) -> None:
     """Write recommendations; open ones that are not among them expire."""
-    # A recommendation that was decided or expired and is found again opens anew; one that is still open keeps its age.
+    # A recommendation that was decided or expired and is found again opens anew; one that is still
+    # open keeps its age.
     names = (*_COLUMNS, *_AMOUNTS)
-    updates = ", ".join(f"{name} = excluded.{name}" for name in names if name not in {"key", "made_ms"})
+    updates = ", ".join(
+        f"{name} = excluded.{name}" for name in names if name not in {"key", "made_ms"}
+    )
     with connection.cursor() as cursor:
         cursor.executemany(
-            f"INSERT INTO recommendation AS old ({', '.join(names)}, state) "
-            f"VALUES ({', '.join(['%s'] * len(names))}, 'open') ON CONFLICT (key) DO UPDATE SET {updates}, "
-            "made_ms = CASE WHEN old.state = 'open' THEN old.made_ms ELSE excluded.made_ms END, state = 'open', "
-            "decided_ms = NULL, decided_by = '', reason = '', realized_micro = NULL, realized_until_ms = NULL, "
-            "realized = NULL",
+            f"INSERT INTO recommendation AS old ({', '.join(names)}, state) VALUES"
+            f" ({', '.join(['%s'] * len(names))}, 'open') ON CONFLICT (key) DO UPDATE SET"
+            f" {updates}, made_ms = CASE WHEN old.state = 'open' THEN old.made_ms ELSE"
+            " excluded.made_ms END, state = 'open', decided_ms = NULL, decided_by = '', reason ="
+            " '', realized_micro = NULL, realized_until_ms = NULL, realized = NULL",
             [_row(recommendation) for recommendation in recommendations],
         )
     connection.execute(
@@ -96,8 +106,8 @@ def put(connection: Connection, recommendations: Sequence[Recommendation], run: 
     )
     connection.execute("DELETE FROM recommendation_run")
     connection.execute(
-        "INSERT INTO recommendation_run (made_ms, start_ms, end_ms, joint, not_evaluated, evidence_hash) "
-        "VALUES (%s, %s, %s, %s, %s, %s)",
+        "INSERT INTO recommendation_run (made_ms, start_ms, end_ms, joint, not_evaluated,"
+        " evidence_hash) VALUES (%s, %s, %s, %s, %s, %s)",
         (
             run.made_ms,
             run.start_ms,
@@ -110,11 +120,12 @@ def put(connection: Connection, recommendations: Sequence[Recommendation], run: 
 
 
 def evidence_hash(connection: Connection, start_ms: int, end_ms: int, settings: str) -> str:
-    """Hash what recommendations of a window rest on; `settings` is what else their amounts depend on.
+    """Hash what recommendations of a window rest on; `settings` is what else their amounts depend
+    on.
 
-    A day that is over is as it was rated last: whatever changes its usage, prices or owners has it rated again. The
-    last day is still rated every minute, so its hours inside the window stand for it. What people declare or decide is
-    in the audit log.
+    A day that is over is as it was rated last: whatever changes its usage, prices or owners has it
+    rated again. The last day is still rated every minute, so its hours inside the window stand for
+    it. What people declare or decide is in the audit log.
     """
     over_ms = end_ms - MAX_DAY_MS
     row = connection.execute(
@@ -133,7 +144,13 @@ def evidence_hash(connection: Connection, start_ms: int, end_ms: int, settings: 
              FROM finding WHERE kind = 'idle' AND opened_ms < %(end)s AND until_ms > %(start)s),
             (SELECT max(number) FROM audit)))
         """,
-        {"settings": settings, "start": start_ms, "over": over_ms, "day": MAX_DAY_MS, "end": end_ms},
+        {
+            "settings": settings,
+            "start": start_ms,
+            "over": over_ms,
+            "day": MAX_DAY_MS,
+            "end": end_ms,
+        },
     ).fetchone()
     assert row is not None
     return str(row[0])
@@ -148,12 +165,17 @@ def accepted(connection: Connection) -> Sequence[AcceptedRecommendation]:
     return [AcceptedRecommendation(*row) for row in rows]
 
 
-def charged_places(connection: Connection, scope: Mapping[str, object], period: Period) -> Sequence[ChargedPlace]:
+def charged_places(
+    connection: Connection, scope: Mapping[str, object], period: Period
+) -> Sequence[ChargedPlace]:
     """Charges and corrections of a scope by day and place; of a named workload all its runs."""
-    ids = scope.get("workload_ids") or ([scope["workload_id"]] if scope.get("workload_id") is not None else None)
+    ids = scope.get("workload_ids") or (
+        [scope["workload_id"]] if scope.get("workload_id") is not None else None
+    )
     columns = (
-        "day_ms, accelerator_id, workload_id, owner_id, pool, gpu_model, node, state, price_id, "
-        "commitment_id, node_cost_id, currency, cost_micro, idle_cost_micro, gpu_ns, busy_ns, idle_ns"
+        "day_ms, accelerator_id, workload_id, owner_id, pool, gpu_model, node, state, price_id,"
+        " commitment_id, node_cost_id, currency, cost_micro, idle_cost_micro, gpu_ns, busy_ns,"
+        " idle_ns"
     )
     rows = connection.execute(
         f"""
@@ -186,9 +208,26 @@ def charged_places(connection: Connection, scope: Mapping[str, object], period: 
     ).fetchall()
     covering = commitments.by_id(connection, {row[5] for row in rows if row[5] is not None})
     places = []
-    for day_ms, pool, model, node, purchase, commitment_id, tags, unused, currency, *amounts in rows:
+    for (
+        day_ms,
+        pool,
+        model,
+        node,
+        purchase,
+        commitment_id,
+        tags,
+        unused,
+        currency,
+        *amounts,
+    ) in rows:
         place = PricedPlace(
-            pool, model, node, purchase, covering.get(commitment_id), tuple(sorted((tags or {}).items())), unused
+            pool,
+            model,
+            node,
+            purchase,
+            covering.get(commitment_id),
+            tuple(sorted((tags or {}).items())),
+            unused,
         )
         measures = dict(zip(_SPENT, map(int, amounts), strict=True))
         places.append(ChargedPlace(day_ms, place, currency, **measures))
@@ -217,8 +256,9 @@ def listed(connection: Connection, states: Sequence[str]) -> list[dict[str, Any]
     with connection.cursor(row_factory=dict_row) as cursor:
         return list(
             cursor.execute(
-                "SELECT * FROM recommendation WHERE state = ANY(%s) ORDER BY cash_expected_micro DESC NULLS LAST, "
-                "capacity_expected_micro DESC NULLS LAST, cash_high_micro DESC NULLS LAST, key",
+                "SELECT * FROM recommendation WHERE state = ANY(%s) ORDER BY cash_expected_micro"
+                " DESC NULLS LAST, capacity_expected_micro DESC NULLS LAST, cash_high_micro DESC"
+                " NULLS LAST, key",
                 (list(states),),
             )
         )
@@ -233,7 +273,9 @@ def last_run(connection: Connection) -> dict[str, Any] | None:
 def decide(
     connection: Connection, recommendation_id: int, state: str, who: str, reason: str, now_ms: int
 ) -> str | None:
-    """Accept or reject an open recommendation; return the state it had before, None when it does not exist."""
+    """Accept or reject an open recommendation; return the state it had before, None when it does
+    not exist.
+    """
     row = connection.execute(
         "SELECT state, key FROM recommendation WHERE id = %s FOR UPDATE", (recommendation_id,)
     ).fetchone()
@@ -241,7 +283,8 @@ def decide(
         return None
     if row[0] == "open":
         connection.execute(
-            "UPDATE recommendation SET state = %s, decided_ms = %s, decided_by = %s, reason = %s WHERE id = %s",
+            "UPDATE recommendation SET state = %s, decided_ms = %s, decided_by = %s, reason = %s"
+            " WHERE id = %s",
             (state, now_ms, who, reason, recommendation_id),
         )
         decision = {"key": row[1], "state": state, "reason": reason}
@@ -258,14 +301,16 @@ _ON_NODE = """AND id IN (
 def workloads_called(
     connection: Connection, name: str, node: str | None = None
 ) -> list[tuple[int, str, str | None, str | None]]:
-    """Id, key, name and user of workloads with this key, else with this external id, else with this name.
+    """Id, key, name and user of workloads with this key, else with this external id, else with this
+    name.
 
     `node` restricts them to those that held an accelerator of this node when they were last seen.
     """
     on_node = "" if node is None else _ON_NODE
     for column in ("key", "external_id", "name"):
         rows = connection.execute(
-            f"SELECT id, key, name, user_name FROM workload WHERE {column} = %(name)s {on_node} ORDER BY id LIMIT 20",
+            f"SELECT id, key, name, user_name FROM workload WHERE {column} = %(name)s {on_node}"
+            " ORDER BY id LIMIT 20",
             {"name": name, "node": node},
         ).fetchall()
         if rows:
@@ -274,15 +319,17 @@ def workloads_called(
 
 
 def other_runs(connection: Connection, workload_id: int) -> list[str]:
-    """Ids of the other runs of a requeued job: that of the job, and the same with `@` and the instant of a run."""
+    """Ids of the other runs of a requeued job: that of the job, and the same with `@` and the
+    instant of a run.
+    """
     return [
         row[0]
         for row in connection.execute(
-            "WITH run AS (SELECT id, kind, regexp_replace(external_id, '@[0-9]+$', '') AS job FROM workload "
-            "WHERE id = %s) "
-            "SELECT w.external_id FROM run JOIN workload w ON w.kind = run.kind AND w.id <> run.id AND "
-            "(w.external_id = run.job OR starts_with(w.external_id, run.job || '@')) "
-            "WHERE regexp_replace(w.external_id, '@[0-9]+$', '') = run.job ORDER BY w.external_id",
+            "WITH run AS (SELECT id, kind, regexp_replace(external_id, '@[0-9]+$', '') AS job FROM"
+            " workload WHERE id = %s) SELECT w.external_id FROM run JOIN workload w ON w.kind ="
+            " run.kind AND w.id <> run.id AND (w.external_id = run.job OR"
+            " starts_with(w.external_id, run.job || '@')) WHERE regexp_replace(w.external_id,"
+            " '@[0-9]+$', '') = run.job ORDER BY w.external_id",
             (workload_id,),
         )
     ]
@@ -295,7 +342,9 @@ _CHARGED = """day_ms, start_ms, end_ms, accelerator_id, workload_id, state, pool
 
 
 def charged_to(connection: Connection, workload_id: int) -> list[Charge]:
-    """Charges and corrections of a workload: of its GPU-time and of its share of nodes; without owners."""
+    """Charges and corrections of a workload: of its GPU-time and of its share of nodes; without
+    owners.
+    """
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(
             f"SELECT {_CHARGED} FROM charge WHERE workload_id = %s UNION ALL "
@@ -303,7 +352,9 @@ def charged_to(connection: Connection, workload_id: int) -> list[Charge]:
             "ORDER BY day_ms, start_ms, accelerator_id",
             (workload_id, workload_id),
         ).fetchall()
-    book = prices.by_id(connection, {row["price_id"] for row in rows if row["price_id"] is not None})
+    book = prices.by_id(
+        connection, {row["price_id"] for row in rows if row["price_id"] is not None}
+    )
     ids = {row["commitment_id"] for row in rows if row["commitment_id"] is not None}
     covering = commitments.by_id(connection, ids)
     of_nodes = node_costs.by_id(connection, sorted({row["node_cost_id"] for row in rows} - {None}))
@@ -324,8 +375,8 @@ def advice_for(connection: Connection, workload_id: int) -> list[dict[str, Any]]
     with connection.cursor(row_factory=dict_row) as cursor:
         return list(
             cursor.execute(
-                "SELECT * FROM recommendation WHERE scope->>'workload_id' = %s OR scope->'workload_ids' @> %s::jsonb "
-                "ORDER BY id",
+                "SELECT * FROM recommendation WHERE scope->>'workload_id' = %s OR"
+                " scope->'workload_ids' @> %s::jsonb ORDER BY id",
                 (str(workload_id), str(workload_id)),
             )
         )

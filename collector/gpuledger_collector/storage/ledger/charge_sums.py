@@ -1,7 +1,7 @@
 """All that a reconciliation needs of the charges of a period, in one statement.
 
-A month of a large fleet has a million charges: they are grouped once, by the keys of the ledger of days, and each
-comparison adds up the groups.
+A month of a large fleet has a million charges: they are grouped once, by the keys of the ledger of
+days, and each comparison adds up the groups.
 """
 
 from __future__ import annotations
@@ -36,13 +36,19 @@ def _sum(name: str) -> str:
     if name not in COMPARED:
         return f"sum({name})"
     # A covered part without a contracted cost makes the whole line incomparable.
-    unknown = "count(*) FILTER (WHERE commitment_id IS NOT NULL AND contracted_cost_micro IS NULL) > 0"
-    return f"CASE WHEN {unknown} THEN NULL ELSE sum({_LIST_COST if name == 'list_cost_micro' else name}) END"
+    unknown = (
+        "count(*) FILTER (WHERE commitment_id IS NOT NULL AND contracted_cost_micro IS NULL) > 0"
+    )
+    return (
+        f"CASE WHEN {unknown} THEN NULL ELSE"
+        f" sum({_LIST_COST if name == 'list_cost_micro' else name}) END"
+    )
 
 
 # Usage imported as counts has no accelerator: only of that the node is told apart.
 _IS_COUNTED = (
-    "accelerator_id IS NULL AND state <> 'commitment_unused' AND node_cost_id IS NULL AND adjustment_id IS NULL"
+    "accelerator_id IS NULL AND state <> 'commitment_unused' AND node_cost_id IS NULL AND"
+    " adjustment_id IS NULL"
 )
 _HAS_MORE_KEYS = "(adjustment_id IS NOT NULL OR node_cost_id IS NOT NULL OR " + _IS_COUNTED + ")"
 _MORE = f" AND (SELECT bool_or(has_more_keys) FROM charged) AND {_HAS_MORE_KEYS}"
@@ -51,8 +57,9 @@ _OTHERS = f"""
     SELECT {_KEYS}, adjustment_id, node_cost_id, CASE WHEN {_IS_COUNTED} THEN node END AS node,
         {{corrects}} AS corrects, sum(gpu_ns) AS gpu_ns, sum(cost_micro) AS cost_micro
     FROM {{table}} {_WHERE}{{more}} GROUP BY {_KEYS}, 7, 8, 9"""
-# Each key more is hashed for every charge, so all of them are grouped by the keys of the ledger of days only. What has
-# more keys (adjustments, node costs, imported counts, corrections) is found by a filter, and is few charges or all.
+# Each key more is hashed for every charge, so all of them are grouped by the keys of the ledger of
+# days only. What has more keys (adjustments, node costs, imported counts, corrections) is found by
+# a filter, and is few charges or all.
 _SUMS = f"""
 WITH charged AS MATERIALIZED (
     SELECT {_KEYS}, {", ".join(f"{_sum(name)} AS {name}" for name in MEASURES)},
@@ -113,15 +120,19 @@ class ChargeSums:
     imported: Mapping[ImportedPlace, int]
     """GPU-nanoseconds of imported usage."""
     unlike_days: Sequence[Mismatch]
-    """Where the ledger of days is not the sum of the charges, which knows no corrections; at most MOST places."""
+    """Where the ledger of days is not the sum of the charges, which knows no corrections; at most
+    MOST places.
+    """
 
 
 def read(connection: Connection, period: Period, calendar: Calendar) -> ChargeSums:
     """Add up the charges of a period, and compare the ledger of days with them."""
-    # For the rest of the transaction: with the default the server sorts a month of charges on disk, twice as slowly.
+    # For the rest of the transaction: with the default the server sorts a month of charges on disk,
+    # twice as slowly.
     connection.execute("SELECT set_config('work_mem', %s, true)", (SORT_MEMORY,))
     parts: dict[str, list[Row]] = defaultdict(list)
-    # A month has far fewer groups than the server expects, which would sort a million charges on disk to make them.
+    # A month has far fewer groups than the server expects, which would sort a million charges on
+    # disk to make them.
     connection.execute("SELECT set_config('enable_sort', 'off', true)")
     for part, row in connection.execute(_SUMS, {"start": period.start_ms, "end": period.end_ms}):
         parts[part].append(row)
@@ -132,7 +143,8 @@ def read(connection: Connection, period: Period, calendar: Calendar) -> ChargeSu
         adjusted={_adjusted_place(row): row["micro"] for row in parts["adjusted"] if row["micro"]},
         nodes=_nodes(parts["node"]),
         imported={
-            (row["day_ms"], row["pool"], row["gpu_model"], row["node"]): row["gpu_ns"] for row in parts["imported"]
+            (row["day_ms"], row["pool"], row["gpu_model"], row["node"]): row["gpu_ns"]
+            for row in parts["imported"]
         },
         unlike_days=_unlike_days(parts["odd"], calendar),
     )
@@ -146,7 +158,14 @@ def _states(rows: Sequence[Row]) -> dict[int, list[ChargedState]]:
 
 
 def _adjusted_place(row: Row) -> AdjustedPlace:
-    return row["day_ms"], row["name"], OwnerPath(*row["levels"]), row["pool"], row["gpu_model"], row["currency"]
+    return (
+        row["day_ms"],
+        row["name"],
+        OwnerPath(*row["levels"]),
+        row["pool"],
+        row["gpu_model"],
+        row["currency"],
+    )
 
 
 def _nodes(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
@@ -168,7 +187,9 @@ def _unlike_days(rows: Sequence[Row], calendar: Calendar) -> list[Mismatch]:
         texts = (sample[key] or "" for key in _LINE_KEYS[1:])
         place = (calendar.date_of(sample["day_ms"]).isoformat(), owner, *texts)
         for name in MEASURES:
-            expected, stored = (sides[side][name] if side in sides else None for side in (False, True))
+            expected, stored = (
+                sides[side][name] if side in sides else None for side in (False, True)
+            )
             if expected != stored:
                 mismatches.append(
                     Mismatch(

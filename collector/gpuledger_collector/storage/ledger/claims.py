@@ -22,7 +22,8 @@ _NAMED = """
 def drop(connection: Connection, accelerators: Sequence[int], since_ms: int) -> None:
     """Delete claims that began at or after an instant, before that time is placed again."""
     connection.execute(
-        "DELETE FROM refused_claim WHERE accelerator_id = ANY(%s) AND first_ms >= %s AND kind <> 'holder'",
+        "DELETE FROM refused_claim WHERE accelerator_id = ANY(%s) AND first_ms >= %s AND kind <>"
+        " 'holder'",
         (list(accelerators), since_ms),
     )
 
@@ -31,10 +32,18 @@ def keep(connection: Connection, refused: Sequence[PlacementClaim]) -> None:
     """Store refused claims, each from its first to its last time."""
     for claim in refused:
         connection.execute(
-            "INSERT INTO refused_claim AS old (accelerator_id, node_id, kind, subject, first_ms, last_ms) "
-            "VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (accelerator_id, node_id, kind, subject) DO UPDATE SET "
-            "first_ms = least(old.first_ms, excluded.first_ms), last_ms = greatest(old.last_ms, excluded.last_ms)",
-            (claim.accelerator_id, claim.node_id, claim.kind, claim.subject, claim.first_ms, claim.last_ms),
+            "INSERT INTO refused_claim AS old (accelerator_id, node_id, kind, subject, first_ms,"
+            " last_ms) VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (accelerator_id, node_id, kind,"
+            " subject) DO UPDATE SET first_ms = least(old.first_ms, excluded.first_ms), last_ms ="
+            " greatest(old.last_ms, excluded.last_ms)",
+            (
+                claim.accelerator_id,
+                claim.node_id,
+                claim.kind,
+                claim.subject,
+                claim.first_ms,
+                claim.last_ms,
+            ),
         )
 
 
@@ -67,10 +76,10 @@ def keep_contradictions(connection: Connection, contradictions: Sequence[Contrad
 def undecided(connection: Connection, period: Period) -> list[RefusedClaim]:
     """List claims of time in a period that no inventory decides."""
     rows = connection.execute(
-        f"{_NAMED} WHERE c.first_ms < %s AND c.last_ms > %s AND (c.kind = 'holder' OR NOT EXISTS ("
-        "SELECT FROM inventory i JOIN accelerator p ON p.id = i.accelerator_id "
-        "WHERE p.uuid IN (a.uuid, a.device_uuid) AND i.in_ms < c.last_ms "
-        "AND (i.out_ms IS NULL OR i.out_ms > c.first_ms))) ORDER BY c.first_ms, a.uuid, n.name, c.kind, c.subject",
+        f"{_NAMED} WHERE c.first_ms < %s AND c.last_ms > %s AND (c.kind = 'holder' OR NOT EXISTS"
+        " (SELECT FROM inventory i JOIN accelerator p ON p.id = i.accelerator_id WHERE p.uuid IN"
+        " (a.uuid, a.device_uuid) AND i.in_ms < c.last_ms AND (i.out_ms IS NULL OR i.out_ms >"
+        " c.first_ms))) ORDER BY c.first_ms, a.uuid, n.name, c.kind, c.subject",
         (period.end_ms, period.start_ms),
     )
     return [RefusedClaim(*row) for row in rows]
@@ -79,6 +88,7 @@ def undecided(connection: Connection, period: Period) -> list[RefusedClaim]:
 def since(connection: Connection, at_ms: int, limit: int) -> list[RefusedClaim]:
     """List claims that last beyond an instant, the latest first."""
     rows = connection.execute(
-        f"{_NAMED} WHERE c.last_ms >= %s ORDER BY c.last_ms DESC, a.uuid, c.kind LIMIT %s", (at_ms, limit)
+        f"{_NAMED} WHERE c.last_ms >= %s ORDER BY c.last_ms DESC, a.uuid, c.kind LIMIT %s",
+        (at_ms, limit),
     )
     return [RefusedClaim(*row) for row in rows]

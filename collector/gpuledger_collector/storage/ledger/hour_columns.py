@@ -29,7 +29,9 @@ _EXPRESSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class HourColumns:
-    """Hourly usage, column by column; `state` is the place in STATES, NONE stands for what is absent."""
+    """Hourly usage, column by column; `state` is the place in STATES, NONE stands for what is
+    absent.
+    """
 
     accelerator_id: Integers
     start_ms: Integers
@@ -48,16 +50,24 @@ class HourColumns:
 
     def holder(self, row: int) -> tuple[str, int | None, int | None]:
         """State, workload and report of a row."""
-        return STATES[int(self.state[row])], _known(int(self.workload_id[row])), _known(int(self.attributes_id[row]))
+        return (
+            STATES[int(self.state[row])],
+            _known(int(self.workload_id[row])),
+            _known(int(self.attributes_id[row])),
+        )
 
     def holders(self) -> set[tuple[int | None, int | None]]:
         """Workloads and their reports that occur."""
         pairs = set(zip(self.workload_id.tolist(), self.attributes_id.tolist(), strict=True))
-        return {(_known(workload_id), _known(attributes_id)) for workload_id, attributes_id in pairs}
+        return {
+            (_known(workload_id), _known(attributes_id)) for workload_id, attributes_id in pairs
+        }
 
     def pieces(self) -> list[HourlyUsage]:
         """The same as values."""
-        columns = zip(*(getattr(self, column.name).tolist() for column in fields(self)), strict=True)
+        columns = zip(
+            *(getattr(self, column.name).tolist() for column in fields(self)), strict=True
+        )
         return [
             HourlyUsage(
                 accelerator_id,
@@ -72,7 +82,9 @@ class HourColumns:
                 _known(energy_mj),
                 _known(attributes_id),
             )
-            for accelerator_id, start_ms, state, workload_id, attributes_id, *times, energy_mj in columns
+            for accelerator_id, start_ms, state, workload_id, attributes_id, *times, energy_mj in (
+                columns
+            )
             for held_ms, busy_ms, idle_ms, unknown_ms in (times,)
         ]
 
@@ -82,7 +94,9 @@ def _known(number: int) -> int | None:
 
 
 def read(connection: Connection, day: Period, until_ms: int) -> HourColumns:
-    """Read the hourly ledger of a day up to an instant, by accelerator, rating interval, state and workload."""
+    """Read the hourly ledger of a day up to an instant, by accelerator, rating interval, state and
+    workload.
+    """
     arrays = ", ".join(f"coalesce(array_agg({expression}), '{{}}')" for expression in _EXPRESSIONS)
     # One row of arrays: tens of thousands of rows take longer to arrive than to be rated.
     row = connection.execute(
@@ -91,7 +105,9 @@ def read(connection: Connection, day: Period, until_ms: int) -> HourColumns:
         binary=True,
     ).fetchone()
     columns = HourColumns(*(np.array(values, dtype=np.int64) for values in row or ()))
-    order = np.lexsort((columns.workload_id, columns.state, columns.start_ms, columns.accelerator_id))
+    order = np.lexsort(
+        (columns.workload_id, columns.state, columns.start_ms, columns.accelerator_id)
+    )
     return _with_first_reports(connection, columns.where(order))
 
 
@@ -101,13 +117,19 @@ def _with_first_reports(connection: Connection, columns: HourColumns) -> HourCol
     workloads = np.unique(columns.workload_id[without])
     first = dict(_first_reports(connection, workloads.tolist())) if workloads.size else {}
     if first:
-        of_workload = np.array([first.get(number, NONE) for number in workloads.tolist()], dtype=np.int64)
-        columns.attributes_id[without] = of_workload[np.searchsorted(workloads, columns.workload_id[without])]
+        of_workload = np.array(
+            [first.get(number, NONE) for number in workloads.tolist()], dtype=np.int64
+        )
+        columns.attributes_id[without] = of_workload[
+            np.searchsorted(workloads, columns.workload_id[without])
+        ]
     return columns
 
 
 def _first_reports(connection: Connection, workload_ids: list[int]) -> Iterable[tuple[int, int]]:
     rows = connection.execute(
-        "SELECT workload_id, min(id) FROM workload_attributes WHERE workload_id = ANY(%s) GROUP BY 1", (workload_ids,)
+        "SELECT workload_id, min(id) FROM workload_attributes WHERE workload_id = ANY(%s) GROUP"
+        " BY 1",
+        (workload_ids,),
     )
     return ((workload_id, report_id) for workload_id, report_id in rows)

@@ -26,7 +26,8 @@ Place = tuple[int, str, str, str]
 def imported_hours(connection: Connection, days: Sequence[Period]) -> dict[Place, int]:
     """Add up imported usage in parts of days: GPU-nanoseconds by day, pool, model and node."""
     rows = connection.execute(
-        # A GPU is a million micro-GPUs and a millisecond a million nanoseconds: their product is GPU-nanoseconds.
+        # A GPU is a million micro-GPUs and a millisecond a million nanoseconds: their product is
+        # GPU-nanoseconds.
         "SELECT d.day_ms, u.pool, u.gpu_model, u.node, "
         "sum((least(u.end_ms, d.end_ms) - greatest(u.start_ms, d.day_ms)) * u.gpu_micro)::bigint "
         "FROM unnest(%s::bigint[], %s::bigint[]) AS d (day_ms, end_ms) JOIN imported_usage u "
@@ -39,7 +40,8 @@ def imported_hours(connection: Connection, days: Sequence[Period]) -> dict[Place
 def has_imports(connection: Connection, period: Period) -> bool:
     """Whether usage was imported for any time of the period."""
     row = connection.execute(
-        "SELECT EXISTS (SELECT FROM imported_usage WHERE start_ms < %s AND (end_ms IS NULL OR end_ms > %s))",
+        "SELECT EXISTS (SELECT FROM imported_usage WHERE start_ms < %s AND (end_ms IS NULL OR"
+        " end_ms > %s))",
         (period.end_ms, period.start_ms),
     ).fetchone()
     return row is not None and bool(row[0])
@@ -48,8 +50,8 @@ def has_imports(connection: Connection, period: Period) -> bool:
 def expired_days(connection: Connection, days: Sequence[Period]) -> set[int]:
     """The starts of those of these days of which retention has removed evidence."""
     rows = connection.execute(
-        "SELECT d.day_ms FROM unnest(%s::bigint[], %s::bigint[]) AS d (day_ms, end_ms) WHERE EXISTS "
-        "(SELECT FROM expired_day e WHERE e.day_ms < d.end_ms AND e.day_ms + 86400000 > d.day_ms)",
+        "SELECT d.day_ms FROM unnest(%s::bigint[], %s::bigint[]) AS d (day_ms, end_ms) WHERE EXISTS"
+        " (SELECT FROM expired_day e WHERE e.day_ms < d.end_ms AND e.day_ms + 86400000 > d.day_ms)",
         ([day.start_ms for day in days], [day.end_ms for day in days]),
     )
     return {row[0] for row in rows}
@@ -61,9 +63,12 @@ _OF_DAY = "hour_ms >= %(start)s AND hour_ms < %(end)s"
 
 
 def keep_hours(connection: Connection, day: Period) -> None:
-    """Keep the hours of a day as they are stored, to be compared by `unlike_hours` in the same transaction."""
+    """Keep the hours of a day as they are stored, to be compared by `unlike_hours` in the same
+    transaction.
+    """
     connection.execute(
-        f"CREATE TEMPORARY TABLE hour_before AS SELECT {_HOUR}, {_HOUR_AMOUNTS} FROM usage_hour WHERE {_OF_DAY}",
+        f"CREATE TEMPORARY TABLE hour_before AS SELECT {_HOUR}, {_HOUR_AMOUNTS} FROM usage_hour"
+        f" WHERE {_OF_DAY}",
         _bounds(day),
     )
 
@@ -71,24 +76,31 @@ def keep_hours(connection: Connection, day: Period) -> None:
 def evident_hours(connection: Connection, day: Period) -> list[tuple[int, int]]:
     """List the accelerators and hours of a day that have evidence or are stored."""
     return connection.execute(
-        "SELECT DISTINCT accelerator_id, hour_ms - hour_ms %% 3600000 FROM hour_before UNION "
-        "SELECT DISTINCT accelerator_id, hour_ms FROM usage_interval, "
-        "generate_series(greatest(start_ms - start_ms %% 3600000, %(start)s - %(start)s %% 3600000), "
-        "least(end_ms, %(end)s) - 1, 3600000) AS hour_ms "
+        "SELECT DISTINCT accelerator_id, hour_ms - hour_ms %% 3600000 FROM hour_before UNION SELECT"
+        " DISTINCT accelerator_id, hour_ms FROM usage_interval, generate_series(greatest(start_ms -"
+        " start_ms %% 3600000, %(start)s - %(start)s %% 3600000), least(end_ms, %(end)s) - 1,"
+        " 3600000) AS hour_ms "
         # An agent's interval has a day at most, so that few partitions are looked at.
-        "WHERE start_ms >= %(start)s - 86400000 AND start_ms < %(end)s AND end_ms > %(start)s ORDER BY 2, 1",
+        "WHERE start_ms >= %(start)s - 86400000 AND start_ms < %(end)s AND end_ms > %(start)s ORDER"
+        " BY 2, 1",
         _bounds(day),
     ).fetchall()
 
 
-def unlike_hours(connection: Connection, day: Period) -> tuple[dict[tuple[str, ...], Any], dict[tuple[str, ...], Any]]:
-    """Hours of a day that are not as they were kept: as they are now, and as they were; at most MOST of each."""
+def unlike_hours(
+    connection: Connection, day: Period
+) -> tuple[dict[tuple[str, ...], Any], dict[tuple[str, ...], Any]]:
+    """Hours of a day that are not as they were kept: as they are now, and as they were; at most
+    MOST of each.
+    """
     now = f"SELECT {_HOUR}, {_HOUR_AMOUNTS} FROM usage_hour WHERE {_OF_DAY}"
     before = f"SELECT {_HOUR}, {_HOUR_AMOUNTS} FROM hour_before"
     sides = []
     for query in (f"({now}) EXCEPT ALL ({before})", f"({before}) EXCEPT ALL ({now})"):
         rows = connection.execute(f"{query} ORDER BY 1, 2, 3, 4 LIMIT {MOST}", _bounds(day))
-        sides.append({tuple("" if cell is None else str(cell) for cell in row[:4]): row[4:] for row in rows})
+        sides.append(
+            {tuple("" if cell is None else str(cell) for cell in row[:4]): row[4:] for row in rows}
+        )
     return sides[0], sides[1]
 
 
@@ -99,23 +111,37 @@ def _bounds(day: Period) -> dict[str, int]:
 def invoiced(connection: Connection, period: Period) -> dict[tuple[str, str], tuple[int, int]]:
     """Read the invoices of a closed month: micro-units and minor units by owner and currency."""
     rows = connection.execute(
-        "SELECT owner, currency, micro, minor FROM invoice WHERE period_start_ms = %s", (period.start_ms,)
+        "SELECT owner, currency, micro, minor FROM invoice WHERE period_start_ms = %s",
+        (period.start_ms,),
     )
     return {row[:2]: row[2:] for row in rows}
 
 
 def misbooked(connection: Connection, period: Period, calendar: Calendar) -> list[Mismatch]:
-    """Where corrections of a period's days, or booked on them, are not booked on a day that rating would choose."""
+    """Where corrections of a period's days, or booked on them, are not booked on a day that rating
+    would choose.
+    """
     rows = connection.execute(
-        "SELECT DISTINCT day_ms, booked_day_ms, recorded_ms FROM correction WHERE (day_ms >= %(start)s "
-        "AND day_ms < %(end)s) OR (booked_day_ms >= %(start)s AND booked_day_ms < %(end)s) ORDER BY 1, 2, 3",
+        "SELECT DISTINCT day_ms, booked_day_ms, recorded_ms FROM correction WHERE (day_ms >="
+        " %(start)s AND day_ms < %(end)s) OR (booked_day_ms >= %(start)s AND booked_day_ms <"
+        " %(end)s) ORDER BY 1, 2, 3",
         _bounds(period),
     ).fetchall()
-    closed = {end_ms for (end_ms,) in connection.execute("SELECT end_ms FROM billing_period")} if rows else set()
+    closed = (
+        {end_ms for (end_ms,) in connection.execute("SELECT end_ms FROM billing_period")}
+        if rows
+        else set()
+    )
     return [
         Mismatch(
             identity=BOOKED,
-            place=dict(zip(BOOKED.keys, (str(calendar.date_of(at_ms)) for at_ms in (day_ms, booked_ms)), strict=True)),
+            place=dict(
+                zip(
+                    BOOKED.keys,
+                    (str(calendar.date_of(at_ms)) for at_ms in (day_ms, booked_ms)),
+                    strict=True,
+                )
+            ),
             measure="booked_day_ms",
             expected=calendar.day_of(recorded_ms).start_ms,
             stored=booked_ms,
@@ -125,12 +151,15 @@ def misbooked(connection: Connection, period: Period, calendar: Calendar) -> lis
     ]
 
 
-def _is_booking_day(booked_ms: int, recorded_ms: int, calendar: Calendar, closed_ms: set[int]) -> bool:
+def _is_booking_day(
+    booked_ms: int, recorded_ms: int, calendar: Calendar, closed_ms: set[int]
+) -> bool:
     """Whether a correction that was found at an instant may be booked on a day."""
     day = calendar.day_of(booked_ms)
     if day.start_ms != booked_ms:
         return False
-    # Another zone moves a booked day to the one that contains its instant, a day earlier or later at most.
+    # Another zone moves a booked day to the one that contains its instant, a day earlier or later
+    # at most.
     is_its_day = abs((calendar.date_of(recorded_ms) - calendar.date_of(booked_ms)).days) <= 1
     is_end_of_month = calendar.date_of(day.end_ms).day == 1 and day.end_ms <= recorded_ms
     return is_its_day or is_end_of_month or booked_ms in closed_ms

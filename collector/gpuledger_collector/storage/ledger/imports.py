@@ -33,14 +33,21 @@ _INCOMING = """key, external_id, user_name, account, name, tags, start_ms, end_m
     submitted_ms, state"""
 _COMPARED = (
     ("w", ("user_name", "account", "name", "tags")),
-    ("u", ("start_ms", "end_ms", "gpu_micro", "gpu_model", "pool", "node", "submitted_ms", "state")),
+    (
+        "u",
+        ("start_ms", "end_ms", "gpu_micro", "gpu_model", "pool", "node", "submitted_ms", "state"),
+    ),
 )
 _STORED = {"user": "w.user_name", "account": "w.account", "job_name": "w.name"}
-"""Where the optional fields of a row are stored, unless in the column of `imported_usage` with their name."""
+"""Where the optional fields of a row are stored, unless in the column of `imported_usage` with
+their name.
+"""
 
 USAGE_STAGES, SAMPLE_STAGES = 5, 3
 """What every row passes: copying, comparing, and what is written of it."""
-_DIGEST = "sha256(convert_to(jsonb_build_array(i.user_name, i.account, i.name, i.tags)::text, 'UTF8'))"
+_DIGEST = (
+    "sha256(convert_to(jsonb_build_array(i.user_name, i.account, i.name, i.tags)::text, 'UTF8'))"
+)
 
 
 def workload_key(workload_id: str) -> str:
@@ -57,10 +64,13 @@ def add_usage(
     on_overlap: OnOverlap = OnOverlap.refuse,
     on_row: OnRow = tell_nobody,
 ) -> ImportOutcome:
-    """Add or update rows by workload id and request the days that they touch, before and after. Does not commit.
+    """Add or update rows by workload id and request the days that they touch, before and after.
 
-    `columns`: what their file has columns for; known values of others stay. `on_overlap`: what happens to usage of the
-    same time that another kind of `source` brought. `on_row` is told how far it is. Raises OtherSource.
+    Does not commit.
+
+    `columns`: what their file has columns for; known values of others stay. `on_overlap`: what
+    happens to usage of the same time that another kind of `source` brought. `on_row` is told how
+    far it is. Raises OtherSource.
     """
     locks.take(connection, Lock.IMPORTS)
     if columns.has_runs:
@@ -78,7 +88,9 @@ def add_usage(
     before = _replace_usage(connection, source)
     stages.pass_stage()
     _record_updates(connection, now_ms)
-    changed, updated = connection.execute("SELECT count(*), count(known) FROM changed").fetchone() or (0, 0)
+    changed, updated = connection.execute(
+        "SELECT count(*), count(known) FROM changed"
+    ).fetchone() or (0, 0)
     spans = [*_changed_spans(connection), *replaced.spans]
     days = _days(spans, now_ms)
     connection.execute("INSERT INTO day_recompute (day_ms) SELECT unnest(%s::bigint[])", (days,))
@@ -104,23 +116,23 @@ def _find_changed(connection: Connection) -> None:
     theirs = [f"{table}.{name}" for table, names in _COMPARED for name in names]
     ours = [f"i.{name}" for _, names in _COMPARED for name in names]
     connection.execute(
-        "CREATE TEMP TABLE changed ON COMMIT DROP AS "
-        f"SELECT i.*, {_DIGEST} AS digest, u.workload_id AS known, u.start_ms AS old_start_ms, u.end_ms AS old_end_ms, "
-        "CASE WHEN u.workload_id IS NOT NULL THEN jsonb_build_object('gpu_micro', u.gpu_micro, 'gpu_model', "
-        "u.gpu_model, 'pool', u.pool, 'node', u.node, 'user', w.user_name, 'account', w.account, 'tags', w.tags) END "
-        "AS old_said "
-        "FROM incoming i LEFT JOIN workload w USING (key) LEFT JOIN imported_usage u ON u.workload_id = w.id "
-        f"WHERE u.workload_id IS NULL OR ({', '.join(theirs)}) IS DISTINCT FROM ({', '.join(ours)})"
+        f"CREATE TEMP TABLE changed ON COMMIT DROP AS SELECT i.*, {_DIGEST} AS digest,"
+        " u.workload_id AS known, u.start_ms AS old_start_ms, u.end_ms AS old_end_ms, CASE WHEN"
+        " u.workload_id IS NOT NULL THEN jsonb_build_object('gpu_micro', u.gpu_micro, 'gpu_model',"
+        " u.gpu_model, 'pool', u.pool, 'node', u.node, 'user', w.user_name, 'account', w.account,"
+        " 'tags', w.tags) END AS old_said FROM incoming i LEFT JOIN workload w USING (key) LEFT"
+        " JOIN imported_usage u ON u.workload_id = w.id WHERE u.workload_id IS NULL OR"
+        f" ({', '.join(theirs)}) IS DISTINCT FROM ({', '.join(ours)})"
     )
 
 
 def _write_workloads(connection: Connection, now: dt.datetime) -> None:
     """Write the workloads of changed rows."""
     connection.execute(
-        "INSERT INTO workload (key, kind, external_id, user_name, account, name, tags, first_seen_at) "
-        "SELECT key, 'imported', external_id, user_name, account, name, tags, %s FROM changed ORDER BY key "
-        "ON CONFLICT (key) DO UPDATE SET user_name = excluded.user_name, account = excluded.account, "
-        "name = excluded.name, tags = excluded.tags",
+        "INSERT INTO workload (key, kind, external_id, user_name, account, name, tags,"
+        " first_seen_at) SELECT key, 'imported', external_id, user_name, account, name, tags, %s"
+        " FROM changed ORDER BY key ON CONFLICT (key) DO UPDATE SET user_name = excluded.user_name,"
+        " account = excluded.account, name = excluded.name, tags = excluded.tags",
         (now,),
     )
 
@@ -135,30 +147,34 @@ def _replace_usage(connection: Connection, source: UsageSource) -> set[str]:
     ).fetchall()
     _write_attributes(connection)
     connection.execute(
-        "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool, node, submitted_ms, "
-        "state, workload_attributes_id, source) SELECT w.id, c.start_ms, c.end_ms, c.gpu_micro, c.gpu_model, c.pool, "
-        "c.node, c.submitted_ms, c.state, t.id, %s FROM changed c JOIN workload w USING (key) "
-        "JOIN workload_attributes t ON t.workload_id = w.id AND t.digest = c.digest",
+        "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool,"
+        " node, submitted_ms, state, workload_attributes_id, source) SELECT w.id, c.start_ms,"
+        " c.end_ms, c.gpu_micro, c.gpu_model, c.pool, c.node, c.submitted_ms, c.state, t.id, %s"
+        " FROM changed c JOIN workload w USING (key) JOIN workload_attributes t ON t.workload_id ="
+        " w.id AND t.digest = c.digest",
         (source.value,),
     )
     return {pool for (pool,) in before}
 
 
 def _changed_spans(connection: Connection) -> list[tuple[int, int | None]]:
-    """Old and new spans of changed rows: the days that lose usage and those that gain it are rated again.
+    """Old and new spans of changed rows: the days that lose usage and those that gain it are rated
+    again.
 
     Spans that begin on one day count as the longest of them.
     """
     return connection.execute(
-        "SELECT min(start_ms), CASE WHEN bool_and(end_ms IS NOT NULL) THEN max(end_ms) END FROM ("
-        "SELECT start_ms, end_ms FROM changed UNION ALL SELECT old_start_ms, old_end_ms FROM changed "
-        "WHERE known IS NOT NULL) s GROUP BY start_ms / %s",
+        "SELECT min(start_ms), CASE WHEN bool_and(end_ms IS NOT NULL) THEN max(end_ms) END FROM"
+        " (SELECT start_ms, end_ms FROM changed UNION ALL SELECT old_start_ms, old_end_ms FROM"
+        " changed WHERE known IS NOT NULL) s GROUP BY start_ms / %s",
         (DAY_MS,),
     ).fetchall()
 
 
 def _keep_known(connection: Connection, columns: UsageColumns) -> int:
-    """Fill incoming rows with the known values that their file has no column for; return how many rows have some."""
+    """Fill incoming rows with the known values that their file has no column for; return how many
+    rows have some.
+    """
     stored = [_STORED.get(name, f"u.{name}") for name in OPTIONAL if name not in columns.fields]
     values = {name.partition(".")[2]: name for name in stored}
     if columns.tags is not None:
@@ -169,11 +185,10 @@ def _keep_known(connection: Connection, columns: UsageColumns) -> int:
     compared = ", ".join(f"i.{name}" for name in values)
     # Materialized, because Citus updates no temporary table by a join to a table of its own.
     return connection.execute(
-        f"WITH known AS MATERIALIZED (SELECT i.key, {known} FROM incoming i JOIN workload w USING (key) "
-        "JOIN imported_usage u ON u.workload_id = w.id "
-        f"WHERE ({', '.join(values.values())}) IS DISTINCT FROM ({compared})) "
-        f"UPDATE incoming i SET {', '.join(f'{name} = k.{name}' for name in values)} "
-        "FROM known k WHERE k.key = i.key",
+        f"WITH known AS MATERIALIZED (SELECT i.key, {known} FROM incoming i JOIN workload w USING"
+        f" (key) JOIN imported_usage u ON u.workload_id = w.id WHERE ({', '.join(values.values())})"
+        f" IS DISTINCT FROM ({compared})) UPDATE incoming i SET"
+        f" {', '.join(f'{name} = k.{name}' for name in values)} FROM known k WHERE k.key = i.key",
         [] if columns.tags is None else [sorted(columns.tags)] * 2,
     ).rowcount
 
@@ -181,23 +196,26 @@ def _keep_known(connection: Connection, columns: UsageColumns) -> int:
 def _write_attributes(connection: Connection) -> None:
     """Write the attributes of the workloads of changed rows, one row per content."""
     connection.execute(
-        "INSERT INTO workload_attributes (workload_id, digest, user_name, account, name, tags) "
-        "SELECT w.id, c.digest, c.user_name, c.account, c.name, c.tags FROM changed c JOIN workload w USING (key) "
-        "ON CONFLICT (workload_id, digest) DO NOTHING"
+        "INSERT INTO workload_attributes (workload_id, digest, user_name, account, name, tags)"
+        " SELECT w.id, c.digest, c.user_name, c.account, c.name, c.tags FROM changed c JOIN"
+        " workload w USING (key) ON CONFLICT (workload_id, digest) DO NOTHING"
     )
 
 
 def _record_updates(connection: Connection, now_ms: int) -> None:
     """Audit ids that were imported before with other content."""
     rows = connection.execute(
-        "SELECT c.external_id, c.old_start_ms, c.old_end_ms, c.old_said, c.start_ms, c.end_ms, "
-        "jsonb_build_object('gpu_micro', c.gpu_micro, 'gpu_model', c.gpu_model, 'pool', c.pool, 'node', c.node, "
-        "'user', c.user_name, 'account', c.account, 'tags', c.tags) FROM changed c WHERE c.known IS NOT NULL "
-        "ORDER BY c.external_id"
+        "SELECT c.external_id, c.old_start_ms, c.old_end_ms, c.old_said, c.start_ms, c.end_ms,"
+        " jsonb_build_object('gpu_micro', c.gpu_micro, 'gpu_model', c.gpu_model, 'pool', c.pool,"
+        " 'node', c.node, 'user', c.user_name, 'account', c.account, 'tags', c.tags) FROM changed c"
+        " WHERE c.known IS NOT NULL ORDER BY c.external_id"
     ).fetchall()
     changes = [
         audit.Change(
-            "usage", name, {"start_ms": old_start, "end_ms": old_end, **old}, {"start_ms": start, "end_ms": end, **new}
+            "usage",
+            name,
+            {"start_ms": old_start, "end_ms": old_end, **old},
+            {"start_ms": start, "end_ms": end, **new},
         )
         for name, old_start, old_end, old, start, end, new in rows
     ]
@@ -207,9 +225,9 @@ def _record_updates(connection: Connection, now_ms: int) -> None:
 
 def _copy_incoming(connection: Connection, rows: Iterable[UsageRow]) -> None:
     connection.execute(
-        "CREATE TEMP TABLE incoming (key text, external_id text, user_name text, account text, name text, tags jsonb, "
-        "start_ms bigint, end_ms bigint, gpu_micro bigint, gpu_model text, pool text, node text, submitted_ms bigint, "
-        "state text) ON COMMIT DROP"
+        "CREATE TEMP TABLE incoming (key text, external_id text, user_name text, account text, name"
+        " text, tags jsonb, start_ms bigint, end_ms bigint, gpu_micro bigint, gpu_model text, pool"
+        " text, node text, submitted_ms bigint, state text) ON COMMIT DROP"
     )
     with connection.cursor().copy(f"COPY incoming ({_INCOMING}) FROM STDIN") as copy:
         for row in rows:
@@ -246,19 +264,25 @@ def _days(spans: Iterable[tuple[int, int | None]], now_ms: int) -> list[int]:
 
 
 def add_samples(
-    connection: Connection, rows: Sequence[SampleRow], coarse_before_ms: int = 0, on_row: OnRow = tell_nobody
+    connection: Connection,
+    rows: Sequence[SampleRow],
+    coarse_before_ms: int = 0,
+    on_row: OnRow = tell_nobody,
 ) -> ImportOutcome:
     """Add samples by accelerator and instant; existing ones stay. Does not commit.
 
-    Unknown accelerators are added without capacity: samples show activity, not availability. Months that ended by
-    `coarse_before_ms` get one partition each. `on_row` is told how far it is.
+    Unknown accelerators are added without capacity: samples show activity, not availability. Months
+    that ended by `coarse_before_ms` get one partition each. `on_row` is told how far it is.
     """
     locks.take(connection, Lock.IMPORTS)
     stages = RowStages(rows, SAMPLE_STAGES, on_row)
-    partitions.ensure(connection, "gpu_sample", {row.at_ms - row.at_ms % DAY_MS for row in rows}, coarse_before_ms)
+    partitions.ensure(
+        connection, "gpu_sample", {row.at_ms - row.at_ms % DAY_MS for row in rows}, coarse_before_ms
+    )
     uuids = sorted({row.uuid for row in rows})
     connection.execute(
-        "INSERT INTO accelerator (uuid, device_uuid) SELECT u, u FROM unnest(%s::text[]) AS u ON CONFLICT DO NOTHING",
+        "INSERT INTO accelerator (uuid, device_uuid) SELECT u, u FROM unnest(%s::text[]) AS u ON"
+        " CONFLICT DO NOTHING",
         (uuids,),
     )
     known = connection.execute("SELECT uuid, id FROM accelerator WHERE uuid = ANY(%s)", (uuids,))
@@ -266,23 +290,34 @@ def add_samples(
     names = [metric.name for metric in HOT]
     columns = sql.SQL(", ").join(map(sql.Identifier, ["accelerator_id", "at_ms", *names]))
     connection.execute("CREATE TEMP TABLE incoming_sample (LIKE gpu_sample) ON COMMIT DROP")
-    with connection.cursor().copy(sql.SQL("COPY incoming_sample ({}) FROM STDIN").format(columns)) as copy:
+    with connection.cursor().copy(
+        sql.SQL("COPY incoming_sample ({}) FROM STDIN").format(columns)
+    ) as copy:
         for row in stages.one_by_one():
             copy.write_row((ids[row.uuid], row.at_ms, *(row.values.get(name) for name in names)))
     # In a table of its own, because Citus joins no distributed table to incoming_sample.
     connection.execute(
-        "CREATE TEMP TABLE known_sample ON COMMIT DROP AS SELECT accelerator_id, at_ms FROM gpu_sample "
-        "WHERE accelerator_id = ANY(%s) AND at_ms >= %s AND at_ms <= %s",
-        (list(ids.values()), min((row.at_ms for row in rows), default=0), max((row.at_ms for row in rows), default=0)),
+        "CREATE TEMP TABLE known_sample ON COMMIT DROP AS SELECT accelerator_id, at_ms FROM"
+        " gpu_sample WHERE accelerator_id = ANY(%s) AND at_ms >= %s AND at_ms <= %s",
+        (
+            list(ids.values()),
+            min((row.at_ms for row in rows), default=0),
+            max((row.at_ms for row in rows), default=0),
+        ),
     )
     hours = {(ids[row.uuid], row.at_ms - row.at_ms % HOUR_MS) for row in rows}
-    if archive.unpack_hours(connection, sorted(hours)):  # instants that are packed count as existing
-        connection.execute("INSERT INTO known_sample SELECT accelerator_id, at_ms FROM packed_sample")
+    if archive.unpack_hours(
+        connection, sorted(hours)
+    ):  # instants that are packed count as existing
+        connection.execute(
+            "INSERT INTO known_sample SELECT accelerator_id, at_ms FROM packed_sample"
+        )
     stages.pass_stage()
     added = connection.execute(
         sql.SQL(
-            "INSERT INTO gpu_sample ({columns}) SELECT {columns} FROM incoming_sample i WHERE NOT EXISTS ("
-            "SELECT FROM known_sample k WHERE k.accelerator_id = i.accelerator_id AND k.at_ms = i.at_ms)"
+            "INSERT INTO gpu_sample ({columns}) SELECT {columns} FROM incoming_sample i WHERE NOT"
+            " EXISTS (SELECT FROM known_sample k WHERE k.accelerator_id = i.accelerator_id AND"
+            " k.at_ms = i.at_ms)"
         ).format(columns=columns)
     ).rowcount
     connection.execute(

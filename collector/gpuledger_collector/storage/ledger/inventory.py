@@ -33,7 +33,9 @@ def capacity(connection: Connection, period: Period) -> list[CapacityRow]:
 
 
 def gpus_by_node(connection: Connection, names: Sequence[str], period: Period) -> dict[str, int]:
-    """Sum the GPUs, in millionths, that each of these nodes had in the period; unknown ones are left out."""
+    """Sum the GPUs, in millionths, that each of these nodes had in the period; unknown ones are
+    left out.
+    """
     rows = connection.execute(
         """
         SELECT n.name, sum(c.gpu_micro)::bigint FROM capacity c JOIN node n ON n.id = c.node_id
@@ -45,11 +47,15 @@ def gpus_by_node(connection: Connection, names: Sequence[str], period: Period) -
 
 
 def replace(
-    connection: Connection, rows: Sequence[InventoryRow], now: dt.datetime, on_row: OnRow = tell_nobody
+    connection: Connection,
+    rows: Sequence[InventoryRow],
+    now: dt.datetime,
+    on_row: OnRow = tell_nobody,
 ) -> ImportOutcome:
     """Replace the inventory of every accelerator named here; others keep theirs.
 
-    The file decides when and where an accelerator is, whatever agents report. `on_row` is told how far it is.
+    The file decides when and where an accelerator is, whatever agents report. `on_row` is told how
+    far it is.
     """
     placements: dict[str, list[InventoryRow]] = defaultdict(list)
     for row in rows:
@@ -59,7 +65,8 @@ def replace(
     accelerators = _accelerators(connection, placements)
     known = _known(connection, list(accelerators.values()))
     there = connection.execute(
-        "SELECT DISTINCT accelerator_id FROM capacity WHERE accelerator_id = ANY(%s)", (list(accelerators.values()),)
+        "SELECT DISTINCT accelerator_id FROM capacity WHERE accelerator_id = ANY(%s)",
+        (list(accelerators.values()),),
     )
     placed = {number for (number,) in there.fetchall()}
     counts = {"added": 0, "updated": 0, "unchanged": 0}
@@ -68,14 +75,18 @@ def replace(
     stages = RowStages(list(placements.items()), INVENTORY_STAGES, on_row)
     for uuid, wanted in stages.one_by_one():
         accelerator_id = accelerators[uuid]
-        new = sorted((nodes[row.node], row.pool, row.gpu_model, row.in_ms, row.out_ms or 0) for row in wanted)
+        new = sorted(
+            (nodes[row.node], row.pool, row.gpu_model, row.in_ms, row.out_ms or 0) for row in wanted
+        )
         old = known.get(accelerator_id, [])
         if new == old:
             counts["unchanged"] += len(wanted)
             continue
         counts["updated" if old or accelerator_id in placed else "added"] += len(wanted)
         changed.append(accelerator_id)
-        changes.append(audit.Change("inventory", uuid, _said(old, nodes) if old else None, _said(new, nodes)))
+        changes.append(
+            audit.Change("inventory", uuid, _said(old, nodes) if old else None, _said(new, nodes))
+        )
         connection.execute("DELETE FROM inventory WHERE accelerator_id = %s", (accelerator_id,))
         for node_id, pool, model, in_ms, out_ms in new:
             connection.execute(
@@ -116,30 +127,36 @@ def _said(rows: Sequence[Stated], nodes: Mapping[str, int]) -> dict[str, object]
 
 def _nodes(connection: Connection, names: Sequence[str], now: dt.datetime) -> dict[str, int]:
     connection.execute(
-        "INSERT INTO node (name, first_seen_at, last_seen_at, status, source) "
-        "SELECT name, %s, %s, 'inventory', 'inventory' FROM unnest(%s::text[]) AS name ON CONFLICT (name) DO NOTHING",
+        "INSERT INTO node (name, first_seen_at, last_seen_at, status, source) SELECT name, %s, %s,"
+        " 'inventory', 'inventory' FROM unnest(%s::text[]) AS name ON CONFLICT (name) DO NOTHING",
         (now, now, list(names)),
     )
     rows = connection.execute("SELECT name, id FROM node WHERE name = ANY(%s)", (list(names),))
     return dict(rows.fetchall())
 
 
-def _accelerators(connection: Connection, placements: Mapping[str, Sequence[InventoryRow]]) -> dict[str, int]:
-    """Return ids by UUID; a model that an agent reported is kept, a missing one is taken from the inventory."""
+def _accelerators(
+    connection: Connection, placements: Mapping[str, Sequence[InventoryRow]]
+) -> dict[str, int]:
+    """Return ids by UUID; a model that an agent reported is kept, a missing one is taken from the
+    inventory.
+    """
     connection.execute(
-        "INSERT INTO accelerator AS old (uuid, device_uuid, model) "
-        "SELECT uuid, uuid, model FROM unnest(%s::text[], %s::text[]) AS given (uuid, model) "
-        "ON CONFLICT (uuid) DO UPDATE SET model = excluded.model WHERE old.model = '' AND excluded.model <> ''",
+        "INSERT INTO accelerator AS old (uuid, device_uuid, model) SELECT uuid, uuid, model FROM"
+        " unnest(%s::text[], %s::text[]) AS given (uuid, model) ON CONFLICT (uuid) DO UPDATE SET"
+        " model = excluded.model WHERE old.model = '' AND excluded.model <> ''",
         (sorted(placements), [placements[uuid][0].gpu_model for uuid in sorted(placements)]),
     )
-    rows = connection.execute("SELECT uuid, id FROM accelerator WHERE uuid = ANY(%s)", (list(placements),))
+    rows = connection.execute(
+        "SELECT uuid, id FROM accelerator WHERE uuid = ANY(%s)", (list(placements),)
+    )
     return dict(rows.fetchall())
 
 
 def _known(connection: Connection, ids: Sequence[int]) -> dict[int, list[Stated]]:
     rows = connection.execute(
-        "SELECT accelerator_id, coalesce(node_id, 0), pool, gpu_model, in_ms, coalesce(out_ms, 0) FROM inventory "
-        "WHERE accelerator_id = ANY(%s) ORDER BY 1, 2, 3, 4, 5, 6",
+        "SELECT accelerator_id, coalesce(node_id, 0), pool, gpu_model, in_ms, coalesce(out_ms, 0)"
+        " FROM inventory WHERE accelerator_id = ANY(%s) ORDER BY 1, 2, 3, 4, 5, 6",
         (list(ids),),
     )
     stated: dict[int, list[Stated]] = defaultdict(list)

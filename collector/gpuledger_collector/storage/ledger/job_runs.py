@@ -16,7 +16,9 @@ ZONE_STEP_MS, ZONES_MS = 900_000, 26 * 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class KnownRun:
-    """A run that was imported before; its id is that of its job, or the same with `@` and the start of the run."""
+    """A run that was imported before; its id is that of its job, or the same with `@` and the start
+    of the run.
+    """
 
     workload_id: str
     start_ms: int
@@ -32,7 +34,9 @@ class KnownRun:
             and shift_ms % ZONE_STEP_MS == 0
         )
         starts_before_end = row.end_ms is None or self.start_ms < row.end_ms
-        return is_moved or (starts_before_end and (self.end_ms is None or row.start_ms < self.end_ms))
+        return is_moved or (
+            starts_before_end and (self.end_ms is None or row.start_ms < self.end_ms)
+        )
 
 
 def known_runs(connection: Connection, rows: Iterable[UsageRow]) -> dict[str, list[KnownRun]]:
@@ -40,20 +44,24 @@ def known_runs(connection: Connection, rows: Iterable[UsageRow]) -> dict[str, li
     jobs = {row.workload_id for row in rows}
     found: dict[str, list[KnownRun]] = defaultdict(list)
     answer = connection.execute(
-        "SELECT w.external_id, u.start_ms, u.end_ms FROM workload w JOIN imported_usage u ON u.workload_id = w.id "
-        "WHERE w.external_id = ANY(%(jobs)s) OR regexp_replace(w.external_id, '@[0-9]+$', '') = ANY(%(jobs)s) "
-        "ORDER BY u.start_ms",
+        "SELECT w.external_id, u.start_ms, u.end_ms FROM workload w JOIN imported_usage u ON"
+        " u.workload_id = w.id WHERE w.external_id = ANY(%(jobs)s) OR regexp_replace(w.external_id,"
+        " '@[0-9]+$', '') = ANY(%(jobs)s) ORDER BY u.start_ms",
         {"jobs": sorted(jobs)},
     )
     for name, start_ms, end_ms in answer:
-        found[name if name in jobs else name.rpartition("@")[0]].append(KnownRun(name, start_ms, end_ms))
+        found[name if name in jobs else name.rpartition("@")[0]].append(
+            KnownRun(name, start_ms, end_ms)
+        )
     return found
 
 
 def name_runs(rows: Sequence[UsageRow], known: Mapping[str, Sequence[KnownRun]]) -> list[UsageRow]:
-    """Give each run an id of its own: that of the known run that it is, that of its job, or the latter with its start.
+    """Give each run an id of its own: that of the known run that it is, that of its job, or the
+    latter with its start.
 
-    A file may show only some runs of a job: what is known decides, so that no run replaces another or counts twice.
+    A file may show only some runs of a job: what is known decides, so that no run replaces another
+    or counts twice.
     """
     jobs: dict[str, list[UsageRow]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.start_ms):
@@ -66,7 +74,11 @@ def _name(job: str, runs: Sequence[UsageRow], known: Sequence[KnownRun]) -> list
     taken = set(left)
     by_start = {run.start_ms: run for run in known}
     # A run that begins when a known one does is that run, whatever else it overlaps.
-    named = {id(row): left.pop(by_start[row.start_ms].workload_id) for row in runs if row.start_ms in by_start}
+    named = {
+        id(row): left.pop(by_start[row.start_ms].workload_id)
+        for row in runs
+        if row.start_ms in by_start
+    }
     result = []
     for row in runs:
         match = named.get(id(row)) or next((run for run in left.values() if run.is_of(row)), None)

@@ -1,8 +1,9 @@
-"""What the proof said of each month when it was asked last, for pages that cannot ask it at each view.
+"""What the proof said of each month when it was asked last, for pages that cannot ask it at each
+view.
 
-Asking it costs a pass over the charges of the month. The state of a month's ledger is the transactions that wrote the
-checks of its days: rating and corrections rewrite them, whatever clock they go by. Nothing that decides (close, verify,
-reconcile) reads this table.
+Asking it costs a pass over the charges of the month. The state of a month's ledger is the
+transactions that wrote the checks of its days: rating and corrections rewrite them, whatever clock
+they go by. Nothing that decides (close, verify, reconcile) reads this table.
 """
 
 from __future__ import annotations
@@ -47,12 +48,15 @@ def checks_and_proof(
     months = _whole_months(calendar, period)
     # Materialized, so that the state of a month is read once and not for each of its days.
     query = (
-        f"WITH m AS MATERIALIZED ({_MONTHS}), c AS ({reports.CHECKS}) SELECT c.*, m.start_ms, m.end_ms, m.asked_ms, "
-        "m.holds AS proof_holds, m.wrong_days, m.depth, m.ledger_state, m.is_current "
-        "FROM c JOIN m ON c.day_ms >= m.start_ms AND c.day_ms < m.end_ms ORDER BY c.day_ms"
+        f"WITH m AS MATERIALIZED ({_MONTHS}), c AS ({reports.CHECKS}) SELECT c.*, m.start_ms,"
+        " m.end_ms, m.asked_ms, m.holds AS proof_holds, m.wrong_days, m.depth, m.ledger_state,"
+        " m.is_current FROM c JOIN m ON c.day_ms >= m.start_ms AND c.day_ms < m.end_ms ORDER BY"
+        " c.day_ms"
     )
     with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(query, {**_bounds(months), "start": period.start_ms, "end": period.end_ms}).fetchall()
+        rows = cursor.execute(
+            query, {**_bounds(months), "start": period.start_ms, "end": period.end_ms}
+        ).fetchall()
     kept = {row["start_ms"]: _month_proof({**row, "holds": row["proof_holds"]}) for row in rows}
     return [reports.conservation_check(row) for row in rows], PeriodProof(list(kept.values()))
 
@@ -94,7 +98,10 @@ def keep(connection: Connection, proof: MonthProof) -> None:
 def rated_months(connection: Connection, calendar: Calendar) -> list[Period]:
     """List the months that have a rated day, the latest first."""
     days = connection.execute("SELECT day_ms FROM conservation_check ORDER BY day_ms DESC")
-    return [calendar.month(name) for name in dict.fromkeys(calendar.month_of(day_ms) for (day_ms,) in days)]
+    return [
+        calendar.month(name)
+        for name in dict.fromkeys(calendar.month_of(day_ms) for (day_ms,) in days)
+    ]
 
 
 def _whole_months(calendar: Calendar, period: Period) -> list[Period]:
@@ -107,7 +114,10 @@ def _whole_months(calendar: Calendar, period: Period) -> list[Period]:
 
 
 def _bounds(months: Sequence[Period]) -> dict[str, list[int]]:
-    return {"starts": [month.start_ms for month in months], "ends": [month.end_ms for month in months]}
+    return {
+        "starts": [month.start_ms for month in months],
+        "ends": [month.end_ms for month in months],
+    }
 
 
 def _month_proof(row: Mapping[str, Any]) -> MonthProof | None:

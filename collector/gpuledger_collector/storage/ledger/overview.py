@@ -1,4 +1,6 @@
-"""What the overview page reads in addition to reports: cost by day and team, and the fleet with its health."""
+"""What the overview page reads in addition to reports: cost by day and team, and the fleet with its
+health.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ class Node:
 def daily_by_team(
     connection: Connection, period: Period, owner: Mapping[str, str]
 ) -> dict[str, dict[str, dict[int, int]]]:
-    """Sum micro-units by currency, team (empty: unattributed) and day of what `owner` (levels; none: all) held.
+    """Sum micro-units by currency, team (empty: unattributed) and day of what `owner` (levels;
+    none: all) held.
 
     Corrections are left out.
     """
@@ -76,10 +79,12 @@ def daily_by_team(
 
 
 def corrected(connection: Connection, period: Period) -> list[tuple[str, int, int]]:
-    """Sum corrections of closed months booked in the period: currency, number of lines, micro-units."""
+    """Sum corrections of closed months booked in the period: currency, number of lines,
+    micro-units.
+    """
     rows = connection.execute(
-        "SELECT currency, count(*), sum(cost_micro) FROM correction WHERE booked_day_ms >= %s AND booked_day_ms < %s "
-        "AND currency IS NOT NULL GROUP BY 1 ORDER BY 1",
+        "SELECT currency, count(*), sum(cost_micro) FROM correction WHERE booked_day_ms >= %s AND"
+        " booked_day_ms < %s AND currency IS NOT NULL GROUP BY 1 ORDER BY 1",
         (period.start_ms, period.end_ms),
     )
     return [(str(currency), int(lines), int(micro)) for currency, lines, micro in rows]
@@ -90,23 +95,25 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
     there = """FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
         WHERE c.out_ms IS NULL"""
     # What an accelerator was when its node fell silent is not known of now.
-    health = "CASE WHEN extract(epoch FROM n.last_seen_at) * 1000 < %s THEN 'silent' ELSE a.health END"
+    health = (
+        "CASE WHEN extract(epoch FROM n.last_seen_at) * 1000 < %s THEN 'silent' ELSE a.health END"
+    )
     healths = connection.execute(
-        f"SELECT {health}, count(*), sum(a.gpu_micro), count(*) FILTER (WHERE a.gpu_micro < {MICRO}) {there} "
-        "GROUP BY 1 ORDER BY 1",
+        f"SELECT {health}, count(*), sum(a.gpu_micro), count(*) FILTER (WHERE a.gpu_micro <"
+        f" {MICRO}) {there} GROUP BY 1 ORDER BY 1",
         (silent_before_ms,),
     ).fetchall()
     causes = connection.execute(
-        f"SELECT coalesce(n.name, ''), a.model || coalesce(' ' || a.gpu_index, ''), "
+        "SELECT coalesce(n.name, ''), a.model || coalesce(' ' || a.gpu_index, ''), "
         "coalesce(nullif(a.health_cause, ''), a.health) "
         f"{there} AND {health} NOT IN ('ok', 'unknown', 'silent') ORDER BY 1, 2 LIMIT %s",
         (silent_before_ms, MOST_CAUSES),
     ).fetchall()
     row = connection.execute(
-        "SELECT count(*), "
-        f"count(*) FILTER (WHERE extract(epoch FROM last_seen_at) * 1000 < %s AND NOT {NOT_EXPECTED}), "
-        "count(*) FILTER (WHERE status <> 'ok'), max(extract(epoch FROM last_seen_at) * 1000)::bigint, "
-        f"count(*) FILTER (WHERE {NOT_EXPECTED}) FROM node WHERE status <> 'retired'",
+        "SELECT count(*), count(*) FILTER (WHERE extract(epoch FROM last_seen_at) * 1000 < %s AND"
+        f" NOT {NOT_EXPECTED}), count(*) FILTER (WHERE status <> 'ok'), max(extract(epoch FROM"
+        f" last_seen_at) * 1000)::bigint, count(*) FILTER (WHERE {NOT_EXPECTED}) FROM node WHERE"
+        " status <> 'retired'",
         (silent_before_ms,),
     ).fetchone()
     assert row is not None
@@ -138,7 +145,8 @@ def nodes(connection: Connection) -> list[Node]:
 
 
 def backlog(connection: Connection, before_ms: int) -> int | None:
-    """Start of the first hour or day before an instant that is still to be added up; None: there is none.
+    """Start of the first hour or day before an instant that is still to be added up; None: there is
+    none.
 
     What waits for evidence that retention has removed is never added up again.
     """
@@ -170,5 +178,7 @@ def is_owner(connection: Connection, levels: Mapping[str, str]) -> bool:
 
 def has_prices(connection: Connection) -> bool:
     """Whether the price book has a price in force."""
-    row = connection.execute("SELECT EXISTS (SELECT FROM price WHERE superseded_at IS NULL)").fetchone()
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM price WHERE superseded_at IS NULL)"
+    ).fetchone()
     return bool(row and row[0])

@@ -12,10 +12,13 @@ from gpuledger_collector.storage.locks import Connection
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """A workload that held GPUs. Activities are means over the minutes of its last day, of whole hours in which it was
-    alone on an accelerator: a long run on many GPUs has too many minutes to read.
+    """A workload that held GPUs.
 
-    None: not measured, or for `cost_micro` unpriced or in several currencies. `accelerators`: distinct ones it held.
+    Activities are means over the minutes of its last day, of whole hours in which it was alone on
+    an accelerator: a long run on many GPUs has too many minutes to read.
+
+    None: not measured, or for `cost_micro` unpriced or in several currencies. `accelerators`:
+    distinct ones it held.
     """
 
     kind: str
@@ -35,15 +38,22 @@ class PastRun:
 def models_like(connection: Connection, wanted: str, period: Period) -> list[str]:
     """List models charged in the period whose names contain every word of `wanted`."""
     rows = connection.execute(
-        "SELECT DISTINCT gpu_model FROM charge WHERE day_ms >= %s AND day_ms < %s", (period.start_ms, period.end_ms)
+        "SELECT DISTINCT gpu_model FROM charge WHERE day_ms >= %s AND day_ms < %s",
+        (period.start_ms, period.end_ms),
     )
     return sorted(model for (model,) in rows if model_match(wanted, model) > 0)
 
 
 def similar(
-    connection: Connection, models: Sequence[str], accelerators: tuple[int, int], period: Period, most: int
+    connection: Connection,
+    models: Sequence[str],
+    accelerators: tuple[int, int],
+    period: Period,
+    most: int,
 ) -> list[PastRun]:
-    """List workloads that held a number (from, to, inclusive) of accelerators of these models, most GPU-hours first."""
+    """List workloads that held a number (from, to, inclusive) of accelerators of these models, most
+    GPU-hours first.
+    """
     rows = connection.execute(
         """
         WITH run AS (
@@ -76,9 +86,15 @@ def similar(
     held = [(int(number), workload) for workload, numbers, *_ in rows for number in numbers]
     activities = _activities(connection, runs, held)
     return [
-        replace(run, sm_active_ratio=activities[workload][0], tensor_active_ratio=activities[workload][1])
-        if workload in activities
-        else run
+        (
+            replace(
+                run,
+                sm_active_ratio=activities[workload][0],
+                tensor_active_ratio=activities[workload][1],
+            )
+            if workload in activities
+            else run
+        )
         for workload, run in runs.items()
     ]
 
@@ -86,7 +102,8 @@ def similar(
 def _activities(
     connection: Connection, runs: Mapping[int, PastRun], held: Sequence[tuple[int, int]]
 ) -> dict[int, tuple[float | None, float | None]]:
-    """Mean SM and tensor activity of each workload's last day; `held`: accelerators and the workload that held them.
+    """Mean SM and tensor activity of each workload's last day; `held`: accelerators and the
+    workload that held them.
 
     A query of its own: Citus joins evidence to lists of ids, not to charges of the coordinator.
     """

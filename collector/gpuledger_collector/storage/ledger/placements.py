@@ -1,8 +1,9 @@
-"""The inventory time line in Postgres: `capacity`, derived from usage intervals and inventory (accounting.placement).
+"""The inventory time line in Postgres: `capacity`, derived from usage intervals and inventory
+(accounting.placement).
 
-A board is placed again from two days before the new evidence: a decision depends on at most a day behind the end of an
-interval, and an interval lasts at most a day. Time whose evidence has expired keeps its rows. Changed hours and days
-are requested for folding and rating.
+A board is placed again from two days before the new evidence: a decision depends on at most a day
+behind the end of an interval, and an interval lasts at most a day. Time whose evidence has expired
+keeps its rows. Changed hours and days are requested for folding and rating.
 """
 
 from __future__ import annotations
@@ -60,13 +61,14 @@ def settle(
 ) -> dict[int, Placement]:
     """Place the boards of these accelerators again by the evidence from an instant on.
 
-    Returns the latest row of each accelerator of these boards that has one; unchanged rows are not written.
-    `on_node_claim` is called for each device that a second node claims.
+    Returns the latest row of each accelerator of these boards that has one; unchanged rows are not
+    written. `on_node_claim` is called for each device that a second node claims.
     """
-    # Locks all accelerators of the boards until COMMIT: two writers never settle the same board at once.
+    # Locks all accelerators of the boards until COMMIT: two writers never settle the same board at
+    # once.
     parts = _parts(connection, sorted(set(accelerators)))
-    # Where evidence has expired, the line is recomputed only from where all evidence still exists; before that it
-    # stays.
+    # Where evidence has expired, the line is recomputed only from where all evidence still exists;
+    # before that it stays.
     wanted_ms = max(0, since_ms - RETURN_MS - _LONGEST_MS)
     start_ms = max(wanted_ms, complete_since(connection))
     known = _known(connection, parts.ids)
@@ -80,28 +82,39 @@ def settle(
         numbers_of[parts.device_of[number]].append(number)
     refused: list[PlacementClaim] = []
     new: dict[int, list[Placement]] = {}
-    # Board by board: a MIG instance and its device cannot be present at the same time, so they are placed together.
+    # Board by board: a MIG instance and its device cannot be present at the same time, so they are
+    # placed together.
     for device, numbers in sorted(numbers_of.items()):
-        before = {number: [row for row in known.get(number, ()) if row.in_ms < start_ms] for number in numbers}
+        before = {
+            number: [row for row in known.get(number, ()) if row.in_ms < start_ms]
+            for number in numbers
+        }
         line = place(
             Board(
                 device=device,
                 since_ms=start_ms,
                 # The row that is open at the start continues into the recomputed time.
-                carried=[rows[-1] for rows in before.values() if rows and rows[-1].reaches(start_ms)],
+                carried=[
+                    rows[-1] for rows in before.values() if rows and rows[-1].reaches(start_ms)
+                ],
                 sightings=sightings.get(device, ()),
                 stated=stated.get(device, ()),
                 retired=retired,
                 imported=imported,
-                gone=[rows[-1] for rows in before.values() if rows and not rows[-1].reaches(start_ms)],
-                former_pools={number: [row.pool for row in rows] for number, rows in before.items()},
+                gone=[
+                    rows[-1] for rows in before.values() if rows and not rows[-1].reaches(start_ms)
+                ],
+                former_pools={
+                    number: [row.pool for row in rows] for number, rows in before.items()
+                },
                 is_cut=start_ms > wanted_ms,
             )
         )
         refused += line.claims
         for number in numbers:
             placed = [row for row in line.placements if row.accelerator_id == number]
-            # Rows before the start are kept as they are, apart from the one that the new rows continue or end.
+            # Rows before the start are kept as they are, apart from the one that the new rows
+            # continue or end.
             new[number] = spliced(before[number], placed, start_ms)
     claims.drop(connection, parts.ids, start_ms)
     claims.keep(connection, refused)
@@ -121,14 +134,19 @@ def complete_since(connection: Connection) -> int:
 def settle_pools(connection: Connection, pools: Sequence[str], since_ms: int) -> None:
     """Place the boards of all accelerators that were ever reported in one of these pools."""
     rows = connection.execute(
-        "SELECT DISTINCT accelerator_id FROM accelerator_attributes WHERE pool = ANY(%s)", (list(pools),)
+        "SELECT DISTINCT accelerator_id FROM accelerator_attributes WHERE pool = ANY(%s)",
+        (list(pools),),
     ).fetchall()
     if rows:
         settle(connection, [row[0] for row in rows], since_ms)
 
 
-def _pools(sightings: Mapping[str, Sequence[Sighting]], known: Mapping[int, Sequence[Placement]]) -> list[str]:
-    """The pools that were reported or, since rows may be replaced, decided: their imported usage matters."""
+def _pools(
+    sightings: Mapping[str, Sequence[Sighting]], known: Mapping[int, Sequence[Placement]]
+) -> list[str]:
+    """The pools that were reported or, since rows may be replaced, decided: their imported usage
+    matters.
+    """
     reported = {
         sighting.attributes.pool
         for of_board in sightings.values()
@@ -139,7 +157,9 @@ def _pools(sightings: Mapping[str, Sequence[Sighting]], known: Mapping[int, Sequ
 
 
 def _parts(connection: Connection, accelerators: Sequence[int]) -> _Parts:
-    """Lock and read all accelerators of the boards of these, in the order of their UUIDs, as ingest does."""
+    """Lock and read all accelerators of the boards of these, in the order of their UUIDs, as ingest
+    does.
+    """
     rows = connection.execute(
         "SELECT a.id, a.uuid, a.device_uuid, coalesce(t.model, ''), coalesce(t.mig_instance, ''), "
         "coalesce(t.gpu_micro, %s), coalesce(t.pool, '') FROM accelerator a "
@@ -158,7 +178,8 @@ def _parts(connection: Connection, accelerators: Sequence[int]) -> _Parts:
 def _sightings(
     connection: Connection, parts: _Parts, from_ms: int, known: Mapping[int, Sequence[Placement]]
 ) -> dict[str, list[Sighting]]:
-    """Read the intervals in which these accelerators were seen, by board; bounds are literals for partition pruning.
+    """Read the intervals in which these accelerators were seen, by board; bounds are literals for
+    partition pruning.
 
     Intervals without attributes take them from the rows derived from them.
     """
@@ -187,15 +208,20 @@ def _sightings(
 
 
 def _said_before(rows: Sequence[Placement], at_ms: int) -> Attributes | None:
-    """Return the attributes of an accelerator at an instant, for intervals without attributes of their own."""
-    row = next((row for row in rows if row.holds(at_ms) and row.source == SEEN and not row.attributes_id), None)
+    """Return the attributes of an accelerator at an instant, for intervals without attributes of
+    their own.
+    """
+    row = next(
+        (row for row in rows if row.holds(at_ms) and row.source == SEEN and not row.attributes_id),
+        None,
+    )
     return None if row is None else Attributes(row.model, "", row.gpu_micro, row.pool)
 
 
 def _stated(connection: Connection, parts: _Parts) -> dict[str, list[StatedRow]]:
     rows = connection.execute(
-        "SELECT accelerator_id, node_id, pool, gpu_model, in_ms, out_ms FROM inventory WHERE accelerator_id = ANY(%s) "
-        "ORDER BY accelerator_id, in_ms",
+        "SELECT accelerator_id, node_id, pool, gpu_model, in_ms, out_ms FROM inventory WHERE"
+        " accelerator_id = ANY(%s) ORDER BY accelerator_id, in_ms",
         (parts.ids,),
     )
     rows_of: dict[str, list[StatedRow]] = defaultdict(list)
@@ -206,7 +232,8 @@ def _stated(connection: Connection, parts: _Parts) -> dict[str, list[StatedRow]]
 
 def _retired(connection: Connection) -> list[Retirement]:
     rows = connection.execute(
-        "SELECT n.id, r.at_ms FROM node_retirement r JOIN node n ON n.name = r.node WHERE r.superseded_at IS NULL"
+        "SELECT n.id, r.at_ms FROM node_retirement r JOIN node n ON n.name = r.node WHERE"
+        " r.superseded_at IS NULL"
     )
     return [Retirement(*row) for row in rows]
 
@@ -214,8 +241,9 @@ def _retired(connection: Connection) -> list[Retirement]:
 def _known(connection: Connection, accelerators: Sequence[int]) -> dict[int, list[Placement]]:
     """Read the rows of `capacity`, by accelerator and time."""
     rows = connection.execute(
-        f"SELECT {_ROW} FROM capacity c LEFT JOIN accelerator_attributes t ON t.id = c.accelerator_attributes_id "
-        "WHERE c.accelerator_id = ANY(%s) ORDER BY c.accelerator_id, c.in_ms, c.id",
+        f"SELECT {_ROW} FROM capacity c LEFT JOIN accelerator_attributes t ON t.id ="
+        " c.accelerator_attributes_id WHERE c.accelerator_id = ANY(%s) ORDER BY c.accelerator_id,"
+        " c.in_ms, c.id",
         (list(accelerators),),
     )
     placements: dict[int, list[Placement]] = defaultdict(list)
@@ -224,7 +252,9 @@ def _known(connection: Connection, accelerators: Sequence[int]) -> dict[int, lis
     return placements
 
 
-def _imported_days(connection: Connection, pools: Sequence[str], from_ms: int) -> dict[str, list[Period]]:
+def _imported_days(
+    connection: Connection, pools: Sequence[str], from_ms: int
+) -> dict[str, list[Period]]:
     """List UTC days, joined, on which usage is imported for these pools."""
     if not pools:
         return {}
@@ -246,26 +276,30 @@ def _imported_days(connection: Connection, pools: Sequence[str], from_ms: int) -
 
 
 def _write(
-    connection: Connection, old: Mapping[int, Sequence[Placement]], new: Mapping[int, Sequence[Placement]]
+    connection: Connection,
+    old: Mapping[int, Sequence[Placement]],
+    new: Mapping[int, Sequence[Placement]],
 ) -> None:
     """Replace the rows of these accelerators; where rating changes, request their hours and days.
 
     One statement for all of them: when a fleet is first seen, each accelerator has a row to write.
     """
-    # Unchanged rows are not touched: most evidence only confirms them, and a write would request rating for nothing.
+    # Unchanged rows are not touched: most evidence only confirms them, and a write would request
+    # rating for nothing.
     gone = [row for number, rows in new.items() for row in old.get(number, ()) if row not in rows]
     added = [row for number, rows in new.items() for row in rows if row not in old.get(number, ())]
     if gone:
         connection.execute(
-            "DELETE FROM capacity c USING unnest(%s::bigint[], %s::bigint[]) AS g (accelerator_id, in_ms) "
-            "WHERE c.accelerator_id = g.accelerator_id AND c.in_ms = g.in_ms",
+            "DELETE FROM capacity c USING unnest(%s::bigint[], %s::bigint[]) AS g (accelerator_id,"
+            " in_ms) WHERE c.accelerator_id = g.accelerator_id AND c.in_ms = g.in_ms",
             ([row.accelerator_id for row in gone], [row.in_ms for row in gone]),
         )
     if added:
         connection.execute(
-            "INSERT INTO capacity (accelerator_id, node_id, pool, gpu_model, gpu_micro, in_ms, out_ms, source, "
-            "accelerator_attributes_id) SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], "
-            "%s::bigint[], %s::bigint[], %s::bigint[], %s::text[], %s::bigint[])",
+            "INSERT INTO capacity (accelerator_id, node_id, pool, gpu_model, gpu_micro, in_ms,"
+            " out_ms, source, accelerator_attributes_id) SELECT * FROM unnest(%s::bigint[],"
+            " %s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[],"
+            " %s::text[], %s::bigint[])",
             (
                 [row.accelerator_id for row in added],
                 [row.node_id for row in added],
@@ -293,7 +327,9 @@ def _request_recompute(connection: Connection, changed: Mapping[int, Period]) ->
     Hours that it only touches are included: usage in them is cut where the accelerator moves.
     """
     hours = {
-        number: Period(period.start_ms - period.start_ms % HOUR_MS, period.end_ms + -period.end_ms % HOUR_MS)
+        number: Period(
+            period.start_ms - period.start_ms % HOUR_MS, period.end_ms + -period.end_ms % HOUR_MS
+        )
         for number, period in changed.items()
     }
     starts_ms = [period.start_ms for period in hours.values()]

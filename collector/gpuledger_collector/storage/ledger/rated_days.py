@@ -1,4 +1,6 @@
-"""Rated days in Postgres: which are to be rated, and their charges, ledger lines and conservation checks."""
+"""Rated days in Postgres: which are to be rated, and their charges, ledger lines and conservation
+checks.
+"""
 
 from __future__ import annotations
 
@@ -16,39 +18,57 @@ from gpuledger_collector.storage.ledger.reports import CHECK_COLUMNS
 from gpuledger_collector.storage.locks import Connection
 
 _OWNER_COLUMNS = "org, team, project, experiment, run, user_name"
-_GIVEN = f"json_to_recordset(%s::json) AS g ({', '.join(f'{name.strip()} text' for name in _OWNER_COLUMNS.split(','))})"
+_GIVEN = (
+    "json_to_recordset(%s::json) AS g"
+    f" ({', '.join(f'{name.strip()} text' for name in _OWNER_COLUMNS.split(','))})"
+)
 _PLACE_COLUMNS = ("state", "pool", "gpu_model", "node")
 _CHARGE_COLUMNS = ", ".join(
     (
-        *("day_ms", "start_ms", "end_ms", "accelerator_id", "workload_id", "owner_id", *_PLACE_COLUMNS, "price_id"),
+        *(
+            "day_ms",
+            "start_ms",
+            "end_ms",
+            "accelerator_id",
+            "workload_id",
+            "owner_id",
+            *_PLACE_COLUMNS,
+            "price_id",
+        ),
         *("currency", "commitment_id", "adjustment_id", "node_cost_id", *MEASURES),
     )
 )
-_LINE_COLUMNS = ", ".join(("day_ms", "owner_id", "state", "pool", "gpu_model", "currency", *MEASURES))
+_LINE_COLUMNS = ", ".join(
+    ("day_ms", "owner_id", "state", "pool", "gpu_model", "currency", *MEASURES)
+)
 
 
 def request_recompute(connection: Connection, days_ms: Iterable[int]) -> None:
     """Request that these days be rated again."""
-    connection.execute("INSERT INTO day_recompute (day_ms) SELECT unnest(%s::bigint[])", (sorted(days_ms),))
+    connection.execute(
+        "INSERT INTO day_recompute (day_ms) SELECT unnest(%s::bigint[])", (sorted(days_ms),)
+    )
 
 
 def request_recompute_of_rated(connection: Connection, period: Period) -> None:
     """Request that the days of a period that are rated be rated again."""
     connection.execute(
-        "INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check WHERE day_ms >= %s AND day_ms < %s",
+        "INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check WHERE day_ms >="
+        " %s AND day_ms < %s",
         (period.start_ms, period.end_ms),
     )
 
 
 def days_to_rate(connection: Connection, period: Period, now_ms: int) -> Sequence[int]:
-    """List days that were requested, and days with capacity, a commitment or imported usage that lack a check up to
-    their end (or now). Requests are those for days of the bill (`align_requests`).
+    """List days that were requested, and days with capacity, a commitment or imported usage that
+    lack a check up to their end (or now). Requests are those for days of the bill
+    (`align_requests`).
     """
     calendar = zones.calendar(connection)
     first = connection.execute(
-        "SELECT min(at) FROM (SELECT min(in_ms) AS at FROM capacity UNION ALL SELECT min(start_ms) "
-        "FROM imported_usage UNION ALL SELECT min(day_ms) FROM day_recompute "
-        "UNION ALL SELECT min(starts_ms) FROM commitment WHERE superseded_at IS NULL) AS first_evidence"
+        "SELECT min(at) FROM (SELECT min(in_ms) AS at FROM capacity UNION ALL SELECT min(start_ms)"
+        " FROM imported_usage UNION ALL SELECT min(day_ms) FROM day_recompute UNION ALL SELECT"
+        " min(starts_ms) FROM commitment WHERE superseded_at IS NULL) AS first_evidence"
     ).fetchone()
     end_ms = min(period.end_ms, now_ms)
     if first is None or first[0] is None or max(period.start_ms, first[0]) >= end_ms:
@@ -77,11 +97,14 @@ def days_to_rate(connection: Connection, period: Period, now_ms: int) -> Sequenc
 
 
 def due(connection: Connection, day: Period, now_ms: int) -> bool:
-    """Whether a day is still requested, or lacks a check up to its end (or now): another process may have rated it."""
+    """Whether a day is still requested, or lacks a check up to its end (or now): another process
+    may have rated it.
+    """
     return (
         connection.execute(
-            "SELECT FROM day_recompute WHERE day_ms = %(day)s UNION ALL SELECT WHERE NOT EXISTS (SELECT FROM "
-            "conservation_check WHERE day_ms = %(day)s AND until_ms >= %(until)s) LIMIT 1",
+            "SELECT FROM day_recompute WHERE day_ms = %(day)s UNION ALL SELECT WHERE NOT EXISTS"
+            " (SELECT FROM conservation_check WHERE day_ms = %(day)s AND until_ms >= %(until)s)"
+            " LIMIT 1",
             {"day": day.start_ms, "until": min(day.end_ms, now_ms)},
         ).fetchone()
         is not None
@@ -90,11 +113,16 @@ def due(connection: Connection, day: Period, now_ms: int) -> bool:
 
 def requests(connection: Connection, day_ms: int) -> list[int]:
     """The ids of the requests to rate a day."""
-    return [row[0] for row in connection.execute("SELECT id FROM day_recompute WHERE day_ms = %s", (day_ms,))]
+    return [
+        row[0]
+        for row in connection.execute("SELECT id FROM day_recompute WHERE day_ms = %s", (day_ms,))
+    ]
 
 
 def misaligned(connection: Connection, calendar: Calendar) -> bool:
-    """Whether a request names a UTC day (imports, prices, rules do) where days of the bill begin elsewhere."""
+    """Whether a request names a UTC day (imports, prices, rules do) where days of the bill begin
+    elsewhere.
+    """
     if calendar.is_utc:
         return False
     marks = connection.execute("SELECT DISTINCT day_ms FROM day_recompute").fetchall()
@@ -102,7 +130,9 @@ def misaligned(connection: Connection, calendar: Calendar) -> bool:
 
 
 def align_requests(connection: Connection, calendar: Calendar) -> None:
-    """Turn requests for UTC days into requests for the days of the bill that they touch; under the ledger's lock."""
+    """Turn requests for UTC days into requests for the days of the bill that they touch; under the
+    ledger's lock.
+    """
     marks = [int(row[0]) for row in connection.execute("SELECT DISTINCT day_ms FROM day_recompute")]
     known = set(marks)
     missing: set[int] = set()
@@ -127,7 +157,11 @@ def remove_requests(connection: Connection, ids: Sequence[int]) -> None:
 
 
 def replace_day(
-    connection: Connection, day_ms: int, rated: RatedDay, owners: Mapping[OwnerPath, int], now_ms: int
+    connection: Connection,
+    day_ms: int,
+    rated: RatedDay,
+    owners: Mapping[OwnerPath, int],
+    now_ms: int,
 ) -> None:
     """Replace the charges, ledger lines and check of a day; `owners` are the ids of its owners."""
     for table in ("charge", "ledger_day", "conservation_check"):
@@ -138,7 +172,12 @@ def replace_day(
     with connection.cursor().copy(f"COPY ledger_day ({_LINE_COLUMNS}) FROM STDIN") as copy:
         for line in rated.lines:
             copy.write_row(_line_cells(line, owners))
-    _insert_check(connection, "conservation_check", rated.check, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC))
+    _insert_check(
+        connection,
+        "conservation_check",
+        rated.check,
+        dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC),
+    )
 
 
 def correct_day(
@@ -163,9 +202,11 @@ def correct_day(
 
 
 def owner_ids(connection: Connection, charges: Iterable[Charge]) -> dict[OwnerPath, int]:
-    """The ids of the owners of charges; new ones are added, which `connection` had better commit at once.
+    """The ids of the owners of charges; new ones are added, which `connection` had better commit at
+    once.
 
-    Each of its statements must see what others have committed, since they may add the same owners meanwhile.
+    Each of its statements must see what others have committed, since they may add the same owners
+    meanwhile.
     """
     owners = {charge.owner for charge in charges if charge.owner is not None}
     known = _known_owner_ids(connection, owners)
@@ -173,7 +214,8 @@ def owner_ids(connection: Connection, charges: Iterable[Charge]) -> dict[OwnerPa
     if new:
         # Most days have no new owner: a conflict costs more than looking it up.
         connection.execute(
-            f"INSERT INTO owner ({_OWNER_COLUMNS}) SELECT * FROM {_GIVEN} ON CONFLICT DO NOTHING", (_as_json(new),)
+            f"INSERT INTO owner ({_OWNER_COLUMNS}) SELECT * FROM {_GIVEN} ON CONFLICT DO NOTHING",
+            (_as_json(new),),
         )
         known |= _known_owner_ids(connection, new)
     return known
@@ -183,8 +225,8 @@ def _known_owner_ids(connection: Connection, owners: set[OwnerPath]) -> dict[Own
     if not owners:
         return {}
     rows = connection.execute(
-        f"SELECT o.id, {', '.join('o.' + name.strip() for name in _OWNER_COLUMNS.split(','))} FROM owner o "
-        f"JOIN {_GIVEN} USING ({_OWNER_COLUMNS})",
+        f"SELECT o.id, {', '.join('o.' + name.strip() for name in _OWNER_COLUMNS.split(','))} FROM"
+        f" owner o JOIN {_GIVEN} USING ({_OWNER_COLUMNS})",
         (_as_json(owners),),
     )
     return {OwnerPath(*row[1:]): row[0] for row in rows}
@@ -196,7 +238,9 @@ def _as_json(owners: Iterable[OwnerPath]) -> str:
     In order, so that processes that add the same owners do not wait for each other.
     """
     names = [name.strip() for name in _OWNER_COLUMNS.split(",")]
-    return json.dumps([dict(zip(names, levels, strict=True)) for levels in sorted(map(_levels, owners))])
+    return json.dumps(
+        [dict(zip(names, levels, strict=True)) for levels in sorted(map(_levels, owners))]
+    )
 
 
 def _levels(owner: OwnerPath) -> tuple[str, ...]:
@@ -228,14 +272,32 @@ def _charge_cells(charge: Charge, owners: Mapping[OwnerPath, int]) -> tuple[obje
 def _line_cells(line: DayLine, owners: Mapping[OwnerPath, int]) -> tuple[object, ...]:
     """Return a ledger line in the order of _LINE_COLUMNS."""
     owner_id = None if line.owner is None else owners[line.owner]
-    return (line.day_ms, owner_id, line.state, line.pool, line.gpu_model, line.currency, *amounts_of(line))
+    return (
+        line.day_ms,
+        owner_id,
+        line.state,
+        line.pool,
+        line.gpu_model,
+        line.currency,
+        *amounts_of(line),
+    )
 
 
-def _insert_check(connection: Connection, table: str, check: ConservationCheck, now: dt.datetime) -> None:
+def _insert_check(
+    connection: Connection, table: str, check: ConservationCheck, now: dt.datetime
+) -> None:
     values = {name: getattr(check, name) for name in CHECK_COLUMNS}
-    costs = {name: json.dumps(dict(values[name])) for name in ("capacity_cost", "charged_cost", "commitments")}
+    costs = {
+        name: json.dumps(dict(values[name]))
+        for name in ("capacity_cost", "charged_cost", "commitments")
+    }
     connection.execute(
         f"INSERT INTO {table} ({', '.join(CHECK_COLUMNS)}, proved_at, times_sha256) "
         f"VALUES ({', '.join(f'%({name})s' for name in CHECK_COLUMNS)}, %(proved_at)s, %(times)s)",
-        values | costs | {"proved_at": now, "times": rating_times.hash_check(connection, table, check.day_ms, now)},
+        values
+        | costs
+        | {
+            "proved_at": now,
+            "times": rating_times.hash_check(connection, table, check.day_ms, now),
+        },
     )

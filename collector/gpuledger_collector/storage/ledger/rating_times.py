@@ -1,8 +1,9 @@
-"""What follows from no other table: when a day was rated, from when to when the lines of a correction are, and whether
-their list and contracted costs are known, which no sum of a day tells.
+"""What follows from no other table: when a day was rated, from when to when the lines of a
+correction are, and whether their list and contracted costs are known, which no sum of a day tells.
 
-Rating hashes them beside the check of the day; migration 0020 did so for days that were rated before. So a check
-without a hash was changed, or is of an earlier version that rated beside the newer schema: both are said.
+Rating hashes them beside the check of the day; migration 0020 did so for days that were rated
+before. So a check without a hash was changed, or is of an earlier version that rated beside the
+newer schema: both are said.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from gpuledger_collector.storage.locks import Connection
 TABLES = ("conservation_check", "corrected_day")
 """Tables of checks; only that of corrected days is about lines of corrections."""
 _LINES = (
-    "SELECT day_ms, id, recorded_ms, start_ms, end_ms, list_cost_micro, contracted_cost_micro FROM correction "
-    "WHERE day_ms >= %s AND day_ms < %s"
+    "SELECT day_ms, id, recorded_ms, start_ms, end_ms, list_cost_micro, contracted_cost_micro FROM"
+    " correction WHERE day_ms >= %s AND day_ms < %s"
 )
 
 Line = tuple[int | None, ...]
-"""Number of a correction, when it was found, from when to when it is, and its costs at list and contracted rates."""
+"""Number of a correction, when it was found, from when to when it is, and its costs at list and
+contracted rates.
+"""
 
 
 def hash_check(connection: Connection, table: str, day_ms: int, proved_at: dt.datetime) -> str:
@@ -34,7 +37,9 @@ def hash_check(connection: Connection, table: str, day_ms: int, proved_at: dt.da
 
 
 def changed(connection: Connection, period: Period, calendar: Calendar) -> list[Mismatch]:
-    """Where the instants of a period's days are not those that rating hashed, or the hash is missing."""
+    """Where the instants of a period's days are not those that rating hashed, or the hash is
+    missing.
+    """
     lines = _lines(connection, period)
     return [
         Mismatch(
@@ -46,7 +51,8 @@ def changed(connection: Connection, period: Period, calendar: Calendar) -> list[
         )
         for table in TABLES
         for day_ms, proved_at, recorded in connection.execute(
-            f"SELECT day_ms, proved_at, times_sha256 FROM {table} WHERE day_ms >= %s AND day_ms < %s ORDER BY day_ms",
+            f"SELECT day_ms, proved_at, times_sha256 FROM {table} WHERE day_ms >= %s AND day_ms <"
+            " %s ORDER BY day_ms",
             (period.start_ms, period.end_ms),
         )
         if _hash(proved_at, lines.get(day_ms, ()) if table == "corrected_day" else ()) != recorded
@@ -61,5 +67,8 @@ def _lines(connection: Connection, period: Period) -> dict[int, list[Line]]:
 
 
 def _hash(proved_at: dt.datetime, lines: Iterable[Line]) -> str:
-    texts = [proved_at.astimezone(dt.UTC).isoformat(), *(" ".join(map(str, line)) for line in sorted(lines))]
+    texts = [
+        proved_at.astimezone(dt.UTC).isoformat(),
+        *(" ".join(map(str, line)) for line in sorted(lines)),
+    ]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()

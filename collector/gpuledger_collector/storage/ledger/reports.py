@@ -1,4 +1,6 @@
-"""What reports read of the ledger: summed charges, single charges with their names, conservation checks."""
+"""What reports read of the ledger: summed charges, single charges with their names, conservation
+checks.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.storage.billing import adjustments, commitments, prices
 from gpuledger_collector.storage.billing import node_costs as stored_node_costs
-from gpuledger_collector.storage.billing.locations import COMMITMENT_REGION, CORRECTED_DAY, lines_by_region
+from gpuledger_collector.storage.billing.locations import (
+    COMMITMENT_REGION,
+    CORRECTED_DAY,
+    lines_by_region,
+)
 from gpuledger_collector.storage.cancellation import admit_lines, line_limit
 from gpuledger_collector.storage.ledger.rows import HeldUsage
 from gpuledger_collector.storage.locks import Connection
@@ -38,18 +44,27 @@ LEVEL_COLUMNS = {
 }
 _DAY_DIMENSIONS = {**LEVEL_COLUMNS, "pool": "l.pool", "model": "l.gpu_model"}
 _DAY_COLUMNS = "owner_id, state, pool, gpu_model, currency, " + ", ".join(
-    "coalesce(list_cost_micro, contracted_cost_micro) AS list_cost_micro" if name == "list_cost_micro" else name
+    (
+        "coalesce(list_cost_micro, contracted_cost_micro) AS list_cost_micro"
+        if name == "list_cost_micro"
+        else name
+    )
     for name in MEASURES
 )
 
 
 _IS_COMPARED = "l.contracted_cost_micro IS NOT NULL AND l.state <> 'commitment_unused'"
-"""Whether a line's list and contracted cost are known. What nobody used has none: there is nothing to compare."""
+"""Whether a line's list and contracted cost are known.
+
+What nobody used has none: there is nothing to compare.
+"""
 COMPARED_COST = "compared_cost_micro"
 
 
 def sum_of(name: str) -> str:
-    """The sum of a measure over lines `l`; of those that are compared with the cost the part that is known."""
+    """The sum of a measure over lines `l`; of those that are compared with the cost the part that
+    is known.
+    """
     return f"sum(l.{name}) FILTER (WHERE {_IS_COMPARED})" if name in COMPARED else f"sum(l.{name})"
 
 
@@ -63,13 +78,18 @@ _ADDED_AGAIN = ", ".join(f"sum(l.{name}) AS {name}" for name in (*MEASURES, COMP
 _ALL = ", ".join(
     (
         *(
-            f"CASE WHEN {_IS_COMPARED} THEN l.{name} END AS {name}" if name in COMPARED else f"l.{name}"
+            (
+                f"CASE WHEN {_IS_COMPARED} THEN l.{name} END AS {name}"
+                if name in COMPARED
+                else f"l.{name}"
+            )
             for name in MEASURES
         ),
         f"CASE WHEN {_IS_COMPARED} THEN l.cost_micro END AS {COMPARED_COST}",
     )
 )
-# A month of which some line has no contracted cost no longer says which of its days have one: those are read instead.
+# A month of which some line has no contracted cost no longer says which of its days have one: those
+# are read instead.
 _HAS_MONTH = """(SELECT bool_and(m.currency IS NULL OR m.contracted_cost_micro IS NOT NULL) FROM ledger_month m
         WHERE m.start_ms = %(start)s AND m.end_ms = %(end)s)"""
 _MONTH_OR_DAYS = f"""
@@ -81,13 +101,17 @@ _MONTH_OR_DAYS = f"""
         UNION ALL SELECT {_DAY_COLUMNS}, {{amends}} FROM correction
         WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s{{only}}
     ) l GROUP BY {{own}}, l.correction_of"""
-"""Lines by `own`: of the ledger of months if it has the period, else of that of days; and corrections."""
+"""Lines by `own`: of the ledger of months if it has the period, else of that of days; and
+corrections.
+"""
 CHARGE_DIMENSIONS = {
     **_DAY_DIMENSIONS,
     "node": "l.node",
     "workload": "CASE WHEN w.kind = 'imported' THEN w.external_id ELSE w.key END",
-    COMMITMENT_REGION: "(SELECT m.region FROM commitment m WHERE m.id = l.commitment_id "
-    "AND l.state = 'commitment_unused')",
+    COMMITMENT_REGION: (
+        "(SELECT m.region FROM commitment m WHERE m.id = l.commitment_id "
+        "AND l.state = 'commitment_unused')"
+    ),
     CORRECTED_DAY: "l.amended_ms::text",
 }
 
@@ -105,18 +129,22 @@ def charged_lines(
     apart: bool = False,
     owner: Mapping[str, str] | None = None,
 ) -> list[ChargedLine]:
-    """Sum what the period bills by these dimensions, state and currency: its days and the corrections booked in it.
+    """Sum what the period bills by these dimensions, state and currency: its days and the
+    corrections booked in it.
 
-    `apart` keeps corrections in separate lines, by the closed month that they amend. `owner` (level -> value) reads
-    that owner's lines alone.
+    `apart` keeps corrections in separate lines, by the closed month that they amend. `owner` (level
+    -> value) reads that owner's lines alone.
     """
     if REGION in by:
-        return lines_by_region(connection, period, by, partial(charged_lines, connection, apart=apart, owner=owner))
+        return lines_by_region(
+            connection, period, by, partial(charged_lines, connection, apart=apart, owner=owner)
+        )
     # GROUP BY and ORDER BY positions: the dimensions, then state, currency and the corrected month.
     order = ", ".join(str(at + 1) for at in range(len(by) + 3))
     own = {f"own_{level}": name for level, name in (owner or {}).items()}
     rows = connection.execute(
-        f"{lines_query(by, apart=apart, own_levels=tuple(owner or ()))} ORDER BY {order}{line_limit()}",
+        f"{lines_query(by, apart=apart, own_levels=tuple(owner or ()))} ORDER BY"
+        f" {order}{line_limit()}",
         {"start": period.start_ms, "end": period.end_ms, **own},
     )
     admit_lines(rows.rowcount)
@@ -124,12 +152,14 @@ def charged_lines(
 
 
 def lines_query(by: Sequence[str], *, apart: bool = False, own_levels: Sequence[str] = ()) -> str:
-    """SQL of the lines that `charged_lines` reads, in no order: columns k0, k1 and so on, state, currency and measures.
+    """SQL of the lines that `charged_lines` reads, in no order: columns k0, k1 and so on, state,
+    currency and measures.
 
     Parameters are `start`, `end` and `own_LEVEL` for each of `own_levels`.
 
-    Reads the ledger of the month when it is complete, else that of days; single charges only for dimensions that those
-    lack (workload, node). Days are grouped by owner id first, which is twice as fast as by name.
+    Reads the ledger of the month when it is complete, else that of days; single charges only for
+    dimensions that those lack (workload, node). Days are grouped by owner id first, which is twice
+    as fast as by name.
     """
     amends = AMENDS if apart else "''"
     # Lines of days and months know no node and no workload: for those every charge is read.
@@ -138,13 +168,18 @@ def lines_query(by: Sequence[str], *, apart: bool = False, own_levels: Sequence[
     joins = "LEFT JOIN owner o ON o.id = l.owner_id"
     if "workload" in by:
         joins += " LEFT JOIN workload w ON w.id = l.workload_id"
-    # An array, so that it is known before any line is read: others' lines are neither added up nor joined.
+    # An array, so that it is known before any line is read: others' lines are neither added up nor
+    # joined.
     named = " AND ".join(f"{LEVEL_COLUMNS[level]} = %(own_{level})s" for level in own_levels)
     only = f" AND owner_id = ANY(ARRAY(SELECT o.id FROM owner o WHERE {named}))" if named else ""
     keys = [f"coalesce({dimensions[name]}, '') AS k{at}" for at, name in enumerate(by)]
     if daily:
-        kept = "".join(f"{_DAY_DIMENSIONS[name]}, " for name in dict.fromkeys(by) if name not in LEVEL_COLUMNS)
-        lines = _MONTH_OR_DAYS.format(own=f"{kept}l.owner_id, l.state, l.currency", amends=amends, only=only)
+        kept = "".join(
+            f"{_DAY_DIMENSIONS[name]}, " for name in dict.fromkeys(by) if name not in LEVEL_COLUMNS
+        )
+        lines = _MONTH_OR_DAYS.format(
+            own=f"{kept}l.owner_id, l.state, l.currency", amends=amends, only=only
+        )
         added = _ADDED_AGAIN
     else:
         added = _ADDED
@@ -157,45 +192,65 @@ def lines_query(by: Sequence[str], *, apart: bool = False, own_levels: Sequence[
         )
     groups = ", ".join(str(at + 1) for at in range(len(by) + 3))
     return (
-        f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, l.correction_of, {added} "
-        f"FROM ({lines}) l {joins} GROUP BY {groups}"
+        f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, l.correction_of,"
+        f" {added} FROM ({lines}) l {joins} GROUP BY {groups}"
     )
 
 
 def held_costs(connection: Connection, period: Period) -> dict[Place, HeldCost]:
-    """Add up what owners held on the days of a period, with all corrections of them, by what adjustments tell apart."""
+    """Add up what owners held on the days of a period, with all corrections of them, by what
+    adjustments tell apart.
+    """
     columns = "day_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, cost_micro"
     rows = connection.execute(
-        f"SELECT {', '.join(LEVEL_COLUMNS.values())}, l.pool, l.gpu_model, l.currency, sum(l.gpu_ns)::bigint, "
-        # Held time with a currency has a cost; where somebody removed it, the proof says so and must not fail.
+        f"SELECT {', '.join(LEVEL_COLUMNS.values())}, l.pool, l.gpu_model, l.currency,"
+        " sum(l.gpu_ns)::bigint, "
+        # Held time with a currency has a cost; where somebody removed it, the proof says so and
+        # must not fail.
         f"coalesce(sum(l.cost_micro), 0)::bigint FROM (SELECT {columns} FROM ledger_day "
         f"UNION ALL SELECT {columns} FROM correction) AS l JOIN owner o ON o.id = l.owner_id "
         "WHERE l.day_ms >= %s AND l.day_ms < %s AND l.state = 'held' AND l.currency IS NOT NULL "
         "GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9",
         (period.start_ms, period.end_ms),
     )
-    return {Place(OwnerPath(*row[:-5]), *row[-5:-2]): HeldCost(*row[-2:]) for row in rows if row[-2] or row[-1]}
+    return {
+        Place(OwnerPath(*row[:-5]), *row[-5:-2]): HeldCost(*row[-2:])
+        for row in rows
+        if row[-2] or row[-1]
+    }
 
 
 def corrections_of(connection: Connection, period: Period, level: str) -> list[ChargedLine]:
-    """Sum the corrections of the period's days, wherever they are booked, by a level of the owner tree."""
+    """Sum the corrections of the period's days, wherever they are booked, by a level of the owner
+    tree.
+    """
     rows = connection.execute(
-        f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.state, l.currency, {AMENDS}, "
-        f"{', '.join(sum_of(name) for name in SUMMED)} FROM correction l LEFT JOIN owner o ON o.id = l.owner_id "
-        "WHERE l.day_ms >= %s AND l.day_ms < %s "
-        "GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
+        f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.state, l.currency, {AMENDS},"
+        f" {', '.join(sum_of(name) for name in SUMMED)} FROM correction l LEFT JOIN owner o ON o.id"
+        " = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s GROUP BY 1, 2, 3, 4 ORDER BY 1, 2,"
+        " 3, 4",
         (period.start_ms, period.end_ms),
     )
     return [_line(row, 1) for row in rows]
 
 
 def measures_of(values: Sequence[Any]) -> dict[str, Any]:
-    """The last columns of a row, named by the first of MEASURES; sums come as Decimal. Others stay unknown."""
-    return {name: None if value is None else int(value) for name, value in zip(MEASURES, values, strict=False)}
+    """The last columns of a row, named by the first of MEASURES; sums come as Decimal.
+
+    Others stay unknown.
+    """
+    return {
+        name: None if value is None else int(value)
+        for name, value in zip(MEASURES, values, strict=False)
+    }
 
 
 def _line(row: tuple[Any, ...], width: int) -> ChargedLine:
-    keys, (state, currency, correction_of), measures = row[:width], row[width : width + 3], row[width + 3 :]
+    keys, (state, currency, correction_of), measures = (
+        row[:width],
+        row[width : width + 3],
+        row[width + 3 :],
+    )
     amounts = measures_of(measures)
     if len(measures) > len(MEASURES) and measures[-1] is not None:
         amounts[COMPARED_COST] = int(measures[-1])
@@ -203,17 +258,29 @@ def _line(row: tuple[Any, ...], width: int) -> ChargedLine:
 
 
 _CHARGE_COLUMNS = (
-    *("day_ms", "start_ms", "end_ms", "accelerator_id", "workload_id", "state", "pool", "gpu_model", "node"),
+    *(
+        "day_ms",
+        "start_ms",
+        "end_ms",
+        "accelerator_id",
+        "workload_id",
+        "state",
+        "pool",
+        "gpu_model",
+        "node",
+    ),
     *("currency", *MEASURES),
 )
 """Columns of a charge that are also attributes of Charge."""
 _PRICE = len(_CHARGE_COLUMNS)
-"""Place of the price's number in a row of `_EXPORTED`; those of what else a charge follows from come next."""
+"""Place of the price's number in a row of `_EXPORTED`; those of what else a charge follows from
+come next.
+"""
 _OWNER = _PRICE + 4
 _NAMES = _OWNER + 1 + len(LEVELS)
 _ROWS_AT_ONCE = 5000
-# Names come from the close of the period (`closed_workload`) where there was one, so that an export of a closed month
-# stays the same; the order is total, for the same reason.
+# Names come from the close of the period (`closed_workload`) where there was one, so that an export
+# of a closed month stays the same; the order is total, for the same reason.
 _EXPORTED = f"""
     SELECT {", ".join(f"c.{name}" for name in _CHARGE_COLUMNS)}, c.price_id, c.commitment_id, c.adjustment_id,
         c.node_cost_id, o.id AS owner_id, {", ".join(LEVEL_COLUMNS[level] for level in LEVELS)},
@@ -233,26 +300,43 @@ _EXPORTED = f"""
         c.node_cost_id, c.correction_id{{ties}}
 """
 _TIES = ", c.currency NULLS FIRST, " + ", ".join(f"c.{name} NULLS FIRST" for name in MEASURES)
-"""What tells lines apart that are equal in all else, such as an adjustment of one owner in two currencies."""
-_COMMON = ", ".join((*_CHARGE_COLUMNS, "owner_id", "price_id", "commitment_id", "adjustment_id", "node_cost_id"))
-_LINES = f"SELECT {_COMMON}, NULL::bigint AS booked_day_ms, NULL::bigint AS correction_id FROM charge WHERE "
+"""What tells lines apart that are equal in all else, such as an adjustment of one owner in two
+currencies.
+"""
+_COMMON = ", ".join(
+    (*_CHARGE_COLUMNS, "owner_id", "price_id", "commitment_id", "adjustment_id", "node_cost_id")
+)
+_LINES = (
+    f"SELECT {_COMMON}, NULL::bigint AS booked_day_ms, NULL::bigint AS correction_id FROM charge"
+    " WHERE "
+)
 _CORRECTIONS = f"SELECT {_COMMON}, booked_day_ms, id FROM correction WHERE "
 
 
-def charges(connection: Connection, period: Period, *, ties: bool = True) -> Iterator[ExportedCharge]:
-    """Read what the period bills in a fixed order, with the names that an export writes: charges, then corrections.
+def charges(
+    connection: Connection, period: Period, *, ties: bool = True
+) -> Iterator[ExportedCharge]:
+    """Read what the period bills in a fixed order, with the names that an export writes: charges,
+    then corrections.
 
-    A correction belongs to the period in which it is booked, whatever day it amends. Names and tags of a closed period
-    are those at its close. Without `ties`, lines that differ in currency and amounts alone are in no certain order, as
-    they were when 0.1.0 sealed them.
+    A correction belongs to the period in which it is booked, whatever day it amends. Names and tags
+    of a closed period are those at its close. Without `ties`, lines that differ in currency and
+    amounts alone are in no certain order, as they were when 0.1.0 sealed them.
     """
-    lines = f"{_LINES} day_ms >= %s AND day_ms < %s UNION ALL {_CORRECTIONS} booked_day_ms >= %s AND booked_day_ms < %s"
+    lines = (
+        f"{_LINES} day_ms >= %s AND day_ms < %s UNION ALL {_CORRECTIONS} booked_day_ms >= %s AND"
+        " booked_day_ms < %s"
+    )
     yield from _read(connection, lines, (period.start_ms, period.end_ms) * 2, _TIES if ties else "")
 
 
 def billed(connection: Connection, day_ms: int) -> Iterator[ExportedCharge]:
-    """Read what a day has been charged so far: its lines and every correction of it, wherever booked."""
-    yield from _read(connection, f"{_LINES} day_ms = %s UNION ALL {_CORRECTIONS} day_ms = %s", (day_ms, day_ms))
+    """Read what a day has been charged so far: its lines and every correction of it, wherever
+    booked.
+    """
+    yield from _read(
+        connection, f"{_LINES} day_ms = %s UNION ALL {_CORRECTIONS} day_ms = %s", (day_ms, day_ms)
+    )
 
 
 def billed_of(
@@ -262,7 +346,8 @@ def billed_of(
     accelerator_id: int | None,
     workload_id: int | None,
 ) -> Iterator[ExportedCharge]:
-    """Read what an owner (level -> value) and those below are charged for the period's days, wherever booked.
+    """Read what an owner (level -> value) and those below are charged for the period's days,
+    wherever booked.
 
     The accelerator and the workload restrict it when given.
     """
@@ -277,9 +362,12 @@ def billed_of(
     yield from _read(connection, f"{_LINES} {where} UNION ALL {_CORRECTIONS} {where}", bounds * 2)
 
 
-def _read(connection: Connection, lines: str, bounds: Sequence[object], ties: str = _TIES) -> Iterator[ExportedCharge]:
+def _read(
+    connection: Connection, lines: str, bounds: Sequence[object], ties: str = _TIES
+) -> Iterator[ExportedCharge]:
     cursor = connection.execute(_EXPORTED.format(lines=lines, ties=ties), bounds)
-    # Declarations, owners and tags are few and made once, instead of being repeated in each of many lines.
+    # Declarations, owners and tags are few and made once, instead of being repeated in each of many
+    # lines.
     book: dict[int, Price] = {}
     covering: dict[int, Commitment] = {}
     adjusting: dict[int, Adjustment] = {}
@@ -288,11 +376,19 @@ def _read(connection: Connection, lines: str, bounds: Sequence[object], ties: st
     tags = lru_cache(maxsize=65536)(json.loads)
     while rows := cursor.fetchmany(_ROWS_AT_ONCE):
         book |= prices.by_id(connection, sorted({row[_PRICE] for row in rows} - {None, *book}))
-        covering |= commitments.by_id(connection, sorted({row[_PRICE + 1] for row in rows} - {None, *covering}))
-        adjusting |= adjustments.by_id(connection, sorted({row[_PRICE + 2] for row in rows} - {None, *adjusting}))
-        of_nodes |= stored_node_costs.by_id(connection, sorted({row[_PRICE + 3] for row in rows} - {None, *of_nodes}))
+        covering |= commitments.by_id(
+            connection, sorted({row[_PRICE + 1] for row in rows} - {None, *covering})
+        )
+        adjusting |= adjustments.by_id(
+            connection, sorted({row[_PRICE + 2] for row in rows} - {None, *adjusting})
+        )
+        of_nodes |= stored_node_costs.by_id(
+            connection, sorted({row[_PRICE + 3] for row in rows} - {None, *of_nodes})
+        )
         for row in rows:
-            price_id, commitment_id, adjustment_id, node_cost_id, owner_id = row[_PRICE : _OWNER + 1]
+            price_id, commitment_id, adjustment_id, node_cost_id, owner_id = row[
+                _PRICE : _OWNER + 1
+            ]
             if owner_id not in owners:
                 owners[owner_id] = OwnerPath(*row[_OWNER + 1 : _NAMES])
             charge = Charge(
@@ -303,7 +399,16 @@ def _read(connection: Connection, lines: str, bounds: Sequence[object], ties: st
                 adjustment=adjusting.get(adjustment_id),
                 node_cost=of_nodes.get(node_cost_id),
             )
-            uuid, workload_key, workload_name, user, tags_text, booked_day_ms, device_uuid, amended = row[_NAMES:]
+            (
+                uuid,
+                workload_key,
+                workload_name,
+                user,
+                tags_text,
+                booked_day_ms,
+                device_uuid,
+                amended,
+            ) = row[_NAMES:]
             yield ExportedCharge(
                 charge=charge,
                 accelerator_uuid=uuid,
@@ -322,15 +427,20 @@ CHECK_COLUMNS = tuple(field.name for field in fields(ConservationCheck))
 
 
 CHECKS = (
-    f"SELECT DISTINCT ON (day_ms) {', '.join(CHECK_COLUMNS)} FROM (SELECT {', '.join(CHECK_COLUMNS)}, 0 AS corrected "
-    f"FROM conservation_check UNION ALL SELECT {', '.join(CHECK_COLUMNS)}, 1 FROM corrected_day) AS p "
-    "WHERE day_ms >= %(start)s AND day_ms < %(end)s ORDER BY day_ms, corrected DESC"
+    f"SELECT DISTINCT ON (day_ms) {', '.join(CHECK_COLUMNS)} FROM (SELECT"
+    f" {', '.join(CHECK_COLUMNS)}, 0 AS corrected FROM conservation_check UNION ALL SELECT"
+    f" {', '.join(CHECK_COLUMNS)}, 1 FROM corrected_day) AS p WHERE day_ms >= %(start)s AND day_ms"
+    " < %(end)s ORDER BY day_ms, corrected DESC"
 )
-"""SQL of the checks of a period's days, by day; for a corrected day the check that includes its corrections."""
+"""SQL of the checks of a period's days, by day; for a corrected day the check that includes its
+corrections.
+"""
 
 
 def conservation_checks(connection: Connection, period: Period) -> list[ConservationCheck]:
-    """Read the checks of the period's days, by day; for a corrected day the check that includes its corrections."""
+    """Read the checks of the period's days, by day; for a corrected day the check that includes its
+    corrections.
+    """
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(CHECKS, {"start": period.start_ms, "end": period.end_ms}).fetchall()
     return [conservation_check(row) for row in rows]
@@ -344,15 +454,20 @@ def conservation_check(row: Mapping[str, Any]) -> ConservationCheck:
 
 
 def proved(connection: Connection) -> list[tuple[int, dt.datetime]]:
-    """List rated days (their start) and when they were last rated, without corrections of closed days."""
-    return connection.execute("SELECT day_ms, proved_at FROM conservation_check ORDER BY day_ms").fetchall()
+    """List rated days (their start) and when they were last rated, without corrections of closed
+    days.
+    """
+    return connection.execute(
+        "SELECT day_ms, proved_at FROM conservation_check ORDER BY day_ms"
+    ).fetchall()
 
 
 def held_by(connection: Connection, period: Period) -> list[HeldUsage]:
     """Sum what each workload held, by day, place and currency."""
     rows = connection.execute(
-        "SELECT day_ms, workload_id, pool, node, currency, sum(gpu_ns)::bigint, sum(cost_micro)::bigint FROM charge "
-        "WHERE day_ms >= %s AND day_ms < %s AND workload_id IS NOT NULL GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5",
+        "SELECT day_ms, workload_id, pool, node, currency, sum(gpu_ns)::bigint,"
+        " sum(cost_micro)::bigint FROM charge WHERE day_ms >= %s AND day_ms < %s AND workload_id IS"
+        " NOT NULL GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5",
         (period.start_ms, period.end_ms),
     )
     return [HeldUsage(*key, gpu_ns=gpu_ns, cost_micro=cost) for *key, gpu_ns, cost in rows]

@@ -1,4 +1,6 @@
-"""How far an import is, while it reads its file and while its rows pass the stages of being written."""
+"""How far an import is, while it reads its file and while its rows pass the stages of being
+written.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def tell_nobody(_done: int, _total: int) -> None:
 
 
 def tell_each(items: Iterable[Row], total: int, on_row: OnRow, passed: int = 0) -> Iterator[Row]:
-    """Yield the items, telling now and then how many of all have passed; `passed`: how many did before these."""
+    """Yield the items, telling now and then how many of all have passed; `passed`: how many did
+    before these.
+    """
     for number, item in enumerate(items, passed):
         if (number - passed) % ROWS_A_STEP == 0:
             # The total may be an estimate: no share is more than the whole.

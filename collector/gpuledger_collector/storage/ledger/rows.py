@@ -14,7 +14,10 @@ UNKNOWN_POOL = "imported"
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """A row of an imported usage file; `end_ms` None means still running. `line` is where it stands in the file."""
+    """A row of an imported usage file; `end_ms` None means still running.
+
+    `line` is where it stands in the file.
+    """
 
     line: int
     workload_id: str
@@ -38,27 +41,35 @@ OPTIONAL = ("gpu_model", "pool", "node", "user", "account", "job_name", "submitt
 
 @dataclass(frozen=True, slots=True)
 class UsageColumns:
-    """What an imported file has columns for: about the rest it says nothing, and what is known stays."""
+    """What an imported file has columns for: about the rest it says nothing, and what is known
+    stays.
+    """
 
     fields: frozenset[str] = frozenset(OPTIONAL)
     tags: frozenset[str] | None = None
     """Names of tags; None where the file has all tags of its jobs."""
     has_runs: bool = False
-    """Whether rows of one id at different times are runs of a requeued job, each of which held its GPUs."""
+    """Whether rows of one id at different times are runs of a requeued job, each of which held its
+    GPUs.
+    """
 
 
 ALL_COLUMNS = UsageColumns()
 
 
 class UsageSource(enum.StrEnum):
-    """What brought imported usage; each kind gives jobs ids of its own, so two of them would bill a job twice."""
+    """What brought imported usage; each kind gives jobs ids of its own, so two of them would bill a
+    job twice.
+    """
 
     sacct = "sacct"
     table = "table"
 
 
 UNKNOWN_SOURCE = "unknown"
-"""Source of usage that was imported before sources were recorded, where neither its id nor its times tell."""
+"""Source of usage that was imported before sources were recorded, where neither its id nor its
+times tell.
+"""
 
 
 class OnOverlap(enum.Enum):
@@ -71,7 +82,9 @@ class OnOverlap(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class InventoryRow:
-    """A row of an inventory file: an accelerator, where it stands, and from when to when (`out_ms` None: still)."""
+    """A row of an inventory file: an accelerator, where it stands, and from when to when (`out_ms`
+    None: still).
+    """
 
     line: int
     node: str
@@ -84,7 +97,9 @@ class InventoryRow:
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """One imported sample: readings by catalog name of one accelerator at one instant, as checked decimal text."""
+    """One imported sample: readings by catalog name of one accelerator at one instant, as checked
+    decimal text.
+    """
 
     line: int
     uuid: str
@@ -94,7 +109,9 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class ImportOutcome:
-    """How many rows of a file did what; `days_to_recompute` is the number of UTC days to be rated again."""
+    """How many rows of a file did what; `days_to_recompute` is the number of UTC days to be rated
+    again.
+    """
 
     added: int = 0
     updated: int = 0
@@ -105,7 +122,9 @@ class ImportOutcome:
     replaced: int = 0
     """Workloads of another source that were removed."""
     nearby: int = 0
-    """Workloads of another source that stay, though they begin or end within hours of the replaced time."""
+    """Workloads of another source that stay, though they begin or end within hours of the replaced
+    time.
+    """
     unknown: int = 0
     """Workloads of an unknown source in the time of the file: they are billed beside it."""
 
@@ -129,10 +148,12 @@ class CapacityRow:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceSum:
-    """Usage intervals of an accelerator that begin in one hour, in one state and by one report of a holder, added up.
+    """Usage intervals of an accelerator that begin in one hour, in one state and by one report of a
+    holder, added up.
 
-    `first_ms` and `last_ms` are their first start and last end; `is_additive` says that folding them gives these sums
-    where nothing cuts the hour and the accelerator is on `node` from first to last.
+    `first_ms` and `last_ms` are their first start and last end; `is_additive` says that folding
+    them gives these sums where nothing cuts the hour and the accelerator is on `node` from first to
+    last.
     """
 
     accelerator_id: int

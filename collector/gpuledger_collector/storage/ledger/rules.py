@@ -16,8 +16,8 @@ from gpuledger_collector.storage.locks import Connection
 def current(connection: Connection) -> list[Rule]:
     """Read the rules in force, by position."""
     rows = connection.execute(
-        "SELECT id, name, position, match, assign, effective_from_ms, effective_to_ms FROM attribution_rule "
-        "WHERE superseded_at IS NULL ORDER BY position, id"
+        "SELECT id, name, position, match, assign, effective_from_ms, effective_to_ms FROM"
+        " attribution_rule WHERE superseded_at IS NULL ORDER BY position, id"
     )
     return [Rule(*row) for row in rows]
 
@@ -28,11 +28,13 @@ def replace(connection: Connection, rules: Sequence[Rule], now: dt.datetime) -> 
     wanted = {_content(rule): rule for rule in rules}
     gone = [rule.id for content, rule in known.items() if content not in wanted]
     new = [rule for content, rule in wanted.items() if content not in known]
-    connection.execute("UPDATE attribution_rule SET superseded_at = %s WHERE id = ANY(%s)", (now, gone))
+    connection.execute(
+        "UPDATE attribution_rule SET superseded_at = %s WHERE id = ANY(%s)", (now, gone)
+    )
     for rule in new:
         connection.execute(
-            "INSERT INTO attribution_rule (name, position, match, assign, effective_from_ms, effective_to_ms, "
-            "recorded_at) VALUES (%s, %s, %s::jsonb, %s::jsonb, %s, %s, %s)",
+            "INSERT INTO attribution_rule (name, position, match, assign, effective_from_ms,"
+            " effective_to_ms, recorded_at) VALUES (%s, %s, %s::jsonb, %s::jsonb, %s, %s, %s)",
             (
                 rule.name,
                 rule.position,
@@ -44,17 +46,23 @@ def replace(connection: Connection, rules: Sequence[Rule], now: dt.datetime) -> 
             ),
         )
     changes = [
-        audit.Change("rule", known[content].name, _facts(content), None) for content in known if content not in wanted
+        audit.Change("rule", known[content].name, _facts(content), None)
+        for content in known
+        if content not in wanted
     ]
     changes += [
-        audit.Change("rule", wanted[content].name, None, _facts(content)) for content in wanted if content not in known
+        audit.Change("rule", wanted[content].name, None, _facts(content))
+        for content in wanted
+        if content not in known
     ]
     audit.record(connection, changes, int(now.timestamp() * 1000))
     marked = 0
     changed = [known[content] for content in known if content not in wanted] + new
     usage.request_recompute_at(connection, edges_of(changed))
     if gone or new:
-        marked = connection.execute("INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check").rowcount
+        marked = connection.execute(
+            "INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check"
+        ).rowcount
     return ImportOutcome(len(new), 0, len(wanted) - len(new), marked)
 
 
@@ -65,6 +73,13 @@ def _facts(content: str) -> dict[str, object]:
 
 def _content(rule: Rule) -> str:
     return json.dumps(
-        [rule.name, rule.position, dict(rule.match), dict(rule.assign), rule.effective_from_ms, rule.effective_to_ms],
+        [
+            rule.name,
+            rule.position,
+            dict(rule.match),
+            dict(rule.assign),
+            rule.effective_from_ms,
+            rule.effective_to_ms,
+        ],
         sort_keys=True,
     )

@@ -27,7 +27,9 @@ def list_charged(
 
     `owner`: levels of the owner who pays; `name`, `ids`: only workloads of this name, or these.
     """
-    conditions = "".join(f" AND coalesce({LEVEL_COLUMNS[level]}, '') = %({level})s" for level in owner)
+    conditions = "".join(
+        f" AND coalesce({LEVEL_COLUMNS[level]}, '') = %({level})s" for level in owner
+    )
     if name is not None:
         conditions += " AND w.name = %(name)s"
     days = "day_ms >= %(start)s AND day_ms < %(end)s AND state = 'held' AND workload_id IS NOT NULL"
@@ -52,58 +54,71 @@ def list_charged(
         },
     )
     # Sums of bigint are numeric in Postgres and arrive as Decimal; they are integers all the same.
-    plain: list[list[Any]] = [[int(cell) if isinstance(cell, Decimal) else cell for cell in row] for row in rows]
+    plain: list[list[Any]] = [
+        [int(cell) if isinstance(cell, Decimal) else cell for cell in row] for row in rows
+    ]
     return [ChargedRun(*row) for row in plain]
 
 
 def ids_of(connection: Connection, keys: Sequence[str]) -> list[int]:
     """Read the ids of the workloads with these keys."""
-    rows = connection.execute("SELECT id FROM workload WHERE key = ANY(%s) ORDER BY id", (list(keys),))
+    rows = connection.execute(
+        "SELECT id FROM workload WHERE key = ANY(%s) ORDER BY id", (list(keys),)
+    )
     return [int(number) for (number,) in rows]
 
 
 def rows_of(connection: Connection, ids: Sequence[int], period: Period) -> list[ChargedRun]:
     """Read these workloads over a period, priced rows first."""
-    return sorted(list_charged(connection, period, {}, ids=ids), key=lambda row: row.currency is None)
+    return sorted(
+        list_charged(connection, period, {}, ids=ids), key=lambda row: row.currency is None
+    )
 
 
 def outcomes(connection: Connection, ids: Sequence[int]) -> dict[int, str]:
     """Read how these workloads ended, where an imported record of the scheduler says so."""
     rows = connection.execute(
-        "SELECT DISTINCT ON (workload_id) workload_id, state FROM imported_usage WHERE workload_id = ANY(%s) "
-        "AND state <> '' ORDER BY workload_id, start_ms DESC",
+        "SELECT DISTINCT ON (workload_id) workload_id, state FROM imported_usage WHERE workload_id"
+        " = ANY(%s) AND state <> '' ORDER BY workload_id, start_ms DESC",
         (list(ids),),
     )
     return {row[0]: row[1] for row in rows}
 
 
-def counted(connection: Connection, ids: Sequence[int], period: Period) -> dict[int, list[CountedHour]]:
+def counted(
+    connection: Connection, ids: Sequence[int], period: Period
+) -> dict[int, list[CountedHour]]:
     """Read what these workloads counted, by endpoint and hour of the period."""
     hours: dict[int, list[CountedHour]] = {}
     for workload_id, *row in connection.execute(
-        "SELECT s.workload_id, s.via, s.source, s.counter, h.hour_ms, sum(h.units)::bigint, max(h.covered_ms), "
-        "max(h.restarts) FROM counter_series s JOIN counter_hour h ON h.series_id = s.id "
-        "WHERE s.workload_id = ANY(%s) AND h.hour_ms >= %s AND h.hour_ms < %s GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 5",
+        "SELECT s.workload_id, s.via, s.source, s.counter, h.hour_ms, sum(h.units)::bigint,"
+        " max(h.covered_ms), max(h.restarts) FROM counter_series s JOIN counter_hour h ON"
+        " h.series_id = s.id WHERE s.workload_id = ANY(%s) AND h.hour_ms >= %s AND h.hour_ms < %s"
+        " GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 5",
         (list(ids), period.start_ms, period.end_ms),
     ):
         hours.setdefault(workload_id, []).append(CountedHour(*row))
     return hours
 
 
-def held_hours(connection: Connection, workload_id: int, cards: Sequence[int], period: Period) -> list[HeldHour]:
+def held_hours(
+    connection: Connection, workload_id: int, cards: Sequence[int], period: Period
+) -> list[HeldHour]:
     """Read what a workload held of these accelerators, by rating interval."""
     rows = connection.execute(
-        "SELECT u.accelerator_id, u.hour_ms, u.held_ms, u.busy_ms, u.idle_ms, u.unknown_ms, EXISTS (SELECT FROM "
-        "usage_hour other WHERE other.accelerator_id = u.accelerator_id AND other.hour_ms = u.hour_ms "
-        "AND other.state = 'held' AND other.workload_id <> u.workload_id) FROM usage_hour u "
-        "WHERE u.accelerator_id = ANY(%s) AND u.workload_id = %s AND u.state = 'held' AND u.hour_ms >= %s "
-        "AND u.hour_ms < %s ORDER BY 1, 2",
+        "SELECT u.accelerator_id, u.hour_ms, u.held_ms, u.busy_ms, u.idle_ms, u.unknown_ms, EXISTS"
+        " (SELECT FROM usage_hour other WHERE other.accelerator_id = u.accelerator_id AND"
+        " other.hour_ms = u.hour_ms AND other.state = 'held' AND other.workload_id <>"
+        " u.workload_id) FROM usage_hour u WHERE u.accelerator_id = ANY(%s) AND u.workload_id = %s"
+        " AND u.state = 'held' AND u.hour_ms >= %s AND u.hour_ms < %s ORDER BY 1, 2",
         (list(cards), workload_id, period.start_ms, period.end_ms),
     )
     return [HeldHour(*row) for row in rows]
 
 
-def named_cards(connection: Connection, cards: Sequence[int]) -> dict[int, tuple[str, str, int | None]]:
+def named_cards(
+    connection: Connection, cards: Sequence[int]
+) -> dict[int, tuple[str, str, int | None]]:
     """Read UUID, model and memory of accelerators."""
     rows = connection.execute(
         "SELECT id, uuid, model, memory_bytes FROM accelerator WHERE id = ANY(%s)", (list(cards),)
@@ -124,47 +139,71 @@ READINGS = (
     "slowed_ratio",
 )
 TRAFFIC = {
-    "nvlink_bytes_per_second": "gpu_nvlink_transmit_bytes_per_second + gpu_nvlink_receive_bytes_per_second",
+    "nvlink_bytes_per_second": (
+        "gpu_nvlink_transmit_bytes_per_second + gpu_nvlink_receive_bytes_per_second"
+    ),
     "pcie_receive_bytes_per_second": "gpu_pcie_receive_bytes_per_second",
     "occupancy_ratio": "gpu_sm_occupancy_ratio",
     "thermal_ratio": "(gpu_clocks_event_reasons_bitmask & 96 <> 0)::int",
     "power_cap_ratio": "(gpu_clocks_event_reasons_bitmask & 132 <> 0)::int",
 }
-"""Means of raw samples that the minute rollup does not have. 96: software and hardware thermal slowdown; 132: power
-cap and power brake (nvml.h, nvmlClocksEventReason*)."""
+"""Means of raw samples that the minute rollup does not have.
+
+96: software and hardware thermal slowdown; 132: power cap and power brake (nvml.h,
+nvmlClocksEventReason*).
+"""
 
 
-def minutes(connection: Connection, spans: Sequence[tuple[int, int, int]]) -> dict[int, dict[int, dict[str, float]]]:
-    """Read readings by accelerator and minute over spans (accelerator, start, end); missing readings are absent."""
+def minutes(
+    connection: Connection, spans: Sequence[tuple[int, int, int]]
+) -> dict[int, dict[int, dict[str, float]]]:
+    """Read readings by accelerator and minute over spans (accelerator, start, end); missing
+    readings are absent.
+    """
     sums: dict[int, dict[int, dict[str, float]]] = {}
     if not spans:
         return sums
     cards, starts, ends = ([span[at] for span in spans] for at in range(3))
-    asked = "JOIN unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS s (id, start_ms, end_ms) ON accelerator_id = id"
+    asked = (
+        "JOIN unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS s (id, start_ms, end_ms) ON"
+        " accelerator_id = id"
+    )
     rolled = connection.execute(
         f"SELECT accelerator_id, minute_ms, {', '.join(READINGS)} FROM gpu_minute {asked} "
         "AND minute_ms >= start_ms AND minute_ms < end_ms",
         (cards, starts, ends),
     )
     for card, at_ms, *values in rolled:
-        entry = {name: float(value) for name, value in zip(READINGS, values, strict=True) if value is not None}
+        entry = {
+            name: float(value)
+            for name, value in zip(READINGS, values, strict=True)
+            if value is not None
+        }
         sums.setdefault(card, {})[at_ms] = entry
     raw = connection.execute(
-        f"SELECT accelerator_id, at_ms - at_ms %% 60000, {', '.join(f'avg({what})' for what in TRAFFIC.values())} "
-        f"FROM gpu_sample {asked} AND at_ms >= start_ms AND at_ms < end_ms WHERE at_ms >= %s AND at_ms < %s "
-        "GROUP BY 1, 2",
+        "SELECT accelerator_id, at_ms - at_ms %% 60000,"
+        f" {', '.join(f'avg({what})' for what in TRAFFIC.values())} FROM gpu_sample {asked} AND"
+        " at_ms >= start_ms AND at_ms < end_ms WHERE at_ms >= %s AND at_ms < %s GROUP BY 1, 2",
         (cards, starts, ends, min(starts), max(ends)),
     )
     for card, at_ms, *values in raw:
         entry = sums.setdefault(card, {}).setdefault(at_ms, {})
-        entry |= {name: float(value) for name, value in zip(TRAFFIC, values, strict=True) if value is not None}
+        entry |= {
+            name: float(value)
+            for name, value in zip(TRAFFIC, values, strict=True)
+            if value is not None
+        }
     return sums
 
 
 def whole_hours(held: Sequence[HeldHour], most: int) -> list[tuple[int, int, int]]:
-    """Return the spans (accelerator, start, end) of the last `most` hours in which the workload was alone."""
+    """Return the spans (accelerator, start, end) of the last `most` hours in which the workload was
+    alone.
+    """
     alone = [minute for minute in held if minute.held_ms == HOUR_MS and not minute.shared]
     newest = sorted({minute.at_ms for minute in alone})[-most:]
     return [
-        (minute.accelerator_id, minute.at_ms, minute.at_ms + HOUR_MS) for minute in alone if minute.at_ms in set(newest)
+        (minute.accelerator_id, minute.at_ms, minute.at_ms + HOUR_MS)
+        for minute in alone
+        if minute.at_ms in set(newest)
     ]

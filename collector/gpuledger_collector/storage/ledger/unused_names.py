@@ -1,11 +1,12 @@
 """Delete unused names: accelerators and workloads that no row of any table refers to.
 
-Whoever holds a node's token can invent names, and each is a row. A name is a candidate when it has not been seen for
-the time in which agents may still send evidence of it. Any reference keeps it, and then it is examined again only after
-that time has passed once more. All tables are read in one snapshot, partition by partition, until no candidate is left:
-usually after the first table.
+Whoever holds a node's token can invent names, and each is a row. A name is a candidate when it has
+not been seen for the time in which agents may still send evidence of it. Any reference keeps it,
+and then it is examined again only after that time has passed once more. All tables are read in one
+snapshot, partition by partition, until no candidate is left: usually after the first table.
 
-A collector caches ids for a day at most (ingest/batches/attributes.py), and cached names count as seen.
+A collector caches ids for a day at most (ingest/batches/attributes.py), and cached names count as
+seen.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.schema import metadata
 from gpuledger_collector.storage.telemetry import partitions
 
-NAMED = {"workload": ("workload_id", "workload_ids"), "accelerator": ("accelerator_id", "accelerator_ids")}
+NAMED = {
+    "workload": ("workload_id", "workload_ids"),
+    "accelerator": ("accelerator_id", "accelerator_ids"),
+}
 """Tables of names -> the names of columns that refer to them: one id, or an array of ids."""
 CANDIDATES = 100_000
 """Most names examined in one run."""
@@ -40,25 +44,36 @@ def references(table: str) -> list[tuple[str, str]]:
         for column in NAMED[table]
         if column in other.columns and other.name not in (table, f"{table}_attributes")
     ]
-    return sorted(columns, key=lambda pair: (pair[0] not in _FIRST, pair[0] in partitions.PARTITIONED, pair[0]))
+    return sorted(
+        columns,
+        key=lambda pair: (pair[0] not in _FIRST, pair[0] in partitions.PARTITIONED, pair[0]),
+    )
 
 
 def forget_unused(
-    connection: Connection, table: str, before: dt.datetime, stopping: Callable[[], bool] = lambda: False
+    connection: Connection,
+    table: str,
+    before: dt.datetime,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Delete names of this table last seen before an instant that nothing refers to; return how many.
+    """Delete names of this table last seen before an instant that nothing refers to; return how
+    many.
 
-    `connection` is in autocommit. Raises psycopg.errors.SerializationFailure when one is seen meanwhile.
+    `connection` is in autocommit. Raises psycopg.errors.SerializationFailure when one is seen
+    meanwhile.
     """
     try:
-        # The lock precedes the snapshot, which shows all finished imports, and no import runs until the end.
+        # The lock precedes the snapshot, which shows all finished imports, and no import runs until
+        # the end.
         with locks.snapshot(connection, Lock.IMPORTS):
             return _forget(connection, table, before, stopping)
     except _Stopping:
         return 0
 
 
-def _forget(connection: Connection, table: str, before: dt.datetime, stopping: Callable[[], bool]) -> int:
+def _forget(
+    connection: Connection, table: str, before: dt.datetime, stopping: Callable[[], bool]
+) -> int:
     names = {"table": sql.Identifier(table)}
     with connection.transaction():
         connection.execute("CREATE TEMP TABLE candidate (id bigint PRIMARY KEY) ON COMMIT DROP")
@@ -72,20 +87,22 @@ def _forget(connection: Connection, table: str, before: dt.datetime, stopping: C
         )
         looked_at = connection.execute(
             sql.SQL(
-                "INSERT INTO candidate SELECT id FROM {table} WHERE last_seen_at < %s ORDER BY last_seen_at LIMIT %s"
+                "INSERT INTO candidate SELECT id FROM {table} WHERE last_seen_at < %s ORDER BY"
+                " last_seen_at LIMIT %s"
             ).format(**names),
             (before, CANDIDATES),
         ).rowcount
         if not looked_at:
             return 0
-        # Remembered before candidates are dropped: all that were examined count as seen now, so that the next run
-        # examines others.
+        # Remembered before candidates are dropped: all that were examined count as seen now, so
+        # that the next run examines others.
         examined = _candidates(connection)
         connection.execute("CREATE TEMP TABLE referred (id bigint) ON COMMIT DROP")
         for statement in _statements(connection, table):
             if stopping():
                 raise _Stopping
-            # In two steps: Citus deletes nothing from a temporary table by a join to a distributed one.
+            # In two steps: Citus deletes nothing from a temporary table by a join to a distributed
+            # one.
             connection.execute(statement)
             connection.execute("DELETE FROM candidate c USING referred r WHERE c.id = r.id")
             connection.execute("TRUNCATE referred")
@@ -104,7 +121,8 @@ def _forget(connection: Connection, table: str, before: dt.datetime, stopping: C
             sql.SQL("DELETE FROM {table} WHERE id = ANY(%s)").format(**names), (unused,)
         ).rowcount
         connection.execute(
-            sql.SQL("UPDATE {table} SET last_seen_at = now() WHERE id = ANY(%s)").format(**names), (examined,)
+            sql.SQL("UPDATE {table} SET last_seen_at = now() WHERE id = ANY(%s)").format(**names),
+            (examined,),
         )
         return deleted
 
@@ -121,7 +139,9 @@ def _statements(connection: Connection, table: str) -> Iterator[sql.Composed]:
         divided = other in partitions.PARTITIONED
         # Partition by partition, so that reading ends as soon as no candidate is left.
         for place in [part.name for part in parts if part.table == other] if divided else [other]:
-            value = sql.SQL("unnest({column})" if is_array else "{column}").format(column=sql.Identifier(column))
+            value = sql.SQL("unnest({column})" if is_array else "{column}").format(
+                column=sql.Identifier(column)
+            )
             yield sql.SQL("INSERT INTO referred SELECT DISTINCT {value} FROM {place}").format(
                 value=value, place=sql.Identifier(place)
             )

@@ -23,8 +23,12 @@ _REQUESTED = """hour_ms >= %s AND hour_ms < %s
     AND NOT EXISTS (SELECT FROM expired_day WHERE hour_ms >= day_ms AND hour_ms < day_ms + 172800000)"""
 
 
-def recompute_requests(connection: Connection, period: Period, limit: int | None = None) -> list[RecomputeRequest]:
-    """List requested hours of the period, by hour and accelerator, except those whose evidence has expired."""
+def recompute_requests(
+    connection: Connection, period: Period, limit: int | None = None
+) -> list[RecomputeRequest]:
+    """List requested hours of the period, by hour and accelerator, except those whose evidence has
+    expired.
+    """
     rows = connection.execute(
         f"SELECT id, accelerator_id, hour_ms FROM hour_recompute WHERE {_REQUESTED} "
         "ORDER BY hour_ms, accelerator_id, id LIMIT %s",
@@ -34,7 +38,9 @@ def recompute_requests(connection: Connection, period: Period, limit: int | None
 
 
 def requested_hours(connection: Connection, period: Period) -> list[int]:
-    """List the hours of the period with a recompute request, except those whose evidence has expired."""
+    """List the hours of the period with a recompute request, except those whose evidence has
+    expired.
+    """
     rows = connection.execute(
         f"SELECT DISTINCT hour_ms FROM hour_recompute WHERE {_REQUESTED}",
         (period.start_ms - HOUR_MS + 1, period.end_ms),
@@ -47,13 +53,16 @@ def remove_recompute_requests(connection: Connection, ids: Iterable[int]) -> Non
     connection.execute("DELETE FROM hour_recompute WHERE id = ANY(%s)", (list(ids),))
 
 
-def usage_intervals(connection: Connection, accelerator_ids: Sequence[int], period: Period) -> Iterator[UsageInterval]:
+def usage_intervals(
+    connection: Connection, accelerator_ids: Sequence[int], period: Period
+) -> Iterator[UsageInterval]:
     """Read evidence of use that overlaps the period, in any order."""
     # The bounds are part of the text, so that the planner can exclude partitions.
     rows = connection.execute(
-        f"SELECT {_USAGE_INTERVAL} FROM usage_interval s LEFT JOIN node n ON n.id = s.node_id "
-        f"WHERE accelerator_id = ANY(%s) AND start_ms < {int(period.end_ms)} AND end_ms > {int(period.start_ms)} "
-        f"AND start_ms >= {int(period.start_ms) - _LONGEST_USAGE_INTERVAL_MS} AND state <> 'present'",
+        f"SELECT {_USAGE_INTERVAL} FROM usage_interval s LEFT JOIN node n ON n.id = s.node_id WHERE"
+        f" accelerator_id = ANY(%s) AND start_ms < {int(period.end_ms)} AND end_ms >"
+        f" {int(period.start_ms)} AND start_ms >="
+        f" {int(period.start_ms) - _LONGEST_USAGE_INTERVAL_MS} AND state <> 'present'",
         (list(accelerator_ids),),
         prepare=False,
     )
@@ -61,11 +70,14 @@ def usage_intervals(connection: Connection, accelerator_ids: Sequence[int], peri
         yield UsageInterval(*row)
 
 
-def evidence_sums(connection: Connection, accelerator_ids: Sequence[int], period: Period) -> Iterator[EvidenceSum]:
-    """Add up evidence of use that overlaps the period, by accelerator, hour of its start, state and report of a holder.
+def evidence_sums(
+    connection: Connection, accelerator_ids: Sequence[int], period: Period
+) -> Iterator[EvidenceSum]:
+    """Add up evidence of use that overlaps the period, by accelerator, hour of its start, state and
+    report of a holder.
 
-    Interval by interval the server looks whether the sum is also what a fold would give: it lies in one hour and after
-    all earlier ones, and the activity of its holder is its whole length.
+    Interval by interval the server looks whether the sum is also what a fold would give: it lies in
+    one hour and after all earlier ones, and the activity of its holder is its whole length.
     """
     # The bounds are part of the text, so that the planner can exclude partitions.
     rows = connection.execute(
@@ -94,8 +106,12 @@ def evidence_sums(connection: Connection, accelerator_ids: Sequence[int], period
 
 
 def latest_evidence_ms(connection: Connection, since_ms: int) -> int | None:
-    """Return the end of the latest evidence that begins at or after an instant; None when there is none."""
-    row = connection.execute("SELECT max(end_ms) FROM usage_interval WHERE start_ms >= %s", (since_ms,)).fetchone()
+    """Return the end of the latest evidence that begins at or after an instant; None when there is
+    none.
+    """
+    row = connection.execute(
+        "SELECT max(end_ms) FROM usage_interval WHERE start_ms >= %s", (since_ms,)
+    ).fetchone()
     return None if row is None else row[0]
 
 
@@ -119,22 +135,23 @@ def replace_hourly_usage(
 ) -> None:
     """Replace the hourly ledger of these (accelerator, hour) pairs.
 
-    The column `hour_ms` holds the start of a row's rating interval: the hour, or the instant inside it at which a
-    price changed or the accelerator moved.
+    The column `hour_ms` holds the start of a row's rating interval: the hour, or the instant inside
+    it at which a price changed or the accelerator moved.
     """
-    # The rows of an hour may begin inside of it, where a rating interval begins: delete the entire range. Compared by
-    # equality, which can be hashed: with two inequalities every hour meets every row of its accelerator.
+    # The rows of an hour may begin inside of it, where a rating interval begins: delete the entire
+    # range. Compared by equality, which can be hashed: with two inequalities every hour meets every
+    # row of its accelerator.
     if hours:
         bounds = min(pair[1] for pair in hours), max(pair[1] for pair in hours) + HOUR_MS
         connection.execute(
-            "DELETE FROM usage_hour u USING unnest(%s::bigint[], %s::bigint[]) AS h (accelerator_id, hour_ms) "
-            "WHERE u.accelerator_id = h.accelerator_id AND u.hour_ms - u.hour_ms %% %s = h.hour_ms "
-            "AND u.hour_ms >= %s AND u.hour_ms < %s",
+            "DELETE FROM usage_hour u USING unnest(%s::bigint[], %s::bigint[]) AS h"
+            " (accelerator_id, hour_ms) WHERE u.accelerator_id = h.accelerator_id AND u.hour_ms -"
+            " u.hour_ms %% %s = h.hour_ms AND u.hour_ms >= %s AND u.hour_ms < %s",
             ([pair[0] for pair in hours], [pair[1] for pair in hours], HOUR_MS, *bounds),
         )
     with connection.cursor().copy(
-        "COPY usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms, unknown_ms, "
-        "energy_mj, workload_attributes_id) FROM STDIN"
+        "COPY usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms,"
+        " unknown_ms, energy_mj, workload_attributes_id) FROM STDIN"
     ) as copy:
         for piece in pieces:
             copy.write_row(
@@ -159,24 +176,29 @@ def hourly_usage(connection: Connection, day: Period) -> list[HourlyUsage]:
     Only starts are stored: each row is given the end of its hour.
     """
     rows = connection.execute(
-        "SELECT accelerator_id, hour_ms, hour_ms - hour_ms %% %s + %s, state, workload_id, held_ms, busy_ms, idle_ms, "
-        "unknown_ms, energy_mj, coalesce(u.workload_attributes_id, (SELECT min(t.id) FROM workload_attributes t "
-        "WHERE t.workload_id = u.workload_id)) FROM usage_hour u WHERE hour_ms >= %s AND hour_ms < %s "
-        "ORDER BY accelerator_id, hour_ms, state, workload_id NULLS FIRST",
+        "SELECT accelerator_id, hour_ms, hour_ms - hour_ms %% %s + %s, state, workload_id, held_ms,"
+        " busy_ms, idle_ms, unknown_ms, energy_mj, coalesce(u.workload_attributes_id, (SELECT"
+        " min(t.id) FROM workload_attributes t WHERE t.workload_id = u.workload_id)) FROM"
+        " usage_hour u WHERE hour_ms >= %s AND hour_ms < %s ORDER BY accelerator_id, hour_ms,"
+        " state, workload_id NULLS FIRST",
         (HOUR_MS, HOUR_MS, day.start_ms, day.end_ms),
     )
     return [HourlyUsage(*row) for row in rows]
 
 
 def request_recompute_at(connection: Connection, instants: Iterable[int]) -> None:
-    """Request the hours inside which one of these instants lies: a price, a rule or a choice begins or ends there."""
+    """Request the hours inside which one of these instants lies: a price, a rule or a choice begins
+    or ends there.
+    """
     hours_ms = sorted({at - at % HOUR_MS for at in instants if at % HOUR_MS})
     if hours_ms:
         request_recompute_of_hours(connection, hours_ms)
 
 
 def request_recompute_of_hours(connection: Connection, hours_ms: Sequence[int]) -> None:
-    """Request these hours for every accelerator that has usage in them: their rating intervals change."""
+    """Request these hours for every accelerator that has usage in them: their rating intervals
+    change.
+    """
     connection.execute(
         "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT DISTINCT u.accelerator_id, h "
         "FROM unnest(%s::bigint[]) AS h JOIN usage_hour u ON u.hour_ms >= h AND u.hour_ms < h + %s",

@@ -1,10 +1,12 @@
-"""Usage of the same time from two sources: each job has another id in each of them, and would be billed twice.
+"""Usage of the same time from two sources: each job has another id in each of them, and would be
+billed twice.
 
-Imported usage counts GPUs, so nothing but its source says whether two rows are one job: arrays, requeues, suspended
-time and time zones give a job another number, start and end. A file speaks for the time in which its jobs begin and
-end. What another source brought for that time and place is refused, removed or billed as well, as the person decides.
-Accelerators that were measured in a pool take the place of what is imported for it (accounting.imported_usage), so
-only usage of an unknown or another pool is compared with them.
+Imported usage counts GPUs, so nothing but its source says whether two rows are one job: arrays,
+requeues, suspended time and time zones give a job another number, start and end. A file speaks for
+the time in which its jobs begin and end. What another source brought for that time and place is
+refused, removed or billed as well, as the person decides. Accelerators that were measured in a pool
+take the place of what is imported for it (accounting.imported_usage), so only usage of an unknown
+or another pool is compared with them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,12 @@ from dataclasses import dataclass, replace
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant
 from gpuledger_collector.accounting.placement import SEEN
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.ledger.rows import UNKNOWN_POOL, UNKNOWN_SOURCE, OnOverlap, UsageSource
+from gpuledger_collector.storage.ledger.rows import (
+    UNKNOWN_POOL,
+    UNKNOWN_SOURCE,
+    OnOverlap,
+    UsageSource,
+)
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
 
@@ -31,8 +38,9 @@ _SACCT_ID = r"/[0-9+_]+@{submitted}(@[0-9]+)?$"
 _SOURCE = f"""coalesce(u.source, CASE
     WHEN w.external_id ~ format('{_SACCT_ID.format(submitted="%%s")}', coalesce(u.submitted_ms, 0) / 1000) THEN 'sacct'
     WHEN w.external_id ~ '/[^/@]+@[0-9]+(@[0-9]+)?$' THEN '{UNKNOWN_SOURCE}' ELSE 'table' END)"""
-"""Of rows from before the column: `import sacct` stored the submission that its ids end with, and tables write other
-ids. A further run of NAMESPACE/NAME has such an id as well, so what fits the form alone is unknown.
+"""Of rows from before the column: `import sacct` stored the submission that its ids end with, and
+tables write other ids. A further run of NAMESPACE/NAME has such an id as well, so what fits the
+form alone is unknown.
 """
 _FILE = """WITH file AS (SELECT min(start_ms) AS first_start, max(start_ms) AS last_start,
         min(coalesce(end_ms - 1, %(open)s)) AS first_end, max(coalesce(end_ms - 1, %(open)s)) AS last_end,
@@ -48,7 +56,9 @@ _COVERED = """u.start_ms >= file.first_start - file.first_start %% %(day)s - {ma
     AND u.start_ms < file.last_start - file.last_start %% %(day)s + %(day)s + {margin}
     AND (u.end_ms IS NULL OR (u.end_ms > file.first_end - file.first_end %% %(day)s - {margin}
         AND u.end_ms <= file.last_end - file.last_end %% %(day)s + %(day)s + {margin}))"""
-"""Days on which jobs of the file begin, and on which they end: what began or ended on others is not in it."""
+"""Days on which jobs of the file begin, and on which they end: what began or ended on others is not
+in it.
+"""
 
 
 _UNKNOWN = f"""FROM file, imported_usage u JOIN workload w ON w.id = u.workload_id
@@ -61,9 +71,11 @@ class OtherSource(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """What was removed for a file: pools and times to rate again; and how much of the other source is left nearby.
+    """What was removed for a file: pools and times to rate again; and how much of the other source
+    is left nearby.
 
-    `unknown` counts what was brought for the time of the file by nobody knows which source: it stays.
+    `unknown` counts what was brought for the time of the file by nobody knows which source: it
+    stays.
     """
 
     pools: Sequence[str] = ()
@@ -72,8 +84,11 @@ class Replaced:
     unknown: int = 0
 
 
-def resolve_overlap(connection: Connection, source: UsageSource, choice: OnOverlap, now_ms: int) -> Replaced:
-    """Refuse, or remove, what another source brought for the time of the file in `incoming` and `changed`.
+def resolve_overlap(
+    connection: Connection, source: UsageSource, choice: OnOverlap, now_ms: int
+) -> Replaced:
+    """Refuse, or remove, what another source brought for the time of the file in `incoming` and
+    `changed`.
 
     A file that brings no new job is not refused. Raises OtherSource.
     """
@@ -87,10 +102,13 @@ def resolve_overlap(connection: Connection, source: UsageSource, choice: OnOverl
 
 
 def store_source(connection: Connection, source: UsageSource) -> None:
-    """Store the source of rows in `incoming` that were imported before it was recorded: their ids are this source's."""
+    """Store the source of rows in `incoming` that were imported before it was recorded: their ids
+    are this source's.
+    """
     connection.execute(
-        "WITH known AS MATERIALIZED (SELECT w.id FROM incoming i JOIN workload w USING (key)) "
-        "UPDATE imported_usage u SET source = %s FROM known k WHERE k.id = u.workload_id AND u.source IS NULL",
+        "WITH known AS MATERIALIZED (SELECT w.id FROM incoming i JOIN workload w USING (key))"
+        " UPDATE imported_usage u SET source = %s FROM known k WHERE k.id = u.workload_id AND"
+        " u.source IS NULL",
         (source.value,),
     )
 
@@ -116,16 +134,17 @@ def _parameters(source: UsageSource) -> dict[str, object]:
 def _refuse_imported(connection: Connection, source: UsageSource, now_ms: int) -> None:
     new = _FILE.format(rows="changed WHERE known IS NULL")
     count, first_ms, last_ms, pools, others = connection.execute(
-        f"{new} SELECT count(*), min(u.start_ms), max(coalesce(u.end_ms - 1, %(now)s)), array_agg(DISTINCT u.pool), "
-        f"array_agg(DISTINCT {_SOURCE}) {_OTHERS} AND {_TOUCHING}",
+        f"{new} SELECT count(*), min(u.start_ms), max(coalesce(u.end_ms - 1, %(now)s)),"
+        f" array_agg(DISTINCT u.pool), array_agg(DISTINCT {_SOURCE}) {_OTHERS} AND {_TOUCHING}",
         {**_parameters(source), "now": now_ms},
     ).fetchone() or (0, 0, 0, [], [])
     if count:
         days = f"{format_instant(first_ms)[:10]} to {format_instant(last_ms)[:10]}"
         name = _NAMES[UsageSource(others[0])]
         raise OtherSource(
-            f"{plural(count, 'workload')} of {name} from {days} in {_pools(pools)} would be billed twice; --replace "
-            "removes those of the time of this file, --also bills both because they are different GPUs"
+            f"{plural(count, 'workload')} of {name} from {days} in {_pools(pools)} would be billed"
+            " twice; --replace removes those of the time of this file, --also bills both because"
+            " they are different GPUs"
         )
 
 
@@ -140,7 +159,12 @@ def _replace(connection: Connection, source: UsageSource, now_ms: int) -> Replac
         parameters,
     ).fetchall()
     changes = [
-        audit.Change("usage", name, {"start_ms": start, "end_ms": end, "gpu_micro": micro, "pool": pool}, None)
+        audit.Change(
+            "usage",
+            name,
+            {"start_ms": start, "end_ms": end, "gpu_micro": micro, "pool": pool},
+            None,
+        )
         for name, start, end, pool, micro in sorted(rows, key=lambda row: row[:2])
     ]
     if changes:
@@ -152,7 +176,9 @@ def _replace(connection: Connection, source: UsageSource, now_ms: int) -> Replac
 
 
 def _refuse_measured(connection: Connection) -> None:
-    """Refuse new usage of an unknown pool while accelerators were measured, or of a node that is measured elsewhere."""
+    """Refuse new usage of an unknown pool while accelerators were measured, or of a node that is
+    measured elsewhere.
+    """
     row = connection.execute(
         """
         WITH file AS (SELECT pool, node, min(start_ms) AS start_ms, max(coalesce(end_ms, %(open)s)) AS end_ms
@@ -167,30 +193,38 @@ def _refuse_measured(connection: Connection) -> None:
     ).fetchone()
     if row is not None:
         pool, node, measured, at_ms = row
-        where = "usage without a pool" if pool == UNKNOWN_POOL else f"usage of {node} in pool {pool}"
+        where = (
+            "usage without a pool" if pool == UNKNOWN_POOL else f"usage of {node} in pool {pool}"
+        )
         since = format_instant(at_ms)[:10]
         raise OtherSource(
-            f"{where} would be billed beside the GPUs that are measured in pool {measured} since {since}; "
-            f"--pool {measured} counts measured time once, --also bills both because they are different GPUs"
+            f"{where} would be billed beside the GPUs that are measured in pool {measured} since"
+            f" {since}; --pool {measured} counts measured time once, --also bills both because they"
+            " are different GPUs"
         )
 
 
-def refuse_beside_imported(connection: Connection, period: Period, nodes: Sequence[str], pools: Sequence[str]) -> None:
-    """Refuse to measure GPUs of these nodes and pools where a file brought their usage for another or no pool.
+def refuse_beside_imported(
+    connection: Connection, period: Period, nodes: Sequence[str], pools: Sequence[str]
+) -> None:
+    """Refuse to measure GPUs of these nodes and pools where a file brought their usage for another
+    or no pool.
 
     Raises OtherSource.
     """
     row = connection.execute(
-        "SELECT count(*), min(start_ms), array_agg(DISTINCT pool) FROM imported_usage WHERE start_ms < %s "
-        "AND (end_ms IS NULL OR end_ms > %s) AND pool <> ALL(%s) AND (pool = %s OR node = ANY(%s))",
+        "SELECT count(*), min(start_ms), array_agg(DISTINCT pool) FROM imported_usage WHERE"
+        " start_ms < %s AND (end_ms IS NULL OR end_ms > %s) AND pool <> ALL(%s) AND (pool = %s OR"
+        " node = ANY(%s))",
         (period.end_ms, period.start_ms, list(pools), UNKNOWN_POOL, list(nodes)),
     ).fetchone()
     if row is not None and row[0]:
         count, first_ms, known = row
         raise OtherSource(
-            f"{plural(count, 'workload')} imported since {format_instant(first_ms)[:10]} in {_pools(known)} would be "
-            f"billed beside the same GPUs; import their file again with --pool {pools[0]}, where measured time counts "
-            "once, or --also bills both because they are different GPUs"
+            f"{plural(count, 'workload')} imported since {format_instant(first_ms)[:10]} in"
+            f" {_pools(known)} would be billed beside the same GPUs; import their file again with"
+            f" --pool {pools[0]}, where measured time counts once, or --also bills both because"
+            " they are different GPUs"
         )
 
 

@@ -1,4 +1,6 @@
-"""The billing zone in Postgres: the time zone in which days and months of the bill begin, and since when."""
+"""The billing zone in Postgres: the time zone in which days and months of the bill begin, and since
+when.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from gpuledger_collector.storage.locks import Connection, Lock
 def calendar(connection: Connection) -> Calendar:
     """Read the calendar of the bill; UTC while no zone is declared."""
     rows = connection.execute(
-        "SELECT zone, from_ms, 0 FROM billing_zone WHERE superseded_at IS NULL "
-        "UNION ALL SELECT '', 0, first_month FROM fiscal_year WHERE superseded_at IS NULL ORDER BY 2"
+        "SELECT zone, from_ms, 0 FROM billing_zone WHERE superseded_at IS NULL UNION ALL SELECT '',"
+        " 0, first_month FROM fiscal_year WHERE superseded_at IS NULL ORDER BY 2"
     )
     calendar, fiscal_month = UTC_DAYS, None
     for name, from_ms, first_month in rows:
@@ -48,16 +50,24 @@ def zone_of(name: str) -> dt.tzinfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError(f"{name!r} is not a zone that this machine knows; write it as Europe/Berlin") from None
+        raise ValueError(
+            f"{name!r} is not a zone that this machine knows; write it as Europe/Berlin"
+        ) from None
 
 
-def replace_fiscal_year(connection: Connection, first_month: int, now: dt.datetime) -> ImportOutcome:
+def replace_fiscal_year(
+    connection: Connection, first_month: int, now: dt.datetime
+) -> ImportOutcome:
     """Set the month in which fiscal years begin. No charge changes: it names periods."""
     before = calendar(connection).fiscal_month
     if before == first_month:
         return ImportOutcome(0, 0, 1)
-    gone = connection.execute("UPDATE fiscal_year SET superseded_at = %s WHERE superseded_at IS NULL", (now,)).rowcount
-    connection.execute("INSERT INTO fiscal_year (first_month, recorded_at) VALUES (%s, %s)", (first_month, now))
+    gone = connection.execute(
+        "UPDATE fiscal_year SET superseded_at = %s WHERE superseded_at IS NULL", (now,)
+    ).rowcount
+    connection.execute(
+        "INSERT INTO fiscal_year (first_month, recorded_at) VALUES (%s, %s)", (first_month, now)
+    )
     old = None if before is None else {"first_month": before}
     change = audit.Change("fiscal_year", "fiscal year", old, {"first_month": first_month})
     audit.record(connection, [change], int(now.timestamp() * 1000))
@@ -72,9 +82,11 @@ def current(connection: Connection) -> str:
 def replace(connection: Connection, name: str, now: dt.datetime) -> ImportOutcome:
     """Set the billing zone from the end of the last closed month on, and rate open days again.
 
-    Closed months keep their bounds. Call it in one transaction: it holds the ledger lock until the commit.
+    Closed months keep their bounds. Call it in one transaction: it holds the ledger lock until the
+    commit.
     """
-    # Rating and closing hold this lock as well: no day is rated by the old zone while it is replaced.
+    # Rating and closing hold this lock as well: no day is rated by the old zone while it is
+    # replaced.
     locks.take(connection, Lock.LEDGER)
     before = calendar(connection)
     if before.zones[-1].name == name:
@@ -83,36 +95,51 @@ def replace(connection: Connection, name: str, now: dt.datetime) -> ImportOutcom
     assert row is not None
     from_ms = int(row[0])
     gone = connection.execute(
-        "UPDATE billing_zone SET superseded_at = %s WHERE superseded_at IS NULL AND from_ms >= %s RETURNING 1",
+        "UPDATE billing_zone SET superseded_at = %s WHERE superseded_at IS NULL AND from_ms >= %s"
+        " RETURNING 1",
         (now, from_ms),
     ).rowcount
     if name != current(connection) or from_ms == 0:
         connection.execute(
-            "INSERT INTO billing_zone (zone, from_ms, recorded_at) VALUES (%s, %s, %s)", (name, from_ms, now)
+            "INSERT INTO billing_zone (zone, from_ms, recorded_at) VALUES (%s, %s, %s)",
+            (name, from_ms, now),
         )
-    changes = [audit.Change("billing_zone", name, {"zone": before.zones[-1].name}, {"zone": name, "from_ms": from_ms})]
+    changes = [
+        audit.Change(
+            "billing_zone",
+            name,
+            {"zone": before.zones[-1].name},
+            {"zone": name, "from_ms": from_ms},
+        )
+    ]
     audit.record(connection, changes, int(now.timestamp() * 1000))
     return ImportOutcome(1, gone, 0, _make_again(connection, calendar(connection), from_ms))
 
 
 def _make_again(connection: Connection, days: Calendar, from_ms: int) -> int:
-    """Remove open days from the ledger and request their UTC days, and the hours cut by a midnight, before or after.
+    """Remove open days from the ledger and request their UTC days, and the hours cut by a midnight,
+    before or after.
 
     Corrections booked in open days stay, on the day that now contains their instant.
     """
     hours = connection.execute(
-        "SELECT DISTINCT hour_ms - hour_ms %% %s FROM usage_hour WHERE hour_ms >= %s AND hour_ms %% %s <> 0",
+        "SELECT DISTINCT hour_ms - hour_ms %% %s FROM usage_hour WHERE hour_ms >= %s AND hour_ms %%"
+        " %s <> 0",
         (HOUR_MS, from_ms, HOUR_MS),
     )
-    # Hours that a midnight of the old zone cuts into several rating intervals are folded again, as are those (below)
-    # that a midnight of the new zone will cut.
+    # Hours that a midnight of the old zone cuts into several rating intervals are folded again, as
+    # are those (below) that a midnight of the new zone will cut.
     cut = {int(hour) for (hour,) in hours}
     bounds = connection.execute(
         "SELECT min(day_ms), max(until_ms) FROM conservation_check WHERE day_ms >= %s", (from_ms,)
     ).fetchone()
     if bounds is not None and bounds[0] is not None:
-        cut |= {at - at % HOUR_MS for at in days.cuts(Period(bounds[0] - 2 * 24 * HOUR_MS, bounds[1]))}
-    usage.request_recompute_of_hours(connection, sorted(hour for hour in cut if hour + HOUR_MS > from_ms))
+        cut |= {
+            at - at % HOUR_MS for at in days.cuts(Period(bounds[0] - 2 * 24 * HOUR_MS, bounds[1]))
+        }
+    usage.request_recompute_of_hours(
+        connection, sorted(hour for hour in cut if hour + HOUR_MS > from_ms)
+    )
     marked = connection.execute(
         """
         INSERT INTO day_recompute (day_ms) SELECT DISTINCT at - at %% %(day)s FROM (

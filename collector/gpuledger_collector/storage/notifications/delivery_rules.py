@@ -1,7 +1,9 @@
-"""When a message is sent, by the rules of its recipient: quiet hours, a digest instead of many mails, a daily limit.
+"""When a message is sent, by the rules of its recipient: quiet hours, a digest instead of many
+mails, a daily limit.
 
-Quiet hours are wall-clock hours in the recipient's time zone, also when clocks change: an hour that comes twice is
-quiet twice. Urgent messages ignore all rules. Nothing is dropped: what is not sent on its own joins the next digest.
+Quiet hours are wall-clock hours in the recipient's time zone, also when clocks change: an hour that
+comes twice is quiet twice. Urgent messages ignore all rules. Nothing is dropped: what is not sent
+on its own joins the next digest.
 """
 
 from __future__ import annotations
@@ -30,9 +32,12 @@ _MAX_QUIET_MINUTES = 26 * 60
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRules:
-    """Rules of one recipient. `quiet` and `digest_at` are minutes of the day in `zone`; `digest_on` 0 is Monday.
+    """Rules of one recipient.
 
-    `pass_kinds` are kinds of messages that are urgent to this recipient; `max_per_day` limits single messages.
+    `quiet` and `digest_at` are minutes of the day in `zone`; `digest_on` 0 is Monday.
+
+    `pass_kinds` are kinds of messages that are urgent to this recipient; `max_per_day` limits
+    single messages.
     """
 
     digest: str = ""
@@ -85,7 +90,11 @@ def rules_of(recipient: str, rules: Mapping[str, DeliveryRules]) -> DeliveryRule
     own = rules.get(recipient)
     if own is not None:
         return own
-    return NO_RULES if recipient.startswith(("slack:", "teams:", "webhook:")) else rules.get(EVERYBODY, NO_RULES)
+    return (
+        NO_RULES
+        if recipient.startswith(("slack:", "teams:", "webhook:"))
+        else rules.get(EVERYBODY, NO_RULES)
+    )
 
 
 def plan(
@@ -93,16 +102,20 @@ def plan(
 ) -> DeliveryPlan:
     """Plan a message that may be sent from `at_ms` on.
 
-    `planned` counts the single messages planned for this recipient on a day (a Period in the recipient's zone).
+    `planned` counts the single messages planned for this recipient on a day (a Period in the
+    recipient's zone).
     """
-    # In this order: urgent ones at once; digests after quiet hours; then what the daily limit or the rules put into a
-    # digest; the rest after quiet hours.
+    # In this order: urgent ones at once; digests after quiet hours; then what the daily limit or
+    # the rules put into a digest; the rest after quiet hours.
     if urgent or kind in rules.pass_kinds:
         return DeliveryPlan(at_ms, joins_digest=False)
     free_ms = end_of_quiet(rules, at_ms)
     if kind == DIGEST:
         return DeliveryPlan(free_ms, joins_digest=False)
-    full = rules.max_per_day is not None and planned(local_day(rules.zone, free_ms)) >= rules.max_per_day
+    full = (
+        rules.max_per_day is not None
+        and planned(local_day(rules.zone, free_ms)) >= rules.max_per_day
+    )
     if rules.digest or full:
         return DeliveryPlan(next_digest(rules, at_ms), joins_digest=True)
     return DeliveryPlan(free_ms, joins_digest=False)
@@ -144,7 +157,9 @@ def _local(zone: str, at_ms: int) -> datetime:
 
 
 def next_digest(rules: DeliveryRules, at_ms: int) -> int:
-    """The first instant after `at_ms` at which a digest is due; an hour that comes twice counts the first time."""
+    """The first instant after `at_ms` at which a digest is due; an hour that comes twice counts the
+    first time.
+    """
     clock = time(rules.digest_at // 60, rules.digest_at % 60)
     first = _local(rules.zone, at_ms).date()
     # A week and a day more: today's instant may have passed, and the weekly one be a week ahead.

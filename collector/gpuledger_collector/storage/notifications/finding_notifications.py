@@ -1,7 +1,7 @@
 """Notifications about findings, and the reclaiming of idle workloads, as rows.
 
-Notifications are written under Lock.NOTIFICATIONS in a READ COMMITTED transaction, not in a snapshot: people may
-acknowledge a notification meanwhile, and the audit log needs its newest row.
+Notifications are written under Lock.NOTIFICATIONS in a READ COMMITTED transaction, not in a
+snapshot: people may acknowledge a notification meanwhile, and the audit log needs its newest row.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ _ACTION_COLUMNS = (
 
 @contextmanager
 def writing(database: Database, *, dry_run: bool = False) -> Iterator[Connection]:
-    """A transaction that is alone in writing notifications and reclaim actions; `dry_run` rolls it back."""
+    """A transaction that is alone in writing notifications and reclaim actions; `dry_run` rolls it
+    back.
+    """
     with database.transaction(dry_run=dry_run) as connection:
         locks.take(connection, Lock.NOTIFICATIONS)
         yield connection
@@ -75,7 +77,11 @@ def writing(database: Database, *, dry_run: bool = False) -> Iterator[Connection
 def ongoing_anomalies(connection: Connection, at_ms: int) -> list[Finding]:
     """Anomalies of spending that are ongoing."""
     anomalies = findings.overlapping(connection, ANOMALY, at_ms - RECENT_MS, at_ms + 1)
-    return [finding for finding in anomalies if finding.resolved_ms is None and finding.until_ms >= at_ms - RECENT_MS]
+    return [
+        finding
+        for finding in anomalies
+        if finding.resolved_ms is None and finding.until_ms >= at_ms - RECENT_MS
+    ]
 
 
 def recent(connection: Connection, kind: str, since_ms: int) -> list[Notification]:
@@ -98,20 +104,25 @@ def by_id(connection: Connection, notification_id: int) -> Notification | None:
 
 def newest(connection: Connection, limit: int) -> list[Notification]:
     """The last notifications, newest first."""
-    rows = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM notification ORDER BY id DESC LIMIT %s", (limit,))
+    rows = connection.execute(
+        f"SELECT {', '.join(_COLUMNS)} FROM notification ORDER BY id DESC LIMIT %s", (limit,)
+    )
     return [_notification(row) for row in rows]
 
 
 def _notification(row: Sequence[Any]) -> Notification:
     cells = dict(zip(_COLUMNS, row, strict=True))
-    return Notification(**{**cells, "recipients": tuple(cells["recipients"]), "findings": tuple(cells["findings"])})
+    return Notification(
+        **{**cells, "recipients": tuple(cells["recipients"]), "findings": tuple(cells["findings"])}
+    )
 
 
 def add(connection: Connection, notification: Notification) -> int | None:
     """Insert a notification and return its id; None when there is one for its episode already."""
     row = connection.execute(
-        "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms, until_ms, notified_ms) "
-        "VALUES (%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s) ON CONFLICT (key) DO NOTHING RETURNING id",
+        "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms,"
+        " until_ms, notified_ms) VALUES (%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s) ON"
+        " CONFLICT (key) DO NOTHING RETURNING id",
         (
             notification.key,
             notification.kind,
@@ -130,7 +141,8 @@ def add(connection: Connection, notification: Notification) -> int | None:
 def update(connection: Connection, notification: Notification) -> None:
     """Store the findings, end, escalation and closing of a notification."""
     connection.execute(
-        "UPDATE notification SET findings = %s::jsonb, until_ms = %s, escalated_ms = %s, closed_ms = %s WHERE id = %s",
+        "UPDATE notification SET findings = %s::jsonb, until_ms = %s, escalated_ms = %s, closed_ms"
+        " = %s WHERE id = %s",
         (
             json.dumps(notification.findings),
             notification.until_ms,
@@ -144,34 +156,42 @@ def update(connection: Connection, notification: Notification) -> None:
 def acknowledge(
     connection: Connection, notification_id: int, who: str, until_ms: int, why: str, at_ms: int
 ) -> Notification | None:
-    """Acknowledge a notification until an instant, with an entry in the audit log; None when it does not exist."""
+    """Acknowledge a notification until an instant, with an entry in the audit log; None when it
+    does not exist.
+    """
     row = connection.execute(
-        "UPDATE notification SET acked_ms = %s, acked_by = %s, ack_until_ms = %s, why = %s WHERE id = %s "
-        f"RETURNING {', '.join(_COLUMNS)}",
+        "UPDATE notification SET acked_ms = %s, acked_by = %s, ack_until_ms = %s, why = %s WHERE"
+        f" id = %s RETURNING {', '.join(_COLUMNS)}",
         (at_ms, who, until_ms, why, notification_id),
     ).fetchone()
     if row is None:
         return None
     notification = _notification(row)
     after = {"acknowledged_until_ms": until_ms, "why": why, "by": who}
-    audit.record(connection, [audit.Change("notification", notification.key, None, after)], at_ms, who)
+    audit.record(
+        connection, [audit.Change("notification", notification.key, None, after)], at_ms, who
+    )
     return notification
 
 
 def sent_ms(connection: Connection, notification: Notification) -> int | None:
     """When the first recipient's server accepted the mail, alone or in a digest; None: not yet."""
     row = connection.execute(
-        "SELECT min(coalesce(d.sent_ms, o.sent_ms)) FROM outbox o LEFT JOIN outbox d ON d.id = o.digest_id "
-        "WHERE o.kind = %s AND o.key = ANY(%s) AND (o.state = 'sent' OR o.state = 'joined' AND d.state = 'sent')",
+        "SELECT min(coalesce(d.sent_ms, o.sent_ms)) FROM outbox o LEFT JOIN outbox d ON d.id ="
+        " o.digest_id WHERE o.kind = %s AND o.key = ANY(%s) AND (o.state = 'sent' OR o.state ="
+        " 'joined' AND d.state = 'sent')",
         (notification.kind, _message_keys(connection, notification)),
     ).fetchone()
     return None if row is None or row[0] is None else int(row[0])
 
 
 def _message_keys(connection: Connection, notification: Notification) -> list[str]:
-    """Keys of the mail it was in: one mail has the notifications of one instant, and the first of them names it."""
+    """Keys of the mail it was in: one mail has the notifications of one instant, and the first of
+    them names it.
+    """
     rows = connection.execute(
-        "SELECT id FROM notification WHERE kind = %s AND notified_ms = %s AND recipients = %s::jsonb",
+        "SELECT id FROM notification WHERE kind = %s AND notified_ms = %s AND recipients ="
+        " %s::jsonb",
         (notification.kind, notification.notified_ms, json.dumps(notification.recipients)),
     )
     return [f"{notification.kind}/{notification_id}" for (notification_id,) in rows]
@@ -183,7 +203,8 @@ def subject_of(connection: Connection, notification: Notification) -> str:
         job = notification.deduplication_key.removeprefix(notification.subject).removeprefix(":")
         return f"spending of {f'{job} of ' if job else ''}{notification.subject.rpartition(':')[0]}"
     row = connection.execute(
-        "SELECT coalesce(nullif(name, ''), external_id) FROM workload WHERE id::text = %s", (notification.subject,)
+        "SELECT coalesce(nullif(name, ''), external_id) FROM workload WHERE id::text = %s",
+        (notification.subject,),
     ).fetchone()
     return notification.subject if row is None else str(row[0])
 
@@ -197,8 +218,8 @@ def idle_workloads(connection: Connection, at_ms: int) -> list[IdleWorkload]:
             accelerator = IdleAccelerator(finding, finding.model or "", finding.gpu_index)
             by_workload.setdefault(finding.workload_id, []).append(accelerator)
     rows = connection.execute(
-        "SELECT id, kind, external_id, coalesce(name, ''), coalesce(user_name, ''), tags FROM workload "
-        "WHERE id = ANY(%s)",
+        "SELECT id, kind, external_id, coalesce(name, ''), coalesce(user_name, ''), tags FROM"
+        " workload WHERE id = ANY(%s)",
         (list(by_workload),),
     ).fetchall()
     since_ms = {
@@ -210,20 +231,28 @@ def idle_workloads(connection: Connection, at_ms: int) -> list[IdleWorkload]:
     for workload_id, kind, external_id, name, user, tags in rows:
         idle = tuple(by_workload[workload_id])
         count = max(held.get(workload_id, 0), len(idle))
-        workloads.append(IdleWorkload(workload_id, kind, external_id, name, user, tags, idle, count))
+        workloads.append(
+            IdleWorkload(workload_id, kind, external_id, name, user, tags, idle, count)
+        )
 
     def order(workload: IdleWorkload) -> tuple[int, int]:
-        return -max((per_day for _, _, per_day in workload.money()), default=0), workload.workload_id
+        return (
+            -max((per_day for _, _, per_day in workload.money()), default=0),
+            workload.workload_id,
+        )
 
     return sorted(workloads, key=order)
 
 
 def _held(connection: Connection, since_ms: Mapping[int, int], at_ms: int) -> dict[int, int]:
-    """How many accelerators each of these workloads holds, by the usage from three hours before it went idle.
+    """How many accelerators each of these workloads holds, by the usage from three hours before it
+    went idle.
 
     Accelerators of a silent node count: whether they are idle, too, is not known.
     """
-    from_ms = {workload_id: min(since, at_ms) - 3 * HOUR_MS for workload_id, since in since_ms.items()}
+    from_ms = {
+        workload_id: min(since, at_ms) - 3 * HOUR_MS for workload_id, since in since_ms.items()
+    }
     rows = connection.execute(
         "SELECT u.workload_id, count(DISTINCT u.accelerator_id) FROM usage_hour u "
         "JOIN unnest(%s::bigint[], %s::bigint[]) AS idle (id, from_ms) ON u.workload_id = idle.id "
@@ -235,12 +264,14 @@ def _held(connection: Connection, since_ms: Mapping[int, int], at_ms: int) -> di
 
 @contextmanager
 def reclaiming(database: Database, action: ReclaimAction) -> Iterator[bool]:
-    """Whether this action is ours while the block runs: no other process reclaims, and its state is unchanged.
+    """Whether this action is ours while the block runs: no other process reclaims, and its state is
+    unchanged.
 
     The lock ends with its session, so also with this process.
     """
     with database.try_hold(Lock.ACTIONS) as holder:
-        # The action was read before the lock was taken: another process may have finished it meanwhile.
+        # The action was read before the lock was taken: another process may have finished it
+        # meanwhile.
         query = "SELECT state FROM reclaim_action WHERE id = %s"
         row = None if holder is None else holder.execute(query, (action.id,)).fetchone()
         yield row is not None and row[0] == action.state
@@ -249,15 +280,17 @@ def reclaiming(database: Database, action: ReclaimAction) -> Iterator[bool]:
 def actions(connection: Connection, limit: int) -> list[ReclaimAction]:
     """The last actions, newest first."""
     columns = ", ".join(_ACTION_COLUMNS)
-    rows = connection.execute(f"SELECT {columns} FROM reclaim_action ORDER BY id DESC LIMIT %s", (limit,))
+    rows = connection.execute(
+        f"SELECT {columns} FROM reclaim_action ORDER BY id DESC LIMIT %s", (limit,)
+    )
     return [ReclaimAction(*row) for row in rows]
 
 
 def open_actions(connection: Connection) -> list[ReclaimAction]:
     """Actions that are shown by a dry run, or begun and not ended."""
     rows = connection.execute(
-        f"SELECT {', '.join(_ACTION_COLUMNS)} FROM reclaim_action WHERE state IN ('shown', 'doing') "
-        "ORDER BY first_shown_ms, id"
+        f"SELECT {', '.join(_ACTION_COLUMNS)} FROM reclaim_action WHERE state IN ('shown', 'doing')"
+        " ORDER BY first_shown_ms, id"
     )
     return [ReclaimAction(*row) for row in rows]
 
@@ -270,13 +303,16 @@ def show(
     target: Mapping[str, str],
     at_ms: int,
 ) -> bool:
-    """Record that a dry run shows this action; False when it was done before. A spared one starts again."""
+    """Record that a dry run shows this action; False when it was done before.
+
+    A spared one starts again.
+    """
     row = connection.execute(
-        "INSERT INTO reclaim_action AS a "
-        "(key, notification_id, what, target, team, state, first_shown_ms, last_shown_ms) "
-        "VALUES (%s, %s, %s, %s::jsonb, %s, 'shown', %s, %s) ON CONFLICT (key) DO UPDATE SET state = 'shown', "
-        "last_shown_ms = excluded.last_shown_ms, detail = '', first_shown_ms = CASE WHEN a.state = 'spared' "
-        "THEN excluded.first_shown_ms ELSE a.first_shown_ms END WHERE a.state IN ('shown', 'spared') RETURNING 1",
+        "INSERT INTO reclaim_action AS a (key, notification_id, what, target, team, state,"
+        " first_shown_ms, last_shown_ms) VALUES (%s, %s, %s, %s::jsonb, %s, 'shown', %s, %s) ON"
+        " CONFLICT (key) DO UPDATE SET state = 'shown', last_shown_ms = excluded.last_shown_ms,"
+        " detail = '', first_shown_ms = CASE WHEN a.state = 'spared' THEN excluded.first_shown_ms"
+        " ELSE a.first_shown_ms END WHERE a.state IN ('shown', 'spared') RETURNING 1",
         (key, notification.id, rule.do, json.dumps(dict(target)), notification.team, at_ms, at_ms),
     ).fetchone()
     return row is not None
@@ -285,7 +321,8 @@ def show(
 def spare(connection: Connection, action: ReclaimAction, why: str) -> None:
     """Record that a shown action is spared."""
     connection.execute(
-        "UPDATE reclaim_action SET state = 'spared', detail = %s WHERE id = %s AND state = 'shown'", (why, action.id)
+        "UPDATE reclaim_action SET state = 'spared', detail = %s WHERE id = %s AND state = 'shown'",
+        (why, action.id),
     )
 
 
@@ -298,9 +335,12 @@ def count_begun(connection: Connection, team: str, since_ms: int) -> int:
 
 
 def begin(connection: Connection, action: ReclaimAction, at_ms: int, who: str) -> bool:
-    """Record, in the audit log too, that an action is about to be done; False when another process does it."""
+    """Record, in the audit log too, that an action is about to be done; False when another process
+    does it.
+    """
     row = connection.execute(
-        "UPDATE reclaim_action SET state = 'doing', acted_ms = %s WHERE id = %s AND state = 'shown' RETURNING 1",
+        "UPDATE reclaim_action SET state = 'doing', acted_ms = %s WHERE id = %s AND state = 'shown'"
+        " RETURNING 1",
         (at_ms, action.id),
     ).fetchone()
     if row is not None:
@@ -309,10 +349,13 @@ def begin(connection: Connection, action: ReclaimAction, at_ms: int, who: str) -
     return row is not None
 
 
-def end(connection: Connection, action: ReclaimAction, state: str, detail: str, at_ms: int, who: str) -> bool:
+def end(
+    connection: Connection, action: ReclaimAction, state: str, detail: str, at_ms: int, who: str
+) -> bool:
     """Record the outcome of an action, done or failed; False when it is recorded already."""
     row = connection.execute(
-        "UPDATE reclaim_action SET state = %s, done_ms = %s, detail = %s WHERE id = %s AND state = 'doing' RETURNING 1",
+        "UPDATE reclaim_action SET state = %s, done_ms = %s, detail = %s WHERE id = %s AND state ="
+        " 'doing' RETURNING 1",
         (state, at_ms, detail[:500], action.id),
     ).fetchone()
     if row is not None:

@@ -1,8 +1,9 @@
-"""Rules of notifications about findings: who is notified, what is worth it, and which idle workloads may be reclaimed.
+"""Rules of notifications about findings: who is notified, what is worth it, and which idle
+workloads may be reclaimed.
 
-A notification is about an episode: one workload that holds idle GPUs. The rules are pure functions. They apply the
-guards of the detector (warm replicas, missing data) a second time, because one wrong notification costs more trust than
-ten right ones earn.
+A notification is about an episode: one workload that holds idle GPUs. The rules are pure functions.
+They apply the guards of the detector (warm replicas, missing data) a second time, because one wrong
+notification costs more trust than ten right ones earn.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ IDLE, ANOMALY = "idle", "anomaly"
 RECLAIMABLE_STATES = ("never_used", "gone_idle")
 """States in which the holder could give the GPU back."""
 MIN_IDLE_MINUTES = 20
-"""Minimum idle time before notifying, whatever a file declares: shorter pauses are usual between pieces of work."""
+"""Minimum idle time before notifying, whatever a file declares: shorter pauses are usual between
+pieces of work.
+"""
 FRESH_MS = 45 * MINUTE_MS
 """A finding last seen longer ago than this means missing data, not idleness."""
 LINK_MS = 14 * DAY_MS
@@ -36,10 +39,11 @@ SCANCEL, EVICT, WEBHOOK = "scancel", "evict", "webhook:"
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """Whom to notify: for a user (`user`, `address`) or for a team (the rest); `*` is any without a contact of its own.
+    """Whom to notify: for a user (`user`, `address`) or for a team (the rest); `*` is any without a
+    contact of its own.
 
-    `address` may contain {user}. `tag` is a workload tag that may name an address in one of `domains`. With `summary`
-    the leads get a summary of each week. Confidence is in percent.
+    `address` may contain {user}. `tag` is a workload tag that may name an address in one of
+    `domains`. With `summary` the leads get a summary of each week. Confidence is in percent.
     """
 
     name: str
@@ -59,7 +63,9 @@ class Contact:
 
 @dataclass(frozen=True, slots=True)
 class AnomalyFloor:
-    """What a spending anomaly must cost beyond the usual, in micro-units, before anybody is notified of it."""
+    """What a spending anomaly must cost beyond the usual, in micro-units, before anybody is
+    notified of it.
+    """
 
     currency: str
     amount_micro: int
@@ -67,10 +73,12 @@ class AnomalyFloor:
 
 @dataclass(frozen=True, slots=True)
 class ReclaimRule:
-    """What a team opted in to: how its idle workloads are reclaimed (`do`: scancel, evict or webhook:NAME), and when.
+    """What a team opted in to: how its idle workloads are reclaimed (`do`: scancel, evict or
+    webhook:NAME), and when.
 
-    A workload must be idle for `after_minutes`, its people notified `notice_minutes` before, and a dry run must have
-    shown it for `dry_run_hours` without a break; at most `max_per_hour` workloads of the team are reclaimed an hour.
+    A workload must be idle for `after_minutes`, its people notified `notice_minutes` before, and a
+    dry run must have shown it for `dry_run_hours` without a break; at most `max_per_hour` workloads
+    of the team are reclaimed an hour.
     """
 
     name: str
@@ -142,12 +150,17 @@ class IdleWorkload:
         return self.name or self.external_id
 
     def money(self) -> list[tuple[str, int, int]]:
-        """(currency, cost so far, cost of a further day) in micro-units; unpriced accelerators are left out."""
+        """(currency, cost so far, cost of a further day) in micro-units; unpriced accelerators are
+        left out.
+        """
         sums: dict[str, tuple[int, int]] = {}
         for finding in (accelerator.finding for accelerator in self.accelerators):
             if finding.currency is not None and finding.cost_micro is not None:
                 cost, day = sums.get(finding.currency, (0, 0))
-                sums[finding.currency] = (cost + finding.cost_micro, day + (finding.per_day_micro or 0))
+                sums[finding.currency] = (
+                    cost + finding.cost_micro,
+                    day + (finding.per_day_micro or 0),
+                )
         return [(currency, *sums[currency]) for currency in sorted(sums)]
 
 
@@ -192,7 +205,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class IdleNotice:
-    """Content of a mail about idle GPUs. `notified_ms`: it goes to the leads, and the owner was notified then."""
+    """Content of a mail about idle GPUs.
+
+    `notified_ms`: it goes to the leads, and the owner was notified then.
+    """
 
     sections: tuple[Section, ...]
     at_ms: int
@@ -227,7 +243,9 @@ class WastedUsage:
 
 @dataclass(frozen=True, slots=True)
 class IdleWeek:
-    """The idle usage of a week as a whole; `costs`: micro-units by currency, of all of it or of what has a price."""
+    """The idle usage of a week as a whole; `costs`: micro-units by currency, of all of it or of
+    what has a price.
+    """
 
     gpu_ns: int
     costs: Mapping[str, int]
@@ -255,12 +273,17 @@ class WeeklySummary:
 
 
 def deduplication_key_of(key: str, subject: str) -> str:
-    """What an episode is about: a workload, an owner's spending in a currency, or one job's storm, named by its key.
+    """What an episode is about: a workload, an owner's spending in a currency, or one job's storm,
+    named by its key.
 
     A storm that costs a few cents and the owner's spending as a whole do not hide each other.
     """
     storm = f"{ANOMALY}:storm:{subject}:"
-    return f"{subject}:{key.removeprefix(storm).rpartition(':')[0]}" if key.startswith(storm) else subject
+    return (
+        f"{subject}:{key.removeprefix(storm).rpartition(':')[0]}"
+        if key.startswith(storm)
+        else subject
+    )
 
 
 def team_contact(contacts: Iterable[Contact], team: str) -> Contact:
@@ -293,7 +316,9 @@ def notifiable_accelerators(
 
 
 def owner_address(workload: IdleWorkload, contacts: Sequence[Contact]) -> str | None:
-    """The owner's address: from a tag, from the user's own contact, or from that of any user; None without any."""
+    """The owner's address: from a tag, from the user's own contact, or from that of any user; None
+    without any.
+    """
     users = {contact.user: contact for contact in contacts if contact.user}
     anybody = users.get(ANYBODY)
     if anybody is not None and anybody.tag:
@@ -314,7 +339,9 @@ def recipients_of(workload: IdleWorkload, contacts: Sequence[Contact]) -> tuple[
 
 
 def must_escalate(notification: Notification, contact: Contact, at_ms: int) -> bool:
-    """Whether nobody responded for as long as the team allows, so that its leads are to be notified, once."""
+    """Whether nobody responded for as long as the team allows, so that its leads are to be
+    notified, once.
+    """
     return (
         bool(contact.leads)
         and notification.escalated_ms is None
@@ -325,7 +352,9 @@ def must_escalate(notification: Notification, contact: Contact, at_ms: int) -> b
 
 
 def reclaim_command(workload: IdleWorkload) -> str:
-    """The command that frees its GPUs; '' when there is none, or when it would end work that still runs."""
+    """The command that frees its GPUs; '' when there is none, or when it would end work that still
+    runs.
+    """
     if not workload.is_entirely_idle:
         return ""
     kind, external = workload.kind, workload.external_id
@@ -345,7 +374,9 @@ def pod_name(workload: IdleWorkload) -> tuple[str, str] | None:
     """Namespace and name of a pod; None when they are not known."""
     namespace, name = workload.tags.get("namespace", ""), workload.tags.get("pod", "")
     if not (namespace and name):
-        namespace, _, name = (workload.name if "/" in workload.name else workload.external_id).partition("/")
+        namespace, _, name = (
+            workload.name if "/" in workload.name else workload.external_id
+        ).partition("/")
     return (namespace, name) if namespace and name else None
 
 
@@ -369,9 +400,18 @@ class ReclaimAction:
 
 def reclaim_target(rule: ReclaimRule, workload: IdleWorkload) -> dict[str, str] | None:
     """The workload as the rule's backend names it; None when that backend cannot reach it."""
-    facts = {"workload": workload.external_id, "name": workload.name, "user": workload.user, "kind": workload.kind}
+    facts = {
+        "workload": workload.external_id,
+        "name": workload.name,
+        "user": workload.user,
+        "kind": workload.kind,
+    }
     if rule.do == SCANCEL:
-        return facts if workload.kind == "slurm" and workload.external_id.replace("_", "").isdigit() else None
+        return (
+            facts
+            if workload.kind == "slurm" and workload.external_id.replace("_", "").isdigit()
+            else None
+        )
     if rule.do == EVICT:
         pod = pod_name(workload)
         uid = workload.tags.get("pod_uid", "")
@@ -381,9 +421,16 @@ def reclaim_target(rule: ReclaimRule, workload: IdleWorkload) -> dict[str, str] 
 
 
 def reason_to_spare(
-    rule: ReclaimRule, workload: IdleWorkload, notification: Notification, sent_ms: int | None, at_ms: int
+    rule: ReclaimRule,
+    workload: IdleWorkload,
+    notification: Notification,
+    sent_ms: int | None,
+    at_ms: int,
 ) -> str:
-    """Why a workload is spared now; '' when it may be shown. `sent_ms`: when the mail to its people was accepted."""
+    """Why a workload is spared now; '' when it may be shown.
+
+    `sent_ms`: when the mail to its people was accepted.
+    """
     if is_serving(workload.kind, workload.name, workload.tags):
         return "a warm replica of a service"
     if not workload.is_entirely_idle:
@@ -393,7 +440,10 @@ def reason_to_spare(
         return "in another state than the team named"
     if at_ms - workload.until_ms > FRESH_MS:
         return NOT_SEEN
-    if min(finding.until_ms - finding.since_ms for finding in findings) < rule.after_minutes * MINUTE_MS:
+    if (
+        min(finding.until_ms - finding.since_ms for finding in findings)
+        < rule.after_minutes * MINUTE_MS
+    ):
         return f"idle for less than {rule.after_minutes} minutes"
     if workload.confidence * 100 < rule.confidence:
         return f"confidence below {rule.confidence} %"

@@ -1,7 +1,7 @@
 """Messages to people: content and recipient. Who writes a message needs no means to send it.
 
-A message is stored in the transaction of the change of state that it reports, under a `key` that names the change. The
-same key is stored once for each recipient: that is why a mail is sent once.
+A message is stored in the transaction of the change of state that it reports, under a `key` that
+names the change. The same key is stored once for each recipient: that is why a mail is sent once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ _HOOK = re.compile(r"(slack|teams|webhook):[A-Za-z0-9_-]{1,60}")
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Content of a message: always plain text, HTML for clients that show it, and text files attached by name.
+    """Content of a message: always plain text, HTML for clients that show it, and text files
+    attached by name.
 
-    For transports that show neither as they are: `page` leads to what it is about, `link` acknowledges it.
+    For transports that show neither as they are: `page` leads to what it is about, `link`
+    acknowledges it.
     """
 
     subject: str
@@ -32,10 +34,11 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message to one recipient: an address, or `slack:NAME`, `teams:NAME` or `webhook:NAME` of a configured hook.
+    """One message to one recipient: an address, or `slack:NAME`, `teams:NAME` or `webhook:NAME` of
+    a configured hook.
 
-    Messages of one `thread` are shown as one conversation. An `urgent` message waits neither for the end of quiet hours
-    nor for a digest.
+    Messages of one `thread` are shown as one conversation. An `urgent` message waits neither for
+    the end of quiet hours nor for a digest.
     """
 
     key: str
@@ -49,7 +52,9 @@ class Message:
 
     @property
     def digest(self) -> str:
-        """Permanent identity of the message: part of its Message-ID, and the Idempotency-Key of a webhook."""
+        """Permanent identity of the message: part of its Message-ID, and the Idempotency-Key of a
+        webhook.
+        """
         return digest_of(self.key, self.recipient)
 
 
@@ -59,10 +64,14 @@ def digest_of(key: str, recipient: str) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Whether this is a plain ASCII mail address: no name, no brackets, nothing that could start a header."""
+    """Whether this is a plain ASCII mail address: no name, no brackets, nothing that could start a
+    header.
+    """
     return len(text) <= 254 and _ADDRESS.fullmatch(text) is not None
 
 
 def is_recipient(text: str) -> bool:
-    """Whether messages can be sent there: a mail address, `slack:NAME`, `teams:NAME` or `webhook:NAME`."""
+    """Whether messages can be sent there: a mail address, `slack:NAME`, `teams:NAME` or
+    `webhook:NAME`.
+    """
     return is_address(text) or _HOOK.fullmatch(text) is not None

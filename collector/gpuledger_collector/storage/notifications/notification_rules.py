@@ -1,4 +1,6 @@
-"""Declared delivery rules, contacts and reclaim rules; what a file no longer declares is superseded."""
+"""Declared delivery rules, contacts and reclaim rules; what a file no longer declares is
+superseded.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications.delivery_rules import DeliveryRules
-from gpuledger_collector.storage.notifications.finding_rules import AnomalyFloor, Contact, ReclaimRule
+from gpuledger_collector.storage.notifications.finding_rules import (
+    AnomalyFloor,
+    Contact,
+    ReclaimRule,
+)
 
 RECIPIENT, CONTACT, ACTION, ANOMALY_FLOOR = "recipient", "contact", "action", "anomaly_floor"
 
@@ -39,7 +45,9 @@ def anomaly_floors(connection: Connection) -> list[AnomalyFloor]:
 
 def _current(connection: Connection, kind: str) -> dict[str, dict[str, Any]]:
     rows = connection.execute(
-        "SELECT name, terms FROM notification_rule WHERE kind = %s AND superseded_at IS NULL ORDER BY name", (kind,)
+        "SELECT name, terms FROM notification_rule WHERE kind = %s AND superseded_at IS NULL ORDER"
+        " BY name",
+        (kind,),
     )
     return {name: {key: _tuple(value) for key, value in terms.items()} for name, terms in rows}
 
@@ -48,24 +56,36 @@ def _tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def replace_recipients(connection: Connection, wanted: Mapping[str, DeliveryRules], now: dt.datetime) -> ImportOutcome:
+def replace_recipients(
+    connection: Connection, wanted: Mapping[str, DeliveryRules], now: dt.datetime
+) -> ImportOutcome:
     """Replace the rules of recipients."""
-    return _replace(connection, RECIPIENT, {name: asdict(rules) for name, rules in wanted.items()}, now)
+    return _replace(
+        connection, RECIPIENT, {name: asdict(rules) for name, rules in wanted.items()}, now
+    )
 
 
-def replace_contacts(connection: Connection, wanted: Sequence[Contact], now: dt.datetime) -> ImportOutcome:
+def replace_contacts(
+    connection: Connection, wanted: Sequence[Contact], now: dt.datetime
+) -> ImportOutcome:
     """Replace the contacts."""
     return _replace(connection, CONTACT, {each.name: asdict(each) for each in wanted}, now)
 
 
-def replace_actions(connection: Connection, wanted: Sequence[ReclaimRule], now: dt.datetime) -> ImportOutcome:
+def replace_actions(
+    connection: Connection, wanted: Sequence[ReclaimRule], now: dt.datetime
+) -> ImportOutcome:
     """Replace the reclaim rules."""
     return _replace(connection, ACTION, {each.name: asdict(each) for each in wanted}, now)
 
 
-def replace_anomaly_floors(connection: Connection, wanted: Sequence[AnomalyFloor], now: dt.datetime) -> ImportOutcome:
+def replace_anomaly_floors(
+    connection: Connection, wanted: Sequence[AnomalyFloor], now: dt.datetime
+) -> ImportOutcome:
     """Replace what an anomaly must cost before it is mailed."""
-    return _replace(connection, ANOMALY_FLOOR, {each.currency: asdict(each) for each in wanted}, now)
+    return _replace(
+        connection, ANOMALY_FLOOR, {each.currency: asdict(each) for each in wanted}, now
+    )
 
 
 def _replace(
@@ -73,18 +93,23 @@ def _replace(
 ) -> ImportOutcome:
     plain = {name: json.loads(json.dumps(terms)) for name, terms in wanted.items()}
     rows = connection.execute(
-        "SELECT name, terms FROM notification_rule WHERE kind = %s AND superseded_at IS NULL", (kind,)
+        "SELECT name, terms FROM notification_rule WHERE kind = %s AND superseded_at IS NULL",
+        (kind,),
     ).fetchall()
     known: dict[str, Any] = dict(rows)
-    changed = sorted(name for name in known.keys() | plain.keys() if known.get(name) != plain.get(name))
+    changed = sorted(
+        name for name in known.keys() | plain.keys() if known.get(name) != plain.get(name)
+    )
     connection.execute(
-        "UPDATE notification_rule SET superseded_at = %s WHERE kind = %s AND superseded_at IS NULL AND name = ANY(%s)",
+        "UPDATE notification_rule SET superseded_at = %s WHERE kind = %s AND superseded_at IS NULL"
+        " AND name = ANY(%s)",
         (now, kind, changed),
     )
     for name in changed:
         if name in plain:
             connection.execute(
-                "INSERT INTO notification_rule (kind, name, terms, recorded_at) VALUES (%s, %s, %s::jsonb, %s)",
+                "INSERT INTO notification_rule (kind, name, terms, recorded_at) VALUES (%s, %s,"
+                " %s::jsonb, %s)",
                 (kind, name, json.dumps(plain[name]), now),
             )
     changes = [audit.Change(kind, name, known.get(name), plain.get(name)) for name in changed]

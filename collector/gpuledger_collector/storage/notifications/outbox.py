@@ -1,12 +1,12 @@
 """The outbox: messages stored with the change they report, and claimed by one sender at a time.
 
-A message is first planned by the rules of its recipient (delivery_rules), in a transaction that one replica has at a
-time: it is sent alone or held for a digest. A digest is a message stored in the transaction that marks its entries as
-joined to it.
+A message is first planned by the rules of its recipient (delivery_rules), in a transaction that one
+replica has at a time: it is sent alone or held for a digest. A digest is a message stored in the
+transaction that marks its entries as joined to it.
 
-A claim is the lock of all sending, held by a session of the sender, so it ends with the sender however that ends. That
-session is checked before every step: a sender that lost its claim cannot take another step, and the next one finds the
-message in the state it had.
+A claim is the lock of all sending, held by a session of the sender, so it ends with the sender
+however that ends. That session is checked before every step: a sender that lost its claim cannot
+take another step, and the next one finds the message in the state it had.
 """
 
 from __future__ import annotations
@@ -34,12 +34,17 @@ from gpuledger_collector.storage.notifications.delivery_rules import (
 from gpuledger_collector.storage.notifications.messages import Content, Message
 
 KEEP_MS = 400 * 86_400_000
-_COLUMNS = "key, kind, recipient, subject, text, html, attachments, made_ms, not_before_ms, thread, urgent, link, page"
+_COLUMNS = (
+    "key, kind, recipient, subject, text, html, attachments, made_ms, not_before_ms, thread,"
+    " urgent, link, page"
+)
 OnStep = Callable[[str], None]
 
 
 def put(connection: Connection, message: Message) -> bool:
-    """Store a message in the caller's transaction; False when the recipient has one with that key already."""
+    """Store a message in the caller's transaction; False when the recipient has one with that key
+    already.
+    """
     content = message.content
     row = connection.execute(
         f"INSERT INTO outbox ({_COLUMNS}, state) VALUES "
@@ -85,23 +90,32 @@ class Outbox:
     @contextmanager
     def claim(self, message_id: int, now_ms: int) -> Iterator[Claim | None]:
         """Claim a message while the block runs; None when it is done. Waits for other senders."""
-        # The lock is held by a session of its own and the row is read on another: work commits while the claim lasts.
+        # The lock is held by a session of its own and the row is read on another: work commits
+        # while the claim lasts.
         with self.database.hold(Lock.OUTBOX) as holder, self.database.connect() as connection:
             row = connection.execute(
-                f"SELECT {_COLUMNS}, attempts, state FROM outbox WHERE id = %s AND not_before_ms <= %s "
-                "AND state IN ('waiting', 'handing_over')",
+                f"SELECT {_COLUMNS}, attempts, state FROM outbox WHERE id = %s AND not_before_ms <="
+                " %s AND state IN ('waiting', 'handing_over')",
                 (message_id, now_ms),
             ).fetchone()
             if row is None:
                 yield None
             else:
-                yield Claim(connection, holder, message_id, _message(row), row[-2], row[-1] != "waiting")
+                yield Claim(
+                    connection, holder, message_id, _message(row), row[-2], row[-1] != "waiting"
+                )
 
 
 def rehearse(
-    connection: Connection, now_ms: int, write: WriteDigest, channels: Sequence[str], limit: int = 1000
+    connection: Connection,
+    now_ms: int,
+    write: WriteDigest,
+    channels: Sequence[str],
+    limit: int = 1000,
 ) -> list[tuple[str, str]]:
-    """Recipient and subject of what would be sent now, digests too; the caller rolls the transaction back."""
+    """Recipient and subject of what would be sent now, digests too; the caller rolls the
+    transaction back.
+    """
     _arrange(connection, now_ms, write, lambda _: None)
     return [(row[1], row[2]) for row in _due(connection, now_ms, limit, channels)]
 
@@ -114,40 +128,65 @@ def _arrange(connection: Connection, now_ms: int, write: WriteDigest, on_step: O
     return _digests(connection, rules, now_ms, write, on_step)
 
 
-def _due(connection: Connection, now_ms: int, limit: int, channels: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Id, recipient and subject of planned messages of these channels whose time has come, oldest first."""
+def _due(
+    connection: Connection, now_ms: int, limit: int, channels: Sequence[str]
+) -> list[tuple[Any, ...]]:
+    """Id, recipient and subject of planned messages of these channels whose time has come, oldest
+    first.
+    """
     return connection.execute(
-        "SELECT id, recipient, subject FROM outbox WHERE state IN ('waiting', 'handing_over') AND not_before_ms <= %s "
-        "AND (planned_ms IS NOT NULL OR state = 'handing_over') "
-        "AND CASE WHEN recipient ~ '^(slack|teams|webhook):' THEN split_part(recipient, ':', 1) ELSE 'mail' END "
-        "= ANY(%s) ORDER BY not_before_ms, id LIMIT %s",
+        "SELECT id, recipient, subject FROM outbox WHERE state IN ('waiting', 'handing_over') AND"
+        " not_before_ms <= %s AND (planned_ms IS NOT NULL OR state = 'handing_over') AND CASE WHEN"
+        " recipient ~ '^(slack|teams|webhook):' THEN split_part(recipient, ':', 1) ELSE 'mail' END"
+        " = ANY(%s) ORDER BY not_before_ms, id LIMIT %s",
         (now_ms, list(channels), limit),
     ).fetchall()
 
 
 def _message(row: Sequence[Any]) -> Message:
-    key, kind, recipient, subject, text, html, attachments, made_ms, not_before_ms, thread, urgent, *links = row[:13]
+    (
+        key,
+        kind,
+        recipient,
+        subject,
+        text,
+        html,
+        attachments,
+        made_ms,
+        not_before_ms,
+        thread,
+        urgent,
+        *links,
+    ) = row[:13]
     content = Content(subject, text, html, attachments, *links)
     return Message(key, kind, recipient, content, made_ms, not_before_ms, thread, urgent)
 
 
 def _plan(connection: Connection, rules: Mapping[str, DeliveryRules], now_ms: int) -> None:
-    """Plan new messages, urgent ones first; messages that wait for another attempt respect quiet hours."""
+    """Plan new messages, urgent ones first; messages that wait for another attempt respect quiet
+    hours.
+    """
     rows = connection.execute(
-        "SELECT id, kind, recipient, urgent, greatest(not_before_ms, %s), planned_ms IS NULL FROM outbox "
-        "WHERE state = 'waiting' AND (planned_ms IS NULL OR not_before_ms <= %s) ORDER BY urgent DESC, made_ms, id",
+        "SELECT id, kind, recipient, urgent, greatest(not_before_ms, %s), planned_ms IS NULL FROM"
+        " outbox WHERE state = 'waiting' AND (planned_ms IS NULL OR not_before_ms <= %s) ORDER BY"
+        " urgent DESC, made_ms, id",
         (now_ms, now_ms),
     ).fetchall()
     for message_id, kind, recipient, urgent, at_ms, new in rows:
         own_rules = rules_of(recipient, rules)
         if not new:
-            # It was counted against the daily limit when it was planned first: only quiet hours matter now.
+            # It was counted against the daily limit when it was planned first: only quiet hours
+            # matter now.
             urgent = urgent or kind in own_rules.pass_kinds
             later = plan(own_rules, DIGEST, at_ms, urgent=urgent, planned=lambda _: 0)
             if later.at_ms > at_ms:
-                connection.execute("UPDATE outbox SET not_before_ms = %s WHERE id = %s", (later.at_ms, message_id))
+                connection.execute(
+                    "UPDATE outbox SET not_before_ms = %s WHERE id = %s", (later.at_ms, message_id)
+                )
             continue
-        delivery = plan(own_rules, kind, at_ms, urgent=urgent, planned=_planned(connection, recipient))
+        delivery = plan(
+            own_rules, kind, at_ms, urgent=urgent, planned=_planned(connection, recipient)
+        )
         change = "not_before_ms = greatest(not_before_ms, %s)"
         if delivery.joins_digest:
             change = "state = 'held', digest_ms = %s"
@@ -160,8 +199,8 @@ def _plan(connection: Connection, rules: Mapping[str, DeliveryRules], now_ms: in
 def _planned(connection: Connection, recipient: str) -> Callable[[Period], int]:
     def count(day: Period) -> int:
         row = connection.execute(
-            "SELECT count(*) FROM outbox WHERE recipient = %s AND planned_ms >= %s AND planned_ms < %s "
-            "AND state NOT IN ('held', 'joined') AND kind <> %s",
+            "SELECT count(*) FROM outbox WHERE recipient = %s AND planned_ms >= %s AND planned_ms <"
+            " %s AND state NOT IN ('held', 'joined') AND kind <> %s",
             (recipient, day.start_ms, day.end_ms, DIGEST),
         ).fetchone()
         return 0 if row is None else int(row[0])
@@ -170,17 +209,22 @@ def _planned(connection: Connection, recipient: str) -> Callable[[Period], int]:
 
 
 def _digests(
-    connection: Connection, rules: Mapping[str, DeliveryRules], now_ms: int, write: WriteDigest, on_step: OnStep
+    connection: Connection,
+    rules: Mapping[str, DeliveryRules],
+    now_ms: int,
+    write: WriteDigest,
+    on_step: OnStep,
 ) -> int:
     """Write one digest for each recipient with held messages that are due."""
     due = connection.execute(
-        "SELECT recipient, max(digest_ms) FROM outbox WHERE state = 'held' AND digest_ms <= %s GROUP BY 1 ORDER BY 1",
+        "SELECT recipient, max(digest_ms) FROM outbox WHERE state = 'held' AND digest_ms <= %s"
+        " GROUP BY 1 ORDER BY 1",
         (now_ms,),
     ).fetchall()
     for recipient, due_ms in due:
         rows = connection.execute(
-            "SELECT id, kind, made_ms, subject, text, link, page FROM outbox WHERE recipient = %s AND state = 'held' "
-            "AND digest_ms <= %s ORDER BY made_ms, id",
+            "SELECT id, kind, made_ms, subject, text, link, page FROM outbox WHERE recipient = %s"
+            " AND state = 'held' AND digest_ms <= %s ORDER BY made_ms, id",
             (recipient, now_ms),
         ).fetchall()
         entries = tuple(DigestEntry(*row[1:]) for row in rows)
@@ -190,8 +234,8 @@ def _digests(
         put(connection, Message(key, DIGEST, recipient, content, now_ms, now_ms, DIGEST))
         on_step("digest_put")
         connection.execute(
-            "UPDATE outbox SET state = 'joined', digest_id = (SELECT id FROM outbox WHERE key = %s AND recipient = %s) "
-            "WHERE id = ANY(%s)",
+            "UPDATE outbox SET state = 'joined', digest_id = (SELECT id FROM outbox WHERE key = %s"
+            " AND recipient = %s) WHERE id = ANY(%s)",
             (key, recipient, [row[0] for row in rows]),
         )
         on_step("joined")
@@ -202,7 +246,9 @@ def _digests(
 
 @dataclass(frozen=True)
 class Claim:
-    """A message that no other sender can send meanwhile; `holder` is the session that holds the lock of all sending."""
+    """A message that no other sender can send meanwhile; `holder` is the session that holds the
+    lock of all sending.
+    """
 
     connection: Connection
     holder: Connection
@@ -210,10 +256,15 @@ class Claim:
     message: Message
     attempts: int
     in_doubt: bool
-    """Whether an earlier sender ended between handing the message over and hearing that it was accepted."""
+    """Whether an earlier sender ended between handing the message over and hearing that it was
+    accepted.
+    """
 
     def hand_over(self) -> None:
-        """Record, durably, that the next step completes the message. Raises psycopg.Error when the claim is lost."""
+        """Record, durably, that the next step completes the message.
+
+        Raises psycopg.Error when the claim is lost.
+        """
         self.connection.execute("SET synchronous_commit = on")
         self._set("state = 'handing_over', attempts = attempts + 1")
 
@@ -224,7 +275,12 @@ class Claim:
     def retry(self, not_before_ms: int, error: str) -> None:
         """Record that it was certainly not accepted and is to be sent again later."""
         attempts = self.attempts + 1
-        self._set("state = 'waiting', attempts = %s, not_before_ms = %s, error = %s", attempts, not_before_ms, error)
+        self._set(
+            "state = 'waiting', attempts = %s, not_before_ms = %s, error = %s",
+            attempts,
+            not_before_ms,
+            error,
+        )
 
     def unconfirmed(self, error: str) -> None:
         """Record that it was handed over, and that it is unknown whether it was accepted."""
@@ -235,7 +291,9 @@ class Claim:
         self._set("state = 'dead', attempts = %s, error = %s", self.attempts + 1, error)
 
     def _set(self, change: str, *values: object) -> None:
-        cleaned = [value.replace("\0", "")[:500] if isinstance(value, str) else value for value in values]
+        cleaned = [
+            value.replace("\0", "")[:500] if isinstance(value, str) else value for value in values
+        ]
         self.holder.execute("SELECT")
         self.connection.execute(f"UPDATE outbox SET {change} WHERE id = %s", (*cleaned, self.id))
 
@@ -255,11 +313,14 @@ class OutboxEntry:
     error: str
 
 
-def listing(connection: Connection, states: Sequence[str] | None = None, limit: int = 1000) -> list[OutboxEntry]:
+def listing(
+    connection: Connection, states: Sequence[str] | None = None, limit: int = 1000
+) -> list[OutboxEntry]:
     """Messages of these states (all when None), newest first."""
     rows = connection.execute(
-        "SELECT kind, recipient, subject, state, attempts, made_ms, not_before_ms, sent_ms, error FROM outbox "
-        "WHERE %s::text[] IS NULL OR state = ANY(%s) ORDER BY made_ms DESC, id DESC LIMIT %s",
+        "SELECT kind, recipient, subject, state, attempts, made_ms, not_before_ms, sent_ms, error"
+        " FROM outbox WHERE %s::text[] IS NULL OR state = ANY(%s) ORDER BY made_ms DESC, id DESC"
+        " LIMIT %s",
         (states, states, limit),
     )
     return [OutboxEntry(*row) for row in rows]
@@ -268,6 +329,7 @@ def listing(connection: Connection, states: Sequence[str] | None = None, limit: 
 def expire(connection: Connection, now_ms: int) -> int:
     """Delete finished messages made more than 400 days ago; return how many."""
     return connection.execute(
-        "DELETE FROM outbox WHERE state NOT IN ('waiting', 'handing_over', 'held') AND made_ms < %s",
+        "DELETE FROM outbox WHERE state NOT IN ('waiting', 'handing_over', 'held') AND made_ms"
+        " < %s",
         (now_ms - KEEP_MS,),
     ).rowcount

@@ -40,7 +40,8 @@ table(
 
 table(
     "database_reader",
-    "Roles created by `gpuledger db grant-reader`; a collector ends their sessions that exceed limits.",
+    "Roles created by `gpuledger db grant-reader`; a collector ends their sessions that exceed"
+    " limits.",
     *keys(TEXT, "role"),
     column("granted_at", INSTANT, default=sa.func.now()),
 )

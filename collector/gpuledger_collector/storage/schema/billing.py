@@ -53,7 +53,9 @@ table(
     *required(TEXT, "currency"),
     *required(BIG, "starts_ms", "ends_ms"),
     *versioned(),
-    sa.CheckConstraint("ends_ms > starts_ms AND starts_ms % 3600000 = 0 AND ends_ms % 3600000 = 0", name="term"),
+    sa.CheckConstraint(
+        "ends_ms > starts_ms AND starts_ms % 3600000 = 0 AND ends_ms % 3600000 = 0", name="term"
+    ),
 )
 
 table(
@@ -98,7 +100,8 @@ table(
 
 table(
     "pool_share",
-    "Teams' shares of pools, to which reports compare what they held: rows are superseded, never edited.",
+    "Teams' shares of pools, to which reports compare what they held: rows are superseded, never"
+    " edited.",
     identity(),
     *required(TEXT, "team", "pool"),
     column("fraction", sa.Numeric(7, 6), "of the pool's capacity; null: gpus", nullable=True),
@@ -110,11 +113,16 @@ table(
 
 table(
     "adjustment",
-    "Markups, discounts and tiers, which are superseded; credits, debits and true-ups, to which rows are only added.",
+    "Markups, discounts and tiers, which are superseded; credits, debits and true-ups, to which"
+    " rows are only added.",
     identity(),
     *required(TEXT, "name"),
     column("kind", TEXT, "markup, discount or tiered; credit, debit or true_up"),
-    column("owner", JSONB, "level -> value: only this owner and below; of a credit or debit, who gets or pays it"),
+    column(
+        "owner",
+        JSONB,
+        "level -> value: only this owner and below; of a credit or debit, who gets or pays it",
+    ),
     *texts("pool", "gpu_model"),
     column("percent", sa.Numeric(12, 6), "of a markup or discount", nullable=True),
     column("steps", JSONB, "of a tier: GPU-hours of the month -> rate from there on"),
@@ -123,11 +131,20 @@ table(
     *optional(TEXT, "currency"),
     *optional(sa.Date, "from_on", "to_on"),
     *texts("reason", "approver"),
-    column("shares", JSONB, "of a true-up: owner levels, pool, model and micro-units of each part", nullable=True),
-    column("evidence", JSONB, "of a true-up: the bill, its lines and the differences", nullable=True),
+    column(
+        "shares",
+        JSONB,
+        "of a true-up: owner levels, pool, model and micro-units of each part",
+        nullable=True,
+    ),
+    column(
+        "evidence", JSONB, "of a true-up: the bill, its lines and the differences", nullable=True
+    ),
     column("reverses", BIG, "the entry that this one takes back", nullable=True),
     *versioned(),
-    sa.Index("uq_adjustment_name", "name", unique=True, postgresql_where=sa.text("superseded_at IS NULL")),
+    sa.Index(
+        "uq_adjustment_name", "name", unique=True, postgresql_where=sa.text("superseded_at IS NULL")
+    ),
 )
 
 table(
@@ -214,14 +231,16 @@ table(
 
 table(
     "corrected_day",
-    "Conservation check of a closed day with its corrections; the sealed one stays in conservation_check.",
+    "Conservation check of a closed day with its corrections; the sealed one stays in"
+    " conservation_check.",
     *keys(BIG, "day_ms"),
     *check_columns(),
 )
 
 table(
     "budget",
-    "What an owner may spend or use in a period; changing amount, measure, owner or period supersedes the row.",
+    "What an owner may spend or use in a period; changing amount, measure, owner or period"
+    " supersedes the row.",
     identity(),
     *required(TEXT, "name"),
     column("owner", JSONB, "level -> value; empty: the whole fleet"),
@@ -233,7 +252,9 @@ table(
     column("terms", JSONB, "thresholds and recipients"),
     column("measure", TEXT, "direct, total or gpu_hours", default="direct"),
     *versioned(),
-    sa.Index("uq_budget_name", "name", unique=True, postgresql_where=sa.text("superseded_at IS NULL")),
+    sa.Index(
+        "uq_budget_name", "name", unique=True, postgresql_where=sa.text("superseded_at IS NULL")
+    ),
 )
 
 table(
@@ -281,7 +302,9 @@ table(
     *optional(BIG, "resolved_ms"),
     sa.CheckConstraint("end_ms > start_ms", name="order"),
     sa.CheckConstraint("state IN ('open', 'answered', 'accepted', 'rejected')", name="state"),
-    sa.CheckConstraint("(resolved_ms IS NOT NULL) = (state IN ('accepted', 'rejected'))", name="resolved"),
+    sa.CheckConstraint(
+        "(resolved_ms IS NOT NULL) = (state IN ('accepted', 'rejected'))", name="resolved"
+    ),
 )
 
 table(
@@ -307,7 +330,12 @@ table(
     column("state", TEXT, "held: by another owner; unavailable: not usable"),
     column("owner", JSONB, "level -> value, for held; empty: unattributed", nullable=True),
     *required(INSTANT, "recorded_at"),
-    column("contested", JSONB, "level -> value: owner whose time moves; null: the dispute's", nullable=True),
+    column(
+        "contested",
+        JSONB,
+        "level -> value: owner whose time moves; null: the dispute's",
+        nullable=True,
+    ),
     sa.CheckConstraint("end_ms > start_ms", name="order"),
     sa.CheckConstraint("state IN ('held', 'unavailable')", name="state"),
     sa.CheckConstraint("(state = 'held') = (owner IS NOT NULL)", name="owner"),
@@ -335,8 +363,19 @@ table(
     key("line", BIG, "line (CSV) or row (Parquet) of the file"),
     *required(BIG, "start_ms", "end_ms"),
     column("category", TEXT, "ChargeCategory"),
-    *texts("charge_class", "description", "sku", "resource", "resource_name", "region", "service", "commitment"),
-    column("quantity", sa.Numeric, "PricingQuantity, else ConsumedQuantity; null: none", nullable=True),
+    *texts(
+        "charge_class",
+        "description",
+        "sku",
+        "resource",
+        "resource_name",
+        "region",
+        "service",
+        "commitment",
+    ),
+    column(
+        "quantity", sa.Numeric, "PricingQuantity, else ConsumedQuantity; null: none", nullable=True
+    ),
     *texts("unit"),
     *required(TEXT, "currency"),
     *required(sa.Numeric, "billed"),
@@ -371,7 +410,12 @@ table(
     identity(),
     *required(sa.Integer, "position"),
     *texts("provider", "sku", "resource", "region", "service", "pool", "node"),
-    column("gpus", sa.Numeric(12, 6), "GPUs of a unit; null: the node's by inventory, else 1", nullable=True),
+    column(
+        "gpus",
+        sa.Numeric(12, 6),
+        "GPUs of a unit; null: the node's by inventory, else 1",
+        nullable=True,
+    ),
     column("leave_out", sa.Boolean, "not about our GPUs: listed, but not compared"),
     *versioned(),
 )

@@ -1,4 +1,6 @@
-"""What looks ahead: queues as they were read, forecasts, and capacity that was advised, with what came of both."""
+"""What looks ahead: queues as they were read, forecasts, and capacity that was advised, with what
+came of both.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ table(
         "objects of pool, gpu_model, team, user, account, gpu_micro, workloads, oldest_ms",
     ),
     *required(INSTANT, "received_at"),
-    column("pools", pg.ARRAY(TEXT), "pools named by waiting, ascending; null: not summed yet", nullable=True),
+    column(
+        "pools",
+        pg.ARRAY(TEXT),
+        "pools named by waiting, ascending; null: not summed yet",
+        nullable=True,
+    ),
     column("pool_gpu_micro", pg.ARRAY(BIG), "waiting GPUs of each pool", nullable=True),
     column(
         "summed_at",
@@ -59,7 +66,9 @@ table(
     column("known", sa.Integer, "steps whose demand is known by now"),
     column("inside", sa.Integer, "of these, between the lowest quantile and 0.9"),
     column("under", JSONB, "of these, at or below each quantile"),
-    column("loss", sa.Double, "sum of the mean quantile loss, GPUs; null: not known yet", nullable=True),
+    column(
+        "loss", sa.Double, "sum of the mean quantile loss, GPUs; null: not known yet", nullable=True
+    ),
     column("naive_loss", sa.Double, "the same for the naive forecast", nullable=True),
     column("actual", sa.Double, "sum of the demand over the known steps, GPUs", nullable=True),
     *optional(BIG, "scored_ms"),
@@ -80,7 +89,12 @@ table(
     *required(TEXT, "pool"),
     column("terms", JSONB, "limits, lead time, mode, money and webhook: insight/scaling/pools.py"),
     *versioned(),
-    sa.Index("uq_scaling_pool_pool", "pool", unique=True, postgresql_where=sa.text("superseded_at IS NULL")),
+    sa.Index(
+        "uq_scaling_pool_pool",
+        "pool",
+        unique=True,
+        postgresql_where=sa.text("superseded_at IS NULL"),
+    ),
 )
 
 table(
@@ -119,6 +133,8 @@ table(
     column("waste_gpu_s", sa.Double, "desired capacity above demand, GPU-seconds"),
     *required(sa.Double, "reactive_wait_gpu_s", "reactive_waste_gpu_s"),
     *optional(TEXT, "currency"),
-    column("waste_micro", BIG, "waste at the rate in force; null: unpriced, never 0", nullable=True),
+    column(
+        "waste_micro", BIG, "waste at the rate in force; null: unpriced, never 0", nullable=True
+    ),
     *required(BIG, "judged_ms"),
 )

@@ -1,4 +1,6 @@
-"""What the tables share: metadata and its naming, the kinds of columns, and short ways to declare them."""
+"""What the tables share: metadata and its naming, the kinds of columns, and short ways to declare
+them.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,23 @@ def table(name: str, comment: str, *items: sa.schema.SchemaItem, **options: Any)
 
 
 def column(
-    name: str, kind: Any, comment: str = "", *, nullable: bool = False, default: Any = None, unique: bool | None = None
+    name: str,
+    kind: Any,
+    comment: str = "",
+    *,
+    nullable: bool = False,
+    default: Any = None,
+    unique: bool | None = None,
 ) -> sa.Column[Any]:
     """Declare a column with a comment or a default."""
-    return sa.Column(name, kind, nullable=nullable, server_default=default, comment=comment or None, unique=unique)
+    return sa.Column(
+        name,
+        kind,
+        nullable=nullable,
+        server_default=default,
+        comment=comment or None,
+        unique=unique,
+    )
 
 
 def required(kind: Any, *names: str) -> list[sa.Column[Any]]:
@@ -79,7 +94,9 @@ def foreign(
 ) -> sa.Column[int]:
     """Declare a reference to a row of another table."""
     reference = sa.ForeignKey(target)
-    return sa.Column(name, BIG, reference, nullable=nullable, primary_key=primary_key, comment=comment or None)
+    return sa.Column(
+        name, BIG, reference, nullable=nullable, primary_key=primary_key, comment=comment or None
+    )
 
 
 def versioned() -> list[sa.Column[Any]]:

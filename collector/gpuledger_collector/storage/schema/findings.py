@@ -37,7 +37,12 @@ table(
     *required(sa.REAL, "confidence"),
     column("currency", TEXT, "null: unpriced", nullable=True),
     column("cost_micro", BIG, "so far; null: unpriced, never 0", nullable=True),
-    column("per_day_micro", BIG, "cost of another day at the rate in force when last seen", nullable=True),
+    column(
+        "per_day_micro",
+        BIG,
+        "cost of another day at the rate in force when last seen",
+        nullable=True,
+    ),
     *required(JSONB, "evidence"),
     index("accelerator_id"),
     index("kind", "since_ms"),
@@ -82,7 +87,12 @@ table(
     *required(BIG, "made_ms", "expires_ms"),
     *optional(BIG, "decided_ms"),
     *texts("decided_by", "reason"),
-    column("realized_micro", BIG, "by the ledger since acceptance, may be negative; null: not yet", nullable=True),
+    column(
+        "realized_micro",
+        BIG,
+        "by the ledger since acceptance, may be negative; null: not yet",
+        nullable=True,
+    ),
     *optional(BIG, "realized_until_ms"),
     column("realized", JSONB, "costs and busy time before and after", nullable=True),
 )
@@ -94,5 +104,7 @@ table(
     *required(BIG, "start_ms", "end_ms"),
     column("joint", JSONB, "by currency: savings of all open advice together"),
     column("not_evaluated", JSONB, "what could not be judged, and why"),
-    column("evidence_hash", TEXT, "of what they rest on: they are read until it changes", nullable=True),
+    column(
+        "evidence_hash", TEXT, "of what they rest on: they are read until it changes", nullable=True
+    ),
 )

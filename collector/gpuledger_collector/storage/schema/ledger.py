@@ -1,4 +1,6 @@
-"""Nodes, accelerators and workloads with their time lines, and the ledgers of hours, days and months."""
+"""Nodes, accelerators and workloads with their time lines, and the ledgers of hours, days and
+months.
+"""
 
 from __future__ import annotations
 
@@ -41,24 +43,51 @@ def charge_columns() -> list[sa.Column[Any]]:
         column("currency", TEXT, "null: unpriced", nullable=True),
         column("cost_micro", BIG, "null: unpriced, never 0", nullable=True),
         *optional(BIG, "idle_cost_micro", "list_cost_micro", "energy_mj"),
-        foreign("commitment_id", "commitment.id", comment="covers it: its cost is the amortized one", nullable=True),
-        column("contracted_cost_micro", BIG, "at the rate of the price book; null: unknown", nullable=True),
-        column("adjustment_id", BIG, "null: held time; else the state is the adjustment's kind", nullable=True),
-        column("node_cost_id", BIG, "a share of what a node costs: no GPU-time; null: GPU-time", nullable=True),
+        foreign(
+            "commitment_id",
+            "commitment.id",
+            comment="covers it: its cost is the amortized one",
+            nullable=True,
+        ),
+        column(
+            "contracted_cost_micro",
+            BIG,
+            "at the rate of the price book; null: unknown",
+            nullable=True,
+        ),
+        column(
+            "adjustment_id",
+            BIG,
+            "null: held time; else the state is the adjustment's kind",
+            nullable=True,
+        ),
+        column(
+            "node_cost_id",
+            BIG,
+            "a share of what a node costs: no GPU-time; null: GPU-time",
+            nullable=True,
+        ),
     ]
 
 
 def check_columns() -> list[sa.Column[Any]]:
     """Declare the sums and the result of a conservation check."""
     return [
-        *required(SUM, "capacity_ns", "held_ns", "unallocated_ns", "unavailable_ns", "unobserved_ns"),
+        *required(
+            SUM, "capacity_ns", "held_ns", "unallocated_ns", "unavailable_ns", "unobserved_ns"
+        ),
         column("capacity_cost", JSONB, "currency -> micro-units: capacity x rate"),
         column("charged_cost", JSONB, "currency -> micro-units: the sum of the charges"),
         column("imported_ns", SUM, "usage without inventory: not part of the check"),
         column("until_ms", BIG, "rated up to here"),
         *required(sa.Boolean, "holds"),
         *required(INSTANT, "proved_at"),
-        column("commitments", JSONB, "by name: committed, covered and unused time and money", default="{}"),
+        column(
+            "commitments",
+            JSONB,
+            "by name: committed, covered and unused time and money",
+            default="{}",
+        ),
         column("stranded_ns", SUM, default="0"),
         column(
             "times_sha256",
@@ -110,7 +139,8 @@ table(
 
 table(
     "accelerator_attributes",
-    "Reported attributes of an accelerator, one row per content; usage intervals refer to them. Never changed.",
+    "Reported attributes of an accelerator, one row per content; usage intervals refer to them."
+    " Never changed.",
     identity(),
     foreign("accelerator_id", "accelerator.id"),
     column("digest", sa.LargeBinary, "SHA-256 of the content"),
@@ -123,7 +153,8 @@ table(
 
 table(
     "capacity",
-    "When, where and as what an accelerator was available: derived from usage intervals and inventory.",
+    "When, where and as what an accelerator was available: derived from usage intervals and"
+    " inventory.",
     identity(),
     foreign("accelerator_id", "accelerator.id"),
     foreign("node_id", "node.id", nullable=True),
@@ -167,7 +198,8 @@ table(
 
 table(
     "workload_attributes",
-    "Reported attributes of a workload, one row per content; usage intervals refer to them. Never changed.",
+    "Reported attributes of a workload, one row per content; usage intervals refer to them. Never"
+    " changed.",
     identity(),
     foreign("workload_id", "workload.id"),
     column("digest", sa.LargeBinary, "SHA-256 of the content"),
@@ -224,7 +256,8 @@ table(
 
 table(
     "usage_hour",
-    "Hourly usage per accelerator and workload, folded from usage intervals with overlaps resolved.",
+    "Hourly usage per accelerator and workload, folded from usage intervals with overlaps"
+    " resolved.",
     *required(BIG, "accelerator_id", "hour_ms"),
     *required(TEXT, "state"),
     *optional(BIG, "workload_id"),
@@ -258,7 +291,12 @@ table(
     *optional(BIG, "submitted_ms"),
     *texts("state"),
     column("workload_attributes_id", BIG, "as the import describes the workload", nullable=True),
-    column("source", TEXT, "sacct or table (of jobs); null: not recorded, the form of the id tells", nullable=True),
+    column(
+        "source",
+        TEXT,
+        "sacct or table (of jobs); null: not recorded, the form of the id tells",
+        nullable=True,
+    ),
     sa.CheckConstraint("end_ms IS NULL OR end_ms >= start_ms", name="order"),
     index("start_ms", "end_ms"),
 )
@@ -306,7 +344,12 @@ table(
     *optional(TEXT, "currency"),
     *required(SUM, *TIMES_NS),
     *optional(SUM, "cost_micro", "idle_cost_micro", "energy_mj"),
-    column("list_cost_micro", SUM, "contracted rate without a list rate; null: partly unknown", nullable=True),
+    column(
+        "list_cost_micro",
+        SUM,
+        "contracted rate without a list rate; null: partly unknown",
+        nullable=True,
+    ),
     *optional(SUM, "contracted_cost_micro"),
     sa.Index(
         "uq_ledger_month_key",
@@ -331,7 +374,8 @@ table(
 
 table(
     "month_proof",
-    "What the proof of a month said when it was asked last. Pages show it; close and reconcile ask anew.",
+    "What the proof of a month said when it was asked last. Pages show it; close and reconcile ask"
+    " anew.",
     *keys(BIG, "start_ms", "end_ms"),
     *required(BIG, "asked_ms"),
     *required(sa.Boolean, "holds"),

@@ -22,14 +22,19 @@ from gpuledger_collector.storage.schema.columns import (
 
 table(
     "notification_rule",
-    "Delivery preferences, contacts of teams, and permitted actions: rows are superseded, never edited.",
+    "Delivery preferences, contacts of teams, and permitted actions: rows are superseded, never"
+    " edited.",
     identity(),
     column("kind", TEXT, "recipient, contact, action or anomaly_floor"),
     *required(TEXT, "name"),
     *required(JSONB, "terms"),
     *versioned(),
     sa.Index(
-        "uq_notification_rule_kind", "kind", "name", unique=True, postgresql_where=sa.text("superseded_at IS NULL")
+        "uq_notification_rule_kind",
+        "kind",
+        "name",
+        unique=True,
+        postgresql_where=sa.text("superseded_at IS NULL"),
     ),
 )
 
@@ -57,7 +62,8 @@ table(
 
 table(
     "reclaim_action",
-    "Reclaiming of an idle workload whose owner was notified: announced first, then carried out once.",
+    "Reclaiming of an idle workload whose owner was notified: announced first, then carried out"
+    " once.",
     identity(),
     column("key", TEXT, "notification and action: carried out once"),
     foreign("notification_id", "notification.id"),
@@ -81,7 +87,11 @@ table(
     *texts("kind", "subject", "text", "html", "thread"),
     column("attachments", JSONB, "file name -> text", default="{}"),
     *required(BIG, "made_ms", "not_before_ms"),
-    column("state", TEXT, "waiting, handing_over, sent, unconfirmed or dead; held for a digest, joined to one"),
+    column(
+        "state",
+        TEXT,
+        "waiting, handing_over, sent, unconfirmed or dead; held for a digest, joined to one",
+    ),
     column("attempts", sa.Integer, default="0"),
     *optional(BIG, "sent_ms"),
     *texts("error"),

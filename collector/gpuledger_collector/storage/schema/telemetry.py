@@ -33,7 +33,9 @@ table(
     *required(sa.LargeBinary, "sha256"),
     *required(INSTANT, "received_at"),
     *required(sa.Integer, "samples", "usage_intervals"),
-    column("rejected", JSONB, "rejected records: a repeated batch gets the same answer", nullable=True),
+    column(
+        "rejected", JSONB, "rejected records: a repeated batch gets the same answer", nullable=True
+    ),
     index("received_at"),
 )
 
@@ -82,18 +84,26 @@ table(
     "Minute rollup of the samples: means over the minute.",
     *keys(BIG, "accelerator_id", "minute_ms"),
     *required(sa.SmallInteger, "samples"),
-    *optional(sa.REAL, "utilization_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"),
+    *optional(
+        sa.REAL, "utilization_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"
+    ),
     *optional(sa.Double, "memory_used_bytes"),
     *optional(sa.REAL, "power_watts", "temperature_celsius"),
     column("zero_ratio", sa.REAL, "fraction of the samples with zero utilization", nullable=True),
     *optional(sa.REAL, "memory_copy_ratio", "sm_clock_hertz"),
-    column("slowed_ratio", sa.REAL, "fraction of the samples with a power-cap, thermal or slowdown bit", nullable=True),
+    column(
+        "slowed_ratio",
+        sa.REAL,
+        "fraction of the samples with a power-cap, thermal or slowdown bit",
+        nullable=True,
+    ),
     *optional(sa.REAL, "processes"),
 )
 
 table(
     "sample_archive",
-    "Packed samples of an accelerator and day; late ones stay in gpu_sample until the next packing.",
+    "Packed samples of an accelerator and day; late ones stay in gpu_sample until the next"
+    " packing.",
     key("day_ms", BIG, "start of the UTC day"),
     *keys(BIG, "accelerator_id"),
     *required(sa.Integer, "rows"),
@@ -114,7 +124,9 @@ table(
     *required(pg.UUID, "epoch"),
     *required(BIG, "seq"),
     column("record", sa.Integer, "position in the batch"),
-    column("accelerator_attributes_id", BIG, "as the batch describes the accelerator", nullable=True),
+    column(
+        "accelerator_attributes_id", BIG, "as the batch describes the accelerator", nullable=True
+    ),
     column("workload_attributes_id", BIG, "as the batch describes the workload", nullable=True),
     index("accelerator_id", "start_ms"),
     index("end_ms", postgresql_using="brin"),
@@ -138,7 +150,8 @@ table(
 
 table(
     "retention_boundary",
-    "Up to where retention removed rows of a derived table: late evidence before that does not recreate them.",
+    "Up to where retention removed rows of a derived table: late evidence before that does not"
+    " recreate them.",
     key("name", TEXT, "of the table"),
     *required(BIG, "before_ms"),
 )
@@ -159,8 +172,15 @@ table(
     column("readings", BIG, "bits of the hot metrics already written to gpu_sample"),
     column("pods", pg.ARRAY(TEXT), "pod of each pod_utilization"),
     *required(pg.ARRAY(sa.Double), "pod_utilization"),
-    column("accelerator_attributes_ids", pg.ARRAY(BIG), "as its labels describe the accelerator", default="{}"),
-    column("workload_attributes_ids", pg.ARRAY(BIG), "as they describe the workloads", default="{}"),
+    column(
+        "accelerator_attributes_ids",
+        pg.ARRAY(BIG),
+        "as its labels describe the accelerator",
+        default="{}",
+    ),
+    column(
+        "workload_attributes_ids", pg.ARRAY(BIG), "as they describe the workloads", default="{}"
+    ),
     *optional(sa.Double, "sm_active", "engine_active", "energy_joules", "power_watts"),
 )
 
@@ -177,7 +197,9 @@ table(
     "Counters of work done by workloads: read from an endpoint or reported by the run.",
     identity(),
     foreign("workload_id", "workload.id"),
-    column("via", TEXT, "agent, remote_write or reported; two paths to one endpoint are not added up"),
+    column(
+        "via", TEXT, "agent, remote_write or reported; two paths to one endpoint are not added up"
+    ),
     column("source", TEXT, "endpoint, without credentials"),
     column("part", TEXT, "labels that distinguish series of one endpoint"),
     column("counter", TEXT, "what it counts, in the words of accounting/counters.py"),
@@ -199,7 +221,11 @@ table(
     "Units counted in each hour between readings without a restart in between.",
     *keys(BIG, "series_id", "hour_ms"),
     *required(BIG, "units"),
-    column("covered_ms", BIG, "time of the hour covered by such readings; the rest is unknown, not zero"),
+    column(
+        "covered_ms",
+        BIG,
+        "time of the hour covered by such readings; the rest is unknown, not zero",
+    ),
     *required(sa.Integer, "restarts"),
     index("hour_ms"),
 )
@@ -220,7 +246,8 @@ table(
 
 table(
     "series_day",
-    "Days in owner_5min and the rating they derive from; a newer one in conservation_check recomputes them.",
+    "Days in owner_5min and the rating they derive from; a newer one in conservation_check"
+    " recomputes them.",
     *keys(BIG, "day_ms"),
     *required(INSTANT, "proved_at"),
 )
@@ -231,8 +258,12 @@ table(
     *keys(BIG, "hour_ms"),
     foreign("node_id", "node.id", primary_key=True),
     column("accelerator_ids", pg.ARRAY(BIG), "accelerators included"),
-    column("utilization", pg.ARRAY(sa.Double), "by quarter, sum of the minutes' ratios; null: unknown"),
-    column("utilization_minutes", pg.ARRAY(sa.Integer), "by quarter, accelerator-minutes in the sum"),
+    column(
+        "utilization", pg.ARRAY(sa.Double), "by quarter, sum of the minutes' ratios; null: unknown"
+    ),
+    column(
+        "utilization_minutes", pg.ARRAY(sa.Integer), "by quarter, accelerator-minutes in the sum"
+    ),
     *required(pg.ARRAY(sa.Double), "sm_active"),
     *required(pg.ARRAY(sa.Integer), "sm_active_minutes"),
 )

@@ -1,1 +1,3 @@
-"""The database server: the embedded one, migrations, backups, replicas of the collector and distribution."""
+"""The database server: the embedded one, migrations, backups, replicas of the collector and
+distribution.
+"""

@@ -1,13 +1,14 @@
 """Backup and restore of the whole ledger, by Postgres' own pg_dump and pg_restore.
 
-A backup is one snapshot in pg_dump's custom format (compressed, selective, of any supported version). It restores into
-every supported major version of Postgres, older ones too, which makes it the way of a major upgrade as well. The file
-appears whole or not at all.
+A backup is one snapshot in pg_dump's custom format (compressed, selective, of any supported
+version). It restores into every supported major version of Postgres, older ones too, which makes it
+the way of a major upgrade as well. The file appears whole or not at all.
 
-pg_restore itself ends at the first statement that an older server refuses. So it writes SQL, from which two kinds of
-lines that say nothing of the ledger are removed, and psql runs it: the SET of settings that the server does not know
-(transaction_timeout, before 17), and the versions of columns that a server with the fixes of November 2026 keeps as an
-option of each column (pg_attver). A pg_dump without those fixes, such as the bundled one, writes them into the file.
+pg_restore itself ends at the first statement that an older server refuses. So it writes SQL, from
+which two kinds of lines that say nothing of the ledger are removed, and psql runs it: the SET of
+settings that the server does not know (transaction_timeout, before 17), and the versions of columns
+that a server with the fixes of November 2026 keeps as an option of each column (pg_attver). A
+pg_dump without those fixes, such as the bundled one, writes them into the file.
 """
 
 from __future__ import annotations
@@ -31,17 +32,20 @@ from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
 from gpuledger_collector.storage.server.binaries import installed
 
 _LEFT_OUT = re.compile(
-    r"^\d+; \d+ \d+ (POLICY|ROW SECURITY|COMMENT \S+ POLICY|EXTENSION - citus|COMMENT - EXTENSION citus) "
+    r"^\d+; \d+ \d+ (POLICY|ROW SECURITY|COMMENT \S+ POLICY|EXTENSION - citus|COMMENT - EXTENSION"
+    r" citus) "
 )
-"""Entries that name roles of the original server, which are created again, and Citus, which the other server need not
-have: `gpuledger db distribute` distributes the tables there.
+"""Entries that name roles of the original server, which are created again, and Citus, which the
+other server need not have: `gpuledger db distribute` distributes the tables there.
 """
 _DUMPED_FROM = re.compile(r"^;\s+Dumped from database version: (\d+)", re.MULTILINE)
 _SETTING = re.compile(rb"SET (\w+) = ")
 _FIRST_OBJECT = b"-- Name: "
 _COLUMN_VERSION = re.compile(rb"ALTER .* SET \(pg_attver=\d+\);$")
 _END_OF_ROWS = b"\\.\n"
-_ERROR = re.compile(r"^(?:psql:\S+ )?(?:ERROR|FATAL|psql: error|pg_restore: error|pg_dump: error):\s+", re.MULTILINE)
+_ERROR = re.compile(
+    r"^(?:psql:\S+ )?(?:ERROR|FATAL|psql: error|pg_restore: error|pg_dump: error):\s+", re.MULTILINE
+)
 
 
 class NotEmpty(StorageError):
@@ -53,7 +57,10 @@ class NotABackup(StorageError):
 
 
 def program(name: str) -> Path:
-    """Find a client program of Postgres: the bundled one, or one on the path. Raises EnvironmentLacks."""
+    """Find a client program of Postgres: the bundled one, or one on the path.
+
+    Raises EnvironmentLacks.
+    """
     try:
         bundled = installed() / "bin" / name
     except EnvironmentLacks:
@@ -62,20 +69,34 @@ def program(name: str) -> Path:
         return bundled
     program_path = shutil.which(name)
     if program_path is None:
-        raise EnvironmentLacks(f"there is no {name}: apt install postgresql-client, or {install_command('embedded')}")
+        raise EnvironmentLacks(
+            f"there is no {name}: apt install postgresql-client, or {install_command('embedded')}"
+        )
     return Path(program_path)
 
 
 def backup(dsn: str, target: Path) -> int:
-    """Write everything to a file; return its size in bytes. Raises StorageError with the message of pg_dump."""
+    """Write everything to a file; return its size in bytes.
+
+    Raises StorageError with the message of pg_dump.
+    """
     unfinished = target.with_name(f".{target.name}.part")
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            # Without owners and privileges, so that it restores under whatever role the other server has.
-            _run(program("pg_dump"), dsn, "--format=custom", "--no-owner", "--no-privileges", stdout=file)
+            # Without owners and privileges, so that it restores under whatever role the other
+            # server has.
+            _run(
+                program("pg_dump"),
+                dsn,
+                "--format=custom",
+                "--no-owner",
+                "--no-privileges",
+                stdout=file,
+            )
             file.flush()
-            # Before the rename: after a power failure the name must not refer to a file whose content is missing.
+            # Before the rename: after a power failure the name must not refer to a file whose
+            # content is missing.
             os.fsync(file.fileno())
         unfinished.rename(target)
     finally:
@@ -84,9 +105,14 @@ def backup(dsn: str, target: Path) -> int:
 
 
 def restore(dsn: str, source: Path) -> None:
-    """Restore a backup into an empty database, in one transaction. Raises NotEmpty, NotABackup, StorageError."""
+    """Restore a backup into an empty database, in one transaction.
+
+    Raises NotEmpty, NotABackup, StorageError.
+    """
     with Database(dsn).connect() as connection:
-        row = connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone()
+        row = connection.execute(
+            "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
+        ).fetchone()
         settings = {name.encode() for (name,) in connection.execute("SELECT name FROM pg_settings")}
         major = connection.info.server_version // 10_000
     if row is not None and row[0]:
@@ -97,7 +123,9 @@ def restore(dsn: str, source: Path) -> None:
         raise NotABackup(f"{source} cannot be read as a backup ({error})") from error
     with tempfile.NamedTemporaryFile("w+", suffix=".list") as chosen:
         # pg_restore restores exactly the entries of a list.
-        chosen.writelines(line for line in listed.splitlines(keepends=True) if not _LEFT_OUT.search(line))
+        chosen.writelines(
+            line for line in listed.splitlines(keepends=True) if not _LEFT_OUT.search(line)
+        )
         chosen.flush()
         refusal = _replay(dsn, source, chosen.name, settings)
     if refusal is None:
@@ -105,23 +133,41 @@ def restore(dsn: str, source: Path) -> None:
     dumped_from = _DUMPED_FROM.search(listed)
     if dumped_from is not None and int(dumped_from[1]) > major:
         raise StorageError(
-            f"the backup of a PostgreSQL {dumped_from[1]} does not fit PostgreSQL {major} ({refusal}); nothing was "
-            f"restored: give a server of version {dumped_from[1]} or newer"
+            f"the backup of a PostgreSQL {dumped_from[1]} does not fit PostgreSQL {major}"
+            f" ({refusal}); nothing was restored: give a server of version {dumped_from[1]} or"
+            " newer"
         )
     raise StorageError(f"nothing was restored: {refusal}")
 
 
 def _replay(dsn: str, source: Path, chosen: str, settings: Collection[bytes]) -> str | None:
-    """Run the SQL of the chosen entries with psql; return the error that ended it, None when all of it is committed.
+    """Run the SQL of the chosen entries with psql; return the error that ended it, None when all of
+    it is committed.
 
-    pg_restore writes BEGIN first and COMMIT last. Whatever ends one of the three processes before that COMMIT ends the
-    session in the middle of its transaction, and nothing stays. Raises NotABackup when the file cannot be read to its
-    end.
+    pg_restore writes BEGIN first and COMMIT last. Whatever ends one of the three processes before
+    that COMMIT ends the session in the middle of its transaction, and nothing stays. Raises
+    NotABackup when the file cannot be read to its end.
     """
     address, environment = _address(dsn)
-    reading = [str(program("pg_restore")), "--file=-", "--no-owner", "--no-privileges", "--single-transaction"]
-    writing = [str(program("psql")), "--no-psqlrc", "--quiet", "--no-password", "--set=ON_ERROR_STOP=1", "--file=-"]
-    with tempfile.TemporaryFile("w+") as reader_errors, tempfile.TemporaryFile("w+") as writer_errors:
+    reading = [
+        str(program("pg_restore")),
+        "--file=-",
+        "--no-owner",
+        "--no-privileges",
+        "--single-transaction",
+    ]
+    writing = [
+        str(program("psql")),
+        "--no-psqlrc",
+        "--quiet",
+        "--no-password",
+        "--set=ON_ERROR_STOP=1",
+        "--file=-",
+    ]
+    with (
+        tempfile.TemporaryFile("w+") as reader_errors,
+        tempfile.TemporaryFile("w+") as writer_errors,
+    ):
         with (
             subprocess.Popen(
                 [*reading, f"--use-list={chosen}", str(source)],
@@ -146,13 +192,17 @@ def _replay(dsn: str, source: Path, chosen: str, settings: Collection[bytes]) ->
     return None
 
 
-def _copy(reader: subprocess.Popen[bytes], writer: subprocess.Popen[bytes], settings: Collection[bytes]) -> None:
+def _copy(
+    reader: subprocess.Popen[bytes], writer: subprocess.Popen[bytes], settings: Collection[bytes]
+) -> None:
     """Pass SQL on, without the lines that the server may refuse; rows are not looked at."""
     assert reader.stdout is not None
     assert writer.stdin is not None
     with suppress(BrokenPipeError), closing(writer.stdin), closing(reader.stdout):
         # Only up to the first object: in the body of a function, such a line belongs to an UPDATE.
-        for line in itertools.takewhile(lambda line: not line.startswith(_FIRST_OBJECT), reader.stdout):
+        for line in itertools.takewhile(
+            lambda line: not line.startswith(_FIRST_OBJECT), reader.stdout
+        ):
             setting = _SETTING.match(line)
             if setting is None or setting[1] in settings:
                 writer.stdin.write(line)
@@ -166,7 +216,9 @@ def _copy(reader: subprocess.Popen[bytes], writer: subprocess.Popen[bytes], sett
 
 
 def _address(dsn: str) -> tuple[str, dict[str, str]]:
-    """The DSN for a command line, and the environment that carries its password, hidden from other users."""
+    """The DSN for a command line, and the environment that carries its password, hidden from other
+    users.
+    """
     parts = conninfo_to_dict(libpq(dsn))
     password = parts.pop("password", None)
     environment = {**os.environ, **({} if password is None else {"PGPASSWORD": str(password)})}

@@ -1,7 +1,8 @@
-"""Whether a full disk is why the embedded database fails: by its log, by the driver's message and by the disk itself.
+"""Whether a full disk is why the embedded database fails: by its log, by the driver's message and
+by the disk itself.
 
-A full disk shows as many things: initdb fails, Postgres ends with a PANIC, and clients then find nobody who listens.
-People are told of the disk.
+A full disk shows as many things: initdb fails, Postgres ends with a PANIC, and clients then find
+nobody who listens. People are told of the disk.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _FULL_NUMBERS = (errno.ENOSPC, errno.EDQUOT)
 
 
 def free_megabytes(folder: Path) -> int:
-    """Free space for the disk's user of this folder or, while it does not exist, of the one above it."""
+    """Free space for the disk's user of this folder or, while it does not exist, of the one above
+    it.
+    """
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free // 1_000_000
@@ -29,7 +32,9 @@ def free_megabytes(folder: Path) -> int:
 def is_full_error(error: BaseException | None) -> bool:
     """Whether an error, or one that led to it, says that a disk is full."""
     while error is not None:
-        if (isinstance(error, OSError) and error.errno in _FULL_NUMBERS) or _FULL.search(str(error)):
+        if (isinstance(error, OSError) and error.errno in _FULL_NUMBERS) or _FULL.search(
+            str(error)
+        ):
             return True
         error = error.__cause__
     return False
@@ -41,16 +46,18 @@ def lacks_room(folder: Path, megabytes: int) -> str | None:
     if free >= megabytes:
         return None
     return (
-        f"the disk of {folder} is full: {free} MB are free and the database needs {megabytes} MB; free some, "
-        "or set GPULEDGER_DATA_DIR to a folder on a larger disk"
+        f"the disk of {folder} is full: {free} MB are free and the database needs {megabytes} MB;"
+        " free some, or set GPULEDGER_DATA_DIR to a folder on a larger disk"
     )
 
 
 def full_disk(folder: Path, log: str) -> str | None:
-    """Return a sentence when the server's log or message, or the disk itself, shows a full disk; else None."""
+    """Return a sentence when the server's log or message, or the disk itself, shows a full disk;
+    else None.
+    """
     if not _FULL.search(log):
         return lacks_room(folder, START_MEGABYTES)
     return (
-        f"the disk of {folder} is full ({free_megabytes(folder)} MB free now); what was committed is safe: "
-        "free some space and try again"
+        f"the disk of {folder} is full ({free_megabytes(folder)} MB free now); what was committed"
+        " is safe: free some space and try again"
     )

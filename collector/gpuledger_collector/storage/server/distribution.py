@@ -1,8 +1,9 @@
 """Distribution: evidence, and what is folded from it, over the workers of a Citus cluster.
 
-Tables that grow with GPU-hours are distributed by accelerator and colocated, so that a query about one accelerator
-involves one worker. The names that they join are on every worker. Money and everything else stays on the coordinator:
-Citus has no triggers on distributed tables, and triggers protect closed months.
+Tables that grow with GPU-hours are distributed by accelerator and colocated, so that a query about
+one accelerator involves one worker. The names that they join are on every worker. Money and
+everything else stays on the coordinator: Citus has no triggers on distributed tables, and triggers
+protect closed months.
 """
 
 from __future__ import annotations
@@ -12,10 +13,27 @@ from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
 
 COLUMN = "accelerator_id"
-DISTRIBUTED = ("gpu_sample", "usage_interval", "gpu_minute", "usage_hour", "gpu_state", "gpu_latest", "sample_archive")
+DISTRIBUTED = (
+    "gpu_sample",
+    "usage_interval",
+    "gpu_minute",
+    "usage_hour",
+    "gpu_state",
+    "gpu_latest",
+    "sample_archive",
+)
 """In this order: the first one sets the number of shards, the others are colocated with it."""
-REFERENCE = ("node", "accelerator", "workload", "accelerator_attributes", "workload_attributes", "capacity")
-"""What the distributed tables are joined to, replicated to every worker; tables after those that they refer to."""
+REFERENCE = (
+    "node",
+    "accelerator",
+    "workload",
+    "accelerator_attributes",
+    "workload_attributes",
+    "capacity",
+)
+"""What the distributed tables are joined to, replicated to every worker; tables after those that
+they refer to.
+"""
 SHARDS = 32
 """Citus' own default; a cluster can have as many workers as that."""
 
@@ -31,15 +49,22 @@ class NotDistributable(StorageError):
 
 
 def plan(connection: Connection, shards: int = SHARDS) -> list[str]:
-    """List the statements, in order; none for tables that are already distributed. Raises NotDistributable."""
+    """List the statements, in order; none for tables that are already distributed.
+
+    Raises NotDistributable.
+    """
     if problems := violations(connection):
         raise NotDistributable(f"the tables cannot be distributed: {'; '.join(problems)}")
     done = managed(connection)
     statements = _drop_policies(connection)
-    statements += [f"SELECT create_reference_table('{table}')" for table in REFERENCE if table not in done]
+    statements += [
+        f"SELECT create_reference_table('{table}')" for table in REFERENCE if table not in done
+    ]
     first, *others = DISTRIBUTED
     if first not in done:
-        statements.append(f"SELECT create_distributed_table('{first}', '{COLUMN}', shard_count => {shards})")
+        statements.append(
+            f"SELECT create_distributed_table('{first}', '{COLUMN}', shard_count => {shards})"
+        )
     statements += [
         f"SELECT create_distributed_table('{table}', '{COLUMN}', colocate_with => '{first}')"
         for table in others
@@ -49,46 +74,58 @@ def plan(connection: Connection, shards: int = SHARDS) -> list[str]:
 
 
 def distribute(connection: Connection, shards: int = SHARDS) -> list[str]:
-    """Run the plan on an autocommit connection and return it; an interrupted run is continued by the next.
+    """Run the plan on an autocommit connection and return it; an interrupted run is continued by
+    the next.
 
     Raises EnvironmentLacks without the extension, NotDistributable.
     """
     if not has_citus(connection):
         raise EnvironmentLacks(
-            "this database has no Citus: add citus to shared_preload_libraries and run CREATE EXTENSION citus"
+            "this database has no Citus: add citus to shared_preload_libraries and run CREATE"
+            " EXTENSION citus"
         )
     statements = plan(connection, shards)
     for statement in statements:
-        # One by one in autocommit, as Citus requires; `plan` skips what an interrupted run has done.
+        # One by one in autocommit, as Citus requires; `plan` skips what an interrupted run has
+        # done.
         connection.execute(statement.encode())
     return statements
 
 
 def has_citus(connection: Connection) -> bool:
     """Whether the extension is installed."""
-    return connection.execute("SELECT FROM pg_extension WHERE extname = 'citus'").fetchone() is not None
+    return (
+        connection.execute("SELECT FROM pg_extension WHERE extname = 'citus'").fetchone()
+        is not None
+    )
 
 
 def size_function(connection: Connection) -> str:
     """Name the function that returns the bytes of a table with its indexes, wherever they are."""
-    return "citus_total_relation_size" if DISTRIBUTED[0] in managed(connection) else "pg_total_relation_size"
+    return (
+        "citus_total_relation_size"
+        if DISTRIBUTED[0] in managed(connection)
+        else "pg_total_relation_size"
+    )
 
 
 def worker_problem(connection: Connection) -> str | None:
-    """Name the workers that do not answer the coordinator, in a sentence; None when all do, and without Citus."""
+    """Name the workers that do not answer the coordinator, in a sentence; None when all do, and
+    without Citus.
+    """
     if not has_citus(connection):
         return None
     connection.execute(f"SET citus.node_connection_timeout = '{WORKER_WAIT}'")
     rows = connection.execute(
-        "SELECT nodename || ':' || nodeport FROM pg_dist_node WHERE groupid <> 0 AND noderole = 'primary'"
-        " AND NOT citus_check_connection_to_node(nodename, nodeport) ORDER BY 1"
+        "SELECT nodename || ':' || nodeport FROM pg_dist_node WHERE groupid <> 0 AND noderole ="
+        " 'primary' AND NOT citus_check_connection_to_node(nodename, nodeport) ORDER BY 1"
     )
     silent = [str(row[0]) for row in rows]
     if not silent:
         return None
     return (
-        f"{plural(len(silent), 'Citus worker')} cannot be reached by the coordinator: {', '.join(silent)}; "
-        "batches stay on their nodes meanwhile"
+        f"{plural(len(silent), 'Citus worker')} cannot be reached by the coordinator:"
+        f" {', '.join(silent)}; batches stay on their nodes meanwhile"
     )
 
 
@@ -105,9 +142,9 @@ def violations(connection: Connection) -> list[str]:
         {"column": COLUMN, "tables": list(DISTRIBUTED)},
     )
     triggers = connection.execute(
-        "SELECT format('%%s: has the trigger %%s', c.relname, tgname) FROM pg_trigger JOIN pg_class c"
-        " ON c.oid = tgrelid WHERE NOT tgisinternal AND c.relnamespace = current_schema()::regnamespace"
-        " AND c.relname = ANY(%s) ORDER BY 1",
+        "SELECT format('%%s: has the trigger %%s', c.relname, tgname) FROM pg_trigger JOIN pg_class"
+        " c ON c.oid = tgrelid WHERE NOT tgisinternal AND c.relnamespace ="
+        " current_schema()::regnamespace AND c.relname = ANY(%s) ORDER BY 1",
         ([*DISTRIBUTED, *REFERENCE],),
     )
     foreign = connection.execute(
@@ -139,7 +176,8 @@ WITH RECURSIVE converted (oid) AS (
 def converted(connection: Connection) -> set[str]:
     """Tables that Citus takes over: it converts whatever foreign keys tie to a replicated table."""
     rows = connection.execute(
-        f"{_CONVERTED} SELECT relname FROM converted JOIN pg_class USING (oid) WHERE NOT relispartition",
+        f"{_CONVERTED} SELECT relname FROM converted JOIN pg_class USING (oid) WHERE NOT"
+        " relispartition",
         {"tables": [*DISTRIBUTED, *REFERENCE]},
     )
     return {str(row[0]) for row in rows}
@@ -169,7 +207,8 @@ def managed(connection: Connection) -> set[str]:
     """Tables that Citus already distributes or replicates."""
     if not has_citus(connection):
         return set()
-    # A table with a foreign key to a replicated one is listed as well: it has one shard, on the coordinator.
+    # A table with a foreign key to a replicated one is listed as well: it has one shard, on the
+    # coordinator.
     rows = connection.execute(
         "SELECT logicalrelid::text FROM pg_dist_partition WHERE partmethod <> 'n' OR repmodel = 't'"
     )

@@ -1,13 +1,14 @@
 """The embedded Postgres: the wheel's programs under our own supervisor.
 
-Idea: whichever command needs the database takes a shared lock on `users` in the data folder and starts the server if
-none answers; whoever gives the last of these locks back stops it. So a second command joins the running server, a
-command that was killed leaves nothing locked (the kernel drops its locks), and the server it left behind is joined and
-then stopped by the next one. Starting and stopping happen under an exclusive lock. Nothing is believed of
-`postmaster.pid` but what /proc and a login confirm.
+Idea: whichever command needs the database takes a shared lock on `users` in the data folder and
+starts the server if none answers; whoever gives the last of these locks back stops it. So a second
+command joins the running server, a command that was killed leaves nothing locked (the kernel drops
+its locks), and the server it left behind is joined and then stopped by the next one. Starting and
+stopping happen under an exclusive lock. Nothing is believed of `postmaster.pid` but what /proc and
+a login confirm.
 
-The server listens on loopback TCP alone, on a port that is chosen free and remembered, with SCRAM and a password that
-is kept in a file of mode 0600.
+The server listens on loopback TCP alone, on a port that is chosen free and remembered, with SCRAM
+and a password that is kept in a file of mode 0600.
 """
 
 from __future__ import annotations
@@ -42,7 +43,14 @@ from gpuledger_collector.storage.server.binaries import (
     reaches,
     server_user,
 )
-from gpuledger_collector.storage.server.embedded_roles import ADMIN, DATABASE, OWNER, divide, is_complete, set_up
+from gpuledger_collector.storage.server.embedded_roles import (
+    ADMIN,
+    DATABASE,
+    OWNER,
+    divide,
+    is_complete,
+    set_up,
+)
 
 PASSWORDS = {OWNER: "password", ADMIN: "admin-password"}
 """Files of the passwords, each readable by its owner alone."""
@@ -51,7 +59,9 @@ START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 WATCH_SECONDS = 0.5
 LOG_BYTES = 16 * 1024 * 1024
-OUR_FILES = re.compile(r"password|admin-password|port|home|lock|users|postgres|postgres\.log(\.1)?|\.?programs.*")
+OUR_FILES = re.compile(
+    r"password|admin-password|port|home|lock|users|postgres|postgres\.log(\.1)?|\.?programs.*"
+)
 """What the data folder holds when nobody else uses it."""
 OPTIONS = {
     "listen_addresses": "127.0.0.1",
@@ -67,10 +77,15 @@ OPTIONS = {
     "log_error_verbosity": "terse",
     "log_parameter_max_length_on_error": "0",
 }
-"""Readers leave half of the sessions to the owner, and each of theirs has a share of the disk for sorting; what a
-statement says of people is not written to the log."""
-_TRANSIENT = re.compile(r"pre-existing shared memory block|lock file \"postmaster\.pid\" already exists|in recovery")
-_PORT_TAKEN = re.compile(r"could not bind|Address already in use|could not create any TCP/IP sockets")
+"""Readers leave half of the sessions to the owner, and each of theirs has a share of the disk for
+sorting; what a statement says of people is not written to the log.
+"""
+_TRANSIENT = re.compile(
+    r"pre-existing shared memory block|lock file \"postmaster\.pid\" already exists|in recovery"
+)
+_PORT_TAKEN = re.compile(
+    r"could not bind|Address already in use|could not create any TCP/IP sockets"
+)
 
 log = logging.getLogger(__name__)
 
@@ -78,10 +93,13 @@ log = logging.getLogger(__name__)
 class EmbeddedServer:
     """The server of a data folder. `acquire` and `release` come in pairs; the last user stops it.
 
-    `user` is the unprivileged user to run as when the caller is root; `options` are further server settings.
+    `user` is the unprivileged user to run as when the caller is root; `options` are further server
+    settings.
     """
 
-    def __init__(self, data_dir: Path, user: str | None = None, options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, data_dir: Path, user: str | None = None, options: Mapping[str, str] | None = None
+    ) -> None:
         self.data_dir = data_dir.absolute()
         self.options = {**OPTIONS, **(options or {})}
         self._wanted_user = user
@@ -98,7 +116,9 @@ class EmbeddedServer:
             return self._acquire()
         except OSError as error:
             if disk.is_full_error(error):
-                raise EnvironmentLacks(disk.full_disk(self.data_dir, str(error)) or str(error)) from error
+                raise EnvironmentLacks(
+                    disk.full_disk(self.data_dir, str(error)) or str(error)
+                ) from error
             raise
 
     def _acquire(self) -> str:
@@ -125,7 +145,8 @@ class EmbeddedServer:
         users, self._users = self._users, None
         with self._exclusive(), users:
             try:
-                # Upgrading to exclusive succeeds only for the last user: everybody else still has a shared lock.
+                # Upgrading to exclusive succeeds only for the last user: everybody else still has a
+                # shared lock.
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
@@ -185,7 +206,10 @@ class EmbeddedServer:
         """Return a sentence when a failure of the database comes from its full disk, else None."""
         if disk.is_full_error(error):
             return disk.full_disk(self._home, str(error))
-        if self._postmaster() is not None and disk.lacks_room(self._home, disk.START_MEGABYTES) is None:
+        if (
+            self._postmaster() is not None
+            and disk.lacks_room(self._home, disk.START_MEGABYTES) is None
+        ):
             return None
         return disk.full_disk(self._home, self._log_tail())
 
@@ -213,14 +237,19 @@ class EmbeddedServer:
         return self._home / "cluster"
 
     def _seat_of_cluster(self) -> tuple[Path, RunAs | None]:
-        """Decide at the first start which folder holds the cluster and who runs it, and remember it."""
+        """Decide at the first start which folder holds the cluster and who runs it, and remember
+        it.
+        """
         if self._seat is None:
             user = server_user(os.geteuid(), self._wanted_user)
             home = seat.remembered(self.data_dir)
             inside = self.data_dir / seat.INSIDE
-            if home is None and (user is None or (reaches(inside, user) and permits(self.data_dir, user, 1))):
+            if home is None and (
+                user is None or (reaches(inside, user) and permits(self.data_dir, user, 1))
+            ):
                 home = inside
-            # The server's user may not reach the data folder (such as /root): then the cluster goes to a shared root.
+            # The server's user may not reach the data folder (such as /root): then the cluster goes
+            # to a shared root.
             self._seat = home or seat.elsewhere(self.data_dir), user
         return self._seat
 
@@ -229,11 +258,13 @@ class EmbeddedServer:
         uid = os.geteuid() if user is None else user.uid
         if home.exists() and home.stat().st_uid != uid:
             raise EnvironmentLacks(
-                f"{home} belongs to another user (uid {home.stat().st_uid}, the server would run as {uid}): "
-                "use the same user as before, or set GPULEDGER_DATA_DIR to another folder"
+                f"{home} belongs to another user (uid {home.stat().st_uid}, the server would run as"
+                f" {uid}): use the same user as before, or set GPULEDGER_DATA_DIR to another folder"
             )
         if user is not None and not reaches(home, user):
-            raise EnvironmentLacks(f"user {user.name!r} cannot reach {home} any more: open the folders above it")
+            raise EnvironmentLacks(
+                f"user {user.name!r} cannot reach {home} any more: open the folders above it"
+            )
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -247,8 +278,9 @@ class EmbeddedServer:
                 except BlockingIOError:
                     if time.monotonic() > deadline:
                         raise ServerUnavailable(
-                            f"another command has been starting or stopping the database in {self.data_dir} "
-                            f"for {START_SECONDS:.0f} s: try again when it has ended"
+                            "another command has been starting or stopping the database in"
+                            f" {self.data_dir} for {START_SECONDS:.0f} s: try again when it has"
+                            " ended"
                         ) from None
                     time.sleep(0.05)
             yield
@@ -275,7 +307,8 @@ class EmbeddedServer:
         self._password(OWNER, create=True)
         with contextlib.suppress(FileExistsError):
             home.mkdir(mode=0o700)
-        # A new folder that is renamed at the end: an interrupted initdb leaves nothing that looks like a cluster.
+        # A new folder that is renamed at the end: an interrupted initdb leaves nothing that looks
+        # like a cluster.
         fresh, secret = home / "cluster.new", home / "pwfile"
         shutil.rmtree(fresh, ignore_errors=True)
         secret.unlink(missing_ok=True)
@@ -287,10 +320,24 @@ class EmbeddedServer:
         try:
             done = subprocess.run(
                 [
-                    *[str(programs / "bin/initdb"), "-D", str(fresh), "-U", ADMIN, f"--pwfile={secret}", "-E", "UTF8"],
-                    # The builtin locale sorts by code point on every machine, so an upgrade of the C library cannot
-                    # corrupt indexes.
-                    *["--auth=scram-sha-256", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"],
+                    *[
+                        str(programs / "bin/initdb"),
+                        "-D",
+                        str(fresh),
+                        "-U",
+                        ADMIN,
+                        f"--pwfile={secret}",
+                        "-E",
+                        "UTF8",
+                    ],
+                    # The builtin locale sorts by code point on every machine, so an upgrade of the
+                    # C library cannot corrupt indexes.
+                    *[
+                        "--auth=scram-sha-256",
+                        "--locale=C",
+                        "--locale-provider=builtin",
+                        "--builtin-locale=C.UTF-8",
+                    ],
                 ],
                 capture_output=True,
                 text=True,
@@ -302,7 +349,9 @@ class EmbeddedServer:
         if done.returncode:
             if full := disk.full_disk(home, done.stderr):
                 raise EnvironmentLacks(full)
-            raise ServerUnavailable(f"the database could not be made in {home}: {last_line(done.stderr)}")
+            raise ServerUnavailable(
+                f"the database could not be made in {home}: {last_line(done.stderr)}"
+            )
         fresh.rename(home / "cluster")
         seat.remember(self.data_dir, home)
 
@@ -312,8 +361,8 @@ class EmbeddedServer:
         offered = reachable_programs(user, self._program_folder()).name.removeprefix("pginstall")
         if have != offered:
             raise EnvironmentLacks(
-                f"{self._cluster} was made by PostgreSQL {have} and this installation brings {offered}: "
-                "dump it with the old version and restore it into a new data folder"
+                f"{self._cluster} was made by PostgreSQL {have} and this installation brings"
+                f" {offered}: dump it with the old version and restore it into a new data folder"
             )
 
     def _require_room(self, megabytes: int) -> None:
@@ -342,28 +391,34 @@ class EmbeddedServer:
     def _spawn(self, port: int) -> None:
         home, user = self._seat_of_cluster()
         programs = reachable_programs(user, self._program_folder())
-        settings = [f"--{name}={value}" for name, value in {**self.options, "port": str(port)}.items()]
+        settings = [
+            f"--{name}={value}" for name, value in {**self.options, "port": str(port)}.items()
+        ]
         older = self._log.with_suffix(".log.1")
         if self._log.exists() and self._log.stat().st_size > LOG_BYTES:
             self._log.replace(older)
         for path in (self._log, older):
             if path.exists():
                 path.chmod(0o600)
-        with os.fdopen(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+        with os.fdopen(
+            os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab"
+        ) as log:
             log.write(b"--- start\n")
             self._child = subprocess.Popen(
                 [programs / "bin/postgres", "-D", home / "cluster", *settings],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C goes to the whole process group of a terminal: it must end the command, which then stops the
-                # server in order.
+                # Ctrl-C goes to the whole process group of a terminal: it must end the command,
+                # which then stops the server in order.
                 start_new_session=True,
                 **self._as_server_user(),
             )
 
     def _wait_until_ready(self) -> bool:
-        """Return True as soon as our server accepts us; False when it has ended or another server has its port."""
+        """Return True as soon as our server accepts us; False when it has ended or another server
+        has its port.
+        """
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self._child is None and self._postmaster() is None:
@@ -379,12 +434,16 @@ class EmbeddedServer:
         return False
 
     def _is_ours(self, connection: psycopg.Connection[tuple[Any, ...]]) -> bool:
-        """Whether it is our server: another one may listen on the remembered port, but not on our data folder."""
+        """Whether it is our server: another one may listen on the remembered port, but not on our
+        data folder.
+        """
         row = connection.execute("SHOW data_directory").fetchone()
         return row is not None and os.path.realpath(row[0]) == os.path.realpath(self._cluster)
 
     def _is_complete(self) -> bool:
-        """Whether our server runs and lacks no set-up, as most commands find it; one connection answers it."""
+        """Whether our server runs and lacks no set-up, as most commands find it; one connection
+        answers it.
+        """
         if self._postmaster() is None or not (self.data_dir / PASSWORDS[ADMIN]).exists():
             return False
         try:
@@ -405,10 +464,13 @@ class EmbeddedServer:
     def _strange_server(self, log_tail: str) -> bool:
         if self._child is None and self._postmaster() is not None:
             raise ServerUnavailable(
-                f"the running database refuses the passwords in {' and '.join(PASSWORDS.values())} of {self.data_dir}"
+                f"the running database refuses the passwords in {' and '.join(PASSWORDS.values())}"
+                f" of {self.data_dir}"
             )
         if self._child is not None and self._child.poll() is None:
-            raise ServerUnavailable(f"the embedded database refuses its own password: {last_line(log_tail)}")
+            raise ServerUnavailable(
+                f"the embedded database refuses its own password: {last_line(log_tail)}"
+            )
         return False
 
     def _set_up(self) -> None:
@@ -421,17 +483,27 @@ class EmbeddedServer:
         set_up(self._open_as, owner, admin)
 
     def _open_as_supervisor(self) -> psycopg.Connection[tuple[Any, ...]]:
-        """Connect as superuser; in an older cluster that is the role of the ledger. Raises psycopg.OperationalError."""
+        """Connect as superuser; in an older cluster that is the role of the ledger.
+
+        Raises psycopg.OperationalError.
+        """
         if (self.data_dir / PASSWORDS[ADMIN]).exists():
             try:
                 return self._open_as(ADMIN, self._password(ADMIN), "postgres")
             except psycopg.OperationalError as error:
-                if "authentication failed" not in str(error) or not (self.data_dir / PASSWORDS[OWNER]).exists():
+                if (
+                    "authentication failed" not in str(error)
+                    or not (self.data_dir / PASSWORDS[OWNER]).exists()
+                ):
                     raise
         return self._open_as(OWNER, self._password(OWNER), "postgres")
 
-    def _open_as(self, role: str, password: str, database: str) -> psycopg.Connection[tuple[Any, ...]]:
-        return psycopg.connect(self._address(role, password, database), connect_timeout=2, autocommit=True)
+    def _open_as(
+        self, role: str, password: str, database: str
+    ) -> psycopg.Connection[tuple[Any, ...]]:
+        return psycopg.connect(
+            self._address(role, password, database), connect_timeout=2, autocommit=True
+        )
 
     # what is remembered
 
@@ -443,15 +515,17 @@ class EmbeddedServer:
         try:
             return path.read_text().strip()
         except OSError as error:
-            raise EnvironmentLacks(f"the database's password file {path} cannot be read ({error.strerror})") from error
+            raise EnvironmentLacks(
+                f"the database's password file {path} cannot be read ({error.strerror})"
+            ) from error
 
     def _port(self, *, choose: bool = False) -> int:
         path = self.data_dir / "port"
         if path.exists() and not choose:
             return int(path.read_text())
         with socket.socket() as probe:
-            # The kernel chooses a free port. Another program may take it before the server does: starting then chooses
-            # again.
+            # The kernel chooses a free port. Another program may take it before the server does:
+            # starting then chooses again.
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
         path.write_text(f"{port}\n")
@@ -477,8 +551,11 @@ class EmbeddedServer:
 
     def _as_server_user(self) -> dict[str, Any]:
         _, user = self._seat_of_cluster()
-        # Nothing else of the caller's environment reaches the server: it may contain passwords and PG* settings.
-        environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+        # Nothing else of the caller's environment reaches the server: it may contain passwords and
+        # PG* settings.
+        environment = {
+            name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ
+        }
         shared: dict[str, Any] = {"cwd": "/", "env": {**environment, "LC_ALL": "C"}}
         if user is not None:
             shared |= {"user": user.uid, "group": user.gid, "extra_groups": sorted(user.groups)}
@@ -509,17 +586,22 @@ class EmbeddedServer:
     def _forget_dead_postmaster(self) -> None:
         """Remove a stale postmaster.pid whose number now belongs to another program.
 
-        Postgres clears one whose process is gone, but refuses to start when the number is in use again (after a reboot,
-        or in a new container).
+        Postgres clears one whose process is gone, but refuses to start when the number is in use
+        again (after a reboot, or in a new container).
         """
         pid = self._recorded_pid()
         if pid is None or not Path(f"/proc/{pid}").exists():
             return
         recorded = Path((self._cluster / "postmaster.pid").read_text().splitlines()[1])
-        if recorded.parts[-2:] == self._cluster.parts[-2:] and recorded != self._cluster and serves(pid, recorded):
+        if (
+            recorded.parts[-2:] == self._cluster.parts[-2:]
+            and recorded != self._cluster
+            and serves(pid, recorded)
+        ):
             raise EnvironmentLacks(
-                f"{self.data_dir} was copied while its database ran (process {pid} still does), and such a copy is not "
-                "whole: copy the ledger with `gpuledger db backup` and `gpuledger db restore`"
+                f"{self.data_dir} was copied while its database ran (process {pid} still does), and"
+                " such a copy is not whole: copy the ledger with `gpuledger db backup` and"
+                " `gpuledger db restore`"
             )
         if not looks_like_postgres(pid):
             (self._cluster / "postmaster.pid").unlink(missing_ok=True)
@@ -528,8 +610,8 @@ class EmbeddedServer:
         pid = self._postmaster()
         if pid is None:
             return
-        # SIGINT: fast shutdown, which ends sessions and writes a checkpoint. SIGQUIT: immediate, recovered at the next
-        # start.
+        # SIGINT: fast shutdown, which ends sessions and writes a checkpoint. SIGQUIT: immediate,
+        # recovered at the next start.
         for number, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, 10.0)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)

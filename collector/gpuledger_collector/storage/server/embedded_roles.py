@@ -1,9 +1,11 @@
-"""Roles of the embedded server: the supervisor's own superuser, and the owner of the ledger, who is none.
+"""Roles of the embedded server: the supervisor's own superuser, and the owner of the ledger, who is
+none.
 
-Everything but starting and stopping is done by the owner: a statement that somebody slips to it reaches no file and no
-program of the machine. Data folders of before had one role for both, the first of their cluster. That one cannot stop
-being a superuser, so it gets the supervisor's name, and the owner is made anew under the old name, with the password
-that it had; then each object is handed over. Whatever ends this half-way, the next start goes on with it.
+Everything but starting and stopping is done by the owner: a statement that somebody slips to it
+reaches no file and no program of the machine. Data folders of before had one role for both, the
+first of their cluster. That one cannot stop being a superuser, so it gets the supervisor's name,
+and the owner is made anew under the old name, with the password that it had; then each object is
+handed over. Whatever ends this half-way, the next start goes on with it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ OWNER = "gpuledger"
 DATABASE = "gpuledger"
 _STEP = "gpuledger_upgrade"
 """A superuser for as long as the first role is renamed, which it cannot do to itself."""
-# Objects in `public` that the owner does not own yet. Sequences of identity columns follow their tables by themselves.
+# Objects in `public` that the owner does not own yet. Sequences of identity columns follow their
+# tables by themselves.
 _FOREIGN = """
 SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' WHEN 'v' THEN 'VIEW' WHEN 'm' THEN 'MATERIALIZED VIEW' ELSE 'TABLE' END,
     c.oid::regclass::text
@@ -41,8 +44,8 @@ WHERE t.typnamespace = 'public'::regnamespace AND t.typowner <> %(owner)s::regro
 """
 
 _OPEN_TO_ALL = (
-    "SELECT oid::regprocedure::text FROM pg_proc, aclexplode(coalesce(proacl, acldefault('f', proowner))) a "
-    f"WHERE {FUNCTIONS} AND a.grantee = 0"
+    "SELECT oid::regprocedure::text FROM pg_proc, aclexplode(coalesce(proacl, acldefault('f',"
+    f" proowner))) a WHERE {FUNCTIONS} AND a.grantee = 0"
 )
 
 
@@ -61,13 +64,19 @@ def _make(connection: Connection, role: str, password: str, rights: str) -> None
     """Create or change a role with these rights and this password, which is sent as its hash."""
     known = connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
     # Hashed here, so that the server's log and statistics never contain the password.
-    hashed = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256").decode()
+    hashed = connection.pgconn.encrypt_password(
+        password.encode(), role.encode(), b"scram-sha-256"
+    ).decode()
     text = "CREATE ROLE {} {} PASSWORD {}" if known is None else "ALTER ROLE {} {} PASSWORD {}"
-    connection.execute(sql.SQL(text).format(sql.Identifier(role), sql.SQL(rights), sql.Literal(hashed)))
+    connection.execute(
+        sql.SQL(text).format(sql.Identifier(role), sql.SQL(rights), sql.Literal(hashed))
+    )
 
 
 def set_up(open_as: Open, owner_password: str, admin_password: str) -> None:
-    """Create the owner and its database where missing, and transfer objects that it does not own yet."""
+    """Create the owner and its database where missing, and transfer objects that it does not own
+    yet.
+    """
     with open_as(ADMIN, admin_password, "postgres") as connection:
         if not _is_set_up(connection):
             _set_up_server(connection, owner_password)
@@ -76,18 +85,24 @@ def set_up(open_as: Open, owner_password: str, admin_password: str) -> None:
             change = sql.SQL("ALTER {} {} OWNER TO {}")
             connection.execute(change.format(sql.SQL(kind), sql.SQL(name), sql.Identifier(OWNER)))
         for (name,) in connection.execute(_OPEN_TO_ALL).fetchall():
-            connection.execute(sql.SQL("REVOKE EXECUTE ON FUNCTION {} FROM PUBLIC").format(sql.SQL(name)))
+            connection.execute(
+                sql.SQL("REVOKE EXECUTE ON FUNCTION {} FROM PUBLIC").format(sql.SQL(name))
+            )
         if not schema_rights.has_grant(connection, OWNER):
             connection.execute(schema_rights.grant(OWNER))
         if not _decides_temporary_files(connection):
             owner = sql.Identifier(OWNER)
-            connection.execute(sql.SQL("GRANT SET ON PARAMETER temp_file_limit TO {}").format(owner))
+            connection.execute(
+                sql.SQL("GRANT SET ON PARAMETER temp_file_limit TO {}").format(owner)
+            )
             # Rating sorts what the ledger holds; the limit of the server is for everybody else.
             connection.execute(sql.SQL("ALTER ROLE {} SET temp_file_limit = -1").format(owner))
 
 
 def is_complete(connection: Connection) -> bool:
-    """Whether `set_up` has nothing to do; `connection` is that of the supervisor, to the database of the ledger."""
+    """Whether `set_up` has nothing to do; `connection` is that of the supervisor, to the database
+    of the ledger.
+    """
     return (
         _is_set_up(connection)
         and connection.execute(_FOREIGN, {"owner": OWNER}).fetchone() is None
@@ -100,8 +115,8 @@ def is_complete(connection: Connection) -> bool:
 def _decides_temporary_files(connection: Connection) -> bool:
     """Whether the owner has no limit of temporary files, and may set that of readers."""
     row = connection.execute(
-        "SELECT has_parameter_privilege(%(owner)s, 'temp_file_limit', 'SET') AND EXISTS (SELECT FROM pg_roles "
-        "WHERE rolname = %(owner)s AND 'temp_file_limit=-1' = ANY (rolconfig))",
+        "SELECT has_parameter_privilege(%(owner)s, 'temp_file_limit', 'SET') AND EXISTS (SELECT"
+        " FROM pg_roles WHERE rolname = %(owner)s AND 'temp_file_limit=-1' = ANY (rolconfig))",
         {"owner": OWNER},
     ).fetchone()
     return row is not None and bool(row[0])
@@ -110,8 +125,8 @@ def _decides_temporary_files(connection: Connection) -> bool:
 def _is_set_up(connection: Connection) -> bool:
     """Whether `_set_up_server` finished."""
     row = connection.execute(
-        "SELECT EXISTS (SELECT FROM pg_database d JOIN pg_roles r ON r.oid = d.datdba WHERE datname = %s "
-        "AND rolname = %s) AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = %s)",
+        "SELECT EXISTS (SELECT FROM pg_database d JOIN pg_roles r ON r.oid = d.datdba WHERE datname"
+        " = %s AND rolname = %s) AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = %s)",
         (DATABASE, OWNER, _STEP),
     ).fetchone()
     return row is not None and bool(row[0])
@@ -122,19 +137,27 @@ def _set_up_server(connection: Connection, owner_password: str) -> None:
     _make(connection, OWNER, owner_password, "LOGIN CREATEROLE")
     connection.execute(sql.SQL("GRANT pg_use_reserved_connections TO {}").format(owner))
     others = connection.execute(
-        "SELECT rolname, rolcanlogin FROM pg_roles WHERE oid >= 16384 AND NOT rolsuper AND rolname <> %s", (OWNER,)
+        "SELECT rolname, rolcanlogin FROM pg_roles WHERE oid >= 16384 AND NOT rolsuper AND rolname"
+        " <> %s",
+        (OWNER,),
     ).fetchall()
     for role, is_reader in others:
-        # INHERIT on a reader lets the owner end its sessions; SET on the viewer's role lets the collector become it.
+        # INHERIT on a reader lets the owner end its sessions; SET on the viewer's role lets the
+        # collector become it.
         how = "INHERIT TRUE, SET FALSE" if is_reader else "INHERIT FALSE, SET TRUE"
         grant = sql.SQL(f"GRANT {{}} TO {{}} WITH ADMIN TRUE, {how}")
         connection.execute(grant.format(sql.Identifier(role), owner))
     # By default every role may connect everywhere, readers included.
     for database in ("postgres", "template1"):
-        connection.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(sql.Identifier(database)))
+        connection.execute(
+            sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(sql.Identifier(database))
+        )
     connection.execute(sql.SQL("GRANT CONNECT ON DATABASE postgres TO {}").format(owner))
     place = sql.Identifier(DATABASE)
-    if connection.execute("SELECT FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone() is None:
+    if (
+        connection.execute("SELECT FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone()
+        is None
+    ):
         connection.execute(sql.SQL("CREATE DATABASE {}").format(place))
     connection.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(place))
     connection.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(_STEP)))

@@ -1,8 +1,10 @@
-"""Migrations: the revision of the database, the one of this installation, and the way from one to the other.
+"""Migrations: the revision of the database, the one of this installation, and the way from one to
+the other.
 
-A migration has one of two phases. `pre` only adds: collectors of the previous version continue. `post` removes what
-they use: it runs once none of them is alive (docs/decisions/0015-rolling-upgrades.md). The database stores the phase of
-each in `applied_migration`, for collectors that do not know the migration itself.
+A migration has one of two phases. `pre` only adds: collectors of the previous version continue.
+`post` removes what they use: it runs once none of them is alive
+(docs/decisions/0015-rolling-upgrades.md). The database stores the phase of each in
+`applied_migration`, for collectors that do not know the migration itself.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from gpuledger_collector.storage.server import replicas, schema_rights, schema_v
 PHASES = ("pre", "post")
 LOCK_TRIES = 60
 LOCK_PAUSE_SECONDS = 2.0
-"""Pause between attempts of a migration that did not get its locks: those queued behind it go first."""
+"""Pause between attempts of a migration that did not get its locks: those queued behind it go
+first.
+"""
 _PARTITION = re.compile(r"_(p\d{6}(\d\d)?|merging)$")
 
 log = logging.getLogger(__name__)
@@ -51,7 +55,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SchemaStatus:
-    """Revision of the database (None: empty), the latest one of this installation, and the steps between them."""
+    """Revision of the database (None: empty), the latest one of this installation, and the steps
+    between them.
+    """
 
     current: str | None
     head: str
@@ -78,7 +84,9 @@ class SchemaStatus:
 
     @property
     def serves(self) -> bool:
-        """Whether this version can read and write the database as it is: only `post` migrations may be pending."""
+        """Whether this version can read and write the database as it is: only `post` migrations may
+        be pending.
+        """
         return self.current is not None and all(step.phase == "post" for step in self.pending)
 
 
@@ -107,14 +115,17 @@ def configuration() -> Config:
 
 
 def status(dsn: str) -> SchemaStatus:
-    """Compare the database with this installation. Raises ServerUnavailable, SchemaBehind for an unknown revision."""
+    """Compare the database with this installation.
+
+    Raises ServerUnavailable, SchemaBehind for an unknown revision.
+    """
     known = steps()
     head = next(reversed(known), "")
     with connected(dsn) as connection:
         if connection.scalar(sa.text("SELECT to_regclass('stretch') IS NOT NULL")):
             raise SchemaBehind(
-                "this ledger was written before the first release and cannot be upgraded: keep its exports, and start "
-                "with an empty database"
+                "this ledger was written before the first release and cannot be upgraded: keep its"
+                " exports, and start with an empty database"
             )
         current = MigrationContext.configure(connection).get_current_revision()
         version = int(connection.scalar(sa.text("SHOW server_version_num")) or 0)
@@ -140,19 +151,27 @@ def head() -> str:
 
 
 def _ahead(connection: sa.Connection, current: str, head: str) -> tuple[str, ...]:
-    """List the unknown revisions between `head` and the database's. Raises SchemaBehind unless each is `pre`."""
+    """List the unknown revisions between `head` and the database's.
+
+    Raises SchemaBehind unless each is `pre`.
+    """
     table = connection.scalar(sa.text("SELECT to_regclass('applied_migration')"))
-    rows = connection.execute(sa.text("SELECT revision, follows, phase FROM applied_migration")) if table else ()
+    rows = (
+        connection.execute(sa.text("SELECT revision, follows, phase FROM applied_migration"))
+        if table
+        else ()
+    )
     recorded = {revision: (follows, phase) for revision, follows, phase in rows}
     unknown: list[str] = []
     at = current
-    # Walk back from the database's revision to ours; `at in unknown` guards against a cycle in the records.
+    # Walk back from the database's revision to ours; `at in unknown` guards against a cycle in the
+    # records.
     while at != head:
         follows, phase = recorded.get(at, ("", ""))
         if phase != "pre" or at in unknown:
             raise SchemaBehind(
-                f"the database is at revision {current!r}, which this version of gpuledger does not know: "
-                "it was migrated by a newer one; install that one here too"
+                f"the database is at revision {current!r}, which this version of gpuledger does not"
+                " know: it was migrated by a newer one; install that one here too"
             )
         unknown.append(at)
         at = follows
@@ -162,14 +181,15 @@ def _ahead(connection: sa.Connection, current: str, head: str) -> tuple[str, ...
 def upgrade(dsn: str, *, post: bool = True) -> Upgraded:
     """Bring the database to the latest revision.
 
-    It stops before a `post` migration when `post` is False, unless the database is new, and while an older collector is
-    alive. Row-level security is enabled afterwards, and partitions are allowed to every session,
-    where this user may. Raises StorageError.
+    It stops before a `post` migration when `post` is False, unless the database is new, and while
+    an older collector is alive. Row-level security is enabled afterwards, and partitions are
+    allowed to every session, where this user may. Raises StorageError.
     """
     before = status(dsn)
     if not before.supported:
         raise EnvironmentLacks(
-            f"the server is PostgreSQL {before.server_major}; gpuledger works with {SUPPORTED[0]} to {SUPPORTED[-1]}"
+            f"the server is PostgreSQL {before.server_major}; gpuledger works with {SUPPORTED[0]}"
+            f" to {SUPPORTED[-1]}"
         )
     if before.ahead:
         return Upgraded(before.head, (), (), ())
@@ -190,8 +210,8 @@ def _run(dsn: str, before: SchemaStatus, *, post: bool) -> Upgraded:
             if older or not post:
                 return Upgraded(before.head, tuple(done), before.pending[place:], older)
         done.append(step)
-        # Steps are collected and migrated together up to the next `post` one, before which living collectors are
-        # counted.
+        # Steps are collected and migrated together up to the next `post` one, before which living
+        # collectors are counted.
         following = before.pending[place + 1 : place + 2]
         if not following or following[0].phase == "post" or step.phase == "post":
             _migrate(dsn, step.revision)
@@ -206,8 +226,11 @@ def _older(dsn: str, revision: str) -> tuple[str, ...]:
 
 
 def _migrate(dsn: str, revision: str) -> None:
-    """Migrate up to this revision, each step in a transaction of its own, retrying while tables are locked."""
-    # A migration waits only briefly for each lock: whoever queues behind a waiting ALTER TABLE waits as well.
+    """Migrate up to this revision, each step in a transaction of its own, retrying while tables are
+    locked.
+    """
+    # A migration waits only briefly for each lock: whoever queues behind a waiting ALTER TABLE
+    # waits as well.
     for tried in range(1, LOCK_TRIES + 1):
         config = configuration()
         with _alone(dsn), connected(dsn) as connection:
@@ -216,14 +239,16 @@ def _migrate(dsn: str, revision: str) -> None:
                 command.upgrade(config, revision)
                 return
             except (DBAPIError, psycopg.errors.LockNotAvailable) as error:
-                # SQLAlchemy wraps the driver's error; anything but a lock that was not available is final.
+                # SQLAlchemy wraps the driver's error; anything but a lock that was not available is
+                # final.
                 if not isinstance(getattr(error, "orig", error), psycopg.errors.LockNotAvailable):
                     raise
         log.info("a table is locked by others; try %d of %d", tried, LOCK_TRIES)
         time.sleep(LOCK_PAUSE_SECONDS)
     raise TablesLocked(
-        f"a table that the migration to {revision} changes was locked by others at each of {LOCK_TRIES} tries: end the "
-        "long transaction that pg_stat_activity shows, and run it again; what was migrated before stays"
+        f"a table that the migration to {revision} changes was locked by others at each of"
+        f" {LOCK_TRIES} tries: end the long transaction that pg_stat_activity shows, and run it"
+        " again; what was migrated before stays"
     )
 
 
@@ -232,23 +257,37 @@ def _database(dsn: str) -> Database:
 
 
 def _alone(dsn: str) -> AbstractContextManager[object]:
-    """Wait until nobody else migrates. The lock's table is created here: the first migration already needs the lock."""
+    """Wait until nobody else migrates.
+
+    The lock's table is created here: the first migration already needs the lock.
+    """
 
     database = _database(dsn)
     # Of two that make it at the same time, one is told that the other has made it.
-    with database.connect() as connection, suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
-        row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (Lock.MIGRATIONS,)).fetchone()
+    with (
+        database.connect() as connection,
+        suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable),
+    ):
+        row = connection.execute(
+            "SELECT to_regclass(%s) IS NOT NULL", (Lock.MIGRATIONS,)
+        ).fetchone()
         if row is not None and not row[0]:
-            connection.execute(f"CREATE TABLE {Lock.MIGRATIONS} (); COMMENT ON TABLE {Lock.MIGRATIONS} IS '{ABOUT}'")
+            connection.execute(
+                f"CREATE TABLE {Lock.MIGRATIONS} (); COMMENT ON TABLE {Lock.MIGRATIONS} IS"
+                f" '{ABOUT}'"
+            )
     return database.hold(Lock.MIGRATIONS)
 
 
 def require_current(dsn: str) -> None:
-    """Raise SchemaBehind unless this version can read and write the database: at most `pre` migrations ahead of it,
-    and none but `post` ones behind."""
+    """Raise SchemaBehind unless this version can read and write the database: at most `pre`
+    migrations ahead of it, and none but `post` ones behind.
+    """
     schema = status(dsn)
     if not schema.serves:
-        raise SchemaBehind(f"the database lacks {len(schema.pending)} migration(s): run `gpuledger db upgrade`")
+        raise SchemaBehind(
+            f"the database lacks {len(schema.pending)} migration(s): run `gpuledger db upgrade`"
+        )
 
 
 class connected:  # noqa: N801 - used as a function in a with statement
@@ -260,7 +299,9 @@ class connected:  # noqa: N801 - used as a function in a with statement
             connection.autocommit = False  # as SQLAlchemy expects it
             return connection
 
-        self._engine = sa.create_engine("postgresql+psycopg://", creator=create, poolclass=sa.NullPool)
+        self._engine = sa.create_engine(
+            "postgresql+psycopg://", creator=create, poolclass=sa.NullPool
+        )
 
     def __enter__(self) -> sa.Connection:
         """Open it. Raises ServerUnavailable, EnvironmentLacks."""

@@ -1,7 +1,8 @@
 """Heartbeats: which collectors are alive, and which of them a migration would break.
 
-A heartbeat is a row, not a lock or a name in pg_stat_activity, so that it survives a restart of the database and a
-connection pooler. Instants are the database's, so that clocks of replicas need not agree.
+A heartbeat is a row, not a lock or a name in pg_stat_activity, so that it survives a restart of the
+database and a connection pooler. Instants are the database's, so that clocks of replicas need not
+agree.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ class Presence:
         failed_at, reason = self._last_error() or (None, "")
         # Each replica removes the rows of dead ones, so none has to be elected for it.
         self._execute(
-            "WITH silent AS (DELETE FROM replica WHERE seen_at < now() - interval '1 day')"
-            " INSERT INTO replica (id, host, version, revision, started_at, seen_at, last_error, last_error_at)"
-            " VALUES (%s, %s, %s, %s, now(), now(), %s, %s) ON CONFLICT (id) DO UPDATE SET seen_at = now(),"
-            " last_error = excluded.last_error, last_error_at = excluded.last_error_at",
+            "WITH silent AS (DELETE FROM replica WHERE seen_at < now() - interval '1 day') INSERT"
+            " INTO replica (id, host, version, revision, started_at, seen_at, last_error,"
+            " last_error_at) VALUES (%s, %s, %s, %s, now(), now(), %s, %s) ON CONFLICT (id) DO"
+            " UPDATE SET seen_at = now(), last_error = excluded.last_error, last_error_at ="
+            " excluded.last_error_at",
             (self.id, socket.gethostname(), __version__, self._revision, reason, failed_at),
         )
 
@@ -91,8 +93,8 @@ def alive_at(connection: psycopg.Connection[Any], revisions: Collection[str]) ->
     if row is None or not row[0]:
         return []
     rows = connection.execute(
-        "SELECT version, host FROM replica WHERE revision = ANY(%s) AND seen_at > now() - make_interval(secs => %s)"
-        " ORDER BY host, version",
+        "SELECT version, host FROM replica WHERE revision = ANY(%s) AND seen_at > now() -"
+        " make_interval(secs => %s) ORDER BY host, version",
         (list(revisions), ALIVE_SECONDS),
     )
     return [f"{version} on {host}" for version, host in rows]

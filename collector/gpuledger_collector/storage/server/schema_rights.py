@@ -1,8 +1,9 @@
 """The right to create tables in the ledger's schema, granted to the ledger's owner by name.
 
-Postgres gives it to the owner of a database through the role `pg_database_owner`. A session that is admitted to a
-reserved connection looks its roles up before it has a database, and remembers that it is no member: as long as it
-lasts, it could create no partition for a new day. A grant by name does not depend on that.
+Postgres gives it to the owner of a database through the role `pg_database_owner`. A session that is
+admitted to a reserved connection looks its roles up before it has a database, and remembers that it
+is no member: as long as it lasts, it could create no partition for a new day. A grant by name does
+not depend on that.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ log = logging.getLogger(__name__)
 
 
 def has_grant(connection: Connection, role: str, schema: str = "public") -> bool:
-    """Whether a role may create tables in a schema by a grant, its own or of a role that it inherits from."""
+    """Whether a role may create tables in a schema by a grant, its own or of a role that it
+    inherits from.
+    """
     row = connection.execute(_HAS_GRANT, {"role": role, "schema": schema}).fetchone()
     return row is not None and bool(row[0])
 
 
 def grant(role: str, schema: str = "public") -> sql.Composed:
     """The statement that lets a role create tables in a schema."""
-    return sql.SQL("GRANT USAGE, CREATE ON SCHEMA {} TO {}").format(sql.Identifier(schema), sql.Identifier(role))
+    return sql.SQL("GRANT USAGE, CREATE ON SCHEMA {} TO {}").format(
+        sql.Identifier(schema), sql.Identifier(role)
+    )
 
 
 def missing(connection: Connection) -> str:
@@ -52,8 +57,11 @@ def grant_to_self(connection: Connection) -> None:
     statement = missing(connection)
     if not statement:
         return
-    # Who has no right to grant gets an error, or no more than a warning of the server: only the result tells.
+    # Who has no right to grant gets an error, or no more than a warning of the server: only the
+    # result tells.
     with suppress(psycopg.errors.InsufficientPrivilege):
         connection.execute(statement.encode())
     if missing(connection):
-        log.warning("partitions of new days may be refused: let an administrator run `%s`", statement)
+        log.warning(
+            "partitions of new days may be refused: let an administrator run `%s`", statement
+        )

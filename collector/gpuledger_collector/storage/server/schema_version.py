@@ -1,7 +1,8 @@
-"""Whether a database has the latest revision of this installation, as every command and readiness probe asks.
+"""Whether a database has the latest revision of this installation, as every command and readiness
+probe asks.
 
-One row and the names of the migrations' files answer it. storage.server.migrate is imported only when the answer is
-no, because importing Alembic and SQLAlchemy takes longer than most commands.
+One row and the names of the migrations' files answer it. storage.server.migrate is imported only
+when the answer is no, because importing Alembic and SQLAlchemy takes longer than most commands.
 """
 
 from __future__ import annotations
@@ -25,8 +26,13 @@ def scripts() -> Path:
 
 
 def newest() -> str:
-    """The latest migration of this installation, by the names of the files, which begin with four digits."""
-    return max((file.name[:4] for file in (scripts() / "versions").glob("[0-9][0-9][0-9][0-9]_*.py")), default="")
+    """The latest migration of this installation, by the names of the files, which begin with four
+    digits.
+    """
+    return max(
+        (file.name[:4] for file in (scripts() / "versions").glob("[0-9][0-9][0-9][0-9]_*.py")),
+        default="",
+    )
 
 
 def reads_standby(dsn: str) -> bool:
@@ -36,7 +42,8 @@ def reads_standby(dsn: str) -> bool:
 
 
 def is_newest(dsn: str, *, secured: bool = False) -> bool:
-    """Whether a database has exactly the latest revision; `secured`: and row-level security of this version.
+    """Whether a database has exactly the latest revision; `secured`: and row-level security of this
+    version.
 
     Raises ServerUnavailable.
     """
@@ -45,4 +52,6 @@ def is_newest(dsn: str, *, secured: bool = False) -> bool:
             revisions = connection.execute("SELECT version_num FROM alembic_version").fetchall()
         except psycopg.errors.UndefinedTable:
             return False
-        return revisions == [(newest(),)] and (not secured or row_level_security.is_enabled(connection))
+        return revisions == [(newest(),)] and (
+            not secured or row_level_security.is_enabled(connection)
+        )

@@ -1,9 +1,9 @@
 """Which folder holds the cluster of a data folder, remembered in its file `home`.
 
-The decision depends on permissions and users, which may change later, so it is remembered. Below the data folder it is
-remembered as a relative path, so that a data folder can be moved and copied. A cluster elsewhere (root's data folder
-below a private home) belongs to one data folder, named in the cluster's own folder: a copy of that data folder would
-otherwise join the original's database.
+The decision depends on permissions and users, which may change later, so it is remembered. Below
+the data folder it is remembered as a relative path, so that a data folder can be moved and copied.
+A cluster elsewhere (root's data folder below a private home) belongs to one data folder, named in
+the cluster's own folder: a copy of that data folder would otherwise join the original's database.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ OWNER = "data-folder"
 
 
 def elsewhere(data_dir: Path) -> Path:
-    """The folder below the shared root for this data folder's cluster; its name is derived from the path."""
+    """The folder below the shared root for this data folder's cluster; its name is derived from the
+    path.
+    """
     return shared_root() / f"data-{_key(data_dir)}"
 
 
@@ -40,7 +42,10 @@ def remember(data_dir: Path, home: Path) -> None:
 
 
 def remembered(data_dir: Path) -> Path | None:
-    """Return the folder decided on before, None at the first start. Raises EnvironmentLacks for a copy without one."""
+    """Return the folder decided on before, None at the first start.
+
+    Raises EnvironmentLacks for a copy without one.
+    """
     note = data_dir / "home"
     if not note.exists():
         return None
@@ -52,8 +57,9 @@ def remembered(data_dir: Path) -> Path | None:
         # An absolute path of before: the folder was moved or copied since.
         if not (inside / "cluster").exists():
             raise EnvironmentLacks(
-                f"{data_dir} is a copy without its database, which lies in {home}: set GPULEDGER_DATA_DIR to "
-                f"{home.parent}, or copy that with `gpuledger db backup` and `gpuledger db restore`"
+                f"{data_dir} is a copy without its database, which lies in {home}: set"
+                f" GPULEDGER_DATA_DIR to {home.parent}, or copy that with `gpuledger db backup` and"
+                " `gpuledger db restore`"
             )
         note.write_text(f"{INSIDE}\n")
         return inside
@@ -62,15 +68,18 @@ def remembered(data_dir: Path) -> Path | None:
 
 
 def _require_owner(data_dir: Path, home: Path) -> None:
-    """Refuse a copy of the data folder that a cluster elsewhere belongs to; a moved data folder keeps its cluster."""
+    """Refuse a copy of the data folder that a cluster elsewhere belongs to; a moved data folder
+    keeps its cluster.
+    """
     own, note = os.path.realpath(data_dir), home / OWNER
     with contextlib.suppress(OSError):
         named = note.read_text().strip() if note.exists() else own
         is_first = home.name == f"data-{_key(data_dir)}"
         if named not in (own, "") and not is_first and _points_to(Path(named), home):
             raise EnvironmentLacks(
-                f"{data_dir} is a copy of {named}, and the database of both would be {home}: delete the copy, and copy "
-                "the ledger with `gpuledger db backup` and `gpuledger db restore`"
+                f"{data_dir} is a copy of {named}, and the database of both would be {home}: delete"
+                " the copy, and copy the ledger with `gpuledger db backup` and `gpuledger db"
+                " restore`"
             )
         if home.exists() and (not note.exists() or named != own):
             note.write_text(f"{own}\n")

@@ -11,7 +11,9 @@ from gpuledger_collector.storage.locks import Connection
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """One accelerator's time over a period, in milliseconds; `energy_mj` is None where nothing measured it."""
+    """One accelerator's time over a period, in milliseconds; `energy_mj` is None where nothing
+    measured it.
+    """
 
     node: str
     gpu_index: int | None
@@ -65,4 +67,7 @@ _QUERY = """
 def activity(connection: Connection, start_ms: int, end_ms: int) -> list[Activity]:
     """Every accelerator present in the period (whole hours), by node and index."""
     with connection.cursor(row_factory=dict_row) as cursor:
-        return [Activity(**row) for row in cursor.execute(_QUERY, {"start_ms": start_ms, "end_ms": end_ms})]
+        return [
+            Activity(**row)
+            for row in cursor.execute(_QUERY, {"start_ms": start_ms, "end_ms": end_ms})
+        ]

@@ -1,11 +1,14 @@
-"""Samples of old days, packed: one blob for an accelerator and UTC day instead of thousands of rows.
+"""Samples of old days, packed: one blob for an accelerator and UTC day instead of thousands of
+rows.
 
-A day is packed in slices of accelerators, each a transaction that blocks nobody: rows are read, merged with what was
-packed before, written, read back and compared bit for bit. Its hot rows stay meanwhile; readers count a row that is in
-both places once. The last transaction blocks writers of that day, packs again what was added since (a partition only
-grows, so a row count tells), and drops the partition; from the partition of a whole month it deletes the day's rows,
-and drops the partition with the last of them. A run that stopped anywhere is completed by the next one. Late samples
-create a new partition, which the next run merges; a row that equals a packed one in every bit is a repetition of it.
+A day is packed in slices of accelerators, each a transaction that blocks nobody: rows are read,
+merged with what was packed before, written, read back and compared bit for bit. Its hot rows stay
+meanwhile; readers count a row that is in both places once. The last transaction blocks writers of
+that day, packs again what was added since (a partition only grows, so a row count tells), and drops
+the partition; from the partition of a whole month it deletes the day's rows, and drops the
+partition with the last of them. A run that stopped anywhere is completed by the next one. Late
+samples create a new partition, which the next run merges; a row that equals a packed one in every
+bit is a repetition of it.
 """
 
 from __future__ import annotations
@@ -26,7 +29,15 @@ from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.server import distribution
 from gpuledger_collector.storage.telemetry import day_rows
 from gpuledger_collector.storage.telemetry.day_rows import DayRows
-from gpuledger_collector.storage.telemetry.sample_codec import Array, Column, DamagedBlob, Readings, pack, same, unpack
+from gpuledger_collector.storage.telemetry.sample_codec import (
+    Array,
+    Column,
+    DamagedBlob,
+    Readings,
+    pack,
+    same,
+    unpack,
+)
 from gpuledger_common.catalog import HOT
 
 KINDS = {metric.name: metric.column_kind for metric in HOT}
@@ -39,14 +50,18 @@ _SENT = {
     "f8": "float8send(coalesce({0}, 'NaN'))",
     "i8": "int8send(coalesce({0}, 0))",
 }
-_ROW = np.dtype([("at_ms", ">i8"), ("absent", ">i8"), *((name, f">{kind}") for name, kind in KINDS.items())])
+_ROW = np.dtype(
+    [("at_ms", ">i8"), ("absent", ">i8"), *((name, f">{kind}") for name, kind in KINDS.items())]
+)
 _ABSENT = " | ".join(f"(({name} IS NULL)::int::bigint << {bit})" for bit, name in enumerate(KINDS))
 _SEND = (
     f"string_agg(int8send(at_ms) || int8send({_ABSENT}) || "
     + " || ".join(_SENT[kind].format(name) for name, kind in KINDS.items())
     + ", ''::bytea ORDER BY at_ms)"
 )
-"""SQL: all rows of an accelerator as one value of _ROW records, which is far cheaper than a row each."""
+"""SQL: all rows of an accelerator as one value of _ROW records, which is far cheaper than a row
+each.
+"""
 
 BATCHES = 10_000
 _EXPIRE_BATCHES = """DELETE FROM ingest_batch WHERE ctid = ANY(ARRAY(
@@ -72,23 +87,30 @@ class PackedDay:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples by accelerator and instant: one value a row in each array; a column is NULL where it is not present."""
+    """Samples by accelerator and instant: one value a row in each array; a column is NULL where it
+    is not present.
+    """
 
     accelerator_id: Array
     at_ms: Array
     columns: dict[str, Column]
 
 
-def pack_day(database: Database, day_ms: int, stopping: Callable[[], bool] = lambda: False) -> PackedDay | None:
-    """Pack a day; None when there is nothing to pack, another process packs, or its locks are not available now.
+def pack_day(
+    database: Database, day_ms: int, stopping: Callable[[], bool] = lambda: False
+) -> PackedDay | None:
+    """Pack a day; None when there is nothing to pack, another process packs, or its locks are not
+    available now.
 
-    `stopping` is asked before each slice: True leaves the day to the next run. Raises ArchiveDamaged.
+    `stopping` is asked before each slice: True leaves the day to the next run. Raises
+    ArchiveDamaged.
     """
     # Merging months holds the same lock, so a partition cannot be replaced while it is packed.
     with database.try_hold(Lock.PACKING) as holder:
         if holder is None:
             return None
-        # 1. Slices, each committed by itself. Samples that arrive meanwhile are found by their row counts below.
+        # 1. Slices, each committed by itself. Samples that arrive meanwhile are found by their row
+        # counts below.
         packed: dict[int, _Packed] = {}
         for ids in _slices(database, day_ms):
             if stopping():
@@ -113,10 +135,14 @@ def _slices(database: Database, day_ms: int) -> list[list[int]]:
             rows = connection.execute(statement.format(part.table, part.condition)).fetchall()
         except psycopg.errors.UndefinedTable:
             return []
-    return [[int(row[0]) for row in rows[begin : begin + SLICE]] for begin in range(0, len(rows), SLICE)]
+    return [
+        [int(row[0]) for row in rows[begin : begin + SLICE]] for begin in range(0, len(rows), SLICE)
+    ]
 
 
-def expire_batches(database: Database, before_ms: int, stopping: Callable[[], bool] = lambda: False) -> int:
+def expire_batches(
+    database: Database, before_ms: int, stopping: Callable[[], bool] = lambda: False
+) -> int:
     """Delete keys of batches received before an instant, some at a time; return how many."""
     deleted = 0
     with database.connect() as connection:
@@ -131,20 +157,23 @@ def expire_batches(database: Database, before_ms: int, stopping: Callable[[], bo
 def expire_archive(database: Database, before_ms: int) -> int:
     """Delete blobs of days before this one; return how many."""
     with database.connect() as connection:
-        return connection.execute("DELETE FROM sample_archive WHERE day_ms < %s", (before_ms,)).rowcount
+        return connection.execute(
+            "DELETE FROM sample_archive WHERE day_ms < %s", (before_ms,)
+        ).rowcount
 
 
 def expirable_usage_intervals(database: Database, before_ms: int) -> list[int]:
     """Days before this one whose usage intervals may be dropped: they and the day after are closed.
 
-    A usage interval may reach into the day after its start, so that day's evidence is in both partitions.
+    A usage interval may reach into the day after its start, so that day's evidence is in both
+    partitions.
     """
     with database.connect() as connection:
         rows = connection.execute(
-            "SELECT day FROM unnest(%s::bigint[]) AS day WHERE day < %s "
-            "AND EXISTS (SELECT FROM billing_period WHERE start_ms <= day AND end_ms >= day + %s) "
-            "AND EXISTS (SELECT FROM billing_period WHERE start_ms <= day + %s AND end_ms >= day + 2 * %s) "
-            "AND NOT EXISTS (SELECT FROM expired_day WHERE day_ms = day) ORDER BY day",
+            "SELECT day FROM unnest(%s::bigint[]) AS day WHERE day < %s AND EXISTS (SELECT FROM"
+            " billing_period WHERE start_ms <= day AND end_ms >= day + %s) AND EXISTS (SELECT FROM"
+            " billing_period WHERE start_ms <= day + %s AND end_ms >= day + 2 * %s) AND NOT EXISTS"
+            " (SELECT FROM expired_day WHERE day_ms = day) ORDER BY day",
             (day_rows.days(connection, "usage_interval"), before_ms, DAY_MS, DAY_MS, DAY_MS),
         ).fetchall()
     return [int(row[0]) for row in rows]
@@ -160,7 +189,8 @@ def expire_usage_intervals(database: Database, day_ms: int, now_ms: int) -> bool
                 (day_ms, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)),
             )
             connection.execute(
-                "DELETE FROM hour_recompute WHERE hour_ms >= %s AND hour_ms < %s", (day_ms, day_ms + 2 * DAY_MS)
+                "DELETE FROM hour_recompute WHERE hour_ms >= %s AND hour_ms < %s",
+                (day_ms, day_ms + 2 * DAY_MS),
             )
             day_rows.drop(connection, "usage_interval", day_ms)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
@@ -177,15 +207,21 @@ class _Packed:
 
 
 def _pack_slice(connection: Connection, day_ms: int, ids: Sequence[int]) -> dict[int, _Packed]:
-    """Pack these accelerators' rows of a day, in the caller's transaction; the rows stay where they are."""
+    """Pack these accelerators' rows of a day, in the caller's transaction; the rows stay where they
+    are.
+    """
     part = day_rows.find(connection, "gpu_sample", day_ms)
     if part is None:
         return {}
-    return {key: _pack_accelerator(connection, day_ms, key, hot) for key, hot in _hot_rows(connection, part, ids)}
+    return {
+        key: _pack_accelerator(connection, day_ms, key, hot)
+        for key, hot in _hot_rows(connection, part, ids)
+    }
 
 
 def _finish(connection: Connection, day_ms: int, packed: dict[int, _Packed]) -> PackedDay | None:
-    """Pack what was added since and drop the partition, in the caller's transaction, which blocks writers of the day.
+    """Pack what was added since and drop the partition, in the caller's transaction, which blocks
+    writers of the day.
 
     Raises psycopg.errors.LockNotAvailable or DeadlockDetected when the locks are not available.
     """
@@ -195,26 +231,35 @@ def _finish(connection: Connection, day_ms: int, packed: dict[int, _Packed]) -> 
         return None
     row_counts, hot_bytes = _size(connection, part)
     # A partition only grows, so equal row counts mean equal rows.
-    changed = [key for key, rows in row_counts.items() if key not in packed or packed[key].rows != rows]
+    changed = [
+        key for key, rows in row_counts.items() if key not in packed or packed[key].rows != rows
+    ]
     for accelerator_id, hot in _hot_rows(connection, part, changed) if changed else ():
         packed[accelerator_id] = _pack_accelerator(connection, day_ms, accelerator_id, hot)
     if {key: entry.rows for key, entry in packed.items()} != row_counts:
         name = part.partition.name
-        raise ArchiveDamaged(f"{name} does not hold the rows that were packed of it: it stays as it is")
+        raise ArchiveDamaged(
+            f"{name} does not hold the rows that were packed of it: it stays as it is"
+        )
     day_rows.drop(connection, "gpu_sample", day_ms)
     size = sum(entry.size for entry in packed.values())
     return PackedDay(day_ms, sum(row_counts.values()), len(row_counts), hot_bytes, size)
 
 
-def _pack_accelerator(connection: Connection, day_ms: int, accelerator_id: int, hot: Readings) -> _Packed:
+def _pack_accelerator(
+    connection: Connection, day_ms: int, accelerator_id: int, hot: Readings
+) -> _Packed:
     readings = merged(_packed(connection, day_ms, accelerator_id), hot)
     blob = pack(readings)
     _write(connection, day_ms, accelerator_id, readings, blob)
-    # Read back what the database stored, not what was sent: the hot rows are dropped on the strength of this
-    # comparison.
+    # Read back what the database stored, not what was sent: the hot rows are dropped on the
+    # strength of this comparison.
     restored = _packed(connection, day_ms, accelerator_id)
     if restored is None or not same(restored, readings):
-        raise ArchiveDamaged(f"{_blob_name(day_ms, accelerator_id)} did not come back as it went in: it stays as it is")
+        raise ArchiveDamaged(
+            f"{_blob_name(day_ms, accelerator_id)} did not come back as it went in: it stays as"
+            " it is"
+        )
     return _Packed(len(hot), len(blob))
 
 
@@ -229,7 +274,9 @@ def _lock(connection: Connection, part: DayRows) -> bool:
 
 def _size(connection: Connection, part: DayRows) -> tuple[dict[int, int], int]:
     """Rows of each accelerator on a day, and the bytes of the partition."""
-    counts = sql.SQL("SELECT accelerator_id, count(*) FROM {} WHERE {} GROUP BY 1").format(part.table, part.condition)
+    counts = sql.SQL("SELECT accelerator_id, count(*) FROM {} WHERE {} GROUP BY 1").format(
+        part.table, part.condition
+    )
     row_counts = {int(row[0]): int(row[1]) for row in connection.execute(counts)}
     size = f"SELECT {distribution.size_function(connection)}(%s::regclass)"
     row = connection.execute(size.encode(), (part.partition.name,)).fetchone()
@@ -237,15 +284,22 @@ def _size(connection: Connection, part: DayRows) -> tuple[dict[int, int], int]:
     return row_counts, int(row[0])
 
 
-def _hot_rows(connection: Connection, part: DayRows, ids: Sequence[int]) -> Iterator[tuple[int, Readings]]:
-    """The rows of these accelerators, one accelerator after the other; the server sorts on disk, not in memory."""
-    # A hash aggregate would keep the rows of all accelerators in memory; sorted, they come one after the other.
+def _hot_rows(
+    connection: Connection, part: DayRows, ids: Sequence[int]
+) -> Iterator[tuple[int, Readings]]:
+    """The rows of these accelerators, one accelerator after the other; the server sorts on disk,
+    not in memory.
+    """
+    # A hash aggregate would keep the rows of all accelerators in memory; sorted, they come one
+    # after the other.
     connection.execute("SET LOCAL enable_hashagg = off")
-    # A server-side cursor that fetches a few accelerators at a time: each value contains all rows of a day.
+    # A server-side cursor that fetches a few accelerators at a time: each value contains all rows
+    # of a day.
     with connection.cursor(name="packing", binary=True) as cursor:
         cursor.itersize = 16
         statement = sql.SQL(
-            f"SELECT accelerator_id, {_SEND} FROM {{}} WHERE accelerator_id = ANY(%s) AND {{}} GROUP BY 1 ORDER BY 1"
+            f"SELECT accelerator_id, {_SEND} FROM {{}} WHERE accelerator_id = ANY(%s) AND {{}}"
+            " GROUP BY 1 ORDER BY 1"
         )
         cursor.execute(statement.format(part.table, part.condition), (list(ids),))
         for accelerator_id, sent in cursor:
@@ -263,30 +317,38 @@ def _received(sent: bytes) -> Readings:
 
 
 def _native(values: Array, kind: str) -> Array:
-    """Little-endian with every bit kept: a cast of floats may change NaN payloads, a byte swap does not."""
+    """Little-endian with every bit kept: a cast of floats may change NaN payloads, a byte swap does
+    not.
+    """
     return np.ascontiguousarray(values).byteswap().view(f"<{kind}")
 
 
-def _write(connection: Connection, day_ms: int, accelerator_id: int, readings: Readings, blob: bytes) -> None:
+def _write(
+    connection: Connection, day_ms: int, accelerator_id: int, readings: Readings, blob: bytes
+) -> None:
     metrics = sum(bool(column.present.any()) for column in readings.columns.values())
     connection.execute(
-        "INSERT INTO sample_archive (day_ms, accelerator_id, rows, metrics, blob, sha256) "
-        "VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (day_ms, accelerator_id) DO UPDATE SET rows = excluded.rows, "
-        "metrics = excluded.metrics, blob = excluded.blob, sha256 = excluded.sha256",
+        "INSERT INTO sample_archive (day_ms, accelerator_id, rows, metrics, blob, sha256) VALUES"
+        " (%s, %s, %s, %s, %s, %s) ON CONFLICT (day_ms, accelerator_id) DO UPDATE SET rows ="
+        " excluded.rows, metrics = excluded.metrics, blob = excluded.blob, sha256 ="
+        " excluded.sha256",
         (day_ms, accelerator_id, len(readings), metrics, blob, hashlib.sha256(blob).digest()),
     )
 
 
 def _packed(connection: Connection, day_ms: int, accelerator_id: int) -> Readings | None:
     row = connection.execute(
-        "SELECT blob, sha256 FROM sample_archive WHERE day_ms = %s AND accelerator_id = %s", (day_ms, accelerator_id)
+        "SELECT blob, sha256 FROM sample_archive WHERE day_ms = %s AND accelerator_id = %s",
+        (day_ms, accelerator_id),
     ).fetchone()
     return None if row is None else _open(day_ms, accelerator_id, row[0], row[1])
 
 
 def _open(day_ms: int, accelerator_id: int, blob: bytes, digest: bytes) -> Readings:
     if hashlib.sha256(blob).digest() != digest:
-        raise ArchiveDamaged(f"{_blob_name(day_ms, accelerator_id)} has another checksum than when it was written")
+        raise ArchiveDamaged(
+            f"{_blob_name(day_ms, accelerator_id)} has another checksum than when it was written"
+        )
     try:
         return unpack(blob)
     except DamagedBlob as error:
@@ -294,11 +356,16 @@ def _open(day_ms: int, accelerator_id: int, blob: bytes, digest: bytes) -> Readi
 
 
 def _blob_name(day_ms: int, accelerator_id: int) -> str:
-    return f"the archive of accelerator {accelerator_id} on {dt.datetime.fromtimestamp(day_ms / 1000, dt.UTC):%Y-%m-%d}"
+    return (
+        f"the archive of accelerator {accelerator_id} on"
+        f" {dt.datetime.fromtimestamp(day_ms / 1000, dt.UTC):%Y-%m-%d}"
+    )
 
 
 def merged(packed: Readings | None, late: Readings) -> Readings:
-    """Both by instant, without the late rows that equal a packed one in every bit; equal instants keep their order."""
+    """Both by instant, without the late rows that equal a packed one in every bit; equal instants
+    keep their order.
+    """
     if packed is None:
         return late
     names = sorted({*packed.columns, *late.columns})
@@ -310,7 +377,10 @@ def merged(packed: Readings | None, late: Readings) -> Readings:
     order = np.argsort(at_ms, kind="stable")
     columns = {}
     for name in names:
-        pair = [(part.columns.get(name) or _absent_column(part, name, late, packed)) for part in (packed, late)]
+        pair = [
+            (part.columns.get(name) or _absent_column(part, name, late, packed))
+            for part in (packed, late)
+        ]
         columns[name] = Column(
             np.concatenate([pair[0].values, pair[1].values[new]])[order],
             np.concatenate([pair[0].present, pair[1].present[new]])[order],
@@ -324,7 +394,9 @@ def _absent_column(part: Readings, name: str, *others: Readings) -> Column:
 
 
 def _row_keys(readings: Readings, names: Sequence[str]) -> list[bytes]:
-    """Each row as bytes that are equal for equal rows: a value and a byte that says whether it is present."""
+    """Each row as bytes that are equal for equal rows: a value and a byte that says whether it is
+    present.
+    """
     parts = [readings.at_ms.astype("<i8").view(np.uint8).reshape(len(readings), 8)]
     for name in names:
         column = readings.columns.get(name)
@@ -341,10 +413,14 @@ def _row_keys(readings: Readings, names: Sequence[str]) -> list[bytes]:
     return [row.tobytes() for row in np.hstack(parts)]
 
 
-def readings(connection: Connection, accelerator_ids: Sequence[int], period: Period) -> Iterator[tuple[int, Readings]]:
-    """Samples of these accelerators in the period, hot and packed together, by day and then by accelerator.
+def readings(
+    connection: Connection, accelerator_ids: Sequence[int], period: Period
+) -> Iterator[tuple[int, Readings]]:
+    """Samples of these accelerators in the period, hot and packed together, by day and then by
+    accelerator.
 
-    Hot rows are read first: a day that is packed in between is then seen twice and counted once, never missed.
+    Hot rows are read first: a day that is packed in between is then seen twice and counted once,
+    never missed.
     """
     ids = sorted(set(accelerator_ids))
     for day in period.days():
@@ -378,18 +454,25 @@ class AcceleratorPeriod:
 def accelerator_periods(
     connection: Connection, period: Period, node: str | None = None, uuid: str | None = None
 ) -> list[AcceleratorPeriod]:
-    """The accelerator with this UUID for the whole period, or those of a node while they were on it, by index."""
+    """The accelerator with this UUID for the whole period, or those of a node while they were on
+    it, by index.
+    """
     if uuid is not None:
-        rows = connection.execute("SELECT id, uuid FROM accelerator WHERE uuid = %s", (uuid,)).fetchall()
+        rows = connection.execute(
+            "SELECT id, uuid FROM accelerator WHERE uuid = %s", (uuid,)
+        ).fetchall()
         return [AcceleratorPeriod(int(row[0]), str(row[1]), period) for row in rows]
     rows = connection.execute(
-        "SELECT a.id, a.uuid, greatest(c.in_ms, %s), least(coalesce(c.out_ms, %s), %s) FROM capacity c "
-        "JOIN accelerator a ON a.id = c.accelerator_id JOIN node n ON n.id = c.node_id "
-        "WHERE n.name = %s AND c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms > %s) "
-        "ORDER BY a.gpu_index, a.uuid, c.in_ms",
+        "SELECT a.id, a.uuid, greatest(c.in_ms, %s), least(coalesce(c.out_ms, %s), %s) FROM"
+        " capacity c JOIN accelerator a ON a.id = c.accelerator_id JOIN node n ON n.id = c.node_id"
+        " WHERE n.name = %s AND c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms > %s) ORDER BY"
+        " a.gpu_index, a.uuid, c.in_ms",
         (period.start_ms, period.end_ms, period.end_ms, node, period.end_ms, period.start_ms),
     ).fetchall()
-    return [AcceleratorPeriod(int(row[0]), str(row[1]), Period(int(row[2]), int(row[3]))) for row in rows]
+    return [
+        AcceleratorPeriod(int(row[0]), str(row[1]), Period(int(row[2]), int(row[3])))
+        for row in rows
+    ]
 
 
 def _hot(connection: Connection, ids: Sequence[int], period: Period) -> dict[int, Readings]:
@@ -404,29 +487,38 @@ def _hot(connection: Connection, ids: Sequence[int], period: Period) -> dict[int
 
 def _within(readings: Readings, period: Period) -> Readings:
     inside: Array = (readings.at_ms >= period.start_ms) & (readings.at_ms < period.end_ms)
-    columns = {name: Column(column.values[inside], column.present[inside]) for name, column in readings.columns.items()}
+    columns = {
+        name: Column(column.values[inside], column.present[inside])
+        for name, column in readings.columns.items()
+    }
     return Readings(readings.at_ms[inside], columns)
 
 
 def samples(connection: Connection, accelerator_ids: Sequence[int], period: Period) -> Samples:
-    """Samples of these accelerators in the period as arrays, hot and packed together, by accelerator and instant."""
+    """Samples of these accelerators in the period as arrays, hot and packed together, by
+    accelerator and instant.
+    """
     by_accelerator = sorted(readings(connection, accelerator_ids, period), key=lambda pair: pair[0])
     parts = [part for _, part in by_accelerator]
     columns = {}
     for name in sorted({name for part in parts for name in part.columns}):
         pieces = [part.columns.get(name) or _absent_column(part, name, *parts) for part in parts]
         columns[name] = Column(
-            np.concatenate([piece.values for piece in pieces]), np.concatenate([piece.present for piece in pieces])
+            np.concatenate([piece.values for piece in pieces]),
+            np.concatenate([piece.present for piece in pieces]),
         )
     return Samples(
-        np.repeat(np.array([key for key, _ in by_accelerator], dtype="<i8"), [len(part) for part in parts]),
+        np.repeat(
+            np.array([key for key, _ in by_accelerator], dtype="<i8"), [len(part) for part in parts]
+        ),
         np.concatenate([np.zeros(0, dtype="<i8"), *[part.at_ms for part in parts]]),
         columns,
     )
 
 
 def unpack_hours(connection: Connection, hours: Sequence[tuple[int, int]]) -> bool:
-    """Copy the packed samples of these (accelerator, hour) pairs into a temporary `packed_sample`, like gpu_sample.
+    """Copy the packed samples of these (accelerator, hour) pairs into a temporary `packed_sample`,
+    like gpu_sample.
 
     False, and no table, when none of them is packed. The table lives until COMMIT.
     """
@@ -434,8 +526,9 @@ def unpack_hours(connection: Connection, hours: Sequence[tuple[int, int]]) -> bo
     for accelerator_id, hour_ms in hours:
         wanted.setdefault((hour_ms - hour_ms % DAY_MS, accelerator_id), set()).add(hour_ms)
     rows = connection.execute(
-        "SELECT a.day_ms, a.accelerator_id, a.blob, a.sha256 FROM sample_archive a "
-        "JOIN unnest(%s::bigint[], %s::bigint[]) AS w (day_ms, accelerator_id) USING (day_ms, accelerator_id)",
+        "SELECT a.day_ms, a.accelerator_id, a.blob, a.sha256 FROM sample_archive a JOIN"
+        " unnest(%s::bigint[], %s::bigint[]) AS w (day_ms, accelerator_id) USING (day_ms,"
+        " accelerator_id)",
         ([key[0] for key in wanted], [key[1] for key in wanted]),
     ).fetchall()
     if not rows:
@@ -447,7 +540,9 @@ def unpack_hours(connection: Connection, hours: Sequence[tuple[int, int]]) -> bo
     with connection.cursor().copy(f"COPY packed_sample ({names}) FROM STDIN") as copy:
         for day_ms, accelerator_id, blob, digest in rows:
             packed = _open(day_ms, accelerator_id, blob, digest)
-            inside = np.isin(packed.at_ms - packed.at_ms % HOUR_MS, list(wanted[day_ms, accelerator_id]))
+            inside = np.isin(
+                packed.at_ms - packed.at_ms % HOUR_MS, list(wanted[day_ms, accelerator_id])
+            )
             for row in np.flatnonzero(inside):
                 values = (_value(packed.columns.get(name), int(row)) for name in KINDS)
                 copy.write_row((accelerator_id, int(packed.at_ms[row]), *values))

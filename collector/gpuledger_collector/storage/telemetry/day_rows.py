@@ -1,4 +1,6 @@
-"""The rows of one UTC day of a partitioned table: a partition of their own, or a part of the partition of its month."""
+"""The rows of one UTC day of a partitioned table: a partition of their own, or a part of the
+partition of its month.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def days(connection: Connection, table: str) -> list[int]:
 
 
 def drop(connection: Connection, table: str, day_ms: int) -> None:
-    """Delete a day: its partition, or its rows in the partition of its month, and that one with the last of them."""
+    """Delete a day: its partition, or its rows in the partition of its month, and that one with the
+    last of them.
+    """
     rows = find(connection, table, day_ms)
     if rows is None:
         return
@@ -55,6 +59,9 @@ def drop(connection: Connection, table: str, day_ms: int) -> None:
         # Writers of the month wait, so that no row arrives between the two statements below.
         connection.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(rows.table))
         connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(rows.table, rows.condition))
-        if connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(rows.table)).fetchone() is not None:
+        if (
+            connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(rows.table)).fetchone()
+            is not None
+        ):
             return
     connection.execute(sql.SQL("DROP TABLE {}").format(rows.table))

@@ -11,7 +11,13 @@ from gpuledger_collector.storage.telemetry import minutes, node_utilization
 from gpuledger_collector.storage.telemetry.node_utilization import AT_ONCE, consecutive_hours
 
 _COLUMNS = (
-    *("samples", "utilization_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"),
+    *(
+        "samples",
+        "utilization_ratio",
+        "sm_active_ratio",
+        "tensor_active_ratio",
+        "dram_active_ratio",
+    ),
     *("memory_used_bytes", "power_watts", "temperature_celsius", "zero_ratio", "memory_copy_ratio"),
     *("sm_clock_hertz", "slowed_ratio", "processes"),
 )
@@ -22,10 +28,12 @@ def _of(row: str) -> str:
 
 
 def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
-    """Recompute the minutes of these (accelerator, hour) pairs and the utilization of their nodes from the samples.
+    """Recompute the minutes of these (accelerator, hour) pairs and the utilization of their nodes
+    from the samples.
 
-    Hours whose minutes retention has removed are left out: recomputed from one accelerator alone, they would stand for
-    all of its node. The search for idle GPUs is asked to return to hours that it has already searched.
+    Hours whose minutes retention has removed are left out: recomputed from one accelerator alone,
+    they would stand for all of its node. The search for idle GPUs is asked to return to hours that
+    it has already searched.
     """
     expired_before_ms = minutes.expired_before(connection)
     hours = [pair for pair in hours if pair[1] >= expired_before_ms]
@@ -37,34 +45,49 @@ def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) ->
     findings.note_late_evidence(connection, "idle", min(hour_ms for _, hour_ms in hours))
 
 
-def _parts(connection: Connection, hours: Sequence[tuple[int, int]]) -> Iterator[tuple[list[tuple[int, int]], bool]]:
+def _parts(
+    connection: Connection, hours: Sequence[tuple[int, int]]
+) -> Iterator[tuple[list[tuple[int, int]], bool]]:
     """Pairs that are rolled up by one statement, and whether their days are packed.
 
-    Samples are found by time, not by accelerator: hours of them are read once, for all of their accelerators. Hours
-    that follow each other are read together, since their samples lie in the same blocks; others between are not read.
+    Samples are found by time, not by accelerator: hours of them are read once, for all of their
+    accelerators. Hours that follow each other are read together, since their samples lie in the
+    same blocks; others between are not read.
     """
     days_ms = {hour_ms - hour_ms % DAY_MS for _, hour_ms in hours}
-    rows = connection.execute("SELECT DISTINCT day_ms FROM sample_archive WHERE day_ms = ANY(%s)", (list(days_ms),))
+    rows = connection.execute(
+        "SELECT DISTINCT day_ms FROM sample_archive WHERE day_ms = ANY(%s)", (list(days_ms),)
+    )
     packed_days = {int(row[0]) for row in rows}
     packed = [pair for pair in hours if pair[1] - pair[1] % DAY_MS in packed_days]
-    for part in consecutive_hours([pair for pair in hours if pair[1] - pair[1] % DAY_MS not in packed_days]):
+    for part in consecutive_hours(
+        [pair for pair in hours if pair[1] - pair[1] % DAY_MS not in packed_days]
+    ):
         yield part, False
     for begin in range(0, len(packed), AT_ONCE):
         yield packed[begin : begin + AT_ONCE], True
 
 
-def _roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]], is_packed: bool) -> None:
+def _roll_up_minutes(
+    connection: Connection, hours: Sequence[tuple[int, int]], is_packed: bool
+) -> None:
     bounds = (min(pair[1] for pair in hours), max(pair[1] for pair in hours) + HOUR_MS)
     source = "gpu_sample"
     if is_packed:
-        from gpuledger_collector.storage.telemetry import archive  # needs numpy, which most folds do without
+        from gpuledger_collector.storage.telemetry import (
+            archive,
+        )  # needs numpy, which most folds do without
 
         if archive.unpack_hours(connection, hours):
-            # A sample that was delivered again after its day was packed is in both tables: UNION keeps it once.
-            packed = "(SELECT * FROM gpu_sample WHERE at_ms >= {0} AND at_ms < {1} UNION SELECT * FROM packed_sample)"
+            # A sample that was delivered again after its day was packed is in both tables: UNION
+            # keeps it once.
+            packed = (
+                "(SELECT * FROM gpu_sample WHERE at_ms >= {0} AND at_ms < {1} UNION SELECT * FROM"
+                " packed_sample)"
+            )
             source = packed.format(*bounds)
-    # Means per minute. 236 are the reasons that slow clocks down: power cap, slowdowns by hardware and heat, power
-    # brake. Minutes of the hour that have not changed are not written again.
+    # Means per minute. 236 are the reasons that slow clocks down: power cap, slowdowns by hardware
+    # and heat, power brake. Minutes of the hour that have not changed are not written again.
     connection.execute(
         f"""
         INSERT INTO gpu_minute AS old (accelerator_id, minute_ms, {", ".join(_COLUMNS)})
@@ -87,12 +110,14 @@ def _roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]], i
 
 
 def sampled_hours(connection: Connection, period: Period) -> list[tuple[int, int]]:
-    """List the (accelerator, hour) pairs of the period that have samples; of packed days every hour, as each may."""
+    """List the (accelerator, hour) pairs of the period that have samples; of packed days every
+    hour, as each may.
+    """
     bounds = {"hour": HOUR_MS, "day": DAY_MS, "start": period.start_ms, "end": period.end_ms}
     return connection.execute(
-        "SELECT accelerator_id, at_ms - at_ms %% %(hour)s FROM gpu_sample WHERE at_ms >= %(start)s AND at_ms < %(end)s "
-        "UNION SELECT accelerator_id, hour FROM sample_archive, "
-        "generate_series(day_ms, day_ms + %(day)s - 1, %(hour)s) AS hour WHERE day_ms > %(start)s - %(day)s "
-        "AND day_ms < %(end)s AND hour > %(start)s - %(hour)s AND hour < %(end)s",
+        "SELECT accelerator_id, at_ms - at_ms %% %(hour)s FROM gpu_sample WHERE at_ms >= %(start)s"
+        " AND at_ms < %(end)s UNION SELECT accelerator_id, hour FROM sample_archive,"
+        " generate_series(day_ms, day_ms + %(day)s - 1, %(hour)s) AS hour WHERE day_ms > %(start)s"
+        " - %(day)s AND day_ms < %(end)s AND hour > %(start)s - %(hour)s AND hour < %(end)s",
         bounds,
     ).fetchall()

@@ -1,4 +1,6 @@
-"""Bulk reads of the minute rollup and of who held what: columns of numbers, a hundred thousand rows at a time."""
+"""Bulk reads of the minute rollup and of who held what: columns of numbers, a hundred thousand rows
+at a time.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,25 @@ READINGS = (
     "processes",
 )
 _MINUTE = [("minute_ms", ">i8"), *((name, ">f4") for name in READINGS)]
-"""A minute as the server sends it: one value for all minutes of an accelerator is far cheaper than a row each."""
+"""A minute as the server sends it: one value for all minutes of an accelerator is far cheaper than
+a row each.
+"""
 _INTERVAL = [(name, ">i8") for name in ("start_ms", "end_ms", "workload_id", "unavailable")]
 """A usage interval, packed likewise."""
 
 
-def read(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> npt.NDArray[np.void]:
-    """Minutes of these accelerators: `accelerator_id`, `minute_ms` and READINGS by name, NaN unknown."""
-    packed = " || ".join(["int8send(minute_ms)", *(f"float4send(coalesce({name}::real, 'NaN'))" for name in READINGS)])
+def read(
+    connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]
+) -> npt.NDArray[np.void]:
+    """Minutes of these accelerators: `accelerator_id`, `minute_ms` and READINGS by name, NaN
+    unknown.
+    """
+    packed = " || ".join(
+        [
+            "int8send(minute_ms)",
+            *(f"float4send(coalesce({name}::real, 'NaN'))" for name in READINGS),
+        ]
+    )
     with connection.cursor(binary=True) as cursor:
         rows = cursor.execute(
             f"SELECT accelerator_id, string_agg({packed}, ''::bytea) FROM gpu_minute "
@@ -43,15 +56,22 @@ def read(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int])
     return _by_accelerator(rows, _MINUTE)
 
 
-def _by_accelerator(rows: Sequence[tuple[int, bytes]], packed: list[tuple[str, str]]) -> npt.NDArray[np.void]:
+def _by_accelerator(
+    rows: Sequence[tuple[int, bytes]], packed: list[tuple[str, str]]
+) -> npt.NDArray[np.void]:
     """Records that were packed into one value for each accelerator, in this machine's byte order."""
     import numpy as np  # imported here because reports use this module without it
 
     records = np.frombuffer(b"".join(row[1] for row in rows), dtype=packed)
-    columns = [("accelerator_id", "<i8"), *((name, kind.replace(">", "<")) for name, kind in packed)]
+    columns = [
+        ("accelerator_id", "<i8"),
+        *((name, kind.replace(">", "<")) for name, kind in packed),
+    ]
     table = np.empty(len(records), dtype=columns)
     ids, lengths = (
-        np.array([(row[0], len(row[1]) // records.itemsize) for row in rows], dtype=np.int64).reshape(-1, 2).T
+        np.array([(row[0], len(row[1]) // records.itemsize) for row in rows], dtype=np.int64)
+        .reshape(-1, 2)
+        .T
     )
     table["accelerator_id"] = np.repeat(ids, lengths)
     for name, _ in packed:
@@ -73,27 +93,39 @@ def accelerators(connection: Connection, start_ms: int, end_ms: int) -> list[Pla
     return [PlacedAccelerator(*row) for row in rows]
 
 
-def state_intervals(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> npt.NDArray[np.void]:
-    """Who held these accelerators, and when they could not be held: `accelerator_id` and _INTERVAL by name.
+def state_intervals(
+    connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]
+) -> npt.NDArray[np.void]:
+    """Who held these accelerators, and when they could not be held: `accelerator_id` and _INTERVAL
+    by name.
 
     By accelerator and begin. `workload_id` is 0 where nobody held it, `unavailable` is 0 or 1.
     """
     packed = " || ".join(
         f"int8send({part})"
-        for part in ("start_ms", "end_ms", "coalesce(workload_id, 0)", "(state = 'unavailable')::int")
+        for part in (
+            "start_ms",
+            "end_ms",
+            "coalesce(workload_id, 0)",
+            "(state = 'unavailable')::int",
+        )
     )
     with connection.cursor(binary=True) as cursor:
         rows = cursor.execute(
-            f"SELECT accelerator_id, string_agg({packed}, ''::bytea ORDER BY start_ms, workload_id DESC NULLS LAST) "
-            "FROM usage_interval WHERE accelerator_id = ANY(%s) AND start_ms < %s AND end_ms > %s AND start_ms >= %s "
-            "AND state <> 'present' GROUP BY 1",
+            f"SELECT accelerator_id, string_agg({packed}, ''::bytea ORDER BY start_ms, workload_id"
+            " DESC NULLS LAST) FROM usage_interval WHERE accelerator_id = ANY(%s) AND start_ms <"
+            " %s AND end_ms > %s AND start_ms >= %s AND state <> 'present' GROUP BY 1",
             (list(ids), end_ms, start_ms, start_ms - 86_400_000),
         ).fetchall()
     return _by_accelerator(rows, _INTERVAL)
 
 
-def used_before(connection: Connection, at_ms: int, pairs: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Those (accelerator, workload) pairs whose workload was ever busy on the accelerator before an instant."""
+def used_before(
+    connection: Connection, at_ms: int, pairs: Sequence[tuple[int, int]]
+) -> set[tuple[int, int]]:
+    """Those (accelerator, workload) pairs whose workload was ever busy on the accelerator before an
+    instant.
+    """
     if not pairs:
         return set()
     rows = connection.execute(
@@ -108,30 +140,44 @@ def used_before(connection: Connection, at_ms: int, pairs: Sequence[tuple[int, i
 
 _END = "SELECT {end}(minute_ms) FROM gpu_minute"
 _END_BY_KEY = (
-    "SELECT {end}((SELECT {end}(minute_ms) FROM gpu_minute m WHERE m.accelerator_id = a.id)) FROM accelerator a"
+    "SELECT {end}((SELECT {end}(minute_ms) FROM gpu_minute m WHERE m.accelerator_id = a.id)) FROM"
+    " accelerator a"
 )
-"""The same by one index look-up an accelerator, however many minutes there are; Citus takes no such subquery."""
+"""The same by one index look-up an accelerator, however many minutes there are; Citus takes no such
+subquery.
+"""
 
 
 def minute_range(connection: Connection) -> tuple[int, int] | None:
     """First and last minute of the rollup (unix ms); None when there is none."""
     query = _END if has_citus(connection) else _END_BY_KEY
-    ends = [row[0] for end in ("min", "max") for row in connection.execute(query.format(end=end).encode())]
+    ends = [
+        row[0]
+        for end in ("min", "max")
+        for row in connection.execute(query.format(end=end).encode())
+    ]
     return None if ends[0] is None else (int(ends[0]), int(ends[1]))
 
 
 def first_interval(connection: Connection, since_ms: int) -> int | None:
-    """Start of the first usage interval that ends after an instant (unix ms); None when there is none."""
+    """Start of the first usage interval that ends after an instant (unix ms); None when there is
+    none.
+    """
     row = connection.execute(
-        "SELECT min(start_ms) FROM usage_interval WHERE end_ms > %s AND start_ms >= %s AND state <> 'present'",
+        "SELECT min(start_ms) FROM usage_interval WHERE end_ms > %s AND start_ms >= %s AND state <>"
+        " 'present'",
         (since_ms, since_ms - 86_400_000),
     ).fetchone()
     return None if row is None else row[0]
 
 
 def expired_before(connection: Connection) -> int:
-    """The bound of retention (unix ms, start of a UTC day): no minutes exist before it, nor will any; 0: no bound."""
-    row = connection.execute("SELECT before_ms FROM retention_boundary WHERE name = 'gpu_minute'").fetchone()
+    """The bound of retention (unix ms, start of a UTC day): no minutes exist before it, nor will
+    any; 0: no bound.
+    """
+    row = connection.execute(
+        "SELECT before_ms FROM retention_boundary WHERE name = 'gpu_minute'"
+    ).fetchone()
     return 0 if row is None else int(row[0])
 
 
@@ -160,17 +206,21 @@ def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[Workl
 def newest_evidence(connection: Connection, now_ms: int) -> int | None:
     """End of the newest evidence of the last two hours (unix ms)."""
     row = connection.execute(
-        "SELECT max(end_ms) FROM usage_interval WHERE end_ms > %s AND end_ms <= %s AND start_ms >= %s",
+        "SELECT max(end_ms) FROM usage_interval WHERE end_ms > %s AND end_ms <= %s AND start_ms"
+        " >= %s",
         (now_ms - 7_200_000, now_ms, now_ms - 86_400_000),
     ).fetchone()
     return None if row is None or row[0] is None else int(row[0])
 
 
 def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[RecentHolding]:
-    """Who held what in each window between two edges, read from usage intervals so that no hour must have ended."""
+    """Who held what in each window between two edges, read from usage intervals so that no hour
+    must have ended.
+    """
     # One sum per window: the overlap of each interval with it, never negative.
     sums = ", ".join(
-        ["coalesce(sum(greatest(0, least(s.end_ms, %s) - greatest(s.start_ms, %s))), 0)"] * len(edges_ms[1:])
+        ["coalesce(sum(greatest(0, least(s.end_ms, %s) - greatest(s.start_ms, %s))), 0)"]
+        * len(edges_ms[1:])
     )
     bounds = [edge for window in zip(edges_ms[1:], edges_ms, strict=False) for edge in window]
     rows = connection.execute(
@@ -188,7 +238,10 @@ def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[RecentHold
         (*bounds, edges_ms[-1], edges_ms[0], edges_ms[0], edges_ms[-1], edges_ms[0] - 86_400_000),
     )
     return [
-        RecentHolding(row[0], row[1], row[2], row[3], row[4], row[5], row[6], tuple(map(int, row[7:]))) for row in rows
+        RecentHolding(
+            row[0], row[1], row[2], row[3], row[4], row[5], row[6], tuple(map(int, row[7:]))
+        )
+        for row in rows
     ]
 
 
@@ -219,19 +272,25 @@ def coverage(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[s
 def holders(connection: Connection, start_ms: int, end_ms: int) -> list[int]:
     """Workloads that held anything in the period."""
     rows = connection.execute(
-        "SELECT DISTINCT workload_id FROM usage_hour WHERE state = 'held' AND workload_id IS NOT NULL "
-        "AND hour_ms >= %s AND hour_ms < %s ORDER BY 1",
+        "SELECT DISTINCT workload_id FROM usage_hour WHERE state = 'held' AND workload_id IS NOT"
+        " NULL AND hour_ms >= %s AND hour_ms < %s ORDER BY 1",
         (start_ms, end_ms),
     )
     return [int(row[0]) for row in rows]
 
 
 def replicas(
-    connection: Connection, start_ms: int, end_ms: int, service_of: Mapping[int, int], busy_above: float
+    connection: Connection,
+    start_ms: int,
+    end_ms: int,
+    service_of: Mapping[int, int],
+    busy_above: float,
 ) -> dict[tuple[int, str, str], tuple[float, list[tuple[int, int, int]]]]:
-    """By service (a number for each workload), pool and model: mean replicas held, and rows of (minute, seen, busy).
+    """By service (a number for each workload), pool and model: mean replicas held, and rows of
+    (minute, seen, busy).
 
-    A replica is an accelerator that the service holds; the mean goes over the hours from its first to its last.
+    A replica is an accelerator that the service holds; the mean goes over the hours from its first
+    to its last.
     """
     ids, numbers = list(service_of), list(service_of.values())
     placement = """
@@ -255,10 +314,12 @@ def replicas(
     ):
         services[row[0], row[1], row[2]] = (float(row[3]), [])
     for row in connection.execute(
-        placement + "SELECT r.service, r.pool, r.model, m.minute_ms, count(DISTINCT m.accelerator_id), "
-        "count(DISTINCT m.accelerator_id) FILTER (WHERE coalesce(m.sm_active_ratio, m.utilization_ratio) > %(busy)s) "
-        "FROM replica r JOIN gpu_minute m ON m.accelerator_id = r.accelerator_id AND m.minute_ms >= r.hour_ms "
-        "AND m.minute_ms < r.hour_ms - r.hour_ms %% 3600000 + 3600000 GROUP BY 1, 2, 3, 4 ORDER BY 4",
+        placement
+        + "SELECT r.service, r.pool, r.model, m.minute_ms, count(DISTINCT m.accelerator_id),"
+        " count(DISTINCT m.accelerator_id) FILTER (WHERE coalesce(m.sm_active_ratio,"
+        " m.utilization_ratio) > %(busy)s) FROM replica r JOIN gpu_minute m ON m.accelerator_id ="
+        " r.accelerator_id AND m.minute_ms >= r.hour_ms AND m.minute_ms < r.hour_ms - r.hour_ms"
+        " %% 3600000 + 3600000 GROUP BY 1, 2, 3, 4 ORDER BY 4",
         values,
     ):
         services[row[0], row[1], row[2]][1].append((row[3], row[4], row[5]))

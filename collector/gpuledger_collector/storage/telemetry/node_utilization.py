@@ -1,12 +1,14 @@
 """Node utilization rollup: how busy the accelerators of each node were, by quarters of an hour.
 
-A heat map of a fleet's day would read 2.9 million minutes at 2,000 GPUs; added up by node and quarter they are 6,000
-rows of four. A row is a node's hour. It is recomputed as a whole, from the minutes, in the transaction that recomputed
-one of its minutes, so late and repeated evidence reach it as they reach the minutes. Sums and counts are kept instead
-of means: the mean of any nodes, pools and spans is their quotient. Without any reading the sum is null, never 0.
+A heat map of a fleet's day would read 2.9 million minutes at 2,000 GPUs; added up by node and
+quarter they are 6,000 rows of four. A row is a node's hour. It is recomputed as a whole, from the
+minutes, in the transaction that recomputed one of its minutes, so late and repeated evidence reach
+it as they reach the minutes. Sums and counts are kept instead of means: the mean of any nodes,
+pools and spans is their quotient. Without any reading the sum is null, never 0.
 
-A minute belongs to the node on which its accelerator was last in that minute. An accelerator that moved, or that the
-inventory puts elsewhere, leaves the rows of its old node; minutes at no known node have no row.
+A minute belongs to the node on which its accelerator was last in that minute. An accelerator that
+moved, or that the inventory puts elsewhere, leaves the rows of its old node; minutes at no known
+node have no row.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ AT_ONCE = 2_000
 RATIOS = {"utilization": "utilization_ratio", "sm_active": "sm_active_ratio"}
 """Columns of the rollup, and the column of the minute rollup that each sums up."""
 
-# Nodes that have one of these accelerators in these hours by the inventory, and nodes with a stored row that contains
-# one.
+# Nodes that have one of these accelerators in these hours by the inventory, and nodes with a stored
+# row that contains one.
 _AFFECTED = """
 SELECT c.node_id FROM unnest(%(ids)s::bigint[]) AS asked (id) JOIN capacity c ON c.accelerator_id = asked.id
 WHERE c.node_id IS NOT NULL AND c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s)
@@ -34,8 +36,9 @@ UNION SELECT h.node_id FROM node_utilization h CROSS JOIN LATERAL unnest(h.accel
     JOIN unnest(%(ids)s::bigint[]) AS asked (id) ON asked.id = was.id
     WHERE h.hour_ms >= %(start)s AND h.hour_ms < %(end)s
 """
-# All accelerators of these nodes with the minutes that belong to each node: from the minute in which an accelerator
-# came to the one in which it left (rounded up), unless its next placement begins in that minute and takes it.
+# All accelerators of these nodes with the minutes that belong to each node: from the minute in
+# which an accelerator came to the one in which it left (rounded up), unless its next placement
+# begins in that minute and takes it.
 _PLACEMENTS = """
 WITH wanted AS (SELECT unnest(%(nodes)s::bigint[]) AS node_id)
 SELECT accelerator_id, node_id, greatest(in_ms - in_ms %% 60000, %(start)s),
@@ -54,7 +57,9 @@ UNION SELECT node_id FROM node_utilization WHERE hour_ms = %(hour)s
 """
 
 
-_COLUMNS = {f"{name}{last}": kind for name in RATIOS for last, kind in (("", "float8"), ("_minutes", "int"))}
+_COLUMNS = {
+    f"{name}{last}": kind for name in RATIOS for last, kind in (("", "float8"), ("_minutes", "int"))
+}
 """Sums of ratios, null without any reading, and how many readings each sum has."""
 
 
@@ -66,8 +71,9 @@ def _quarters(name: str) -> str:
     return f"ARRAY[{', '.join(sums)}]::{_COLUMNS[name]}[]"
 
 
-# One statement: sums by node, hour, accelerator and quarter (`part`), then by node and hour as arrays (`computed`);
-# rows of nodes without any minute in an hour are deleted (`gone`); rows that would not change are not written.
+# One statement: sums by node, hour, accelerator and quarter (`part`), then by node and hour as
+# arrays (`computed`); rows of nodes without any minute in an hour are deleted (`gone`); rows that
+# would not change are not written.
 _WRITE = f"""
 WITH placement AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(at)s::bigint[], %(from)s::bigint[], %(until)s::bigint[])
@@ -101,10 +107,11 @@ ON CONFLICT (hour_ms, node_id) DO UPDATE SET accelerator_ids = excluded.accelera
 
 
 def recompute(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
-    """Recompute the utilization of every node affected by these (accelerator, hour) pairs, in the caller's transaction.
+    """Recompute the utilization of every node affected by these (accelerator, hour) pairs, in the
+    caller's transaction.
 
-    Affected are the nodes an accelerator is on, and those it was thought to be on. Call it after the minutes are
-    written. A batch of scattered late hours reads no others.
+    Affected are the nodes an accelerator is on, and those it was thought to be on. Call it after
+    the minutes are written. A batch of scattered late hours reads no others.
     """
     for part in consecutive_hours(hours):
         bounds = {"start": part[0][1], "end": part[-1][1] + HOUR_MS}
@@ -114,7 +121,8 @@ def recompute(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
 
 
 def consecutive_hours(hours: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """(accelerator, hour) pairs by hour, in parts of hours that follow each other with at most AT_ONCE pairs.
+    """(accelerator, hour) pairs by hour, in parts of hours that follow each other with at most
+    AT_ONCE pairs.
 
     An hour is never divided, however many pairs it has.
     """
@@ -131,35 +139,48 @@ def consecutive_hours(hours: Sequence[tuple[int, int]]) -> Iterator[list[tuple[i
         yield part
 
 
-def _recompute_hours(connection: Connection, bounds: Mapping[str, int], nodes: Sequence[int]) -> None:
-    """Recompute these nodes from `start` to `end`, whole hours, from the minutes of every accelerator on them."""
+def _recompute_hours(
+    connection: Connection, bounds: Mapping[str, int], nodes: Sequence[int]
+) -> None:
+    """Recompute these nodes from `start` to `end`, whole hours, from the minutes of every
+    accelerator on them.
+    """
     if not nodes:
         return
     placements = connection.execute(_PLACEMENTS, {**bounds, "nodes": list(nodes)}).fetchall()
     ids, node_ids, from_ms, until_ms = ([row[column] for row in placements] for column in range(4))
-    values = {**bounds, "nodes": list(nodes), "ids": ids, "at": node_ids, "from": from_ms, "until": until_ms}
+    values = {
+        **bounds,
+        "nodes": list(nodes),
+        "ids": ids,
+        "at": node_ids,
+        "from": from_ms,
+        "until": until_ms,
+    }
     connection.execute("SET LOCAL work_mem = '64MB'")
     connection.execute(_WRITE.encode(), values)
 
 
 def days_to_recompute(connection: Connection, since_ms: int, now_ms: int) -> list[int]:
-    """Days (UTC) since an instant that were never computed as a whole, or not since they ended; the newest first.
+    """Days (UTC) since an instant that were never computed as a whole, or not since they ended; the
+    newest first.
 
-    They begin with the first capacity. A day is computed once more after it ended, for minutes that were rolled up
-    without their node utilization.
+    They begin with the first capacity. A day is computed once more after it ended, for minutes that
+    were rolled up without their node utilization.
     """
     rows = connection.execute(
-        "SELECT d FROM (SELECT greatest(%(since)s::bigint, min(in_ms)) AS at FROM capacity HAVING count(*) > 0) first, "
-        "generate_series(at - at %% %(day)s, %(now)s - 1, %(day)s) AS d "
-        "LEFT JOIN node_utilization_day h ON h.day_ms = d "
-        "WHERE h.day_ms IS NULL OR d + %(day)s <= %(now)s AND h.made_ms < d + %(day)s ORDER BY d DESC",
+        "SELECT d FROM (SELECT greatest(%(since)s::bigint, min(in_ms)) AS at FROM capacity HAVING"
+        " count(*) > 0) first, generate_series(at - at %% %(day)s, %(now)s - 1, %(day)s) AS d LEFT"
+        " JOIN node_utilization_day h ON h.day_ms = d WHERE h.day_ms IS NULL OR d + %(day)s <="
+        " %(now)s AND h.made_ms < d + %(day)s ORDER BY d DESC",
         {"since": since_ms, "now": now_ms, "day": DAY_MS},
     )
     return [int(row[0]) for row in rows]
 
 
 def recompute_day(connection: Connection, day_ms: int, now_ms: int) -> None:
-    """Recompute every node and hour of a day from the minutes; each hour is a transaction with the ledger's lock.
+    """Recompute every node and hour of a day from the minutes; each hour is a transaction with the
+    ledger's lock.
 
     Hours whose minutes have expired are left as they are. `connection` is in autocommit mode.
     """
@@ -181,8 +202,8 @@ def recompute_day(connection: Connection, day_ms: int, now_ms: int) -> None:
 def _hours(connection: Connection, day_ms: int) -> Sequence[int]:
     """Hours of a day; none for a day without a single minute, of which an old inventory has many."""
     row = connection.execute(
-        "SELECT FROM gpu_minute WHERE accelerator_id = ANY(ARRAY(SELECT id FROM accelerator)) AND minute_ms >= %s "
-        "AND minute_ms < %s LIMIT 1",
+        "SELECT FROM gpu_minute WHERE accelerator_id = ANY(ARRAY(SELECT id FROM accelerator)) AND"
+        " minute_ms >= %s AND minute_ms < %s LIMIT 1",
         (day_ms, day_ms + DAY_MS),
     ).fetchone()
     return () if row is None else range(day_ms, day_ms + DAY_MS, HOUR_MS)

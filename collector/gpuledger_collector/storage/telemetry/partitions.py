@@ -1,9 +1,11 @@
-"""Partitions of the big tables: one for each UTC day, `<table>_pYYYYMMDD`, and one for an old month, `<table>_pYYYYMM`.
+"""Partitions of the big tables: one for each UTC day, `<table>_pYYYYMMDD`, and one for an old
+month, `<table>_pYYYYMM`.
 
-A query that reaches a partition locks it and its indexes, and planning takes time for each, so their number must stay
-small whatever dates agents send. A day's partition is created when it is first needed; a month that ended
-COARSE_AFTER_DAYS ago gets a single one, and partition_merge.py merges the days of such months. There is no default
-partition: a row without a partition is a bug that must be seen, and attaching a day would scan a filled default.
+A query that reaches a partition locks it and its indexes, and planning takes time for each, so
+their number must stay small whatever dates agents send. A day's partition is created when it is
+first needed; a month that ended COARSE_AFTER_DAYS ago gets a single one, and partition_merge.py
+merges the days of such months. There is no default partition: a row without a partition is a bug
+that must be seen, and attaching a day would scan a filled default.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ JOB_WAIT = "30s"
 COARSE_AFTER_DAYS = 62
 """Days after which an ended month is one partition: agents send evidence of up to 37 days ago."""
 MAX_PARTITIONS = 1_000
-"""Of all tables together; ten years of evidence have some 300. A server with default settings can lock a few thousand
-tables and indexes at once.
+"""Of all tables together; ten years of evidence have some 300.
+
+A server with default settings can lock a few thousand tables and indexes at once.
 """
 
 
@@ -83,13 +86,16 @@ def _ms(instant: dt.datetime) -> int:
     return int(instant.timestamp()) * 1000
 
 
-def ensure(connection: Connection, table: str, days_ms: Iterable[int], coarse_before_ms: int = 0) -> list[str]:
+def ensure(
+    connection: Connection, table: str, days_ms: Iterable[int], coarse_before_ms: int = 0
+) -> list[str]:
     """Create the missing partitions of these days; return their names. Commits nothing.
 
-    A day of a month that ended by `coarse_before_ms` gets the whole month, unless other days of it have partitions.
-    A partition is created as a table of its own and then attached: unlike `CREATE TABLE ... PARTITION OF` that waits
-    for no reader and no writer. Call it in a transaction that holds no other lock: two sessions that create the same
-    day wait for each other on a lock of this transaction.
+    A day of a month that ended by `coarse_before_ms` gets the whole month, unless other days of it
+    have partitions. A partition is created as a table of its own and then attached: unlike `CREATE
+    TABLE ... PARTITION OF` that waits for no reader and no writer. Call it in a transaction that
+    holds no other lock: two sessions that create the same day wait for each other on a lock of this
+    transaction.
     """
     days = sorted(set(days_ms))
     # The usual case takes no lock; the question is asked again under the lock below.
@@ -105,19 +111,25 @@ def ensure(connection: Connection, table: str, days_ms: Iterable[int], coarse_be
 
 
 def create(connection: Connection, table: str, name: str, *, indexed: bool = False) -> None:
-    """Create a table like the partitioned one, not attached yet; without `indexed` attaching creates the indexes."""
+    """Create a table like the partitioned one, not attached yet; without `indexed` attaching
+    creates the indexes.
+    """
     parts = sql.SQL("INCLUDING INDEXES" if indexed else "")
     connection.execute(
-        sql.SQL("CREATE TABLE {child} (LIKE {parent} INCLUDING DEFAULTS INCLUDING CONSTRAINTS {parts})").format(
-            child=sql.Identifier(name), parent=sql.Identifier(table), parts=parts
-        )
+        sql.SQL(
+            "CREATE TABLE {child} (LIKE {parent} INCLUDING DEFAULTS INCLUDING CONSTRAINTS {parts})"
+        ).format(child=sql.Identifier(name), parent=sql.Identifier(table), parts=parts)
     )
 
 
 def attach(connection: Connection, table: str, name: str, start_ms: int, end_ms: int) -> None:
-    """Attach a table as the partition of the keys from one instant (inclusive) to another (exclusive)."""
+    """Attach a table as the partition of the keys from one instant (inclusive) to another
+    (exclusive).
+    """
     connection.execute(
-        sql.SQL("ALTER TABLE {parent} ATTACH PARTITION {child} FOR VALUES FROM ({start}) TO ({end})").format(
+        sql.SQL(
+            "ALTER TABLE {parent} ATTACH PARTITION {child} FOR VALUES FROM ({start}) TO ({end})"
+        ).format(
             child=sql.Identifier(name),
             parent=sql.Identifier(table),
             start=sql.Literal(start_ms),
@@ -126,16 +138,24 @@ def attach(connection: Connection, table: str, name: str, start_ms: int, end_ms:
     )
 
 
-def _missing(connection: Connection, table: str, days: list[int], coarse_before_ms: int) -> dict[str, tuple[int, int]]:
+def _missing(
+    connection: Connection, table: str, days: list[int], coarse_before_ms: int
+) -> dict[str, tuple[int, int]]:
     """Names and bounds of the partitions to create so that each of these days has one."""
     months = {day: month_of(day) for day in days}
-    names = {*(partition_name(table, day) for day in days), *(month_name(table, day) for day in days)}
+    names = {
+        *(partition_name(table, day) for day in days),
+        *(month_name(table, day) for day in days),
+    }
     # left(relname, -2) cuts the digits of the day off a name, which gives the name of its month.
-    coarse = {month_name(table, day) for day, (_, end_ms) in months.items() if end_ms <= coarse_before_ms}
-    # to_regclass() would answer from this session's cache and miss what another session has just committed.
+    coarse = {
+        month_name(table, day) for day, (_, end_ms) in months.items() if end_ms <= coarse_before_ms
+    }
+    # to_regclass() would answer from this session's cache and miss what another session has just
+    # committed.
     rows = connection.execute(
-        "SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent = %s::regclass"
-        " AND (relname = ANY(%s::text[]) OR left(relname, -2) = ANY(%s::text[]))",
+        "SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent ="
+        " %s::regclass AND (relname = ANY(%s::text[]) OR left(relname, -2) = ANY(%s::text[]))",
         (table, sorted(names), sorted(coarse)),
     )
     existing = {str(row[0]) for row in rows}
@@ -156,7 +176,8 @@ def _missing(connection: Connection, table: str, days: list[int], coarse_before_
 def listing(connection: Connection, *, sized: bool = False) -> list[Partition]:
     """Every partition by table and time; with its size if `sized`, else 0.
 
-    Citus asks its workers for sizes, which it refuses in a transaction that has written a distributed table.
+    Citus asks its workers for sizes, which it refuses in a transaction that has written a
+    distributed table.
     """
     size = f"{distribution.size_function(connection)}(child.oid::regclass)" if sized else "0"
     rows = connection.execute(
@@ -167,13 +188,17 @@ def listing(connection: Connection, *, sized: bool = False) -> list[Partition]:
         """,
         (list(PARTITIONED),),
     )
-    return [Partition(str(table), str(name), *bounds_in(str(name)), int(size)) for table, name, size in rows]
+    return [
+        Partition(str(table), str(name), *bounds_in(str(name)), int(size))
+        for table, name, size in rows
+    ]
 
 
 def count(connection: Connection) -> int:
     """How many partitions there are."""
     row = connection.execute(
-        "SELECT count(*) FROM pg_inherits WHERE inhparent = ANY(%s::text[]::regclass[])", (list(PARTITIONED),)
+        "SELECT count(*) FROM pg_inherits WHERE inhparent = ANY(%s::text[]::regclass[])",
+        (list(PARTITIONED),),
     ).fetchone()
     return 0 if row is None else int(row[0])
 
@@ -181,8 +206,8 @@ def count(connection: Connection) -> int:
 def holding(connection: Connection, table: str, day_ms: int) -> Partition | None:
     """The partition that holds a day, without its size; None when there is none."""
     row = connection.execute(
-        "SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent = %s::regclass"
-        " AND relname = ANY(%s::text[])",
+        "SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent ="
+        " %s::regclass AND relname = ANY(%s::text[])",
         (table, [partition_name(table, day_ms), month_name(table, day_ms)]),
     ).fetchone()
     return None if row is None else Partition(table, str(row[0]), *bounds_in(str(row[0])), 0)
@@ -194,9 +219,11 @@ def filled_days(connection: Connection, partition: Partition) -> list[int]:
         return [partition.day_ms]
     rows = connection.execute(
         sql.SQL(
-            "SELECT day FROM generate_series(%s::bigint, %s::bigint - 1, %s) AS day"
-            " WHERE EXISTS (SELECT FROM {child} WHERE {key} >= day AND {key} < day + %s) ORDER BY day"
-        ).format(child=sql.Identifier(partition.name), key=sql.Identifier(PARTITIONED[partition.table])),
+            "SELECT day FROM generate_series(%s::bigint, %s::bigint - 1, %s) AS day WHERE EXISTS"
+            " (SELECT FROM {child} WHERE {key} >= day AND {key} < day + %s) ORDER BY day"
+        ).format(
+            child=sql.Identifier(partition.name), key=sql.Identifier(PARTITIONED[partition.table])
+        ),
         (partition.day_ms, partition.end_ms, DAY_MS, DAY_MS),
     )
     return [int(row[0]) for row in rows] or [partition.day_ms]

@@ -1,8 +1,9 @@
-"""Retention of minutes, slow metrics, findings and names: what is too much to keep for ever and too fine to need.
+"""Retention of minutes, slow metrics, findings and names: what is too much to keep for ever and too
+fine to need.
 
-Each accelerator is a statement and a transaction of its own: one key range, which Citus finds on one worker, and which
-blocks nobody. Postgres uses the space again; the files do not shrink. `stopping` is asked between two of them: True
-leaves the rest to the next run.
+Each accelerator is a statement and a transaction of its own: one key range, which Citus finds on
+one worker, and which blocks nobody. Postgres uses the space again; the files do not shrink.
+`stopping` is asked between two of them: True leaves the rest to the next run.
 """
 
 from __future__ import annotations
@@ -37,16 +38,20 @@ DELETE FROM finding WHERE id = ANY(ARRAY(
 
 
 def expire_minutes(database: Database, before_ms: int, stopping: Callable[[], bool]) -> int:
-    """Delete minutes before an instant; return how many. No minutes are made for that time again, whatever comes late.
+    """Delete minutes before an instant; return how many.
+
+    No minutes are made for that time again, whatever comes late.
 
     The bound never moves back: a longer retention does not restore what was deleted.
     """
     with database.transaction() as connection:
-        # Folding holds this lock until its minutes are committed; once it is ours, every later fold sees the bound.
+        # Folding holds this lock until its minutes are committed; once it is ours, every later fold
+        # sees the bound.
         locks.take(connection, Lock.LEDGER)
         row = connection.execute(
-            "INSERT INTO retention_boundary AS old (name, before_ms) VALUES ('gpu_minute', %s) ON CONFLICT (name) "
-            "DO UPDATE SET before_ms = greatest(old.before_ms, excluded.before_ms) RETURNING before_ms",
+            "INSERT INTO retention_boundary AS old (name, before_ms) VALUES ('gpu_minute', %s) ON"
+            " CONFLICT (name) DO UPDATE SET before_ms = greatest(old.before_ms, excluded.before_ms)"
+            " RETURNING before_ms",
             (before_ms,),
         ).fetchone()
     assert row is not None
@@ -54,7 +59,9 @@ def expire_minutes(database: Database, before_ms: int, stopping: Callable[[], bo
 
 
 def expire_states(database: Database, before_ms: int, stopping: Callable[[], bool]) -> int:
-    """Delete changes of slow metrics before an instant except the last of each, which still holds; return how many."""
+    """Delete changes of slow metrics before an instant except the last of each, which still holds;
+    return how many.
+    """
     return sum(_by_accelerator(database, _STATES, before_ms, stopping))
 
 
@@ -71,7 +78,9 @@ def expire_findings(database: Database, before_ms: int, stopping: Callable[[], b
 
 
 def expire_names(database: Database, before_ms: int, stopping: Callable[[], bool]) -> int:
-    """Delete accelerators and workloads last named before an instant that nothing refers to; return how many."""
+    """Delete accelerators and workloads last named before an instant that nothing refers to; return
+    how many.
+    """
     before = dt.datetime.fromtimestamp(before_ms / 1000, dt.UTC)
     deleted = 0
     for table in unused_names.NAMED:
@@ -80,17 +89,23 @@ def expire_names(database: Database, before_ms: int, stopping: Callable[[], bool
     return deleted
 
 
-def _by_accelerator(database: Database, statement: str, before_ms: int, stopping: Callable[[], bool]) -> Iterator[int]:
+def _by_accelerator(
+    database: Database, statement: str, before_ms: int, stopping: Callable[[], bool]
+) -> Iterator[int]:
     with database.connect() as connection:
         ids = [row[0] for row in connection.execute("SELECT id FROM accelerator ORDER BY id")]
         for accelerator_id in ids:
             if stopping():
                 return
-            yield connection.execute(statement.encode(), {"id": accelerator_id, "before": before_ms}).rowcount
+            yield connection.execute(
+                statement.encode(), {"id": accelerator_id, "before": before_ms}
+            ).rowcount
 
 
 def expire_records(connection: Connection, now_ms: int) -> None:
     """Delete refused batches, and forecasts with their scores, that are older than KEEP_MS."""
     before = {"before": now_ms - KEEP_MS}
-    connection.execute("DELETE FROM ingest_conflict WHERE received_at < to_timestamp(%(before)s / 1000.0)", before)
+    connection.execute(
+        "DELETE FROM ingest_conflict WHERE received_at < to_timestamp(%(before)s / 1000.0)", before
+    )
     connection.execute("DELETE FROM backtest WHERE origin_ms < %(before)s", before)

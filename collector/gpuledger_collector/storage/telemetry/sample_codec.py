@@ -1,25 +1,29 @@
-"""Binary format of an archive blob: all samples of one accelerator and UTC day, restored bit for bit.
+"""Binary format of an archive blob: all samples of one accelerator and UTC day, restored bit for
+bit.
 
 Format version 1, little-endian throughout:
 
     u8 version (1) · u32 rows · u16 columns · the instants (a part) · the columns
     a column: u8 length of its name · its name (ASCII) · its part
 
-    a part: u8 kind (0 f4, 1 f8, 2 i8) · u8 transform · u8 bitmap (1: some rows are absent) · u32 length · a zstd frame
-    of [bitmap of the rows present, most significant bit first, when `bitmap` is 1] · the present values, transformed
+    a part: u8 kind (0 f4, 1 f8, 2 i8) · u8 transform · u8 bitmap (1: some rows are absent) · u32
+    length · a zstd frame of [bitmap of the rows present, most significant bit first, when `bitmap`
+    is 1] · the present values, transformed
 
 A transform turns values into whole numbers (u8, modulo 2^64):
 
-    1 bits: the bit patterns
-    2 decimals: u8 places, then value times 10^places, used only when dividing restores every value exactly
-    3 sums: value plus the value of the column before (free and used memory add up to a constant)
-    +8: the first whole number (u8), then the difference of each to the one before
+    1 bits: the bit patterns 2 decimals: u8 places, then value times 10^places, used only when
+    dividing restores every value exactly 3 sums: value plus the value of the column before (free
+    and used memory add up to a constant) +8: the first whole number (u8), then the difference of
+    each to the one before
 
-Whole numbers are stored with frame-of-reference encoding: u8 width · u8 shift · i8 least · bitmap of the numbers equal
-to the one before · the others, minus the least and times 2^shift, in `width` byte planes (all first bytes, then all
-second bytes). Every plane is a zstd block of its own with its own Huffman code, so that a plane of noise does not spoil
-its neighbor; the shift moves the place where the noise begins to a border between two planes. The writer tries all
-transforms and shifts and keeps the smallest. Docs/performance.md compares the size with pcodec and VictoriaMetrics.
+Whole numbers are stored with frame-of-reference encoding: u8 width · u8 shift · i8 least · bitmap
+of the numbers equal to the one before · the others, minus the least and times 2^shift, in `width`
+byte planes (all first bytes, then all second bytes). Every plane is a zstd block of its own with
+its own Huffman code, so that a plane of noise does not spoil its neighbor; the shift moves the
+place where the noise begins to a border between two planes. The writer tries all transforms and
+shifts and keeps the smallest. Docs/performance.md compares the size with pcodec and
+VictoriaMetrics.
 """
 
 from __future__ import annotations
@@ -53,7 +57,9 @@ class DamagedBlob(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Values (f4, f8 or i8), one a row; `present` is False where the value is NULL, whatever `values` holds there."""
+    """Values (f4, f8 or i8), one a row; `present` is False where the value is NULL, whatever
+    `values` holds there.
+    """
 
     values: Array
     present: Present
@@ -72,13 +78,16 @@ class Readings:
 
 def pack(readings: Readings) -> bytes:
     """Return the blob of these samples; columns without any reading are left out."""
-    filled = {name: column for name, column in sorted(readings.columns.items()) if column.present.any()}
+    filled = {
+        name: column for name, column in sorted(readings.columns.items()) if column.present.any()
+    }
     instants = Column(readings.at_ms.astype("<i8"), np.ones(len(readings), dtype=bool))
     parts = [_HEADER.pack(VERSION, len(readings), len(filled)), _pack_column(instants, None)]
     previous: Array | None = None
     for name, column in filled.items():
         parts += [bytes([len(name)]), name.encode("ascii"), _pack_column(column, previous)]
-        # The column before, in the order of names, so that packing and unpacking pair the same columns.
+        # The column before, in the order of names, so that packing and unpacking pair the same
+        # columns.
         previous = column.values[column.present]
     return b"".join(parts)
 
@@ -88,7 +97,9 @@ def unpack(blob: bytes) -> Readings:
     try:
         version, rows, count = _HEADER.unpack_from(blob)
         if version != VERSION:
-            raise DamagedBlob(f"has format version {version}, and this program reads version {VERSION}")
+            raise DamagedBlob(
+                f"has format version {version}, and this program reads version {VERSION}"
+            )
         instants, offset = _unpack_column(blob, _HEADER.size, rows, None)
         columns: dict[str, Column] = {}
         previous: Array | None = None
@@ -105,10 +116,19 @@ def unpack(blob: bytes) -> Readings:
 
 
 def same(first: Readings, second: Readings) -> bool:
-    """Whether two sets of samples are equal bit for bit and row for row; an empty column equals a missing one."""
-    names = {name for part in (first, second) for name, column in part.columns.items() if column.present.any()}
+    """Whether two sets of samples are equal bit for bit and row for row; an empty column equals a
+    missing one.
+    """
+    names = {
+        name
+        for part in (first, second)
+        for name, column in part.columns.items()
+        if column.present.any()
+    }
     return np.array_equal(first.at_ms, second.at_ms) and all(
-        name in first.columns and name in second.columns and _same_column(first.columns[name], second.columns[name])
+        name in first.columns
+        and name in second.columns
+        and _same_column(first.columns[name], second.columns[name])
         for name in names
     )
 
@@ -125,13 +145,18 @@ def _pack_column(column: Column, previous: Array | None) -> bytes:
     values = np.ascontiguousarray(column.values[column.present])
     absent = not column.present.all()
     bitmap = np.packbits(column.present).tobytes() if absent else b""
-    encodings = ((transform, _compress([bitmap, *blocks])) for transform, blocks in _encodings(values, previous))
+    encodings = (
+        (transform, _compress([bitmap, *blocks]))
+        for transform, blocks in _encodings(values, previous)
+    )
     # The smallest; of equal sizes the simplest transform, so that packing is deterministic.
     transform, body = min(encodings, key=lambda encoding: (len(encoding[1]), encoding[0]))
     return _PART.pack(_KINDS.index(values.dtype.str), transform, absent, len(body)) + body
 
 
-def _unpack_column(blob: bytes, offset: int, rows: int, previous: Array | None) -> tuple[Column, int]:
+def _unpack_column(
+    blob: bytes, offset: int, rows: int, previous: Array | None
+) -> tuple[Column, int]:
     """The column of the part at an offset, and the offset after it."""
     kind, transform, absent, length = _PART.unpack_from(blob, offset)
     offset += _PART.size
@@ -142,9 +167,13 @@ def _unpack_column(blob: bytes, offset: int, rows: int, previous: Array | None) 
         present = np.unpackbits(np.frombuffer(body[:size], dtype=np.uint8), count=rows).astype(bool)
         body = body[size:]
     values = np.zeros(rows, dtype=_KINDS[kind])
-    bits = values.view(f"<u{values.dtype.itemsize}")  # assigning floats could change the payload of a NaN
+    bits = values.view(
+        f"<u{values.dtype.itemsize}"
+    )  # assigning floats could change the payload of a NaN
     try:
-        bits[present] = _decode(body, transform, values.dtype, int(present.sum()), previous).view(bits.dtype)
+        bits[present] = _decode(body, transform, values.dtype, int(present.sum()), previous).view(
+            bits.dtype
+        )
     except ValueError as error:
         raise DamagedBlob(f"holds a column of another length ({error})") from error
     return Column(values, present), offset + length
@@ -169,16 +198,22 @@ def _encodings(values: Array, previous: Array | None) -> Iterator[tuple[int, lis
         for blocks in _frames_of_reference(whole):
             yield transform, [places, *blocks]
         if len(whole) > 1:
-            # The first number stands outside of the frame: among the differences it would be an outlier.
+            # The first number stands outside of the frame: among the differences it would be an
+            # outlier.
             for blocks in _frames_of_reference(np.diff(whole)):
                 yield transform | _DELTA, [places + whole[:1].tobytes(), *blocks]
 
 
-def _decode(body: bytes, transform: int, dtype: np.dtype[Any], count: int, previous: Array | None) -> Array:
+def _decode(
+    body: bytes, transform: int, dtype: np.dtype[Any], count: int, previous: Array | None
+) -> Array:
     base = transform & ~_DELTA
     places, body = (body[0], body[1:]) if base == _DECIMALS else (0, body)
     if transform & _DELTA:
-        differences = [np.frombuffer(body[:8], dtype="<u8"), _from_frame_of_reference(body[8:], count - 1)]
+        differences = [
+            np.frombuffer(body[:8], dtype="<u8"),
+            _from_frame_of_reference(body[8:], count - 1),
+        ]
         whole = np.cumsum(np.concatenate(differences), dtype="<u8")
     else:
         whole = _from_frame_of_reference(body, count)
@@ -225,9 +260,15 @@ def _from_frame_of_reference(body: bytes, count: int) -> Array:
 
 
 def _to_decimals(values: Array) -> tuple[bytes, Array] | None:
-    """Decimal places and whole numbers of values with few decimals; None when a value cannot be restored from them."""
+    """Decimal places and whole numbers of values with few decimals; None when a value cannot be
+    restored from them.
+    """
     # Beyond this, six decimal places would exceed 64 bits.
-    if values.dtype.kind != "f" or not np.isfinite(values).all() or np.abs(values).max(initial=0) >= 2.0**62 / 1e6:
+    if (
+        values.dtype.kind != "f"
+        or not np.isfinite(values).all()
+        or np.abs(values).max(initial=0) >= 2.0**62 / 1e6
+    ):
         return None
     wide = values.astype("<f8")
     for places in _PLACES:
@@ -244,9 +285,15 @@ def _from_decimals(whole: Array, places: int, dtype: np.dtype[Any]) -> Array:
 
 def _to_sums(values: Array, previous: Array | None) -> Array | None:
     """The sums with the column before; None when they do not restore the values."""
-    if previous is None or previous.dtype != values.dtype or values.dtype.kind != "f" or len(previous) != len(values):
+    if (
+        previous is None
+        or previous.dtype != values.dtype
+        or values.dtype.kind != "f"
+        or len(previous) != len(values)
+    ):
         return None
-    # Whole numbers below 2^53 are exact in a double; the bound leaves room for the sum, and excludes NaN.
+    # Whole numbers below 2^53 are exact in a double; the bound leaves room for the sum, and
+    # excludes NaN.
     if not (np.abs([previous, values]) < 2.0**50).all():
         return None
     sums = (previous.astype("<i8") + values.astype("<i8")).view("<u8")

@@ -1,12 +1,14 @@
-"""Five-minute series by owner: rolled up from a rated day, and again when the day is rated again; read by charts.
+"""Five-minute series by owner: rolled up from a rated day, and again when the day is rated again;
+read by charts.
 
-A day's series spreads its charges over time. Time comes from the hourly usage: each piece of it is spread over its five
-minutes in proportion to its usage intervals, by cumulated shares rounded down, so that the parts add up to the piece
-and every hour to `usage_hour`. Money comes from `charge`: the cost of each is spread over the time drawn for it, and
-adds up to it. Without usage intervals (they expired, or usage was imported as a mere count) time is spread evenly.
+A day's series spreads its charges over time. Time comes from the hourly usage: each piece of it is
+spread over its five minutes in proportion to its usage intervals, by cumulated shares rounded down,
+so that the parts add up to the piece and every hour to `usage_hour`. Money comes from `charge`: the
+cost of each is spread over the time drawn for it, and adds up to it. Without usage intervals (they
+expired, or usage was imported as a mere count) time is spread evenly.
 
-Series hold held, unallocated and unavailable time; unobserved time is what is missing to the capacity. A day that was
-corrected after its month was closed is drawn as it was billed.
+Series hold held, unallocated and unavailable time; unobserved time is what is missing to the
+capacity. A day that was corrected after its month was closed is drawn as it was billed.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ OWNER_LEVELS = ("org", "team", "project")
 """Levels of the owner tree that series distinguish."""
 MEASURES = ("gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "energy_mj", "cost_micro")
 UNKNOWN = -1
-"""Value of a measure that is unknown in a step: energy that nobody measured, cost without a price."""
+"""Value of a measure that is unknown in a step: energy that nobody measured, cost without a price.
+"""
 _MAX_USAGE_INTERVAL_MS = DAY_MS
 
 
 def _part(total: str, until: str, weight: str, whole: str) -> str:
-    """SQL: the part of a total between two cumulated weights, in 64 bits; the parts add up to the total exactly.
+    """SQL: the part of a total between two cumulated weights, in 64 bits; the parts add up to the
+    total exactly.
 
     The part is total * until / whole, rounded down, minus the same up to the weight before.
     """
@@ -43,8 +47,9 @@ def _part(total: str, until: str, weight: str, whole: str) -> str:
     return f"({upto(until)} - {upto(f'({until}) - ({weight})')})"
 
 
-# 1. Pieces: the hourly ledger of the day, one row per accelerator, workload, state and rating interval, in GPU-ns
-# (milliseconds times millionths of a GPU). A piece ends with its hour, or where the next rating interval begins.
+# 1. Pieces: the hourly ledger of the day, one row per accelerator, workload, state and rating
+# interval, in GPU-ns (milliseconds times millionths of a GPU). A piece ends with its hour, or where
+# the next rating interval begins.
 _PIECES = """
 CREATE TEMP TABLE piece ON COMMIT DROP AS
 SELECT row_number() OVER () AS id, u.accelerator_id, coalesce(u.workload_id, 0) AS workload_id, u.state, u.hour_ms,
@@ -66,8 +71,9 @@ LEFT JOIN (
 ) cut ON cut.accelerator_id = u.accelerator_id AND cut.hour_ms = u.hour_ms
 WHERE u.hour_ms >= %(start)s AND u.hour_ms < %(end)s
 """
-# 2. Shape: usage intervals cut at five minutes. An interval counts in proportion to its overlap; this is only a weight,
-# so rounding it down loses nothing. Energy is scaled to joules, which keeps products of weights within 64 bits.
+# 2. Shape: usage intervals cut at five minutes. An interval counts in proportion to its overlap;
+# this is only a weight, so rounding it down loses nothing. Energy is scaled to joules, which keeps
+# products of weights within 64 bits.
 _SHAPE = """
 CREATE TEMP TABLE shape ON COMMIT DROP AS
 SELECT accelerator_id, coalesce(workload_id, 0) AS workload_id, state, at,
@@ -91,8 +97,9 @@ SELECT row_number() OVER () AS id, c.accelerator_id, coalesce(c.workload_id, 0) 
 FROM charge c WHERE c.day_ms = %(day)s AND c.state IN ('held', 'unallocated', 'unavailable')
     AND c.node_cost_id IS NULL
 """
-# 4. Slots: every piece divided over its five minutes by the shape. Where the shape knows nothing of a piece, its weight
-# is the plain length of the slot; where it knows held time alone, that stands in for busy, idle, unknown and energy.
+# 4. Slots: every piece divided over its five minutes by the shape. Where the shape knows nothing of
+# a piece, its weight is the plain length of the slot; where it knows held time alone, that stands
+# in for busy, idle, unknown and energy.
 _SLOTS = f"""
 CREATE TEMP TABLE slot ON COMMIT DROP AS
 WITH weighed AS (
@@ -121,14 +128,17 @@ WITH weighed AS (
     FROM filled f WINDOW whole AS (PARTITION BY id), upto AS (PARTITION BY id ORDER BY at)
 )
 SELECT s.id, s.at,
-    {_part("p.gpu_ns", "held_c", "held", "held_w")} AS gpu_ns, {_part("p.busy_ns", "busy_c", "busy", "busy_w")}
+    {_part("p.gpu_ns", "held_c", "held", "held_w")} AS gpu_ns, {
+    _part("p.busy_ns", "busy_c", "busy", "busy_w")
+}
     AS busy_ns, {_part("p.idle_ns", "idle_c", "idle", "idle_w")} AS idle_ns,
     {_part("p.unknown_ns", "unknown_c", "unknown", "unknown_w")} AS unknown_ns,
     {_part("p.energy_mj", "joules_c", "joules", "joules_w")} AS energy_mj
 FROM summed s JOIN piece p USING (id)
 """
-# 5. Which charges pay for a piece: those of its accelerator, state and workload at that time (`found`); where there are
-# none, those of its accelerator and state (`moved`). Several share it by their GPU time, with a weight of at least 1.
+# 5. Which charges pay for a piece: those of its accelerator, state and workload at that time
+# (`found`); where there are none, those of its accelerator and state (`moved`). Several share it by
+# their GPU time, with a weight of at least 1.
 _PAYMENTS = """
 CREATE TEMP TABLE pays ON COMMIT DROP AS
 WITH found AS (
@@ -154,8 +164,8 @@ SELECT y.charge_id, s.at, sum({_part("s.gpu_ns", "y.upto", "y.weight", "y.whole"
     sum({_part("s.energy_mj", "y.upto", "y.weight", "y.whole")})::bigint AS energy_mj
 FROM slot s JOIN pays y ON y.piece_id = s.id GROUP BY 1, 2
 """
-# 7. Charges without any piece are spread evenly over their own time: imported usage, which has no accelerator, with its
-# time; others with their cost alone.
+# 7. Charges without any piece are spread evenly over their own time: imported usage, which has no
+# accelerator, with its time; others with their cost alone.
 _COUNTED = f"""
 INSERT INTO drawn
 WITH even AS (
@@ -172,13 +182,14 @@ SELECT id, at, {
 }, NULL
 FROM timed
 """
-# 8. Series distinguish three levels of the owner tree: add the owners that end there, which may not exist yet.
+# 8. Series distinguish three levels of the owner tree: add the owners that end there, which may not
+# exist yet.
 _OWNERS = """
 INSERT INTO owner (org, team, project) SELECT DISTINCT o.org, o.team, o.project
 FROM drawn_charge c JOIN owner o ON o.id = c.owner_id ON CONFLICT DO NOTHING
 """
-# 9. The cost of each charge is spread over its slots by GPU time (in ms; evenly when it has none), then summed by slot,
-# owner, state, pool, model and currency.
+# 9. The cost of each charge is spread over its slots by GPU time (in ms; evenly when it has none),
+# then summed by slot, owner, state, pool, model and currency.
 _WRITE = f"""
 INSERT INTO owner_5min (at_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns,
     energy_mj, cost_micro)
@@ -199,24 +210,35 @@ GROUP BY 1, 2, 3, 4, 5, 6 HAVING sum(s.gpu_ns) + sum(s.weight) > 0
 
 
 def roll_up_day(connection: Connection, day: Period) -> None:
-    """Replace the series of a day of the bill by those of its current rating, in the caller's transaction."""
-    values = {"day": day.start_ms, "start": day.start_ms, "end": day.end_ms, "longest": _MAX_USAGE_INTERVAL_MS}
+    """Replace the series of a day of the bill by those of its current rating, in the caller's
+    transaction.
+    """
+    values = {
+        "day": day.start_ms,
+        "start": day.start_ms,
+        "end": day.end_ms,
+        "longest": _MAX_USAGE_INTERVAL_MS,
+    }
     connection.execute("SET LOCAL work_mem = '64MB'")
     for statement in (_PIECES, _SHAPE, _CHARGES):
         connection.execute(_composed(statement, values))
-    # Temporary tables are never analyzed by themselves; without statistics the joins below become nested loops.
+    # Temporary tables are never analyzed by themselves; without statistics the joins below become
+    # nested loops.
     connection.execute("ANALYZE piece")
     connection.execute("ANALYZE shape")
     connection.execute("ANALYZE drawn_charge")
     for statement in (_SLOTS, _PAYMENTS, _DRAWN, _COUNTED, _OWNERS):
         connection.execute(statement.encode())
-    connection.execute("DELETE FROM owner_5min WHERE at_ms >= %s AND at_ms < %s", (day.start_ms, day.end_ms))
+    connection.execute(
+        "DELETE FROM owner_5min WHERE at_ms >= %s AND at_ms < %s", (day.start_ms, day.end_ms)
+    )
     connection.execute(_WRITE.encode())
     # Not left to ON COMMIT, so that several days can be rolled up in one transaction.
     connection.execute("DROP TABLE piece, shape, drawn_charge, slot, pays, drawn")
     connection.execute(
-        "INSERT INTO series_day (day_ms, proved_at) SELECT day_ms, proved_at FROM conservation_check WHERE day_ms = %s "
-        "ON CONFLICT (day_ms) DO UPDATE SET proved_at = excluded.proved_at",
+        "INSERT INTO series_day (day_ms, proved_at) SELECT day_ms, proved_at FROM"
+        " conservation_check WHERE day_ms = %s ON CONFLICT (day_ms) DO UPDATE SET proved_at ="
+        " excluded.proved_at",
         (day.start_ms,),
     )
 
@@ -246,7 +268,9 @@ def expire(connection: Connection, before_ms: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OwnerSeries:
-    """One series: its group, its currency (None: unpriced), and by measure a value a step; 0 where it held nothing."""
+    """One series: its group, its currency (None: unpriced), and by measure a value a step; 0 where
+    it held nothing.
+    """
 
     key: tuple[str, ...]
     currency: str | None
@@ -265,41 +289,60 @@ def read(
     states: Sequence[str] = ("held",),
     measures: Sequence[str] = MEASURES,
 ) -> list[OwnerSeries]:
-    """Series of whole steps by names of GROUPS, ordered by them; of an owner's subtree if given (level -> value).
+    """Series of whole steps by names of GROUPS, ordered by them; of an owner's subtree if given
+    (level -> value).
 
-    `owner` may name levels of OWNER_LEVELS only. Raises KeyError for another group or level. The server only gathers
-    the rows of each owner; arrays here add them up, several times as fast as a GROUP BY over as many instants.
+    `owner` may name levels of OWNER_LEVELS only. Raises KeyError for another group or level. The
+    server only gathers the rows of each owner; arrays here add them up, several times as fast as a
+    GROUP BY over as many instants.
     """
-    if unknown := [name for name in by if name not in GROUPS] + sorted(set(owner or {}) - set(OWNER_LEVELS)):
+    if unknown := [name for name in by if name not in GROUPS] + sorted(
+        set(owner or {}) - set(OWNER_LEVELS)
+    ):
         raise KeyError(unknown[0])
     owners = _owners(connection, owner)
     columns = [_COLUMNS[name] for name in by if name in _COLUMNS]
     groups = ", ".join(["owner_id", "currency", *columns])
-    sent = " || ".join(["int8send(at_ms)", *(f"int8send(coalesce({name}, {UNKNOWN}))" for name in measures)])
+    sent = " || ".join(
+        ["int8send(at_ms)", *(f"int8send(coalesce({name}, {UNKNOWN}))" for name in measures)]
+    )
     where = "" if owner is None else " AND owner_id = ANY(%(owners)s)"
     with connection.cursor(binary=True) as cursor:
         rows = cursor.execute(
-            f"SELECT {groups}, string_agg({sent}, ''::bytea) FROM owner_5min WHERE at_ms >= %(start)s "
-            f"AND at_ms < %(end)s AND state = ANY(%(states)s){where} GROUP BY {groups}",
-            {"start": period.start_ms, "end": period.end_ms, "states": list(states), "owners": list(owners)},
+            f"SELECT {groups}, string_agg({sent}, ''::bytea) FROM owner_5min WHERE at_ms >="
+            f" %(start)s AND at_ms < %(end)s AND state = ANY(%(states)s){where} GROUP BY {groups}",
+            {
+                "start": period.start_ms,
+                "end": period.end_ms,
+                "states": list(states),
+                "owners": list(owners),
+            },
         ).fetchall()
     record = np.dtype([("at", ">i8"), *((name, ">i8") for name in measures)])
     parts: dict[tuple[tuple[str, ...], str | None], list[npt.NDArray[np.void]]] = {}
     for owner_id, currency, *cells in rows:
         others = dict(zip(columns, cells[:-1], strict=True))
         path = owners.get(owner_id, ("",) * len(OWNER_LEVELS))
-        key = tuple(path[OWNER_LEVELS.index(name)] if name in OWNER_LEVELS else others[_COLUMNS[name]] for name in by)
+        key = tuple(
+            path[OWNER_LEVELS.index(name)] if name in OWNER_LEVELS else others[_COLUMNS[name]]
+            for name in by
+        )
         parts.setdefault((key, currency), []).append(np.frombuffer(cells[-1], dtype=record))
     ordered = sorted(parts, key=lambda pair: (pair[0], pair[1] or ""))
     return [
-        OwnerSeries(key, currency, _sums(parts[key, currency], period, step_ms, measures)) for key, currency in ordered
+        OwnerSeries(key, currency, _sums(parts[key, currency], period, step_ms, measures))
+        for key, currency in ordered
     ]
 
 
 def _owners(connection: Connection, owner: Mapping[str, str] | None) -> dict[int, tuple[str, ...]]:
-    """The paths of all owners, or of those in a subtree, by number; levels below OWNER_LEVELS left out."""
+    """The paths of all owners, or of those in a subtree, by number; levels below OWNER_LEVELS left
+    out.
+    """
     where = " AND ".join(f"{level} = %({level})s" for level in owner or {}) or "true"
-    rows = connection.execute(f"SELECT id, {', '.join(OWNER_LEVELS)} FROM owner WHERE {where}", dict(owner or {}))
+    rows = connection.execute(
+        f"SELECT id, {', '.join(OWNER_LEVELS)} FROM owner WHERE {where}", dict(owner or {})
+    )
     return {int(row[0]): tuple(row[1:]) for row in rows}
 
 
@@ -314,7 +357,8 @@ def _sums(
         values = rows[name].astype(np.int64)
         known_rows = values != UNKNOWN
         sums[name] = np.zeros(period.ms // step_ms, dtype=np.int64)
-        # Three steps: unknown wherever there is a row, zero where at least one row knows the measure, then the sums.
+        # Three steps: unknown wherever there is a row, zero where at least one row knows the
+        # measure, then the sums.
         sums[name][steps] = UNKNOWN
         sums[name][steps[known_rows]] = 0
         np.add.at(sums[name], steps[known_rows], values[known_rows])
@@ -322,7 +366,9 @@ def _sums(
 
 
 def known(connection: Connection, period: Period, step_ms: int) -> npt.NDArray[np.bool_]:
-    """Which steps of a period have series: the others were not rated, or expired, and are unknown instead of zero."""
+    """Which steps of a period have series: the others were not rated, or expired, and are unknown
+    instead of zero.
+    """
     rows = connection.execute(
         "SELECT s.day_ms, p.until_ms FROM series_day s JOIN conservation_check p USING (day_ms) "
         "WHERE p.until_ms > %s AND s.day_ms < %s",

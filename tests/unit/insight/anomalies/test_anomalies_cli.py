@@ -1,4 +1,6 @@
-"""`gpuledger anomalies --series`: one row an instant, unknown left empty, bad rows refused with their line."""
+"""`gpuledger anomalies --series`: one row an instant, unknown left empty, bad rows refused with
+their line.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def run(*arguments):
 
 @pytest.fixture
 def spend(tmp_path):
-    """Twenty days of two series by the hour: one runs away at hour 400, the other has six hours of no data."""
+    """Twenty days of two series by the hour: one runs away at hour 400, the other has six hours of
+    no data.
+    """
     lines = ["ts,series,value"]
     for hour in range(480):
         at = f"2026-10-{1 + hour // 24:02d}T{hour % 24:02d}:00:00Z"
@@ -35,7 +39,9 @@ def spend(tmp_path):
 
 
 def test_csv_has_a_row_for_each_instant_with_the_columns_of_the_contract(spend):
-    """Instants as they came; value, band and score empty where unknown; flags only in the series that ran away."""
+    """Instants as they came; value, band and score empty where unknown; flags only in the series
+    that ran away.
+    """
     code, out, _ = run("--series", spend, "--format", "csv")
     assert code == 0
     rows = list(csv.DictReader(io.StringIO(out)))
@@ -48,7 +54,9 @@ def test_csv_has_a_row_for_each_instant_with_the_columns_of_the_contract(spend):
     calm = [row for row in rows if row["series"] == "calm"]
     assert {row["flag"] for row in calm} == {"0"}
     assert {(row["value"], row["score"]) for row in calm[420:426]} == {("", "")}
-    assert all(float(row["lower"]) <= float(row["expected"]) <= float(row["upper"]) for row in wild[100:])
+    assert all(
+        float(row["lower"]) <= float(row["expected"]) <= float(row["upper"]) for row in wild[100:]
+    )
 
 
 def test_table_and_json(spend):

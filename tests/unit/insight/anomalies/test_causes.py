@@ -1,4 +1,6 @@
-"""The cause of an episode: each is recognized from runs, with its numbers, and not where it does not hold."""
+"""The cause of an episode: each is recognized from runs, with its numbers, and not where it does
+not hold.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,10 @@ def test_a_runaway_goes_on_far_longer_than_such_on_more_gpus():
     wild = run("train", FRIDAY, 44, 4, ongoing=True)
     told = explain(case([*past(), wild], {"train": 900, "other": 10}))
     assert (told.kind, told.workloads) == ("runaway", ("train",))
-    assert told.sentence == (
-        "train has run for 44 hours on 4 GPUs; runs of train lasted 3 hours (median), 19 of 20 at most 3 hours, "
-        "on 2 GPUs (median), 2 GPUs at most"
+    assert (
+        told.sentence
+        == "train has run for 44 hours on 4 GPUs; runs of train lasted 3 hours (median), 19 of 20"
+        " at most 3 hours, on 2 GPUs (median), 2 GPUs at most"
     )
 
 
@@ -77,13 +80,17 @@ def test_many_short_runs_of_a_name_are_a_storm():
     runs = [*past("asr-eval", hours=1.6, gpus=1), *short(54)]
     told = explain(case(runs, {"asr-eval": 900}, hours=9))
     assert told.kind == "retry storm"
-    assert told.sentence == (
-        "54 runs of asr-eval of 10 minutes each in 9 hours; runs of asr-eval lasted 96 minutes before (median)"
+    assert (
+        told.sentence
+        == "54 runs of asr-eval of 10 minutes each in 9 hours; runs of asr-eval lasted 96 minutes"
+        " before (median)"
     )
 
 
 def test_storms_are_found_without_an_episode():
-    """Told with the tenth run; nine are none, nor what has always been short, nor what comes back a third time."""
+    """Told with the tenth run; nine are none, nor what has always been short, nor what comes back a
+    third time.
+    """
     old = past("train", hours=5)
     (found,) = find_storms("vision", [*old, *short(54)], FRIDAY - 90 * DAY_MS)
     assert (found.name, found.begin_ms, len(found.runs)) == ("asr-eval", FRIDAY, 54)
@@ -93,7 +100,10 @@ def test_storms_are_found_without_an_episode():
     assert find_storms("vision", [*past("asr-eval", hours=0.2), *short(54)], 0) == []
     assert find_storms("vision", [*old, *short(54)], FRIDAY + DAY_MS) == []
     weekly = [one for week in range(4) for one in short(54, start=FRIDAY + week * 7 * DAY_MS)]
-    assert [one.begin_ms for one in find_storms("vision", [*old, *weekly], 0)] == [FRIDAY, FRIDAY + 7 * DAY_MS]
+    assert [one.begin_ms for one in find_storms("vision", [*old, *weekly], 0)] == [
+        FRIDAY,
+        FRIDAY + 7 * DAY_MS,
+    ]
 
 
 @given(
@@ -101,7 +111,9 @@ def test_storms_are_found_without_an_episode():
     gaps=st.lists(st.integers(0, 300), min_size=60, max_size=60),
 )
 def test_no_storm_is_made_of_long_runs(lengths, gaps):
-    """Whatever the runs: a storm has ten of them, at most half an hour at the median, and lies within its runs."""
+    """Whatever the runs: a storm has ten of them, at most half an hour at the median, and lies
+    within its runs.
+    """
     at, runs = FRIDAY, past("train", hours=6)
     for length, gap in zip(lengths, gaps, strict=False):
         runs.append(run("x", at, length / 60))
@@ -117,9 +129,10 @@ def test_a_reservation_that_nobody_uses_is_a_plateau():
     hold = run("weekend-hold", FRIDAY, 62, 2, busy=0.0)
     told = explain(case([*past(), hold], {"weekend-hold": 900}, hours=62))
     assert told.kind == "plateau"
-    assert told.sentence == (
-        "weekend-hold has held 2 GPUs flat for 62 hours, from Friday 18:00 UTC to Monday 08:00 UTC, "
-        "and used 0.0 % of it"
+    assert (
+        told.sentence
+        == "weekend-hold has held 2 GPUs flat for 62 hours, from Friday 18:00 UTC to Monday 08:00"
+        " UTC, and used 0.0 % of it"
     )
     busy = replace(hold, busy_ms=hold.idle_ms // 2)
     unknown = replace(hold, busy_ms=0, idle_ms=0)
@@ -133,14 +146,23 @@ def test_slow_growth_of_many_is_a_leak_and_a_leap_is_none():
     grown = case(runs, names, hours=5 * 24, daily=[100.0, 104, 109, 113, 118, 124])
     told = explain(grown)
     assert told.kind == "leak"
-    assert told.sentence == "spending grows by 4 % a day for 6 days, never by a leap; most by service-0"
+    assert (
+        told.sentence
+        == "spending grows by 4 % a day for 6 days, never by a leap; most by service-0"
+    )
     assert explain(replace(grown, daily=[100.0, 100, 100, 124, 124, 124])).kind != "leak"
     assert explain(replace(grown, daily=[100.0, 120, 90, 130, 95, 124])).kind != "leak"
 
 
 def test_a_dearer_rate_is_named():
     told = explain(
-        case(past(), {"train": 100}, price_micro=90, currency="USD", rates=[RateChange("train", "H100", "2.5", "3.1")])
+        case(
+            past(),
+            {"train": 100},
+            price_micro=90,
+            currency="USD",
+            rates=[RateChange("train", "H100", "2.5", "3.1")],
+        )
     )
     assert told.kind == "price"
     assert told.sentence == "H100 costs 3.1 USD an hour instead of 2.5"
@@ -149,7 +171,10 @@ def test_a_dearer_rate_is_named():
 def test_names_never_seen_before_are_new():
     told = explain(case([*past(many=3), run("moe", FRIDAY, 20, 8)], {"moe": 900, "train": 100}))
     assert told.kind == "new workload"
-    assert told.sentence == "moe is new since Friday 18:00 UTC, 1 run on up to 8 GPUs each: 90 % of the rise"
+    assert (
+        told.sentence
+        == "moe is new since Friday 18:00 UTC, 1 run on up to 8 GPUs each: 90 % of the rise"
+    )
 
 
 def test_the_same_workloads_on_more_gpus_scale_up():
@@ -170,11 +195,22 @@ def test_no_single_cause_is_many_small():
 
 @pytest.mark.parametrize(
     ("minutes", "said"),
-    [(1, "1 minute"), (96, "96 minutes"), (179, "179 minutes"), (180, "3 hours"), (5700, "95 hours"), (8640, "6 days")],
+    [
+        (1, "1 minute"),
+        (96, "96 minutes"),
+        (179, "179 minutes"),
+        (180, "3 hours"),
+        (5700, "95 hours"),
+        (8640, "6 days"),
+    ],
 )
 def test_lengths_are_said_as_people_do(minutes, said):
     assert lasting(minutes * MINUTE_MS) == said
 
 
 def test_parts_of_a_gpu_are_said():
-    assert [gpus_text(micro) for micro in (GPU_MICRO, 4 * GPU_MICRO, 285_714)] == ["1 GPU", "4 GPUs", "0.29 GPUs"]
+    assert [gpus_text(micro) for micro in (GPU_MICRO, 4 * GPU_MICRO, 285_714)] == [
+        "1 GPU",
+        "4 GPUs",
+        "0.29 GPUs",
+    ]

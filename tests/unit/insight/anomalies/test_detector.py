@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.profiles import examples
-from gpuledger_collector.insight.anomalies import detect, group_episodes, limits, next_limit, price_rises
+from gpuledger_collector.insight.anomalies import (
+    detect,
+    group_episodes,
+    limits,
+    next_limit,
+    price_rises,
+)
 from gpuledger_collector.insight.series import Series
 
 HOUR = 3_600_000
@@ -25,7 +31,9 @@ def calm(days=30, level=40.0, seed=0):
     return level + rhythm + rng.normal(0, 0.03 * level, days * DAY)
 
 
-values = st.lists(st.one_of(st.integers(0, 50).map(float), st.just(float("nan"))), min_size=1, max_size=24 * 25)
+values = st.lists(
+    st.one_of(st.integers(0, 50).map(float), st.just(float("nan"))), min_size=1, max_size=24 * 25
+)
 
 
 @examples(20)
@@ -38,7 +46,9 @@ def test_the_future_changes_nothing_in_the_past(values, cut, seed):
     long = detect(hourly(whole), price_rises(rate, HOUR))
     short = detect(hourly(whole[:count]), price_rises(rate[:count], HOUR))
     for name in ("expected", "lower", "upper", "score", "flag", "price"):
-        np.testing.assert_array_equal(getattr(long, name)[:count], getattr(short, name), err_msg=name)
+        np.testing.assert_array_equal(
+            getattr(long, name)[:count], getattr(short, name), err_msg=name
+        )
 
 
 @examples(15)
@@ -66,7 +76,9 @@ def test_silence_is_no_saving_and_no_alarm(start, hours, seed):
 
 @pytest.mark.parametrize(("added", "hours"), [(0.6, 6), (1.0, 2), (3.0, 0)])
 def test_a_runaway_is_one_episode_and_soon_seen(added, hours):
-    """A job of a good part of the usual spend, on top of it, is seen the sooner the larger it is, as one alarm."""
+    """A job of a good part of the usual spend, on top of it, is seen the sooner the larger it is,
+    as one alarm.
+    """
     spend = calm()
     spend[500:540] += added * 40
     (found,) = group_episodes(detect(hourly(spend)))
@@ -75,7 +87,9 @@ def test_a_runaway_is_one_episode_and_soon_seen(added, hours):
 
 
 def test_a_leak_is_found_by_its_length():
-    """Five percent of the level more each day is above no usual hour at first, but is found within a week."""
+    """Five percent of the level more each day is above no usual hour at first, but is found within
+    a week.
+    """
     spend = calm(28)
     leak = spend.copy()
     leak[480:] += 0.05 * 40 * np.arange(len(leak) - 480) / DAY
@@ -84,7 +98,9 @@ def test_a_leak_is_found_by_its_length():
 
 
 def test_a_weekly_batch_is_normal_and_twice_of_it_on_another_day_is_not():
-    """What came back in both weeks before is expected; more than ever at an hour when nothing did is not."""
+    """What came back in both weeks before is expected; more than ever at an hour when nothing did
+    is not.
+    """
     spend = calm(28)
     for week in range(4):
         spend[week * 168 + 6 : week * 168 + 12] += 40
@@ -94,7 +110,9 @@ def test_a_weekly_batch_is_normal_and_twice_of_it_on_another_day_is_not():
 
 
 def test_a_dearer_rate_is_named_as_price():
-    """A rate that rises is an alarm by itself, at the first instant of usage, and usage is not blamed for it."""
+    """A rate that rises is an alarm by itself, at the first instant of usage, and usage is not
+    blamed for it.
+    """
     rate = np.where(np.arange(30 * DAY) < 500, 2.0, 2.3)
     judged = detect(hourly(calm()), price_rises(rate, HOUR))
     assert judged.price[500]
@@ -121,7 +139,9 @@ def test_steps_of_minutes_hours_and_days(step):
 
 
 def test_the_ceiling_of_the_next_hour_is_that_of_its_past():
-    """What must be exceeded to stand out at once is known before the hour, and no hour after it changes it."""
+    """What must be exceeded to stand out at once is known before the hour, and no hour after it
+    changes it.
+    """
     spend = calm(seed=3)
     whole = limits(hourly(spend))
     for hour in (15 * DAY, 20 * DAY + 5):

@@ -34,13 +34,17 @@ def steps(seed, count=300, level=40):
     return np.maximum(level + np.cumsum(moves), 0).astype(float)
 
 
-plausible = st.lists(st.one_of(st.integers(0, 400).map(float), st.just(float("nan"))), min_size=1, max_size=160)
+plausible = st.lists(
+    st.one_of(st.integers(0, 400).map(float), st.just(float("nan"))), min_size=1, max_size=160
+)
 
 
 @examples(20)
 @given(values=plausible, horizon=st.integers(1, 30))
 def test_quantiles_are_ordered_and_never_below_zero(values, horizon):
-    """Any known history gives finite quantiles in order, none below zero, at the instants after the series' end."""
+    """Any known history gives finite quantiles in order, none below zero, at the instants after the
+    series' end.
+    """
     series = hourly(values, start=7 * HOUR)
     if not series.known:
         with pytest.raises(ValueError, match="no known value"):
@@ -58,11 +62,14 @@ def test_quantiles_are_ordered_and_never_below_zero(values, horizon):
 @examples(10)
 @given(seed=st.integers(0, 10_000))
 def test_the_past_of_a_forecast_does_not_change_with_the_future(seed):
-    """Appending values and cutting them off again gives the same forecast: nothing after the end is looked at."""
+    """Appending values and cutting them off again gives the same forecast: nothing after the end is
+    looked at.
+    """
     values = steps(seed)
     whole = hourly(values)
     assert np.array_equal(
-        forecast([whole.until(200)], 12)[0].values, forecast([hourly(values[:200].copy())], 12)[0].values
+        forecast([whole.until(200)], 12)[0].values,
+        forecast([hourly(values[:200].copy())], 12)[0].values,
     )
 
 
@@ -72,16 +79,22 @@ def test_an_earlier_origin_uses_only_what_was_known_then():
     changed = values.copy()
     changed[200:] = 7.0
     answers = [
-        Analogs(history_of(source, 0, HOUR).until(200), np.arange(1, 13)).predict(Similarity(), np.array([0.1, 0.9]))[0]
+        Analogs(history_of(source, 0, HOUR).until(200), np.arange(1, 13)).predict(
+            Similarity(), np.array([0.1, 0.9])
+        )[0]
         for source in (values, changed)
     ]
     assert np.array_equal(*answers)
 
 
 def test_persistence_gives_the_empirical_quantiles_of_past_changes():
-    """The method that finds every instant alike is the plain distribution of changes over that many steps."""
+    """The method that finds every instant alike is the plain distribution of changes over that many
+    steps.
+    """
     values = np.arange(101, dtype=float) ** 1.5
-    levels, mean = Analogs(history_of(values, 0, HOUR), np.array([3])).predict(PERSISTENCE, np.array([0.5]))
+    levels, mean = Analogs(history_of(values, 0, HOUR), np.array([3])).predict(
+        PERSISTENCE, np.array([0.5])
+    )
     expected = values[3:] - values[:-3]
     assert levels[0, 0] == pytest.approx(values[-1] + np.median(expected), rel=1e-6)
     assert mean[0] == pytest.approx(values[-1] + expected.mean())
@@ -96,7 +109,9 @@ ONLY_LEVEL = Similarity(0.15, None, None, None, None, None, 0.0, 1)
 
 
 def test_the_same_level_weighs_more_than_another():
-    """Of two levels visited equally often, the present one has nearly all the weight, and the other one still some."""
+    """Of two levels visited equally often, the present one has nearly all the weight, and the other
+    one still some.
+    """
     values = np.tile([10.0] * 12 + [50.0] * 12, 20)
     weight = weights_of(values, ONLY_LEVEL)
     other = weight[values == 10].sum()
@@ -115,7 +130,9 @@ def test_a_level_of_one_day_counts_less_than_one_of_many():
 
 
 def test_each_distance_prefers_what_resembles_now():
-    """Age of the plateau, hour, movement, departure and memory each put more weight on the more similar instant."""
+    """Age of the plateau, hour, movement, departure and memory each put more weight on the more
+    similar instant.
+    """
     nothing = PERSISTENCE.__dict__
     wave = 50 + 30 * np.sin(2 * np.pi * np.arange(24 * 20) / 24)
     now = len(wave) - 1
@@ -140,7 +157,9 @@ def test_what_is_far_ahead_of_a_short_past_is_no_zero():
 
 
 def test_values_with_gaps_between_all_of_them_still_have_a_forecast():
-    """Where every other hour is unknown, odd leads have no change of their own and lie between their neighbors."""
+    """Where every other hour is unknown, odd leads have no change of their own and lie between
+    their neighbors.
+    """
     values = np.where(np.arange(200) % 2, np.nan, 40.0 + np.arange(200) % 3)
     made = forecast([hourly(values)], 6)[0]
     assert np.isfinite(made.values).all()
@@ -166,7 +185,9 @@ def test_every_method_gives_ordered_quantiles(method):
 
 
 def test_boosted_trees_learn_a_daily_shape():
-    """The method that uses scikit-learn beats persistence where tomorrow is like today, and knows no gap as zero."""
+    """The method that uses scikit-learn beats persistence where tomorrow is like today, and knows
+    no gap as zero.
+    """
     values = 50 + 20 * np.sin(np.arange(24 * 14) * 2 * np.pi / 24)
     values[100:110] = np.nan
     made = forecast([hourly(values)], 24, method="boosted")[0]
@@ -204,14 +225,18 @@ def installed(monkeypatch):
 
 
 def test_an_added_method_is_used_and_weighed_by_its_past(installed):
-    """A method that knows the future of a ramp takes nearly all of the weight; a bad one nearly none."""
+    """A method that knows the future of a ramp takes nearly all of the weight; a bad one nearly
+    none.
+    """
 
     def ramp(values, step_ms, leads, quantiles):
         assert (step_ms, np.isnan(values).sum()) == (HOUR, 0)
         return values[-1] + leads[:, None] * 0.5 + (quantiles - 0.5)
 
     installed("ramp", ramp)
-    installed("zero", lambda values, step_ms, leads, quantiles: np.zeros((len(leads), len(quantiles))))
+    installed(
+        "zero", lambda values, step_ms, leads, quantiles: np.zeros((len(leads), len(quantiles)))
+    )
     series = [hourly(np.arange(400) * 0.5)]
     alone = forecast(series, 12, method="ramp")[0]
     assert alone.values[:, 1] == pytest.approx(199.5 + 0.5 * np.arange(1, 13))
@@ -227,7 +252,10 @@ def test_an_added_method_is_used_and_weighed_by_its_past(installed):
         (ImportError("no torch"), "cannot be loaded: no torch"),
         (lambda values, step_ms, leads, quantiles: 1 / 0, "failed: division by zero"),
         (lambda values, step_ms, leads, quantiles: np.zeros(3), "gave (3,) values"),
-        (lambda values, step_ms, leads, quantiles: np.full((len(leads), len(quantiles)), np.nan), "or unknown ones"),
+        (
+            lambda values, step_ms, leads, quantiles: np.full((len(leads), len(quantiles)), np.nan),
+            "or unknown ones",
+        ),
     ],
 )
 def test_a_method_that_fails_is_named(installed, function, words):
@@ -246,9 +274,13 @@ def test_an_unknown_method_is_refused():
 
 
 def test_a_daily_rhythm_is_followed():
-    """On a clean daily shape the median follows the shape, and the forecast beats its naive twin by far."""
+    """On a clean daily shape the median follows the shape, and the forecast beats its naive twin by
+    far.
+    """
     hours = np.arange(24 * 21)
-    values = 50 + 30 * np.sin(2 * np.pi * hours / 24) + np.random.default_rng(0).normal(0, 1, len(hours))
+    values = (
+        50 + 30 * np.sin(2 * np.pi * hours / 24) + np.random.default_rng(0).normal(0, 1, len(hours))
+    )
     made = forecast([hourly(values[:-24])], 24)[0]
     assert np.abs(made.values[:, 1] - values[-24:]).mean() < 3
     assert made.skill is not None
@@ -256,10 +288,16 @@ def test_a_daily_rhythm_is_followed():
 
 
 def test_a_weekly_rhythm_with_a_gap_is_followed():
-    """Five busy days and two calm ones: the weekend is forecast as one, also where last week has a hole."""
+    """Five busy days and two calm ones: the weekend is forecast as one, also where last week has a
+    hole.
+    """
     hours = np.arange(24 * 36)
     busy = (hours // 24) % 7 < 5
-    values = 20 + busy * (40 + 30 * np.sin(2 * np.pi * hours / 24)) + np.random.default_rng(0).normal(0, 1, len(hours))
+    values = (
+        20
+        + busy * (40 + 30 * np.sin(2 * np.pi * hours / 24))
+        + np.random.default_rng(0).normal(0, 1, len(hours))
+    )
     cut = 24 * 33
     known = values[:cut].copy()
     known[cut - 24 * 7 : cut - 24 * 7 + 6] = np.nan
@@ -286,7 +324,9 @@ def test_bands_hold_what_they_promise_on_random_walks():
     """Over many random walks about nine tenths of what came lay under the 0.9 quantile."""
     walks = [steps(seed, 260) + 200 for seed in range(60)]
     made = forecast([hourly(walk[:-24], f"s{i}") for i, walk in enumerate(walks)], 24)
-    covered = np.mean([score(walk[-24:], one)["covered_0.9"] for walk, one in zip(walks, made, strict=True)])
+    covered = np.mean(
+        [score(walk[-24:], one)["covered_0.9"] for walk, one in zip(walks, made, strict=True)]
+    )
     assert 0.82 <= covered <= 0.97
 
 
@@ -301,7 +341,9 @@ def test_short_histories_say_so():
 
 
 def test_a_gap_at_the_end_is_reached_over():
-    """Instants without a value at the end push the horizon on: it starts after the last instant, not the last value."""
+    """Instants without a value at the end push the horizon on: it starts after the last instant,
+    not the last value.
+    """
     values = np.concatenate([steps(1), [np.nan] * 5])
     made = forecast([hourly(values)], 6)[0]
     assert made.at_ms[0] == len(values) * HOUR
@@ -315,7 +357,9 @@ def test_gaps_are_not_zero():
     assert np.allclose(forecast([hourly(values)], 24)[0].values, 40.0)
 
 
-@pytest.mark.parametrize(("horizon", "quantiles"), [(0, (0.5,)), (3, ()), (3, (0.0, 0.5)), (3, (0.5, 1.0))])
+@pytest.mark.parametrize(
+    ("horizon", "quantiles"), [(0, (0.5,)), (3, ()), (3, (0.0, 0.5)), (3, (0.5, 1.0))]
+)
 def test_impossible_questions_are_refused(horizon, quantiles):
     """No step, no quantile, or a quantile that is none, is a ValueError."""
     with pytest.raises(ValueError, match="at least one step"):
@@ -323,14 +367,20 @@ def test_impossible_questions_are_refused(horizon, quantiles):
 
 
 def test_pinball_is_the_quantile_loss():
-    """Ten GPUs too few cost 0.9 each at the 0.9 quantile, ten too many 0.1 each; unknown instants cost nothing."""
+    """Ten GPUs too few cost 0.9 each at the 0.9 quantile, ten too many 0.1 each; unknown instants
+    cost nothing.
+    """
     nine = np.array([0.9])
     assert quantile_loss(np.array([20.0]), np.array([[10.0]]), nine) == pytest.approx(9.0)
-    assert quantile_loss(np.array([10.0, np.nan]), np.array([[20.0], [5.0]]), nine) == pytest.approx(1.0)
+    assert quantile_loss(
+        np.array([10.0, np.nan]), np.array([[20.0], [5.0]]), nine
+    ) == pytest.approx(1.0)
 
 
 def test_skill_compares_with_the_naive_twin():
-    """Half the loss of the naive twin is a skill of one half; a twin that was never wrong gives none."""
+    """Half the loss of the naive twin is a skill of one half; a twin that was never wrong gives
+    none.
+    """
     assert skill([{"loss": 1.0, "naive_loss": 2.0}]) == pytest.approx(0.5)
     assert skill([{"loss": 1.0, "naive_loss": 0.0}]) is None
 
@@ -345,7 +395,9 @@ def test_series_are_placed_on_their_grid_with_gaps_unknown():
 
 
 def test_rows_off_the_grid_or_twice_are_faults_with_their_row():
-    """An instant off the step and an instant given twice are named by row, and the series is left out."""
+    """An instant off the step and an instant given twice are named by row, and the series is left
+    out.
+    """
     at = np.array([0, HOUR, 2 * HOUR, 2 * HOUR, 3 * HOUR + 5])
     made, faults = series_of(["a"], np.zeros(5, dtype=int), at, np.ones(5))
     assert not made

@@ -41,14 +41,25 @@ def week(write_at, name="a", hours=24 * 9):
         (lambda at: at.strftime("%Y-%m-%dT%H:%M:%SZ"), "2026-03-10T00:00:00Z"),
         (lambda at: at.strftime("%Y-%m-%d %H:%M:%S"), "2026-03-10 00:00:00"),
         (lambda at: str(int(at.timestamp())), "1773100800"),
-        (lambda at: (at + timedelta(hours=2)).strftime("%Y-%m-%dT%H:%M:%S") + "+02:00", "2026-03-10T02:00:00+02:00"),
+        (
+            lambda at: (at + timedelta(hours=2)).strftime("%Y-%m-%dT%H:%M:%S") + "+02:00",
+            "2026-03-10T02:00:00+02:00",
+        ),
     ],
     ids=["zulu", "plain", "unix", "offset"],
 )
 def test_the_contract_of_the_csv(call, tmp_path, write_at, first):
-    """The output has the agreed columns, starts one step after the end, and writes instants as the input does."""
+    """The output has the agreed columns, starts one step after the end, and writes instants as the
+    input does.
+    """
     code, out, _ = call(
-        "forecast", "--series", write(tmp_path / "s.csv", week(write_at)), "--horizon", "24h", "--format", "csv"
+        "forecast",
+        "--series",
+        write(tmp_path / "s.csv", week(write_at)),
+        "--horizon",
+        "24h",
+        "--format",
+        "csv",
     )
     rows = list(csv.reader(io.StringIO(out)))
     assert code == 0
@@ -65,23 +76,43 @@ def test_standard_input_is_read_as_a_file_is(call, tmp_path, monkeypatch):
     options = ("--horizon", "3h", "--format", "csv")
     piped = io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf" + Path(path).read_bytes()))
     monkeypatch.setattr("sys.stdin", piped)
-    assert call("forecast", "--series", "-", *options) == call("forecast", "--series", path, *options)
+    assert call("forecast", "--series", "-", *options) == call(
+        "forecast", "--series", path, *options
+    )
 
 
 def test_each_series_goes_on_from_its_own_end(call, tmp_path):
     """Two series with other ends and other steps each get the horizon after their own last instant."""
-    rows = [f"{3600 * i},hourly,{i % 7}" for i in range(200)] + [f"{1800 * i},half,{i % 5}" for i in range(100)]
-    code, out, _ = call("forecast", "--series", write(tmp_path / "s.csv", rows), "--horizon", "6h", "--format", "csv")
+    rows = [f"{3600 * i},hourly,{i % 7}" for i in range(200)] + [
+        f"{1800 * i},half,{i % 5}" for i in range(100)
+    ]
+    code, out, _ = call(
+        "forecast",
+        "--series",
+        write(tmp_path / "s.csv", rows),
+        "--horizon",
+        "6h",
+        "--format",
+        "csv",
+    )
     found = list(csv.DictReader(io.StringIO(out)))
     assert code == 0
-    assert [int(row["ts"]) for row in found if row["series"] == "hourly"] == [3600 * (199 + k) for k in range(1, 7)]
-    assert [int(row["ts"]) for row in found if row["series"] == "half"] == [1800 * (99 + k) for k in range(1, 13)]
+    assert [int(row["ts"]) for row in found if row["series"] == "hourly"] == [
+        3600 * (199 + k) for k in range(1, 7)
+    ]
+    assert [int(row["ts"]) for row in found if row["series"] == "half"] == [
+        1800 * (99 + k) for k in range(1, 13)
+    ]
 
 
 def test_json_tells_the_skill_and_the_naive_twin(call, tmp_path):
     """JSON has per series the skill, the models that count, and the naive forecast beside ours."""
     code, out, _ = call(
-        "forecast", "--series", write(tmp_path / "s.csv", week(lambda at: at.isoformat())), "--format", "json"
+        "forecast",
+        "--series",
+        write(tmp_path / "s.csv", week(lambda at: at.isoformat())),
+        "--format",
+        "json",
     )
     entry = json.loads(out)[0]
     assert code == 0
@@ -92,7 +123,9 @@ def test_json_tells_the_skill_and_the_naive_twin(call, tmp_path):
 
 def test_short_series_are_named_on_stderr(call, tmp_path):
     """A series with three values is forecast, and standard error says what the band is worth."""
-    code, out, err = call("forecast", "--series", write(tmp_path / "s.csv", ["0,new,1", "3600,new,2", "7200,new,2"]))
+    code, out, err = call(
+        "forecast", "--series", write(tmp_path / "s.csv", ["0,new,1", "3600,new,2", "7200,new,2"])
+    )
     assert code == 0
     assert "new" in out
     assert "series 'new' has only 3 known values" in err
@@ -121,7 +154,11 @@ def test_a_series_without_values_is_a_finding(call, tmp_path):
         (["yesterday,a,1"], "ts,series,value", "s.csv:2:ts: 'yesterday' is not an instant"),
         (["0,a"], "ts,series", "s.csv:1: the column 'value' is missing"),
         ([], "ts,series,value", "s.csv:2: there are no rows"),
-        (["0,a,1", "3600,a,1", "3600,a,2"], "ts,series,value", "s.csv:4:ts: series 'a' has this instant twice"),
+        (
+            ["0,a,1", "3600,a,1", "3600,a,2"],
+            "ts,series,value",
+            "s.csv:4:ts: series 'a' has this instant twice",
+        ),
         (
             ["0,a,1", "3600,a,1", "7200,a,2", "9000,a,2"],
             "ts,series,value",
@@ -132,7 +169,9 @@ def test_a_series_without_values_is_a_finding(call, tmp_path):
     ],
 )
 def test_bad_rows_are_refused_with_their_line(call, tmp_path, rows, header, said):
-    """Bad input ends with 2 and one sentence that names file, line and column; nothing goes to standard output."""
+    """Bad input ends with 2 and one sentence that names file, line and column; nothing goes to
+    standard output.
+    """
     code, out, err = call("forecast", "--series", write(tmp_path / "s.csv", rows, header))
     assert code == 2
     assert out == ""
@@ -142,7 +181,9 @@ def test_bad_rows_are_refused_with_their_line(call, tmp_path, rows, header, said
 
 @pytest.mark.parametrize("horizon", ["soon", "0h", "1m", "900d"])
 def test_a_horizon_that_is_none_is_refused(call, tmp_path, horizon):
-    """A horizon that is not a length, shorter than a step or beyond reason ends with 2 and names the option."""
+    """A horizon that is not a length, shorter than a step or beyond reason ends with 2 and names
+    the option.
+    """
     path = write(tmp_path / "s.csv", ["0,a,1", "3600,a,2"])
     code, _, err = call("forecast", "--series", path, "--horizon", horizon)
     assert code == 2

@@ -1,4 +1,6 @@
-"""Foundation models, with stand-ins of their packages; the packages themselves run in tests/journeys."""
+"""Foundation models, with stand-ins of their packages; the packages themselves run in
+tests/journeys.
+"""
 
 import sys
 from types import SimpleNamespace
@@ -30,14 +32,23 @@ def put_chronos(monkeypatch, pipeline):
 
 
 def test_quantiles_are_interpolated_and_clamped(model, monkeypatch):
-    """Gaps reach the model as they are; what it does not have comes from its neighbors or its outermost quantile."""
+    """Gaps reach the model as they are; what it does not have comes from its neighbors or its
+    outermost quantile.
+    """
 
     class Pipeline:
         quantiles = (0.1, 0.5, 0.9)
 
         def predict(self, inputs, prediction_length=None):
             np.testing.assert_array_equal(inputs, [VALUES])
-            return np.array([[[10.0 * step + level for step in range(prediction_length)] for level in (0, 4, 8)]])
+            return np.array(
+                [
+                    [
+                        [10.0 * step + level for step in range(prediction_length)]
+                        for level in (0, 4, 8)
+                    ]
+                ]
+            )
 
     put_chronos(monkeypatch, Pipeline())
     levels = foundation.chronos(VALUES, 3_600_000, LEADS, QUANTILES)
@@ -62,7 +73,8 @@ def test_nothing_is_printed_to_standard_output(model, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "needed"), [("chronos", "chronos-forecasting"), ("timesfm", r"timesfm\[torch\]"), ("tirex", "tirex-ts")]
+    ("name", "needed"),
+    [("chronos", "chronos-forecasting"), ("timesfm", r"timesfm\[torch\]"), ("tirex", "tirex-ts")],
 )
 def test_a_missing_package_is_named(name, needed, model, monkeypatch):
     """The sentence says what to install."""
@@ -95,6 +107,8 @@ def test_a_model_of_the_hub_is_left_to_the_package(monkeypatch):
     loader = SimpleNamespace(from_pretrained=places.append)
     monkeypatch.setitem(sys.modules, "chronos", SimpleNamespace(BaseChronosPipeline=loader))
     monkeypatch.setenv("GPULEDGER_MODEL_CHRONOS", "amazon/chronos-bolt-small")
-    with pytest.raises(ValueError, match="amazon/chronos-bolt-small is a Chronos model without quantiles"):
+    with pytest.raises(
+        ValueError, match="amazon/chronos-bolt-small is a Chronos model without quantiles"
+    ):
         foundation.chronos(VALUES, 3_600_000, LEADS, QUANTILES)
     assert places == ["amazon/chronos-bolt-small"]

@@ -1,4 +1,6 @@
-"""The benchmark of forecasts never lets a family into the choice of the constants that it is scored with."""
+"""The benchmark of forecasts never lets a family into the choice of the constants that it is scored
+with.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,16 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from bench.forecast import CHOICES, Case, Judge, choose, draw_settings, left_out, log_ratios, quantile_loss
+from bench.forecast import (
+    CHOICES,
+    Case,
+    Judge,
+    choose,
+    draw_settings,
+    left_out,
+    log_ratios,
+    quantile_loss,
+)
 
 from gpuledger_collector.insight.series import Series
 
@@ -15,8 +26,12 @@ SETTINGS = draw_settings(60)
 
 
 def preferring(place):
-    """Ratios of one series that are the better, the nearer the width of the level is to a place of CHOICES."""
-    return np.array([[abs(CHOICES["level"].index(each.level) - place)] for each in SETTINGS], dtype=float)
+    """Ratios of one series that are the better, the nearer the width of the level is to a place of
+    CHOICES.
+    """
+    return np.array(
+        [[abs(CHOICES["level"].index(each.level) - place)] for each in SETTINGS], dtype=float
+    )
 
 
 def test_a_planted_family_does_not_change_its_own_choice():
@@ -39,28 +54,39 @@ def cases_of(seeds):
     out = []
     for family, seed in seeds.items():
         rng = np.random.default_rng(seed)
-        values = np.maximum(40 + np.cumsum(rng.integers(-6, 7, 400) * (rng.random(400) < 0.3)), 0).astype(float)
-        out += [Case(f"{family}/s", Series("s", 0, HOUR, values[:cut]), values[cut : cut + 6]) for cut in (350, 380)]
+        values = np.maximum(
+            40 + np.cumsum(rng.integers(-6, 7, 400) * (rng.random(400) < 0.3)), 0
+        ).astype(float)
+        out += [
+            Case(f"{family}/s", Series("s", 0, HOUR, values[:cut]), values[cut : cut + 6])
+            for cut in (350, 380)
+        ]
     return out
 
 
 def run_loop(seeds):
     cases = cases_of(seeds)
     judge = Judge(cases, None)
-    reference = np.array([quantile_loss(case.actual, np.full((6, 3), case.past.values[-1])) for case in cases])
+    reference = np.array(
+        [quantile_loss(case.actual, np.full((6, 3), case.past.values[-1])) for case in cases]
+    )
     ratios = log_ratios(cases, judge.of_settings(SETTINGS)[:, :, 0], reference)
     rows, chosen = left_out(judge, SETTINGS, ratios)
     return judge, rows, chosen
 
 
 def test_the_loop_scores_each_family_by_constants_of_the_others():
-    """Other data of a family changes what the others get and leaves its own constants; each is scored with its own."""
+    """Other data of a family changes what the others get and leaves its own constants; each is
+    scored with its own.
+    """
     judge, rows, chosen = run_loop({"a": 1, "b": 2, "c": 3})
     _, _, other = run_loop({"a": 1, "b": 2, "c": 9})
     assert other["c"] == chosen["c"]
     assert other["a"] != chosen["a"] or other["b"] != chosen["b"]
     for place, case in enumerate(judge.cases):
-        np.testing.assert_array_equal(rows[place], judge.of_settings([chosen[case.family]])[0, place])
+        np.testing.assert_array_equal(
+            rows[place], judge.of_settings([chosen[case.family]])[0, place]
+        )
 
 
 def test_every_choice_is_one_of_the_declared():
@@ -72,7 +98,9 @@ def test_every_choice_is_one_of_the_declared():
 
 
 def test_losses_are_summed_before_series_are_compared():
-    """A series weighs once, however many origins it has, and an origin where nothing moved does not decide."""
+    """A series weighs once, however many origins it has, and an origin where nothing moved does not
+    decide.
+    """
     cases = cases_of({"a": 1, "b": 2})
     losses = np.array([[0.0, 4.0, 1.0, 1.0]])
     ratios = log_ratios(cases, losses, np.array([2.0, 2.0, 2.0, 2.0]))

@@ -1,4 +1,6 @@
-"""Warm replicas judged together: by the busiest minutes and one in reserve, never from what nobody saw."""
+"""Warm replicas judged together: by the busiest minutes and one in reserve, never from what nobody
+saw.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.idle.serving_replicas import Replicas, assess_service, count_replicas, service_name
+from gpuledger_collector.insight.idle.serving_replicas import (
+    Replicas,
+    assess_service,
+    count_replicas,
+    service_name,
+)
 
 WEEK = 7 * 1440
 
@@ -39,11 +46,14 @@ def test_without_enough_known_there_is_no_verdict():
 
 
 @given(
-    parts=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 900)), min_size=1, max_size=8), held=st.integers(8, 20)
+    parts=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 900)), min_size=1, max_size=8),
+    held=st.integers(8, 20),
 )
 def test_never_more_spare_than_the_quiet_replicas(parts, held):
     """In 99 of 100 minutes what is left over suffices."""
-    busy = np.concatenate([np.full(1440, parts[0][0]), *(np.full(length, count) for count, length in parts)])
+    busy = np.concatenate(
+        [np.full(1440, parts[0][0]), *(np.full(length, count) for count, length in parts)]
+    )
     made = assess_service(Replicas(np.full(len(busy), held), busy, float(held)))
     assert 0 <= made.spare <= held
     assert np.mean(np.array(busy) <= made.needed) >= 0.99

@@ -19,10 +19,17 @@ MONDAY_NOON = 1_760_961_600_000
 
 
 def fleet(utilization, holder=1, **other):
-    """Accelerators that are held by `holder` and seen every minute, unless `other` says something else."""
+    """Accelerators that are held by `holder` and seen every minute, unless `other` says something
+    else.
+    """
     util = np.atleast_2d(np.asarray(utilization, dtype=float))
     rows, columns = util.shape
-    card = {"memory_total": 80 * GIB, "memory_floor": 0.6 * GIB, "idle_watts": 70.0, "limit_watts": 700.0}
+    card = {
+        "memory_total": 80 * GIB,
+        "memory_floor": 0.6 * GIB,
+        "idle_watts": 70.0,
+        "limit_watts": 700.0,
+    }
     minute = {
         "sm_active": np.nan,
         "zero_ratio": (util <= 0).astype(float),
@@ -89,7 +96,9 @@ def anything(draw):
 @examples(25)
 @given(minutes=anything())
 def test_every_minute_has_exactly_one_state(minutes):
-    """A state of the eleven for each minute; unknown minutes are `no_data`, and only they; factors are parts."""
+    """A state of the eleven for each minute; unknown minutes are `no_data`, and only they; factors
+    are parts.
+    """
     made = classify(minutes)
     assert set(np.unique(made.state)) <= set(State)
     np.testing.assert_array_equal(made.state == State.NO_DATA, ~minutes.seen)
@@ -105,14 +114,16 @@ def test_the_future_changes_nothing_in_the_past(minutes, part):
     count = max(1, int(part * minutes.shape[1]))
     whole, cut = classify(minutes), classify(minutes.until(count))
     for name in ("state", "since", "factor"):
-        np.testing.assert_array_equal(getattr(whole, name)[:, :count], getattr(cut, name), err_msg=name)
+        np.testing.assert_array_equal(
+            getattr(whole, name)[:, :count], getattr(cut, name), err_msg=name
+        )
 
 
 @examples(20)
 @given(minutes=anything())
 def test_episodes_are_disjoint_and_inside(minutes):
-    """No two flagged usage intervals of an accelerator overlap; each begins before its flag and wastes known minutes
-    only.
+    """No two flagged usage intervals of an accelerator overlap; each begins before its flag and
+    wastes known minutes only.
     """
     last = {}
     for one in idle_episodes(minutes, classify(minutes)):
@@ -154,7 +165,9 @@ def test_no_gap_up_to_twenty_minutes_is_ever_flagged(gap):
 
 
 def test_pauses_that_come_back_with_a_period_are_held_back():
-    """Work that starts every three hours is not idle in between; when it stays away for two periods it is."""
+    """Work that starts every three hours is not idle in between; when it stays away for two periods
+    it is.
+    """
     regular = np.tile(np.r_[work(20), np.zeros(160)], 6)
     states = states_of(fleet(np.r_[regular, np.zeros(400)]))[0]
     assert (states[3 * 180 : 6 * 180] == State.ACTIVE).all()
@@ -173,7 +186,9 @@ def test_warm_replicas_are_never_idle_jobs():
 
 
 def test_a_member_whose_peers_work_is_no_idle_job():
-    """One of two accelerators of a job rests while the other works: not idle; when both rest, both are."""
+    """One of two accelerators of a job rests while the other works: not idle; when both rest, both
+    are.
+    """
     util = np.stack([np.r_[work(150), np.zeros(150)], np.zeros(300)])
     states = states_of(fleet(util))
     assert (states[1, :150] == State.ACTIVE).all()
@@ -184,7 +199,9 @@ def test_notebooks_get_four_hours_by_day_and_one_at_night():
     """A person may think for longer than a batch job may rest."""
     day = fleet(np.r_[work(60), np.zeros(200)], interactive=True)
     assert not flagged(day, State.GONE_IDLE)
-    night = fleet(np.r_[work(60), np.zeros(200)], interactive=True, start_ms=MONDAY_NOON + 10 * 3_600_000)
+    night = fleet(
+        np.r_[work(60), np.zeros(200)], interactive=True, start_ms=MONDAY_NOON + 10 * 3_600_000
+    )
     assert 60 + 55 <= flagged(night, State.GONE_IDLE)[0].flagged < 60 + 60
 
 
@@ -195,7 +212,9 @@ def test_never_used():
 
 
 def test_unallocated_and_left_behind():
-    """Nobody holds it: unallocated after 15 minutes; with gigabytes still in memory it is a zombie after ten."""
+    """Nobody holds it: unallocated after 15 minutes; with gigabytes still in memory it is a zombie
+    after ten.
+    """
     util = np.zeros(120)
     free = fleet(util, holder=-1, processes=0, memory_bytes=0.6 * GIB)
     (found,) = flagged(free, State.UNALLOCATED)
@@ -212,7 +231,9 @@ def test_a_stuck_counter_is_no_work():
 
 
 def test_hollow_starved_throttled_underused():
-    """Busy and not working, waiting for data, slowed by heat, too large for its work: each by its own evidence."""
+    """Busy and not working, waiting for data, slowed by heat, too large for its work: each by its
+    own evidence.
+    """
     full = np.ones(300)
     assert states_of(fleet(full, sm_active=0.06))[0, -1] == State.HOLLOW
     assert states_of(fleet(full, sm_active=0.6))[0, -1] == State.ACTIVE
@@ -227,7 +248,9 @@ def test_hollow_starved_throttled_underused():
 
 
 def test_what_nobody_saw_is_never_idle_and_costs_nothing():
-    """Silence in the middle of idleness is counted apart; a short one does not make two episodes of it."""
+    """Silence in the middle of idleness is counted apart; a short one does not make two episodes of
+    it.
+    """
     util = np.r_[work(30), np.zeros(300)]
     util[200:212] = np.nan
     (found,) = flagged(fleet(util), State.GONE_IDLE)
@@ -237,7 +260,9 @@ def test_what_nobody_saw_is_never_idle_and_costs_nothing():
 
 
 def test_a_slow_sampler_is_carried_for_three_intervals():
-    """Samples every five minutes hold for fifteen; the first minute without any is unknown; the past is not touched."""
+    """Samples every five minutes hold for fifteen; the first minute without any is unknown; the
+    past is not touched.
+    """
     sampled = np.zeros((1, 100), dtype=bool)
     sampled[0, 10:60:5] = True
     seen, column = carried(sampled)
@@ -262,6 +287,8 @@ def test_the_curve_of_survival_is_measured_and_leans_on_the_open_one():
 
 
 def test_work_at_the_end_of_a_long_pause_is_not_idle():
-    """A notebook idle for 236 minutes and busy since: its window is idle enough at 240, and it works."""
+    """A notebook idle for 236 minutes and busy since: its window is idle enough at 240, and it
+    works.
+    """
     minutes = fleet([[0.0] * 236 + [0.9] * 10], interactive=True)
     assert not (states_of(minutes) == State.GONE_IDLE).any()

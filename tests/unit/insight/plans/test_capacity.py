@@ -1,4 +1,6 @@
-"""Capacity for a quarter: the band and its back-test, growth, capacity against wait, and how many to reserve."""
+"""Capacity for a quarter: the band and its back-test, growth, capacity against wait, and how many
+to reserve.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,17 @@ def days_of(values, name="train"):
 
 
 demands = st.lists(
-    st.lists(st.floats(0, 50), min_size=len(QUANTILES), max_size=len(QUANTILES)).map(sorted), min_size=1, max_size=30
+    st.lists(st.floats(0, 50), min_size=len(QUANTILES), max_size=len(QUANTILES)).map(sorted),
+    min_size=1,
+    max_size=30,
 ).map(lambda rows: Scenarios(np.asarray(rows), 1.0))
 rates = st.builds(Rates, st.floats(0.01, 9), st.floats(0, 9), st.floats(0, 9), st.floats(0, 20))
 
 
 def test_a_day_is_known_by_nine_tenths_of_its_hours():
-    """Two unknown hours leave the mean of the others, three leave nothing; half days at both ends do not count."""
+    """Two unknown hours leave the mean of the others, three leave nothing; half days at both ends
+    do not count.
+    """
     values = np.full(6 + 72 + 5, 8.0)
     values[6:8] = values[30:33] = np.nan
     days = daily_means(Series("train", DAY_MS - 6 * HOUR_MS, HOUR_MS, values))
@@ -67,11 +73,15 @@ def test_a_day_is_known_by_nine_tenths_of_its_hours():
 
 
 def test_hours_keep_the_shape_of_their_days():
-    """An afternoon peak stays one, days without demand have no shape, and the mean of a shape is one."""
+    """An afternoon peak stays one, days without demand have no shape, and the mean of a shape is
+    one.
+    """
     hours = hourly(5)
     shapes = hour_shapes(hours)
     np.testing.assert_allclose(shapes, np.tile((1 + 0.5 * (np.arange(24) >= 12)) / 1.25, (5, 1)))
-    np.testing.assert_array_equal(hour_shapes(Series("train", 0, HOUR_MS, np.zeros(48))), np.ones((1, 24)))
+    np.testing.assert_array_equal(
+        hour_shapes(Series("train", 0, HOUR_MS, np.zeros(48))), np.ones((1, 24))
+    )
 
 
 def test_a_constant_past_gives_a_constant_plan():
@@ -84,18 +94,24 @@ def test_a_constant_past_gives_a_constant_plan():
 
 
 def test_a_later_period_is_cut_from_the_same_forecast():
-    """Days before the period are forecast and not counted; the day that the period ends in belongs to it."""
+    """Days before the period are forecast and not counted; the day that the period ends in belongs
+    to it.
+    """
     pool = hourly(60)
     whole = plan_capacity(pool, [], 0, 80 * DAY_MS, RATES)
     later = plan_capacity(pool, [], 70 * DAY_MS, 79 * DAY_MS + HOUR_MS, RATES)
     assert (whole.start_ms, len(whole.days), later.start_ms) == (60 * DAY_MS, 20, 70 * DAY_MS)
     assert later.days == whole.days[10:]
     assert (later.pool.plan.days, later.pool.plan.backtest.days) == (10, 20)
-    assert later.pool.plan.gpu_hours.likely == pytest.approx(sum(day.likely for day in later.days) * 24)
+    assert later.pool.plan.gpu_hours.likely == pytest.approx(
+        sum(day.likely for day in later.days) * 24
+    )
 
 
 def test_the_band_widens_beyond_what_was_learned():
-    """Beyond a third of the past each day's band is wider than the one before, never narrower than what was learned."""
+    """Beyond a third of the past each day's band is wider than the one before, never narrower than
+    what was learned.
+    """
     levels = day_levels(daily_means(hourly(30)), 30)
     width = levels[:, HIGH] - levels[:, LOW]
     assert (np.diff(width[9:]) > 0).all()
@@ -106,7 +122,9 @@ def test_the_band_widens_beyond_what_was_learned():
 def test_too_short_a_past_is_one_sentence():
     """A pool has no plan; a team has the growth that is known."""
     short = hourly(23)
-    with pytest.raises(TooFewDays, match="'train' has 23 known days of demand: a plan needs 24 at least"):
+    with pytest.raises(
+        TooFewDays, match="'train' has 23 known days of demand: a plan needs 24 at least"
+    ):
         plan_capacity(short, [], 23 * DAY_MS, 50 * DAY_MS, RATES)
     team = outlook(daily_means(short), 23 * DAY_MS, 50 * DAY_MS)
     assert team.next[0] == Horizon(7, team.next[0].grown)
@@ -115,12 +133,17 @@ def test_too_short_a_past_is_one_sentence():
 
 
 def test_a_band_is_judged_on_three_periods_of_its_length_and_else_called_unjudged():
-    """Each period is forecast from the days before it; a band that is always right says so, a short past says why."""
+    """Each period is forecast from the days before it; a band that is always right says so, a short
+    past says why.
+    """
     constant = days_of(np.full(160, 5.0))
     assert judge(constant, 40) == Backtest(40, 3, 1.0, None)
     short = judge(constant.until(159), 40)
     assert short == Backtest(40, 2)
-    assert short.sentence() == "unjudged: the past allows a back-test of 2 periods of 40 days, and 3 are needed"
+    assert (
+        short.sentence()
+        == "unjudged: the past allows a back-test of 2 periods of 40 days, and 3 are needed"
+    )
     step = days_of(np.concatenate([np.full(120, 5.0), np.full(40, 50.0)]))
     judged = judge(step, 40)
     assert judged.covered == pytest.approx(2 / 3)
@@ -154,7 +177,9 @@ def test_growth_compares_weeks_and_unknown_is_never_zero():
 
 
 def test_growth_ahead_is_that_of_the_last_week_ahead():
-    """Over the last week known, with the band of that week, and judged like the forecast that it is of."""
+    """Over the last week known, with the band of that week, and judged like the forecast that it is
+    of.
+    """
     days = daily_means(hourly(200))
     levels = day_levels(days, 30)
     ahead = horizon(days, 30)
@@ -178,7 +203,9 @@ def test_more_capacity_waits_less_and_costs_no_less(demand, rates, gpus):
 
 @given(demands, rates)
 def test_demand_is_served_or_waits(demand, rates):
-    """Capacity that follows demand serves what does not wait; without interruptions spot serves the same."""
+    """Capacity that follows demand serves what does not wait; without interruptions spot serves the
+    same.
+    """
     calm = Rates(1.0, rates.reserved, 1.0, 0.0)
     for point in cost_curve(demand, calm):
         assert point.on_demand + point.wait == pytest.approx(demand.total(demand.gpus))
@@ -191,7 +218,8 @@ def test_no_count_costs_less_than_the_one_to_reserve(demand, rates):
     """In expectation; its regret is that of the low and of the high scenario, and never negative."""
     advice = reservation(demand, rates)
     every = [
-        cost(demand.gpus.ravel(), count, advice.break_even) / len(QUANTILES) * rates.on_demand for count in range(52)
+        cost(demand.gpus.ravel(), count, advice.break_even) / len(QUANTILES) * rates.on_demand
+        for count in range(52)
     ]
     assert advice.cost == pytest.approx(min(every), abs=1e-6)
     assert advice.on_demand_cost == pytest.approx(every[0])
@@ -214,18 +242,30 @@ def test_an_unknown_rate_leaves_its_cost_unknown():
     """Not zero: neither in the curve, nor in what to reserve."""
     demand = scenarios(np.full((3, len(QUANTILES)), 4.0), np.ones((1, 24)))
     (point,) = cost_curve(demand, Rates(None, 1.2, None, 1.0))
-    assert (point.on_demand, point.spot, point.reserved) == (None, None, pytest.approx(4 * 72 * 1.2))
+    assert (point.on_demand, point.spot, point.reserved) == (
+        None,
+        None,
+        pytest.approx(4 * 72 * 1.2),
+    )
     assert reservation(demand, Rates(None, 1.2, None, 1.0)) is None
     assert reservation(demand, Rates(2.0, None, None, 1.0)) is None
 
 
 def test_a_plan_of_a_steady_pool_reserves_its_base():
-    """GPUs that are always wanted are reserved; those of the afternoon are not, when half the time does not pay."""
+    """GPUs that are always wanted are reserved; those of the afternoon are not, when half the time
+    does not pay.
+    """
     base = np.where(np.arange(24) >= 12, 24.0, 16.0)
     pool = Series("train", 0, HOUR_MS, np.tile(base, 60))
     plan = plan_capacity(pool, [pool], 60 * DAY_MS, 98 * DAY_MS, RATES)
     advice = plan.reservation
-    assert (advice.gpus, advice.low, advice.high, advice.regret_low, advice.regret_high) == (16, 16, 16, 0, 0)
+    assert (advice.gpus, advice.low, advice.high, advice.regret_low, advice.regret_high) == (
+        16,
+        16,
+        16,
+        0,
+        0,
+    )
     assert advice.cost == pytest.approx(38 * 24 * 16 * 1.2 + 38 * 12 * 8 * 2.0)
     assert advice.on_demand_cost == pytest.approx(38 * 24 * 20 * 2.0)
     assert [point.gpus for point in plan.curve] == [16, 24]

@@ -1,4 +1,6 @@
-"""`gpuledger plan` as people call it: the guide's commands run, numbers agree, what is wrong is one sentence."""
+"""`gpuledger plan` as people call it: the guide's commands run, numbers agree, what is wrong is one
+sentence.
+"""
 
 import json
 import re
@@ -55,7 +57,12 @@ def test_the_commands_of_the_guide_run(capsys, line):
 
 def test_the_guide_shows_every_command():
     """Memory, training, storage and network each have an example there."""
-    assert {shlex.split(line)[2] for line in guide_commands()} == {"memory", "training", "storage", "network"}
+    assert {shlex.split(line)[2] for line in guide_commands()} == {
+        "memory",
+        "training",
+        "storage",
+        "network",
+    }
 
 
 def test_every_example_in_help_runs(capsys):
@@ -68,9 +75,14 @@ def test_every_example_in_help_runs(capsys):
 
 
 def test_the_page_says_what_the_formulas_say(capsys):
-    """Llama 2 70B with ZeRO 3 over 64 GPUs: 16 bytes a parameter over 64 ranks, two gathered layers beside."""
+    """Llama 2 70B with ZeRO 3 over 64 GPUs: 16 bytes a parameter over 64 ranks, two gathered layers
+    beside.
+    """
     record = json.loads(
-        called(capsys, "gpuledger plan memory --architecture llama-2-70b --zero 3 --gpus 64 --format json")
+        called(
+            capsys,
+            "gpuledger plan memory --architecture llama-2-70b --zero 3 --gpus 64 --format json",
+        )
     )
     need = record["need_per_gpu"]
     parameters = 68_976_648_192
@@ -125,7 +137,10 @@ def test_a_run_that_does_not_fit_is_told_so(capsys):
         ("training --parameters 7B --tokens 1T --owner team=x", "--save-budget"),
         ("training --parameters 7B --tokens 1T --save-budget b --owner team=x", "--rate"),
         ("training --parameters 7B --tokens 1T --rate 2 --save-budget b", "--owner"),
-        ("training --parameters 7B --tokens 1T --rate 2 --save-budget b --owner tribe=x", "'tribe=x'"),
+        (
+            "training --parameters 7B --tokens 1T --rate 2 --save-budget b --owner tribe=x",
+            "'tribe=x'",
+        ),
         ("storage --parameters 7B --stall 2", "--stall"),
         ("storage --parameters 7B --optimizer lion", "'lion'"),
         ("network --parameters 7B --network string", "'string'"),
@@ -134,7 +149,9 @@ def test_a_run_that_does_not_fit_is_told_so(capsys):
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(line, said):
-    """Exit code 2, the sentence names the option or what was wrong, no traceback, nothing on standard output."""
+    """Exit code 2, the sentence names the option or what was wrong, no traceback, nothing on
+    standard output.
+    """
     answer = plan(*shlex.split(line))
     assert answer.returncode == 2, answer.stderr
     assert said in answer.stderr
@@ -152,7 +169,12 @@ def test_numbers_are_written_with_units_that_suit_them():
         "980 GB",
         "5 PB",
     ]
-    assert [big(value) for value in (7, 1500, 68_976_648_192, 1.4e12)] == ["7", "1.5 k", "68.98 B", "1.4 T"]
+    assert [big(value) for value in (7, 1500, 68_976_648_192, 1.4e12)] == [
+        "7",
+        "1.5 k",
+        "68.98 B",
+        "1.4 T",
+    ]
     assert [span(value) for value in (3e-6, 0.0064, 4.65, 1091, 11135, 2e6)] == [
         "3 µs",
         "6.4 ms",

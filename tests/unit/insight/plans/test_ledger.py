@@ -11,7 +11,18 @@ from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.storage.database import Database
 
 __all__ = ["fleet", "run"]
-LINE = ("plan", "training", "--parameters", "7B", "--tokens", "10e9", "--gpus", "8", "--format", "json")
+LINE = (
+    "plan",
+    "training",
+    "--parameters",
+    "7B",
+    "--tokens",
+    "10e9",
+    "--gpus",
+    "8",
+    "--format",
+    "json",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,23 +39,63 @@ def planned(run, *more):
 
 
 def test_the_rate_of_the_price_book(run):
-    """The rate in force now, by the card's short name or a longer one; without one a sentence, never nothing to pay."""
+    """The rate in force now, by the card's short name or a longer one; without one a sentence,
+    never nothing to pay.
+    """
     code, _, error = run(*LINE, "--price-book")
     assert code == 2
     assert "no rate in force for H100" in error
-    run("prices", "set", "--model", "NVIDIA H100 80GB HBM3", "--rate", "3", "--currency", "USD", "--from", "2025-01-01")
-    assert planned(run, "--price-book")["rate"] == {"per_gpu_hour": "3.000000000", "currency": "USD"}
     run(
-        "prices", "set", "--pool", "spot", "--model", "H100", "--rate", "1", "--currency", "EUR", "--from", "2025-01-01"
+        "prices",
+        "set",
+        "--model",
+        "NVIDIA H100 80GB HBM3",
+        "--rate",
+        "3",
+        "--currency",
+        "USD",
+        "--from",
+        "2025-01-01",
+    )
+    assert planned(run, "--price-book")["rate"] == {
+        "per_gpu_hour": "3.000000000",
+        "currency": "USD",
+    }
+    run(
+        "prices",
+        "set",
+        "--pool",
+        "spot",
+        "--model",
+        "H100",
+        "--rate",
+        "1",
+        "--currency",
+        "EUR",
+        "--from",
+        "2025-01-01",
     )
     assert planned(run, "--price-book", "--pool", "spot")["rate"]["currency"] == "EUR"
 
 
 def test_a_plan_becomes_a_budget_and_the_others_stay(run, fleet):
-    """The expected cost for the owner and days of the run, as `gpuledger budgets` shows; again, nothing changes."""
-    save = ("--rate", "2.5", "--save-budget", "v7", "--owner", "team=vision,run=v7", "--from", "2025-11-20")
+    """The expected cost for the owner and days of the run, as `gpuledger budgets` shows; again,
+    nothing changes.
+    """
+    save = (
+        "--rate",
+        "2.5",
+        "--save-budget",
+        "v7",
+        "--owner",
+        "team=vision,run=v7",
+        "--from",
+        "2025-11-20",
+    )
     made = planned(run, *save)
-    rows = fleet.rows("SELECT name, owner, period, amount_micro, currency, start_ms, end_ms FROM budget")
+    rows = fleet.rows(
+        "SELECT name, owner, period, amount_micro, currency, start_ms, end_ms FROM budget"
+    )
     expected = made["outcomes"][1]
     days = int(expected["wall_seconds"] // 86400) + 1
     assert rows == [
@@ -70,7 +121,9 @@ def test_a_plan_becomes_a_budget_and_the_others_stay(run, fleet):
 
 
 def test_similar_past_runs_lie_beside(run, fleet, dsn):
-    """Runs on the same model with about as many GPUs, with what was measured; what was not measured is unknown."""
+    """Runs on the same model with about as many GPUs, with what was measured; what was not measured
+    is unknown.
+    """
     run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2024-01-01")
     for number in range(1, 12):
         fleet.capacity(number, 0, 31 * DAY)
@@ -82,9 +135,9 @@ def test_similar_past_runs_lie_beside(run, fleet, dsn):
     fleet.connection.execute("UPDATE workload SET name = 'train-' || external_id")
     rate_usage(Database(dsn), NOW_MS)
     fleet.connection.execute(
-        "INSERT INTO gpu_minute (accelerator_id, minute_ms, samples, sm_active_ratio, tensor_active_ratio) "
-        "SELECT a.id, %s + minute * 60000, 6, 0.5 + 0.25 * (minute %% 2), 0.25 FROM accelerator a, "
-        "generate_series(0, 599) AS minute WHERE a.uuid < 'GPU-0009'",
+        "INSERT INTO gpu_minute (accelerator_id, minute_ms, samples, sm_active_ratio,"
+        " tensor_active_ratio) SELECT a.id, %s + minute * 60000, 6, 0.5 + 0.25 * (minute %% 2),"
+        " 0.25 FROM accelerator a, generate_series(0, 599) AS minute WHERE a.uuid < 'GPU-0009'",
         (OCTOBER,),
     )
     past = planned(run, "--from-ledger")["past_runs"]

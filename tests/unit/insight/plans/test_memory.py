@@ -51,7 +51,10 @@ def test_parameters_of_published_models_are_exact(name, parameters):
 
 
 def test_gpt3_has_the_parameters_of_narayanan():
-    """12 L h^2 (1 + 13/(12h) + (V+s)/(12Lh)), Narayanan et al. 2021, eq. 2 (and the last norm's 2h)."""
+    """12 L h^2 (1 + 13/(12h) + (V+s)/(12Lh)), Narayanan et al.
+
+    2021, eq. 2 (and the last norm's 2h).
+    """
     layers, h, words, positions = 96, 12288, 50257, 2048
     expected = 12 * layers * h**2 * (1 + 13 / (12 * h) + (words + positions) / (12 * layers * h))
     assert GPT3.parameters == pytest.approx(expected + 2 * h, rel=1e-12)
@@ -72,7 +75,9 @@ def test_the_example_of_the_zero_paper():
 
 
 def test_gpt3_needs_2800_gigabytes_of_states_and_does_not_fit_on_one_gpu():
-    """175 B parameters at 16 bytes: 2.8 TB; eight-way tensor and eight-way pipeline leave 43.6 GB of states a GPU."""
+    """175 B parameters at 16 bytes: 2.8 TB; eight-way tensor and eight-way pipeline leave 43.6 GB
+    of states a GPU.
+    """
     whole = TrainingSetup(GPT3, 175e9, "fp16")
     assert states(training_need(whole)) == 2.8e12
     split = replace(whole, gpus=64, tensor=8, pipeline=8)
@@ -81,11 +86,14 @@ def test_gpt3_needs_2800_gigabytes_of_states_and_does_not_fit_on_one_gpu():
 
 
 def test_activations_of_gpt3_as_korthikanti_has_them():
-    """Section 4: sbh L (10 + 24/t + 5as/(ht)) a GPU; 5as/h is 80 for GPT-3, which selective recomputation saves.
+    """Section 4: sbh L (10 + 24/t + 5as/(ht)) a GPU; 5as/h is 80 for GPT-3, which selective
+    recomputation saves.
 
     The paper's 70 % of activation memory saved by it follows: 80 / (34 + 80).
     """
-    run = TrainingSetup(GPT3, 175e9, "fp16", gpus=64, tensor=8, pipeline=8, sequence=2048, recompute=NONE)
+    run = TrainingSetup(
+        GPT3, 175e9, "fp16", gpus=64, tensor=8, pipeline=8, sequence=2048, recompute=NONE
+    )
     sbh, layers = 2048 * 12288, 96
     assert activation_bytes(run) == pytest.approx(sbh * layers * (10 + 24 / 8 + 80 / 8))
     parallel = replace(run, sequence_parallel=True)
@@ -98,7 +106,9 @@ def test_activations_of_gpt3_as_korthikanti_has_them():
 
 
 def test_kv_cache_of_llama_2_70b():
-    """2 x 80 layers x 8 heads x 128 x 2 bytes: 320 KiB a token, 1.25 GiB for 4,096; an eighth of plain heads."""
+    """2 x 80 layers x 8 heads x 128 x 2 bytes: 320 KiB a token, 1.25 GiB for 4,096; an eighth of
+    plain heads.
+    """
     assert kv_bytes_per_token(LLAMA70, "bf16") == 327_680
     server = InferenceSetup(LLAMA70, LLAMA70.parameters, batch=1, sequence=4096)
     assert inference_need(server).kv_cache_bytes == 1.25 * GIB
@@ -107,17 +117,25 @@ def test_kv_cache_of_llama_2_70b():
 
 
 def test_llama_2_70b_in_bf16_needs_two_80_gb_cards():
-    """Weights of 138 GB: one card of 80 GB is too few, two hold them with one sequence; one B200 does."""
+    """Weights of 138 GB: one card of 80 GB is too few, two hold them with one sequence; one B200
+    does.
+    """
     server = InferenceSetup(LLAMA70, LLAMA70.parameters)
     fits = {card.name: inference_fit(server, card) for card in GPUS}
-    assert (fits["H100"].fits, fits["H100"].fewest_gpus, fits["H100"].fewest_tensor) == (False, 2, 2)
+    assert (fits["H100"].fits, fits["H100"].fewest_gpus, fits["H100"].fewest_tensor) == (
+        False,
+        2,
+        2,
+    )
     assert (fits["B200"].fits, fits["B200"].fewest_gpus) == (True, 1)
     quantised = replace(server, precision="int4")
     assert inference_fit(quantised, gpu_named("A40")).fits
 
 
 def test_a_model_that_never_fits_has_no_number():
-    """Activations of a long sequence do not shrink with data-parallel ranks: unknown, not a large number."""
+    """Activations of a long sequence do not shrink with data-parallel ranks: unknown, not a large
+    number.
+    """
     run = TrainingSetup(LLAMA70, LLAMA70.parameters, zero=3, sequence=10**6)
     assert training_fit(run, gpu_named("T4")).fewest_gpus is None
 
@@ -133,8 +151,21 @@ shapes = st.builds(
     st.booleans(),
 )
 runs = st.builds(
-    lambda shape, precision, optimizer, zero, ranks, tensor, batch, tokens, recompute, split: TrainingSetup(
-        shape, shape.parameters, precision, optimizer, zero, ranks * tensor, tensor, 1, split, batch, tokens, recompute
+    lambda shape, precision, optimizer, zero, ranks, tensor, batch, tokens, recompute, split: (
+        TrainingSetup(
+            shape,
+            shape.parameters,
+            precision,
+            optimizer,
+            zero,
+            ranks * tensor,
+            tensor,
+            1,
+            split,
+            batch,
+            tokens,
+            recompute,
+        )
     ),
     shapes,
     st.sampled_from(TRAINING),
@@ -170,7 +201,15 @@ def test_no_part_is_negative_and_stages_of_zero_only_save(run):
     totals = []
     for stage in range(4):
         need = training_need(replace(run, zero=stage))
-        assert min(need.weights_bytes, need.gradients_bytes, need.optimizer_bytes, need.activations_bytes) >= 0
+        assert (
+            min(
+                need.weights_bytes,
+                need.gradients_bytes,
+                need.optimizer_bytes,
+                need.activations_bytes,
+            )
+            >= 0
+        )
         totals.append(need.total_bytes)
     for more, less in pairwise(totals):
         assert close_to_at_most(less, more)
@@ -187,12 +226,18 @@ def test_more_gpus_never_need_more_on_each(run, times):
 
 @given(runs, st.floats(1, 100))
 def test_more_parameters_and_longer_sequences_need_more(run, times):
-    """Monotone in parameters, sequence and micro-batch; recomputing more of the same never costs memory."""
+    """Monotone in parameters, sequence and micro-batch; recomputing more of the same never costs
+    memory.
+    """
     here = training_need(run).total_bytes
-    assert close_to_at_most(here, training_need(replace(run, parameters=run.parameters * times)).total_bytes)
+    assert close_to_at_most(
+        here, training_need(replace(run, parameters=run.parameters * times)).total_bytes
+    )
     assert here < training_need(replace(run, sequence=run.sequence * 2)).total_bytes
     assert here < training_need(replace(run, micro_batch=run.micro_batch + 1)).total_bytes
-    assert activation_bytes(replace(run, recompute=SELECTIVE)) <= activation_bytes(replace(run, recompute=NONE))
+    assert activation_bytes(replace(run, recompute=SELECTIVE)) <= activation_bytes(
+        replace(run, recompute=NONE)
+    )
 
 
 @given(runs.map(lambda run: replace(run, fragmentation=0.0)), st.sampled_from(GPUS))
@@ -211,7 +256,9 @@ def test_the_fewest_gpus_fit_and_one_rank_less_does_not(run, card):
 
 @given(servers)
 def test_servers_obey_the_same_laws(server):
-    """More sequences need more, more GPUs never more on each, and the cache grows evenly with tokens."""
+    """More sequences need more, more GPUs never more on each, and the cache grows evenly with
+    tokens.
+    """
     need = inference_need(server)
     more = inference_need(replace(server, batch=server.batch * 2))
     assert more.kv_cache_bytes == pytest.approx(2 * need.kv_cache_bytes)
@@ -238,7 +285,9 @@ def test_questions_that_make_no_sense_are_refused(changes, said):
 
 
 def test_figures_are_ordered_named_once_and_sourced():
-    """Cards from the smallest memory up; every link of a card is known; every figure names where it is from."""
+    """Cards from the smallest memory up; every link of a card is known; every figure names where it
+    is from.
+    """
     assert [card.memory_bytes for card in GPUS] == sorted(card.memory_bytes for card in GPUS)
     assert len({card.name.casefold() for card in GPUS}) == len(GPUS)
     assert all(link_named(card.link) in LINKS and card.source for card in GPUS)
@@ -247,7 +296,9 @@ def test_figures_are_ordered_named_once_and_sourced():
 
 @given(st.floats(1e6, 1e13))
 def test_an_assumed_shape_has_about_the_parameters_it_was_made_from(parameters):
-    """Twelve L h squared is within a few percent from a billion on; below, whole heads and layers are coarse."""
+    """Twelve L h squared is within a few percent from a billion on; below, whole heads and layers
+    are coarse.
+    """
     shape = assumed_from(parameters)
     body = 12 * shape.layers * shape.hidden**2
     assert body == pytest.approx(parameters, rel=0.05)

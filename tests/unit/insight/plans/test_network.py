@@ -37,7 +37,9 @@ def sent(kind, ranks, algorithm="ring"):
 
 
 def test_a_ring_sends_twice_the_rest():
-    """Patarasuk and Yuan 2009: 2 (n-1)/n of the bytes; all of them for two ranks, twice them for very many."""
+    """Patarasuk and Yuan 2009: 2 (n-1)/n of the bytes; all of them for two ranks, twice them for
+    very many.
+    """
     assert sent(ALL_REDUCE, 2) == pytest.approx(1.0)
     assert sent(ALL_REDUCE, 8) == pytest.approx(1.75)
     assert sent(ALL_REDUCE, 10**6) == pytest.approx(2.0, rel=1e-5)
@@ -47,7 +49,9 @@ def test_a_ring_sends_twice_the_rest():
 
 @given(st.integers(2, 4096), st.floats(1e3, 1e12), st.sampled_from(LINKS), st.floats(0.1, 1))
 def test_no_collective_beats_its_link(ranks, size, link, efficiency):
-    """Bus bandwidth never passes that of the ring; an all-reduce is a scatter and a gather; one rank sends nothing."""
+    """Bus bandwidth never passes that of the ring; an all-reduce is a scatter and a gather; one
+    rank sends nothing.
+    """
     fabric = Fabric(link, link_named("ib-hdr"), 8, efficiency)
     group = RankGroup(ranks, min(ranks, 8))
     limit = bandwidth(fabric, group) * (1 + 1e-9)
@@ -55,15 +59,20 @@ def test_no_collective_beats_its_link(ranks, size, link, efficiency):
         one = collective(ALL_REDUCE, size, group, fabric, algorithm)
         assert 0 < one.bus_bytes_per_second <= limit
     halves = (
-        collective(REDUCE_SCATTER, size, group, fabric).seconds + collective(ALL_GATHER, size, group, fabric).seconds
+        collective(REDUCE_SCATTER, size, group, fabric).seconds
+        + collective(ALL_GATHER, size, group, fabric).seconds
     )
-    assert halves == pytest.approx(collective(ALL_REDUCE, size, group, fabric).seconds + BASE_SECONDS)
+    assert halves == pytest.approx(
+        collective(ALL_REDUCE, size, group, fabric).seconds + BASE_SECONDS
+    )
     assert all_reduce(2 * size, group, fabric).seconds > all_reduce(size, group, fabric).seconds
     assert collective(ALL_REDUCE, size, RankGroup(1, 1), fabric).seconds == 0
 
 
 def test_rings_between_nodes_share_the_adapters():
-    """Eight adapters of 50 GB/s carry one ring at 400 GB/s, eight rings of one rank a node at 50 each; NVLink 450."""
+    """Eight adapters of 50 GB/s carry one ring at 400 GB/s, eight rings of one rank a node at 50
+    each; NVLink 450.
+    """
     assert bandwidth(NDR, RankGroup(8, 8)) == 450e9
     assert bandwidth(NDR, RankGroup(64, 8)) == 400e9
     assert bandwidth(NDR, RankGroup(64, 1)) == 50e9
@@ -98,18 +107,25 @@ def test_zero_three_moves_half_as_much_again():
 
 
 def test_the_bubble_of_narayanan():
-    """(p-1)/m of the work, divided by the chunks of an interleaved schedule; no pipeline, no bubble."""
+    """(p-1)/m of the work, divided by the chunks of an interleaved schedule; no pipeline, no
+    bubble.
+    """
     assert bubble_share(8, 64) == pytest.approx(7 / 64)
     assert bubble_share(8, 64, 2) == pytest.approx(7 / 128)
     assert bubble_share(1, 1) == 0
     piped = step_time(replace(STEP, pipeline=8), NDR)
-    assert piped.bubble_seconds == pytest.approx(7 / 8 * (piped.compute_seconds + piped.tensor_seconds))
+    assert piped.bubble_seconds == pytest.approx(
+        7 / 8 * (piped.compute_seconds + piped.tensor_seconds)
+    )
 
 
 def test_gpt3_on_1024_a100_reaches_what_was_measured():
-    """Narayanan et al. 2021, section 5.1: 174.6 B parameters on 1,024 A100 with batch 1,536 ran at 140 of 312 Tflop/s.
+    """Narayanan et al.
 
-    Recomputation counted, that is 0.45 of the peak. With kernels at 0.57, what communication and bubble leave is near.
+    2021, section 5.1: 174.6 B parameters on 1,024 A100 with batch 1,536 ran at 140 of 312 Tflop/s.
+
+    Recomputation counted, that is 0.45 of the peak. With kernels at 0.57, what communication and
+    bubble leave is near.
     """
     gpt3 = known("gpt-3-175b")
     step = TrainingStep(
@@ -142,8 +158,12 @@ def test_gpt3_on_1024_a100_reaches_what_was_measured():
     st.booleans(),
     st.floats(0.1, 1),
 )
-def test_parts_add_up_and_faster_links_never_cost(gpus, zero, tensor, chunks, accumulate, batch, again, kernels):
-    """Nothing is negative, hiding takes no more than there is, and a network twice as fast is never slower."""
+def test_parts_add_up_and_faster_links_never_cost(
+    gpus, zero, tensor, chunks, accumulate, batch, again, kernels
+):
+    """Nothing is negative, hiding takes no more than there is, and a network twice as fast is never
+    slower.
+    """
     step = replace(
         STEP,
         gpus=gpus,
@@ -174,7 +194,13 @@ def test_parts_add_up_and_faster_links_never_cost(gpus, zero, tensor, chunks, ac
 
 @pytest.mark.parametrize(
     "changes",
-    [{"zero": 5}, {"gpus": 100}, {"pipeline": 128, "gpus": 1024}, {"kernel_efficiency": 0.0}, {"precision": "fp4"}],
+    [
+        {"zero": 5},
+        {"gpus": 100},
+        {"pipeline": 128, "gpus": 1024},
+        {"kernel_efficiency": 0.0},
+        {"precision": "fp4"},
+    ],
 )
 def test_questions_that_make_no_sense_are_refused(changes):
     """A ValueError with a sentence."""

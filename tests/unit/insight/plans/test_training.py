@@ -34,37 +34,63 @@ def wall(step, pause, mtbf, restart=0.0):
 
 
 def test_chinchilla_is_six_n_d():
-    """70 B parameters on 1.4 T tokens: 5.88e23 operations, Gopher's budget of 5.76e23 (Hoffmann et al. 2022)."""
+    """70 B parameters on 1.4 T tokens: 5.88e23 operations, Gopher's budget of 5.76e23 (Hoffmann et
+    al. 2022).
+    """
     assert flops_per_token(WITHOUT_ATTENTION, 70e9, 1) * 1.4e12 == pytest.approx(5.88e23, rel=1e-9)
 
 
 def test_gpt3_is_3640_petaflop_days():
-    """Brown et al. 2020, table D.1: 174.6 B parameters, 300 B tokens, 3.14e23 operations, 3,640 petaflop-days."""
+    """Brown et al.
+
+    2020, table D.1: 174.6 B parameters, 300 B tokens, 3.14e23 operations, 3,640 petaflop-days.
+    """
     operations = 6 * 174.6e9 * 300e9
-    assert flops_per_token(WITHOUT_ATTENTION, 174.6e9, 1) * 300e9 == pytest.approx(operations, rel=1e-9)
+    assert flops_per_token(WITHOUT_ATTENTION, 174.6e9, 1) * 300e9 == pytest.approx(
+        operations, rel=1e-9
+    )
     assert operations / (1e15 * 86400) == pytest.approx(3640, rel=0.001)
 
 
 def test_gpt3_takes_34_days_on_1024_a100():
-    """Narayanan et al. 2021, section 5.1: 8 T P / (n X) at 140 Tflop/s, recomputation counted: 34 days."""
+    """Narayanan et al.
+
+    2021, section 5.1: 8 T P / (n X) at 140 Tflop/s, recomputation counted: 34 days.
+    """
     mfu = 140 / 312 * 6 / 8
-    run = TrainingRun(WITHOUT_ATTENTION, 174.6e9, 300e9, gpu_named("A100-80GB"), 1024, sequence=1, mfu=(mfu, mfu, mfu))
+    run = TrainingRun(
+        WITHOUT_ATTENTION,
+        174.6e9,
+        300e9,
+        gpu_named("A100-80GB"),
+        1024,
+        sequence=1,
+        mfu=(mfu, mfu, mfu),
+    )
     assert run.seconds(mfu) / 86400 == pytest.approx(33.8, abs=0.1)
 
 
 def test_attention_of_palm():
-    """Chowdhery et al. 2022, appendix B: PaLM 540B at 238.3 K tokens/s on 6,144 TPU v4 of 275 Tflop/s is 46.2 % MFU.
+    """Chowdhery et al.
+
+    2022, appendix B: PaLM 540B at 238.3 K tokens/s on 6,144 TPU v4 of 275 Tflop/s is 46.2 % MFU.
 
     118 layers, 48 heads of 256 (12,288 wide queries), 2,048 tokens; 45.7 % without attention.
     """
     attention = Architecture(118, 12288, 48, 1, 1, 1)
     peak = 6144 * 275e12
-    assert 238.3e3 * flops_per_token(attention, 540.35e9, 2048) / peak == pytest.approx(0.462, abs=0.001)
-    assert 238.3e3 * flops_per_token(WITHOUT_ATTENTION, 540.35e9, 1) / peak == pytest.approx(0.457, abs=0.001)
+    assert 238.3e3 * flops_per_token(attention, 540.35e9, 2048) / peak == pytest.approx(
+        0.462, abs=0.001
+    )
+    assert 238.3e3 * flops_per_token(WITHOUT_ATTENTION, 540.35e9, 1) / peak == pytest.approx(
+        0.457, abs=0.001
+    )
 
 
 def test_llama_3_1_took_the_gpu_hours_that_meta_reports():
-    """30.84 M H100-hours for 15.6 T tokens (model card): the range at the published MFU of 0.38 to 0.43 holds them."""
+    """30.84 M H100-hours for 15.6 T tokens (model card): the range at the published MFU of 0.38 to
+    0.43 holds them.
+    """
     run = TrainingRun(
         known("llama-3.1-405b"),
         known("llama-3.1-405b").parameters,
@@ -74,7 +100,9 @@ def test_llama_3_1_took_the_gpu_hours_that_meta_reports():
         sequence=8192,
         mfu=(0.38, 0.41, 0.43),
     )
-    best, _, worst = outcomes(run, overhead(Failures(checkpoint_seconds=10.0, restart_seconds=300.0), 16384), None)
+    best, _, worst = outcomes(
+        run, overhead(Failures(checkpoint_seconds=10.0, restart_seconds=300.0), 16384), None
+    )
     assert best.gpu_hours < 30.84e6 < worst.gpu_hours
 
 
@@ -85,11 +113,16 @@ def test_the_default_time_between_failures_is_the_one_published():
 
 
 def test_young_and_daly():
-    """Five minutes a checkpoint, a failure a day: Young 2 h; Daly a little less. Daly is M once checkpoints take 2M."""
+    """Five minutes a checkpoint, a failure a day: Young 2 h; Daly a little less.
+
+    Daly is M once checkpoints take 2M.
+    """
     day, pause = 86400.0, 300.0
     assert young_interval(pause, day) == 7200.0
     part = pause / (2 * day)
-    assert daly_interval(pause, day) == pytest.approx(7200 * (1 + math.sqrt(part) / 3 + part / 9) - 300)
+    assert daly_interval(pause, day) == pytest.approx(
+        7200 * (1 + math.sqrt(part) / 3 + part / 9) - 300
+    )
     assert daly_interval(2 * day, day) == day
 
 
@@ -107,7 +140,9 @@ def test_dalys_interval_is_the_best(pause, mtbf):
 
 @given(st.integers(1, 4096), st.integers(2, 8), st.floats(1, 300), st.floats(0, 1200))
 def test_more_gpus_lose_more_to_failures(gpus, times, pause, restart):
-    """The share lost grows with the GPUs, with checkpoints and with restarts, and stays between 0 and 1."""
+    """The share lost grows with the GPUs, with checkpoints and with restarts, and stays between 0
+    and 1.
+    """
     here = overhead(Failures(checkpoint_seconds=pause, restart_seconds=restart), gpus)
     more = overhead(Failures(checkpoint_seconds=pause, restart_seconds=restart), gpus * times)
     slower = overhead(Failures(checkpoint_seconds=pause * 2, restart_seconds=restart + 60), gpus)
@@ -125,7 +160,9 @@ def test_more_gpus_lose_more_to_failures(gpus, times, pause, restart):
     st.floats(0.01, 1),
 )
 def test_time_by_gpus_is_constant(parameters, tokens, card, gpus, times, mfu):
-    """At one MFU GPU-seconds of arithmetic do not depend on how many GPUs there are; tokens count in proportion."""
+    """At one MFU GPU-seconds of arithmetic do not depend on how many GPUs there are; tokens count
+    in proportion.
+    """
     run = TrainingRun(known("llama-2-7b"), parameters, tokens, card, gpus, mfu=(mfu, mfu, mfu))
     spent = run.seconds(mfu) * gpus
     assert replace(run, gpus=gpus * times).seconds(mfu) * gpus * times == pytest.approx(spent)
@@ -135,7 +172,9 @@ def test_time_by_gpus_is_constant(parameters, tokens, card, gpus, times, mfu):
 
 
 def test_money_is_decimal_and_in_minor_units():
-    """GPU-hours by rate, rounded once to the currency's minor unit; the range runs from the fastest to the slowest."""
+    """GPU-hours by rate, rounded once to the currency's minor unit; the range runs from the fastest
+    to the slowest.
+    """
     assert money(1000.0, GpuHourRate(Decimal("2.49"), "USD")) == Decimal("2490.00")
     assert money(1e40, GpuHourRate(Decimal("2.49"), "USD")) == Decimal("2.49e40")
     assert money(1.5, GpuHourRate(Decimal("333.3"), "JPY")) == Decimal("500")

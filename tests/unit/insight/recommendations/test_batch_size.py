@@ -1,4 +1,6 @@
-"""A larger batch is advised where a run always runs, does little at once and has room; never without the evidence."""
+"""A larger batch is advised where a run always runs, does little at once and has room; never
+without the evidence.
+"""
 
 from decimal import Decimal
 
@@ -18,7 +20,12 @@ HOUR = 3_600_000
 START = 1_759_708_800_000
 GIB = 2.0**30
 H100 = "NVIDIA H100 80GB HBM3"
-SMALL = {"utilization_ratio": 0.97, "sm_active_ratio": 0.2, "dram_active_ratio": 0.1, "memory_used_bytes": 12 * GIB}
+SMALL = {
+    "utilization_ratio": 0.97,
+    "sm_active_ratio": 0.2,
+    "dram_active_ratio": 0.1,
+    "memory_used_bytes": 12 * GIB,
+}
 
 
 def reading(value, known=1.0):
@@ -27,7 +34,9 @@ def reading(value, known=1.0):
 
 def window(readings, hours=48, cards=1, name="tune", known=1.0):
     intervals = [
-        IntervalUsage(card, START + hour * HOUR, HOUR, HOUR, 0, 0) for card in range(cards) for hour in range(hours)
+        IntervalUsage(card, START + hour * HOUR, HOUR, HOUR, 0, 0)
+        for card in range(cards)
+        for hour in range(hours)
     ]
     held = Holding(
         1,
@@ -41,13 +50,17 @@ def window(readings, hours=48, cards=1, name="tune", known=1.0):
         intervals,
         {key: reading(value, known) for key, value in readings.items()},
     )
-    accelerators = {card: ObservedAccelerator("train", H100, "n1", 1_000_000, 1.0) for card in range(cards)}
+    accelerators = {
+        card: ObservedAccelerator("train", H100, "n1", 1_000_000, 1.0) for card in range(cards)
+    }
     book = PriceBook([Price(1, "", "H100", "on_demand", Decimal(4), "USD", 0)])
     return Window(START, START + hours * HOUR, [held], {}, accelerators, [], book, {})
 
 
 def test_a_run_that_does_little_at_once_is_advised():
-    """At 0.2 of the SMs against 0.8 three quarters of the time could be spared; half of that is expected."""
+    """At 0.2 of the SMs against 0.8 three quarters of the time could be spared; half of that is
+    expected.
+    """
     (one,), gaps = batch_size(window(SMALL))
     assert gaps == []
     assert (one.kind, one.subject) == ("batch_size", "slurm::1")
@@ -59,7 +72,12 @@ def test_a_run_that_does_little_at_once_is_advised():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"sm_active_ratio": 0.6}, {"dram_active_ratio": 0.5}, {"memory_used_bytes": 60 * GIB}, {"utilization_ratio": 0.6}],
+    [
+        {"sm_active_ratio": 0.6},
+        {"dram_active_ratio": 0.5},
+        {"memory_used_bytes": 60 * GIB},
+        {"utilization_ratio": 0.6},
+    ],
     ids=["busy", "bandwidth", "full", "waits"],
 )
 def test_another_limit_is_no_small_batch(changes):

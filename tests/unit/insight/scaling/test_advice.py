@@ -20,7 +20,12 @@ PER_DAY = 48
 def pool(days=16, level=40, seed=0):
     at = np.arange(days * PER_DAY + 13)
     noise = np.random.default_rng(seed).normal(0, 1, len(at))
-    return Series("pool", 0, STEP, np.maximum(np.round(level + 24 * np.sin(2 * np.pi * at / PER_DAY) + noise), 0))
+    return Series(
+        "pool",
+        0,
+        STEP,
+        np.maximum(np.round(level + 24 * np.sin(2 * np.pi * at / PER_DAY) + noise), 0),
+    )
 
 
 def test_advice_is_a_number_with_a_sentence():
@@ -83,7 +88,9 @@ def test_the_limits_of_the_pool_decide_and_are_named(limits, held, gpus, said):
 
 @pytest.mark.parametrize("now_gpus", [0.0, 30.0, 400.0])
 def test_what_is_known_since_the_last_step_is_covered_too(now_gpus):
-    """A queue that was read since counts as demand of now; less than the last step does not lower it."""
+    """A queue that was read since counts as demand of now; less than the last step does not lower
+    it.
+    """
     series = pool()
     got = advise(series, STEP, series.end_ms, now_gpus=now_gpus)
     assert got is not None
@@ -92,9 +99,13 @@ def test_what_is_known_since_the_last_step_is_covered_too(now_gpus):
 
 
 def test_the_setting_stands_for_a_day():
-    """Two steps of a day run the same setting, chosen by the days before it; the next day's may be another."""
+    """Two steps of a day run the same setting, chosen by the days before it; the next day's may be
+    another.
+    """
     series = pool(seed=3)
-    chosen = [advise(one, STEP, one.end_ms) for one in (series, series.until(len(series.values) - 5))]
+    chosen = [
+        advise(one, STEP, one.end_ms) for one in (series, series.until(len(series.values) - 5))
+    ]
     assert chosen[0] is not None
     assert chosen[1] is not None
     assert chosen[0].setting == chosen[1].setting
@@ -102,11 +113,15 @@ def test_the_setting_stands_for_a_day():
 
 @pytest.mark.parametrize("steps_today", [1, 13, PER_DAY])
 def test_advice_is_the_last_step_of_a_replay(steps_today):
-    """The same days, replayed at once, end with the capacity that is advised, ours and the tuned reactive one's."""
+    """The same days, replayed at once, end with the capacity that is advised, ours and the tuned
+    reactive one's.
+    """
     series = pool(18, seed=4).until(17 * PER_DAY + steps_today)
     got = advise(series, 2 * STEP, series.end_ms, ScalingLimits(cost_cap=1.1))
     rules = SelectionRules()
-    replay = CandidateReplay(series.values, np.isfinite(series.values), STEP, 2, 1.0, 1.1, tuned_days=17)
+    replay = CandidateReplay(
+        series.values, np.isfinite(series.values), STEP, 2, 1.0, 1.1, tuned_days=17
+    )
     chosen = replay.schedule(replay.predictive, rules)
     _, state = replay.run([chosen], rules)
     assert got is not None
@@ -116,9 +131,13 @@ def test_advice_is_the_last_step_of_a_replay(steps_today):
     assert got.reactive_gpus == pytest.approx(max(state.reference_coming, series.values[-1]))
 
 
-@pytest.mark.parametrize("limits", [ScalingLimits(cost_cap=1.1), ScalingLimits(cost_cap=1.1, predict=False)])
+@pytest.mark.parametrize(
+    "limits", [ScalingLimits(cost_cap=1.1), ScalingLimits(cost_cap=1.1, predict=False)]
+)
 def test_where_nothing_is_to_be_won_the_advice_is_the_tuned_reactive_setting(limits):
-    """Jumps that nothing announces, or prediction turned off: the tuned reactive setting's number, named as such."""
+    """Jumps that nothing announces, or prediction turned off: the tuned reactive setting's number,
+    named as such.
+    """
     rng = np.random.default_rng(5)
     values = np.repeat(rng.integers(10, 60, 18 * 8), PER_DAY // 8).astype(float)
     values = values if not limits.predict else np.full(len(values), 20.0)

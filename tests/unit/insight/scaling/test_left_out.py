@@ -1,4 +1,6 @@
-"""The benchmark of capacity never lets a family into the choice of the constants that it is scored with."""
+"""The benchmark of capacity never lets a family into the choice of the constants that it is scored
+with.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bench.scaling import CHOICES, SHIPPED, Case, Score, choose, cut, every_setting, judge_left_out, scores
+from bench.scaling import (
+    CHOICES,
+    SHIPPED,
+    Case,
+    Score,
+    choose,
+    cut,
+    every_setting,
+    judge_left_out,
+    scores,
+)
 
 from gpuledger_collector.insight.scaling.choice import SelectionRules
 from gpuledger_collector.insight.scaling.policies import LOT_UNITS
@@ -19,7 +31,11 @@ def preferring(family, window_days, gain=50.0):
     """A case where a setting waits the less, the nearer its window is to this one."""
     places = CHOICES["window_days"]
     far = [abs(places.index(each["window_days"]) - places.index(window_days)) for each in SETTINGS]
-    return {Case(f"{family}/pool", 10, 1.1): [replace(WAITED, wait=50.0 + gain * each / 10) for each in far]}
+    return {
+        Case(f"{family}/pool", 10, 1.1): [
+            replace(WAITED, wait=50.0 + gain * each / 10) for each in far
+        ]
+    }
 
 
 def test_a_planted_family_does_not_change_its_own_choice():
@@ -33,7 +49,9 @@ def test_a_planted_family_does_not_change_its_own_choice():
 
 
 def test_what_a_left_out_family_holds_is_not_read():
-    """Not-a-number would spread through every mean that it enters, and harm would rule a setting out."""
+    """Not-a-number would spread through every mean that it enters, and harm would rule a setting
+    out.
+    """
     table = preferring("a", 7) | preferring("b", 14)
     bad = [replace(WAITED, wait=np.nan, capacity=999.0) for _ in SETTINGS]
     planted = table | {Case("planted/pool", 10, 1.1): bad}
@@ -41,7 +59,9 @@ def test_what_a_left_out_family_holds_is_not_read():
 
 
 def test_a_setting_that_harms_is_not_chosen():
-    """However much it cuts, a setting that costs over 1.02 x the tuned one on a pool is passed over."""
+    """However much it cuts, a setting that costs over 1.02 x the tuned one on a pool is passed
+    over.
+    """
     table = preferring("a", 7)
     (case,) = table
     table[case] = [
@@ -64,13 +84,21 @@ def test_what_ships_is_one_of_the_settings_and_the_code_has_it():
     """The constants that the report calls shipped are the defaults of the rules."""
     rules = SelectionRules()
     assert SHIPPED in SETTINGS
-    assert {"window_days": rules.window_days, "lent_days": rules.lent_days, "least_lot": min(LOT_UNITS)} == SHIPPED
+    assert {
+        "window_days": rules.window_days,
+        "lent_days": rules.lent_days,
+        "least_lot": min(LOT_UNITS),
+    } == SHIPPED
 
 
 def test_a_score_compares_with_the_tuned_setting():
-    """A pool that rises each morning waits less by a forecast, and settings that let it compete differ from none."""
+    """A pool that rises each morning waits less by a forecast, and settings that let it compete
+    differ from none.
+    """
     at = np.arange(14 * 288)
-    demand = np.ceil(40 + 30 * np.sin(2 * np.pi * at / 288) + np.random.default_rng(1).normal(0, 1, len(at)))
+    demand = np.ceil(
+        40 + 30 * np.sin(2 * np.pi * at / 288) + np.random.default_rng(1).normal(0, 1, len(at))
+    )
     (ours,) = scores(demand, 10, 1.1, [SHIPPED])
     assert ours.wait < ours.tuned_wait
     assert ours.cut == pytest.approx(100 * (1 - ours.wait / ours.tuned_wait))

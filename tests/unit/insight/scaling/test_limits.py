@@ -1,4 +1,6 @@
-"""Limits of a pool, what its money pays for, what came of a decision, and the promise never to do harm."""
+"""Limits of a pool, what its money pays for, what came of a decision, and the promise never to do
+harm.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from gpuledger_collector.insight.rates import GpuHourRate, money_micro
 from gpuledger_collector.insight.scaling import ScalingLimits, advise
 from gpuledger_collector.insight.scaling.advice import PastTarget
 from gpuledger_collector.insight.scaling.choice import SelectionRules, daily_totals, select
-from gpuledger_collector.insight.scaling.pools import ACT, ADVICE, ScalingTerms, decide, inputs_hash, judge_decision
+from gpuledger_collector.insight.scaling.pools import (
+    ACT,
+    ADVICE,
+    ScalingTerms,
+    decide,
+    inputs_hash,
+    judge_decision,
+)
 from gpuledger_collector.insight.series import Series
 
 STEP = 1_800_000
@@ -57,7 +66,12 @@ def desired(limits, *past, at=NOW):
             22,
             "",
         ),
-        (ScalingLimits(cooldown_ms=10 * MINUTE), (PastTarget(NOW - 9 * MINUTE, 40),), 40, "the cool-down"),
+        (
+            ScalingLimits(cooldown_ms=10 * MINUTE),
+            (PastTarget(NOW - 9 * MINUTE, 40),),
+            40,
+            "the cool-down",
+        ),
         (
             ScalingLimits(cooldown_ms=10 * MINUTE),
             (PastTarget(NOW - 11 * MINUTE, 40), PastTarget(NOW - MINUTE, 40)),
@@ -65,7 +79,12 @@ def desired(limits, *past, at=NOW):
             "",
         ),
         (ScalingLimits(cooldown_ms=10 * MINUTE), (PastTarget(NOW - MINUTE, 21),), 22, ""),
-        (ScalingLimits(step_down_gpus=4), (PastTarget(NOW - MINUTE, 40),), 36, "the step limit down"),
+        (
+            ScalingLimits(step_down_gpus=4),
+            (PastTarget(NOW - MINUTE, 40),),
+            36,
+            "the step limit down",
+        ),
         (ScalingLimits(step_up_gpus=1), (PastTarget(NOW - MINUTE, 12),), 20, "the step limit up"),
         (ScalingLimits(money_gpus=12.5), (), 12, "the money limit"),
         (ScalingLimits(ceiling_gpus=12, node_gpus=8), (), 8, "the ceiling"),
@@ -89,7 +108,9 @@ def test_each_limit_decides_where_it_binds_and_is_named(limits, past, gpus, said
     calm=st.integers(0, 60),
 )
 def test_a_decision_lies_within_floor_and_ceiling(floor, room, node, warm, before, calm):
-    """Whatever the other limits and the past say: never above the ceiling, above the floor as far as nodes allow."""
+    """Whatever the other limits and the past say: never above the ceiling, above the floor as far
+    as nodes allow.
+    """
     ceiling = floor + room
     limits = ScalingLimits(
         floor_gpus=floor,
@@ -99,14 +120,19 @@ def test_a_decision_lies_within_floor_and_ceiling(floor, room, node, warm, befor
         cooldown_ms=calm * MINUTE,
         stabilization_ms=calm * MINUTE,
     )
-    past = [PastTarget(NOW - (len(before) - at) * 5 * MINUTE, gpus, gpus) for at, gpus in enumerate(before)]
+    past = [
+        PastTarget(NOW - (len(before) - at) * 5 * MINUTE, gpus, gpus)
+        for at, gpus in enumerate(before)
+    ]
     got, _ = desired(limits, *past)
     assert got <= ceiling
     assert got >= min(floor, ceiling // node * node)
 
 
 def test_money_buys_what_the_rate_says_and_a_missing_rate_stops_acting():
-    """30 USD an hour at 2.50 are twelve GPUs; without a rate, or in another currency, nobody acts, and it is said."""
+    """30 USD an hour at 2.50 are twelve GPUs; without a rate, or in another currency, nobody acts,
+    and it is said.
+    """
     terms = ScalingTerms("new", ScalingLimits(), STEP, ACT, Decimal(30), "USD", "hook")
     acting = decide(FLAT, terms, NOW, DOLLARS)
     assert acting is not None
@@ -149,7 +175,9 @@ def test_the_hash_names_what_was_looked_at():
 )
 def test_what_came_adds_up(values, start, length, gpus):
     """Over the known time: demand + waste = desired + wait, in GPU-seconds, whatever is missing."""
-    series = Series("pool", 0, STEP, np.array([np.nan if one is None else one for one in values], float))
+    series = Series(
+        "pool", 0, STEP, np.array([np.nan if one is None else one for one in values], float)
+    )
     begin = start * STEP // 2
     came = judge_decision(series, begin, begin + length * STEP // 4, gpus, gpus)
     assert came.known_ms <= length * STEP // 4
@@ -177,9 +205,11 @@ def wild(seed, days=24):
 @examples(5)
 @given(seed=st.integers(0, 10_000), cap=st.sampled_from([1.1, 1.25]), delay=st.sampled_from([1, 2]))
 def test_ours_harms_nobody(seed, cap, delay):
-    """On any demand ours waits no more than the reactive setting tuned on the history, for at most 2 % more.
+    """On any demand ours waits no more than the reactive setting tuned on the history, for at most
+    2 % more.
 
-    Where demand collapses, what was lent at first stays spent: seven days at 2 % of the history's level.
+    Where demand collapses, what was lent at first stays spent: seven days at 2 % of the history's
+    level.
     """
     demand = wild(seed)
     done = backtest_scaling(Series("pool", 0, STEP, demand), ScalingScenario(delay * STEP, cap))
@@ -196,7 +226,9 @@ def test_ours_harms_nobody(seed, cap, delay):
     ids=["waited less", "waited as much", "cost too much", "changed too often"],
 )
 def test_a_forecast_must_have_waited_less_within_the_budget(level, moves, chosen):
-    """Equal wait, more than 2 % over the reference's cost, or more changes than a quarter over its: the reference."""
+    """Equal wait, more than 2 % over the reference's cost, or more changes than a quarter over its:
+    the reference.
+    """
     days, steps = 8, 4
     demand = np.full(days * steps, 10.0)
     capacity = np.stack([np.full(len(demand), 9.4), np.full(len(demand), level)], axis=1)
@@ -208,13 +240,22 @@ def test_a_forecast_must_have_waited_less_within_the_budget(level, moves, chosen
 
 
 def test_a_month_is_the_last_28_days_in_money():
-    """Of fifty days ten are history and 28 are judged; cost is capacity at the rate; no front setting beats another."""
+    """Of fifty days ten are history and 28 are judged; cost is capacity at the rate; no front
+    setting beats another.
+    """
     values = 20 + np.round(8 * np.sin(2 * np.pi * np.arange(50 * 24) / 24))
-    made = backtest_pool(Series("pool", 0, 3_600_000, values), ScalingTerms("pool"), DOLLARS, with_front=True)
+    made = backtest_pool(
+        Series("pool", 0, 3_600_000, values), ScalingTerms("pool"), DOLLARS, with_front=True
+    )
     assert made.facts()["judged_days"] == 28
     for row in made.rows():
         assert row["cost"] == pytest.approx(2.5 * float(str(row["capacity"])), abs=0.01)
     spent, waited = zip(*made.front, strict=True)
     assert list(spent) == sorted(spent)
     assert list(waited) == sorted(waited, reverse=True)
-    assert backtest_pool(Series("pool", 0, 3_600_000, values[:100]), ScalingTerms("pool"), None).backtest is None
+    assert (
+        backtest_pool(
+            Series("pool", 0, 3_600_000, values[:100]), ScalingTerms("pool"), None
+        ).backtest
+        is None
+    )

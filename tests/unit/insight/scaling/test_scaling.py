@@ -13,7 +13,12 @@ from fakes.profiles import examples
 from gpuledger_collector.cli import main
 from gpuledger_collector.insight.backtest import ScalingScenario, TooShort, backtest_scaling
 from gpuledger_collector.insight.scaling.lookahead import climate, drift, rises
-from gpuledger_collector.insight.scaling.policies import join_candidates, predictive, reactive, request_since
+from gpuledger_collector.insight.scaling.policies import (
+    join_candidates,
+    predictive,
+    reactive,
+    request_since,
+)
 from gpuledger_collector.insight.scaling.simulation import (
     CapacityBudget,
     CapacityRequest,
@@ -39,7 +44,12 @@ def one(demand, target, keep=None, delay=2, start=1, node=0.0):
 def daily(days=14, seed=0, level=40):
     rng = np.random.default_rng(seed)
     at = np.arange(days * PER_DAY)
-    return np.maximum(np.round(level + 0.6 * level * np.sin(2 * np.pi * at / PER_DAY) + rng.normal(0, 1, len(at))), 0)
+    return np.maximum(
+        np.round(
+            level + 0.6 * level * np.sin(2 * np.pi * at / PER_DAY) + rng.normal(0, 1, len(at))
+        ),
+        0,
+    )
 
 
 def test_an_order_serves_after_the_delay():
@@ -67,7 +77,9 @@ def test_whole_nodes_round_up():
 
 
 def test_the_measure_counts_gpu_hours_and_starts():
-    """Two steps short of six GPUs at half an hour are six GPU-hours, and six starts that waited an hour each."""
+    """Two steps short of six GPUs at half an hour are six GPU-hours, and six starts that waited an
+    hour each.
+    """
     demand = np.array([4.0, 4, 10, 10, 10, 10])
     got = measure_outcome(demand, one(demand, demand), np.ones(6, dtype=bool), STEP)
     assert got.wait == pytest.approx(6.0)
@@ -119,7 +131,8 @@ def test_drift_foresees_a_ramp():
 
 def outcomes(demand, **question):
     done = backtest_scaling(
-        Series("demand", 0, STEP, demand), ScalingScenario(**{"delay_ms": STEP, "cost_cap": 1.1, **question})
+        Series("demand", 0, STEP, demand),
+        ScalingScenario(**{"delay_ms": STEP, "cost_cap": 1.1, **question}),
     )
     return {result.policy: result for result in done.results}, done
 
@@ -132,11 +145,15 @@ def test_ours_decides_without_the_future():
     changed[cut:] = 3.0
     first, second = outcomes(demand)[0], outcomes(changed)[0]
     for policy in ("gpuledger", "reactive-tuned", "reactive-plain", "hpa-default", "static-peak"):
-        assert np.array_equal(first[policy].capacity[: cut + 1], second[policy].capacity[: cut + 1]), policy
+        assert np.array_equal(
+            first[policy].capacity[: cut + 1], second[policy].capacity[: cut + 1]
+        ), policy
 
 
 def test_ours_waits_less_than_the_tuned_reactive_on_a_daily_rhythm():
-    """Where demand follows the clock, ours waits less than the best reactive setting, inside the money."""
+    """Where demand follows the clock, ours waits less than the best reactive setting, inside the
+    money.
+    """
     found, done = outcomes(daily(24, level=200), delay_ms=2 * STEP, cost_cap=1.1)
     assert found["gpuledger"].outcome.wait < 0.6 * found["reactive-tuned"].outcome.wait
     assert found["reactive-tuned"].outcome.wait > 0
@@ -147,7 +164,9 @@ def test_ours_waits_less_than_the_tuned_reactive_on_a_daily_rhythm():
 @examples(5)
 @given(seed=st.integers(0, 1000), cap=st.sampled_from([1.02, 1.05, 1.1]))
 def test_ours_keeps_to_the_money(seed, cap):
-    """Capacity stays within the cap or the tuned setting's cost, also where the days after the history are wilder."""
+    """Capacity stays within the cap or the tuned setting's cost, also where the days after the
+    history are wilder.
+    """
     demand = daily(26, seed)
     demand[12 * PER_DAY :] += np.random.default_rng(seed).poisson(3, 14 * PER_DAY) * 4
     found, _ = outcomes(demand, cost_cap=cap)
@@ -158,7 +177,9 @@ def test_ours_keeps_to_the_money(seed, cap):
 def guarded(demand, own, reference, delay, node=0.0, lent=0.0, ratio=1.02):
     """Capacity of a guarded policy and of its reference."""
     budget = CapacityBudget(1.2, ratio, lent, 10.0)
-    replay = GuardedReplay(float(np.ceil(demand[0] / node) * node if node else demand[0]), delay, node, budget)
+    replay = GuardedReplay(
+        float(np.ceil(demand[0] / node) * node if node else demand[0]), delay, node, budget
+    )
     tables = [CapacityRequest(table[:, None], table[:, None]) for table in (own, reference)]
     ours = simulate_within(demand, *tables, replay, np.ones(len(demand), dtype=bool), (1, 2))[:, 0]
     return ours, simulate(demand, reference[:, None], reference[:, None], delay, 1, node)[:, 0]
@@ -182,7 +203,9 @@ def test_a_guarded_policy_never_waits_more_than_its_reference(seed, delay, node,
 
 
 def test_saved_wait_may_be_spent():
-    """A policy that foresaw a rise may then hold less than its reference, by what it saved; before it may not."""
+    """A policy that foresaw a rise may then hold less than its reference, by what it saved; before
+    it may not.
+    """
     demand = np.array([10.0] * 6 + [20.0] * 6)
     reference = np.where(np.arange(12) < 6, 12.0, 24.0)
     early = np.where(np.arange(12) < 3, 10.0, 20.0)
@@ -246,17 +269,23 @@ def call(monkeypatch, capsys):
 @pytest.fixture
 def demand_file(tmp_path):
     path = tmp_path / "demand.csv"
-    path.write_text("ts,demand\n" + "\n".join(f"{1800 * i},{v:g}" for i, v in enumerate(daily())) + "\n")
+    path.write_text(
+        "ts,demand\n" + "\n".join(f"{1800 * i},{v:g}" for i, v in enumerate(daily())) + "\n"
+    )
     return path
 
 
 def test_the_contract_of_the_backtest(call, demand_file):
     """JSON holds a row per policy with the agreed fields, ours among them by name."""
-    code, out, _ = call("scale", "backtest", demand_file, "--delay", "30m", "--cost-cap", "1.1", "--format", "json")
+    code, out, _ = call(
+        "scale", "backtest", demand_file, "--delay", "30m", "--cost-cap", "1.1", "--format", "json"
+    )
     rows = {row["policy"]: row for row in json.loads(out)["policies"]}
     assert code == 0
     assert {"gpuledger", "reactive-tuned", "hpa-default", "static-peak", "oracle"} <= set(rows)
-    assert all({"capacity", "demand", "wait", "wait_p95_s", "actions"} <= set(row) for row in rows.values())
+    assert all(
+        {"capacity", "demand", "wait", "wait_p95_s", "actions"} <= set(row) for row in rows.values()
+    )
     assert rows["gpuledger"]["demand"] == rows["oracle"]["demand"]
 
 
@@ -264,7 +293,9 @@ def test_a_coarser_step_is_the_mean_and_a_finer_one_holds(call, demand_file):
     """GPU-hours of demand are the same on every step that divides."""
     found = []
     for step in ("15m", "30m", "1h"):
-        code, out, _ = call("scale", "backtest", demand_file, "--delay", "1h", "--step", step, "--format", "json")
+        code, out, _ = call(
+            "scale", "backtest", demand_file, "--delay", "1h", "--step", step, "--format", "json"
+        )
         assert code == 0
         found.append(json.loads(out)["policies"][0]["demand"])
     assert found == pytest.approx([found[0]] * 3)
@@ -272,7 +303,11 @@ def test_a_coarser_step_is_the_mean_and_a_finer_one_holds(call, demand_file):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [(["--step", "7m"], "--step"), (["--delay", "later"], "--delay"), (["--step", "2h"], "divide the day")],
+    [
+        (["--step", "7m"], "--step"),
+        (["--delay", "later"], "--delay"),
+        (["--step", "2h"], "divide the day"),
+    ],
 )
 def test_impossible_settings_are_refused(call, demand_file, options, said):
     """A step or delay that cannot be is one sentence and exit code 2."""
@@ -296,7 +331,12 @@ def test_what_is_asked_today_is_what_was_replayed(today):
     per_day, step, warm = 48, 1_800_000, 3 * 48
     at = np.arange(12 * per_day + today)
     demand = np.maximum(
-        np.round(30 + 20 * np.sin(2 * np.pi * at / per_day) + np.random.default_rng(1).normal(0, 4, len(at))), 0.0
+        np.round(
+            30
+            + 20 * np.sin(2 * np.pi * at / per_day)
+            + np.random.default_rng(1).normal(0, 4, len(at))
+        ),
+        0.0,
     )
     replayed = join_candidates(reactive(demand, 2.0, step), *predictive(demand, 2.0, 2, step, warm))
     for column in range(0, len(replayed.settings), 11):
