@@ -37,6 +37,20 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class ReversedShare:
+    """What an owner pays more on a day (negative: less) because a contested adjustment is taken
+    back.
+    """
+
+    day_ms: int
+    owner: OwnerPath
+    adjustment: str
+    currency: str
+    cost_micro: int
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Decided:
     """What a decision changes: the moves, and by currency what its destination pays more, at its
     own price.

@@ -7,7 +7,8 @@ decides once.
 The evidence is kept as one canonical JSON text; its SHA-256 is the seal, so that whoever holds the
 file can check it with `sha256sum`. An accepted dispute becomes reattributions
 (accounting.reattribution): the ledger of an open month is rated again, a closed month keeps its
-charges and gets a correction.
+charges and gets a correction. Adjustments are amounts and no time: contested alone, an acceptance
+takes them back by entries of the opposite amounts (`Reversal`).
 """
 
 from __future__ import annotations
@@ -58,6 +59,13 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
+class Reversal:
+    """What an accepted dispute about adjustments does: each is taken back by an entry of the
+    opposite amounts.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Dispute:
     """A dispute without its evidence.
 
@@ -98,7 +106,7 @@ def after_answer(state: str, *, from_owner: bool) -> str:
     return OPEN if from_owner else ANSWERED
 
 
-def after_decision(state: str, remedy: Remedy | None) -> str:
+def after_decision(state: str, remedy: Remedy | Reversal | None) -> str:
     """The state after the decision; `remedy` None rejects. Raises BadStep."""
     if state in RESOLVED:
         raise BadStep(f"the dispute is {state} already: open a new one")

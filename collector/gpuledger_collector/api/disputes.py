@@ -22,6 +22,7 @@ from gpuledger_collector.accounting.disputes import (
     BadStep,
     Dispute,
     Remedy,
+    Reversal,
     words_of,
 )
 from gpuledger_collector.accounting.owner_tree import LEVELS
@@ -36,8 +37,8 @@ from gpuledger_collector.api.context import (
     parse_days,
     require_reader,
 )
-from gpuledger_collector.export.disputes import as_object, move_object
-from gpuledger_collector.services.dispute_preview import preview_decision
+from gpuledger_collector.export.disputes import as_object, move_object, reversal_object
+from gpuledger_collector.services.dispute_preview import preview_decision, preview_reversals
 from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.billing import disputes
 from gpuledger_collector.storage.billing.disputes import Contest, NoDispute
@@ -78,19 +79,24 @@ class Reply(BaseModel):
 
 class Outcome(BaseModel):
     """The effect of an acceptance: `to` names who pays for the time (empty: unattributed);
-    `unavailable` declares that the accelerator could not be used.
+    `unavailable` declares that the accelerator could not be used; `reverse` takes contested
+    adjustments back by entries of the opposite amounts.
     """
 
     model_config = ConfigDict(extra="forbid")
     to: dict[Level, Name] | None = None
     unavailable: bool = False
+    reverse: bool = False
 
-    def accepted(self) -> Remedy:
-        """What happens to the time. Raises ValueError."""
-        if (self.to is None) != self.unavailable:
+    def accepted(self) -> Remedy | Reversal:
+        """What happens to the time, or to the adjustments. Raises ValueError."""
+        if (self.to is not None) + self.unavailable + self.reverse != 1:
             raise ValueError(
-                "an acceptance states who pays for the time: either `to`, or `unavailable`"
+                "an acceptance states who pays for the time: either `to`, or `unavailable`; of"
+                " adjustments `reverse`"
             )
+        if self.reverse:
+            return Reversal()
         return Remedy(None if self.to is None else sort_levels(self.to))
 
 
@@ -100,12 +106,12 @@ class Decision(Outcome):
     note: Words
     accept: bool
 
-    def remedy(self) -> Remedy | None:
-        """What happens to the time. Raises ValueError."""
+    def remedy(self) -> Remedy | Reversal | None:
+        """What happens to the time, or to the adjustments. Raises ValueError."""
         if not self.accept:
-            if self.to is not None or self.unavailable:
+            if self.to is not None or self.unavailable or self.reverse:
                 raise ValueError(
-                    "a rejection changes nothing: `to` and `unavailable` go with accept"
+                    "a rejection changes nothing: `to`, `unavailable` and `reverse` go with accept"
                 )
             return None
         return self.accepted()
@@ -244,20 +250,30 @@ def _add_finance_routes(routes: APIRouter, context: ReadContext) -> None:
 
         A move without GPU-time is a day whose volume price changes. `destination_cost_micro` is
         what the destination pays more, at its own price. It is exact for what is rated; `rated`
-        says whether rating of the contested days is complete.
+        says whether rating of the contested days is complete. `reversals` are the amounts that
+        `reverse` books.
         """
         remedy = outcome.accepted()
         with context.database.transaction(read_only=True) as connection:
-            decided = preview_decision(
-                connection, disputes.proposed(connection, number, remedy), context.now_ms
-            )
-            _, rated = disputes.billed_now(connection, disputes.read(connection, number))
             calendar = zones.calendar(connection)
-            return {
-                "moves": [move_object(move, calendar) for move in decided.moves],
-                "destination_cost_micro": decided.gain,
-                "rated": rated,
-            }
+            if isinstance(remedy, Reversal):
+                shares = preview_reversals(
+                    connection, disputes.proposed_reversals(connection, number)
+                )
+                effect: dict[str, Any] = {
+                    "reversals": [reversal_object(share, calendar) for share in shares]
+                }
+            else:
+                decided = preview_decision(
+                    connection, disputes.proposed(connection, number, remedy), context.now_ms
+                )
+                effect = {
+                    "moves": [move_object(move, calendar) for move in decided.moves],
+                    "destination_cost_micro": decided.gain,
+                }
+            _, rated = disputes.billed_now(connection, disputes.read(connection, number))
+            nothing: dict[str, Any] = {"moves": [], "destination_cost_micro": {}, "reversals": []}
+            return nothing | effect | {"rated": rated}
 
     @routes.post("/{number}/resolution")
     def resolve(number: Number, decision: Decision, principal: Principal = fleet) -> dict[str, Any]:

@@ -11,7 +11,14 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from gpuledger_collector.accounting.disputes import RESOLVED, STATES, BadStep, Dispute, Remedy
+from gpuledger_collector.accounting.disputes import (
+    RESOLVED,
+    STATES,
+    BadStep,
+    Dispute,
+    Remedy,
+    Reversal,
+)
 from gpuledger_collector.accounting.owner_tree import path_of
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.cli import options
@@ -33,10 +40,16 @@ from gpuledger_collector.export.disputes import (
     days_text,
     difference_text,
     line_cells,
+    more_or_less,
     move_lines,
     owner_text,
+    reversal_lines,
 )
-from gpuledger_collector.services.dispute_preview import affected_days, preview_decision
+from gpuledger_collector.services.dispute_preview import (
+    affected_days,
+    preview_decision,
+    preview_reversals,
+)
 from gpuledger_collector.services.hourly_usage import fold_requested
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import decided_costs, disputes
@@ -199,7 +212,7 @@ def show(
             text = disputes.evidence(connection, number)
             holds = disputes.seal_holds(connection, dispute)
             billed, rated = disputes.billed_now(connection, dispute)
-        moves = _moves_if_accepted(session, dispute)
+        changes = _effect_of_acceptance(session, dispute)
     if evidence is not None:
         evidence.write_text(text, encoding="utf-8", newline="")
     content = json.loads(text)
@@ -207,7 +220,7 @@ def show(
         standing = {"seal_holds": holds, "billed_now": billed, "rated": rated, "evidence": content}
         print_json({**as_object(dispute), **standing})
     else:
-        sys.stdout.write(as_text(dispute, content, holds, billed, rated, SHOWN_LINES, moves))
+        sys.stdout.write(as_text(dispute, content, holds, billed, rated, SHOWN_LINES, changes))
     if not holds:
         raise typer.Exit(FINDINGS)
 
@@ -265,17 +278,25 @@ def resolve(
     unavailable: Annotated[
         bool, Option("--unavailable", help="With --accept: the accelerator could not be used.")
     ] = False,
+    reverse: Annotated[
+        bool,
+        Option(
+            "--reverse", help="With --accept, of adjustments: take them back by opposite entries."
+        ),
+    ] = False,
     dry_run: options.DryRun = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Decide a dispute, once. Accepting moves the contested time to its owner.
+    """Decide a dispute, once.
+
+    Accepting moves the contested time to its owner, or takes contested adjustments back.
 
     Only time that is charged to the contesting owner moves; what moves is shown, with --dry-run
     before anything does. Days of open months are rated again; what lies in a closed month becomes
     corrections of an open one.
     """
-    remedy = _remedy(accept, reject, to or [], nobody, unavailable)
+    remedy = _remedy(accept, reject, to or [], nobody, unavailable, reverse)
     days = 0
 
     def decide(connection: Connection, person: str) -> Dispute:
@@ -287,6 +308,9 @@ def resolve(
         if remedy is None:
             dispute = _step(session, decide, dry_run)
             print(f"dispute {number} is {dispute.state}" + dry_run_note(dry_run))
+            return
+        if isinstance(remedy, Reversal):
+            _take_back(session, number, decide, dry_run)
             return
         affected = _affected(session, number, remedy)
         if not dry_run:
@@ -305,6 +329,41 @@ def resolve(
     say(f"{plural(days, 'day')} rated again; {difference_text(dispute.owner, loss, payer, gain)}")
 
 
+def _take_back(
+    session: Session, number: int, decide: Callable[[Connection, str], Dispute], dry_run: bool
+) -> None:
+    """Accept a dispute about adjustments: show what their reversals book, and by how much the
+    ledger changed.
+    """
+    try:
+        with session.database.transaction(read_only=True) as connection:
+            shares = preview_reversals(connection, disputes.proposed_reversals(connection, number))
+    except (BadStep, NoDispute, ValueError) as error:
+        refuse(str(error))
+    days = [
+        session.calendar.day_of(day_ms) for day_ms in sorted({share.day_ms for share in shares})
+    ]
+    if not dry_run:
+        for day in days:
+            session.rate(day)
+    with session.database.transaction(read_only=True) as connection:
+        before = decided_costs.charged(connection, days)
+    dispute = _step(session, decide, dry_run)
+    print(f"dispute {number} is {dispute.state}" + dry_run_note(dry_run))
+    print("this would be booked:" if dry_run else "this is booked:")
+    for sentence in reversal_lines(shares, session.calendar):
+        say(sentence)
+    if dry_run:
+        return
+    for day in days:
+        session.rate(day)
+    with session.database.transaction(read_only=True) as connection:
+        after = decided_costs.charged(connection, days)
+    loss, _ = decided_costs.change(before, after, None)
+    paid = more_or_less({currency: -micro for currency, micro in loss.items() if micro})
+    say(f"{plural(len(days), 'day')} rated again; {owner_text(dispute.owner)} pays {paid}")
+
+
 def _affected(session: Session, number: int, remedy: Remedy) -> list[Period]:
     """The days whose charges depend on a decision; refuses a decision that is not possible."""
     with session.database.transaction(read_only=True) as connection:
@@ -320,22 +379,25 @@ def _hull(days: Sequence[Period]) -> Period:
 
 
 def _remedy(
-    accept: bool, reject: bool, to: list[str], nobody: bool, unavailable: bool
-) -> Remedy | None:
-    targets = bool(to) + nobody + unavailable
+    accept: bool, reject: bool, to: list[str], nobody: bool, unavailable: bool, reverse: bool
+) -> Remedy | Reversal | None:
+    targets = bool(to) + nobody + unavailable + reverse
     if accept == reject:
         refuse("give either --accept or --reject")
     if reject:
         if targets:
             refuse(
-                "--reject changes nothing: --to, --unattributed and --unavailable go with --accept"
+                "--reject changes nothing: --to, --unattributed, --unavailable and --reverse go"
+                " with --accept"
             )
         return None
     if targets != 1:
         refuse(
             "--accept: say who pays for the time, by --to team=NAME, --unattributed or"
-            " --unavailable"
+            " --unavailable; of adjustments, --reverse"
         )
+    if reverse:
+        return Reversal()
     if unavailable:
         return Remedy(None)
     return Remedy({} if nobody else declared_owner(_as_levels(to), "--to"))
@@ -371,11 +433,19 @@ def _preview(
         return before, _moves(session, connection, number, remedy)
 
 
-def _moves_if_accepted(session: Session, dispute: Dispute) -> list[str]:
-    """What accepting an open dispute would move away from its owner; nothing for a decided one."""
+def _effect_of_acceptance(session: Session, dispute: Dispute) -> list[str]:
+    """What accepting an open dispute would move away from its owner, or take back; nothing for a
+    decided one.
+    """
     if dispute.state in RESOLVED:
         return []
     with session.database.transaction(read_only=True) as connection:
+        if disputes.is_about_adjustments(connection, dispute.id):
+            try:
+                opposites = disputes.proposed_reversals(connection, dispute.id)
+            except ValueError as error:
+                return [f"  nothing: {error}"]
+            return reversal_lines(preview_reversals(connection, opposites), session.calendar)
         try:
             return _moves(session, connection, dispute.id, Remedy({}))
         except ValueError as error:

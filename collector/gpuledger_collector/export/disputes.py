@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from gpuledger_collector.accounting.dispute_moves import Decided, Move
+from gpuledger_collector.accounting.dispute_moves import Decided, Move, ReversedShare
 from gpuledger_collector.accounting.disputes import Dispute
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.money import Money, round_amounts
@@ -67,6 +67,24 @@ def move_lines(decided: Decided, calendar: Calendar) -> list[str]:
     return lines
 
 
+def reversal_lines(shares: Sequence[ReversedShare], calendar: Calendar) -> list[str]:
+    """A sentence for each amount that a reversal books."""
+    return [
+        f"  {calendar.date_of(share.day_ms)}  {_path_text(share.owner)} pays "
+        f"{more_or_less({share.currency: share.cost_micro})}: {share.adjustment}"
+        f"{' (a correction: the day is closed)' if share.closed else ''}"
+        for share in shares
+    ]
+
+
+def more_or_less(cost: Mapping[str, int]) -> str:
+    """How much more or less is paid, by currency."""
+    return " and ".join(
+        f"{amounts({currency: abs(micro)})} {'more' if micro > 0 else 'less'}"
+        for currency, micro in cost.items()
+    )
+
+
 def _move_text(move: Move, hours: Decimal, cost: str) -> str:
     owner = _path_text(move.owner)
     if not move.gpu_ns:
@@ -123,6 +141,18 @@ def move_object(move: Move, calendar: Calendar) -> dict[str, Any]:
     }
 
 
+def reversal_object(share: ReversedShare, calendar: Calendar) -> dict[str, Any]:
+    """An amount that a reversal books, as JSON."""
+    return {
+        "day": str(calendar.date_of(share.day_ms)),
+        "owner": _levels(share.owner),
+        "adjustment": share.adjustment,
+        "currency": share.currency,
+        "cost_micro": share.cost_micro,
+        "correction": share.closed,
+    }
+
+
 def as_object(dispute: Dispute) -> dict[str, Any]:
     """A dispute without its evidence, as JSON: instants in RFC 3339, money as integers of
     micro-units.
@@ -162,15 +192,15 @@ def as_text(
     billed: Mapping[str, int],
     rated: bool,
     most: int,
-    would_move: Sequence[str] = (),
+    would_change: Sequence[str] = (),
 ) -> str:
     """A page about a dispute; at most so many lines of each kind.
 
-    `would_move`: see `move_lines`.
+    `would_change`: what an acceptance would do, see `move_lines` and `reversal_lines`.
     """
     sentences = list(_sentences(dispute, evidence, holds, billed, rated, most))
-    if would_move:
-        sentences += ["if it is accepted now, this moves:", *would_move]
+    if would_change:
+        sentences += ["if it is accepted now, this changes:", *would_change]
     return lines_text(sentences)
 
 

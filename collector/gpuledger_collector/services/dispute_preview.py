@@ -7,9 +7,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpuledger_collector.accounting.adjustments import Place
+from gpuledger_collector.accounting.adjustments import Adjustment, Place
 from gpuledger_collector.accounting.corrections import difference
-from gpuledger_collector.accounting.dispute_moves import Decided, Move, destination_cost, find_moves
+from gpuledger_collector.accounting.dispute_moves import (
+    Decided,
+    Move,
+    ReversedShare,
+    destination_cost,
+    find_moves,
+)
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.rating import Charge, held_costs
 from gpuledger_collector.accounting.reattribution import Reattribution
@@ -50,6 +56,29 @@ def preview_decision(
         for currency, micro in destination_cost(changes, to).items():
             gain[currency] = gain.get(currency, 0) + micro
     return Decided(moves, to, dict(sorted(gain.items())))
+
+
+def preview_reversals(
+    connection: Connection, opposites: Sequence[Adjustment]
+) -> list[ReversedShare]:
+    """What booking these entries, which take contested adjustments back, would change."""
+    closed, calendar = periods.closed(connection), zones.calendar(connection)
+    shares = []
+    for opposite in opposites:
+        day = calendar.day_of(adjustments.span_of(opposite, calendar).start_ms)
+        is_closed = any(each.period.clip(day) for each in closed)
+        shares += [
+            ReversedShare(
+                day.start_ms,
+                share.owner,
+                opposite.name,
+                opposite.currency or "",
+                share.micro,
+                is_closed,
+            )
+            for share in opposite.entry_shares()
+        ]
+    return shares
 
 
 def affected_days(

@@ -458,7 +458,7 @@ def test_the_preview_is_what_the_bill_changes_by(lent, fleet, to, closed):
         f"{said}{name}{booked}",
         "12.000002 GPU-hours, 120.00 USD in all",
     ]
-    assert f"if it is accepted now, this moves:\n{said}(unattributed){booked}\n" in page
+    assert f"if it is accepted now, this changes:\n{said}(unattributed){booked}\n" in page
 
 
 def test_the_preview_of_a_dispute_that_a_rule_overtook_is_nothing(lent, written):

@@ -194,6 +194,10 @@ def test_a_bill_above_the_ledger_is_trued_up_closed_corrected_and_disputed(
         "disputes", "resolve", "1", "--accept", "--to", "team=team-1", "--note", "x"
     )
     assert code == 2
-    assert "adjustments reverse" in wrong
+    assert "an acceptance that reverses (--reverse) takes them back" in wrong
+    code, _, wrong = run("disputes", "resolve", "1", "--accept", "--reverse", "--note", "x")
+    assert (code, "is reversed already" in wrong or "is a reversal itself" in wrong) == (2, True), (
+        wrong
+    )
     assert run("disputes", "resolve", "1", "--reject", "--note", "the bill stands")[0] == 0
     proof(run)

@@ -2,6 +2,7 @@
 foreign dispute.
 """
 
+import datetime as dt
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,10 +11,11 @@ import pytest
 
 from fakes.postgres import fresh_database
 from fakes.two_teams import FOREIGN, OWN, day, two_teams
+from gpuledger_collector.accounting.adjustments import Adjustment
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.billing import disputes
+from gpuledger_collector.storage.billing import adjustments, disputes
 from gpuledger_collector.storage.database import Database
 
 
@@ -221,3 +223,51 @@ def test_messages_of_a_dispute_are_bounded(ask, monkeypatch):
     monkeypatch.setattr(disputes, "MOST_ENTRIES", 2)
     assert ask("viewer", "POST", f"/{made['id']}/answers", {"note": "well?"})[0] == 200
     assert ask("viewer", "POST", f"/{made['id']}/answers", {"note": "well?"})[0] == 409
+
+
+def test_finance_takes_a_contested_adjustment_back(ask, fleet):
+    """The preview is what is booked, as micro-units; another acceptance than `reverse` is no answer
+    to an amount.
+    """
+    database = Database(fleet[0].dsn)
+    on = dt.date.fromisoformat(day(-20))
+    dates = {"from_on": on, "to_on": on + dt.timedelta(days=1)}
+    terms = {"amount_micro": 7_500_000, "currency": "EUR", "reason": "seats", "approver": "kim"}
+    entry = Adjustment(None, "licenses", "debit", {"team": OWN}, **dates, **terms)
+    with database.transaction() as connection:
+        adjustments.book(connection, entry, dt.datetime.now(dt.UTC))
+        until = connection.execute("SELECT max(until_ms) FROM conservation_check").fetchone()[0]
+    refresh(database, ALWAYS, until)
+    status, made = ask("viewer", "POST", "", opening(**{"from": day(-20), "to": day(-19)}))
+    assert (status, made["cost_micro"]) == (201, {"EUR": 7_500_000})
+    path = f"/{made['id']}"
+    status, answer = ask("finance", "POST", f"{path}/preview", {"reverse": True})
+    assert status == 200
+    booked = {
+        "day": day(-20),
+        "owner": {"team": OWN},
+        "adjustment": "reversal of licenses",
+        "currency": "EUR",
+    }
+    assert answer["reversals"] == [booked | {"cost_micro": -7_500_000, "correction": False}]
+    assert (answer["moves"], answer["destination_cost_micro"]) == ([], {})
+    status, refused = ask(
+        "finance", "POST", f"{path}/resolution", {"note": "x", "accept": True, "to": {}}
+    )
+    assert (
+        status,
+        "an acceptance that reverses (--reverse) takes them back" in refused["detail"],
+    ) == (422, True)
+    for wrong in (
+        {"accept": True, "reverse": True, "unavailable": True},
+        {"accept": False, "reverse": True},
+    ):
+        assert ask("finance", "POST", f"{path}/resolution", {"note": "x", **wrong})[0] == 422
+    assert ask("viewer", "POST", f"{path}/preview", {"reverse": True})[0] == 403
+    status, decided = ask(
+        "finance", "POST", f"{path}/resolution", {"note": "x", "accept": True, "reverse": True}
+    )
+    assert (status, decided["state"], decided["days_to_rate"]) == (200, "accepted", 1)
+    refresh(database, ALWAYS, until)
+    shown = ask("viewer", "GET", path)[1]
+    assert (shown["billed_now"], shown["rated"]) == ({"EUR": 0}, True)

@@ -243,6 +243,11 @@ def reverse(
     Raises EntryRefused.
     """
     locks.take(connection, Lock.LEDGER)
+    return book(connection, opposite_of(connection, name, reason, approver), now)
+
+
+def opposite_of(connection: Connection, name: str, reason: str, approver: str) -> Adjustment:
+    """The entry that takes a booked one back, not booked yet. Raises EntryRefused."""
     known = current(connection)
     entry = next((adjustment for adjustment in known if adjustment.name == name), None)
     if entry is None or entry.kind in POLICIES:
@@ -255,7 +260,7 @@ def reverse(
         raise EntryRefused(f"{name!r} is a reversal itself: book the entry anew instead")
     if any(adjustment.reverses == entry.id for adjustment in known):
         raise EntryRefused(f"{name!r} is reversed already")
-    opposite = changed(
+    return changed(
         entry,
         id=None,
         name=f"reversal of {name}",
@@ -265,7 +270,6 @@ def reverse(
         approver=approver,
         reverses=entry.id,
     )
-    return book(connection, opposite, now)
 
 
 def evidence_of(connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuledger_collector.accounting import disputes
-from gpuledger_collector.accounting.disputes import Dispute, DisputeEntry, Remedy
+from gpuledger_collector.accounting.adjustments import Adjustment
+from gpuledger_collector.accounting.disputes import Dispute, DisputeEntry, Remedy, Reversal
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.owner_tree import LEVELS, path_of
 from gpuledger_collector.accounting.period import Period
@@ -20,7 +21,7 @@ from gpuledger_collector.accounting.reattribution import UNNUMBERED, Key, Reattr
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.billing import reattributions
+from gpuledger_collector.storage.billing import adjustments, reattributions
 from gpuledger_collector.storage.billing.dispute_evidence import gather, line_id
 from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.locks import Connection
@@ -261,9 +262,15 @@ def answer(
 
 
 def resolve(
-    connection: Connection, number: int, remedy: Remedy | None, note: str, who: str, now_ms: int
+    connection: Connection,
+    number: int,
+    remedy: Remedy | Reversal | None,
+    note: str,
+    who: str,
+    now_ms: int,
 ) -> tuple[Dispute, int]:
-    """Decide a dispute: `remedy` None rejects it, else the contested time is reattributed.
+    """Decide a dispute: `remedy` None rejects it, else the contested time is reattributed, or
+    adjustments reversed.
 
     The dispute as it is now, and how many days are to be rated again; a closed one among them gets
     a correction. Raises NoDispute, BadStep, ValueError.
@@ -272,16 +279,21 @@ def resolve(
     before = _locked(connection, number)
     state = disputes.after_decision(before.state, remedy)
     days = 0
-    if remedy is not None:
-        now = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
+    now = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
+    decided: dict[str, object] = {"state": state, "note": note}
+    if isinstance(remedy, Reversal):
+        opposites = _opposites(connection, before, f"dispute {number}: {note}", who)
+        for opposite in opposites:
+            adjustments.book(connection, opposite, now)
+        days = len({opposite.from_on for opposite in opposites})
+        decided["booked"] = [opposite.name for opposite in opposites]
+    elif remedy is not None:
+        decided["to"] = "unavailable" if remedy.owner is None else dict(remedy.owner)
         days = reattributions.add(connection, number, _decisions(connection, before, remedy), now)
     connection.execute(
         "UPDATE dispute SET state = %s, resolved_ms = %s WHERE id = %s", (state, now_ms, number)
     )
     _say(connection, number, DisputeEntry(now_ms, who, state, note))
-    decided: dict[str, object] = {"state": state, "note": note}
-    if remedy is not None:
-        decided["to"] = "unavailable" if remedy.owner is None else dict(remedy.owner)
     audit.record(
         connection,
         [audit.Change("dispute", str(number), {"state": before.state}, decided)],
@@ -299,6 +311,48 @@ def proposed(connection: Connection, number: int, remedy: Remedy) -> list[Reattr
     dispute = read(connection, number)
     disputes.after_decision(dispute.state, remedy)
     return _decisions(connection, dispute, remedy)
+
+
+def is_about_adjustments(connection: Connection, number: int) -> bool:
+    """Whether adjustments alone are contested. Raises NoDispute."""
+    return all("adjustment" in line for line in json.loads(evidence(connection, number))["lines"])
+
+
+def proposed_reversals(connection: Connection, number: int) -> list[Adjustment]:
+    """The entries that accepting a dispute about adjustments would book.
+
+    Raises NoDispute, BadStep, ValueError.
+    """
+    dispute = read(connection, number)
+    disputes.after_decision(dispute.state, Reversal())
+    return _opposites(connection, dispute, "", "")
+
+
+def _opposites(
+    connection: Connection, dispute: Dispute, reason: str, approver: str
+) -> list[Adjustment]:
+    """The opposite of each contested entry, of which the evidence must hold the whole.
+
+    Raises ValueError.
+    """
+    contested: dict[str, int] = defaultdict(int)
+    for line in json.loads(evidence(connection, dispute.id))["lines"]:
+        if "adjustment" not in line:
+            raise ValueError(
+                "not only adjustments are contested, which alone can be reversed: contest their"
+                " lines"
+            )
+        contested[line["adjustment"]] += line["cost_micro"]
+    opposites = [
+        adjustments.opposite_of(connection, name, reason, approver) for name in sorted(contested)
+    ]
+    for name, opposite in zip(sorted(contested), opposites, strict=True):
+        if contested[name] != -sum(share.micro for share in opposite.entry_shares()):
+            raise ValueError(
+                f"{name!r} is contested in part, and can only be reversed whole: gpuledger"
+                " adjustments reverse"
+            )
+    return opposites
 
 
 def _decisions(connection: Connection, dispute: Dispute, remedy: Remedy) -> list[Reattribution]:
@@ -327,8 +381,8 @@ def _decisions(connection: Connection, dispute: Dispute, remedy: Remedy) -> list
     )
     if not keyed and any(line.get("adjustment") for line in lines):
         raise ValueError(
-            "adjustments are amounts, and no time that could move: gpuledger adjustments reverse"
-            " takes one back, and what is right is booked anew"
+            "adjustments are amounts, and no time that could move: an acceptance that reverses"
+            " (--reverse) takes them back, and what is right is booked anew"
         )
     if not keyed and any(line.get("node_cost") for line in lines):
         raise ValueError(
@@ -468,9 +522,20 @@ def billed_now(connection: Connection, dispute: Dispute) -> tuple[dict[str, int]
     is rated.
 
     By currency, micro-units; of one contested line its workload and accelerator on that day count.
+    Of adjustments contested alone these and their reversals count.
     """
     contest = Contest(dispute.owner, dispute.period, dispute.accelerator, dispute.workload)
-    _, cost = totals(lines_of(connection, contest))
+    lines = lines_of(connection, contest)
+    if is_about_adjustments(connection, dispute.id):
+        names = {
+            line["adjustment"] for line in json.loads(evidence(connection, dispute.id))["lines"]
+        }
+        entries = [
+            (line, line.charge.adjustment) for line in lines if line.charge.adjustment is not None
+        ]
+        contested = {entry.id for _, entry in entries if entry.name in names}
+        lines = [line for line, entry in entries if contested & {entry.id, entry.reverses}]
+    _, cost = totals(lines)
     span = {"start": dispute.period.start_ms, "end": dispute.period.end_ms}
     waiting = connection.execute(
         "SELECT EXISTS (SELECT FROM day_recompute WHERE day_ms < %(end)s AND day_ms > %(start)s -"
