@@ -1,5 +1,9 @@
 """Servers on loopback that answer a page as an attacker would: slowly, without end, elsewhere,
 compressed, repeated.
+
+A page without end does end, long after any caller here should have left it, and fails the test
+then: without the deadline that a test is about, the test fails within half a minute and does not
+hang.
 """
 
 import contextlib
@@ -13,50 +17,72 @@ from contextlib import contextmanager
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 LINE = b'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-0",modelName="H100"} 5\n'
 DRIP_S = 0.02
+END_S = 20.0
+"""When a page that drips ends after all: many times what a caller may wait for one."""
+END_BLOCKS = 1000
+"""When a page that is sent at once ends, in blocks of 1,000 lines: 60 MB, several times what is
+read of it.
+"""
+
+
+class CallerStayed(Exception):
+    """A page was read to its late end."""
+
+
+def drip_bytes(connection: socket.socket, piece: bytes) -> None:
+    """Send these bytes again and again.
+
+    Raises OSError when the caller leaves, CallerStayed when it does not.
+    """
+    end = time.monotonic() + END_S
+    while time.monotonic() < end:
+        connection.sendall(piece)
+        time.sleep(DRIP_S)
+    raise CallerStayed
 
 
 def drip(connection: socket.socket) -> None:
-    """Send a byte of the body now and then, for ever."""
+    """Send a byte of the body now and then."""
     connection.sendall(HEAD + b"\r\n")
-    while True:
-        connection.sendall(b"#")
-        time.sleep(DRIP_S)
+    drip_bytes(connection, b"#")
 
 
 def drip_headers(connection: socket.socket) -> None:
-    """Send a byte of a header now and then, for ever."""
+    """Send a byte of a header now and then."""
     connection.sendall(HEAD + b"X-Long: ")
-    while True:
-        connection.sendall(b"a")
-        time.sleep(DRIP_S)
+    drip_bytes(connection, b"a")
 
 
 def say_continue(connection: socket.socket) -> None:
-    """Announce an answer for ever: http.client skips each of these lines."""
-    while True:
-        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        time.sleep(DRIP_S)
+    """Announce an answer again and again: http.client skips each of these lines."""
+    drip_bytes(connection, b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def say_nothing(connection: socket.socket) -> None:
-    """Take the request and never answer."""
-    while connection.recv(4096):
-        time.sleep(DRIP_S)
+    """Take the request and do not answer."""
+    connection.settimeout(END_S)
+    try:
+        while connection.recv(4096):
+            pass
+    except TimeoutError:
+        raise CallerStayed from None
 
 
 def never_end(connection: socket.socket) -> None:
-    """Send lines as fast as they are read, for ever."""
+    """Send lines as fast as they are read."""
     connection.sendall(HEAD + b"\r\n")
-    while True:
+    for _ in range(END_BLOCKS):
         connection.sendall(LINE * 1000)
+    raise CallerStayed
 
 
 def never_end_chunked(connection: socket.socket) -> None:
     """The same in chunks, which announce no length."""
     connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
     chunk = LINE * 1000
-    while True:
+    for _ in range(END_BLOCKS):
         connection.sendall(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
+    raise CallerStayed
 
 
 def inflate(connection: socket.socket) -> None:
@@ -89,19 +115,26 @@ def redirect(address: str) -> Callable[[socket.socket], None]:
 
 @contextmanager
 def hostile(
-    respond: Callable[[socket.socket], None], asked: list[bytes] | None = None
+    respond: Callable[[socket.socket], None],
+    asked: list[bytes] | None = None,
+    speaks_first: bool = False,
 ) -> Iterator[str]:
     """The address of a server that answers every request by `respond`; requests are added to
     `asked`.
+
+    Nobody may have read a page to its late end.
     """
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener, stayed = socket.create_server(("127.0.0.1", 0)), []
 
     def serve(connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
-            request = connection.recv(65_536)
+            request = b"" if speaks_first else connection.recv(65_536)
             if asked is not None:
                 asked.append(request)
-            respond(connection)
+            try:
+                respond(connection)
+            except CallerStayed as error:
+                stayed.append(error)
 
     def accept() -> None:
         with contextlib.suppress(OSError):
@@ -115,3 +148,6 @@ def hostile(
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
+    assert not stayed, (
+        "the caller had no deadline and no size for the page: it read it to its late end"
+    )

@@ -2,7 +2,6 @@
 exchange has a deadline.
 """
 
-import contextlib
 import ssl
 
 import pytest
@@ -24,18 +23,17 @@ WAIT_S = 0.5
 
 
 def greet(connection):
-    """A mail server that greets for ever, a byte at a time."""
+    """A mail server that greets a byte at a time."""
     connection.sendall(b"220-")
-    while True:
-        connection.sendall(b"x")
-        pages.time.sleep(pages.DRIP_S)
+    pages.drip_bytes(connection, b"x")
 
 
 def refuse(connection):
     """The head of an answer, and a body without end."""
     connection.sendall(b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Encoding: gzip\r\n\r\n")
-    while True:
-        connection.sendall(b"x" * 10_000)
+    for _ in range(pages.END_BLOCKS):
+        connection.sendall(b"x" * 60_000)
+    raise pages.CallerStayed
 
 
 def hook(url):
@@ -120,26 +118,8 @@ def test_a_prometheus_that_never_ends_is_asked_for_less():
 
 def test_a_mail_server_that_drips_is_left():
     """Before the dot: nothing was sent, and the mail is tried again."""
-    with hostile_talker(greet) as port, pytest.raises(NotAccepted) as caught:
-        SmtpTransport("127.0.0.1", port, "ledger@example.com", "none", session_s=WAIT_S).deliver(
-            message(), lambda: pytest.fail("handed over")
-        )
+    with hostile(greet, speaks_first=True) as url, pytest.raises(NotAccepted) as caught:
+        SmtpTransport(
+            "127.0.0.1", int(url.rpartition(":")[2]), "ledger@example.com", "none", session_s=WAIT_S
+        ).deliver(message(), lambda: pytest.fail("handed over"))
     assert caught.value.unreachable
-
-
-@contextlib.contextmanager
-def hostile_talker(respond):
-    """The port of a server that speaks first."""
-    listener = pages.socket.create_server(("127.0.0.1", 0))
-
-    def serve():
-        with contextlib.suppress(OSError):
-            connection, _ = listener.accept()
-            with connection:
-                respond(connection)
-
-    pages.threading.Thread(target=serve, daemon=True).start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        listener.close()
