@@ -575,6 +575,36 @@ def test_readers_leave_sessions_to_the_ledger(server):
             stack.enter_context(psycopg.connect(server.dsn))
 
 
+def test_a_role_without_a_limit_of_its_own_has_that_of_the_server(server):
+    """A role that was made by plain SQL sorts within the limit of readers and cannot raise it; the
+    ledger has none.
+    """
+    role = "made_by_hand"
+    with psycopg.connect(server.admin_dsn) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'a password'")
+        connection.execute(f"GRANT CONNECT ON DATABASE gpuledger TO {role}")
+        assert connection.execute(
+            "SELECT rolconfig FROM pg_roles WHERE rolname = %s", (role,)
+        ).fetchone() == (None,)
+    spills = (
+        "SET work_mem = '64kB'",
+        (
+            "SELECT count(*) FROM (SELECT repeat(md5(i::text), 60) FROM generate_series(1, 60000) i"
+            " ORDER BY 1 OFFSET 0) x"
+        ),
+    )
+    by_hand = make_conninfo(server.dsn, user=role, password="a password")
+    with psycopg.connect(by_hand, autocommit=True) as connection:
+        assert connection.execute("SHOW temp_file_limit").fetchone() == (readers.TEMP_FILE_LIMIT,)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("SET temp_file_limit = -1")
+        with pytest.raises(psycopg.errors.ConfigurationLimitExceeded, match="temp_file_limit"):
+            deque(map(connection.execute, spills))
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        assert connection.execute("SHOW temp_file_limit").fetchone() == ("-1",)
+        deque(map(connection.execute, spills))
+
+
 def test_a_reader_opens_no_other_database(server):
     """Nor would it find a table of its own there: each database but the ledger's is closed to it."""
     migrate.upgrade(server.dsn)
