@@ -50,8 +50,11 @@ def stop_listening(listener: socket.socket) -> None:
     """Let the others of an address have all connections, until somebody listens on this socket
     again.
     """
-    with contextlib.suppress(OSError):  # nobody listens on it
-        listener.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):  # it is closed
+        # Shutting down a socket on which nobody listens would end every connection that it accepts
+        # later.
+        if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            listener.shutdown(socket.SHUT_RDWR)
 
 
 def _bind(settings: Settings, port: int, shared: bool = False) -> socket.socket:

@@ -257,7 +257,19 @@ class Supervisor:
     async def _listen(self, worker: Worker, lines: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):
             worker.is_ready = bool(await lines.readline())
+            if worker.is_ready:
+                self._leave_connections_to_others()
             self._tell()
+
+    def _leave_connections_to_others(self) -> None:
+        """Stop listening where no worker is: all had ended, and what connects there waits for one
+        to be started.
+        """
+        for slot in self._slots:
+            if (
+                slot.worker is None and not slot.change.locked()
+            ):  # a successor would listen on the same socket
+                stop_listening(slot.listener)
 
     async def _watch(self, slot: Slot, worker: Worker) -> None:
         """Wait for the end of a worker, and start it again where nobody asked for its end."""

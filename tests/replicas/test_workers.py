@@ -2,6 +2,7 @@
 outside.
 """
 
+import asyncio
 import contextlib
 import http.client
 import os
@@ -11,6 +12,7 @@ import signal
 import socket
 import threading
 import time
+import types
 from pathlib import Path
 
 import psycopg
@@ -29,6 +31,7 @@ from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import EnvironmentLacks
+from gpuledger_collector.supervisor import Supervisor, Worker
 
 pytestmark = pytest.mark.slow
 
@@ -191,27 +194,30 @@ def test_a_worker_that_starts_is_sent_nothing(collector, shared):
     assert successor in collector.workers().values()
 
 
+def taken(*listening: socket.socket) -> list[int]:
+    """How many of sixty connections to an address each of its sockets is given, and answers."""
+    opened = [socket.create_connection(listening[0].getsockname(), 60) for _ in range(60)]
+    counts = []
+    for listener in listening:
+        listener.settimeout(0)
+        with contextlib.suppress(BlockingIOError):
+            counts.append(0)
+            while True:
+                with listener.accept()[0] as accepted:
+                    accepted.sendall(b"x")
+                counts[-1] += 1
+    for connection in opened:
+        with connection:
+            assert connection.recv(1) == b"x"
+    return counts
+
+
 def test_sockets_of_one_address_listen_when_their_workers_do():
-    """Only the first one before that; one that stopped listening is sent nothing, and takes its
+    """Only the first one before that; one that stopped listening is sent nothing, and answers its
     part again later.
     """
     first, second = listen_shared(Settings(listen="127.0.0.1:0"), 2)
     port = first.getsockname()[1]
-
-    def taken(*listening):
-        opened = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(60)]
-        counts = []
-        for listener in listening:
-            listener.settimeout(0)
-            with contextlib.suppress(BlockingIOError):
-                counts.append(0)
-                while True:
-                    listener.accept()[0].close()
-                    counts[-1] += 1
-        for connection in opened:
-            connection.close()
-        return counts
-
     with first, second:
         assert taken(first) == [60]
         second.listen(100)
@@ -223,6 +229,22 @@ def test_sockets_of_one_address_listen_when_their_workers_do():
             listen_shared(Settings(listen=f"127.0.0.1:{port}"), 2)
         second.listen(100)
         assert min(taken(first, second)) > 0
+
+
+def test_a_worker_that_serves_again_is_sent_what_its_dead_peers_would_be(tmp_path):
+    """All died at once and went on listening; the socket of one that is still to be started is sent
+    nothing then.
+    """
+    first, second = listen_shared(Settings(listen="127.0.0.1:0"), 2)
+    with first, second:
+        second.listen(100)
+        supervisor = Supervisor(Settings(), [first, second], tmp_path, print)
+        worker = Worker("2a", types.SimpleNamespace(pid=1), None)
+        supervisor._slots[1].worker = worker
+        lines = asyncio.StreamReader()
+        lines.feed_data(b"ready\n")
+        asyncio.run(supervisor._listen(worker, lines))
+        assert taken(second) == [60]
 
 
 def test_a_rolling_restart_refuses_no_connection(collector, shared, tmp_path):
