@@ -31,7 +31,7 @@ def recommend(database: Database, now_ms: int, tariff: Tariff | None = None) -> 
         decided = recommendations.decided(connection, now_ms)
         priced = PricedProposals(
             observed, [each for each in proposals if each.key not in decided], tariff
-        )
+        ).without_losses()
         worthwhile = priced.recommendations()
         run = RecommendationRun(
             now_ms,

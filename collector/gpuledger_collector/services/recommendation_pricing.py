@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gpuledger_collector.accounting.counterfactual import (
     RENTED,
@@ -116,11 +117,40 @@ class PricedProposals:
             saving.price_ids |= set() if reservation.price_id is None else {reservation.price_id}
         return amount(scenario.sums) if scenario.changes or scenario.reserved else (None, Saving())
 
+    def without_losses(self) -> PricedProposals:
+        """The same without proposals that are expected to cost more and to save nothing: among all of
+        them together their loss would be subtracted from what others save.
+        """
+        kept = [
+            proposal
+            for proposal, savings in zip(self._proposals, self._savings, strict=True)
+            if not self._is_loss(proposal, savings[1][1])
+        ]
+        if len(kept) == len(self._proposals):
+            return self
+        return PricedProposals(self._observed, kept, self._tariff)
+
+    def _is_loss(self, proposal: Proposal, expected: Saving | None) -> bool:
+        if expected is None:
+            return False
+        amounts = (
+            expected.cash_micro,
+            expected.capacity_micro,
+            self._energy(proposal)[1] or 0,
+        )
+        return max(amounts) <= 0 and min(amounts) < 0
+
+    @cached_property
+    def _savings(self) -> list[list[tuple[str | None, Saving | None]]]:
+        """Currency and saving of each proposal's three scenarios, each alone."""
+        return [[self._saving(scenario) for scenario in scenarios] for scenarios in self._alone]
+
     def recommendations(self) -> list[Recommendation]:
         """Recommendations that save something, or whose saving no rate can tell."""
         worthwhile = []
-        for proposal, scenarios in zip(self._proposals, self._alone, strict=True):
-            savings = [self._saving(scenario) for scenario in scenarios]
+        for proposal, scenarios, savings in zip(
+            self._proposals, self._alone, self._savings, strict=True
+        ):
             # The expected estimate gives the currency, the high one when only that has an amount.
             currency = next((known for known, _ in savings[1:] if known is not None), None)
             cash = _range([None if saving is None else saving.cash_micro for _, saving in savings])

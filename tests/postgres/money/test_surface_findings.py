@@ -41,7 +41,7 @@ recipients = ["vision@example.org"]
 """
 PRICES = (
     "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\n"
-    ",H100,on_demand,2.49,USD,2025-01-01\n,L4,on_demand,0.81,USD,2025-01-01\n"
+    ",H100,on_demand,2.49,USD,2025-01-01\n,L4,on_demand,0.10,USD,2025-01-01\n"
 )
 FIRST, RUNAWAY_HOURS = 18, 48
 """Day of October on which team vision's runaway begins, counted from 0, and how long it holds four
@@ -177,6 +177,27 @@ def small(declared, fleet, monkeypatch):
     return declared
 
 
+def advice_of(surfaces):
+    """What is advised now, by kind, and what all of it saves together."""
+    answer = json.loads(surfaces.out("recommend", "--fresh", "--format", "json"))
+    return {item["kind"]: item for item in answer["items"]}, answer["joint"]["USD"]
+
+
+def test_what_would_cost_more_is_no_advice(small, tmp_path):
+    """A smaller GPU on which the job would run longer than it is cheaper: neither alone, nor in what
+    all advice saves together.
+    """
+    before, together = advice_of(small)
+    assert {"right_size", "mig_slice"} <= set(before)
+    assert together["cash"][2] > 0
+    (tmp_path / "dear.csv").write_text(PRICES.replace("0.10", "0.81"))
+    small.out("import", "prices", str(tmp_path / "dear.csv"))
+    after, together = advice_of(small)
+    assert set(after) == {"mig_slice"}
+    assert together["cash"] == [0, 0, 0]
+    assert together["capacity"][1] > 0
+
+
 def amounts(row, saving):
     """Low, expected and high of a saving, in micro-units."""
     return [row[f"{saving}_micro"][which] for which in ("low", "expected", "high")]
@@ -200,7 +221,7 @@ def test_advice_to_a_smaller_gpu_is_the_difference_of_two_bills(small, fleet):
         served = collector.request("GET", "/v1/recommendations")[2]
     stored = {item["kind"]: item for item in served["items"]}
     assert {"right_size", "mig_slice"} <= set(stored)
-    assert amounts(stored["right_size"], "cash")[2] == gpu_time - gpu_time * Decimal("0.81") / RATE
+    assert amounts(stored["right_size"], "cash")[2] == gpu_time - gpu_time * Decimal("0.10") / RATE
     assert amounts(stored["mig_slice"], "capacity")[2] == gpu_time * 857 // 1000
     assert answer["joint"] == served["joint"]
     listed = {row["kind"]: row for row in table(small.out("recommend", "--format", "csv"))}
