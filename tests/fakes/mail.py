@@ -16,7 +16,7 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, LoginPassword
 
 from fakes.ports import free_port
-from gpuledger_collector.storage.notifications.messages import Content, Message
+from gpuledger_collector.insight.notifications.messages import Content, Message
 
 PLAIN = Content(
     "GPUs of vision", "Text\n.a line that begins with a dot\nä\n", "<p>Text</p>", {"a.csv": "a,b\n"}

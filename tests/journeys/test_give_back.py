@@ -9,8 +9,8 @@ import pytest
 
 from fakes.postgres import open_folder
 from fakes.slurm import cluster, why_not
+from gpuledger_collector.insight.notifications.finding_rules import ReclaimAction
 from gpuledger_collector.notifications.reclaim import NotReclaimed, SlurmBackend
-from gpuledger_collector.storage.notifications.finding_rules import ReclaimAction
 
 REASON = why_not()
 pytestmark = [

@@ -17,11 +17,11 @@ from fastapi.responses import HTMLResponse
 
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.api.context import LedgerRoute
+from gpuledger_collector.insight.notifications.finding_rules import IDLE, MAX_ACK_DAYS, Notification
 from gpuledger_collector.notifications.links import NOTIFICATION_PATH, PATH, AckLinks
 from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.notifications import finding_notifications, links
-from gpuledger_collector.storage.notifications.finding_rules import IDLE, MAX_ACK_DAYS, Notification
 from gpuledger_common.escapes import escape_text
 
 PAGE = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>

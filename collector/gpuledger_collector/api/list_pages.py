@@ -33,6 +33,7 @@ from gpuledger_collector.export.runs import (
     receipt_csv,
 )
 from gpuledger_collector.export.site import ANOMALIES, IDLE, JOBS, address, job_path
+from gpuledger_collector.insight.notifications.finding_rules import reclaim_command
 from gpuledger_collector.services.findings import list_findings
 from gpuledger_collector.services.node_health import SILENT_MS
 from gpuledger_collector.services.run_report import report_run
@@ -41,7 +42,6 @@ from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.findings.recommendations import workloads_called
 from gpuledger_collector.storage.ledger import overview, zones
 from gpuledger_collector.storage.notifications.finding_notifications import idle_workloads
-from gpuledger_collector.storage.notifications.finding_rules import reclaim_command
 from gpuledger_common.plurals import plural
 
 SHOWN = 100

@@ -18,8 +18,8 @@ from gpuledger_collector.api.limits import OverQuota
 from gpuledger_collector.ingest.batches import bounds
 from gpuledger_collector.ingest.batches.commit import Unavailable
 from gpuledger_collector.ingest.batches.decode import JSON_TYPES, Refused
+from gpuledger_collector.insight.queue_rows import QueueRow, WaitingRow
 from gpuledger_collector.storage.capacity import queues
-from gpuledger_collector.storage.capacity.queue_rows import QueueRow, WaitingRow
 from gpuledger_collector.storage.database import Database
 
 PATH = "/v1/queue"

@@ -13,20 +13,20 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from gpuledger_collector.accounting.budget_status import News
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import dry_run_note, end_with, new_app, refuse, time_range
 from gpuledger_collector.cli.output import Column, emit, number, print_json
 from gpuledger_collector.cli.session import load_settings, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.budgets import rows, table_row
+from gpuledger_collector.insight.notifications.messages import Content
 from gpuledger_collector.jobs.watch_budgets import Begin, watch_budgets
 from gpuledger_collector.notifications import budget_mail
 from gpuledger_collector.services.budget_status import evaluate_shares, statuses
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.billing import budgets
-from gpuledger_collector.storage.billing.budget_status import News
 from gpuledger_collector.storage.locks import Lock
-from gpuledger_collector.storage.notifications.messages import Content
 from gpuledger_collector.wiring import ack_links, page_links
 
 app = new_app(

@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from gpuledger_collector import wiring
+from gpuledger_collector.accounting.ledger_rows import OnOverlap, UsageRow
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.pricing import Price
@@ -49,7 +50,6 @@ from gpuledger_collector.services.chargeback import (
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.ledger import overview, rules
-from gpuledger_collector.storage.ledger.rows import OnOverlap, UsageRow
 from gpuledger_common.plurals import plural
 
 app = new_app()

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.period import parse_date, parse_instant
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config import toml
@@ -26,7 +27,6 @@ from gpuledger_collector.config.kinds import KINDS
 from gpuledger_collector.config.model import Record, unknown_key
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_common.bounded_file import MAX_TOML_BYTES, read_bounded
 

@@ -30,7 +30,7 @@ from gpuledger_collector.accounting.period import (
     parse_instant,
 )
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
-from gpuledger_collector.storage.notifications.messages import is_recipient
+from gpuledger_collector.insight.notifications.messages import is_recipient
 
 EARLIEST_MS = 946_684_800_000
 """2000-01-01: an instant before it is an empty cell that became 0, or a year with a typing error.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.config import (
     adjustments,
     bill_matches,
@@ -36,7 +37,6 @@ from gpuledger_collector.storage.billing import prices as stored_prices
 from gpuledger_collector.storage.billing import providers as stored_providers
 from gpuledger_collector.storage.capacity import scaling as stored_pools
 from gpuledger_collector.storage.ledger import rules
-from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications import notification_rules as stored_notifications
 

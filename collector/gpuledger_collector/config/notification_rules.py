@@ -49,13 +49,13 @@ from gpuledger_collector.config.fields import (
     whole,
 )
 from gpuledger_collector.config.model import Declaration
-from gpuledger_collector.storage.notifications.delivery_rules import (
+from gpuledger_collector.insight.notifications.delivery_rules import (
     DIGESTS,
     EVERYBODY,
     WEEKDAYS,
     DeliveryRules,
 )
-from gpuledger_collector.storage.notifications.finding_rules import (
+from gpuledger_collector.insight.notifications.finding_rules import (
     EVICT,
     MIN_IDLE_MINUTES,
     RECLAIMABLE_STATES,
@@ -64,7 +64,7 @@ from gpuledger_collector.storage.notifications.finding_rules import (
     Contact,
     ReclaimRule,
 )
-from gpuledger_collector.storage.notifications.messages import is_address, is_recipient
+from gpuledger_collector.insight.notifications.messages import is_address, is_recipient
 
 USER_FIELDS = ("address", "tag", "domains")
 TEAM_FIELDS = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpuledger_collector.accounting.budget_status import Status
 from gpuledger_collector.accounting.budgets import DIRECT, GPU_HOURS, TOTAL
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import round_half_even_div
 from gpuledger_collector.export.cells import names
-from gpuledger_collector.storage.billing.budget_status import Status
 
 COLUMNS = names("""
     budget owner period_from period_to currency amount spent spent_percent elapsed_percent forecast forecast_low

@@ -15,7 +15,7 @@ from gpuledger_collector.export.html import micro, minute
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.export.site import anchor
 from gpuledger_collector.insight.findings import NamedFinding
-from gpuledger_collector.storage.notifications.finding_rules import RECLAIMABLE_STATES
+from gpuledger_collector.insight.notifications.finding_rules import RECLAIMABLE_STATES
 from gpuledger_common.plurals import plural
 
 STATES = {

@@ -10,6 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from gpuledger_collector.accounting.budget_status import Ahead, Status
 from gpuledger_collector.accounting.budgets import top
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow
 from gpuledger_collector.accounting.closing import ClosedPeriod
@@ -47,7 +48,6 @@ from gpuledger_collector.export.site import (
     statement_path,
 )
 from gpuledger_collector.insight.findings import NamedFinding
-from gpuledger_collector.storage.billing.budget_status import Ahead, Status
 from gpuledger_common.plurals import plural
 
 SHOWN_DRIVERS = 8

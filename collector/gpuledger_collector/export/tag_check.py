@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpuledger_collector.accounting.ledger_rows import HeldUsage
 from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.export.cells import lines_text
-from gpuledger_collector.storage.ledger.rows import HeldUsage
 from gpuledger_common.plurals import plural
 
 COLUMNS = ("what", "name", "workloads", "gpu_hours", "cost", "currency")

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
+from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.insight.scaling.pools import (
     PoolDemand,
     ScalingDecision,
@@ -24,7 +25,6 @@ from gpuledger_collector.storage.capacity import scaling
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.notifications import outbox
-from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_common.plurals import plural
 
 MAX_WAIT_MS = 2 * DAY_MS

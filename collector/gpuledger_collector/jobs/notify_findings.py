@@ -18,17 +18,8 @@ from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.accounting.wasted_time import AcceleratorPlace, price_waste
 from gpuledger_collector.insight.findings import Finding, NamedFinding
-from gpuledger_collector.storage.billing import budgets, price_book
-from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.findings import findings
-from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.notifications import (
-    finding_notifications,
-    notification_rules,
-    outbox,
-)
-from gpuledger_collector.storage.notifications.delivery_rules import local_week
-from gpuledger_collector.storage.notifications.finding_rules import (
+from gpuledger_collector.insight.notifications.delivery_rules import local_week
+from gpuledger_collector.insight.notifications.finding_rules import (
     ANOMALY,
     IDLE,
     RECLAIMABLE_STATES,
@@ -47,7 +38,16 @@ from gpuledger_collector.storage.notifications.finding_rules import (
     recipients_of,
     team_contact,
 )
-from gpuledger_collector.storage.notifications.messages import Content, Message
+from gpuledger_collector.insight.notifications.messages import Content, Message
+from gpuledger_collector.storage.billing import budgets, price_book
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.notifications import (
+    finding_notifications,
+    notification_rules,
+    outbox,
+)
 from gpuledger_common.plurals import plural
 
 HISTORY_MS = 90 * DAY_MS

@@ -13,15 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.notifications.reclaim import NotReclaimed, ReclaimBackend
-from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.notifications import (
-    finding_notifications,
-    notification_rules,
-    outbox,
-)
-from gpuledger_collector.storage.notifications.finding_rules import (
+from gpuledger_collector.insight.notifications.finding_rules import (
     IDLE,
     NOT_NOTIFIED,
     IdleWorkload,
@@ -32,7 +24,15 @@ from gpuledger_collector.storage.notifications.finding_rules import (
     reason_to_spare,
     reclaim_target,
 )
-from gpuledger_collector.storage.notifications.messages import Content, Message
+from gpuledger_collector.insight.notifications.messages import Content, Message
+from gpuledger_collector.notifications.reclaim import NotReclaimed, ReclaimBackend
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.notifications import (
+    finding_notifications,
+    notification_rules,
+    outbox,
+)
 
 WHO = "gpuledger: actions on idle GPUs"
 KIND = "action"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from gpuledger_collector.accounting.budget_status import News, Status
 from gpuledger_collector.accounting.budgets import (
     TOTAL,
     Alert,
@@ -25,12 +26,11 @@ from gpuledger_collector.accounting.budgets import (
     top,
 )
 from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.services.budget_status import evaluate_shares, shared_cost, status_of
 from gpuledger_collector.storage.billing import budgets
-from gpuledger_collector.storage.billing.budget_status import News, Status
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications import outbox
-from gpuledger_collector.storage.notifications.messages import Content, Message
 
 LATE_MS = 2 * DAY_MS
 SHOWN_DRIVERS = 5

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
+from gpuledger_collector.accounting.budget_status import IdleNow, News, Status
 from gpuledger_collector.accounting.budgets import (
     ACTUAL,
     FORECAST,
@@ -24,11 +25,10 @@ from gpuledger_collector.accounting.budgets import (
 from gpuledger_collector.accounting.money import Money, to_minor_units
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.insight.notifications.messages import Content
 from gpuledger_collector.notifications.amounts import csv_text, exact
 from gpuledger_collector.notifications.links import AckLinks, PageLinks
 from gpuledger_collector.notifications.templating import environment, named
-from gpuledger_collector.storage.billing.budget_status import IdleNow, News, Status
-from gpuledger_collector.storage.notifications.messages import Content
 from gpuledger_common.escapes import escape_text, neutral
 from gpuledger_common.plurals import plural
 

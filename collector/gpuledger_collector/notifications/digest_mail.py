@@ -4,6 +4,12 @@ attached.
 
 from __future__ import annotations
 
+from gpuledger_collector.insight.notifications.delivery_rules import (
+    Digest,
+    DigestEntry,
+    count_kinds,
+)
+from gpuledger_collector.insight.notifications.messages import Content
 from gpuledger_collector.notifications.templating import (
     CALM,
     MailBlock,
@@ -12,12 +18,6 @@ from gpuledger_collector.notifications.templating import (
     instant,
     named,
 )
-from gpuledger_collector.storage.notifications.delivery_rules import (
-    Digest,
-    DigestEntry,
-    count_kinds,
-)
-from gpuledger_collector.storage.notifications.messages import Content
 from gpuledger_common.plurals import plural
 
 MAX_SHOWN = 30

@@ -14,6 +14,19 @@ from typing import Any
 from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.findings import AT_LISTED_RATES, Finding
+from gpuledger_collector.insight.notifications.finding_rules import (
+    LINK_MS,
+    AnomalyNotice,
+    IdleAccelerator,
+    IdleNotice,
+    IdleWorkload,
+    ReclaimAction,
+    Section,
+    WastedUsage,
+    WeeklySummary,
+    reclaim_command,
+)
+from gpuledger_collector.insight.notifications.messages import Content
 from gpuledger_collector.notifications.amounts import csv_text, exact
 from gpuledger_collector.notifications.links import AckLinks, PageLinks
 from gpuledger_collector.notifications.templating import (
@@ -28,19 +41,6 @@ from gpuledger_collector.notifications.templating import (
     lasting,
     named,
 )
-from gpuledger_collector.storage.notifications.finding_rules import (
-    LINK_MS,
-    AnomalyNotice,
-    IdleAccelerator,
-    IdleNotice,
-    IdleWorkload,
-    ReclaimAction,
-    Section,
-    WastedUsage,
-    WeeklySummary,
-    reclaim_command,
-)
-from gpuledger_collector.storage.notifications.messages import Content
 from gpuledger_common.escapes import neutral
 from gpuledger_common.plurals import plural
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gpuledger_collector.insight.notifications.messages import Message
 from gpuledger_collector.notifications.mime import compose
 from gpuledger_collector.notifications.transport import NotAccepted, OnStep, no_step
-from gpuledger_collector.storage.notifications.messages import Message
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import email.policy
 import email.utils
 from email.message import EmailMessage
 
-from gpuledger_collector.storage.notifications.messages import Message, digest_of, is_address
+from gpuledger_collector.insight.notifications.messages import Message, digest_of, is_address
 from gpuledger_common.escapes import escape_lines, escape_text
 
 MAX_SUBJECT = 200

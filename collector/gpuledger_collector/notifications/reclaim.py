@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
+from gpuledger_collector.insight.notifications.finding_rules import ReclaimAction
+from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.notifications.transport import DeliveryUnknown, NotAccepted
 from gpuledger_collector.notifications.webhooks import WebhookTransport
-from gpuledger_collector.storage.notifications.finding_rules import ReclaimAction
-from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_common.http_exchange import BoundedConnection
 
 MAX_ANSWER = 1 << 20

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from gpuledger_collector.insight.notifications.messages import Message
 from gpuledger_collector.notifications.mime import compose
 from gpuledger_collector.notifications.transport import (
     DeliveryUnknown,
@@ -23,7 +24,6 @@ from gpuledger_collector.notifications.transport import (
     OnStep,
     no_step,
 )
-from gpuledger_collector.storage.notifications.messages import Message
 
 STEP_SECONDS = 30.0
 """For each answer of the server."""

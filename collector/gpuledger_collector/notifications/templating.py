@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from markupsafe import Markup, escape
 
-from gpuledger_collector.storage.notifications.messages import Content
+from gpuledger_collector.insight.notifications.messages import Content
 from gpuledger_common.escapes import escape_lines, escape_text
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from gpuledger_collector.storage.notifications.messages import Message
+from gpuledger_collector.insight.notifications.messages import Message
 
 OnStep = Callable[[str], None]
 """Called with the name of each step as it is reached; tests end the process there."""

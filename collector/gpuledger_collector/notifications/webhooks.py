@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.insight.notifications.messages import Message
 from gpuledger_collector.notifications.addresses import is_public
 from gpuledger_collector.notifications.transport import (
     DeliveryUnknown,
@@ -29,7 +30,6 @@ from gpuledger_collector.notifications.transport import (
     OnStep,
     no_step,
 )
-from gpuledger_collector.storage.notifications.messages import Message
 from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_common.http_exchange import BoundedConnection, resolve
 

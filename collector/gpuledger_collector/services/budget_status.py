@@ -13,16 +13,16 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
 
+from gpuledger_collector.accounting.budget_status import Ahead, News, Status
 from gpuledger_collector.accounting.budgets import MONTH, TOTAL, Budget
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
+from gpuledger_collector.insight.notifications.messages import Content
 from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, budget_exhaustion, forecast_spend
 from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.billing.allocation import allocate
-from gpuledger_collector.storage.billing.budget_status import Ahead, News, Status
 from gpuledger_collector.storage.billing.budgets import DaySpend
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.notifications.messages import Content
 from gpuledger_common.largest_remainder import split
 
 LATE_MS = 2 * DAY_MS

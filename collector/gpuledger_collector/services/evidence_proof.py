@@ -19,6 +19,7 @@ from gpuledger_collector.accounting.identities import (
     differences,
 )
 from gpuledger_collector.accounting.ledger import ConservationCheck
+from gpuledger_collector.accounting.ledger_rows import RecomputeRequest
 from gpuledger_collector.accounting.measures import MEASURES, add_known, amounts_of
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.rating import Charge
@@ -26,7 +27,6 @@ from gpuledger_collector.services.hourly_usage import BATCH, fold_requested
 from gpuledger_collector.services.rating import rated_again
 from gpuledger_collector.storage.ledger import identities, reports, zones
 from gpuledger_collector.storage.ledger.identities import path_text
-from gpuledger_collector.storage.ledger.rows import RecomputeRequest
 from gpuledger_collector.storage.locks import Connection
 
 Amounts = tuple[int | None, ...]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 
+from gpuledger_collector.accounting.ledger_rows import CapacityRow, EvidenceSum, RecomputeRequest
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, day_of
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.usage import (
@@ -28,7 +29,6 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import adjustments
 from gpuledger_collector.storage.database import Database, retried
 from gpuledger_collector.storage.ledger import claims, inventory, rated_days, usage, zones
-from gpuledger_collector.storage.ledger.rows import CapacityRow, EvidenceSum, RecomputeRequest
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import minute_rollup
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from gpuledger_collector.accounting.ledger_rows import CapacityRow
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import GPU_MICRO
 from gpuledger_collector.accounting.rating import RatedAccelerator
-from gpuledger_collector.storage.ledger.rows import CapacityRow
 
 FAR_MS = 7_258_118_400_000
 """An end for what has none yet."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from gpuledger_collector.accounting.budget_status import Ahead, Status
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, ReportRow, SharedPart
 from gpuledger_collector.accounting.closing import ClosedPeriod
@@ -35,7 +36,6 @@ from gpuledger_collector.services.chargeback import (
 )
 from gpuledger_collector.services.fair_share import read_share_use
 from gpuledger_collector.storage.billing import budgets, statements
-from gpuledger_collector.storage.billing.budget_status import Ahead, Status
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import month_proofs, overview, reports, zones
 from gpuledger_collector.storage.locks import Connection

@@ -8,10 +8,10 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
+from gpuledger_collector.accounting.ledger_rows import HeldUsage
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.export.tag_check import Matched, TagCheck
 from gpuledger_collector.storage.ledger import rules, workloads
-from gpuledger_collector.storage.ledger.rows import HeldUsage
 from gpuledger_collector.storage.locks import Connection
 
 

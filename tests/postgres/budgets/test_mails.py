@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuledger_collector.accounting.budget_status import Ahead, News, Spend, Status
 from gpuledger_collector.accounting.budgets import (
     ACTUAL,
     FIRING,
@@ -39,16 +40,15 @@ from gpuledger_collector.accounting.period import (
     parse_date,
     parse_instant,
 )
-from gpuledger_collector.notifications.budget_mail import write
-from gpuledger_collector.notifications.links import AckLinks, PageLinks
-from gpuledger_collector.notifications.mime import compose
-from gpuledger_collector.storage.billing.budget_status import Ahead, News, Spend, Status
-from gpuledger_collector.storage.notifications.messages import (
+from gpuledger_collector.insight.notifications.messages import (
     Content,
     Message,
     is_address,
     is_recipient,
 )
+from gpuledger_collector.notifications.budget_mail import write
+from gpuledger_collector.notifications.links import AckLinks, PageLinks
+from gpuledger_collector.notifications.mime import compose
 
 GOLDEN = Path(__file__).parent / "golden"
 NOVEMBER = date_range("2026-11-01", "2026-12-01")

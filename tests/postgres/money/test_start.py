@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuledger_collector.accounting.ledger_rows import UsageRow
 from gpuledger_collector.cli import start
 from gpuledger_collector.cli.common import refuse
 from gpuledger_collector.cli.imports import BILLED_UP_TO_NOW
@@ -20,7 +21,6 @@ from gpuledger_collector.ingest.files.headers import SACCT_COLUMNS, SYNONYMS, Ta
 from gpuledger_collector.ingest.files.sacct import COLUMNS
 from gpuledger_collector.ingest.files.usage import UsageOptions, read_usage
 from gpuledger_collector.storage.ledger.job_runs import KnownRun, name_runs
-from gpuledger_collector.storage.ledger.rows import UsageRow
 from postgres.money.test_import_usage import stored
 from postgres.money.test_sacct import job
 

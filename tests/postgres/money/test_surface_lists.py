@@ -10,9 +10,9 @@ import inspect
 from fakes.surfaces import cited_nowhere
 from gpuledger_collector.api import admission as routes
 from gpuledger_collector.export import cells, chargeback, fair_share, focus, runs
+from gpuledger_collector.insight.notifications.messages import Content
 from gpuledger_collector.mcp import admission as assistants
 from gpuledger_collector.notifications import budget_mail, digest_mail, finding_mail
-from gpuledger_collector.storage.notifications.messages import Content
 
 ROUTES = {
     "GET /": "test_surfaces.py: what teams are charged",

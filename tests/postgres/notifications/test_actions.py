@@ -19,6 +19,7 @@ import pytest
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.idle_day import minutes
 from fakes.mail import Inbox, mail_server
+from gpuledger_collector.insight.notifications.finding_rules import ReclaimAction
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.reclaim_idle import ReclaimReport, reclaim_idle
 from gpuledger_collector.notifications import finding_mail as finding_mail
@@ -32,7 +33,6 @@ from gpuledger_collector.notifications.sender import Sender
 from gpuledger_collector.notifications.smtp import SmtpTransport
 from gpuledger_collector.notifications.webhooks import WebhookTransport
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.notifications.finding_rules import ReclaimAction
 from gpuledger_collector.storage.notifications.outbox import Outbox
 
 CONTACTS = """

@@ -12,11 +12,11 @@ import threading
 import pytest
 
 from fakes.mail import Inbox, mail_server
+from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.notifications.sender import Sender
 from gpuledger_collector.notifications.smtp import SmtpTransport
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.notifications import outbox
-from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_collector.storage.notifications.outbox import Outbox
 
 HOUR = 3_600_000

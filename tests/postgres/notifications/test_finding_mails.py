@@ -17,12 +17,8 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, parse_date, p
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.export import site
 from gpuledger_collector.insight.findings import Finding
-from gpuledger_collector.notifications import digest_mail
-from gpuledger_collector.notifications import finding_mail as finding_mail
-from gpuledger_collector.notifications.links import AckLinks, PageLinks
-from gpuledger_collector.notifications.mime import compose
-from gpuledger_collector.storage.notifications.delivery_rules import Digest, DigestEntry
-from gpuledger_collector.storage.notifications.finding_rules import (
+from gpuledger_collector.insight.notifications.delivery_rules import Digest, DigestEntry
+from gpuledger_collector.insight.notifications.finding_rules import (
     AnomalyNotice,
     IdleAccelerator,
     IdleNotice,
@@ -34,7 +30,11 @@ from gpuledger_collector.storage.notifications.finding_rules import (
     WeeklySummary,
     reclaim_command,
 )
-from gpuledger_collector.storage.notifications.messages import Content, Message
+from gpuledger_collector.insight.notifications.messages import Content, Message
+from gpuledger_collector.notifications import digest_mail
+from gpuledger_collector.notifications import finding_mail as finding_mail
+from gpuledger_collector.notifications.links import AckLinks, PageLinks
+from gpuledger_collector.notifications.mime import compose
 
 GOLDEN = Path(__file__).parent / "golden"
 PAGES = PageLinks("https://gpuledger.example.com/")

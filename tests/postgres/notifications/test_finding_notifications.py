@@ -19,6 +19,8 @@ from fakes.idle_day import CHANGE, minutes
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.api import acks
+from gpuledger_collector.insight.notifications.finding_rules import Contact, owner_address
+from gpuledger_collector.insight.notifications.messages import Content
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.notify_findings import MailWriters, notify_findings
 from gpuledger_collector.notifications.links import AckLinks
@@ -27,8 +29,6 @@ from gpuledger_collector.storage.billing.budgets import idle_of_budget
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.notifications import outbox as outbox_module
 from gpuledger_collector.storage.notifications.finding_notifications import idle_workloads
-from gpuledger_collector.storage.notifications.finding_rules import Contact, owner_address
-from gpuledger_collector.storage.notifications.messages import Content
 
 LINKS = AckLinks("https://gpuledger.example.com/", b"k" * 32)
 CONTACTS = """

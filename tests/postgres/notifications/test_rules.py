@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_collector.storage.notifications.delivery_rules import (
+from gpuledger_collector.insight.notifications.delivery_rules import (
     EVERYBODY,
     NO_RULES,
     DeliveryRules,

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from fakes.profiles import examples
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
+from gpuledger_collector.insight.queue_rows import QueueRow, WaitingRow
 from gpuledger_collector.scheduled_jobs import scheduled_jobs
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.capacity import demand, queues, scaling
-from gpuledger_collector.storage.capacity.queue_rows import QueueRow, WaitingRow
 from gpuledger_collector.storage.database import Database
 
 NOW_MS = 1_760_000_000_000

@@ -30,13 +30,13 @@ from gpuledger_collector.cli import build
 from gpuledger_collector.config import toml
 from gpuledger_collector.export import beancount, html, plots, site
 from gpuledger_collector.export.cells import rows_as
+from gpuledger_collector.insight.notifications.delivery_rules import Digest
+from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.logs import escaped
 from gpuledger_collector.notifications import budget_mail, digest_mail
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.mime import compose
 from gpuledger_collector.notifications.webhooks import WebhookTransport, adaptive_card
-from gpuledger_collector.storage.notifications.delivery_rules import Digest
-from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_common.escapes import escape_lines, escape_text, neutral
 from postgres.budgets import test_mails as budgets
 from postgres.notifications import test_finding_mails as notifications

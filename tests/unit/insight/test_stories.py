@@ -14,8 +14,8 @@ from gpuledger_agent.sources.fleet import BLOCK_MS, RUNAWAY, STORM, Fleet
 from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.insight.findings import WorkloadUsage
+from gpuledger_collector.insight.notifications.finding_rules import deduplication_key_of
 from gpuledger_collector.jobs.find_anomalies import find_anomalies
-from gpuledger_collector.storage.notifications.finding_rules import deduplication_key_of
 
 HOUR = 3_600_000
 DAY = 24 * HOUR

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpuledger_collector.accounting.ledger_rows import UsageRow
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.storage.ledger.rows import UsageRow
 from gpuledger_common.plurals import plural
 
 USUAL_MICRO = 8 * MICRO

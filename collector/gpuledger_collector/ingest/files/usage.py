@@ -13,6 +13,14 @@ from typing import Annotated, cast
 from pydantic import Field, PlainValidator, Strict
 from pydantic_core import PydanticCustomError
 
+from gpuledger_collector.accounting.ledger_rows import (
+    ALL_COLUMNS,
+    OPTIONAL,
+    UNKNOWN_POOL,
+    UsageColumns,
+    UsageRow,
+    UsageSource,
+)
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
 from gpuledger_collector.accounting.problems import Problem
@@ -31,14 +39,6 @@ from gpuledger_collector.ingest.files import job_table
 from gpuledger_collector.ingest.files.headers import TAG, TableOptions, ignored_notes, is_alloc_tres
 from gpuledger_collector.ingest.files.job_table import JobTable
 from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_nobody
-from gpuledger_collector.storage.ledger.rows import (
-    ALL_COLUMNS,
-    OPTIONAL,
-    UNKNOWN_POOL,
-    UsageColumns,
-    UsageRow,
-    UsageSource,
-)
 from gpuledger_common.plurals import plural
 
 MAX_GPUS = 100_000

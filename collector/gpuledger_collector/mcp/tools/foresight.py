@@ -11,6 +11,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from gpuledger_collector.accounting.budget_status import Ahead, Status
 from gpuledger_collector.accounting.budgets import GPU_HOURS
 from gpuledger_collector.accounting.money import decimal_text
 from gpuledger_collector.accounting.owner_tree import LEVELS
@@ -38,7 +39,6 @@ from gpuledger_collector.services.budget_status import forecast_owners, standing
 from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
 from gpuledger_collector.services.scaling_advice import UnknownPool
 from gpuledger_collector.storage.billing import statements
-from gpuledger_collector.storage.billing.budget_status import Ahead, Status
 
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 MAX_HOURS = 168

@@ -22,6 +22,7 @@ from gpuledger_collector.accounting.adjustments import (
     Adjustment,
     OwnerShare,
 )
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.problems import Problem
@@ -30,7 +31,6 @@ from gpuledger_collector.storage.access import audit, audited
 from gpuledger_collector.storage.billing import declarations
 from gpuledger_collector.storage.billing.prices import mark_dated
 from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
 
 _DECLARED = (

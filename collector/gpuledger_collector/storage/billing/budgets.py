@@ -11,6 +11,7 @@ from dataclasses import asdict
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from gpuledger_collector.accounting.budget_status import IdleNow, Spend
 from gpuledger_collector.accounting.budgets import (
     GPU_HOURS,
     MICRO_HOUR_NS,
@@ -20,19 +21,18 @@ from gpuledger_collector.accounting.budgets import (
     HolderSpend,
     Terms,
 )
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.accounting.usage import HELD
-from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.billing.budget_status import IdleNow, Spend
-from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.ledger.rows import ImportOutcome
-from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.notifications import finding_notifications as notifications
-from gpuledger_collector.storage.notifications.finding_rules import (
+from gpuledger_collector.insight.notifications.finding_rules import (
     RECLAIMABLE_STATES,
     reclaim_command,
 )
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.notifications import finding_notifications as notifications
 
 _OWNER_COLUMNS = {
     "org": "o.org",

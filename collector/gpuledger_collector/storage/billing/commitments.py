@@ -8,11 +8,11 @@ from dataclasses import replace as changed
 
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.exchange import ExchangeRate
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.pricing import PurchaseChoice
 from gpuledger_collector.storage.billing import declarations
 from gpuledger_collector.storage.ledger import usage
-from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 
 _COLUMNS = (

@@ -9,12 +9,12 @@ from dataclasses import replace as changed
 
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ChargedLine
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.locations import REGION, Locations, PoolLocation
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.billing.prices import mark_days_with_evidence
 from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 
 _COLUMNS = ("pool", "region", "region_name", "availability_zone", "from_on", "to_on")

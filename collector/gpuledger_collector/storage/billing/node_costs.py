@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from dataclasses import replace as changed
 
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.node_costs import NodeCost
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import declarations
 from gpuledger_collector.storage.billing.prices import mark_dated
-from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
 
 _COLUMNS = tuple(field.name for field in fields(NodeCost) if field.name != "id")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.providers import PoolProvider, ProviderNames
 from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 
 _COLUMNS = ("pool", "provider", "publisher")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from psycopg.rows import dict_row
 
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
 from gpuledger_collector.insight.demand import (
     QueueReadings,
@@ -33,7 +34,6 @@ from gpuledger_collector.insight.series import Series
 from gpuledger_collector.storage.billing import price_book
 from gpuledger_collector.storage.billing.declarations import replace_rows
 from gpuledger_collector.storage.capacity.demand import STEPS_MS, evidence, fine, queues
-from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 
 DEMAND_DAYS = 56

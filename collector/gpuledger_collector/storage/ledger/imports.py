@@ -8,13 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from psycopg import sql
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.ledger.job_runs import known_runs, name_runs
-from gpuledger_collector.storage.ledger.placements import settle_pools
-from gpuledger_collector.storage.ledger.row_stages import OnRow, RowStages, tell_nobody
-from gpuledger_collector.storage.ledger.rows import (
+from gpuledger_collector.accounting.ledger_rows import (
     ALL_COLUMNS,
     OPTIONAL,
     ImportOutcome,
@@ -24,6 +18,12 @@ from gpuledger_collector.storage.ledger.rows import (
     UsageRow,
     UsageSource,
 )
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.ledger.job_runs import known_runs, name_runs
+from gpuledger_collector.storage.ledger.placements import settle_pools
+from gpuledger_collector.storage.ledger.row_stages import OnRow, RowStages, tell_nobody
 from gpuledger_collector.storage.ledger.usage_sources import resolve_overlap, store_source
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import archive, partitions

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from gpuledger_collector.storage.ledger.rows import UsageRow
+from gpuledger_collector.accounting.ledger_rows import UsageRow
 from gpuledger_collector.storage.locks import Connection
 
 ZONE_STEP_MS, ZONES_MS = 900_000, 26 * 3_600_000

@@ -16,6 +16,7 @@ from psycopg.rows import dict_row
 from gpuledger_collector.accounting.adjustments import Adjustment, HeldCost, Place
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import ChargedLine, ConservationCheck, ExportedCharge
+from gpuledger_collector.accounting.ledger_rows import HeldUsage
 from gpuledger_collector.accounting.locations import REGION
 from gpuledger_collector.accounting.measures import COMPARED, MEASURES, SUMMED
 from gpuledger_collector.accounting.node_costs import NodeCost
@@ -31,7 +32,6 @@ from gpuledger_collector.storage.billing.locations import (
     lines_by_region,
 )
 from gpuledger_collector.storage.cancellation import admit_lines, line_limit
-from gpuledger_collector.storage.ledger.rows import HeldUsage
 from gpuledger_collector.storage.locks import Connection
 
 LEVEL_COLUMNS = {

@@ -7,9 +7,9 @@ import json
 from collections.abc import Sequence
 
 from gpuledger_collector.accounting.attribution import Rule, edges_of
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
-from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from gpuledger_collector.accounting.ledger_rows import EvidenceSum, RecomputeRequest
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.rating import ImportedUsage
 from gpuledger_collector.accounting.usage import HourlyUsage, UsageInterval
-from gpuledger_collector.storage.ledger.rows import EvidenceSum, RecomputeRequest
 from gpuledger_collector.storage.locks import Connection
 
 _LONGEST_USAGE_INTERVAL_MS = DAY_MS

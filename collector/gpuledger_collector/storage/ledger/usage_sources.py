@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant
-from gpuledger_collector.accounting.placement import SEEN
-from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.ledger.rows import (
+from gpuledger_collector.accounting.ledger_rows import (
     UNKNOWN_POOL,
     UNKNOWN_SOURCE,
     OnOverlap,
     UsageSource,
 )
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant
+from gpuledger_collector.accounting.placement import SEEN
+from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
 

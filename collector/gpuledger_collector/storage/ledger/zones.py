@@ -8,11 +8,11 @@ import datetime as dt
 from dataclasses import replace as replaced
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Calendar, Period, Zone
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
-from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
 
 

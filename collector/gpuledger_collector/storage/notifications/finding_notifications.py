@@ -13,12 +13,7 @@ from typing import Any
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.insight.findings import Finding
-from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.findings import findings
-from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_collector.storage.notifications.finding_rules import (
+from gpuledger_collector.insight.notifications.finding_rules import (
     ANOMALY,
     IDLE,
     IdleAccelerator,
@@ -27,6 +22,11 @@ from gpuledger_collector.storage.notifications.finding_rules import (
     ReclaimAction,
     ReclaimRule,
 )
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.locks import Connection, Lock
 
 RECENT_MS = 2 * DAY_MS
 """Anomalies last seen longer ago than this are history."""

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.ledger.rows import ImportOutcome
-from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.notifications.delivery_rules import DeliveryRules
-from gpuledger_collector.storage.notifications.finding_rules import (
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome
+from gpuledger_collector.insight.notifications.delivery_rules import DeliveryRules
+from gpuledger_collector.insight.notifications.finding_rules import (
     AnomalyFloor,
     Contact,
     ReclaimRule,
 )
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.locks import Connection
 
 RECIPIENT, CONTACT, ACTION, ANOMALY_FLOOR = "recipient", "contact", "action", "anomaly_floor"
 

@@ -18,11 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_collector.storage.notifications import notification_rules
-from gpuledger_collector.storage.notifications.delivery_rules import (
+from gpuledger_collector.insight.notifications.delivery_rules import (
     DIGEST,
     DeliveryRules,
     Digest,
@@ -31,7 +27,11 @@ from gpuledger_collector.storage.notifications.delivery_rules import (
     plan,
     rules_of,
 )
-from gpuledger_collector.storage.notifications.messages import Content, Message
+from gpuledger_collector.insight.notifications.messages import Content, Message
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.notifications import notification_rules
 
 KEEP_MS = 400 * 86_400_000
 _COLUMNS = (

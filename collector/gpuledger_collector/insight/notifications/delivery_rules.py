@@ -16,7 +16,7 @@ from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.storage.notifications.messages import Content
+from gpuledger_collector.insight.notifications.messages import Content
 
 MINUTE_MS = 60_000
 DAILY, WEEKLY = "daily", "weekly"

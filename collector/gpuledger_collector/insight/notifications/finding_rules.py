@@ -16,7 +16,7 @@ from typing import Any
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.idle.kinds import is_serving
-from gpuledger_collector.storage.notifications.messages import is_address
+from gpuledger_collector.insight.notifications.messages import is_address
 
 MINUTE_MS = 60_000
 IDLE, ANOMALY = "idle", "anomaly"

@@ -1,0 +1,1 @@
+"""Who is notified of what, when, and in which messages: pure rules."""
