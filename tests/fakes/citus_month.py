@@ -27,6 +27,7 @@ from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
 from gpuledger_collector.jobs.expire import RetentionDays, expire
+from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import retention
 
@@ -135,7 +136,8 @@ def ingest(played: Played, name: str, nodes: tuple[str, ...], begin: dt.datetime
         until(lambda: not played.value("SELECT count(*) FROM hour_recompute"), 300)
         until(lambda: not played.value("SELECT count(*) FROM day_recompute"), 300)
         until(lambda: played.value("SELECT count(*) FROM finding_progress"), 300)
-        until(lambda: played.value("SELECT count(*) FROM node_utilization_day"), 300)
+        # Due every hour: where the collectors began before the first batch, it found no day yet.
+        roll_up_node_utilization(Database(played.dsn), 0, round(time.time() * 1000))
         logs = "".join(one.log() for one in pair)
     refused = re.search(
         r"psycopg\.errors\.(?:FeatureNotSupported|ActiveSqlTransaction|Internal).*", logs
