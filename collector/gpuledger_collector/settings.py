@@ -121,7 +121,8 @@ class Settings:
     )
     node_new_owners_per_hour: int = setting(
         1000,
-        "owners (teams, projects, accounts, users) of a node that are new to a collector; 0: any",
+        "owners (teams, projects, accounts, users) and pools of a node that are new to a collector;"
+        " 0: any",
     )
     node_queue_readings_per_hour: int = setting(
         720, "readings of schedulers' queues that a node, or a token for any node, may send; 0: any"

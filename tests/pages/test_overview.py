@@ -125,7 +125,7 @@ def test_corrections_of_closed_months_are_named(rated, run, reads):
     run("chargeback", "--from", "2025-10-01", "--to", "2026-01-01")
     ((booked_ms, lines),) = rated.rows("SELECT booked_day_ms, count(*) FROM correction GROUP BY 1")
     reads.clock = lambda: dt.datetime.fromtimestamp(booked_ms / 1000 + 3600, dt.UTC)
-    page = Page(overview_text(reads, pages.HourlyCache(list)))
+    page = Page(overview_text(reads, pages.HourlyCache(pages.Outlook)))
     assert page.faults == []
     assert f"{lines} lines correct months that are closed (0.00 USD in sum)" in page.text
     (table,) = [one for one in page.tables if one.rows[0][-1] == "cost, USD"]
@@ -301,7 +301,7 @@ def _away(*_):
 def test_the_page_does_not_wait_for_the_forecast(rated, reads):
     """It is rendered while the forecast is still being made."""
     finish = threading.Event()
-    outlook = pages.HourlyCache(lambda: (finish.wait(60) and []) or [])
+    outlook = pages.HourlyCache(lambda: (finish.wait(60) and None) or pages.Outlook())
     try:
         assert overview_text(reads, outlook)
         assert not finish.is_set()

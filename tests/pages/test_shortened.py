@@ -12,12 +12,14 @@ import pytest
 
 from fakes.fleet import HOUR, Held
 from fakes.pages import text_of
+from fakes.two_teams import finding_of
 from gpuledger_collector.accounting.placement import RefusedClaim
 from gpuledger_collector.accounting.reconciliation import Reconciliation
 from gpuledger_collector.api import fleet_pages, list_pages, pages
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.page_routes import View
 from gpuledger_collector.export import shortened
+from gpuledger_collector.storage.findings import findings
 
 TEAMS = 130
 EVERYTHING = View(Principal("admin", "a"))
@@ -55,7 +57,7 @@ def amounts(text, section):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda reads: pages.overview_page(reads, pages.HourlyCache(list), "", EVERYTHING),
+        lambda reads: pages.overview_page(reads, pages.HourlyCache(pages.Outlook), "", EVERYTHING),
         lambda reads: pages.month_page(reads, "team", "2025-10", EVERYTHING),
     ],
     ids=["overview", "statements"],
@@ -105,9 +107,51 @@ def test_a_terminal_sums_what_it_does_not_list(crowded, run, monkeypatch):
 
 
 def test_jobs_that_are_not_listed_are_summed(crowded, reads):
-    """Their number, hours and cost stand under the list."""
+    """A hundred, and the number, hours and cost of the others under the list."""
     text = list_pages.jobs_page(reads, EVERYTHING, "", "cost").body.decode()
+    assert len(set(re.findall(r"crowd-\d+", text))) == list_pages.SHOWN
     assert re.search(r"and 30 more of [\d.]+ GPU-hours, [\d.]+ USD, in the", text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"), [("idle", list_pages.idle_page), ("anomaly", list_pages.anomalies_page)]
+)
+def test_findings_that_are_not_listed_are_counted(fleet, reads, kind, make):
+    """A hundred of a page; CSV has all of them."""
+    times = {
+        "since_ms": reads.now_ms - HOUR,
+        "opened_ms": reads.now_ms - HOUR,
+        "until_ms": reads.now_ms,
+    }
+    found = [replace(finding_of(f"crowd-{number:03d}", kind), **times) for number in range(TEAMS)]
+    findings.put(fleet.connection, found)
+    text = make(reads, EVERYTHING).body.decode()
+    assert len(set(re.findall(r"crowd-\d{3}", text))) == list_pages.SHOWN
+    assert f"and {TEAMS - list_pages.SHOWN} more in the" in text
+    whole = text_of(make(reads, replace(EVERYTHING, wants_csv=True)))
+    assert len({row["team"] for row in csv.DictReader(io.StringIO(whole))}) == TEAMS
+
+
+def test_pools_of_less_demand_are_counted(fleet, reads, run):
+    """Those of most demand are forecast and listed; a node that names pools without end makes no
+    page long.
+    """
+    many = pages.MOST_POOLS + 12
+    for number in range(1, many + 1):
+        fleet.capacity(number, 0, HOUR, pool=f"pool-{number:03d}")
+        end = number * HOUR // (many + 1)
+        fleet.evidence([Held(number, number, 0, end), Held(number, None, end, HOUR, "unallocated")])
+    run("chargeback", "--from", "2025-10-01", "--to", "2025-11-01")
+    outlook = pages.HourlyCache(lambda: pages.forecast_outlook(reads))
+    assert [pool.name for pool in outlook.get(reads.now_ms, wait_s=250).pools] == [
+        f"pool-{number:03d}" for number in range(13, many + 1)
+    ]
+    for text in (
+        pages.overview_page(reads, outlook, "", EVERYTHING).body.decode(),
+        fleet_pages.demand_page(reads, outlook, EVERYTHING).body.decode(),
+    ):
+        assert len(set(re.findall(r"pool-\d+", text))) == pages.MOST_POOLS
+        assert "And 12 more pools of less demand" in text
 
 
 def test_refused_claims_are_counted(crowded, reads, monkeypatch):

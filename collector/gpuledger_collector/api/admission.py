@@ -17,6 +17,7 @@ from gpuledger_collector.api import (
     samples,
 )
 from gpuledger_collector.api.context import MAX_DAYS, MAX_ROWS
+from gpuledger_collector.api.pages import MOST_POOLS
 from gpuledger_collector.api.series import MAX_STEPS
 from gpuledger_collector.export.proof import SHOWN_CLAIMS
 from gpuledger_collector.export.shortened import MOST_ROWS
@@ -89,7 +90,8 @@ REPORTS = (
             "node_names_per_second",
         ),
         adds=_rates("node_new_names_per_hour", "node_new_days_per_hour", "node_new_owners_per_hour")
-        + f"; pages list {MOST_ROWS} owners and {SHOWN_CLAIMS} refused claims, and sum the others",
+        + f"; pages list {MOST_ROWS} owners, {MOST_POOLS} pools and {SHOWN_CLAIMS} refused claims, "
+        "and sum or count the others",
     ),
     _report(
         f"POST {queue.PATH}",
@@ -183,7 +185,7 @@ PAGES = tuple(
         "/anomalies": "current findings",
         "/jobs": f"the period asked for, by default a month, {LINES}",
         "/jobs/{job:name}": "a job",
-        "/demand": "weeks of one pool or of all",
+        "/demand": f"weeks of all pools, once an hour; {MOST_POOLS} are forecast",
         "/trust": f"the period asked for, by default a month, {LINES}",
         "/pools/{pool:name}": "weeks of one pool",
     }.items()

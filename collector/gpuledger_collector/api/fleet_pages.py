@@ -22,7 +22,13 @@ from gpuledger_collector.api.page_routes import (
     page,
     require_view,
 )
-from gpuledger_collector.api.pages import PoolOutlook, being_forecast, pool_facts
+from gpuledger_collector.api.pages import (
+    MOST_POOLS,
+    Outlook,
+    PoolOutlook,
+    being_forecast,
+    pool_facts,
+)
 from gpuledger_collector.export import html, proof
 from gpuledger_collector.export.cells import csv_of, names
 from gpuledger_collector.export.site import DEMAND, TRUST, pool_path
@@ -45,7 +51,7 @@ PARTS = {
 }
 
 
-def router(context: ReadContext, outlook: HourlyCache[list[PoolOutlook]]) -> APIRouter:
+def router(context: ReadContext, outlook: HourlyCache[Outlook]) -> APIRouter:
     """The pages."""
     routes = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRoute)
     wanted = require_view(context.keys, fleet=True)
@@ -63,9 +69,7 @@ def router(context: ReadContext, outlook: HourlyCache[list[PoolOutlook]]) -> API
     return routes
 
 
-def demand_page(
-    context: ReadContext, outlook: HourlyCache[list[PoolOutlook]], view: View
-) -> Response:
+def demand_page(context: ReadContext, outlook: HourlyCache[Outlook], view: View) -> Response:
     """Past and coming demand of every pool, and how good the forecasts were."""
     now_ms = context.now_ms
     # Read as the reader, so that a viewer is refused even if the check of its role were forgotten.
@@ -76,17 +80,23 @@ def demand_page(
             connection, DEMAND, now_ms, has_csv=pools is not None, periods=(), is_filtered=False
         )
     if view.wants_csv:
-        return csv_file(
-            csv_of(DEMAND_COLUMNS, outlook_rows(pools or ()), DEMAND_COLUMNS[2:]), "demand"
-        )
+        listed = outlook_rows(pools.pools if pools else ())
+        return csv_file(csv_of(DEMAND_COLUMNS, listed, DEMAND_COLUMNS[2:]), "demand")
     if pools is None:
         site = being_forecast(site)
+    current = {pool.name for pool in pools.pools} if pools else set()
+
+    def is_gone(record: ForecastRecord) -> bool:
+        return record.series not in current
+
     text = html.render(
         "demand.html",
         site=site,
         now=format_instant(now_ms - now_ms % 1000),
-        pools=None if pools is None else [pool_facts(pool) for pool in pools],
-        records=[_accuracy(record) for record in records],
+        pools=None if pools is None else [pool_facts(pool) for pool in pools.pools],
+        pools_left_out=0 if pools is None else pools.left_out,
+        records=[_accuracy(record) for record in sorted(records, key=is_gone)[:MOST_POOLS]],
+        records_left_out=max(len(records) - MOST_POOLS, 0),
     )
     return page(text, site=site)
 

@@ -67,6 +67,12 @@ SHOWN = 6
 PAST_HOURS, HOURS_AHEAD = 72, 24
 
 
+MOST_POOLS = 50
+"""Pools that a page lists and forecasts, those of most demand: whoever reports GPUs may name pools
+by the hundred.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolOutlook:
     """Demand of a pool in GPUs: past hours (None: unknown), and low, middle and high of the coming
@@ -81,7 +87,15 @@ class PoolOutlook:
     """Start of the first past hour."""
 
 
-def router(context: ReadContext, outlook: HourlyCache[list[PoolOutlook]]) -> APIRouter:
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Demand of the largest pools, by name, and how many others there are."""
+
+    pools: tuple[PoolOutlook, ...] = ()
+    left_out: int = 0
+
+
+def router(context: ReadContext, outlook: HourlyCache[Outlook]) -> APIRouter:
     """The pages."""
     routes = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRoute)
     wanted = require_view(context.keys)
@@ -196,14 +210,14 @@ def _month_report(
     return read_owner_chargeback(connection, period, level, reader.owner[level], now_ms).report
 
 
-def forecast_outlook(context: ReadContext) -> list[PoolOutlook]:
-    """Past and coming demand of each pool; takes seconds."""
+def forecast_outlook(context: ReadContext) -> Outlook:
+    """Past and coming demand of the largest pools; takes seconds."""
     with context.database.connect() as connection:
-        pools = {
-            series.name: series
-            for series in pool_demand(connection, context.now_ms)
-            if series.known
-        }
+        known = [series for series in pool_demand(connection, context.now_ms) if series.known]
+        largest = sorted(known, key=lambda series: (-float(np.nansum(series.values)), series.name))[
+            :MOST_POOLS
+        ]
+        pools = {series.name: series for series in sorted(largest, key=lambda series: series.name)}
         forecasts = forecast_pools(list(pools.values()), HOURS_AHEAD)
     outlook = []
     for forecast in forecasts:
@@ -216,11 +230,11 @@ def forecast_outlook(context: ReadContext) -> list[PoolOutlook]:
         )
         first_ms = series.end_ms - (len(past) - 1) * HOUR_MS
         outlook.append(PoolOutlook(forecast.series, past, ahead, forecast.note or "", first_ms))
-    return outlook
+    return Outlook(tuple(outlook), len(known) - len(largest))
 
 
 def overview_page(
-    context: ReadContext, outlook: HourlyCache[list[PoolOutlook]], address: str, view: View
+    context: ReadContext, outlook: HourlyCache[Outlook], address: str, view: View
 ) -> Response:
     """The overview.
 
@@ -250,7 +264,8 @@ def overview_page(
         owner="/".join((view.reader.owner or {}).values()),
         collector=address,
         now=format_instant(now_ms - now_ms % 1000),
-        pools=None if pools is None else [pool_facts(pool) for pool in pools],
+        pools=None if pools is None else [pool_facts(pool) for pool in pools.pools],
+        pools_left_out=0 if pools is None else pools.left_out,
         **ledger,
         **current,
     )

@@ -4,10 +4,11 @@ import asyncio
 import json
 import time
 
+import msgspec
 import psycopg
 import pytest
 
-from fakes.batches import batch, body_of, workload
+from fakes.batches import accelerator, batch, body_of, samples, workload
 from fakes.collector import JSON, MSGPACK, running
 from fakes.replicas import until
 from gpuledger_collector.api.limits import HOUR_SECONDS, OverQuota, Quota
@@ -160,3 +161,22 @@ def test_new_owners_are_counted_by_the_hour(dsn):
         assert send(2, team="seg") == 200
         assert send(1, "node-2", team="one-more") == 200
         assert send(3, team="one-more") == 200
+
+
+def test_new_pools_count_as_new_owners(dsn):
+    """Each is a row of reports and a forecast; an accelerator of a known pool is taken, whatever
+    else is new.
+    """
+    with running(dsn, node_new_owners_per_hour=20) as collector:
+        collector.parts.intake.quotas.new_owners.steady = lambda: 0.0
+
+        def send(seq, *pools):
+            cards = [accelerator(number, pool=pool) for number, pool in enumerate(pools)]
+            whole = batch(seq, accelerators=0, usage_intervals=[], samples=samples(1, []))
+            return collector.send(msgspec.structs.replace(whole, accelerators=cards))
+
+        assert send(0, "train")[0] == 200
+        assert send(1, *[f"pool-{number}" for number in range(30)])[0] == 200
+        status, answer = send(2, "one-more")
+        assert (status, answer["detail"]) == (429, "node-1 sends more than 20 new owners an hour")
+        assert send(2, "train", "pool-7")[0] == 200

@@ -53,7 +53,7 @@ def test_markup_in_names_is_text_on_every_page(marked):
     collector, secrets = marked
     names = {"level": "team", "month": MONTH, "owner": "%3Cscript%3Ealert(1)%3C%2Fscript%3E"}
     names |= {"pool": f"{names['owner']}-pool", "job": f"{names['owner']}-1"}
-    context, outlook = ReadContext(None, None, None), HourlyCache(list)
+    context, outlook = ReadContext(None, None, None), HourlyCache(pages.Outlook)
     routers = [module.router(context, outlook) for module in (pages, fleet_pages)]
     routers += [module.router(context) for module in (list_pages, pool_page)]
     paths = [route.path for router in (*routers, handbook.router(dict)) for route in router.routes]

@@ -1,5 +1,8 @@
 """The second wall: a dashboards' role of one owner, held to its rows by Postgres itself."""
 
+import re
+from pathlib import Path
+
 import psycopg
 import pytest
 from psycopg import sql
@@ -74,6 +77,55 @@ def test_a_role_of_one_owner_sees_no_foreign_row_anywhere(dsn, roles):
         assert reader.execute("SELECT DISTINCT team FROM finding").fetchall() == [(OWN,)]
         assert reader.execute("SELECT sum(cost_micro) FROM ledger_day").fetchone()[0] > 0
     assert FOREIGN in str(everything(dsn, "owner"))
+
+
+PAGE = Path(__file__).parents[3] / "docs/security.md"
+
+
+def test_a_role_of_one_owner_counts_foreign_rows_and_reads_none_of_them(dsn, roles):
+    """Plans, statistics and errors tell how many there are, as the page says, and neither a name
+    nor an amount.
+    """
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("ANALYZE")
+        foreign = connection.execute(
+            "SELECT count(*) FROM owner WHERE team = %s", (FOREIGN,)
+        ).fetchone()[0]
+        assert FOREIGN in str(connection.execute("SELECT * FROM pg_stats").fetchall())
+    with psycopg.connect(roles[SCOPED], autocommit=True) as reader:
+        said = [
+            str(
+                reader.execute(
+                    f"EXPLAIN (ANALYZE, VERBOSE, BUFFERS) SELECT * FROM {table}"
+                ).fetchall()
+            )
+            for table in row_security.TABLES
+        ]
+        removed = [
+            int(count)
+            for plan in said
+            for count in re.findall(r"Rows Removed by Filter: (\d+)", plan)
+        ]
+        said += [
+            str(reader.execute(statement).fetchall())
+            for statement in (
+                "SELECT * FROM pg_stats",
+                "SELECT * FROM pg_stat_activity",
+                "SELECT * FROM pg_policies",
+            )
+        ]
+        # A condition of the reader's own is asked of its rows alone: no error quotes those of
+        # others.
+        for column in ("team", "project"):
+            try:
+                reader.execute(f"SELECT count(*) FROM owner WHERE {column}::int = 1")
+            except psycopg.Error as error:
+                said.append(str(error))
+    assert foreign > 0
+    assert any(count >= foreign for count in removed)
+    assert FOREIGN not in str(said)
+    _, _, unpromised = PAGE.read_text(encoding="utf-8").partition("## Not promised")
+    assert "`EXPLAIN ANALYZE` says how many rows a policy removed" in unpromised
 
 
 def test_such_a_role_is_not_made_a_full_reader_by_accident(dsn, roles, command):

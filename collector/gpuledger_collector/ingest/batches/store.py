@@ -68,8 +68,8 @@ SettlePlacements = Callable[[Connection, Iterable[int], int], Mapping[int, Place
 
 
 Owner = tuple[str, ...]
-"""What the tags of a workload say of its owner, its account and its user: each of them is a row of
-reports.
+"""What the tags of a workload say of its owner, its account and its user, or a pool: each is a row
+of reports.
 """
 MAX_OWNERS = 200_000
 """Owners that are remembered; beyond that all count as new again."""
@@ -273,8 +273,11 @@ class Store:
         # Most batches list what an earlier one did.
         if self.ids.has_lists(batch):
             return NewItems(0, days)
-        owners = frozenset(map(owner_of, batch.workloads.values())) - self.owners
-        return NewItems(self.ids.count_unseen(batch), days, owners)
+        owners = set(map(owner_of, batch.workloads.values()))
+        owners.update(
+            (accelerator.pool,) for accelerator in batch.accelerators.values() if accelerator.pool
+        )
+        return NewItems(self.ids.count_unseen(batch), days, frozenset(owners - self.owners))
 
     def remember_owners(self, owners: Collection[Owner]) -> None:
         """Remember owners of committed batches; they are no longer new."""
