@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 
 import psycopg
 import pytest
@@ -13,8 +14,9 @@ from fakes.batches import batch, body_of
 from fakes.collector import JSON, MSGPACK, running
 from fakes.replicas import until
 from gpuledger_collector.api import queue
+from gpuledger_collector.api.auth.keys import NEW_SECONDS
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.api.intake import Reservation
+from gpuledger_collector.api.intake import DECODERS, Reservation
 from gpuledger_collector.ingest.batches.commit import Unavailable
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.access.tokens import Token
@@ -169,6 +171,53 @@ def test_workloads_are_counted_before_they_are_objects(dsn, monkeypatch):
             assert "131072 are allowed" in answer["detail"]
         body = b'{"source":"s","at":1760000000,"waiting":[' + b"," * 2_000_001 + b"]}"
         assert post(collector, body)[0] == 413
+
+
+def test_one_reading_of_a_sender_is_in_memory_at_a_time(dsn, monkeypatch):
+    """Of three that one sends at once two wait as bytes; another sender's is decoded meanwhile, a
+    third one's waits.
+    """
+    may_go, lock, now, most = threading.Event(), threading.Lock(), Counter(), Counter()
+    parse = queue._parse
+
+    def parse_slowly(body, *bounds):
+        sender = json.loads(body)["source"]
+        with lock:
+            now.update([sender, "all"])
+            most.update({name: max(0, now[name] - most[name]) for name in (sender, "all")})
+        may_go.wait(60)
+        with lock:
+            now.subtract([sender, "all"])
+        return parse(body, *bounds)
+
+    monkeypatch.setattr(queue, "_parse", parse_slowly)
+    with running(dsn, require_tokens=True) as collector, contextlib.ExitStack() as stack:
+        intake, statuses = collector.parts.intake, []
+
+        heads = {sender: bearer(dsn, sender, sender) for sender in ("flood", "other", "third")}
+        time.sleep(NEW_SECONDS)  # until then a token that nobody knows yet may be refused
+
+        def send(sender, number):
+            statuses.append(
+                post(collector, reading(at=AT + number, source=sender), heads[sender])[0]
+            )
+
+        def begin(sender, count):
+            for number in range(count):
+                thread = threading.Thread(target=send, args=(sender, number))
+                thread.start()
+                stack.callback(thread.join, 120)
+            size = len(reading(source=sender))
+            until(lambda: sender in intake.payers and intake.payers[sender].bytes >= count * size)
+
+        begin("flood", 3)
+        until(lambda: now["all"])
+        begin("other", 1)
+        begin("third", 1)
+        until(lambda: now["all"] >= DECODERS)
+        may_go.set()
+    assert statuses == [200] * 5
+    assert most == {"flood": 1, "other": 1, "third": 1, "all": DECODERS}
 
 
 def test_what_is_stored_of_a_reading_is_bounded(dsn):
