@@ -48,30 +48,43 @@ def post(collector, body, headers=JSON):
 
 
 @contextlib.contextmanager
-def unfinished(port, headers, announced, sent):
+def unfinished(port, headers, announced, sent, path="/v1/queue"):
     """A request whose body lacks its end, for as long as the block runs."""
-    with socket.create_connection(("127.0.0.1", port), 60) as connection:
+    with socket.create_connection(("127.0.0.1", port), 30) as connection:
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         connection.sendall(
-            f"POST /v1/queue HTTP/1.1\r\nHost: x\r\n{head}Content-Length: {announced}\r\n\r\n".encode()
+            f"POST {path} HTTP/1.1\r\nHost: x\r\n{head}Content-Length: {announced}\r\n\r\n".encode()
         )
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused while it is sent
             connection.sendall(b" " * sent)
         yield connection
 
 
-def test_a_node_holds_at_most_half_of_the_bytes_in_progress(dsn):
-    """Bodies of queues that never end take half at most; a neighbor's batch is taken meanwhile."""
+REMOTE_WRITE = {"Content-Type": "application/x-protobuf", "Content-Encoding": "snappy"}
+
+
+@pytest.mark.parametrize(
+    ("path", "node", "kind"),
+    [
+        ("/v1/queue", "flood", JSON),
+        ("/v1/batches", "flood", MSGPACK),
+        ("/api/v1/write", None, REMOTE_WRITE),
+    ],
+)
+def test_a_node_holds_at_most_half_of_the_bytes_in_progress(dsn, path, node, kind):
+    """Bodies that never end take half at most, on every route that reports; a neighbor's batch is
+    taken meanwhile.
+    """
     with running(dsn, require_tokens=True) as collector, contextlib.ExitStack() as open_requests:
         intake = collector.parts.intake
         intake.max_bytes = 1_000_000
-        flood = bearer(dsn, "flood", "flood")
+        flood = {**bearer(dsn, "flood", node), **kind}
         neighbor = {**bearer(dsn, "neighbor", "neighbor"), **MSGPACK}
-        open_requests.enter_context(unfinished(collector.port, flood, 500_000, 450_000))
+        open_requests.enter_context(unfinished(collector.port, flood, 500_000, 450_000, path))
         until(lambda: intake.in_progress == 450_000)
         for _ in range(4):
             refused = open_requests.enter_context(
-                unfinished(collector.port, flood, 500_000, 450_000)
+                unfinished(collector.port, flood, 500_000, 450_000, path)
             )
             assert refused.recv(100).startswith(b"HTTP/1.1 503")
         assert intake.in_progress == 450_000 <= intake.max_bytes // 2
