@@ -16,8 +16,9 @@ import pytest
 from fakes.batches import NOON_MS, batch, body_of, samples
 from fakes.collector import JSON, MSGPACK, running
 from fakes.prometheus import WRITE, headers, one, scrape, snappy
+from fakes.replicas import until
 from gpuledger_agent.push import Reply, reaction
-from gpuledger_collector.api import limits
+from gpuledger_collector.api import limits, queue
 from gpuledger_collector.api.intake import MIN_BYTES_PER_SECOND
 from gpuledger_collector.api.limits import BURST_SECONDS, OverQuota, Quota
 from gpuledger_collector.storage.access import tokens
@@ -215,6 +216,48 @@ def test_a_head_is_bounded(impatient):
             connection.sendall(b"y" * 1_000_000)
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(100)[9:12] in {b"", b"400", b"431"}
+
+
+@pytest.fixture
+def occupied(dsn, monkeypatch):
+    """A collector, a connection to it whose request is in progress, and what ends that."""
+    monkeypatch.setattr(queue, "SESSION", "-c lock_timeout=20000")
+    body = b'{"source": "s", "at": 1760000000, "waiting": []}'
+    head = (
+        "POST /v1/queue HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length:"
+        f" {len(body)}\r\n\r\n"
+    )
+    with running(dsn) as collector, psycopg.connect(dsn) as blocker:
+        blocker.execute("LOCK TABLE queue_reading IN ACCESS EXCLUSIVE MODE")
+        with socket.create_connection(("127.0.0.1", collector.port), 30) as connection:
+            connection.sendall(head.encode() + body)
+            until(lambda: collector.parts.intake.in_progress)
+            yield collector, connection, blocker.rollback
+
+
+def test_a_head_behind_a_request_in_progress_is_bounded(occupied):
+    """It is not kept while an answer is computed either, and nobody else waits for it."""
+    collector, connection, _ = occupied
+    connection.sendall(b"GET / HTTP/1.1\r\nX: ")
+    with pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
+        connection.sendall(b"y" * 16_000_000)  # more than sockets hold
+    assert collector.request("GET", "/healthz")[0] == 200
+
+
+def test_requests_behind_one_in_progress_are_answered_in_turn(occupied):
+    """Complete heads are not counted as one that is not, however many there are."""
+    _, connection, release = occupied
+    request = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 3000 + b"\r\n\r\n"
+    sender = threading.Thread(target=connection.sendall, args=(request * 200,))
+    sender.start()
+    time.sleep(0.5)  # some of them are read meanwhile
+    release()
+    answers = b""
+    while answers.count(b"HTTP/1.1 200") < 201:
+        part = connection.recv(1 << 16)
+        assert part
+        answers += part
+    sender.join()
 
 
 def test_a_slow_but_steady_body_is_taken(impatient, monkeypatch):

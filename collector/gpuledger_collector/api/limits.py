@@ -241,6 +241,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def data_received(self, data: bytes) -> None:
         """Handle bytes of a head, of a body, or of the next request."""
+        was_body = self._cycle is not None and self._cycle.more_body
         super().data_received(data)
         cycle: Any = self.cycle
         if cycle is not None and cycle is not self._cycle:
@@ -254,16 +255,20 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         # complete yet.
         elif cycle is None or (cycle.response_complete and not cycle.more_body):
             self._count_head(len(data))
-        elif not cycle.more_body:
+            if self._deadline is None:
+                self._set_deadline(self.head_seconds)
+        elif was_body and not cycle.more_body:
             self._set_deadline(None)
+        # While an answer is computed: once the next head is complete, nothing more is read until
+        # then.
+        elif not was_body and not getattr(self, "pipeline", ()):
+            self._count_head(len(data))
 
     def _count_head(self, size: int) -> None:
         """Count bytes of an incomplete head, or between requests."""
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES:
             self.transport.abort()
-        elif self._deadline is None:
-            self._set_deadline(self.head_seconds)
 
     def _set_deadline(self, seconds: float | None) -> None:
         if self._deadline is not None:
