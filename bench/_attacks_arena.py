@@ -345,7 +345,8 @@ class Arena:
                 OSError,
                 AttributeError,
                 http.client.HTTPException,
-            ):  # AttributeError: no connection was made
+            ):
+                # AttributeError: no connection was made.
                 return 0, http.client.HTTPMessage(), ""
 
     def socket(self) -> ssl.SSLSocket:

@@ -353,9 +353,8 @@ def whole(arena: Arena) -> None:
             done = arena.command(*words)
             row.count(f"{words[0]} {done.returncode}")
             named = (f"gives GPU-{FOREIGN}", f"GPU-{FOREIGN} is reported by")
-            contested = words[0] == "reconcile" and any(
-                text in done.stdout for text in named
-            )  # what was forged
+            # What was forged.
+            contested = words[0] == "reconcile" and any(text in done.stdout for text in named)
             row.expect(
                 done.returncode == 0 or contested,
                 f"{' '.join(words)}: {done.stdout[-300:]} {done.stderr[-300:]}",

@@ -260,9 +260,8 @@ class Judge:
                 self.verdicts["partly taken" if accepted.rejected else "taken"] += 1
                 return
             self.uses += 1
-            if (
-                self.uses % 20_000 == 0
-            ):  # the book of a collector is bounded as well, but far above a benchmark's aim
+            # The book of a collector is bounded as well, but far above a benchmark's aim.
+            if self.uses % 20_000 == 0:
                 self.book = SeriesCache()
             remote.inflated_size(body[:5])
             writing = remote.decode(body, 1 if kind == "one" else 2, self.book, NOW_MS)

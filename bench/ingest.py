@@ -297,9 +297,9 @@ def floor(dsn: str, postmaster: int, blocks: Sequence[bytes]) -> tuple[float, fl
         backend = connection.info.backend_pid
     deadline = time.monotonic() + 10
     while Path(f"/proc/{backend}").exists() and time.monotonic() < deadline:
-        time.sleep(
-            0.01
-        )  # until its parent has taken over what it used, or whoever is measured next is charged with it
+        # Until its parent has taken over what it used, or whoever is measured next is charged with
+        # it.
+        time.sleep(0.01)
     return wall, busy
 
 

@@ -123,9 +123,8 @@ def begin_run(front: int) -> Path:
         prctl = ctypes.CDLL(None).prctl
         prctl(PR_SET_PDEATHSIG, FRONT_ENDED)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        folder = Path(
-            tempfile.mkdtemp(prefix="gl-")
-        )  # short: sockets below it have at most 107 characters
+        # Short: sockets below it have at most 107 characters.
+        folder = Path(tempfile.mkdtemp(prefix="gl-"))
         folder.chmod(OPEN)
         standing, stands = os.pipe()
         run = os.fork()

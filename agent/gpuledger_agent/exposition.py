@@ -282,9 +282,8 @@ def serve(listen: str, collector: AgentCollector) -> Callable[[], None]:
 
         def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
             error = sys.exception()
-            if isinstance(error, Exception) and not isinstance(
-                error, OSError
-            ):  # OSError: the client went away
+            # OSError: the client went away.
+            if isinstance(error, Exception) and not isinstance(error, OSError):
                 collector.failed(error)
 
     class Handler(_Handler):

@@ -17,9 +17,8 @@ def write_note(folder: Path, name: str, text: str) -> None:
     # (O_EXCL).
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     with os.fdopen(descriptor, "w") as file:
-        os.fchmod(
-            descriptor, 0o644
-        )  # an administrator's umask must not hide the note from the agent's user
+        # An administrator's umask must not hide the note from the agent's user.
+        os.fchmod(descriptor, 0o644)
         file.write(text)
     fresh.replace(folder / name)
 

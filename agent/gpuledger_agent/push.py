@@ -128,7 +128,8 @@ def _collector_answer(body: bytes) -> wire.Answer | None:
     except (
         ValueError,
         RecursionError,
-    ):  # msgspec's errors are ValueErrors, except for too deeply nested brackets
+    ):
+        # msgspec's errors are ValueErrors, except for too deeply nested brackets.
         return None
 
 
@@ -217,9 +218,8 @@ class Http:
                             " into it"
                         ),
                     )
-                if not (
-                    token.isascii() and token.isprintable()
-                ):  # http.client would quote it in its error
+                # http.client would quote it in its error.
+                if not (token.isascii() and token.isprintable()):
                     return Reply(None, error=f"{self._token_file} holds more than a token")
                 headers["Authorization"] = f"Bearer {token}"
             answer = self._connection.exchange("POST", self._path, body, headers)

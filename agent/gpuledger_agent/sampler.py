@@ -234,10 +234,11 @@ class Sampler:
         apart = level != "together" and bool(rows)
         try:
             number = add_batch(intervals, () if apart else rows, 0, counters)
+            # Stored: if the next batch fails, only readings are retried.
             intervals, counters = (
                 [],
                 [],
-            )  # stored: if the next batch fails, only readings are retried
+            )
             if apart:
                 selected = downsampling.downsample(rows) if level == "thin" else rows
                 add_batch((), selected, len(rows) - len(selected))

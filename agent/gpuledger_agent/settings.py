@@ -221,9 +221,8 @@ def _convert(kind: str, value: object) -> object:
     if not isinstance(value, str):
         raise TypeError(value)
     if kind.startswith("Path"):
-        return (
-            Path(value).expanduser() if value else None
-        )  # Path("") would be the working directory
+        # Path("") would be the working directory.
+        return Path(value).expanduser() if value else None
     return value
 
 
@@ -272,9 +271,10 @@ def _check_addresses(settings: Settings) -> list[str]:
     if api not in {"", "off"} and not (api.startswith("https://") and is_web_address(api)):
         faults.append(f"kubernetes_api_url: {api!r} is not https://HOST[:PORT] or off")
     if settings.serving_endpoints:
+        # Imported only here: most agents must not pay its memory.
         from gpuledger_agent.serving import (
             endpoints,
-        )  # imported only here: most agents must not pay its memory
+        )
 
         try:
             endpoints(settings.serving_endpoints)

@@ -197,9 +197,8 @@ class Spool:
         database = sqlite3.connect(
             self.path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False
         )
-        database.text_factory = lambda value: value.decode(
-            errors="replace"
-        )  # a flipped bit must not raise
+        # A flipped bit must not raise.
+        database.text_factory = lambda value: value.decode(errors="replace")
         try:
             # quick_check leaves out the comparison of indexes with their tables, which takes far
             # longer on a full spool.
@@ -312,9 +311,8 @@ class Spool:
             # number that is used twice.
             seq = self._next_seq()
             body = encode(self.epoch, seq)
-            if (
-                len(body) > self._max_bytes // 2
-            ):  # it would displace all others, and might not fit even then
+            # It would displace all others, and might not fit even then.
+            if len(body) > self._max_bytes // 2:
                 return self._lose_new("larger than half the spool", now_ms, contents)
             free = shutil.disk_usage(self.path.parent).free
             # A batch that fits into free pages of the file takes nothing from the disk.
@@ -445,9 +443,8 @@ class Spool:
             body = self._value("SELECT body FROM batch WHERE seq = ?", seq)
             if not isinstance(body, bytes):
                 return
-            self._db.execute(
-                "DELETE FROM batch WHERE seq = ?", (seq,)
-            )  # first, so that its pages serve the copy
+            # First, so that its pages serve the copy.
+            self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,))
             room = self._max_bytes // 8 - len(body)
             self._clear_dead_letter_bodies(room)
             self._db.execute(
@@ -568,9 +565,8 @@ def _check_rows(database: sqlite3.Connection) -> None:
         database.execute("SELECT value FROM counter WHERE name = ?", (name,)).fetchone()
         for name in _COUNTERS
     ]
-    if by_key != [
-        (number,) for number in numbers
-    ]:  # keys out of order, which quick_check does not detect
+    # Keys out of order, which quick_check does not detect.
+    if by_key != [(number,) for number in numbers]:
         raise sqlite3.DatabaseError("counters that are not found by their names")
     if mistyped or not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise sqlite3.DatabaseError("values of other types than were written")

@@ -11,9 +11,8 @@ def main() -> None:
     """Run the command; without the collector's libraries, say in one sentence how to get them (exit
     3).
     """
-    if sys.argv[1:] == [
-        "--version"
-    ]:  # answered here: importing the command line takes longer than this
+    # Answered here: importing the command line takes longer than this.
+    if sys.argv[1:] == ["--version"]:
         sys.stdout.write(f"gpuledger {__version__}\n")
         return
     try:

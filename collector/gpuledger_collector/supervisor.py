@@ -62,9 +62,8 @@ def available_cores() -> int:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         group = next(line for line in lines if line.startswith("0::")).removeprefix("0::/")
         quota, period = (Path("/sys/fs/cgroup") / group / "cpu.max").read_text().split()
-        cores = min(
-            cores, max(1, int(quota) // int(period))
-        )  # a quota of "max" is no number: there is none
+        # A quota of "max" is no number: there is none.
+        cores = min(cores, max(1, int(quota) // int(period)))
     return cores
 
 
@@ -266,9 +265,8 @@ class Supervisor:
         to be started.
         """
         for slot in self._slots:
-            if (
-                slot.worker is None and not slot.change.locked()
-            ):  # a successor would listen on the same socket
+            # A successor would listen on the same socket.
+            if slot.worker is None and not slot.change.locked():
                 stop_listening(slot.listener)
 
     async def _watch(self, slot: Slot, worker: Worker) -> None:
@@ -332,9 +330,8 @@ class Supervisor:
 
     def _begin_reload(self) -> None:
         for worker in self._alive:
-            if (
-                worker.is_ready
-            ):  # before that the signal would end it, and it reads the files anyway
+            # Before that the signal would end it, and it reads the files anyway.
+            if worker.is_ready:
                 worker.signal(signal.SIGHUP)
         self._reload.set()
 

@@ -86,9 +86,8 @@ class _Energy:
         if self.counter_mj is not None and previous is not None and self.counter_mj >= previous:
             return self.counter_mj - previous
         watts = values.get("gpu_power_watts")
-        if (
-            watts is None or watts < 0
-        ):  # a broken exporter may print anything; energy is never negative
+        # A broken exporter may print anything; energy is never negative.
+        if watts is None or watts < 0:
             return None
         self.carry_mj += watts * elapsed_ms  # watts x milliseconds = millijoules
         energy_mj = int(self.carry_mj)

@@ -44,9 +44,8 @@ def memory_slices(model: str) -> int:
 
 def device_gb(model: str) -> int | None:
     """Memory of a device in GB by its name or the table; None when neither has it."""
-    if (
-        "gh200" in model.lower()
-    ):  # its name has the CPU's memory: GH200 480GB has 96 GB, the HBM3e part 144
+    # Its name has the CPU's memory: GH200 480GB has 96 GB, the HBM3e part 144.
+    if "gh200" in model.lower():
         return 144 if "144g" in model.lower() else 96
     # Most names contain the size (`NVIDIA A100-SXM4-80GB`).
     match = _MEMORY_GB.search(model)

@@ -47,9 +47,8 @@ def test_allocated_without_a_process_is_seen():
     found = asked(Owner("slurm", JOB), Owner("processes"))
     assert found.holders["GPU-a"][0].workload == JOB
     assert found.disagreement("GPU-a", 0) == "allocated without a process"
-    assert (
-        found.disagreement("GPU-a", None) == ""
-    )  # the driver does not list processes: nothing is known
+    # The driver does not list processes: nothing is known.
+    assert found.disagreement("GPU-a", None) == ""
 
 
 def test_used_without_an_allocation_is_seen_and_billed_to_whom_runs():

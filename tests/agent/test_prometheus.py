@@ -187,10 +187,11 @@ def test_a_common_alert_rule_sees_every_gpu_and_fires_where_it_must(scraped, nam
     seen = {
         one["metric"]["gpu"] for one in scraped.query(left) if one["metric"]["vintage"] == "old"
     }
+    # Also of Xids: 0 where the driver is listened to and has told none, as in DCGM.
     assert seen == {
         "0",
         "1",
-    }  # also of Xids: 0 where the driver is listened to and has told none, as in DCGM
+    }
 
     def firing() -> set[str]:
         alerts = scraped.get("alerts")["alerts"]
@@ -292,9 +293,8 @@ def test_labels_and_their_order_are_those_of_real_pages(capture):
         if "..." in labels:
             continue
         checked += 1
-        held = labels.replace(
-            ',container="",namespace="",pod=""', ""
-        )  # to Prometheus an empty label is no label
+        # To Prometheus an empty label is no label.
+        held = labels.replace(',container="",namespace="",pod=""', "")
         assert ours(line) == held
     assert checked or "..." in capture.read_text()
 

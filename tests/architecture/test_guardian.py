@@ -505,9 +505,8 @@ def test_shared_memory_of_a_killed_postgres_is_removed():
         assert all(path.exists() for path in memory)
         children = (started / f"task/{server.pid}/children").read_text().split()
         for process in (server.pid, *map(int, children)):
-            with contextlib.suppress(
-                ProcessLookupError
-            ):  # a worker of Postgres that has ended meanwhile
+            # A worker of Postgres that has ended meanwhile.
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         until(
             lambda: (

@@ -36,10 +36,24 @@ def test_a_missing_engine_fails_where_it_is_required(tmp_path, required, failed)
     (tmp_path / "test_it.py").write_text(SKIPPING)
     (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider", "-c", os.devnull, tmp_path],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-rfEs",
+            "-p",
+            "no:cacheprovider",
+            "-c",
+            os.devnull,
+            tmp_path,
+        ],
         env={**os.environ, "GPULEDGER_TEST_ENGINES": required, "PYTHONPATH": str(ROOT / "tests")},
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     assert {line.partition("::")[2].split()[0] for line in lines} == failed, done.stdout
     assert done.returncode == int(bool(failed))

@@ -369,9 +369,8 @@ def test_an_images_install_steps_work(name, tmp_path):
             assert done.returncode == 0, (rest, done.stdout[-2000:] + done.stderr[-2000:])
     site = next(home.glob("lib/python3*/site-packages"))
     assert not [*site.glob("**/tests"), *site.glob("pip"), *site.glob("**/*.a")]
-    assert list(
-        site.glob("gpuledger_common/__pycache__/wire.*.pyc")
-    )  # a read-only image cannot add bytecode
+    # A read-only image cannot add bytecode.
+    assert list(site.glob("gpuledger_common/__pycache__/wire.*.pyc"))
     program = home / "bin" / ("gpuledger-agent" if name == "agent" else "gpuledger")
     clean = {key: value for key, value in os.environ.items() if not key.startswith("GPULEDGER_")}
     shown = subprocess.run(

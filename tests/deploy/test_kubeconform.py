@@ -43,11 +43,21 @@ def conform(chart_tools, schemas):
     def ask(release, manifests):
         done = subprocess.run(
             [
-                program(chart_tools, "kubeconform"), "-strict", "-summary", "-output", "json", "-skip", FOREIGN,
-                "-schema-location", f"{schemas}/{release}/{{{{ .ResourceKind }}}}.json",
+                program(chart_tools, "kubeconform"),
+                "-strict",
+                "-summary",
+                "-output",
+                "json",
+                "-skip",
+                FOREIGN,
+                "-schema-location",
+                f"{schemas}/{release}/{{{{ .ResourceKind }}}}.json",
             ],
-            input=manifests, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            input=manifests,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         return done.returncode, json.loads(done.stdout)
 
     return ask

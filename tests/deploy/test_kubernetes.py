@@ -34,12 +34,13 @@ ROOT = Path(__file__).parents[2]
 PLAIN, CHART = ROOT / "deploy/kubernetes", ROOT / "deploy/helm/gpuledger"
 SCHEMAS = json.loads((ROOT / "tests/fakes/kubernetes_schemas.json").read_text())
 RELEASES = [name for name in SCHEMAS if name != "about"]
+# Of the Prometheus operator and Gateway API.
 FOREIGN = {
     "ServiceMonitor",
     "PodMonitor",
     "PrometheusRule",
     "HTTPRoute",
-}  # of the Prometheus operator and Gateway API
+}
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
@@ -202,9 +203,8 @@ def test_rights_are_what_the_agent_asks_for_and_no_more():
     assert {
         (group, name) for rule in rules for group in rule["apiGroups"] for name in rule["resources"]
     } == asked
-    assert all(
-        rule["verbs"] == ["list"] for rule in rules
-    )  # a list with a field selector; single objects are not read
+    # A list with a field selector; single objects are not read.
+    assert all(rule["verbs"] == ["list"] for rule in rules)
     (subject,) = BASE["ClusterRoleBinding", "gpuledger-agent"]["subjects"]
     assert BASE["ServiceAccount", subject["name"]]["metadata"]["namespace"] == subject["namespace"]
     assert AGENT["spec"]["serviceAccountName"] == subject["name"]
@@ -282,9 +282,8 @@ def test_the_collectors_settings_are_good(folder, tmp_path):
         + name
     )
     assert main["args"] == ["serve"]
-    assert (
-        environment(main)[CONFIG_VARIABLE] == config
-    )  # also for `gpuledger doctor` by kubectl exec
+    # Also for `gpuledger doctor` by kubectl exec.
+    assert environment(main)[CONFIG_VARIABLE] == config
     path = tmp_path / name
     path.write_text(placed(found["data"][name], tmp_path))
     for container in containers(COLLECTOR):
@@ -346,9 +345,8 @@ def test_the_agent_may_do_what_it_must_and_is_not_killed():
     assert "limits" not in container["resources"]
     assert set(container["resources"]["requests"]) == {"cpu", "memory"}
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert "nvidia.com/gpu" not in json.dumps(
-        container["resources"]
-    )  # it asks for no device: it would hold it
+    # It asks for no device: it would hold it.
+    assert "nvidia.com/gpu" not in json.dumps(container["resources"])
     probe = container["livenessProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 180  # WatchdogSec= of the unit
     hosts = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
@@ -582,9 +580,8 @@ def test_all_options_reach_their_objects():
     assert found["Namespace"]["metadata"]["labels"].items() >= {"team": "finops"}.items()
     agent, collector = (found[kind]["spec"]["template"] for kind in ("DaemonSet", "Deployment"))
     for component, template in (("agent", agent), ("collector", collector)):
-        assert (
-            template["metadata"]["labels"]["app.kubernetes.io/name"] == "gpuledger"
-        )  # the selector's, whatever is given
+        # The selector's, whatever is given.
+        assert template["metadata"]["labels"]["app.kubernetes.io/name"] == "gpuledger"
         assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
         given, spec = values[component], template["spec"]
         ours = [

@@ -56,9 +56,8 @@ def test_it_is_cyclonedx_and_has_every_pin(kind):
     }
     assert {"msgspec", "nvidia-ml-py", "prometheus-client", "h2"} <= names
     assert ("fastapi" in names) == (kind == "collector")
-    assert ("mcp" in names) == (
-        kind == "collector"
-    )  # image and airgap folder are made from these pins
+    # Image and airgap folder are made from these pins.
+    assert ("mcp" in names) == (kind == "collector")
 
 
 def test_licenses_are_those_that_packages_state():

@@ -22,9 +22,8 @@ class Daemon:
         runtime = folder / "runtime"
         runtime.write_text(RUNTIME)
         runtime.chmod(0o755)
-        hook = (
-            folder / "nvidia-container-cli"
-        )  # ctr --gpus looks for it to name it in the specification
+        # ctr --gpus looks for it to name it in the specification.
+        hook = folder / "nvidia-container-cli"
         hook.write_text("#!/bin/sh\n")
         hook.chmod(0o755)
         (folder / "rootfs").mkdir()

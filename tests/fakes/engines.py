@@ -89,9 +89,18 @@ class Engine:
         self._own(secret)
         self._make_folder()
         self.run(
-            "initdb", "-D", self.cluster, "-U", "postgres", f"--pwfile={secret}", "-E", encoding, "--no-sync",
-            "--auth=scram-sha-256", "--locale=C",
-        )  # fmt: skip
+            "initdb",
+            "-D",
+            self.cluster,
+            "-U",
+            "postgres",
+            f"--pwfile={secret}",
+            "-E",
+            encoding,
+            "--no-sync",
+            "--auth=scram-sha-256",
+            "--locale=C",
+        )
         self.start()
         with psycopg.connect(self.dsn("postgres", "postgres"), autocommit=True) as connection:
             connection.execute(f"CREATE ROLE {OWNER} LOGIN CREATEROLE PASSWORD '{self.password}'")
@@ -112,9 +121,15 @@ class Engine:
         self.password = primary.password
         self._make_folder()
         self.run(
-            "pg_basebackup", "-D", self.cluster, "--write-recovery-conf", "--checkpoint=fast", "--no-sync",
-            "-d", primary.dsn("postgres", "postgres"),
-        )  # fmt: skip
+            "pg_basebackup",
+            "-D",
+            self.cluster,
+            "--write-recovery-conf",
+            "--checkpoint=fast",
+            "--no-sync",
+            "-d",
+            primary.dsn("postgres", "postgres"),
+        )
         self.start()
 
     def start(self) -> None:
@@ -124,8 +139,12 @@ class Engine:
         with (self.folder / f"postgres-{self.port}.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._programs / "bin" / "postgres", "-D", self.cluster, *settings],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, **self._as_user(),
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **self._as_user(),
+            )
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             assert self._process.poll() is None, self.log()
@@ -157,8 +176,11 @@ class Engine:
     def run(self, program: str, *arguments: object) -> None:
         made = subprocess.run(
             [self._programs / "bin" / program, *map(str, arguments)],
-            capture_output=True, text=True, check=False, **self._as_user(),
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+            **self._as_user(),
+        )
         assert made.returncode == 0, made.stderr
 
     def _make_folder(self) -> None:

@@ -241,10 +241,21 @@ def _reports(asking: _Asking) -> Iterator[_Question]:
         ("forecast",),
         ("scale", "advise", "--pool", "train", "--format", "json"),
         ("budgets", "--format", "json"),
-        ("plan", "training", "--parameters", "7B", "--tokens", "10e9", "--gpus", "2", "--format", "json",
-         "--from-ledger"),
+        (
+            "plan",
+            "training",
+            "--parameters",
+            "7B",
+            "--tokens",
+            "10e9",
+            "--gpus",
+            "2",
+            "--format",
+            "json",
+            "--from-ledger",
+        ),
         ("export", "samples", *MONTH, "--node", "n1"),
-    ):  # fmt: skip
+    ):
         yield " ".join(arguments), lambda arguments=arguments: asking.run(*arguments)
 
 
@@ -291,8 +302,13 @@ def _imports(asking: _Asking) -> Iterator[_Question]:
     yield "import samples into a packed hour", lambda: asking.run("import", "samples", late, *start)
     yield "fold the packed hour", lambda: refresh(asking.database, ALWAYS, NOW_MS)
     yield "roll up minutes", lambda: roll_up_minutes(asking.database, Period(OCTOBER, NOW_MS))
-    yield "minutes", lambda: asking.rows("SELECT accelerator_id, minute_ms, samples FROM gpu_minute WHERE minute_ms < "
-                                         f"{OCTOBER + 2 * DAY}")  # fmt: skip
+    yield (
+        "minutes",
+        lambda: asking.rows(
+            "SELECT accelerator_id, minute_ms, samples FROM gpu_minute WHERE minute_ms < "
+            f"{OCTOBER + 2 * DAY}"
+        ),
+    )
 
 
 def _disputes(asking: _Asking) -> Iterator[_Question]:

@@ -137,9 +137,8 @@ def running():
     finally:
         podman.close()
         until = time.monotonic() + 30
-        while (
-            folder.exists() and time.monotonic() < until
-        ):  # conmon may still be writing that a container has ended
+        # conmon may still be writing that a container has ended.
+        while folder.exists() and time.monotonic() < until:
             shutil.rmtree(folder, ignore_errors=True)
         CDI.unlink()
         if made:

@@ -80,17 +80,30 @@ class ControlPlane:
         tokens.write_text(f'{TOKEN},agent,1\n{ADMIN_TOKEN},admin,2,"system:masters"\n')
         etcd, peer = f"http://127.0.0.1:{self._etcd}", f"http://127.0.0.1:{self._peer}"
         self._spawn(
-            "etcd", f"--data-dir={folder}/etcd", f"--listen-client-urls={etcd}", f"--advertise-client-urls={etcd}",
-            f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=default={peer}", "--unsafe-no-fsync",
-        )  # fmt: skip
+            "etcd",
+            f"--data-dir={folder}/etcd",
+            f"--listen-client-urls={etcd}",
+            f"--advertise-client-urls={etcd}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            "--unsafe-no-fsync",
+        )
         self._spawn(
-            "kube-apiserver", f"--etcd-servers={etcd}", "--bind-address=127.0.0.1", f"--secure-port={self._port}",
-            f"--tls-cert-file={leaf}", f"--tls-private-key-file={key}", f"--token-auth-file={tokens}",
-            "--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-key-file={signing}", f"--service-account-signing-key-file={signing}",
-            "--disable-admission-plugins=ServiceAccount", "--service-cluster-ip-range=10.0.0.0/24",
-        )  # fmt: skip
+            "kube-apiserver",
+            f"--etcd-servers={etcd}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self._port}",
+            f"--tls-cert-file={leaf}",
+            f"--tls-private-key-file={key}",
+            f"--token-auth-file={tokens}",
+            "--authorization-mode=RBAC",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={signing}",
+            f"--service-account-signing-key-file={signing}",
+            "--disable-admission-plugins=ServiceAccount",
+            "--service-cluster-ip-range=10.0.0.0/24",
+        )
         deadline = time.monotonic() + _PATIENCE_S
         while self._status("/readyz") != 200 or self._status("/api/v1/namespaces/default") != 200:
             assert all(process.poll() is None for process in self._processes), self.log()

@@ -18,8 +18,12 @@ KINDS = (psycopg.Cursor, psycopg.ServerCursor)
 @contextmanager
 def tracing(file: Path) -> Iterator[None]:
     """Write what this process runs while the block does."""
-    own = {(kind, name): vars(kind)[name] for kind in KINDS for name in ("execute", "executemany", "copy", "stream")
-           if name in vars(kind)}  # fmt: skip
+    own = {
+        (kind, name): vars(kind)[name]
+        for kind in KINDS
+        for name in ("execute", "executemany", "copy", "stream")
+        if name in vars(kind)
+    }
     trace(file)
     try:
         yield

@@ -115,9 +115,8 @@ def test_a_small_disk_that_others_fill_and_empty(small_disk, seed):
         now_ms += 60_000
         if minute % 5 == 4:
             if chance.random() < 0.3:
-                with contextlib.suppress(
-                    OSError
-                ):  # what fits of it stays, like a log that somebody forgot
+                # What fits of it stays, like a log that somebody forgot.
+                with contextlib.suppress(OSError):
                     (small_disk / "others").write_bytes(bytes(chance.randrange(2**22)))
             try:
                 sampler.flush(spool, now_ms)

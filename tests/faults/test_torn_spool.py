@@ -110,11 +110,12 @@ def test_a_file_cut_off_at_every_offset(files, step):
     fates = {length: started(stopped[:length]) for length in range(0, len(stopped), step)}
     filled = {length for length, fate in fates.items() if fate == "healthy"}
     assert 0 in filled
+    # Empty to SQLite, or only zeros are missing.
     assert filled <= {
         0,
         1,
         *range(len(stopped) - 128, len(stopped)),
-    }  # empty to SQLite, or only zeros are missing
+    }
     dead_lettered = {length for length, fate in fates.items() if fate == "dead_lettered"}
     assert dead_lettered
     assert min(dead_lettered) > len(stopped) - 4096

@@ -223,9 +223,8 @@ def test_the_bill_is_what_sacct_says(slurm, home):
         gpus = int(row[13].partition("gres/gpu=")[2].partition(",")[0])
         team = row[15].removeprefix("team=") or row[2]
         expected[team] += gpus * int(row[11])
-        slack[team] += gpus * (
-            2 * seen_s + 1
-        )  # both ends are sampled, and sacct counts whole seconds
+        # Both ends are sampled, and sacct counts whole seconds.
+        slack[team] += gpus * (2 * seen_s + 1)
     assert set(expected) == {"vision", "nlp"}
     for team, seconds in expected.items():
         assert bill["accounting", team] == (seconds * 10**9, seconds * MICRO_PER_GPU_SECOND)

@@ -284,10 +284,11 @@ def test_advice_powers_nodes_up_and_the_resumed_one_runs_a_job(cluster, advisor)
     assert len(ordered) == 2
     assert NODE not in ordered
     code, said = run("--apply")
+    # What is coming counts as up: a second run orders nothing.
     assert (code, "ran:" in said) == (
         0,
         False,
-    )  # what is coming counts as up: a second run orders nothing
+    )
     wait_for(
         lambda: set((cluster.home / "hook.calls").read_text().split()) == {"resume", NODE, *ordered}
     )
@@ -327,9 +328,8 @@ def test_the_units_leave_what_their_commands_need(cluster, advisor, tmp_path):
     )
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["source"] == "slurm"
-    assert (
-        f"{cluster.home}/munge.sock" in trace.read_text()
-    )  # squeue was told by slurmctld that no GPU is waited for
+    # squeue was told by slurmctld that no GPU is waited for.
+    assert f"{cluster.home}/munge.sock" in trace.read_text()
     check_trace(unit, trace.read_text(), NETLINK)
 
 

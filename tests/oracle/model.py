@@ -200,9 +200,8 @@ class Key(NamedTuple):
     currency: str
 
 
-Bill = dict[
-    Key, tuple[int, int]
-]  # GPU-nanoseconds and micro-units; 0 of these where there is no rate
+# GPU-nanoseconds and micro-units; 0 of these where there is no rate.
+Bill = dict[Key, tuple[int, int]]
 
 
 class Board:
@@ -414,9 +413,8 @@ def windows(sightings: Iterable[Sighting]) -> dict[str, list[Window]]:
     return found
 
 
-Holder = tuple[
-    int, str, str, Job | None
-]  # state's place in STATES, workload's key, its facts as text, its facts
+# state's place in STATES, workload's key, its facts as text, its facts.
+Holder = tuple[int, str, str, Job | None]
 UNOBSERVED: Holder = (3, "", "", None)
 NodeHolder = tuple[str, tuple[str, ...], str, str, str]  # state, owner, workload's key, pool, model
 

@@ -29,7 +29,6 @@ def test_every_operation_stands_on_the_page(dsn, request):
     assert dumb == set(), "every parameter says what it is"
     assert "`" not in text
     assert "<code>gpuledger chargeback --format json</code>" in text
-    pictured = request.getfixturevalue(
-        "pictured"
-    )  # only now: without a Chromium all the rest is still judged
+    # Only now: without a Chromium all the rest is still judged.
+    pictured = request.getfixturevalue("pictured")
     assert pictured(text, 390)[1] <= 390

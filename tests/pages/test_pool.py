@@ -87,9 +87,8 @@ def test_its_numbers_are_those_of_the_commands(pool, reads, run, monkeypatch, re
     assert f"inside the forecast band {100 * past['inside']:.0f} %" in page.text
     assert "Prediction on advice only" in page.text
     assert 'name = "train"\npredict = false' in text.replace("&#34;", '"')
-    pictured = request.getfixturevalue(
-        "pictured"
-    )  # only now: without a Chromium all the rest is still judged
+    # Only now: without a Chromium all the rest is still judged.
+    pictured = request.getfixturevalue("pictured")
     for width, dark in ((1280, False), (390, False), (390, True)):
         picture, wanted = pictured(text, width, 2400, dark=dark)
         assert wanted <= width
@@ -116,9 +115,8 @@ def test_who_may_look_and_what_is_not_there(pool, dsn, reads, run, written, monk
         start, HOSTILE.replace('"', '""')
     )
     assert run("import", "usage", written("evil.csv", evil))[0] == 0
-    monkeypatch.setattr(
-        pool_page, "compute_backtest", lambda *_: None
-    )  # no thread is to outlive the test
+    # No thread is to outlive the test.
+    monkeypatch.setattr(pool_page, "compute_backtest", lambda *_: None)
     with running(dsn) as collector:
         status, headers, answer = collector.request("GET", "/pools/nowhere")
         assert (status, Page(answer).faults) == (404, [])

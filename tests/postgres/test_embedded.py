@@ -168,9 +168,8 @@ def test_a_stale_pid_file_that_names_a_stranger_is_no_obstacle(folder):
     recorded = (server._cluster / "postmaster.pid").read_text()
     pid = server.pid
     for process in [pid, *embedded_children(pid)]:
-        with contextlib.suppress(
-            ProcessLookupError
-        ):  # a worker of the server may have ended by itself
+        # A worker of the server may have ended by itself.
+        with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     server._child.wait()
     (server._cluster / "postmaster.pid").write_text(recorded.replace(str(pid), str(os.getpid()), 1))

@@ -116,9 +116,8 @@ def test_a_token_of_a_node_is_refused_before_its_body_comes(dsn):
 def test_remote_write_over_its_quota_is_kept_by_prometheus(dsn):
     """503 with Retry-After, not 429: that would be dropped."""
     with running(dsn, remote_write_samples_per_second=1) as collector:
-        collector.parts.remote.quota.steady = lambda: (
-            0.0
-        )  # a bucket that fills while the requests go would take more
+        # A bucket that fills while the requests go would take more.
+        collector.parts.remote.quota.steady = lambda: 0.0
         answers = []
         for at_ms in range(NOON_MS, NOON_MS + 100_000, 1000):
             body = snappy(one(scrape(at_ms)))

@@ -23,9 +23,8 @@ def open_owners(settings: Settings, source: Source) -> list[OwnerSource]:
     owners: list[OwnerSource] = []
     describers: list[Callable[[Workload], Workload]] = []
     names = settings.owner_sources
-    local = (
-        source.name == "nvml"
-    )  # jobs, pods and processes are of this machine; those of any other source are not
+    # Jobs, pods and processes are of this machine; those of any other source are not.
+    local = source.name == "nvml"
     for name in names:
         if name == "static" and settings.owner_rules_file is not None:
             from gpuledger_agent.owners.static import StaticOwners

@@ -102,9 +102,8 @@ class Containerd:
     def _get(self, namespace: str, identity: str) -> Container:
         name = identity.encode()
         # 0x0A: field 1 (the id) with its length; below 128 the length is a single byte.
-        request = (
-            b"\x0a" + bytes([len(name)]) + name if len(name) < 128 else b""
-        )  # longer ids are not allowed
+        # Longer ids are not allowed.
+        request = b"\x0a" + bytes([len(name)]) + name if len(name) < 128 else b""
         reader = Reader()
         answer = self._call("containers.v1.Containers/Get", request, namespace)
         container = next((content for number, content in reader.parts(answer) if number == 1), b"")

@@ -98,9 +98,8 @@ def _exchange(
     # handles events.
     while not answer.ended:
         connection.settimeout(_remaining(until))
-        with contextlib.suppress(
-            BrokenPipeError
-        ):  # the server has answered and closed; its answer can still be read
+        # The server has answered and closed; its answer can still be read.
+        with contextlib.suppress(BrokenPipeError):
             connection.sendall(http2.data_to_send())
         connection.settimeout(_remaining(until))
         received = connection.recv(_CHUNK)

@@ -131,9 +131,8 @@ class ProcessOwners:
         if workload is None:
             workload = self._read_workload(pid, started)
             if workload is not None:
-                while (
-                    len(self._known) >= MAX_KNOWN
-                ):  # dictionaries keep their order: the oldest entry goes first
+                # Dictionaries keep their order: the oldest entry goes first.
+                while len(self._known) >= MAX_KNOWN:
                     self._known.pop(next(iter(self._known)))
                 self._known[key] = workload
         return workload

@@ -189,9 +189,8 @@ def _text(path: Path) -> str:
     """A regular file's text; invalid UTF-8 becomes U+FFFD, so that a job with an odd name is still
     billed.
     """
-    descriptor = os.open(
-        path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    )  # never block on a fifo
+    # Never block on a fifo.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise BadJobFile("is not a regular file")

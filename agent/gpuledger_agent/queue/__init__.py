@@ -63,9 +63,8 @@ def send(
     try:
         if token_file is not None:
             token = read_secret_file(token_file, log.warning)
-            if not (
-                token.isascii() and token.isprintable()
-            ):  # http.client would quote it in its error
+            # http.client would quote it in its error.
+            if not (token.isascii() and token.isprintable()):
                 raise QueueFailed(f"{token_file} holds more than a token")
             headers["Authorization"] = f"Bearer {token}"
         answer = _post(url, json.dumps(body).encode(), headers, ca_file)

@@ -182,9 +182,8 @@ class NvmlSource:
             gpus = int(nvml.nvmlDeviceGetCount())
         except nvml.NVMLError as error:
             self._started = False
-            call_or_none(
-                nvml, nvml.nvmlShutdown
-            )  # NVML counts its inits: one without shutdown would hold the GPUs
+            # NVML counts its inits: one without shutdown would hold the GPUs.
+            call_or_none(nvml, nvml.nvmlShutdown)
             raise SourceUnavailable(
                 f"NVML cannot count the GPUs: {error_text(nvml, error)}"
             ) from error
@@ -433,9 +432,8 @@ class NvmlSource:
         """
         codes = {entry.reader.alive() for entry in board.entries}
         if codes & STALE:
-            if (
-                1 in codes
-            ):  # uninitialized: the driver was reloaded, so NVML must be initialized again
+            # Uninitialized: the driver was reloaded, so NVML must be initialized again.
+            if 1 in codes:
                 self._started = False
             raise StaleHandle(f"GPU {board.index}: its handle is stale (NVML {min(codes & STALE)})")
         if board.uuid in self._events.reshaped():

@@ -111,11 +111,12 @@ class SeriesReader:
         since = self._utilization_at or int((self._wall() - LOOK_BACK_S) * 1e6)
         answer = self._call("nvmlDeviceGetProcessUtilization", since)
         if isinstance(answer, Refusal):
+            # Nothing ran since, or the list grew while it was read.
             if answer.code not in {
                 0,
                 NOT_FOUND,
                 7,
-            }:  # nothing ran since, or the list grew while it was read
+            }:
                 self._has_utilization = False
                 absent |= {
                     name: "the driver does not report it per process" for name, _ in _UTILIZATION

@@ -65,9 +65,10 @@ def anomalies(
     """
     asked = time_range(period, start, end, days)
     if series is not None:
+        # pandas takes a third of a second.
         from gpuledger_collector.cli.read_series import (
             read_series,
-        )  # pandas takes a third of a second
+        )
 
         print_series(read_series(series), form)
         return

@@ -128,9 +128,8 @@ def time_range(
         refuse("give both --from and --to: --from 2026-10-01 --to 2026-11-01")
     try:
         if period is not None:
-            parse_period(
-                period, 1
-            )  # what no period has as a name is refused before the database is asked
+            # What no period has as a name is refused before the database is asked.
+            parse_period(period, 1)
             return TimeRange(name=period)
         if start is not None and end is not None:
             return TimeRange(date_range(start, end))
@@ -216,9 +215,10 @@ def run(build: Callable[[], typer.Typer]) -> None:
     # a short command.
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
     if COMPLETE_VARIABLE in os.environ:
+        # A fifth of the time of `--help`.
         from typer.completion import (
             get_completion_inspect_parameters,
-        )  # a fifth of the time of `--help`
+        )
 
         get_completion_inspect_parameters()  # has typer know the shells
     try:

@@ -186,9 +186,8 @@ def demo(
 
     Ends with a summary; logs/demo.log has every command that was run, with its output.
     """
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # what was started is ended, as after Ctrl-C
+    # What was started is ended, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     stage = set_up(output, port)
     stage.verbose = verbose
     with collector(stage, meanwhile=lambda: preload(MODULES)):

@@ -90,9 +90,8 @@ def database_findings(chosen: Settings, dsn: str | None, config: Path | None) ->
         with database.transaction() as connection:
             version = connection.info.parameter_status("server_version") or ""
             seen = read_health(connection, now_ms, now_ms - DAYS * DAY_MS, SILENT_MS)
-            declared_ms = (
-                clock_ms()
-            )  # read again: the clocks of collector and database are compared
+            # Read again: the clocks of collector and database are compared.
+            declared_ms = clock_ms()
             declared = read_declarations(connection, declared_ms, declared_ms - DAYS * DAY_MS)
             remedy = (
                 ""

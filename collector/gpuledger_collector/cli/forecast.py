@@ -138,9 +138,10 @@ def forecast(
     if step_ms not in STEPS_MS:
         refuse(f"--step: {step!r} is neither 5m nor 1h")
     if series is not None:
+        # pandas takes a third of a second.
         from gpuledger_collector.cli.read_series import (
             read_series,
-        )  # pandas takes a third of a second
+        )
 
         file = read_series(series)
     else:

@@ -168,9 +168,10 @@ def start(
         with open_session(dsn, config) as session:
             _start_file(session, Path(source), parsed, zone, asked)
     if serve and not dry_run:
+        # Four times as much to import as all that a bill needs.
         from gpuledger_collector import (
             serving,
-        )  # four times as much to import as all that a bill needs
+        )
 
         serving.serve(load_settings(config, dsn), lambda sentence: print(sentence, flush=True))
 

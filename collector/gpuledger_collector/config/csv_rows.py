@@ -142,13 +142,11 @@ def read_table_text(
             )
             problems.append(Problem("bad_workbook", str(path), message))
             return None
-        if content.startswith(
-            (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        ):  # "Unicode text" of spreadsheets
+        # "Unicode text" of spreadsheets.
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             return TableText(content.decode("utf-16"))
-        return TableText(
-            content.decode("utf-8-sig")
-        )  # spreadsheets begin their UTF-8 files with a byte order mark
+        # Spreadsheets begin their UTF-8 files with a byte order mark.
+        return TableText(content.decode("utf-8-sig"))
     except workbook.WorkbookRefused as error:
         problems.append(Problem("bad_workbook", str(path), str(error)))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

@@ -146,9 +146,8 @@ def _checked_instant(text: str, parse: Callable[[str], int], info: ValidationInf
         at_ms = parse(text)
     except (ValueError, OverflowError) as error:
         raise refusal("bad_instant", str(error)) from None
-    instants: Instants = (
-        info.context or DECLARED
-    )  # CSV imports bound evidence more tightly than declarations
+    # CSV imports bound evidence more tightly than declarations.
+    instants: Instants = info.context or DECLARED
     problem = instants.problem(text, at_ms)
     if problem is not None:
         raise refusal("bad_instant", problem)

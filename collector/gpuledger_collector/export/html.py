@@ -39,11 +39,12 @@ _CODE = re.compile(r"`([^`]+)`")
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """Templates that escape everything and stop at a name that is not given."""
+    # Tables and CSV need no template.
     from jinja2 import (
         Environment,
         PackageLoader,
         StrictUndefined,
-    )  # tables and CSV need no template
+    )
 
     templates = Environment(
         loader=PackageLoader("gpuledger_collector"),

@@ -28,9 +28,8 @@ def shortened(report: Report, most: int = MOST_ROWS) -> Report:
     """
     groups: defaultdict[_Group, list[ReportRow]] = defaultdict(list)
     for row in report.rows:
-        if (
-            row.is_billed is not False
-        ):  # what nobody pays are a few rows, each with a meaning of its own
+        # What nobody pays are a few rows, each with a meaning of its own.
+        if row.is_billed is not False:
             groups[_group_of(row)].append(row)
     rest = {group: rows[most:] for group, rows in groups.items() if len(rows) > most + 1}
     if not rest:

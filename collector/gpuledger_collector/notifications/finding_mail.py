@@ -301,9 +301,8 @@ def anomaly(
     # A storm of short runs, or a dearer rate in a quiet week, may cost less than the hours before.
     change = f"{Money(abs(cost), finding.currency or '')} {'more' if cost >= 0 else 'less'}"
     who = named(finding.subject, 80)
-    if (
-        finding.state == STORM
-    ):  # the cost is that of the one job; the team as a whole may have spent less
+    # The cost is that of the one job; the team as a whole may have spent less.
+    if finding.state == STORM:
         who = f"{named(str(evidence['workloads'][0]), 60)} of {who}"
     since = instant(finding.since_ms)
     days_before = int(evidence.get("days_before", 7))

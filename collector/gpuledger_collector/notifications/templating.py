@@ -78,12 +78,13 @@ class MailPage:
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """The templates; an undefined name is an error."""
+    # Only who writes a mail needs it.
     from jinja2 import (
         Environment,
         PackageLoader,
         StrictUndefined,
         select_autoescape,
-    )  # only who writes a mail needs it
+    )
 
     templates = Environment(
         loader=PackageLoader("gpuledger_collector.notifications"),

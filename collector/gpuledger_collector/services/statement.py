@@ -198,9 +198,8 @@ class _Month:
         month (or now).
         """
         at_ms = min(self.now_ms, self.period.end_ms)
-        if (
-            at_ms <= self.period.start_ms
-        ):  # a month that has not begun has no budget to stand in yet
+        # A month that has not begun has no budget to stand in yet.
+        if at_ms <= self.period.start_ms:
             return ()
         wanted = []
         for budget in self.budgets.get(owner, ()):

@@ -98,9 +98,8 @@ def test_a_persons_command_finds_the_folder_of_the_service(tmp_path, monkeypatch
     service = tmp_path / "service"
     monkeypatch.setattr(settings, "SERVICE_STATE", service)
     assert Settings().agent_folder == tmp_path / "home/gpuledger-agent"
-    service.symlink_to(
-        tmp_path / "private"
-    )  # as DynamicUser= has it; others may not look behind it
+    # As DynamicUser= has it; others may not look behind it.
+    service.symlink_to(tmp_path / "private")
     with pytest.raises(SettingsError, match="run this as root"):
         _ = Settings().agent_folder
     (tmp_path / "private").mkdir()

@@ -63,10 +63,11 @@ def test_an_xid_is_counted_told_and_judged_by_its_severity(card):
     assert status == "degraded"
     assert cause == "Xid 119: the GPU's system processor did not answer in time; reset the GPU"
     assert counts == [[{"xid": "13"}, 2], [{"xid": "119"}, 1]]
+    # A reset needs the card let go: what stood against it is over.
     assert after == [
         ["ok", 0],
         ["ok", 119],
-    ]  # a reset needs the card let go: what stood against it is over
+    ]
 
 
 def test_a_mig_change_is_followed_as_soon_as_the_driver_tells_it(card):

@@ -191,9 +191,8 @@ def test_a_recording_replays_what_was_seen(card, tmp_path):
     live = card.once()
     for was, is_now in zip(live["accelerators"], replayed["accelerators"], strict=True):
         assert is_now["uuid"] == was["uuid"]
-        heard = {
-            "gpu_last_xid": 0
-        }  # there from when the driver is listened to, which may be after the first look
+        # There from when the driver is listened to, which may be after the first look.
+        heard = {"gpu_last_xid": 0}
         assert is_now["metrics"] | heard == was["metrics"] | heard
         assert is_now["absent"] == was["absent"]
         assert is_now["series"].keys() == was["series"].keys() > set()

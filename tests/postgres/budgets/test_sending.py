@@ -245,9 +245,8 @@ def test_tls_and_login(security, connect, box, tmp_path) -> None:
     put(connect, message())
     with mail_server(inbox, **options) as port:
         login = {"security": security, "user": "ledger", "password": lambda: "s3cret"}
-        assert (
-            sender(box, port, 0, **login).send_due().retried == 1
-        )  # nobody vouches for the certificate
+        # Nobody vouches for the certificate.
+        assert sender(box, port, 0, **login).send_due().retried == 1
         assert inbox.logins == []
         known = {**login, "ca_file": str(trusted)}
         assert (

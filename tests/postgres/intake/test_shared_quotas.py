@@ -53,10 +53,11 @@ def test_two_collectors_admit_what_one_would(dsn):
             post(collector, number) for number in range(6) for collector in (first, second)
         ] == [200] * 12
         until(lambda: settled(dsn) == pytest.approx(12, abs=1))
+        # Each learns of the other with what it admits next, if not before.
         for collector in (
             first,
             second,
-        ):  # each learns of the other with what it admits next, if not before
+        ):
             assert post(collector, 90) in {200, 429}
             until(lambda collector=collector: level(collector) < 0)
             assert post(collector, 91) == 429

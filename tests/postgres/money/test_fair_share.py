@@ -117,9 +117,8 @@ def test_shares_that_a_scheduler_prints(shared, run, written):
     assert (
         run("import", "shares", written("assoc.txt", printed.format(3)), "--pool", "train")[0] == 0
     )
-    assert (
-        rows(run)[0]["team-2"]["gpu_hours_borrowed"] == "1.600000"
-    )  # three and two of four GPUs are 2.4 and 1.6
+    # Three and two of four GPUs are 2.4 and 1.6.
+    assert rows(run)[0]["team-2"]["gpu_hours_borrowed"] == "1.600000"
     assert rows(run)[0]["team-1"]["gpu_hours_share"] == "3.200000"
     code, _, err = run("import", "shares", written("assoc.txt", "nothing"), "--pool", "train")
     assert code == 2

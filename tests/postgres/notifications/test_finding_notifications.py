@@ -468,9 +468,8 @@ def test_leads_get_the_sum_of_a_week(idle_day, apply, write, findings, monkeypat
         "SELECT recipient, text FROM outbox WHERE kind = 'summary'"
     )
     assert recipient == "lead@example.org"
-    assert "vision held 114.0 GPU-hours" in str(
-        text
-    )  # from Wednesday 06:00 to Sunday's end, not to the sixth day's
+    # From Wednesday 06:00 to Sunday's end, not to the sixth day's.
+    assert "vision held 114.0 GPU-hours" in str(text)
     cost = 2.49 * (CHANGE - 6 * HOUR) / HOUR + 1.999999999 * (5 * DAY - CHANGE) / HOUR
     assert f"USD {cost:.2f}" in str(text)
     assert "Week before  not known: the ledger did not cover it" in str(text)

@@ -90,9 +90,8 @@ def server(request, dsn, superuser, command, tmp_path):
             make_conninfo(superuser, dbname=conninfo_to_dict(own)["dbname"])
         ) as inside:
             for statement in told:
-                if (
-                    "FUNCTION" not in statement
-                ):  # an administrator may leave that one: the rest must do
+                # An administrator may leave that one: the rest must do.
+                if "FUNCTION" not in statement:
                     inside.execute(statement)
         yield Server(own, make_conninfo(own, user=READER, password="a password"), superuser)
         if request.param == "of others":

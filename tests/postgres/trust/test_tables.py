@@ -58,9 +58,8 @@ def commands(group, path=()):
 
 
 FORMS = dict(commands(typer.main.get_command(build())))
-FORMS.pop(
-    "adjustments true-up"
-)  # needs a provider's bill; what it books is a row of `adjustments list`
+# Needs a provider's bill; what it books is a row of `adjustments list`.
+FORMS.pop("adjustments true-up")
 ARGUMENTS = {
     "accelerators": DAYS,
     "chargeback": (*DAYS, "--by", "team,user"),

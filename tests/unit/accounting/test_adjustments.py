@@ -294,9 +294,15 @@ def test_keys_of_a_true_up():
 
     def line(team, day, cost, hours):
         return HeldLine(
-            owner=OwnerPath(team=team), day_ms=day, pool="train", node="n1", gpu_model="H100", currency="USD",
-            gpu_ns=hours * HOUR, cost_micro=cost,
-        )  # fmt: skip
+            owner=OwnerPath(team=team),
+            day_ms=day,
+            pool="train",
+            node="n1",
+            gpu_model="H100",
+            currency="USD",
+            gpu_ns=hours * HOUR,
+            cost_micro=cost,
+        )
 
     held = [line("vision", 0, 30, 10), line("nlp", DAY, 10, 30)]
     found = [Difference("price", "USD", 0, "train", "", "sku", "", Decimal("0.000008"))]

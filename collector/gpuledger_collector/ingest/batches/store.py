@@ -369,9 +369,8 @@ class Store:
             )
             accelerators = {entry.accelerator_id for entry in evidence}.union(remeasured)
             settled = self.settle_placements(connection, sorted(accelerators), start_ms)
-            with (
-                self._lock
-            ):  # boards are locked until COMMIT, so turns are in the order of settling
+            # Boards are locked until COMMIT, so turns are in the order of settling.
+            with self._lock:
                 self._turn += 1
                 turn = self._turn
             # The cache keeps the newest row per accelerator only; `settle` returns it for every
@@ -400,9 +399,8 @@ class Store:
             }
             is_changed = any(cached.get(number) not in (None, row) for number, row in newer.items())
             cached.update(newer)
-            if (
-                is_changed
-            ):  # after the rows: whoever sees the new generation must not see an old row
+            # After the rows: whoever sees the new generation must not see an old row.
+            if is_changed:
                 self._inventory = object()
 
         return remember

@@ -121,9 +121,8 @@ class _Job(Row):
             line=record.line,
             workload_id=f"{self.cluster}/{self.job}@{(self.submitted_ms or 0) // 1000}",
             start_ms=self.start_ms or 0,
-            end_ms=(
-                None if self.end_ms is None else self.end_ms - self.pause_ms
-            ),  # suspended time is not held
+            # Suspended time is not held.
+            end_ms=(None if self.end_ms is None else self.end_ms - self.pause_ms),
             gpu_micro=gpus * MICRO,
             gpu_model=model,
             pool=pool or self.partition or UNKNOWN_POOL,

@@ -246,9 +246,8 @@ def _runaway(case: AnomalyCase) -> AnomalyCause | None:
     longest_run = max(runs, key=lambda run: (run.length_ms, run.gpu_micro))
     comparable = comparable_runs(case, longest_run.name)
     such, description = comparable.runs, comparable.description
-    if (
-        not comparable.same_name
-    ):  # a notebook on one GPU says nothing about how long a training on eight lasts
+    # A notebook on one GPU says nothing about how long a training on eight lasts.
+    if not comparable.same_name:
         such = [run for run in such if FAR_MORE * run.gpu_micro >= longest_run.gpu_micro]
         description += " as large"
     if len(such) < MIN_COMPARABLE:

@@ -259,9 +259,8 @@ def activation_bytes(run: TrainingSetup) -> float:
         total = layers * kept
     if run.pipeline == 1:
         total += 4.0 * tokens * (shape.hidden + shape.vocabulary) / run.tensor
-    return (
-        trained_bytes(run.precision) / 2.0 * total
-    )  # the formulas above are for 2 bytes an activation
+    # The formulas above are for 2 bytes an activation.
+    return trained_bytes(run.precision) / 2.0 * total
 
 
 def layer_activation_bytes(run: TrainingSetup, *, with_scores: bool) -> float:

@@ -148,9 +148,8 @@ def _power_limited(window: Window) -> Iterator[tuple[str, Holding]]:
             or slowed.mean < CAPPED_SHARE
         ):
             continue
-        if (
-            power.p50 >= NEAR_FULL * watts(holding.model)[1]
-        ):  # False for a model whose limit is unknown (NaN)
+        # False for a model whose limit is unknown (NaN).
+        if power.p50 >= NEAR_FULL * watts(holding.model)[1]:
             yield holding.key, holding
 
 

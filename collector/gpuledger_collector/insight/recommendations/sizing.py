@@ -189,9 +189,8 @@ def _measure_smaller(window: Window, holding: Holding) -> _SmallerGpu | None:
 def _cheaper_rate(window: Window, pool: str, spec: GpuSpec, price: Price) -> Price | None:
     """Rate of another model in the price book, if it is cheaper and purchased alike."""
     rate = window.book.price_at(pool, spec.word.upper(), "", window.end_ms - 1, price.purchase)
-    if (
-        rate is None or spec.word not in rate.gpu_model.lower()
-    ):  # the book may answer with a rate for any model
+    # The book may answer with a rate for any model.
+    if rate is None or spec.word not in rate.gpu_model.lower():
         return None
     return rate if rate.currency == price.currency and rate.rate < price.rate else None
 

@@ -106,9 +106,8 @@ def drift(demand: Floats, reach: int, per_day: int, quantiles: Floats, start: in
     ahead = rises(demand, reach)
     out = np.zeros((count, len(quantiles)))
     for day in range(start, count, per_day):
-        end = (
-            day - reach
-        )  # the last rise known in full by the end of step day-1 is that of step day-1-reach
+        # The last rise known in full by the end of step day-1 is that of step day-1-reach.
+        end = day - reach
         first = max(0, end - PAST_DAYS * per_day)
         if end - first < 2 * per_day:
             continue

@@ -306,9 +306,8 @@ def add_samples(
         ),
     )
     hours = {(ids[row.uuid], row.at_ms - row.at_ms % HOUR_MS) for row in rows}
-    if archive.unpack_hours(
-        connection, sorted(hours)
-    ):  # instants that are packed count as existing
+    # Instants that are packed count as existing.
+    if archive.unpack_hours(connection, sorted(hours)):
         connection.execute(
             "INSERT INTO known_sample SELECT accelerator_id, at_ms FROM packed_sample"
         )

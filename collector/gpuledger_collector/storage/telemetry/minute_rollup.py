@@ -74,9 +74,10 @@ def _roll_up_minutes(
     bounds = (min(pair[1] for pair in hours), max(pair[1] for pair in hours) + HOUR_MS)
     source = "gpu_sample"
     if is_packed:
+        # Needs numpy, which most folds do without.
         from gpuledger_collector.storage.telemetry import (
             archive,
-        )  # needs numpy, which most folds do without
+        )
 
         if archive.unpack_hours(connection, hours):
             # A sample that was delivered again after its day was packed is in both tables: UNION

@@ -167,9 +167,8 @@ def _unpack_column(
         present = np.unpackbits(np.frombuffer(body[:size], dtype=np.uint8), count=rows).astype(bool)
         body = body[size:]
     values = np.zeros(rows, dtype=_KINDS[kind])
-    bits = values.view(
-        f"<u{values.dtype.itemsize}"
-    )  # assigning floats could change the payload of a NaN
+    # Assigning floats could change the payload of a NaN.
+    bits = values.view(f"<u{values.dtype.itemsize}")
     try:
         bits[present] = _decode(body, transform, values.dtype, int(present.sum()), previous).view(
             bits.dtype
