@@ -8,7 +8,8 @@ month (docs/guides/what-a-gpu-hour-costs.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
@@ -60,8 +61,7 @@ class Money:
 
     def plain(self) -> str:
         """For files and programs: `-1234.50`."""
-        digits = MINOR_DIGITS.get(self.currency, 2)
-        return decimal_text(self.minor if self.shown_minor is None else self.shown_minor, digits)
+        return decimal_text(self.minor, minor_digits(self.currency))
 
     def grouped(self) -> str:
         """For people: `-1,234.50`."""
@@ -88,6 +88,15 @@ class Money:
     def __str__(self) -> str:
         """In a sentence: `USD 1,234.50`."""
         return f"{self.currency} {self.grouped()}"
+
+
+def total_by_currency(amounts: Iterable[Money | None]) -> list[Money]:
+    """The sums of amounts, by currency; None, what has no price, is in none."""
+    sums: Counter[str] = Counter()
+    for amount in amounts:
+        if amount is not None:
+            sums[amount.currency] += amount.micro
+    return [Money(sums[currency], currency) for currency in sorted(sums)]
 
 
 def round_amounts(micros: Sequence[int], currency: str) -> list[Money]:

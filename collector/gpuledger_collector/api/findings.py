@@ -4,7 +4,6 @@ micro-units.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -98,7 +97,9 @@ def page_of_findings(
             connection, kind, Period(now_ms - days * DAY_MS, now_ms + 1), principal
         )
     shown = (found.ongoing if open_only else found).by_key()
-    items = [finding_json(item, REPORTS[kind]) for item in shown.items if item.key > after]
+    # One more than asked for, which says that there is a next page.
+    asked = [item for item in shown.items if item.key > after][: limit + 1]
+    items = [finding_json(item, REPORTS[kind]) for item in asked]
     looked_until = None if found.looked_ms is None else format_instant(found.looked_ms)
     return {**paginate(items, limit, "key"), "looked_until": looked_until}
 
@@ -107,15 +108,15 @@ def finding_json(finding: NamedFinding, report: Report[NamedFinding]) -> dict[st
     """A finding by the columns of its report, and by the names that it had before: those win where
     both have one.
     """
-    fields = asdict(finding)
+    at_ms = {name: getattr(finding, name) for name in INSTANTS}
     instants = {
-        name.removesuffix("_ms"): None if fields[name] is None else format_instant(fields[name])
-        for name in INSTANTS
+        name.removesuffix("_ms"): None if ms is None else format_instant(ms)
+        for name, ms in at_ms.items()
     }
     evidence = dict(finding.evidence)
     if (wasted := evidence.pop("wasted_gpu_ns", None)) is not None:
         evidence["wasted_gpu_ns"] = sum(wasted.values())
-    named = {**{name: fields[name] for name in FIELDS}, **instants, "evidence": evidence}
+    named = {**{name: getattr(finding, name) for name in FIELDS}, **instants, "evidence": evidence}
     return {
         **named,
         **{name: value for name, value in report.exact(finding).items() if name not in named},

@@ -14,6 +14,7 @@ from gpuledger_collector.accounting.chargeback import (
     sum_known,
     unbilled,
 )
+from gpuledger_collector.accounting.measures import add_known
 from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
@@ -33,16 +34,18 @@ def _printed(units: str, micro: str) -> Callable[[ReportRow], Money | None]:
 
     def value(row: ReportRow) -> Money | None:
         minor, exact, currency = read(row)
-        return None if minor is None or currency is None else Money(exact or 0, currency, minor)
+        if minor is None or exact is None or currency is None:
+            return None
+        return Money(exact, currency, minor)
 
     return value
 
 
 def _total(row: ReportRow) -> Money | None:
-    minor = row.total_minor
-    if minor is None or row.currency is None:
+    minor, exact = row.total_minor, add_known(row.cost_micro, row.shared_micro)
+    if minor is None or exact is None or row.currency is None:
         return None
-    return Money((row.cost_micro or 0) + (row.shared_micro or 0), row.currency, minor)
+    return Money(exact, row.currency, minor)
 
 
 def _places(name: str, places: int) -> Callable[[ReportRow], str | None]:

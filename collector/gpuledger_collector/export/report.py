@@ -66,7 +66,7 @@ class Column(Generic[Item]):
     heading: str = ""
     """In a table; else its name."""
     about: str = ""
-    """What it is, where its name does not say all: for the reference, OpenAPI and assistants."""
+    """What it is, where its name does not say all; assistants and their reference have it."""
     is_optional: bool = False
     """Left out of a table that is wider than the terminal; the last one first."""
     in_table: bool = True

@@ -5,12 +5,12 @@ amount to.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
-from gpuledger_collector.accounting.money import Money
+from gpuledger_collector.accounting.money import Money, total_by_currency
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.insight.findings import NamedFinding
 from gpuledger_collector.storage.access.row_level_security import as_viewer
@@ -99,12 +99,12 @@ class FindingList:
     @property
     def costs(self) -> list[Money]:
         """What they cost so far, by currency; what has no price is in none."""
-        return _totals(item.cost for item in self.items)
+        return total_by_currency(item.cost for item in self.items)
 
     @property
     def per_day(self) -> list[Money]:
         """What each further day of the ongoing ones costs, by currency."""
-        return _totals(item.per_day for item in self.items)
+        return total_by_currency(item.per_day for item in self.items)
 
     @property
     def by_currency(self) -> list[CurrencyTotal]:
@@ -152,14 +152,6 @@ def holder(finding: NamedFinding) -> str:
     return finding.team or (NOBODY if finding.is_free else UNATTRIBUTED)
 
 
-def _totals(amounts: Iterable[Money | None]) -> list[Money]:
-    sums: Counter[str] = Counter()
-    for amount in amounts:
-        if amount is not None:
-            sums[amount.currency] += amount.micro
-    return [Money(sums[currency], currency) for currency in sorted(sums)]
-
-
 def _group(name: str, currency: str, items: Sequence[NamedFinding]) -> FindingGroup:
     cost_by_place: Counter[str] = Counter()
     for item in items:
@@ -170,6 +162,6 @@ def _group(name: str, currency: str, items: Sequence[NamedFinding]) -> FindingGr
         findings=len(items),
         ongoing=sum(item.is_ongoing for item in items),
         total_ms=sum(item.until_ms - item.since_ms for item in items),
-        cost=next(iter(_totals(item.cost for item in items)), None),
+        cost=next(iter(total_by_currency(item.cost for item in items)), None),
         places=tuple(place for place, _ in cost_by_place.most_common(MOSTLY) if place),
     )

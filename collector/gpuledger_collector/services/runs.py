@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from gpuledger_collector.accounting.charged_runs import ChargedRun, ListedRun
-from gpuledger_collector.accounting.money import Money
+from gpuledger_collector.accounting.money import Money, total_by_currency
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.services.run_report import chief_unit_costs
 from gpuledger_collector.storage.access.row_level_security import as_viewer
@@ -47,11 +47,7 @@ class RunList:
     @property
     def others_cost(self) -> list[Money]:
         """What the others cost, by currency."""
-        sums: Counter[str] = Counter()
-        for run in self.others:
-            if run.currency is not None:
-                sums[run.currency] += run.cost_micro or 0
-        return [Money(sums[currency], currency) for currency in sorted(sums)]
+        return total_by_currency(run.cost for run in self.others)
 
 
 def list_runs(

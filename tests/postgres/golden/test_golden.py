@@ -44,6 +44,10 @@ CONTACT = """
 [[contact]]
 team = "vision"
 recipients = ["vision@example.com"]
+
+[[contact]]
+team = "nlp"
+recipients = ["nlp@example.com"]
 """
 PRICES = "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\n,,on_demand,9,USD,2025-01-01\n"
 LISTS = {
@@ -114,14 +118,14 @@ ADDRESSES = {
 PLACES = {"{number}": "1", "{pool:name}": "train"}
 CHANGING = {"/v1/audit": "the audit log has the instants at which it was written"}
 PAGES = {
-    "overview": f"/?period={OPEN}",
-    "statements": f"/statements/team/{OPEN}",
-    "idle": f"/idle?period={OPEN}",
-    "anomalies": f"/anomalies?period={OPEN}",
-    "jobs": f"/jobs?period={OPEN}",
-    "trust": f"/trust?period={OPEN}",
+    "overview.html": f"/?period={OPEN}",
+    "statements.csv": f"/statements/team/{OPEN}?format=csv",
+    "idle.csv": f"/idle?period={OPEN}&format=csv",
+    "anomalies.csv": f"/anomalies?period={OPEN}&format=csv",
+    "jobs.csv": f"/jobs?period={OPEN}&format=csv",
+    "trust.csv": f"/trust?period={OPEN}&format=csv",
 }
-"""Pages that have a file for spreadsheets."""
+"""The overview, and the pages that have a file for spreadsheets."""
 TOOL_ARGUMENTS = {
     "list_values": {"dimension": "team"},
     "get_statement": {"owner": "vision", "month": OPEN},
@@ -145,9 +149,12 @@ WRITTEN = re.compile(r"\b(20[3-9]\d|202[6-9])-\d\d-\d\d[T ][\d:.]+(Z|\+00:00)?")
 
 
 FINDING = (
-    "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms, until_ms,"
-    " resolved_ms, confidence, currency, cost_micro, per_day_micro, evidence) VALUES (%s, %s, %s,"
-    " %s, %s, %s, %s, %s, %s, %s, 0.9, %s, %s, %s, %s)"
+    "INSERT INTO finding (key, kind, state, subject, accelerator_id, workload_id, team, owner,"
+    " since_ms, opened_ms, until_ms, resolved_ms, confidence, currency, cost_micro, per_day_micro,"
+    " evidence) SELECT %(key)s, %(kind)s, %(state)s, %(subject)s, (SELECT id FROM accelerator WHERE"
+    " uuid = %(subject)s), (SELECT id FROM workload WHERE key = %(workload)s), %(team)s, %(owner)s,"
+    " %(since)s, %(since)s, %(until)s, %(resolved)s, 0.9, %(currency)s, %(cost)s, %(per_day)s,"
+    " %(evidence)s"
 )
 UNUSUAL = {
     "days_before": 7,
@@ -183,37 +190,42 @@ def asked(rich, dsn, folder):
 
 
 def find(rich, dsn):
-    """Two idle accelerators, one of them until now, and spending that stands out; its team is
-    notified.
+    """Two idle accelerators, one of them until now, and spending that stands out; the teams of what
+    is ongoing are notified.
     """
-    start, unusual = OCTOBER + 34 * DAY, json.dumps(UNUSUAL)
+    start = OCTOBER + 34 * DAY
+    idle, unusual = ("idle", "never_used"), ("anomaly", "usage")
     ended = start + 5 * HOUR, start + 6 * HOUR
-    for kind, state, subject, team, until, cost, evidence in (
-        (
-            "idle",
-            "never_used",
-            "GPU-0001",
-            "vision",
-            (NOW_MS, None),
-            ("USD", 12_345_678, 9_876_543),
-            "{}",
-        ),
-        ("idle", "never_used", "GPU-0003", "speech", ended, ("EUR", 37_037_034, 29_629_629), "{}"),
-        (
-            "anomaly",
-            "usage",
-            "nlp",
-            "nlp",
-            (start + DAY, None),
-            ("USD", 81_250_000, 81_250_000),
-            unusual,
-        ),
+    place = {"node": "n1", "pool": "train"}
+    for (kind, state), subject, workload, team, (until, resolved), (
+        currency,
+        *amounts,
+    ), evidence in (
+        (idle, "GPU-0001", 1, "vision", (NOW_MS, None), ("USD", 12_345_678, 9_876_543), place),
+        (idle, "GPU-0003", 3, "speech", ended, ("EUR", 37_037_034, 29_629_629), {"node": "n2"}),
+        (unusual, "nlp", 0, "nlp", (NOW_MS, None), ("USD", 81_250_000, 81_250_000), UNUSUAL),
     ):
-        key, owner = f"{kind}:{subject}", json.dumps({"team": team})
-        row = key, kind, state, subject, team, owner, start, start + HOUR, *until, *cost, evidence
+        row = {
+            "key": f"{kind}:{subject}",
+            "kind": kind,
+            "state": state,
+            "subject": subject,
+            "workload": f"slurm::{workload}",
+            "team": team,
+            "owner": json.dumps({"team": team}),
+            # An episode that is found long after it began is in no mail.
+            "since": NOW_MS - DAY if kind == "anomaly" else start,
+            "until": until,
+            "resolved": resolved,
+            "currency": currency,
+            "cost": amounts[0],
+            "per_day": amounts[1],
+            "evidence": json.dumps(evidence),
+        }
         rich.connection.execute(FINDING, row)
     writers = MailWriters(finding_mail.idle, finding_mail.anomaly, finding_mail.summary)
-    notify_findings(Database(dsn), NOW_MS, writers)
+    report = notify_findings(Database(dsn), NOW_MS, writers)
+    assert (report.idle, report.anomalies) == (1, 1)
 
 
 def steady(text):
@@ -254,10 +266,8 @@ def addresses(dsn):
             )
             yield f"address/{re.sub(r'[{}:]', '', path[1:]).replace('/', '.')}", (status, text, "")
         for name, path in PAGES.items():
-            status, _, answer = collector.request(
-                "GET", f"{path}&format=csv" if "?" in path else f"{path}?format=csv"
-            )
-            yield f"page/{name}.csv", (status, answer, "")
+            status, _, answer = collector.request("GET", path)
+            yield f"page/{name}", (status, answer, "")
 
 
 def tools(dsn):
