@@ -16,7 +16,7 @@ SECTIONS = {
     ),
     "Files and database roles": ("gpuledger_collector.config.admission",),
     "Answers that the collector asks for": ("gpuledger_collector.services.admission",),
-    "Pages that the agent fetches": ("gpuledger_agent.admission",),
+    "Pages that the agent fetches and serves": ("gpuledger_agent.admission",),
 }
 """Titles, and the modules with the rows of each in `ADMISSIONS`."""
 INTRODUCTION = """One row for every way in: who pays for it, and what bounds it before the collector, its database or an

@@ -1,12 +1,12 @@
-"""What the agent admits of each page and answer that it fetches, and of files that others write on
-the node.
+"""What the agent admits of each page and answer that it fetches, of files that others write, and of
+who asks it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuledger_agent import push, queue, serving
+from gpuledger_agent import exposition, push, queue, serving
 from gpuledger_agent.owners import containers, grpc_unix, kubernetes_api
 from gpuledger_common.admission import NONE, Admission
 from gpuledger_common.profiles import fetch, lines, page
@@ -138,4 +138,24 @@ FETCHED: Mapping[str, tuple[Admission, ...]] = {
 }
 """The rows by the module that fetches."""
 
-ADMISSIONS: tuple[Admission, ...] = tuple(row for rows in FETCHED.values() for row in rows)
+SERVED: Mapping[str, Admission] = {
+    "gpuledger_agent.exposition": Admission(
+        way_in="GET /metrics of the agent (metrics_listen)",
+        payer="all of the node",
+        bytes="64 KiB a line, 100 headers",
+        inflated_bytes=NONE,
+        records=NONE,
+        age=NONE,
+        rate=NONE,
+        in_progress=f"{exposition.MAX_CONNECTIONS} connections; others are closed",
+        deadline=f"{exposition.DEADLINE_S:g} s for a request and its answer",
+        query="the latest readings",
+        adds="nothing",
+    ),
+}
+"""The rows by the module that listens."""
+
+ADMISSIONS: tuple[Admission, ...] = (
+    *(row for rows in FETCHED.values() for row in rows),
+    *SERVED.values(),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.server
 import os
@@ -29,6 +30,13 @@ OWNER_LABELS = ("uuid", "node", "workload", "kind", "user", "account", "team", "
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Always the same, as dcgm-exporter's: OpenMetrics forbids the names of its counters."""
 HEALTH = {"ok": 0, "degraded": 1, "failed": 2, "unknown": 3}
+MAX_CONNECTIONS = 16
+"""Scrapes at once; further ones are closed.
+
+Each takes a thread and a descriptor, which the agent needs for itself.
+"""
+DEADLINE_S = 30.0
+"""For a request and its answer as a whole, however its bytes arrive."""
 
 
 def _read(latest: Latest) -> list[tuple[Accelerator, Sample, Sequence[Holder]]]:
@@ -244,7 +252,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     """Serves the page under / and /metrics."""
 
     page: Callable[[], bytes]
-    timeout = 30
 
     def do_GET(self) -> None:
         """The page, compressed when the client accepts gzip."""
@@ -267,6 +274,52 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Scrapes are not logged."""
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    """Answers a bounded number of requests at once, each within a deadline; anybody on the node may
+    connect.
+    """
+
+    request_queue_size = MAX_CONNECTIONS
+    failed: Callable[[Exception], None]
+    clock = staticmethod(time.monotonic)
+
+    def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
+        self._began: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            is_admitted = len(self._began) < MAX_CONNECTIONS
+            if is_admitted:
+                self._began[request] = self.clock()
+        if is_admitted:
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._began.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Cut off what is past its deadline; called twice a second, and after each connection."""
+        since = self.clock() - DEADLINE_S
+        with self._lock:
+            overdue = [request for request, began in self._began.items() if began < since]
+        for request in overdue:
+            # Its thread sees the end of the connection, and closes it.
+            with contextlib.suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        error = sys.exception()
+        # OSError: the client went away.
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            self.failed(error)
+
+
 def serve(listen: str, collector: AgentCollector) -> Callable[[], None]:
     """Serve /metrics on ADDRESS:PORT in a thread; the returned call stops it.
 
@@ -277,14 +330,9 @@ def serve(listen: str, collector: AgentCollector) -> Callable[[], None]:
     address, _, port = listen.rpartition(":")
     host = address.strip("[]") or "127.0.0.1"
 
-    class Server(http.server.ThreadingHTTPServer):
+    class Server(_Server):
         address_family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
-
-        def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-            error = sys.exception()
-            # OSError: the client went away.
-            if isinstance(error, Exception) and not isinstance(error, OSError):
-                collector.failed(error)
+        failed = staticmethod(collector.failed)
 
     class Handler(_Handler):
         @staticmethod

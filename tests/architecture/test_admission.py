@@ -192,6 +192,52 @@ def test_the_walk_sees_a_new_fetch(line, tmp_path):
     assert connecting(tmp_path) == {"added.fetches"}
 
 
+LISTENING = re.compile(
+    r"\b(create_server|start_server|start_unix_server|\w*HTTPServer|socketserver)\b|\.(bind\(\(|listen\()"
+)
+HAVE_ROWS_OF_ROUTES = {"gpuledger_collector.listening"}
+CHOOSES_A_PORT = {
+    "gpuledger_collector.storage.server.embedded": (
+        "connection to the embedded Postgres that has not logged in"
+    ),
+    "gpuledger_collector.cli.demo_stage": None,
+}
+"""Modules that bind a port only to choose it for a server that they start, and the row of that
+server.
+"""
+
+
+def listening(*folders):
+    """Modules that listen, or choose the port of a server."""
+    return {name for name, _, text in modules(*folders) if LISTENING.search(text)}
+
+
+def test_every_listener_has_a_row():
+    """Routes stand for the collector's HTTP server; whatever else listens in agent and collector
+    has a row.
+    """
+    listeners = listening(ROOT / "agent", ROOT / "common", ROOT / "collector")
+    assert listeners - HAVE_ROWS_OF_ROUTES - set(CHOOSES_A_PORT) == set(fetched.SERVED)
+    assert listeners >= HAVE_ROWS_OF_ROUTES | set(CHOOSES_A_PORT)
+    assert {way_in for way_in in CHOOSES_A_PORT.values() if way_in} <= {row.way_in for row in ROWS}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import http.server\nhttp.server.ThreadingHTTPServer(('x', 1), None)",
+        "import asyncio\nasyncio.start_server(None, 'x', 1)",
+        "import socket\nsocket.create_server(('x', 1))",
+        "import socket\nsocket.socket().listen(5)",
+    ],
+)
+def test_the_walk_sees_a_new_listener(line, tmp_path):
+    """By whatever it listens."""
+    (tmp_path / "added").mkdir()
+    (tmp_path / "added" / "serves.py").write_text(line + "\n")
+    assert listening(tmp_path) == {"added.serves"}
+
+
 def creating(*folders):
     """Modules of storage that create a role, and those that grant to one."""
     found = [

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from typer.testing import CliRunner
 
 from fakes.postgres import open_folder
@@ -34,7 +35,7 @@ from gpuledger_collector.storage.server import (
     migrate,
     schema_rights,
 )
-from gpuledger_collector.storage.server.embedded import EmbeddedServer
+from gpuledger_collector.storage.server.embedded import LOGIN_SECONDS, EmbeddedServer
 from gpuledger_collector.storage.telemetry import partitions
 
 pytestmark = pytest.mark.slow
@@ -602,6 +603,18 @@ def test_a_role_without_a_limit_of_its_own_has_that_of_the_server(server):
     with psycopg.connect(server.dsn, autocommit=True) as connection:
         assert connection.execute("SHOW temp_file_limit").fetchone() == ("-1",)
         deque(map(connection.execute, spills))
+
+
+def test_a_connection_that_does_not_log_in_is_closed(server):
+    """It holds a session meanwhile, whoever it is."""
+    startup = b"user\0nobody\0database\0gpuledger\0\0"
+    with socket.create_connection(
+        ("127.0.0.1", conninfo_to_dict(server.dsn)["port"]), 5 * LOGIN_SECONDS
+    ) as connection:
+        connection.sendall(struct.pack("!ii", len(startup) + 8, 3 << 16) + startup)
+        assert connection.recv(1) == b"R", "it is asked for a password"
+        while connection.recv(1 << 16):  # raises TimeoutError where it stays open
+            pass
 
 
 def test_a_reader_opens_no_other_database(server):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from gpuledger_collector.config import files, workbook_process
 from gpuledger_collector.storage.access import reader_watch, readers
+from gpuledger_collector.storage.server import embedded
 from gpuledger_common.admission import NONE, Admission
 from gpuledger_common.bounded_file import MAX_SECRET_BYTES, MAX_TOML_BYTES
 from gpuledger_common.profiles import fetch, lines, page
@@ -187,6 +188,19 @@ ROLES: Mapping[str, tuple[Admission, ...]] = {
             deadline=NONE,
             query=f"600 s; {_UNBOUNDED}",
             adds="the ledger",
+        ),
+        Admission(
+            way_in="connection to the embedded Postgres that has not logged in",
+            payer="all of the machine",
+            bytes="10,000 bytes to begin, 64 KiB a message",
+            inflated_bytes=NONE,
+            records=NONE,
+            age=NONE,
+            rate=NONE,
+            in_progress=f"{embedded.OPTIONS['max_connections']} sessions, reserved ones among them",
+            deadline=f"{embedded.LOGIN_SECONDS} s to log in",
+            query=NONE,
+            adds="nothing",
         ),
     ),
 }

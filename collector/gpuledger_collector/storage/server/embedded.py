@@ -63,11 +63,16 @@ OUR_FILES = re.compile(
     r"password|admin-password|port|home|lock|users|postgres|postgres\.log(\.1)?|\.?programs.*"
 )
 """What the data folder holds when nobody else uses it."""
+LOGIN_SECONDS = 10
+"""How long a connection may take to log in: it holds a session meanwhile, before anybody knows
+whose it is.
+"""
 OPTIONS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
     "max_connections": "60",
     "reserved_connections": "30",
+    "authentication_timeout": f"{LOGIN_SECONDS}s",
     "timezone": "UTC",
     "log_timezone": "UTC",
     "jit": "off",
