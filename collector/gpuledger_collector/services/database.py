@@ -1,0 +1,34 @@
+"""What callers of services hold without looking inside: the ledger's database, a connection whose
+reads see one snapshot, and the errors that they turn into a sentence or a status.
+
+Commands, addresses, pages and assistants take these from here and import nothing of storage: a
+question's SQL, its lock and its row-level security are the service's.
+"""
+
+from __future__ import annotations
+
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.errors import (
+    EnvironmentLacks,
+    QuestionAbandoned,
+    ReadReplica,
+    SchemaBehind,
+    ServerUnavailable,
+    StorageError,
+    TablesLocked,
+    TooManyLines,
+)
+from gpuledger_collector.storage.locks import Connection
+
+__all__ = [
+    "Connection",
+    "Database",
+    "EnvironmentLacks",
+    "QuestionAbandoned",
+    "ReadReplica",
+    "SchemaBehind",
+    "ServerUnavailable",
+    "StorageError",
+    "TablesLocked",
+    "TooManyLines",
+]
