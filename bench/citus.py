@@ -32,7 +32,8 @@ from fakes.citus_month import Played, play_days, play_month, table, versions
 from fakes.postgres import open_folder
 from fakes.processes import CollectorProcess
 from fakes.statements import USED, never_run, own_statements
-from gpuledger_collector.storage.server import distribution, migrate
+from gpuledger_collector.storage import distribution
+from gpuledger_collector.storage.server import migrate
 
 
 def postmasters(dsn: str) -> dict[str, int]:

@@ -538,8 +538,8 @@ def readiness_problems(opened: Database) -> str | None:
     """Return what keeps the database from taking batches, in a sentence; None when nothing does."""
     import psycopg
 
+    from gpuledger_collector.storage import distribution
     from gpuledger_collector.storage.errors import StorageError
-    from gpuledger_collector.storage.server import distribution
 
     try:
         _require_current(opened.dsn)

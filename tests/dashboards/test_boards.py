@@ -13,7 +13,7 @@ from dashboards import build, grafana
 from fakes.boards import BOARDS, panels
 from gpuledger_collector.accounting.money import minor_digits
 from gpuledger_collector.storage.access.readers import READABLE
-from gpuledger_collector.storage.server.distribution import DISTRIBUTED
+from gpuledger_collector.storage.distribution import DISTRIBUTED
 from gpuledger_common.catalog import BY_NAME
 
 OUR_METRICS = re.compile(r"\bgpu_[a-z0-9_]+")

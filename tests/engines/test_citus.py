@@ -23,7 +23,7 @@ from fakes.postgres import fresh_database, postgres
 from fakes.replicas import replicas, until
 from fakes.statements import USED, never_run, own_statements
 from gpuledger_collector.storage.access import row_level_security
-from gpuledger_collector.storage.server.distribution import DISTRIBUTED, REFERENCE
+from gpuledger_collector.storage.distribution import DISTRIBUTED, REFERENCE
 
 __all__ = ["citus", "postgres", "worker"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

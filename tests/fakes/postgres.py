@@ -16,8 +16,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fakes.worlds import Templates, worlds_of
 from gpuledger_collector.services import rating
+from gpuledger_collector.storage import distribution
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.server import distribution, migrate
+from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 
 _numbers = itertools.count(1)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import gpuledger_collector
-from gpuledger_collector.storage.server.distribution import DISTRIBUTED, REFERENCE
+from gpuledger_collector.storage.distribution import DISTRIBUTED, REFERENCE
 
 TIED = ("counter_series", "imported_usage", "ingest_batch", "inventory", "node_utilization")
 """Tables of the coordinator that foreign keys tie to replicated ones: Citus keeps them, but in its

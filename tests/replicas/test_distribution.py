@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 from fakes.statements import KNOWN, MANAGED, SPREAD, TIED, TIED_USED, USED, own_statements
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
+from gpuledger_collector.storage import distribution
 from gpuledger_collector.storage.access import row_level_security
-from gpuledger_collector.storage.schema import metadata
-from gpuledger_collector.storage.server import distribution
-from gpuledger_collector.storage.server.distribution import (
+from gpuledger_collector.storage.distribution import (
     DISTRIBUTED,
     REFERENCE,
     NotDistributable,
@@ -26,6 +25,7 @@ from gpuledger_collector.storage.server.distribution import (
     plan,
     violations,
 )
+from gpuledger_collector.storage.schema import metadata
 
 CHANGED = re.compile(
     r"(?<!FOR )\b(?:UPDATE|DELETE\s+FROM)\s+(?:ONLY\s+)?(?!SET\b)([a-z_0-9]+)\b(.*)", re.DOTALL

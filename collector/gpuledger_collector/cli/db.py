@@ -18,11 +18,12 @@ from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.jobs.pack_samples import days_to_pack, pack_samples
 from gpuledger_collector.services.close import verify
 from gpuledger_collector.settings import read_secret
+from gpuledger_collector.storage import distribution
 from gpuledger_collector.storage.access import readers
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.database import SUPPORTED, Database
 from gpuledger_collector.storage.locks import Lock
-from gpuledger_collector.storage.server import distribution, migrate
+from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.backup import NotABackup, NotEmpty
 from gpuledger_collector.storage.server.backup import backup as write_backup
 from gpuledger_collector.storage.server.backup import restore as restore_backup

@@ -26,10 +26,9 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import pq, sql
 
-from gpuledger_collector.storage import locks
+from gpuledger_collector.storage import distribution, locks
 from gpuledger_collector.storage.access.dashboard_row_security import EVERYBODY
 from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_collector.storage.server import distribution
 
 log = logging.getLogger(__name__)
 ROLE = "gpuledger_viewer"

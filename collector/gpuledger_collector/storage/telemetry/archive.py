@@ -23,10 +23,10 @@ import psycopg
 from psycopg import sql
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.storage import distribution
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_collector.storage.server import distribution
 from gpuledger_collector.storage.telemetry import day_rows
 from gpuledger_collector.storage.telemetry.day_rows import DayRows
 from gpuledger_collector.storage.telemetry.sample_codec import (

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpuledger_collector.insight.findings import PlacedAccelerator, RecentHolding, WorkloadUsage
+from gpuledger_collector.storage.distribution import has_citus
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.server.distribution import has_citus
 
 if TYPE_CHECKING:
     import numpy as np

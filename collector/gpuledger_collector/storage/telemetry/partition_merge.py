@@ -17,8 +17,8 @@ from psycopg import sql
 
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.distribution import has_citus
 from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_collector.storage.server.distribution import has_citus
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.telemetry.partitions import PARTITIONED, Partition
 

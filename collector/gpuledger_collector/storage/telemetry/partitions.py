@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.storage import locks
+from gpuledger_collector.storage import distribution, locks
 from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_collector.storage.server import distribution
 
 PARTITIONED = {"gpu_sample": "at_ms", "usage_interval": "start_ms"}
 """Partitioned tables and their key."""
