@@ -12,7 +12,7 @@ import os
 from alembic import context
 from sqlalchemy import Connection, create_engine, text
 
-from gpuledger_collector.storage.access.row_level_security import disable
+from gpuledger_collector.storage.row_level_security import disable
 from gpuledger_collector.storage.schema import metadata
 from gpuledger_collector.storage.server.migrate import own_objects
 

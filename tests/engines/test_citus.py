@@ -22,7 +22,7 @@ from fakes.citus_month import MONTH, TODAY, Played, play_days, play_month, table
 from fakes.postgres import fresh_database, postgres
 from fakes.replicas import replicas, until
 from fakes.statements import USED, never_run, own_statements
-from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage import row_level_security
 from gpuledger_collector.storage.distribution import DISTRIBUTED, REFERENCE
 
 __all__ = ["citus", "postgres", "worker"]

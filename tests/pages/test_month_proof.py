@@ -19,9 +19,9 @@ from gpuledger_collector.services.close import close_period
 from gpuledger_collector.services.month_proof import ASK_AGAIN_MS, prove_months
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.statement import read_statement
-from gpuledger_collector.storage.access import row_level_security
-from gpuledger_collector.storage.access.row_level_security import as_viewer
+from gpuledger_collector.storage import row_level_security
 from gpuledger_collector.storage.ledger import month_proofs, reports, zones
+from gpuledger_collector.storage.row_level_security import as_viewer
 
 OCTOBER = ("--period", "2025-10")
 OCTOBER_MS = month("2025-10").start_ms

@@ -26,7 +26,8 @@ from typer.testing import CliRunner
 
 from fakes.postgres import open_folder
 from gpuledger_collector.cli import build
-from gpuledger_collector.storage.access import readers, row_level_security
+from gpuledger_collector.storage import row_level_security
+from gpuledger_collector.storage.access import readers
 from gpuledger_collector.storage.errors import EnvironmentLacks
 from gpuledger_collector.storage.server import (
     binaries,

@@ -10,7 +10,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from fakes.postgres import administrator
 from gpuledger_collector import wiring
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage import row_level_security
 from gpuledger_collector.storage.database import Database, parameters
 from gpuledger_collector.storage.errors import SchemaBehind, ServerUnavailable
 from gpuledger_collector.storage.schema import metadata

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from fakes.statements import KNOWN, MANAGED, SPREAD, TIED, TIED_USED, USED, own_statements
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
-from gpuledger_collector.storage import distribution
-from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage import distribution, row_level_security
 from gpuledger_collector.storage.distribution import (
     DISTRIBUTED,
     REFERENCE,

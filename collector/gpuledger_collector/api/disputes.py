@@ -39,10 +39,10 @@ from gpuledger_collector.api.context import (
 )
 from gpuledger_collector.export.disputes import as_object, move_object, reversal_object
 from gpuledger_collector.services.dispute_preview import preview_decision, preview_reversals
-from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.billing import disputes
 from gpuledger_collector.storage.billing.disputes import Contest, NoDispute
 from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.row_level_security import as_viewer
 
 Number = Annotated[int, Path(ge=1, lt=2**62, description="Number of the dispute.")]
 Words = Annotated[str, Field(min_length=1, max_length=MAX_WORDS)]

@@ -20,8 +20,8 @@ from gpuledger_collector.api.context import (
     require_reader,
     split_names,
 )
-from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.findings.recommendations import last_run, listed
+from gpuledger_collector.storage.row_level_security import as_viewer
 
 STATES = ("open", "accepted", "rejected", "done", "expired")
 State = Annotated[str, Query(description=f"States, separated by commas: {', '.join(STATES)}.")]

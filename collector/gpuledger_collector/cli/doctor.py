@@ -25,8 +25,8 @@ from gpuledger_collector.services import new_nodes
 from gpuledger_collector.services.node_health import SILENT_MS
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage import distribution
-from gpuledger_collector.storage.access import readers, row_level_security
+from gpuledger_collector.storage import distribution, row_level_security
+from gpuledger_collector.storage.access import readers
 from gpuledger_collector.storage.ledger.health import LedgerHealth, read_declarations, read_health
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.server import schema_rights

@@ -14,10 +14,10 @@ from gpuledger_collector.accounting.period import Calendar, Period, format_insta
 from gpuledger_collector.export.site import address
 from gpuledger_collector.mcp import periods
 from gpuledger_collector.mcp.answers import Answer, Model, Proof, Span, Status, rest_of, shortened
-from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.row_level_security import as_viewer
 
 STATEMENT_SECONDS = 60
 SESSION = (

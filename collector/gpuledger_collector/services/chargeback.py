@@ -29,7 +29,7 @@ from gpuledger_collector.accounting.usage import HELD, STRANDED
 from gpuledger_collector.export.chargeback import shared_notes, stranded_text
 from gpuledger_collector.export.disputes import amounts, owner_text
 from gpuledger_collector.export.focus import Notices
-from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage import row_level_security
 from gpuledger_collector.storage.billing import cash, commitments, disputes, locations, periods
 from gpuledger_collector.storage.billing.allocation import allocate, own_carbon, own_shared
 from gpuledger_collector.storage.billing.cost_centers import BilledCodes

@@ -13,9 +13,9 @@ from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.money import Money, total_by_currency
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.insight.findings import NamedFinding
-from gpuledger_collector.storage.access.row_level_security import as_viewer
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.row_level_security import as_viewer
 
 NOBODY = "(nobody)"
 MOSTLY = 2

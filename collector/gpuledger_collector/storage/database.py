@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage import locks, row_level_security
 from gpuledger_collector.storage.cancellation import note_session
 from gpuledger_collector.storage.errors import EnvironmentLacks, ServerUnavailable, StorageError
 from gpuledger_collector.storage.locks import Connection, Lock
-
-if TYPE_CHECKING:
-    from gpuledger_collector.storage.server.embedded import EmbeddedServer
 
 Result = TypeVar("Result")
 RETRIES = 3
@@ -58,6 +54,17 @@ files.
 """
 
 
+class Server(Protocol):
+    """A server of our own that runs a database."""
+
+    @property
+    def dsn(self) -> str:
+        """Where it listens now."""
+
+    def kept_running(self) -> AbstractContextManager[None]:
+        """Start it again whenever it ends while the block runs."""
+
+
 @dataclass(frozen=True)
 class Database:
     """A Postgres database.
@@ -66,7 +73,7 @@ class Database:
     """
 
     given_dsn: str
-    server: EmbeddedServer | None = None
+    server: Server | None = None
     application: str = "gpuledger"
     options: str = ""
     """Further options of every session (`-c name=value`)."""

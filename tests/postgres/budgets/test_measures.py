@@ -19,7 +19,7 @@ from gpuledger_collector.export.budgets import rows
 from gpuledger_collector.export.statement import budget_facts
 from gpuledger_collector.services.budget_status import evaluate_shares, statuses
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage import row_level_security
 from gpuledger_collector.storage.billing import budgets as stored
 from gpuledger_collector.storage.database import Database
 

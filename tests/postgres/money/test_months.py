@@ -16,8 +16,7 @@ from fakes.profiles import examples
 from gpuledger_collector.accounting.period import UTC_DAYS, Period
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage import locks, row_level_security
 from gpuledger_collector.storage.ledger import months, rated_days, reports, zones
 from gpuledger_collector.storage.locks import Lock
 

@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.chargeback import report as report_of
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.shared_costs import KEYS, SOURCES, SharedCost
 from gpuledger_collector.services import chargeback, statement
-from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage import row_level_security
 from gpuledger_collector.storage.billing import allocation, declarations
 from gpuledger_collector.storage.ledger import reports
 

@@ -16,7 +16,7 @@ from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, token, two_teams
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services import chargeback, runs
-from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage import row_level_security
 from gpuledger_collector.storage.billing import allocation as beside
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import overview, reports

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from psycopg import sql
 
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.row_level_security import EVERYBODY
 
 TABLES = (
     "budget",
@@ -28,7 +29,6 @@ TABLES = (
     "owner",
 )
 """What a role of one owner may read."""
-EVERYBODY = "gpuledger_everybody"
 _COLUMNS = {"user": "user_name"}
 _POLICY = "gpuledger_{}"
 

@@ -28,7 +28,7 @@ from gpuledger_collector.accounting.shared_costs import (
     share,
 )
 from gpuledger_collector.accounting.usage import HELD
-from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage import row_level_security
 from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.billing.owner_shares import SplitCost, own_shares
 from gpuledger_collector.storage.ledger import reports, zones

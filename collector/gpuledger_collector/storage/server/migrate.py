@@ -24,7 +24,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
-from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage import row_level_security
 from gpuledger_collector.storage.database import SUPPORTED, Database
 from gpuledger_collector.storage.errors import EnvironmentLacks, SchemaBehind, TablesLocked
 from gpuledger_collector.storage.locks import ABOUT, Lock

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 
-from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage import row_level_security
 from gpuledger_collector.storage.database import Database, is_standby
 from gpuledger_collector.storage.errors import EnvironmentLacks
 

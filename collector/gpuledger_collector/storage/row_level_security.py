@@ -27,12 +27,13 @@ import psycopg
 from psycopg import pq, sql
 
 from gpuledger_collector.storage import distribution, locks
-from gpuledger_collector.storage.access.dashboard_row_security import EVERYBODY
 from gpuledger_collector.storage.locks import Connection, Lock
 
 log = logging.getLogger(__name__)
 ROLE = "gpuledger_viewer"
 POLICY = "gpuledger_viewer"
+EVERYBODY = "gpuledger_everybody"
+"""The policy that lets everybody through whom no other one narrows."""
 LOCK_TIMEOUT = "500ms"
 """Shorter than the deadlock timeout of Postgres, as for migrations, so that batches are not
 delayed.
