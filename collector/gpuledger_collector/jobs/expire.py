@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from gpuledger_collector.accounting.period import DAY_MS, day_of
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import unused_names
 from gpuledger_collector.storage.telemetry import node_utilization, retention
 from gpuledger_common.plurals import plural
 
@@ -72,5 +73,5 @@ def expire(
     if keep.findings:
         findings = retention.expire_findings(database, bound(keep.findings), stopping)
     if keep.names:
-        names = retention.expire_names(database, bound(keep.names), stopping)
+        names = unused_names.expire_names(database, bound(keep.names), stopping)
     return Expired(minutes, states, findings, names)

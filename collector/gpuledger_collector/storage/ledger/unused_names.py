@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from psycopg import sql
 
 from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.schema import metadata
 from gpuledger_collector.storage.telemetry import partitions
@@ -48,6 +49,18 @@ def references(table: str) -> list[tuple[str, str]]:
         columns,
         key=lambda pair: (pair[0] not in _FIRST, pair[0] in partitions.PARTITIONED, pair[0]),
     )
+
+
+def expire_names(database: Database, before_ms: int, stopping: Callable[[], bool]) -> int:
+    """Delete accelerators and workloads last named before an instant that nothing refers to; return
+    how many.
+    """
+    before = dt.datetime.fromtimestamp(before_ms / 1000, dt.UTC)
+    deleted = 0
+    for table in NAMED:
+        with database.connect() as connection:
+            deleted += forget_unused(connection, table, before, stopping)
+    return deleted
 
 
 def forget_unused(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
-from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import minutes, node_utilization
 from gpuledger_collector.storage.telemetry.node_utilization import AT_ONCE, consecutive_hours
@@ -27,22 +26,21 @@ def _of(row: str) -> str:
     return ", ".join(f"{row}.{name}" for name in _COLUMNS)
 
 
-def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
+def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> int | None:
     """Recompute the minutes of these (accelerator, hour) pairs and the utilization of their nodes
-    from the samples.
+    from the samples; return the start of the first hour that was, None when none was.
 
     Hours whose minutes retention has removed are left out: recomputed from one accelerator alone,
-    they would stand for all of its node. The search for idle GPUs is asked to return to hours that
-    it has already searched.
+    they would stand for all of its node.
     """
     expired_before_ms = minutes.expired_before(connection)
     hours = [pair for pair in hours if pair[1] >= expired_before_ms]
     if not hours:
-        return
+        return None
     for part, is_packed in _parts(connection, hours):
         _roll_up_minutes(connection, part, is_packed)
     node_utilization.recompute(connection, hours)
-    findings.note_late_evidence(connection, "idle", min(hour_ms for _, hour_ms in hours))
+    return min(hour_ms for _, hour_ms in hours)
 
 
 def _parts(

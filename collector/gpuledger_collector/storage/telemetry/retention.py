@@ -1,4 +1,4 @@
-"""Retention of minutes, slow metrics, findings and names: what is too much to keep for ever and too
+"""Retention of minutes, slow metrics and findings: what is too much to keep for ever and too
 fine to need.
 
 Each accelerator is a statement and a transaction of its own: one key range, which Citus finds on
@@ -8,13 +8,11 @@ one worker, and which blocks nobody. Postgres uses the space again; the files do
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Iterator
 
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.ledger import unused_names
 from gpuledger_collector.storage.locks import Connection, Lock
 
 FINDINGS = 10_000
@@ -74,18 +72,6 @@ def expire_findings(database: Database, before_ms: int, stopping: Callable[[], b
             deleted += count
             if count < FINDINGS:
                 break
-    return deleted
-
-
-def expire_names(database: Database, before_ms: int, stopping: Callable[[], bool]) -> int:
-    """Delete accelerators and workloads last named before an instant that nothing refers to; return
-    how many.
-    """
-    before = dt.datetime.fromtimestamp(before_ms / 1000, dt.UTC)
-    deleted = 0
-    for table in unused_names.NAMED:
-        with database.connect() as connection:
-            deleted += unused_names.forget_unused(connection, table, before, stopping)
     return deleted
 
 
