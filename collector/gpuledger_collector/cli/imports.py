@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from typer import Argument, Option
 
 from gpuledger_collector import wiring
+from gpuledger_collector.accounting.import_progress import OnRow
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome, OnOverlap, UsageRow
 from gpuledger_collector.accounting.period import Period, parse_instant
 from gpuledger_collector.accounting.problems import Problem, in_order
@@ -43,7 +44,6 @@ from gpuledger_collector.storage.billing import prices as price_book
 from gpuledger_collector.storage.capacity import queues
 from gpuledger_collector.storage.ledger import imports
 from gpuledger_collector.storage.ledger import inventory as placements
-from gpuledger_collector.storage.ledger.row_stages import OnRow
 from gpuledger_collector.storage.ledger.usage_sources import OtherSource
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import partitions

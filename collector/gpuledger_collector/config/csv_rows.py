@@ -14,12 +14,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from gpuledger_collector.accounting.import_progress import OnRow, tell_each, tell_nobody
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config import workbook
 from gpuledger_collector.config.fields import Instants
 from gpuledger_collector.config.files import bounded_rows, read_content
 from gpuledger_collector.config.model import Record, Row
-from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_each, tell_nobody
 
 WINDOWS = "read as Windows-1252, because it is not UTF-8"
 _NO_TEXT = "is no text; save its table as CSV UTF-8 or .xlsx"

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from gpuledger_collector.accounting.import_progress import OnRow, tell_nobody
 from gpuledger_collector.accounting.pricing import PURCHASES, Price
 from gpuledger_collector.config.csv_rows import Parsed, read_records
 from gpuledger_collector.config.fields import (
@@ -19,7 +20,6 @@ from gpuledger_collector.config.fields import (
     one_of,
 )
 from gpuledger_collector.config.model import Declaration
-from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_nobody
 
 
 class DeclaredPrice(Declaration):

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fakes.fleet import DAY, HOUR, Held
+from gpuledger_collector.accounting import import_progress
 from gpuledger_collector.cli import build, progress
 from gpuledger_collector.ingest.files.sacct import COLUMNS
-from gpuledger_collector.storage.ledger import row_stages
 
 ROWS = "workload_id,start,end,gpus,tag:team\n1,2025-10-01T00:00:00Z,2025-10-01T01:00:00Z,2,vision\n"
 
@@ -59,7 +59,7 @@ def test_in_a_pipe_nothing_is_written(capsys):
 
 def test_reading_a_file_has_a_share(told, tmp_path, monkeypatch):
     """Of its lines, each of which is read twice; by `start` and `import usage` alike."""
-    monkeypatch.setattr(row_stages, "ROWS_A_STEP", 2)
+    monkeypatch.setattr(import_progress, "ROWS_A_STEP", 2)
     path = tmp_path / "u.csv"
     head, row = ROWS.splitlines()
     path.write_text(
@@ -115,7 +115,7 @@ HEADERS = {
 @pytest.mark.parametrize("kind", FILES)
 def test_every_import_reads_and_writes_with_a_share(fleet, run, tmp_path, told, monkeypatch, kind):
     """It begins with nothing, only grows, and writing ends with the whole."""
-    monkeypatch.setattr(row_stages, "ROWS_A_STEP", 2)
+    monkeypatch.setattr(import_progress, "ROWS_A_STEP", 2)
     path = tmp_path / f"{kind}.csv"
     path.write_text("\n".join([HEADERS[kind], *FILES[kind]]) + "\n")
     pool = ["--pool", "train"] if kind == "shares" else []
@@ -135,7 +135,7 @@ def test_every_import_reads_and_writes_with_a_share(fleet, run, tmp_path, told, 
 
 def test_a_recording_is_read_with_a_share(told, tmp_path, monkeypatch):
     """JSON lines count as they are, also where each holds the samples of many accelerators."""
-    monkeypatch.setattr(row_stages, "ROWS_A_STEP", 2)
+    monkeypatch.setattr(import_progress, "ROWS_A_STEP", 2)
     path = tmp_path / "recording.jsonl"
     path.write_text('{"ts": 1759276800, "samples": [{"uuid": "GPU-1", "values": {}}]}\n' * 5)
     assert (
@@ -150,7 +150,7 @@ def test_writing_has_a_share_of_rows_and_stages(fleet, run, tmp_path, told, monk
     """Rows are told of while they are copied, then each stage that all have passed; it only grows,
     up to the end.
     """
-    monkeypatch.setattr(row_stages, "ROWS_A_STEP", 2)
+    monkeypatch.setattr(import_progress, "ROWS_A_STEP", 2)
     samples = [
         "ts,uuid,gpu_utilization_ratio",
         *(f"2025-10-01T00:0{minute}:00Z,GPU-1,0.5" for minute in range(5)),

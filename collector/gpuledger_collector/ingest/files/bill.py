@@ -15,6 +15,7 @@ from typing import Annotated
 
 from pydantic import Field, PlainValidator
 
+from gpuledger_collector.accounting.import_progress import OnRow, tell_each, tell_nobody
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.provider_bill import PLACES, BillLine
 from gpuledger_collector.config.csv_rows import decode, missing_columns, split_rows
@@ -30,7 +31,6 @@ from gpuledger_collector.config.fields import (
 from gpuledger_collector.config.files import MAX_FILE_BYTES, PARQUET_ROWS, bounded_rows, sha256_of
 from gpuledger_collector.config.model import Record, Row
 from gpuledger_collector.extras import install_command
-from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_each, tell_nobody
 from gpuledger_common.bounded_file import FileTooLarge
 
 PROVIDERS = ("ServiceProviderName", "ProviderName")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from gpuledger_collector.accounting.import_progress import OnRow, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import InventoryRow
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, read_rows
@@ -21,7 +22,6 @@ from gpuledger_collector.config.fields import (
     after,
 )
 from gpuledger_collector.config.model import Row
-from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_nobody
 
 
 class _Placement(Row):

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
+from gpuledger_collector.accounting.import_progress import OnRow, tell_nobody
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import TableText, read_table_text, split_rows
 from gpuledger_collector.config.fields import Instants
@@ -46,7 +47,6 @@ from gpuledger_collector.ingest.files.instants import (
     span_ms,
     units_ms,
 )
-from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_nobody
 from gpuledger_common.plurals import plural
 
 INSTANTS = ("start", "end", "submitted")

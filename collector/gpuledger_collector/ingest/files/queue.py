@@ -13,13 +13,13 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from gpuledger_collector.accounting.import_progress import OnRow, tell_nobody
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, read_rows
 from gpuledger_collector.config.fields import DECLARED, Instant, Instants, Text, decimal, refusal
 from gpuledger_collector.config.model import Row
 from gpuledger_collector.insight.queue_rows import QueueRow, WaitingRow
-from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_nobody
 
 MAX_GPUS = 1_000_000
 

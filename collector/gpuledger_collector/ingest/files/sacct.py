@@ -22,6 +22,7 @@ from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from gpuledger_collector.accounting.attribution import FACTS
+from gpuledger_collector.accounting.import_progress import OnRow, tell_each, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import (
     UNKNOWN_POOL,
     UsageColumns,
@@ -51,7 +52,6 @@ from gpuledger_collector.ingest.files.instants import (
 )
 from gpuledger_collector.ingest.files.job_table import AllocationKinds, gpus_of
 from gpuledger_collector.ingest.files.usage import UsageFile, WorkloadRows
-from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_each, tell_nobody
 from gpuledger_common.plurals import plural
 
 _NEVER = {"", "None", "Unknown", "N/A"}

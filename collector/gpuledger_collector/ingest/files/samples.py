@@ -17,13 +17,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, create_model
 
+from gpuledger_collector.accounting.import_progress import OnRow, tell_each, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import SampleRow
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, decode, read_records
 from gpuledger_collector.config.fields import DECLARED, Instant, Instants, Text, read_text, refusal
 from gpuledger_collector.config.files import bounded_rows
 from gpuledger_collector.config.model import Record, Row
-from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_each, tell_nobody
 from gpuledger_common.catalog import BY_NAME, HOT
 
 LARGEST = {"i8": 2**63 - 1, "f4": 3e38, "f8": 1e300}

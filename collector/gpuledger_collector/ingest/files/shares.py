@@ -21,9 +21,9 @@ from fractions import Fraction
 from pathlib import Path
 
 from gpuledger_collector.accounting.fair_share import PoolShare
+from gpuledger_collector.accounting.import_progress import OnRow, tell_each, tell_nobody
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, decode
-from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_each, tell_nobody
 
 COMMAND = "sacctmgr -P show assoc format=account,parentname,user,fairshare,grptres"
 SLURM, KUBERNETES = "slurm", "kubernetes"

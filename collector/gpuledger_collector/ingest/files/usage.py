@@ -13,6 +13,7 @@ from typing import Annotated, cast
 from pydantic import Field, PlainValidator, Strict
 from pydantic_core import PydanticCustomError
 
+from gpuledger_collector.accounting.import_progress import OnRow, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import (
     ALL_COLUMNS,
     OPTIONAL,
@@ -38,7 +39,6 @@ from gpuledger_collector.config.model import Row
 from gpuledger_collector.ingest.files import job_table
 from gpuledger_collector.ingest.files.headers import TAG, TableOptions, ignored_notes, is_alloc_tres
 from gpuledger_collector.ingest.files.job_table import JobTable
-from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_nobody
 from gpuledger_common.plurals import plural
 
 MAX_GPUS = 100_000

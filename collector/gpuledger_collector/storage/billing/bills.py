@@ -8,6 +8,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
+from gpuledger_collector.accounting.import_progress import OnRow, tell_each, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Period
@@ -21,7 +22,6 @@ from gpuledger_collector.accounting.true_up import HeldLine
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import inventory
 from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
-from gpuledger_collector.storage.ledger.row_stages import OnRow, tell_each, tell_nobody
 from gpuledger_collector.storage.locks import Connection
 
 _LINE = """line, start_ms, end_ms, category, charge_class, description, sku, resource, resource_name, region, service,

@@ -12,12 +12,12 @@ from typing import Any
 from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.cost_centers import CostCenter
 from gpuledger_collector.accounting.fair_share import PoolShare
+from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.ledger.row_stages import OnRow, RowStages, tell_nobody
 from gpuledger_collector.storage.locks import Connection, Lock
 
 _SHARED = (

@@ -13,10 +13,10 @@ import json
 from collections.abc import Sequence
 from typing import Literal
 
+from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.insight.queue_rows import QueueRow
-from gpuledger_collector.storage.ledger.row_stages import OnRow, RowStages, tell_nobody
 from gpuledger_collector.storage.locks import Connection
 
 KEEP_MS = 400 * DAY_MS

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from psycopg import sql
 
+from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import (
     ALL_COLUMNS,
     OPTIONAL,
@@ -23,7 +24,6 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger.job_runs import known_runs, name_runs
 from gpuledger_collector.storage.ledger.placements import settle_pools
-from gpuledger_collector.storage.ledger.row_stages import OnRow, RowStages, tell_nobody
 from gpuledger_collector.storage.ledger.usage_sources import resolve_overlap, store_source
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import archive, partitions

@@ -6,12 +6,12 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import CapacityRow, ImportOutcome, InventoryRow
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.ledger.placements import settle
-from gpuledger_collector.storage.ledger.row_stages import OnRow, RowStages, tell_nobody
 from gpuledger_collector.storage.locks import Connection
 
 INVENTORY_STAGES = 2
