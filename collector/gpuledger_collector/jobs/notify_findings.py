@@ -42,6 +42,7 @@ from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.storage.billing import budgets, price_book
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.findings.idle_workloads import idle_workloads
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications import (
     finding_notifications,
@@ -119,7 +120,7 @@ class _Run:
         """Notify owners of new episodes, and leads of those to which nobody responded."""
         workloads = {
             str(workload.workload_id): workload
-            for workload in finding_notifications.idle_workloads(self._connection, self._at_ms)
+            for workload in idle_workloads(self._connection, self._at_ms)
         }
         past = [
             self._updated(notification, workloads.get(notification.subject))
@@ -382,7 +383,7 @@ class _Run:
         reached = {notification.subject for notification in sent}
         unreachable = {
             workload.user or workload.label
-            for workload in finding_notifications.idle_workloads(self._connection, week.end_ms)
+            for workload in idle_workloads(self._connection, week.end_ms)
             if workload.team == team
             and str(workload.workload_id) not in reached
             and not recipients_of(workload, self._contacts)

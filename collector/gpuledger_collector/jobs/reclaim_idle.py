@@ -27,6 +27,7 @@ from gpuledger_collector.insight.notifications.finding_rules import (
 from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.notifications.reclaim import NotReclaimed, ReclaimBackend
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.findings.idle_workloads import idle_workloads
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications import (
     finding_notifications,
@@ -81,7 +82,7 @@ def candidates(connection: Connection, at_ms: int) -> list[Candidate]:
         if notification.closed_ms is None or notification.is_acknowledged(at_ms)
     }
     reached = []
-    for workload in finding_notifications.idle_workloads(connection, at_ms):
+    for workload in idle_workloads(connection, at_ms):
         notification = notifications.get(str(workload.workload_id))
         for rule in rules:
             target = reclaim_target(rule, workload) if rule.team == workload.team else None

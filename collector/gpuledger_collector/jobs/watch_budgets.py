@@ -29,6 +29,7 @@ from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.services.budget_status import evaluate_shares, shared_cost, status_of
 from gpuledger_collector.storage.billing import budgets
+from gpuledger_collector.storage.findings.idle_workloads import idle_of_budget
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications import outbox
 
@@ -164,7 +165,7 @@ def _news(
         _holders(connection, status.budget, before) if known else (),
         _holders(connection, status.budget, after),
     )
-    idle = tuple(budgets.idle_of_budget(connection, status.budget, status.at_ms))[:SHOWN_IDLE]
+    idle = tuple(idle_of_budget(connection, status.budget, status.at_ms))[:SHOWN_IDLE]
     return News(
         alert,
         also,

@@ -25,10 +25,9 @@ from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.notify_findings import MailWriters, notify_findings
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.billing.budgets import idle_of_budget
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.findings.idle_workloads import idle_of_budget, idle_workloads
 from gpuledger_collector.storage.notifications import outbox as outbox_module
-from gpuledger_collector.storage.notifications.finding_notifications import idle_workloads
 
 LINKS = AckLinks("https://gpuledger.example.com/", b"k" * 32)
 CONTACTS = """

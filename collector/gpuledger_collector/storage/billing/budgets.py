@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import json
 from collections import defaultdict
@@ -11,7 +10,7 @@ from dataclasses import asdict
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from gpuledger_collector.accounting.budget_status import IdleNow, Spend
+from gpuledger_collector.accounting.budget_status import Spend
 from gpuledger_collector.accounting.budgets import (
     GPU_HOURS,
     MICRO_HOUR_NS,
@@ -25,14 +24,9 @@ from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.accounting.usage import HELD
-from gpuledger_collector.insight.notifications.finding_rules import (
-    RECLAIMABLE_STATES,
-    reclaim_command,
-)
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.notifications import finding_notifications as notifications
 
 _OWNER_COLUMNS = {
     "org": "o.org",
@@ -413,27 +407,6 @@ def spend_by_holder(
         HolderSpend((_called(state, name), user, project), model, int(gpu_ns), round(amount or 0))
         for state, name, user, project, model, gpu_ns, amount in rows
     ]
-
-
-def idle_of_budget(connection: Connection, budget: Budget, at_ms: int) -> list[IdleNow]:
-    """List workloads of the owner that hold idle GPUs now, the most expensive per day first."""
-    idle = []
-    for workload in notifications.idle_workloads(connection, at_ms):
-        own = tuple(
-            accelerator
-            for accelerator in workload.accelerators
-            if accelerator.finding.state in RECLAIMABLE_STATES
-            and budget.owner.items() <= {**accelerator.finding.owner, "team": workload.team}.items()
-        )
-        amounts = dataclasses.replace(workload, accelerators=own).money()
-        money = {currency: (cost, per_day) for currency, cost, per_day in amounts}
-        if budget.currency in money:
-            idle.append(
-                IdleNow(
-                    workload.label, len(own), *money[budget.currency], reclaim_command(workload)
-                )
-            )
-    return idle
 
 
 def alerts(connection: Connection, budget: Budget, period: Period) -> Sequence[Alert]:

@@ -11,13 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.notifications.finding_rules import (
     ANOMALY,
     IDLE,
-    IdleAccelerator,
-    IdleWorkload,
     Notification,
     ReclaimAction,
     ReclaimRule,
@@ -207,59 +205,6 @@ def subject_of(connection: Connection, notification: Notification) -> str:
         (notification.subject,),
     ).fetchone()
     return notification.subject if row is None else str(row[0])
-
-
-def idle_workloads(connection: Connection, at_ms: int) -> list[IdleWorkload]:
-    """Workloads with accelerators that are idle now, by falling cost of a day, then by id."""
-    by_workload: dict[int, list[IdleAccelerator]] = {}
-    listed = findings.list_named(connection, IDLE, at_ms, at_ms + 1)
-    for finding in sorted(listed, key=lambda finding: (finding.since_ms, finding.key)):
-        if finding.is_ongoing and finding.workload_id is not None:
-            accelerator = IdleAccelerator(finding, finding.model or "", finding.gpu_index)
-            by_workload.setdefault(finding.workload_id, []).append(accelerator)
-    rows = connection.execute(
-        "SELECT id, kind, external_id, coalesce(name, ''), coalesce(user_name, ''), tags FROM"
-        " workload WHERE id = ANY(%s)",
-        (list(by_workload),),
-    ).fetchall()
-    since_ms = {
-        workload_id: min(accelerator.finding.since_ms for accelerator in accelerators)
-        for workload_id, accelerators in by_workload.items()
-    }
-    held = _held(connection, since_ms, at_ms)
-    workloads = []
-    for workload_id, kind, external_id, name, user, tags in rows:
-        idle = tuple(by_workload[workload_id])
-        count = max(held.get(workload_id, 0), len(idle))
-        workloads.append(
-            IdleWorkload(workload_id, kind, external_id, name, user, tags, idle, count)
-        )
-
-    def order(workload: IdleWorkload) -> tuple[int, int]:
-        return (
-            -max((per_day for _, _, per_day in workload.money()), default=0),
-            workload.workload_id,
-        )
-
-    return sorted(workloads, key=order)
-
-
-def _held(connection: Connection, since_ms: Mapping[int, int], at_ms: int) -> dict[int, int]:
-    """How many accelerators each of these workloads holds, by the usage from three hours before it
-    went idle.
-
-    Accelerators of a silent node count: whether they are idle, too, is not known.
-    """
-    from_ms = {
-        workload_id: min(since, at_ms) - 3 * HOUR_MS for workload_id, since in since_ms.items()
-    }
-    rows = connection.execute(
-        "SELECT u.workload_id, count(DISTINCT u.accelerator_id) FROM usage_hour u "
-        "JOIN unnest(%s::bigint[], %s::bigint[]) AS idle (id, from_ms) ON u.workload_id = idle.id "
-        "AND u.hour_ms >= idle.from_ms WHERE u.hour_ms >= %s AND u.hour_ms <= %s GROUP BY 1",
-        (list(from_ms), list(from_ms.values()), min(from_ms.values(), default=at_ms), at_ms),
-    )
-    return {int(workload_id): int(count) for workload_id, count in rows}
 
 
 @contextmanager
