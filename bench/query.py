@@ -43,8 +43,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from gpuledger_collector.accounting.chargeback import Report, report
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period
 from gpuledger_collector.ingest.remote_write.messages import ONE, RAW
+from gpuledger_collector.storage.billing import months, reports
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.ledger import months, reports, zones
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer

@@ -20,7 +20,8 @@ from gpuledger_collector.services.month_proof import ASK_AGAIN_MS, prove_months
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.statement import read_statement
 from gpuledger_collector.storage import row_level_security
-from gpuledger_collector.storage.ledger import month_proofs, reports, zones
+from gpuledger_collector.storage.billing import month_proofs, reports
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.row_level_security import as_viewer
 
 OCTOBER = ("--period", "2025-10")

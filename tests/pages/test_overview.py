@@ -281,7 +281,7 @@ def test_what_is_not_there_is_a_page_with_a_sentence(dsn, rated):
 def test_a_database_that_is_away_is_a_page_too(dsn, reads):
     """503 and when to come back."""
     with running(dsn) as collector:
-        from gpuledger_collector.storage.ledger import overview as stored
+        from gpuledger_collector.storage import overview as stored
 
         real = stored.fleet
         try:

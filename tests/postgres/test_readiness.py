@@ -15,7 +15,7 @@ from gpuledger_collector import readiness, wiring
 from gpuledger_collector.cli.doctor import writing
 from gpuledger_collector.ingest.batches import commit
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.ledger.health import read_health
+from gpuledger_collector.storage.health import read_health
 from gpuledger_collector.storage.telemetry import partitions
 
 Usage = namedtuple("Usage", "total used free")

@@ -37,10 +37,11 @@ from gpuledger_collector.storage.billing import (
     disputes,
     node_costs,
     prices,
+    reports,
 )
 from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.ledger import reports, rules, zones
+from gpuledger_collector.storage.ledger import rules, zones
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.largest_remainder import split

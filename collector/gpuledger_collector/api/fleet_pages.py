@@ -35,9 +35,10 @@ from gpuledger_collector.export.site import DEMAND, TRUST, pool_path
 from gpuledger_collector.insight.forecast_history import ForecastRecord
 from gpuledger_collector.services.month_proof import keep_results, results_of
 from gpuledger_collector.services.reconciliation import reconcile
+from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.capacity import backtests
-from gpuledger_collector.storage.ledger import overview, zones
+from gpuledger_collector.storage.ledger import zones
 
 DEMAND_COLUMNS = names("pool at demand low likely high")
 DAY_COLUMNS = names("day rated_until capacity_gpu_hours observed_gpu_hours observed_percent holds")

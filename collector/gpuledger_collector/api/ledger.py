@@ -39,7 +39,8 @@ from gpuledger_collector.services.chargeback import (
     read_cash,
     read_chargeback,
 )
-from gpuledger_collector.storage.ledger import reports, zones
+from gpuledger_collector.storage.billing import reports
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.telemetry.activity import activity
 
 StartUtc = Annotated[

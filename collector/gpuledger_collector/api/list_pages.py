@@ -38,9 +38,10 @@ from gpuledger_collector.services.findings import list_findings
 from gpuledger_collector.services.node_health import SILENT_MS
 from gpuledger_collector.services.run_report import report_run
 from gpuledger_collector.services.runs import keys_of_owner, list_runs
+from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.findings.idle_workloads import idle_workloads
 from gpuledger_collector.storage.findings.recommendations import workloads_called
-from gpuledger_collector.storage.ledger import overview, zones
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.row_level_security import as_viewer
 from gpuledger_common.plurals import plural
 

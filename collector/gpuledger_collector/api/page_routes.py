@@ -26,8 +26,9 @@ from gpuledger_collector.export import html
 from gpuledger_collector.export.pieces import csv_pieces
 from gpuledger_collector.export.site import Filters, Site
 from gpuledger_collector.services.statement import NoStatement
+from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.billing import statements as stored
-from gpuledger_collector.storage.ledger import overview, zones
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 MAX_MONTHS = 13

@@ -53,10 +53,11 @@ from gpuledger_collector.services.statement import (
     read_statement,
     require_level,
 )
-from gpuledger_collector.storage.billing import declarations, periods
+from gpuledger_collector.storage import overview
+from gpuledger_collector.storage.billing import declarations, month_proofs, periods, reports
 from gpuledger_collector.storage.billing import statements as stored
-from gpuledger_collector.storage.ledger import month_proofs, overview, reports, zones
-from gpuledger_collector.storage.ledger.health import first_heard
+from gpuledger_collector.storage.health import first_heard
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.row_level_security import as_viewer
 from gpuledger_common.plurals import plural

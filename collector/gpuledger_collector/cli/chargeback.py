@@ -64,10 +64,10 @@ from gpuledger_collector.services.chargeback import (
     read_chargeback,
 )
 from gpuledger_collector.services.fair_share import read_share_use, roll_up_period, share_notes
-from gpuledger_collector.storage.billing import cash, locations, periods, providers
+from gpuledger_collector.storage.billing import cash, locations, periods, providers, reports
 from gpuledger_collector.storage.billing.allocation import shares
 from gpuledger_collector.storage.billing.cost_centers import BilledCodes
-from gpuledger_collector.storage.ledger import reports, zones
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 app = new_app()

@@ -27,7 +27,7 @@ from gpuledger_collector.export.cells import json_text, lines_text
 from gpuledger_collector.services.close import CannotClose, Verification, close_period, verify
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.billing import periods as closed_periods
-from gpuledger_collector.storage.ledger import reports
+from gpuledger_collector.storage.billing import reports
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_common.plurals import plural
 

@@ -27,7 +27,7 @@ from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage import distribution, row_level_security
 from gpuledger_collector.storage.access import readers
-from gpuledger_collector.storage.ledger.health import LedgerHealth, read_declarations, read_health
+from gpuledger_collector.storage.health import LedgerHealth, read_declarations, read_health
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.server import schema_rights
 from gpuledger_collector.storage.telemetry import partitions

@@ -21,7 +21,7 @@ from gpuledger_collector.config.files import bounded_lines
 from gpuledger_collector.export import focus, focus_split
 from gpuledger_collector.export.focus_check import NotFocus, Violation, check
 from gpuledger_collector.storage.billing import periods as closed_periods
-from gpuledger_collector.storage.ledger import reports
+from gpuledger_collector.storage.billing import reports
 
 app = new_app(
     name="focus", help="Files in FOCUS, the FinOps Foundation's format.", no_args_is_help=True

@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.period import DAY_MS, format_date
 from gpuledger_collector.insight.queue_age import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
 from gpuledger_collector.notifications.sender import channel_of
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.ledger.health import Declarations
+from gpuledger_collector.storage.health import Declarations
 from gpuledger_collector.storage.ledger.zones import zone_of
 from gpuledger_common.bounded_file import MAX_SECRET_BYTES, read_bounded
 

@@ -48,8 +48,9 @@ from gpuledger_collector.services.chargeback import (
     read_chargeback,
 )
 from gpuledger_collector.settings import Settings
+from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.billing import prices
-from gpuledger_collector.storage.ledger import overview, rules
+from gpuledger_collector.storage.ledger import rules
 from gpuledger_common.plurals import plural
 
 app = new_app()

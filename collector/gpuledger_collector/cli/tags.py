@@ -14,7 +14,7 @@ from gpuledger_collector.cli.output import Column, emit, number
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.export.tag_check import as_rows, as_text
 from gpuledger_collector.services.tag_check import check_tags
-from gpuledger_collector.storage.ledger import reports
+from gpuledger_collector.storage.billing import reports
 from gpuledger_collector.storage.locks import Lock
 
 app = new_app(name="tags", no_args_is_help=True)

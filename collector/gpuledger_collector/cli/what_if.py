@@ -18,8 +18,7 @@ from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.config.prices import read_prices
 from gpuledger_collector.services.what_if import DIMENSIONS
 from gpuledger_collector.services.what_if import what_if as rate_with
-from gpuledger_collector.storage.billing import commitments, locations
-from gpuledger_collector.storage.ledger import reports
+from gpuledger_collector.storage.billing import commitments, locations, reports
 from gpuledger_collector.storage.locks import Lock
 
 app = new_app()

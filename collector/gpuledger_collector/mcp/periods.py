@@ -10,8 +10,7 @@ from gpuledger_collector.accounting.month_proof import PeriodProof, Standing
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period, format_instant
 from gpuledger_collector.accounting.statement import compared_windows
 from gpuledger_collector.mcp.answers import Coverage, Proof, ProofState, Seal, Span
-from gpuledger_collector.storage.billing import periods
-from gpuledger_collector.storage.ledger import month_proofs, reports
+from gpuledger_collector.storage.billing import month_proofs, periods, reports
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
 

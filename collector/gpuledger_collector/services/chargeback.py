@@ -30,11 +30,18 @@ from gpuledger_collector.export.chargeback import shared_notes, stranded_text
 from gpuledger_collector.export.disputes import amounts, owner_text
 from gpuledger_collector.export.focus import Notices
 from gpuledger_collector.storage import row_level_security
-from gpuledger_collector.storage.billing import cash, commitments, disputes, locations, periods
+from gpuledger_collector.storage.billing import (
+    cash,
+    commitments,
+    disputes,
+    locations,
+    periods,
+    reports,
+)
 from gpuledger_collector.storage.billing.allocation import allocate, own_carbon, own_shared
 from gpuledger_collector.storage.billing.cost_centers import BilledCodes
 from gpuledger_collector.storage.billing.owner_rows import owner_rows
-from gpuledger_collector.storage.ledger import reports, zones
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
 

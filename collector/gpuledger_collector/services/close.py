@@ -31,9 +31,16 @@ from gpuledger_collector.export import proof
 from gpuledger_collector.services.chargeback import standing_notices
 from gpuledger_collector.services.reconciliation import reconcile, undeclared
 from gpuledger_collector.storage.access import audited
-from gpuledger_collector.storage.billing import allocation, periods, sealed_tables
+from gpuledger_collector.storage.billing import (
+    allocation,
+    identities,
+    periods,
+    rated_days,
+    reports,
+    sealed_tables,
+)
 from gpuledger_collector.storage.billing.cost_centers import BilledCodes
-from gpuledger_collector.storage.ledger import identities, rated_days, reports, zones
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 

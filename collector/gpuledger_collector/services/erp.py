@@ -15,9 +15,9 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.postings import SHARED, TIME, InvoiceParts, Posting
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.services.chargeback import read_chargeback
+from gpuledger_collector.storage.billing import reports
 from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.billing.cost_centers import BilledCodes
-from gpuledger_collector.storage.ledger import reports
 from gpuledger_collector.storage.locks import Connection
 
 _DIMENSIONS = (*LEVELS, "pool", "model")

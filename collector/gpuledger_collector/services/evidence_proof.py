@@ -25,8 +25,9 @@ from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.services.hourly_usage import BATCH, fold_requested
 from gpuledger_collector.services.rating import rated_again
-from gpuledger_collector.storage.ledger import identities, reports, zones
-from gpuledger_collector.storage.ledger.identities import path_text
+from gpuledger_collector.storage.billing import identities, reports
+from gpuledger_collector.storage.billing.identities import path_text
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 Amounts = tuple[int | None, ...]

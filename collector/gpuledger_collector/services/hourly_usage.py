@@ -26,10 +26,10 @@ from gpuledger_collector.accounting.usage import (
 from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.billing import adjustments
+from gpuledger_collector.storage.billing import adjustments, rated_days
 from gpuledger_collector.storage.database import Database, retried
 from gpuledger_collector.storage.findings import findings
-from gpuledger_collector.storage.ledger import claims, inventory, rated_days, usage, zones
+from gpuledger_collector.storage.ledger import claims, inventory, usage, zones
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import minute_rollup
 

@@ -10,9 +10,9 @@ from gpuledger_collector.accounting.month_proof import DEPTHS, MonthProof
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.reconciliation import Reconciliation
 from gpuledger_collector.services.reconciliation import reconcile
-from gpuledger_collector.storage.billing import periods
+from gpuledger_collector.storage.billing import month_proofs, periods
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.ledger import month_proofs, zones
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 ASK_AGAIN_MS = DAY_MS

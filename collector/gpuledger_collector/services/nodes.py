@@ -7,8 +7,9 @@ from difflib import get_close_matches
 
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.services.node_health import is_silent
+from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.ledger import overview, retirements
+from gpuledger_collector.storage.ledger import retirements
 from gpuledger_collector.storage.ledger.retirements import RETIRED, UNINSTALLED, NodeRow
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural

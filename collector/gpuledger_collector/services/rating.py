@@ -67,21 +67,15 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import (
     adjustments,
     commitments,
+    months,
     node_costs,
     periods,
+    rated_days,
     reattributions,
+    reports,
 )
 from gpuledger_collector.storage.database import Database, retried
-from gpuledger_collector.storage.ledger import (
-    inventory,
-    months,
-    rated_days,
-    reports,
-    rules,
-    usage,
-    workloads,
-    zones,
-)
+from gpuledger_collector.storage.ledger import inventory, rules, usage, workloads, zones
 from gpuledger_collector.storage.locks import Connection, Lock
 
 if TYPE_CHECKING:

@@ -57,19 +57,19 @@ from gpuledger_collector.services.evidence_proof import unlike_evidence
 from gpuledger_collector.services.placements import placements_of, with_stranded
 from gpuledger_collector.services.rating import adjusting_on, imported_without_seen
 from gpuledger_collector.storage.access import audited
-from gpuledger_collector.storage.billing import adjustments, commitments, node_costs
-from gpuledger_collector.storage.ledger import (
+from gpuledger_collector.storage.billing import (
+    adjustments,
     charge_sums,
-    claims,
+    commitments,
     identities,
-    inventory,
     months,
+    node_costs,
     rating_times,
     reports,
-    zones,
 )
-from gpuledger_collector.storage.ledger.charge_sums import ChargeSums, ImportedPlace
-from gpuledger_collector.storage.ledger.identities import path_text
+from gpuledger_collector.storage.billing.charge_sums import ChargeSums, ImportedPlace
+from gpuledger_collector.storage.billing.identities import path_text
+from gpuledger_collector.storage.ledger import claims, inventory, zones
 from gpuledger_collector.storage.locks import Connection
 
 

@@ -27,8 +27,9 @@ from gpuledger_collector.insight import run_report
 from gpuledger_collector.insight.bottlenecks import GpuReadings, find_bottlenecks
 from gpuledger_collector.insight.run_report import ComparedRun, RunReport, ScaledRuns
 from gpuledger_collector.insight.waste_receipt import make_receipt
+from gpuledger_collector.storage.billing import runs
 from gpuledger_collector.storage.findings import findings, recommendations
-from gpuledger_collector.storage.ledger import runs, zones
+from gpuledger_collector.storage.ledger import zones
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 PEER_DAYS = 365

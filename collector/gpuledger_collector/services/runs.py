@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.charged_runs import ChargedRun, ListedRun
 from gpuledger_collector.accounting.money import Money, total_by_currency
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.services.run_report import chief_unit_costs
-from gpuledger_collector.storage.ledger import runs
+from gpuledger_collector.storage.billing import runs
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.row_level_security import as_viewer
 

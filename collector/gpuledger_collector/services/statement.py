@@ -35,9 +35,10 @@ from gpuledger_collector.services.chargeback import (
     read_owner_chargeback,
 )
 from gpuledger_collector.services.fair_share import read_share_use
-from gpuledger_collector.storage.billing import budgets, statements
+from gpuledger_collector.storage import overview
+from gpuledger_collector.storage.billing import budgets, month_proofs, reports, statements
 from gpuledger_collector.storage.findings import findings
-from gpuledger_collector.storage.ledger import month_proofs, overview, reports, zones
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 _Item = TypeVar("_Item")

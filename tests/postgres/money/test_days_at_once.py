@@ -24,9 +24,9 @@ from gpuledger_collector.services.hourly_usage import fold_usage, ledger_day
 from gpuledger_collector.services.rating import rate_day, rate_usage
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.billing import rated_days
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import ServerUnavailable
-from gpuledger_collector.storage.ledger import rated_days
 from gpuledger_collector.storage.locks import Lock
 
 DAYS = [OCTOBER + number * DAY for number in range(6)]

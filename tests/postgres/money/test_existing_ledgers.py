@@ -10,7 +10,7 @@ from alembic import command
 
 from fakes.rich_ledger import CLOSED, rich
 from fakes.surfaces import MONTHS
-from gpuledger_collector.storage.ledger import rating_times
+from gpuledger_collector.storage.billing import rating_times
 from gpuledger_collector.storage.server import migrate
 
 __all__ = ["rich"]

@@ -13,10 +13,10 @@ from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.storage.billing.reports import displaced_imports
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.placements import settle
-from gpuledger_collector.storage.ledger.reports import displaced_imports
 from gpuledger_collector.storage.locks import Lock
 
 PRICES = (

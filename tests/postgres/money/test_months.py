@@ -17,7 +17,8 @@ from gpuledger_collector.accounting.period import UTC_DAYS, Period
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage import locks, row_level_security
-from gpuledger_collector.storage.ledger import months, rated_days, reports, zones
+from gpuledger_collector.storage.billing import months, rated_days, reports
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Lock
 
 pytestmark = pytest.mark.slow

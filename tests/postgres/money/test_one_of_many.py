@@ -21,8 +21,7 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.shared_costs import KEYS, SOURCES, SharedCost
 from gpuledger_collector.services import chargeback, statement
 from gpuledger_collector.storage import row_level_security
-from gpuledger_collector.storage.billing import allocation, declarations
-from gpuledger_collector.storage.ledger import reports
+from gpuledger_collector.storage.billing import allocation, declarations, reports
 
 NOVEMBER = OCTOBER + 31 * DAY
 MONTHS = {"2025-10": Period(OCTOBER, NOVEMBER), "2025-11": Period(NOVEMBER, NOVEMBER + 30 * DAY)}

@@ -8,8 +8,7 @@ import pytest
 from fakes.fleet import DAY, HOUR, NOW, Held
 from gpuledger_collector.accounting.period import month
 from gpuledger_collector.services.close import seal_of, verify
-from gpuledger_collector.storage.billing import periods
-from gpuledger_collector.storage.ledger import reports
+from gpuledger_collector.storage.billing import periods, reports
 
 DECLARED = """
 [[price]]

@@ -13,8 +13,8 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.what_if import what_if
-from gpuledger_collector.storage.billing import prices
-from gpuledger_collector.storage.ledger import reports, zones
+from gpuledger_collector.storage.billing import prices, reports
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Lock
 
 pytestmark = pytest.mark.slow

@@ -16,10 +16,10 @@ from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, token, two_teams
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services import chargeback, runs
-from gpuledger_collector.storage import row_level_security
+from gpuledger_collector.storage import overview, row_level_security
 from gpuledger_collector.storage.billing import allocation as beside
+from gpuledger_collector.storage.billing import reports
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.ledger import overview, reports
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.telemetry import series
 

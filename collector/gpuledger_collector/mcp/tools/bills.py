@@ -17,7 +17,8 @@ from gpuledger_collector.mcp.answers import name
 from gpuledger_collector.mcp.answers import notices as cut_notices
 from gpuledger_collector.mcp.ledger import Snapshot
 from gpuledger_collector.services.chargeback import NO_INVENTORY, notices, read_chargeback
-from gpuledger_collector.storage.ledger import reports, workloads, zones
+from gpuledger_collector.storage.billing import reports
+from gpuledger_collector.storage.ledger import workloads, zones
 
 NO_ROWS = "the ledger has no usage for this period, these conditions and this token"
 

@@ -51,8 +51,7 @@ from gpuledger_collector.mcp.tools.parameters import (
 )
 from gpuledger_collector.services.chargeback import visible_lines
 from gpuledger_collector.services.findings import list_findings
-from gpuledger_collector.storage.billing import prices
-from gpuledger_collector.storage.ledger import reports
+from gpuledger_collector.storage.billing import prices, reports
 
 BasePeriod = Annotated[
     str,

@@ -29,9 +29,9 @@ from gpuledger_collector.accounting.shared_costs import (
 )
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.storage import row_level_security
-from gpuledger_collector.storage.billing import declarations, periods
+from gpuledger_collector.storage.billing import declarations, periods, reports
 from gpuledger_collector.storage.billing.owner_shares import SplitCost, own_shares
-from gpuledger_collector.storage.ledger import reports, zones
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 Lines = Callable[[Period], Sequence[ChargedLine]]

@@ -20,8 +20,8 @@ from gpuledger_collector.accounting.provider_bill import (
 )
 from gpuledger_collector.accounting.true_up import HeldLine
 from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.ledger import inventory
-from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.locks import Connection
 
 _LINE = """line, start_ms, end_ms, category, charge_class, description, sku, resource, resource_name, region, service,

@@ -23,8 +23,8 @@ from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.locations import REGION, Locations
 from gpuledger_collector.accounting.period import Period, parse_instant
-from gpuledger_collector.storage.billing import commitments, locations, periods
-from gpuledger_collector.storage.ledger import reports, zones
+from gpuledger_collector.storage.billing import commitments, locations, periods, reports
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 _DEPRECIATION = (

@@ -16,8 +16,8 @@ from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.billing import declarations, periods
+from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.locks import Connection
 
 _OWNER = "o.org, o.team, o.project, o.experiment, o.run, o.user_name"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.usage import UNAVAILABLE
-from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
+from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.locks import Connection
 
 Costs = Mapping[tuple[OwnerPath | None, str], int]

@@ -21,9 +21,9 @@ from gpuledger_collector.accounting.reattribution import UNNUMBERED, Key, Reattr
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.billing import adjustments, reattributions
+from gpuledger_collector.storage.billing import adjustments, reattributions, reports
 from gpuledger_collector.storage.billing.dispute_evidence import gather, line_id
-from gpuledger_collector.storage.ledger import reports, zones
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 SHORT = 8

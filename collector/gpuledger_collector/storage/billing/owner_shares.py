@@ -19,8 +19,8 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.shared_costs import AMOUNT, COST, DIMENSIONS, SharedCost
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.storage.billing.locations import LineSource, line_source
+from gpuledger_collector.storage.billing.reports import lines_query
 from gpuledger_collector.storage.database import SORT_MEMORY
-from gpuledger_collector.storage.ledger.reports import lines_query
 from gpuledger_collector.storage.locks import Connection
 
 POOL = f"k{len(LEVELS)}"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, SpendForecast, forecast_spend
+from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.locks import Connection
 
 

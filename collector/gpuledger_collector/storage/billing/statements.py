@@ -18,8 +18,8 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.accounting.statement import Contested, OwnerDay, OwnerJob
 from gpuledger_collector.storage.billing import disputes
+from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS, measures_of
 from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS, measures_of
 from gpuledger_collector.storage.locks import Connection
 
 UNKNOWN = "(unknown)"

@@ -18,7 +18,7 @@ from gpuledger_collector.accounting.identities import Depth
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.month_proof import DEPTHS, MonthProof, PeriodProof
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
-from gpuledger_collector.storage.ledger import reports
+from gpuledger_collector.storage.billing import reports
 from gpuledger_collector.storage.locks import Connection
 
 _STATE = """SELECT md5(string_agg(concat_ws(' ', kind, day_ms, wrote), ',' ORDER BY kind, day_ms)) FROM (

@@ -13,8 +13,9 @@ from gpuledger_collector.accounting.measures import MEASURES, amounts_of
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
 from gpuledger_collector.accounting.rating import Charge
-from gpuledger_collector.storage.ledger import rating_times, zones
-from gpuledger_collector.storage.ledger.reports import CHECK_COLUMNS
+from gpuledger_collector.storage.billing import rating_times
+from gpuledger_collector.storage.billing.reports import CHECK_COLUMNS
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 _OWNER_COLUMNS = "org, team, project, experiment, run, user_name"

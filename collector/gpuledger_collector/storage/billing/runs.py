@@ -9,7 +9,7 @@ from typing import Any
 from gpuledger_collector.accounting.charged_runs import ChargedRun
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.unit_cost import CountedHour, HeldHour
-from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
+from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.locks import Connection
 
 _LINES = """workload_id, owner_id, accelerator_id, gpu_model, start_ms, end_ms, gpu_ns, busy_ns, idle_ns, unknown_ns,

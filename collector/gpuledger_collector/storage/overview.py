@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
+from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.ledger.retirements import NOT_EXPECTED
 from gpuledger_collector.storage.locks import Connection
 

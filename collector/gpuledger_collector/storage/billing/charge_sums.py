@@ -16,9 +16,9 @@ from gpuledger_collector.accounting.measures import COMPARED, MEASURES
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.reconciliation import ChargedState
+from gpuledger_collector.storage.billing.identities import path_text
+from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.database import SORT_MEMORY
-from gpuledger_collector.storage.ledger.identities import path_text
-from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.locks import Connection
 
 MOST = 50
