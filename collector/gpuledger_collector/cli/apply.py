@@ -20,7 +20,7 @@ from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.declared import apply_declared, read_declared
 from gpuledger_collector.export.disputes import owner_text
 from gpuledger_collector.storage.billing import adjustments, locations
-from gpuledger_collector.storage.billing.declarations import DeclarationRefused
+from gpuledger_collector.storage.ledger.dated_rows import DeclarationRefused
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
 

@@ -1,1 +1,1 @@
-"""Prices, commitments, budgets, closed periods, bills and disputes."""
+"""What it costs: prices and other declarations, charges, budgets, closed periods, bills, disputes."""

@@ -28,9 +28,8 @@ from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit, audited
-from gpuledger_collector.storage.billing import declarations
 from gpuledger_collector.storage.billing.prices import mark_dated
-from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger import dated_rows, zones
 from gpuledger_collector.storage.locks import Connection, Lock
 
 _DECLARED = (
@@ -56,7 +55,7 @@ class EntryRefused(ValueError):
     """An entry cannot be booked or reversed; the message says why and what to do."""
 
 
-class BookedDiffers(declarations.DeclarationRefused):
+class BookedDiffers(dated_rows.DeclarationRefused):
     """A file declares an entry that is booked with other terms."""
 
 
@@ -129,7 +128,7 @@ def replace(
     before = [adjustment for adjustment in current(connection) if adjustment.kind in POLICIES]
     policies = [adjustment for adjustment in wanted if adjustment.kind in POLICIES]
     rows = [_cells(policy) for policy in policies]
-    outcome = declarations.replace_rows(
+    outcome = dated_rows.replace_rows(
         connection,
         "adjustment",
         _DECLARED,

@@ -11,8 +11,7 @@ from gpuledger_collector.accounting.exchange import ExchangeRate
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.pricing import PurchaseChoice
-from gpuledger_collector.storage.billing import declarations
-from gpuledger_collector.storage.ledger import usage
+from gpuledger_collector.storage.ledger import dated_rows, usage
 from gpuledger_collector.storage.locks import Connection
 
 _COLUMNS = (
@@ -88,7 +87,7 @@ def replace(
         for commitment in commitments
     ]
     before = current(connection)
-    outcome = declarations.replace_rows(connection, "commitment", _COLUMNS, rows, now)
+    outcome = dated_rows.replace_rows(connection, "commitment", _COLUMNS, rows, now)
     now_ms = int(now.timestamp() * 1000)
     marked = 0
     for commitment in set(before) ^ set(current(connection)):
@@ -119,7 +118,7 @@ def replace_choices(
     """The choices become these; every rated day is marked when one came or went."""
     rows = [{name: getattr(choice, name) for name in _CHOICE} for choice in wanted]
     before = choices(connection)
-    outcome = declarations.replace_rows(connection, "purchase_choice", _CHOICE, rows, now)
+    outcome = dated_rows.replace_rows(connection, "purchase_choice", _CHOICE, rows, now)
     marked = 0
     if outcome.added or outcome.updated:
         bounds = {
@@ -139,7 +138,7 @@ def exchange(connection: Connection, at: dt.datetime | None = None) -> list[Exch
     of a report.
     """
     rows = connection.execute(
-        f"SELECT {', '.join(_EXCHANGE)} FROM exchange_rate WHERE {declarations.IN_FORCE} "
+        f"SELECT {', '.join(_EXCHANGE)} FROM exchange_rate WHERE {dated_rows.IN_FORCE} "
         "ORDER BY from_currency, to_currency, effective_from_ms, id",
         {"at": at},
     )
@@ -154,5 +153,5 @@ def replace_exchange(
     The ledger does not change by them: nothing is rated again.
     """
     rows = [{name: getattr(rate, name) for name in _EXCHANGE} for rate in rates]
-    since = declarations.after_closes(connection, now)
-    return declarations.replace_rows(connection, "exchange_rate", _EXCHANGE, rows, since)
+    since = dated_rows.after_closes(connection, now)
+    return dated_rows.replace_rows(connection, "exchange_rate", _EXCHANGE, rows, since)

@@ -12,9 +12,9 @@ from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.locations import REGION, Locations, PoolLocation
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.storage.billing import declarations, periods
-from gpuledger_collector.storage.billing.prices import mark_days_with_evidence
-from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.billing import periods
+from gpuledger_collector.storage.ledger import dated_rows, zones
+from gpuledger_collector.storage.ledger.usage import mark_days_with_evidence
 from gpuledger_collector.storage.locks import Connection
 
 _COLUMNS = ("pool", "region", "region_name", "availability_zone", "from_on", "to_on")
@@ -31,7 +31,7 @@ _NAMED_REGIONS = """SELECT region FROM price WHERE superseded_at IS NULL AND reg
 def declared(connection: Connection, at: dt.datetime | None = None) -> list[PoolLocation]:
     """Read the locations in force, now or at an instant, by pool."""
     rows = connection.execute(
-        f"SELECT {', '.join(_COLUMNS)} FROM pool_location WHERE {declarations.IN_FORCE} "
+        f"SELECT {', '.join(_COLUMNS)} FROM pool_location WHERE {dated_rows.IN_FORCE} "
         "ORDER BY pool, from_on NULLS FIRST, id",
         {"at": at},
     )
@@ -120,8 +120,8 @@ def replace(
     """
     before = declared(connection)
     rows = [{name: getattr(location, name) for name in _COLUMNS} for location in wanted]
-    outcome = declarations.replace_rows(
-        connection, "pool_location", _COLUMNS, rows, declarations.after_closes(connection, now)
+    outcome = dated_rows.replace_rows(
+        connection, "pool_location", _COLUMNS, rows, dated_rows.after_closes(connection, now)
     )
     moved = set(before) ^ set(wanted)
     if not moved or not connection.execute(_NAMED_REGIONS).fetchone():

@@ -12,8 +12,8 @@ from dataclasses import replace as changed
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.node_costs import NodeCost
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.billing import declarations
 from gpuledger_collector.storage.billing.prices import mark_dated
+from gpuledger_collector.storage.ledger import dated_rows
 from gpuledger_collector.storage.locks import Connection, Lock
 
 _COLUMNS = tuple(field.name for field in fields(NodeCost) if field.name != "id")
@@ -44,7 +44,7 @@ def replace(connection: Connection, wanted: Sequence[NodeCost], now: dt.datetime
     locks.take(connection, Lock.LEDGER)
     rows = [{name: getattr(cost, name) for name in _COLUMNS} for cost in wanted]
     before = current(connection)
-    outcome = declarations.replace_rows(connection, "node_cost", _COLUMNS, rows, now)
+    outcome = dated_rows.replace_rows(connection, "node_cost", _COLUMNS, rows, now)
     different = set(before) ^ set(current(connection))
     if not different:
         return outcome

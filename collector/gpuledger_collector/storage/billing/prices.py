@@ -10,13 +10,14 @@ from typing import Any
 
 from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
-from gpuledger_collector.accounting.period import DAY_MS, format_instant
+from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.billing.declarations import DeclarationRefused
 from gpuledger_collector.storage.ledger import usage, zones
+from gpuledger_collector.storage.ledger.dated_rows import DeclarationRefused
+from gpuledger_collector.storage.ledger.usage import mark_days_with_evidence
 from gpuledger_collector.storage.locks import Connection, Lock
 
 _COLUMNS = """id, pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, effective_to_ms, list_rate,
@@ -231,20 +232,3 @@ def mark_dated(
     first = 0 if from_on is None else calendar.start_of(from_on)
     last = now_ms if to_on is None else min(now_ms, calendar.start_of(to_on))
     return mark_days_with_evidence(connection, first, last) if last >= first else 0
-
-
-def mark_days_with_evidence(connection: Connection, first_ms: int, last_ms: int) -> int:
-    """Mark the days between two instants, from the first day that has any capacity or imported
-    usage on.
-    """
-    row = connection.execute(
-        "SELECT least((SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM"
-        " imported_usage))"
-    ).fetchone()
-    if row is None or row[0] is None:
-        return 0
-    first_day_ms = max(first_ms, row[0]) // DAY_MS * DAY_MS
-    return connection.execute(
-        "INSERT INTO day_recompute (day_ms) SELECT generate_series(%s::bigint, %s::bigint, %s)",
-        (first_day_ms, last_ms, DAY_MS),
-    ).rowcount

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.providers import PoolProvider, ProviderNames
-from gpuledger_collector.storage.billing import declarations, periods
-from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.billing import periods
+from gpuledger_collector.storage.ledger import dated_rows, zones
 from gpuledger_collector.storage.locks import Connection
 
 _COLUMNS = ("pool", "provider", "publisher")
@@ -18,7 +18,7 @@ _COLUMNS = ("pool", "provider", "publisher")
 def current(connection: Connection, at: dt.datetime | None = None) -> list[PoolProvider]:
     """The providers in force, now or at an instant, by pool."""
     rows = connection.execute(
-        f"SELECT {', '.join(_COLUMNS)} FROM pool_provider WHERE {declarations.IN_FORCE} ORDER BY"
+        f"SELECT {', '.join(_COLUMNS)} FROM pool_provider WHERE {dated_rows.IN_FORCE} ORDER BY"
         " pool, id",
         {"at": at},
     )
@@ -30,8 +30,8 @@ def replace(
 ) -> ImportOutcome:
     """The providers become these. No charge changes: exports name them."""
     rows = [{name: getattr(provider, name) for name in _COLUMNS} for provider in wanted]
-    return declarations.replace_rows(
-        connection, "pool_provider", _COLUMNS, rows, declarations.after_closes(connection, now)
+    return dated_rows.replace_rows(
+        connection, "pool_provider", _COLUMNS, rows, dated_rows.after_closes(connection, now)
     )
 
 

@@ -32,8 +32,8 @@ from gpuledger_collector.insight.scaling.pools import (
 )
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.storage.billing import price_book
-from gpuledger_collector.storage.billing.declarations import replace_rows
 from gpuledger_collector.storage.capacity.demand import STEPS_MS, evidence, fine, queues
+from gpuledger_collector.storage.ledger.dated_rows import replace_rows
 from gpuledger_collector.storage.locks import Connection
 
 DEMAND_DAYS = 56

@@ -1,1 +1,1 @@
-"""The ledger: usage, capacity, owners, and the charges that follow from them."""
+"""The ledger of what was used: capacity, placements, usage, workloads, rules, and where days begin."""

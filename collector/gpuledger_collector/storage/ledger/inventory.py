@@ -10,7 +10,7 @@ from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tel
 from gpuledger_collector.accounting.ledger_rows import CapacityRow, ImportOutcome, InventoryRow
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.billing import prices
+from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.placements import settle
 from gpuledger_collector.storage.locks import Connection
 
@@ -100,7 +100,7 @@ def replace(
     audit.record(connection, changes, int(now.timestamp() * 1000))
     settle(connection, changed, 0)
     since_ms = min(row.in_ms for row in rows)
-    days = prices.mark_days_with_evidence(connection, since_ms, int(now.timestamp() * 1000))
+    days = usage.mark_days_with_evidence(connection, since_ms, int(now.timestamp() * 1000))
     stages.pass_stage()
     return ImportOutcome(**counts, days_to_recompute=days)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.placement import SEEN
-from gpuledger_collector.storage.billing import declarations
+from gpuledger_collector.storage.ledger import dated_rows
 from gpuledger_collector.storage.ledger.placements import complete_since, settle
 from gpuledger_collector.storage.locks import Connection
 
@@ -90,8 +90,8 @@ def declare(connection: Connection, node: str, at_ms: int | None, now: dt.dateti
     before = known.pop(node, None)
     wanted = known | ({} if at_ms is None else {node: at_ms})
     content = [dict(zip(_COLUMNS, row, strict=True)) for row in sorted(wanted.items())]
-    instant = declarations.after_closes(connection, now)
-    declarations.replace_rows(connection, "node_retirement", _COLUMNS, content, instant)
+    instant = dated_rows.after_closes(connection, now)
+    dated_rows.replace_rows(connection, "node_retirement", _COLUMNS, content, instant)
     connection.execute(
         "UPDATE node SET status = %s, status_detail = '' WHERE name = %s",
         ("ok" if at_ms is None else RETIRED, node),

@@ -204,3 +204,20 @@ def request_recompute_of_hours(connection: Connection, hours_ms: Sequence[int]) 
         "FROM unnest(%s::bigint[]) AS h JOIN usage_hour u ON u.hour_ms >= h AND u.hour_ms < h + %s",
         (list(hours_ms), HOUR_MS),
     )
+
+
+def mark_days_with_evidence(connection: Connection, first_ms: int, last_ms: int) -> int:
+    """Mark the days between two instants, from the first day that has any capacity or imported
+    usage on.
+    """
+    row = connection.execute(
+        "SELECT least((SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM"
+        " imported_usage))"
+    ).fetchone()
+    if row is None or row[0] is None:
+        return 0
+    first_day_ms = max(first_ms, row[0]) // DAY_MS * DAY_MS
+    return connection.execute(
+        "INSERT INTO day_recompute (day_ms) SELECT generate_series(%s::bigint, %s::bigint, %s)",
+        (first_day_ms, last_ms, DAY_MS),
+    ).rowcount

@@ -1,0 +1,109 @@
+"""Declared rows that a file replaces together: superseded rather than edited, and audited."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tell_nobody
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome
+from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.locks import Connection, Lock
+
+IN_FORCE = (
+    "recorded_at <= coalesce(%(at)s, recorded_at) AND (superseded_at IS NULL OR superseded_at >"
+    " %(at)s)"
+)
+"""SQL: rows in force, now (`at` null) or at an instant."""
+
+
+def after_closes(connection: Connection, now: dt.datetime) -> dt.datetime:
+    """Return now, or just after the last close: a declaration during a close does not belong to the
+    closed month.
+
+    The ledger lock keeps months from being closed until the transaction ends.
+    """
+    locks.take(connection, Lock.LEDGER)
+    row = connection.execute("SELECT max(closed_ms) FROM billing_period").fetchone()
+    if row is None or row[0] is None:
+        return now
+    return max(now, dt.datetime.fromtimestamp((row[0] + 1) / 1000, dt.UTC))
+
+
+class DeclarationRefused(ValueError):
+    """What is in force does not allow a declaration; `problems` name file and line of each."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = problems
+
+
+def replace_rows(
+    connection: Connection,
+    table: str,
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    now: dt.datetime,
+    among: str = "true",
+    on_row: OnRow = tell_nobody,
+) -> ImportOutcome:
+    """Replace the rows in force `among` those of a condition; rows of the same content stay.
+
+    `on_row` is told how many of the new rows are written.
+    """
+    known = {
+        _content(dict(zip(columns, row[1:], strict=True))): row[0]
+        for row in connection.execute(
+            f"SELECT id, {', '.join(columns)} FROM {table} WHERE superseded_at IS NULL AND {among}"
+        )
+    }
+    wanted = {_content(row): row for row in rows}
+    gone = [content for content in known if content not in wanted]
+    new = [content for content in wanted if content not in known]
+    connection.execute(
+        f"UPDATE {table} SET superseded_at = %s WHERE id = ANY(%s)",
+        (now, [known[content] for content in gone]),
+    )
+    for content in RowStages(new, 1, on_row).one_by_one():
+        cells = [_cell(wanted[content][name]) for name in columns]
+        given = ", ".join(["%s"] * (len(columns) + 1))
+        connection.execute(
+            f"INSERT INTO {table} ({', '.join(columns)}, recorded_at) VALUES ({given})",
+            (*cells, now),
+        )
+    changes = [
+        audit.Change(table, _subject(content), json.loads(content), None) for content in gone
+    ]
+    changes += [
+        audit.Change(table, _subject(content), None, json.loads(content)) for content in new
+    ]
+    audit.record(connection, changes, int(now.timestamp() * 1000))
+    return ImportOutcome(len(new), len(gone), len(wanted) - len(new))
+
+
+def _cell(value: object) -> object:
+    return json.dumps(dict(value)) if isinstance(value, Mapping) else value
+
+
+def _content(row: Mapping[str, Any]) -> str:
+    def plain(value: object) -> object:
+        if isinstance(value, Mapping):
+            return dict(value)
+        if value is None or isinstance(value, str | int):
+            return value
+        return f"{value.normalize():f}" if hasattr(value, "normalize") else str(value)
+
+    return json.dumps({name: plain(value) for name, value in row.items()}, sort_keys=True)
+
+
+def _subject(content: str) -> str:
+    row = json.loads(content)
+    if "from_currency" in row:
+        return f"{row['from_currency']} to {row['to_currency']}"
+    if "cost_center" in row:
+        return ", ".join(f"{level}={name}" for level, name in row["owner"].items())
+    return str(row.get("name") or row.get("pool") or row.get("region") or "every pool")
