@@ -190,6 +190,15 @@ def first_look_after_late_evidence() -> World:
     return world("first look", *steps, last=dt.date(2024, 8, 5))
 
 
+def back_after_days_of_silence() -> World:
+    """Two days after its node last saw a GPU, another claims six hours of it; in the third of them
+    its node sees it itself.
+    """
+    claim = seen(AUGUST + 2 * DAY, 6, "mallory", node="n2", job="loot")
+    back = seen(AUGUST + 2 * DAY + 2 * HOUR, 1)
+    return world("silence", TEN, seen(AUGUST, 1), claim, back, last=dt.date(2024, 8, 5))
+
+
 def true_up_to_a_bill() -> World:
     """16 hours at 10, of which the provider asks 12 each: the 32 more are split by what was held."""
     owners = [("", team, "", "", "", "") for team in ("alpha", "bravo")]
@@ -229,6 +238,7 @@ STORIES: tuple[Callable[[], World], ...] = (
     rule_at_half_past_six,
     slips,
     first_look_after_late_evidence,
+    back_after_days_of_silence,
 )
 """Told in any order they are billed alike."""
 IN_ORDER: tuple[Callable[[], World], ...] = (true_up_to_a_bill, two_sources_of_one_job)

@@ -532,16 +532,19 @@ class _Sweep:
         if stated is not None:
             return stated.node_id not in (None, sighting.node_id)
         # Without an inventory the first node keeps the device while it sees it, or has seen it and
-        # sees it again within RETURN_MS.
+        # sees it again within RETURN_MS. However long it was silent, a time in which it sees the
+        # device is its own.
         holders = {entry.row.node_id for entry in self.there.values()} - {None, sighting.node_id}
         for holder in holders:
             until = self.seen_until.get(holder or 0, -1)
             # Looking ahead is allowed: the time line is a function of all evidence, and late
             # evidence makes it anew.
             starts = self.starts.get(holder or 0, [])
-            following = starts[bisect_left(starts, sighting.start_ms) :][:1]
-            returns = bool(following) and following[0] <= sighting.end_ms + RETURN_MS
-            if until > sighting.start_ms or (until >= sighting.start_ms - RETURN_MS and returns):
+            at = bisect_left(starts, sighting.start_ms)
+            following = starts[at] if at < len(starts) else FAR_MS
+            sees = until > sighting.start_ms or following < sighting.end_ms
+            returns = following <= sighting.end_ms + RETURN_MS
+            if sees or (until >= sighting.start_ms - RETURN_MS and returns):
                 return True
         return False
 

@@ -227,6 +227,30 @@ def test_a_claim_between_two_sightings_is_refused():
     assert [(one.kind, one.node_id, one.first_ms) for one in line.claims] == [("node", 2, 2 * HOUR)]
 
 
+def test_a_claim_of_a_time_that_its_node_sees_is_refused():
+    """A node that was silent for two days keeps the device where it sees it during another's claim."""
+    seen = [
+        sighting(DEVICE, 0, HOUR),
+        sighting(DEVICE, 2 * DAY_MS, 2 * DAY_MS + 6 * HOUR, node=2),
+        sighting(DEVICE, 2 * DAY_MS + HOUR, 2 * DAY_MS + 2 * HOUR),
+    ]
+    line = place(board(seen))
+    assert [(row.node_id, row.in_ms, row.out_ms) for row in line.placements] == [(1, 0, None)]
+    assert [(one.node_id, one.first_ms) for one in line.claims] == [(2, 2 * DAY_MS)]
+
+
+def test_a_claim_that_ends_where_its_node_is_back_is_a_move():
+    """A node that was silent for two days and sees the device again only when a claim ends has lost
+    it until then.
+    """
+    seen = [
+        sighting(DEVICE, 0, HOUR),
+        sighting(DEVICE, 2 * DAY_MS, 2 * DAY_MS + HOUR, node=2),
+        sighting(DEVICE, 2 * DAY_MS + HOUR, 2 * DAY_MS + 2 * HOUR),
+    ]
+    assert [row.node_id for row in whole(seen, (), {})[1]] == [1, 2, 1]
+
+
 def test_a_pool_with_imported_usage_is_claimed_in_vain():
     """On a day with imported usage the accelerator keeps the last other pool that held."""
     train, cloud = replace(WHOLE, pool="train"), replace(WHOLE, pool="cloud", id=2)
