@@ -199,6 +199,27 @@ def back_after_days_of_silence() -> World:
     return world("silence", TEN, seen(AUGUST, 1), claim, back, last=dt.date(2024, 8, 5))
 
 
+def claim_within_an_hour() -> World:
+    """Two jobs share an hour by an odd millisecond; in the middle of it an agent claims a pool for
+    which usage is imported.
+    """
+    alpha, bravo = (
+        Job("slurm", team, "", "", "", (("team", team),)) for team in ("alpha", "bravo")
+    )
+    shared = ((alpha, 1_200_001), (bravo, 2_399_999))
+    cloud = Job("imported", "c", "", "", "", (("team", "alpha"),))
+    usage = ("import", (Import("c", AUGUST, AUGUST + DAY, WHOLE, "", "cloud", "", cloud),))
+    claim = seen(AUGUST + HOUR // 2, 1, pool="cloud")
+    return world(
+        "claim",
+        TEN,
+        usage,
+        seen(AUGUST, 1, pool="train", holders=shared),
+        claim,
+        last=dt.date(2024, 8, 3),
+    )
+
+
 def true_up_to_a_bill() -> World:
     """16 hours at 10, of which the provider asks 12 each: the 32 more are split by what was held."""
     owners = [("", team, "", "", "", "") for team in ("alpha", "bravo")]
@@ -239,6 +260,7 @@ STORIES: tuple[Callable[[], World], ...] = (
     slips,
     first_look_after_late_evidence,
     back_after_days_of_silence,
+    claim_within_an_hour,
 )
 """Told in any order they are billed alike."""
 IN_ORDER: tuple[Callable[[], World], ...] = (true_up_to_a_bill, two_sources_of_one_job)

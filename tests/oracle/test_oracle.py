@@ -45,10 +45,11 @@ def check(world, dsn: str, folder: Path) -> None:
 
 FIRST_WORLD = int(os.environ.get("GPULEDGER_TEST_FIRST_WORLD") or 0)
 """The number of the first world: with 1000, a long run plays 500 other worlds."""
-REGRESSIONS = (141, 351, 1091)
+REGRESSIONS = (141, 351, 1091, 1145, 1160)
 """Worlds that once found a fault, always played: 351, an accelerator that comes back within a
 rating interval; 141, lines of a sealed month that differ in currency alone; 1091, a claim of a time
-in which a node that was silent for days sees its device.
+in which a node that was silent for days sees its device; 1145 and 1160, a claim of a pool that does
+not hold, in the middle of an hour.
 """
 
 

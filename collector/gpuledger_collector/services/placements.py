@@ -29,7 +29,8 @@ class RatedPlacement:
 
 
 def placements_of(rows: Iterable[CapacityRow]) -> dict[int, list[RatedPlacement]]:
-    """Disjoint placements by accelerator, in order of time.
+    """Disjoint placements by accelerator, in order of time; those that follow each other in one
+    place are one.
 
     Where rows overlap, imported ones win, then earlier.
     """
@@ -61,7 +62,24 @@ def _disjoint(rows: Sequence[CapacityRow]) -> list[RatedPlacement]:
             RatedPlacement(place, part)
             for part in subtract(whole, [placement.period for placement in taken])
         ]
-    return sorted(taken, key=lambda placement: placement.period)
+    joined: list[RatedPlacement] = []
+    # A claim of a pool that does not hold begins a row in the same place: it must not cut an hour,
+    # whose milliseconds and micro-units would be split twice.
+    for placement in sorted(taken, key=lambda placement: placement.period):
+        _append(joined, placement)
+    return joined
+
+
+def _append(placements: list[RatedPlacement], following: RatedPlacement) -> None:
+    """Append a placement, or extend the last one where it goes on in the same place."""
+    period = following.period
+    if placements and placements[-1].accelerator == following.accelerator:
+        last = placements[-1].period
+        if last.end_ms == period.start_ms:
+            whole = Period(last.start_ms, period.end_ms)
+            placements[-1] = RatedPlacement(following.accelerator, whole)
+            return
+    placements.append(following)
 
 
 def with_stranded(
@@ -116,10 +134,7 @@ def _left_of_board(placements: Sequence[tuple[str | None, RatedPlacement]]) -> l
         if not instances or micro <= ROUNDING_MICRO:
             continue
         stranded = replace(instances[0][1].accelerator, gpu_micro=micro, stranded=True)
-        if left and left[-1].accelerator == stranded and left[-1].period.end_ms == start_ms:
-            left[-1] = RatedPlacement(stranded, Period(left[-1].period.start_ms, end_ms))
-        else:
-            left.append(RatedPlacement(stranded, Period(start_ms, end_ms)))
+        _append(left, RatedPlacement(stranded, Period(start_ms, end_ms)))
     return left
 
 
