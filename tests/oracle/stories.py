@@ -34,7 +34,7 @@ _numbers = count(1)
 
 def seen(
     start: int,
-    hours: int,
+    hours: float,
     team: str = "alpha",
     *,
     node: str = "n1",
@@ -45,7 +45,7 @@ def seen(
     others change it.
     """
     tags = changes.pop("tags", (("team", team),))
-    end = start + hours * HOUR
+    end = start + round(hours * HOUR)
     job = Job("slurm", str(changes.pop("job", "j")), "", "", "", tags)  # type: ignore[arg-type]
     device = str(changes.pop("device", uuid))
     one = Sighting(
@@ -220,6 +220,18 @@ def claim_within_an_hour() -> World:
     )
 
 
+def back_within_an_hour() -> World:
+    """A GPU leaves a pool for ten minutes: before it, a job held it there that comes after the next
+    one by its name.
+    """
+    minutes = [("z", "train"), ("y", "serve"), ("a", "train")]
+    held = [
+        seen(AUGUST + at * HOUR // 6, 1 / 6, f"team-{job}", job=job, pool=pool)
+        for at, (job, pool) in enumerate(minutes)
+    ]
+    return world("back", TEN, *held, last=dt.date(2024, 8, 3))
+
+
 def true_up_to_a_bill() -> World:
     """16 hours at 10, of which the provider asks 12 each: the 32 more are split by what was held."""
     owners = [("", team, "", "", "", "") for team in ("alpha", "bravo")]
@@ -261,6 +273,7 @@ STORIES: tuple[Callable[[], World], ...] = (
     first_look_after_late_evidence,
     back_after_days_of_silence,
     claim_within_an_hour,
+    back_within_an_hour,
 )
 """Told in any order they are billed alike."""
 IN_ORDER: tuple[Callable[[], World], ...] = (true_up_to_a_bill, two_sources_of_one_job)

@@ -368,9 +368,6 @@ def usage_of(
     ]
     holders += [] if columns is None else columns.holders()
     owners = _owners(connection, holders, Reattributions(decisions))
-    # Sorted by content: ties of a split go to the earlier piece, and ids depend on the order of
-    # arrival.
-    pieces = {number: sorted(own_pieces, key=owners.order) for number, own_pieces in pieces.items()}
     # After the imports: the stranded part of a board is nobody's sighting, and replaces no imported
     # GPU.
     placements = with_stranded(placements, rows, day)
@@ -556,6 +553,9 @@ def _keyed(
             if not placement.accelerator.stranded
         ]
         inside = _inside(usage.pieces.get(accelerator_id, ()), own_placements, capacity, starts)
+        # By content: ties of a split go to the earlier piece, and neither an id, which depends on
+        # the order of arrival, nor who came first within the rating interval decides them.
+        inside.sort(key=usage.owners.order)
         yield key, placement, capacity, usage.owners.applied(placement.accelerator, inside)
 
 

@@ -79,13 +79,8 @@ def recut(connection: Connection, day_usage: DayUsage, book: PriceBook) -> DayUs
             for piece in folded
             if day_usage.day.start_ms <= piece.start_ms < day_usage.day.end_ms
         )
-        pieces[accelerator_id] = sorted([*kept, *ended], key=_order)
+        pieces[accelerator_id] = [*kept, *ended]
     return replace(day_usage, pieces=pieces)
-
-
-def _order(piece: HourlyUsage) -> tuple[int, str, int]:
-    """As the hourly ledger is read, so that ties of the last micro-unit fall as they did."""
-    return piece.start_ms, piece.state, -1 if piece.workload_id is None else piece.workload_id
 
 
 def _line(charge: Charge, by: Iterable[str]) -> ChargedLine:

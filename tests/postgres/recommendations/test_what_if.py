@@ -72,6 +72,29 @@ def test_the_same_prices_give_the_ledger_to_the_micro_unit(furnished, ledger, by
     assert len(made) > 1
 
 
+def test_ties_fall_as_in_the_ledger(fleet, ledger):
+    """The odd micro-unit of two jobs with equal time: numbers of arrival do not decide it, in an
+    hour that is folded again either.
+    """
+    fleet.connection.execute(
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+        " effective_from_ms, recorded_at) VALUES ('', 'H100', 'on_demand', 10.000002, 'USD', 0,"
+        " now()), ('', 'H100', 'on_demand', 20, 'USD', %s, now())",
+        (OCTOBER + HOUR // 2,),
+    )
+    fleet.capacity(1, 0)
+    # Job 1 comes first by its key, and last by its number.
+    fleet.workload(2)
+    fleet.workload(1)
+    fleet.evidence([Held(1, 2, 0, HOUR // 4)])
+    fleet.evidence([Held(1, 1, HOUR // 4, HOUR // 2)])
+    refresh(ledger, TWO_DAYS, NOW_MS)
+    with ledger.transaction(Lock.LEDGER) as connection:
+        book = PriceBook(prices.current(connection))
+        answer = lines(what_if(connection, TWO_DAYS, book, NOW_MS, ("team",)))
+        assert answer == lines(reports.charged_lines(connection, TWO_DAYS, ("team",)))
+
+
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "Asia/Kolkata"])
 def test_each_day_of_the_billing_zone_is_priced_once(furnished, ledger, zone):
     """Days that begin at another hour, or inside one in which the rate changes as well: again the
