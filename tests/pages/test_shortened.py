@@ -19,6 +19,7 @@ from gpuledger_collector.api import fleet_pages, list_pages, pages
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.page_routes import View
 from gpuledger_collector.export import shortened
+from gpuledger_collector.services.demand_forecast import MOST_POOLS
 from gpuledger_collector.storage.findings import findings
 
 TEAMS = 130
@@ -136,7 +137,7 @@ def test_pools_of_less_demand_are_counted(fleet, reads, run):
     """Those of most demand are forecast and listed; a node that names pools without end makes no
     page long.
     """
-    many = pages.MOST_POOLS + 12
+    many = MOST_POOLS + 12
     for number in range(1, many + 1):
         fleet.capacity(number, 0, HOUR, pool=f"pool-{number:03d}")
         end = number * HOUR // (many + 1)
@@ -150,7 +151,7 @@ def test_pools_of_less_demand_are_counted(fleet, reads, run):
         pages.overview_page(reads, outlook, "", EVERYTHING).body.decode(),
         fleet_pages.demand_page(reads, outlook, EVERYTHING).body.decode(),
     ):
-        assert len(set(re.findall(r"pool-\d+", text))) == pages.MOST_POOLS
+        assert len(set(re.findall(r"pool-\d+", text))) == MOST_POOLS
         assert "And 12 more pools of less demand" in text
 
 

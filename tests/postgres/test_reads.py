@@ -7,6 +7,7 @@ import pytest
 
 from fakes.collector import running
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.services import demand_forecast
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
@@ -162,6 +163,28 @@ def test_forecast_and_scaling_speak_of_pools(collector):
         "acting",
     }
     assert get(collector, "/v1/scaling/none")[0] == 404
+
+
+def test_pools_of_less_demand_are_counted(collector, dsn, monkeypatch):
+    """Those of most demand are forecast, and another one when it is asked for: a node may name
+    pools by the hundred.
+    """
+    monkeypatch.setattr(demand_forecast, "MOST_POOLS", 1)
+    status, made, _ = get(collector, "/v1/forecast?horizon_hours=6")
+    assert (status, [item["pool"] for item in made["items"]], made["left_out"]) == (
+        200,
+        ["train"],
+        0,
+    )
+    small = batch("n2", hours=24)
+    small["accelerators"][0]["pool"] = "batch"
+    assert (
+        collector.post(json.dumps(small).encode(), {"Content-Type": "application/json"})[0] == 200
+    )
+    refresh(Database(dsn), ALWAYS, NOW_MS)
+    for query, pool, left_out in (("", "train", 1), ("&pool=batch", "batch", 0)):
+        _, made, _ = get(collector, f"/v1/forecast?horizon_hours=6{query}")
+        assert ([item["pool"] for item in made["items"]], made["left_out"]) == ([pool], left_out)
 
 
 def test_stale_demand_gives_no_number(dsn):

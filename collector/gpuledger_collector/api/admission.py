@@ -17,13 +17,13 @@ from gpuledger_collector.api import (
     samples,
 )
 from gpuledger_collector.api.context import MAX_DAYS, MAX_ROWS
-from gpuledger_collector.api.pages import MOST_POOLS
 from gpuledger_collector.api.series import MAX_STEPS
 from gpuledger_collector.export.proof import SHOWN_CLAIMS
 from gpuledger_collector.export.shortened import MOST_ROWS
 from gpuledger_collector.ingest.batches import bounds
 from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES, MAX_SAMPLES
 from gpuledger_collector.notifications import links
+from gpuledger_collector.services.demand_forecast import MOST_POOLS
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.billing.disputes import MOST_ENTRIES, MOST_LINES, MOST_OPEN
 from gpuledger_collector.storage.cancellation import LARGE_LINES
@@ -208,7 +208,7 @@ ANSWERS = tuple(
             f"{samples.MAX_ACCELERATORS} accelerators, {samples.MAX_ACCELERATOR_DAYS} of their"
             f" days, {samples.MAX_POINTS:,} instants"
         ),
-        "/v1/forecast": "weeks of one pool or of all",
+        "/v1/forecast": f"weeks of one pool or of all; {MOST_POOLS} are forecast",
         "/v1/forecast/history": "stored forecasts",
         "/v1/scaling/{pool:name}": "weeks of one pool",
         "/v1/disputes": PAGED,

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import REFUSALS, ReadContext, ReadRoute, require_reader
-from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
+from gpuledger_collector.services.demand_forecast import forecast_pools, largest_pools
 from gpuledger_collector.services.scaling_advice import decide_pool
 from gpuledger_collector.storage.capacity.backtests import records
 
@@ -38,11 +38,13 @@ def router(context: ReadContext) -> APIRouter:
     def forecast(
         horizon_hours: Horizon = 24, pool: Pool = None, principal: Principal = fleet
     ) -> dict[str, Any]:
-        """Demand of each pool as quantiles, hour by hour."""
+        """Demand of a pool, or of those of most demand, as quantiles, hour by hour; `left_out` is
+        how many other pools are known.
+        """
         with context.connection(principal) as connection:
-            pools = pool_demand(connection, context.now_ms, pool)
+            largest = largest_pools(connection, context.now_ms, pool)
         items = []
-        for entry in forecast_pools(pools, horizon_hours):
+        for entry in forecast_pools(largest.pools, horizon_hours):
             names = [f"q{quantile:g}" for quantile in entry.quantiles]
             rows = zip(
                 entry.at_ms,
@@ -59,7 +61,7 @@ def router(context: ReadContext) -> APIRouter:
                 for at_ms, mean, values in rows
             ]
             items.append({"pool": entry.series, "note": entry.note, "points": points})
-        return {"items": items, "next": None}
+        return {"items": items, "left_out": largest.left_out, "next": None}
 
     @routes.get("/forecast/history")
     def forecast_history(pool: Pool = None, principal: Principal = fleet) -> dict[str, Any]:

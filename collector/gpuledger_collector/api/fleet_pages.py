@@ -23,7 +23,6 @@ from gpuledger_collector.api.page_routes import (
     require_view,
 )
 from gpuledger_collector.api.pages import (
-    MOST_POOLS,
     Outlook,
     PoolOutlook,
     being_forecast,
@@ -33,6 +32,7 @@ from gpuledger_collector.export import html, proof
 from gpuledger_collector.export.cells import csv_of, names
 from gpuledger_collector.export.site import DEMAND, TRUST, pool_path
 from gpuledger_collector.insight.forecast_history import ForecastRecord
+from gpuledger_collector.services.demand_forecast import MOST_POOLS
 from gpuledger_collector.services.month_proof import keep_results, results_of
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.storage import overview

@@ -43,7 +43,7 @@ from gpuledger_collector.services.chargeback import (
     read_chargeback,
     read_owner_chargeback,
 )
-from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
+from gpuledger_collector.services.demand_forecast import forecast_pools, largest_pools
 from gpuledger_collector.services.findings import list_findings
 from gpuledger_collector.services.node_health import SILENT_MS, is_silent
 from gpuledger_collector.services.nodes import INVENTORY, UNINSTALLED
@@ -66,12 +66,6 @@ TREND_DAYS = 30
 ANOMALY_DAYS = 7
 SHOWN = 6
 PAST_HOURS, HOURS_AHEAD = 72, 24
-
-
-MOST_POOLS = 50
-"""Pools that a page lists and forecasts, those of most demand: whoever reports GPUs may name pools
-by the hundred.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,14 +208,10 @@ def _month_report(
 def forecast_outlook(context: ReadContext) -> Outlook:
     """Past and coming demand of the largest pools; takes seconds."""
     with context.database.connect() as connection:
-        known = [series for series in pool_demand(connection, context.now_ms) if series.known]
-        largest = sorted(known, key=lambda series: (-float(np.nansum(series.values)), series.name))[
-            :MOST_POOLS
-        ]
-        pools = {series.name: series for series in sorted(largest, key=lambda series: series.name)}
-        forecasts = forecast_pools(list(pools.values()), HOURS_AHEAD)
+        largest = largest_pools(connection, context.now_ms)
+    pools = {series.name: series for series in largest.pools}
     outlook = []
-    for forecast in forecasts:
+    for forecast in forecast_pools(largest.pools, HOURS_AHEAD):
         series = pools[forecast.series]
         values = series.values[-PAST_HOURS:]
         past = tuple(float(value) if np.isfinite(value) else None for value in values)
@@ -231,7 +221,7 @@ def forecast_outlook(context: ReadContext) -> Outlook:
         )
         first_ms = series.end_ms - (len(past) - 1) * HOUR_MS
         outlook.append(PoolOutlook(forecast.series, past, ahead, forecast.note or "", first_ms))
-    return Outlook(tuple(outlook), len(known) - len(largest))
+    return Outlook(tuple(outlook), largest.left_out)
 
 
 def overview_page(

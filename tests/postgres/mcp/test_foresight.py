@@ -9,9 +9,11 @@ import pytest
 
 from fakes.assistant import over
 from fakes.facts import DAY, SEPTEMBER_MS
+from gpuledger_collector.services import demand_forecast
 from gpuledger_collector.services.budget_status import forecast_owners, standings
 from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
 from gpuledger_collector.storage.ledger import zones
+from gpuledger_common.plurals import plural
 
 NOW_MS = SEPTEMBER_MS + 20 * DAY + 6 * 3_600_000
 BUDGETS = """
@@ -109,6 +111,18 @@ def test_a_forecast_of_demand_is_that_of_the_pages(books) -> None:
     assert answer["proof"]["state"] == "estimated"
     one = books.assistant().ask("forecast_demand", pool=answer["rows"][0]["pool"]).content
     assert one["row_count"] == 1
+
+
+def test_pools_of_less_demand_are_counted(books, monkeypatch) -> None:
+    """As over HTTP: those of most demand, and a sentence about the others."""
+    every = books.assistant().ask("forecast_demand").content
+    assert (every["row_count"] > 1, every["notices"]) == (True, [])
+    monkeypatch.setattr(demand_forecast, "MOST_POOLS", 1)
+    answer = books.assistant().ask("forecast_demand").content
+    assert answer["row_count"] == 1
+    assert answer["notices"] == [
+        f"{plural(every['row_count'] - 1, 'pool')} of less demand not forecast; pool=NAME asks for one"
+    ]
 
 
 def test_without_any_the_answer_says_so(dsn) -> None:

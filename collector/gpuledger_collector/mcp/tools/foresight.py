@@ -36,9 +36,10 @@ from gpuledger_collector.mcp.ledger import Ledger, Page, Refused, Snapshot, inst
 from gpuledger_collector.mcp.tools.fleet import ESTIMATED, CountTotal
 from gpuledger_collector.mcp.tools.parameters import LIMIT, TEXT_LENGTH, Cursor, Limit
 from gpuledger_collector.services.budget_status import forecast_owners, standings
-from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
+from gpuledger_collector.services.demand_forecast import forecast_pools, largest_pools
 from gpuledger_collector.services.scaling_advice import UnknownPool
 from gpuledger_collector.storage.billing import statements
+from gpuledger_common.plurals import plural
 
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 MAX_HOURS = 168
@@ -219,7 +220,8 @@ def _spend_row(owner: str, currency: str, ahead: Ahead) -> SpendRow:
 def forecast_demand(
     ledger: Ledger,
     pool: Annotated[
-        str, Field(max_length=TEXT_LENGTH, description="Name of a pool; empty: every pool.")
+        str,
+        Field(max_length=TEXT_LENGTH, description="Name of a pool; empty: those of most demand."),
     ] = "",
     hours: Annotated[int, Field(ge=1, le=MAX_HOURS, description="How many hours ahead.")] = 24,
     limit: Limit = LIMIT,
@@ -233,15 +235,13 @@ def forecast_demand(
     ledger.require_fleet()
     with ledger.snapshot() as snapshot:
         try:
-            pools = {
-                series.name: series
-                for series in pool_demand(snapshot.connection, ledger.now_ms, pool or None)
-            }
+            largest = largest_pools(snapshot.connection, ledger.now_ms, pool or None)
         except UnknownPool:
             raise Refused(
                 f"pool: nothing is known of {name(pool)!r}; list_values(dimension=pool) names them"
             ) from None
-    ahead = forecast_pools(list(pools.values()), hours)
+    pools = {series.name: series for series in largest.pools}
+    ahead = forecast_pools(largest.pools, hours)
     first_ms = ledger.now_ms // HOUR_MS * HOUR_MS
     return page.answer(
         ahead,
@@ -250,8 +250,16 @@ def forecast_demand(
         span=periods.span_of(snapshot.calendar, Days(first_ms, first_ms + hours * HOUR_MS)),
         proof=ESTIMATED,
         totals=[CountTotal(count=len(ahead))],
+        notices=_left_out_notices(largest.left_out),
         empty="no demand is known yet",
     )
+
+
+def _left_out_notices(left_out: int) -> list[str]:
+    """The sentence about pools that are not forecast."""
+    if not left_out:
+        return []
+    return [f"{plural(left_out, 'pool')} of less demand not forecast; pool=NAME asks for one"]
 
 
 def _demand_row(forecast: Forecast, past: Floats) -> DemandRow:
