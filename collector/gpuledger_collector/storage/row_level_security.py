@@ -22,6 +22,7 @@ import re
 import time
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import psycopg
 from psycopg import pq, sql
@@ -177,37 +178,52 @@ def is_enabled(connection: Connection) -> bool:
 @contextmanager
 def as_viewer(connection: Connection, owner: Mapping[str, str] | None) -> Iterator[None]:
     """Restrict the connection to the rows of an owner (level -> value) and below while the block
-    runs; None: all rows.
+    runs; None: no further. Afterwards it is as restricted as before.
 
     Without row-level security nothing is restricted, and a warning is logged.
     """
     if owner is None:
         yield
         return
-    restricted = become_viewer(connection, owner)
+    before = become_viewer(connection, owner)
     try:
         yield
     finally:
         # In a failed transaction no statement runs; its rollback also undoes the change of the
         # role.
-        if restricted and connection.info.transaction_status != pq.TransactionStatus.INERROR:
-            connection.execute("RESET ROLE")
+        is_failed = connection.info.transaction_status == pq.TransactionStatus.INERROR
+        if before is not None and not is_failed:
+            connection.execute(
+                "SELECT set_config('role', %s, false), set_config('gpuledger.owner', %s, false)",
+                (before.role, before.owner or ""),
+            )
 
 
-def become_viewer(connection: Connection, owner: Mapping[str, str]) -> bool:
-    """Restrict the session to an owner's rows until it ends; return False without row-level
-    security.
+class Restriction(NamedTuple):
+    """The role of a session (`none`: that of its login) and the owner of whom it sees rows."""
+
+    role: str
+    owner: str | None
+
+
+def become_viewer(connection: Connection, owner: Mapping[str, str]) -> Restriction | None:
+    """Restrict the session to an owner's rows until it ends; return how it was restricted before,
+    and None without row-level security.
     """
     # Both settings and the condition in one statement: the role is changed only if the policies are
     # in force.
     row = connection.execute(
-        "SELECT set_config('gpuledger.owner', %(owner)s, false), set_config('role', %(role)s,"
-        f" false) WHERE {_MAY_BECOME_VIEWER} AND {_UP_TO_DATE}",
+        "WITH before AS MATERIALIZED (SELECT current_setting('role') AS role,"
+        " current_setting('gpuledger.owner', true) AS owner)"
+        " SELECT role, owner, set_config('gpuledger.owner', %(owner)s, false),"
+        f" set_config('role', %(role)s, false) FROM before WHERE {_MAY_BECOME_VIEWER}"
+        f" AND {_UP_TO_DATE}",
         {**_PARAMETERS, "owner": json.dumps(dict(owner))},
     ).fetchone()
     if row is None:
         log.warning("row-level security for viewers is not enabled: gpuledger doctor says why")
-    return row is not None
+        return None
+    return Restriction(row[0], row[1])
 
 
 def disable(connection: Connection) -> int:

@@ -177,7 +177,7 @@ def test_with_every_filter_gone_a_viewer_sees_nothing_foreign(fleet, addresses, 
 
 def test_without_the_wall_the_sabotage_would_show(fleet, addresses, sabotaged, monkeypatch):
     """The test above can fail: with the wall gone too, most addresses tell of the other team."""
-    monkeypatch.setattr(row_level_security, "become_viewer", lambda *_: False)
+    monkeypatch.setattr(row_level_security, "become_viewer", lambda *_: None)
     leaking = [
         path for path in addresses if FOREIGN in json.dumps(ask(fleet, path)[2]).replace(path, "")
     ]
@@ -189,7 +189,7 @@ def test_the_answers_are_the_same_with_and_without_it(fleet, addresses, monkeypa
     # Pages say at what second they were made.
     plain = [path for path in addresses if path.startswith("/v1/") or "format=csv" in path]
     walled = {path: ask(fleet, path)[::2] for path in plain}
-    monkeypatch.setattr(row_level_security, "become_viewer", lambda *_: False)
+    monkeypatch.setattr(row_level_security, "become_viewer", lambda *_: None)
     for path in plain:
         assert ask(fleet, path)[::2] == walled[path], path
 
@@ -200,7 +200,7 @@ def test_a_statement_of_nobody_names_no_other_owner(fleet, monkeypatch, walled):
     wall too.
     """
     if not walled:
-        monkeypatch.setattr(row_level_security, "become_viewer", lambda *_: False)
+        monkeypatch.setattr(row_level_security, "become_viewer", lambda *_: None)
     collector, _ = fleet
     headers = {
         "Authorization": (
@@ -307,6 +307,35 @@ def test_on_a_server_of_others_it_takes_one_grant_of_its_administrator(
             assert connection.execute("SELECT count(*) FROM charge").fetchone() == (0,)
         assert connection.execute("SELECT current_user").fetchone() == ("plain_owner",)
     assert advised not in command("doctor", "--format", "json", dsn=plain_owner).stdout
+
+
+def test_a_restriction_within_another_ends_alone(dsn):
+    """Whatever comes after it is as restricted as before, be it by a block or by the session."""
+
+    def seen(connection):
+        return connection.execute(
+            "SELECT current_user, current_setting('gpuledger.owner', true)"
+        ).fetchone()
+
+    own, other = ((row_level_security.ROLE, f'{{"team": "{team}"}}') for team in (OWN, "other"))
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        unrestricted = seen(connection)[0]
+        with row_level_security.as_viewer(connection, {"team": OWN}):
+            with row_level_security.as_viewer(connection, {"team": "other"}):
+                assert seen(connection) == other
+            assert seen(connection) == own
+            with (
+                contextlib.suppress(psycopg.errors.DivisionByZero),
+                connection.transaction(),
+                row_level_security.as_viewer(connection, {"team": "other"}),
+            ):
+                connection.execute("SELECT 1 / 0")
+            assert seen(connection) == own
+        assert seen(connection) == (unrestricted, "")
+    with Database(dsn).as_viewer({"team": OWN}).connect() as connection:
+        with row_level_security.as_viewer(connection, {"team": OWN}):
+            assert seen(connection) == own
+        assert seen(connection) == own
 
 
 def test_the_remedy_names_no_role_that_is_there(dsn, monkeypatch, caplog):
