@@ -1,5 +1,8 @@
 """Every way in over HTTP has a row of what it admits, and no row is left over."""
 
+import re
+
+import anyio
 import pytest
 from fastapi import APIRouter
 
@@ -78,6 +81,50 @@ def test_the_walk_sees_a_new_route(app):
     app.mount("/v3", APIRouter())
     with pytest.raises(AttributeError):
         operations(app)
+
+
+def ask(app, method, path):
+    """Status and headers of the answer to a request from this machine."""
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"host", b"evil.example")],
+        "client": ("127.0.0.1", 40_000),
+        "server": ("127.0.0.1", 8440),
+        "state": {},
+    }
+    anyio.run(app, scope, receive, send)
+    return sent[0]["status"], dict(sent[0]["headers"])
+
+
+def test_a_slash_too_many_is_no_address(app):
+    """On every route: a redirect to the path without it would go to the host of the caller's
+    choice, and from https to http.
+    """
+    paths = {operation.partition(" ")[2] for operation in operations(app)}
+    # A name may be empty, or end with a slash: such an address asks for it.
+    of_names = tuple(path[: path.index("{")] for path in paths if ":name}" in path)
+    for operation in sorted(operations(app)):
+        method, path = operation.split(" ")
+        known = re.sub(r"{\w+(:\w+)?}", "7", path)
+        for wrong in {f"{known}/", f"/{known}", known.rstrip("/")} - {known, ""}:
+            status, headers = ask(app, method, wrong)
+            assert b"location" not in headers, (operation, wrong)
+            assert status == 404 or wrong.startswith(of_names), (operation, wrong)
 
 
 def unlimited(app):

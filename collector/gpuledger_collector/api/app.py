@@ -80,6 +80,8 @@ def create(
         ),
         docs_url=None,
         redoc_url=None,
+        # A redirect to the path without its slash would name the host that the caller named.
+        redirect_slashes=False,
         lifespan=lifespan,
     )
     app.state.reader_limits = readers
