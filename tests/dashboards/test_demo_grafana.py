@@ -6,9 +6,12 @@ import shutil
 import stat
 import subprocess
 
+import psycopg
 import pytest
 import yaml
 
+from fakes.postgres import administrator
+from fakes.real_grafana import ROUNDS, hash_for_grafana
 from gpuledger_collector.cli.demo_grafana import DASHBOARDS, GrafanaFiles
 
 
@@ -69,3 +72,19 @@ def test_prometheus_reads_every_agent_and_the_collector(files):
             ["promtool", "check", "config", files.prometheus], capture_output=True, check=False
         )
         assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_a_password_is_hashed_as_often_as_grafana_asks(postgres):
+    """Its driver reads at least four digits of rounds, or the login fails."""
+    admin, role = administrator(postgres), "hashed_for_grafana"
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'first'")
+        try:
+            hash_for_grafana(admin, role, "second")
+            (stored,) = connection.execute(
+                "SELECT rolpassword FROM pg_authid WHERE rolname = %s", (role,)
+            ).fetchone()
+        finally:
+            connection.execute(f"DROP ROLE {role}")
+    assert stored.startswith(f"SCRAM-SHA-256${ROUNDS}:")
+    assert ROUNDS >= 1000

@@ -11,9 +11,20 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from fakes.boards import BOARDS, QUOTE, SPAN, chosen, options, panels, reads_postgres, variables
+from fakes.boards import (
+    BOARDS,
+    QUOTE,
+    SPAN,
+    chosen,
+    hidden,
+    options,
+    panels,
+    reads_postgres,
+    variables,
+)
 from fakes.grafana import interpolated
-from fakes.real_grafana import RealGrafana
+from fakes.postgres import administrator
+from fakes.real_grafana import RealGrafana, hash_for_grafana
 
 # Taken out of the environment: the commands that the fixtures run refuse variables that are no
 # setting.
@@ -23,16 +34,23 @@ pytestmark = [
     pytest.mark.skipif(not URL, reason="no Grafana to ask: set GPULEDGER_TEST_GRAFANA_URL"),
 ]
 BY_POSTGRES = sorted(name for name, board in BOARDS.items() if reads_postgres(board))
-CHOICES = [(name, variable) for name in BY_POSTGRES for variable in variables(BOARDS[name])]
+CHOICES = [
+    (name, variable)
+    for name in BY_POSTGRES
+    for variable in variables(BOARDS[name])
+    if not hidden(BOARDS[name], variable)
+]
+"""What a reader chooses; a hidden variable follows from others."""
 
 
 @pytest.fixture(scope="module")
-def grafana(reader, seeded):
+def grafana(postgres, reader, seeded):
     """The running Grafana, with a data source over the seeded ledger, as the role for dashboards.
 
     The newest readings are of this minute meanwhile, as they are where agents run.
     """
     running = RealGrafana(URL)
+    hash_for_grafana(administrator(postgres), reader.info.user, reader.info.password)
     running.add_postgres(make_conninfo(reader.info.dsn, password=reader.info.password))
     with psycopg.connect(seeded, autocommit=True) as connection:
         (age_ms,) = connection.execute(

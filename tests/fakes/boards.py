@@ -55,6 +55,11 @@ def variables(board: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in board["templating"]["list"] if one["type"] == "query"}
 
 
+def hidden(board: dict[str, Any], name: str) -> bool:
+    """Whether a variable follows from others and is shown to nobody."""
+    return bool(variables(board)[name]["hide"] == 2)
+
+
 def options(reader: psycopg.Connection, board: dict[str, Any], span: Range) -> dict[str, list[str]]:
     """What each variable offers, in the order of the board, each query with the first values of
     those before it.
