@@ -485,7 +485,7 @@ def real(minutes):
                 there = lengths >= moment
                 placements = (lengths >= moment + 30) | ~ended
                 observed += placements[there].tolist()
-                foretold += [curve.at(moment)] * int(there.sum())
+                foretold += [curve.probability_at(moment)] * int(there.sum())
         print(
             f"| {least} to {most} | {np.mean(foretold):.2f} | {np.mean(observed):.2f} |"
             f" {len(observed)} | {abs(np.mean(foretold) - np.mean(observed)):.2f} |"

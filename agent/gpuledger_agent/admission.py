@@ -16,7 +16,7 @@ _NOT_INFLATED = "0: compressed answers are refused"
 _OWN_THREAD = "one, in a thread of its own"
 
 
-def _fetched(
+def _fetched_row(
     way_in: str, max_bytes: int, records: str, deadline: str, in_progress: str, rate: str, adds: str
 ) -> Admission:
     """The row of an answer that is fetched; the address pays, because no other waits for it."""
@@ -36,7 +36,7 @@ def _fetched(
 
 
 _COLLECTOR_ADDS = "nothing"
-_EXPORTER = _fetched(
+_EXPORTER = _fetched_row(
     "page of an exporter, from its address or a file",
     fetch.MAX_PAGE_BYTES,
     f"{lines.MAX_LINES} samples, {page.MAX_DEVICES} accelerators, {page.MAX_HOLDERS} holders of"
@@ -50,7 +50,7 @@ _COUNTERS = f"{serving.MAX_SERIES} counters of a page, {serving.MAX_READINGS} in
 FETCHED: Mapping[str, tuple[Admission, ...]] = {
     "gpuledger_common.profiles.fetch": (_EXPORTER,),
     "gpuledger_agent.serving": (
-        _fetched(
+        _fetched_row(
             "page of an inference server",
             serving.MAX_PAGE_BYTES,
             _COUNTERS,
@@ -59,7 +59,7 @@ FETCHED: Mapping[str, tuple[Admission, ...]] = {
             f"once in slow_interval_s, {serving.MAX_ENDPOINTS} endpoints",
             f"labels of {serving.MAX_PART_CHARACTERS} characters",
         ),
-        _fetched(
+        _fetched_row(
             "file of a training run (progress_dir)",
             serving.MAX_FILE_BYTES,
             _COUNTERS,
@@ -70,7 +70,7 @@ FETCHED: Mapping[str, tuple[Admission, ...]] = {
         ),
     ),
     "gpuledger_agent.owners.kubernetes_api": (
-        _fetched(
+        _fetched_row(
             "answer of the Kubernetes API server",
             kubernetes_api.MAX_PAGE_BYTES,
             f"{kubernetes_api.MAX_PAGES} pages",
@@ -81,7 +81,7 @@ FETCHED: Mapping[str, tuple[Admission, ...]] = {
         ),
     ),
     "gpuledger_agent.owners.containers": (
-        _fetched(
+        _fetched_row(
             "answer of Docker or Podman",
             containers.MAX_ANSWER_BYTES,
             f"{containers.MAX_CONTAINERS} containers",
@@ -92,7 +92,7 @@ FETCHED: Mapping[str, tuple[Admission, ...]] = {
         ),
     ),
     "gpuledger_agent.owners.podresources": (
-        _fetched(
+        _fetched_row(
             "answer of the kubelet (pod resources)",
             grpc_unix.MAX_MESSAGE_BYTES,
             "one message",
@@ -103,7 +103,7 @@ FETCHED: Mapping[str, tuple[Admission, ...]] = {
         ),
     ),
     "gpuledger_agent.owners.containerd": (
-        _fetched(
+        _fetched_row(
             "answer of containerd",
             grpc_unix.MAX_MESSAGE_BYTES,
             "one message",
@@ -114,7 +114,7 @@ FETCHED: Mapping[str, tuple[Admission, ...]] = {
         ),
     ),
     "gpuledger_agent.push": (
-        _fetched(
+        _fetched_row(
             "answer of the collector to a batch",
             push.MAX_ANSWER_BYTES,
             "1 answer",
@@ -125,7 +125,7 @@ FETCHED: Mapping[str, tuple[Admission, ...]] = {
         ),
     ),
     "gpuledger_agent.queue": (
-        _fetched(
+        _fetched_row(
             "answer of the collector to a queue",
             queue.MAX_ANSWER_BYTES,
             "1 answer",

@@ -245,9 +245,7 @@ class Daemon:
         if not self._released:
             self._close_source()  # also a lost one, which may still hold the driver's library or some GPUs
             self._released = True
-            self.sampler.detached(
-                "released on request, for a GPU reset or a MIG change", "degraded"
-            )
+            self.sampler.detach("released on request, for a GPU reset or a MIG change", "degraded")
             log.info(
                 "every GPU is released until the time is over or `gpuledger-agent resume` is run"
             )
@@ -278,7 +276,7 @@ class Daemon:
         if now < self._reopen_at:
             return False
         try:
-            self.sampler.attached(self.sampler.source.open())
+            self.sampler.attach(self.sampler.source.open())
         except SourceUnavailable as error:
             # Not a failure yet: keep asking at the shortest interval instead of backing off.
             if isinstance(error, StillStarting):
@@ -299,7 +297,7 @@ class Daemon:
         # A state that lasts is logged once, not at every attempt.
         if reason != self.sampler.detail:
             log.warning("%s", reason)
-        self.sampler.detached(reason)
+        self.sampler.detach(reason)
         self._open = False
         self._reopen_at = time.monotonic() + self._reopen_s
         self._reopen_s = min(self._reopen_s * 2, REOPEN_MAX_S)

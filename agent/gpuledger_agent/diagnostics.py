@@ -82,10 +82,10 @@ def observe(
     """The holders and users, and a sentence about every owner source that failed."""
     problems: list[str] = []
 
-    def failed(owner: OwnerSource, error: Exception) -> None:
+    def note_failure(owner: OwnerSource, error: Exception) -> None:
         problems.append(f"owner source {owner.name} failed: {error or type(error).__name__}")
 
-    return observe_holders(owners, inventory.accelerators, samples, failed), problems
+    return observe_holders(owners, inventory.accelerators, samples, note_failure), problems
 
 
 def has_gpm_reading(sample: Sample) -> bool:

@@ -68,7 +68,7 @@ class AgentCollector(Collector):
             yield from hardware_families(self._node, _read(latest))
         yield from self._agent()
 
-    def failed(self, error: Exception) -> None:
+    def count_failure(self, error: Exception) -> None:
         """Count a page that could not be built."""
         self._sampler.exceptions.record("metrics", error)
 
@@ -189,7 +189,7 @@ class AgentCollector(Collector):
             "1 when a batch is unaccounted for",
             int(not counts.conserved),
         )
-        lost = self._spool.lost()
+        lost = self._spool.lost_counts()
         records = CounterMetricFamily(
             "gpuledger_agent_records_lost_total",
             "Records lost for lack of space, and how",
@@ -332,7 +332,7 @@ def serve(listen: str, collector: AgentCollector) -> Callable[[], None]:
 
     class Server(_Server):
         address_family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
-        failed = staticmethod(collector.failed)
+        failed = staticmethod(collector.count_failure)
 
     class Handler(_Handler):
         @staticmethod
@@ -341,7 +341,7 @@ def serve(listen: str, collector: AgentCollector) -> Callable[[], None]:
                 return generate_latest(registry) + collector.dcgm_text().encode()
             except Exception as error:
                 # Before the answer, so that whoever saw it fail sees it counted.
-                collector.failed(error)
+                collector.count_failure(error)
                 raise
 
     server = Server((host, int(port)), Handler)

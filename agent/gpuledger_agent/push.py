@@ -87,7 +87,7 @@ def reaction(reply: Reply, now_s: float) -> Reaction:
         return Reaction("retry", reply.error, None)
     # 422: some records were refused, the others are committed.
     if status in {200, 422}:
-        return _accepted(status, reply.body)
+        return _react_to_success(status, reply.body)
     # A token may be replaced on the disk at any time, so the same batch is tried again at a steady
     # pace.
     if status in {401, 403}:
@@ -98,10 +98,10 @@ def reaction(reply: Reply, now_s: float) -> Reaction:
         return Reaction(
             "retry", f"status {status}", retry_after(reply.headers.get("retry-after"), now_s)
         )
-    return _refused(status, reply.body)
+    return _react_to_refusal(status, reply.body)
 
 
-def _refused(status: int, body: bytes) -> Reaction:
+def _react_to_refusal(status: int, body: bytes) -> Reaction:
     """A refusal is final only from a collector; from a proxy it may pass, and halves may be small
     enough for it.
     """
@@ -137,7 +137,7 @@ def _foreign_answer(status: int) -> Reaction:
     return Reaction("retry", f"status {status}, with an answer that is not a collector's", None)
 
 
-def _accepted(status: int, body: bytes) -> Reaction:
+def _react_to_success(status: int, body: bytes) -> Reaction:
     """Only a collector's complete answer ends a batch: a portal or proxy that answers 200 has
     committed nothing.
     """

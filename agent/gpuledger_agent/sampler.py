@@ -109,7 +109,7 @@ class Sampler:
     def __post_init__(self) -> None:
         self._changing = self.source if isinstance(self.source, ChangingSource) else None
 
-    def attached(self, inventory: Inventory) -> None:
+    def attach(self, inventory: Inventory) -> None:
         """Take over the source's new inventory; data about earlier accelerators still goes into the
         next batch.
         """
@@ -125,7 +125,7 @@ class Sampler:
             "" if inventory.accelerators else "the driver shows no GPU"
         )
 
-    def detached(self, reason: str, status: Status = "no_driver") -> None:
+    def detach(self, reason: str, status: Status = "no_driver") -> None:
         """The source is unavailable: nothing bridges to its next tick, and the heartbeat gives the
         reason.
         """
@@ -142,9 +142,9 @@ class Sampler:
         # negative. One of an exporter may fall to any value: the meter bridges that by power, and
         # the rebound is billed to nobody.
         if self.source.name not in EXPORTERS:
-            samples = [self._corrected(sample) for sample in samples]
+            samples = [self._correct_counters(sample) for sample in samples]
         if self._changing is not None and (inventory := self._changing.take_changed()) is not None:
-            self.attached(inventory)
+            self.attach(inventory)
         observations = observe_holders(
             self.owners, self.latest.accelerators, samples, self._owner_failed
         )
@@ -164,12 +164,13 @@ class Sampler:
             # As in a batch, which has no reasons, processes or series.
             self._rows.append((instant_ms, Sample(sample.uuid, sample.monotonic_ns, sample.values)))
         self.latest.samples = {
-            sample.uuid: _merged(self.latest.samples.get(sample.uuid), sample) for sample in samples
+            sample.uuid: _merge_samples(self.latest.samples.get(sample.uuid), sample)
+            for sample in samples
         }
         self.latest.observations = observations
         self.ticks += 1
 
-    def _corrected(self, sample: Sample) -> Sample:
+    def _correct_counters(self, sample: Sample) -> Sample:
         """The sample with every counter made monotonic."""
         values = self.counters.correct(sample.uuid, sample.values)
         return sample if values is sample.values else replace(sample, values=values)
@@ -269,7 +270,7 @@ class Sampler:
             return wire.Samples()
 
 
-def _merged(before: Sample | None, now: Sample) -> Sample:
+def _merge_samples(before: Sample | None, now: Sample) -> Sample:
     """The latest reading of every metric: a slow one is shown between its turns, unless nothing was
     read now.
     """

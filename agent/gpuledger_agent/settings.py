@@ -124,12 +124,12 @@ class Settings:
     @property
     def owner_sources(self) -> tuple[str, ...]:
         """Names of the owner sources, in order."""
-        return _listed(self.owners)
+        return _split_list(self.owners)
 
     @property
     def extra(self) -> tuple[str, ...]:
         """Names of the extra tiers."""
-        return _listed(self.extra_tiers)
+        return _split_list(self.extra_tiers)
 
     @property
     def spool_folder(self) -> Path:
@@ -226,7 +226,7 @@ def _convert(kind: str, value: object) -> object:
     return value
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def _split_list(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 

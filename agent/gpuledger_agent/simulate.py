@@ -224,7 +224,7 @@ def run_node(
     sampler = Sampler(
         name, settings.pool, source, owners, Meter(3 * every_ms, settings.busy_threshold)
     )
-    sampler.attached(source.open())
+    sampler.attach(source.open())
     pusher = Pusher(spool, http.post, lambda: at_ms)
     next_flush = at_ms + FLUSH_TICKS * every_ms
     while at_ms <= end_ms:

@@ -502,7 +502,7 @@ class Spool:
             rows["produced"], rows["acked"], rows["pending"], rows["dropped"], rows["dead"]
         )
 
-    def lost(self) -> RecordLosses:
+    def lost_counts(self) -> RecordLosses:
         """Numbers of records lost in this epoch."""
         rows = dict(self._rows("SELECT name, value FROM counter"))
         return RecordLosses(

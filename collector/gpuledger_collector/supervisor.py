@@ -177,8 +177,8 @@ class Supervisor:
             if not self._stopping.is_set():
                 await self._start(slot)
             if slot.number == 1:
-                await self._until(lambda: self._slots[0].serves)
-        await self._until(lambda: all(slot.serves for slot in self._slots))
+                await self._wait_until(lambda: self._slots[0].serves)
+        await self._wait_until(lambda: all(slot.serves for slot in self._slots))
         if not self._stopping.is_set():
             self._has_served = True
             self._say(f"gpuledger listens on {address}")
@@ -196,7 +196,7 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition on the workers holds, or the collector is stopped."""
         while not (condition() or self._stopping.is_set()):
             self._changed.clear()
@@ -355,7 +355,7 @@ class Supervisor:
         if old is None or self._stopping.is_set():  # whoever is started again is new
             return True
         new = await self._start(slot)
-        await self._until(lambda: new.is_ready or new not in self._alive)
+        await self._wait_until(lambda: new.is_ready or new not in self._alive)
         if self._stopping.is_set():
             return True
         if new not in self._alive:

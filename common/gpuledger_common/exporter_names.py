@@ -129,13 +129,13 @@ def render(families: Iterable[Metric]) -> str:
         ]
         for sample in family.samples:
             labels = ",".join(
-                f'{name}="{_escaped(value)}"' for name, value in sample.labels.items()
+                f'{name}="{_escape_label(value)}"' for name, value in sample.labels.items()
             )
             lines.append(f"{sample.name}{{{labels}}} {_number(family.name, sample.value)}")
     return "\n".join([*lines, ""]) if lines else ""
 
 
-def _escaped(value: str) -> str:
+def _escape_label(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 

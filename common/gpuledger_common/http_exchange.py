@@ -193,18 +193,18 @@ class BoundedConnection(http.client.HTTPConnection):
 
     def _connect_unix(self, path: Path) -> _Socket:
         connection = _Socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        return self._connected(connection, str(path))
+        return self._connect_within(connection, str(path))
 
     def _connect_tcp(self) -> _Socket:
         if self._pinned is not None:
             family = socket.AF_INET6 if ":" in self._pinned[0] else socket.AF_INET
-            return self._connected(_Socket(family, socket.SOCK_STREAM), self._pinned)
+            return self._connect_within(_Socket(family, socket.SOCK_STREAM), self._pinned)
         failure: OSError = OSError(f"{self.host}: the name has no address")
         for family, kind, protocol, _, address in resolve(
             self.host, self.port, self._remaining_s()
         ):
             try:
-                connection = self._connected(_Socket(family, kind, protocol), address)
+                connection = self._connect_within(_Socket(family, kind, protocol), address)
             except TimeoutError:
                 raise
             except OSError as error:  # the next address may answer
@@ -214,7 +214,7 @@ class BoundedConnection(http.client.HTTPConnection):
                 return connection
         raise failure
 
-    def _connected(self, connection: _Socket, address: Any) -> _Socket:
+    def _connect_within(self, connection: _Socket, address: Any) -> _Socket:
         try:
             connection.settimeout(self._remaining_s())
             connection.connect(address)

@@ -206,7 +206,7 @@ class Meter:
         self.lose_all()
         if self._current_range is None:
             return
-        self._metered_ranges = _united([*self._metered_ranges, self._current_range])
+        self._metered_ranges = _unite_ranges([*self._metered_ranges, self._current_range])
         if len(self._metered_ranges) > MAX_METERED_RANGES:
             # Merging the earliest two also covers the gap between them: time there is unobserved
             # rather than billed twice.
@@ -252,7 +252,7 @@ class Meter:
         self._closed = merged
 
 
-def _united(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _unite_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The ranges in ascending order, with those that touch merged."""
     united: list[tuple[int, int]] = []
     for start, end in sorted(ranges):

@@ -94,7 +94,7 @@ def dominant_share(compute: int, gpu_slices: int, memory: int, model: str) -> in
     return min(WHOLE_GPU, gpu_instance * min(compute, gpu_slices) // gpu_slices)
 
 
-def fitted(accelerators: Iterable[Accelerator]) -> list[Accelerator]:
+def fit_shares(accelerators: Iterable[Accelerator]) -> list[Accelerator]:
     """The same accelerators; shares of a board that add up to more than it are scaled down to
     exactly one board.
     """

@@ -101,7 +101,7 @@ def test_a_small_disk_that_others_fill_and_empty(small_disk, seed):
     fleet = Fleet(7)
     source = SimulatedSource(fleet, fleet.nodes[0].name, lambda: now_ms)
     sampler = Sampler(source.name, "p", source, [source], Meter(90_000))
-    sampler.attached(source.open())
+    sampler.attach(source.open())
     spool = Spool(small_disk, 2**20, START, free_floor=0)
     delivered, refused = [], 0
 
@@ -131,7 +131,7 @@ def test_a_small_disk_that_others_fill_and_empty(small_disk, seed):
     sampler.flush(spool, now_ms)
     while pusher.step() is not None:
         pass
-    counts, lost = spool.counts(), spool.lost()
+    counts, lost = spool.counts(), spool.lost_counts()
     spool.close()
     once = {(batch.epoch, batch.seq): batch for batch in delivered}.values()
     assert lost.usage_intervals_dropped == 0, lost

@@ -39,7 +39,7 @@ class Node:
         fleet = Fleet(7)
         source = SimulatedSource(fleet, fleet.nodes[0].name, lambda: self.now_ms)
         self.sampler = Sampler(fleet.nodes[0].name, "p", source, [source], Meter(3 * self.step_ms))
-        self.sampler.attached(source.open())
+        self.sampler.attach(source.open())
         self.pusher = Pusher(self.spool, self.post, lambda: self.now_ms, lambda: 0.5)
         self.next_request_ms = self.next_flush_ms = START
 
@@ -88,7 +88,7 @@ def test_72_hours_without_a_collector_cost_no_second(tmp_path, spool_bytes, step
         )
         node.away, back_ms = False, node.now_ms
         node.live(back_ms + 6 * HOUR_MS)
-        counts, lost = spool.counts(), spool.lost()
+        counts, lost = spool.counts(), spool.lost_counts()
     assert counts.conserved
     assert counts.pending <= 2
     assert counts.dead == 0

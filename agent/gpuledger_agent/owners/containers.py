@@ -204,7 +204,7 @@ class ContainerOwners:
         Raises NoRecentAnswer if unknown.
         """
         holders: dict[str, list[Holder]] = {}
-        for container in self._containers.known().values():
+        for container in self._containers.latest().values():
             if container.is_holder:
                 for uuid in {
                     uuid for name in container.devices for uuid in resolve(name, accelerators)
@@ -262,7 +262,7 @@ def _devices(details: _Inspected) -> Iterator[str]:
     for request in details.host_config.device_requests or ():
         kinds = {kind for group in request.capabilities or () for kind in group}
         if request.driver in {"nvidia", "cdi"} or "gpu" in kinds or "nvidia" in kinds:
-            yield from _requested(request)
+            yield from _requested_devices(request)
     yield from device_file_numbers(file.path_on_host for file in details.host_config.devices or ())
     # Only NVIDIA's runtime reads the variable.
     if details.host_config.runtime.startswith("nvidia"):
@@ -299,7 +299,7 @@ def devices_of_command(words: Sequence[str]) -> Iterator[str]:
             yield from value.removeprefix("device=").split(",")
 
 
-def _requested(request: _Request) -> Sequence[str]:
+def _requested_devices(request: _Request) -> Sequence[str]:
     """The devices of a request; the engine turns a count into the first ones, -1 into all (moby,
     nvidia_linux.go).
     """

@@ -168,12 +168,12 @@ class KubernetesOwners:
 
         Raises NoRecentAnswer if unknown.
         """
-        cluster = self._cluster.known()
+        cluster = self._cluster.latest()
         holders: dict[str, list[Holder]] = {}
         for pod in cluster.pods:
             facts = cluster.facts.get((pod.namespace, pod.name))
             if facts is None or not facts.ended:
-                for uuid, devices in self._allocated(
+                for uuid, devices in self._allocated_devices(
                     pod, accelerators, cluster.device_uuids
                 ).items():
                     workload = workload_of(
@@ -196,7 +196,7 @@ class KubernetesOwners:
                 return replace(workload, name=f"{namespace}/{name}", tags=tags)
         return workload
 
-    def _allocated(
+    def _allocated_devices(
         self,
         pod: AllocatedPod,
         accelerators: Sequence[Accelerator],

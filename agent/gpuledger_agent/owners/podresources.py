@@ -83,7 +83,9 @@ def _container(reader: Reader, message: bytes) -> list[AllocatedDevice]:
             ]
         elif number == 5:  # by a claim
             claim = _first_text(inner, 2)
-            devices += [_claimed(reader, part, name, claim) for field, part in inner if field == 4]
+            devices += [
+                _claimed_devices(reader, part, name, claim) for field, part in inner if field == 4
+            ]
     return devices
 
 
@@ -91,7 +93,7 @@ def _first_text(parts: Sequence[tuple[int, bytes]], wanted: int) -> str:
     return next((text(content) for number, content in parts if number == wanted), "")
 
 
-def _claimed(reader: Reader, message: bytes, container: str, claim: str) -> AllocatedDevice:
+def _claimed_devices(reader: Reader, message: bytes, container: str, claim: str) -> AllocatedDevice:
     driver = pool = device = ""
     cdi: list[str] = []
     for number, content in reader.parts(message):

@@ -55,7 +55,7 @@ class PolledValue(Generic[T]):
         """Stop polling."""
         self._closed.set()
 
-    def known(self) -> T:
+    def latest(self) -> T:
         """The latest answer. Raises NoRecentAnswer when there is none, or only an old one."""
         value = self.value()
         if value is None:

@@ -111,11 +111,11 @@ class ProcessOwners:
                     workloads.setdefault((workload.kind, workload.id), workload)
             if workloads:
                 holders[sample.uuid] = [
-                    Holder(self._described(workload)) for workload in workloads.values()
+                    Holder(self._describe_workload(workload)) for workload in workloads.values()
                 ]
         return holders
 
-    def _described(self, workload: Workload) -> Workload:
+    def _describe_workload(self, workload: Workload) -> Workload:
         for describe in self._describers:
             workload = describe(workload)
         return workload

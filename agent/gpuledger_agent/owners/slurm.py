@@ -211,7 +211,7 @@ def prolog_job(name: str, text: str, written_s: float) -> Job:
     # nobody.
     if not _JOB.fullmatch(name) or values.get("job_id") != name:
         raise BadJobFile(f"has the job id {values.get('job_id', '')!a}, which is not its name")
-    gpu_names = _listed(values.get("uuids", "")) or _numbers(values.get("gpus", ""))
+    gpu_names = _list_indices(values.get("uuids", "")) or _numbers(values.get("gpus", ""))
     if not gpu_names:
         raise BadJobFile("names no GPU in uuids= or gpus=")
     workload = Workload(
@@ -283,14 +283,14 @@ def _short(values: Mapping[str, str], key: str) -> str | None:
     return values.get(key, "")[:MAX_TEXT] or None
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def _list_indices(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def _numbers(text: str) -> tuple[str, ...]:
     """Indices such as `0,2-3`. Raises BadJobFile for anything else."""
     numbers: list[str] = []
-    for part in _listed(text):
+    for part in _list_indices(text):
         first, dash, last = part.partition("-")
         if not (
             _NUMBER.fullmatch(first)

@@ -117,8 +117,8 @@ def gpus_of(spec: Spec) -> float:
         if container.restart == "Always":
             running.append(container)
         else:
-            initial.append(_requested(container.resources))
-    return max(sum(_requested(container.resources) for container in running), *initial)
+            initial.append(_requested_gpus(container.resources))
+    return max(sum(_requested_gpus(container.resources) for container in running), *initial)
 
 
 def model_of(spec: Spec) -> str:
@@ -133,7 +133,7 @@ def model_of(spec: Spec) -> str:
     )
 
 
-def _requested(resources: Resources) -> float:
+def _requested_gpus(resources: Resources) -> float:
     requested: Mapping[str, str | int] = {**(resources.requests or {}), **(resources.limits or {})}
     total = 0.0
     for name, count in requested.items():

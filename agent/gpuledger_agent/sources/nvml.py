@@ -22,7 +22,7 @@ from gpuledger_agent.sources.nvml_events import DriverEvents, WatchedBoard
 from gpuledger_agent.sources.nvml_reader import LOST, DeviceReader, text
 from gpuledger_agent.sources.nvml_worker import PendingAnswer, Worker
 from gpuledger_common.health import worse
-from gpuledger_common.mig import fitted, measured_share
+from gpuledger_common.mig import fit_shares, measured_share
 from gpuledger_common.readings import (
     Accelerator,
     Health,
@@ -207,7 +207,9 @@ class NvmlSource:
             started.append((index, self._begin(index, boards.get(index))))
         deadline = time.monotonic() + self._attach_deadline_s
         problems: list[str] = []
-        slots = [self._attached(index, pending, deadline, problems) for index, pending in started]
+        slots = [
+            self._attach_result(index, pending, deadline, problems) for index, pending in started
+        ]
         present = {
             uuid
             for slot in slots
@@ -233,7 +235,7 @@ class NvmlSource:
             partial(self._attach, index, old)
         )
 
-    def _attached(
+    def _attach_result(
         self, index: int, pending: PendingAnswer[Board] | None, deadline: float, problems: list[str]
     ) -> Slot:
         """The result of an attach; without a board, the reason goes into `problems`."""
@@ -313,7 +315,7 @@ class NvmlSource:
         ]
         # Shares of a device are adjusted together, so that they never add up to more than the
         # device.
-        shares = fitted(entry.accelerator for entry in instances)
+        shares = fit_shares(entry.accelerator for entry in instances)
         entries = (
             replace(entry, accelerator=share)
             for entry, share in zip(instances, shares, strict=True)
@@ -436,7 +438,7 @@ class NvmlSource:
             if 1 in codes:
                 self._started = False
             raise StaleHandle(f"GPU {board.index}: its handle is stale (NVML {min(codes & STALE)})")
-        if board.uuid in self._events.reshaped():
+        if board.uuid in self._events.reshaped_boards():
             raise StaleHandle(f"GPU {board.index}: its MIG instances are being changed")
         if board.health_reader is not None and "slow" in tiers:
             nvml = self._nvml

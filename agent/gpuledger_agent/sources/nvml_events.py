@@ -191,7 +191,7 @@ class DriverEvents:
             if logged is not None and uuid is not None:
                 self._note(uuid, logged.xid, "kernel")
 
-    def reshaped(self) -> frozenset[str]:
+    def reshaped_boards(self) -> frozenset[str]:
         """Boards whose MIG instances have changed since they were attached."""
         with self._lock:
             return frozenset(self._reshaped)

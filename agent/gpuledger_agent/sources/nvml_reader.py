@@ -93,7 +93,7 @@ class DeviceReader:
             }
         self._gpm: list[Any] | None = None
         self._gpm_ready = False
-        self._series = SeriesReader(nvml, handle, self._guarded, instance=parent is not None)
+        self._series = SeriesReader(nvml, handle, self._call_guarded, instance=parent is not None)
 
     def read(self, tiers: frozenset[str]) -> DeviceReading:
         """Read the metrics of the requested tiers. Never raises for an unsupported one."""
@@ -132,13 +132,13 @@ class DeviceReader:
 
     def alive(self) -> int:
         """0 while the handle is valid, else NVML's code (1 and 2 after a reload or a MIG change)."""
-        answer = self._guarded(lambda: self._nvml.nvmlDeviceGetUUID(self._handle))
+        answer = self._call_guarded(lambda: self._nvml.nvmlDeviceGetUUID(self._handle))
         return answer.code if isinstance(answer, Refusal) else 0
 
     def release(self) -> None:
         """Free the GPM buffers in the driver's library."""
         for sample in self._gpm or ():
-            self._guarded(partial(self._nvml.nvmlGpmSampleFree, sample))
+            self._call_guarded(partial(self._nvml.nvmlGpmSampleFree, sample))
         self._gpm, self._gpm_ready = None, False
 
     def _gather(self, due: Sequence[Metric], gpm: bool) -> DeviceReading:
@@ -156,7 +156,7 @@ class DeviceReader:
             )
         return reading
 
-    def _refused(self, metric: Metric, code: int, reading: DeviceReading) -> None:
+    def _note_refusal(self, metric: Metric, code: int, reading: DeviceReading) -> None:
         reason = _REASONS.get(code, f"NVML error {code}")
         if code in {LOST, RESET_REQUIRED}:
             reading.failed = code
@@ -194,7 +194,7 @@ class DeviceReader:
                 answers[key] = self._call(reader)
             answer = answers[key]
             if isinstance(answer, Refusal):
-                self._refused(metric, answer.code, reading)
+                self._note_refusal(metric, answer.code, reading)
             else:
                 self._put(metric, _item(answer, reader.item), reading)
 
@@ -219,10 +219,10 @@ class DeviceReader:
                 named[name] = value
             else:
                 positional.append(value)
-        answer = self._guarded(lambda: function(self._handle, *positional, **named))
+        answer = self._call_guarded(lambda: function(self._handle, *positional, **named))
         return answer if filled is None or isinstance(answer, Refusal) else filled
 
-    def _guarded(self, call: Callable[[], Any]) -> Any:
+    def _call_guarded(self, call: Callable[[], Any]) -> Any:
         """The answer or a Refusal.
 
         NVMLLibraryMismatchError is not an NVMLError, hence `except Exception`.
@@ -243,7 +243,7 @@ class DeviceReader:
                 getattr(self._nvml, reader.constant, None) if isinstance(reader, Field) else None
             )
             if identity is None or not isinstance(reader, Field):
-                self._refused(metric, 13, reading)
+                self._note_refusal(metric, 13, reading)
             else:
                 # With a scope (such as a link number) the binding takes a pair instead of the bare
                 # field id.
@@ -252,16 +252,16 @@ class DeviceReader:
                 )
         if not wanted:
             return
-        answers = self._guarded(
+        answers = self._call_guarded(
             lambda: self._nvml.nvmlDeviceGetFieldValues(
                 self._handle, [field for _, field in wanted]
             )
         )
         for position, (metric, _) in enumerate(wanted):
             if isinstance(answers, Refusal):
-                self._refused(metric, answers.code, reading)
+                self._note_refusal(metric, answers.code, reading)
             elif answers[position].nvmlReturn != 0:
-                self._refused(metric, int(answers[position].nvmlReturn), reading)
+                self._note_refusal(metric, int(answers[position].nvmlReturn), reading)
             else:
                 self._put(metric, field_value(metric, answers[position]), reading)
 
@@ -270,10 +270,10 @@ class DeviceReader:
         if not due or not self._gpm_start(due, reading) or self._gpm is None:
             return
         self._gpm.reverse()  # the previous sample becomes the first of the pair
-        answer = self._guarded(partial(self._gpm_sample, self._gpm[1]))
+        answer = self._call_guarded(partial(self._gpm_sample, self._gpm[1]))
         if isinstance(answer, Refusal):
             for metric in due:
-                self._refused(metric, answer.code, reading)
+                self._note_refusal(metric, answer.code, reading)
             return
         if not self._gpm_ready:  # the first sample alone gives no difference
             self._gpm_ready = True
@@ -285,17 +285,19 @@ class DeviceReader:
             return True
         nvml = self._nvml
         # A MIG instance is sampled through its parent device, so the parent must support GPM.
-        support = self._guarded(
+        support = self._call_guarded(
             lambda: nvml.nvmlGpmQueryDeviceSupport(self._parent or self._handle)
         )
         if isinstance(support, Refusal) or not support.isSupportedDevice:
             for metric in due:
-                self._refused(metric, support.code if isinstance(support, Refusal) else 3, reading)
+                self._note_refusal(
+                    metric, support.code if isinstance(support, Refusal) else 3, reading
+                )
             return False
-        buffers = [self._guarded(nvml.nvmlGpmSampleAlloc) for _ in range(2)]
+        buffers = [self._call_guarded(nvml.nvmlGpmSampleAlloc) for _ in range(2)]
         refusals = [buffer for buffer in buffers if isinstance(buffer, Refusal)]
         for metric in due if refusals else ():
-            self._refused(metric, refusals[0].code, reading)
+            self._note_refusal(metric, refusals[0].code, reading)
         self._gpm = None if refusals else buffers
         return not refusals
 
@@ -320,7 +322,7 @@ class DeviceReader:
         request.sample1, request.sample2 = self._gpm
         for position, (_, _, constant) in enumerate(wanted):
             request.metrics[position].metricId = constant
-        answer = self._guarded(lambda: nvml.nvmlGpmMetricsGet(request))
+        answer = self._call_guarded(lambda: nvml.nvmlGpmMetricsGet(request))
         by_engine: dict[str, list[SeriesValue]] = {}
         for position, (metric, engine, _) in enumerate(wanted):
             entry = request.metrics[position]
@@ -329,7 +331,7 @@ class DeviceReader:
             # Engine 0 and metrics without engines decide whether the card supports it; later
             # engines may simply not exist.
             elif entry.nvmlReturn != 0 and not engine:
-                self._refused(metric, int(entry.nvmlReturn), reading)
+                self._note_refusal(metric, int(entry.nvmlReturn), reading)
             # NaN is the only value that differs from itself.
             elif entry.nvmlReturn != 0 or entry.value != entry.value:
                 reading.absent[metric.name] = "no value yet"
@@ -375,7 +377,7 @@ class DeviceReader:
         for name in names:
             function = getattr(self._nvml, name, None)
             if function is not None:
-                answer = self._guarded(partial(function, self._handle))
+                answer = self._call_guarded(partial(function, self._handle))
             # 13 and 25: this version of the call is missing or has another struct, so an older one
             # may work.
             if not (isinstance(answer, Refusal) and answer.code in {13, 25}):

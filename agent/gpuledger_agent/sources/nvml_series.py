@@ -83,7 +83,7 @@ class SeriesReader:
             mask = values.get("gpu_clocks_event_reasons_bitmask")
             if mask is not None:
                 series["gpu_clocks_event_active"] = [
-                    _by("reason", name, int(bool(int(mask) & bit))) for name, bit in REASONS
+                    _by_label("reason", name, int(bool(int(mask) & bit))) for name, bit in REASONS
                 ]
             memory = [
                 SeriesValue(
@@ -130,7 +130,7 @@ class SeriesReader:
                 latest[entry.pid] = entry
         for name, attribute in _UTILIZATION:
             by_process = [
-                _by("pid", pid, getattr(entry, attribute) * 0.01)
+                _by_label("pid", pid, getattr(entry, attribute) * 0.01)
                 for pid, entry in sorted(latest.items())
                 # A number outside of 0 to 100 is no percentage and no reading.
                 if 0 <= getattr(entry, attribute) <= 100
@@ -152,7 +152,7 @@ class SeriesReader:
             absent |= dict.fromkeys(names, "this card has no NVLink")
             return
         series["gpu_nvlink_link_up"] = [
-            _by("link", link, int(state)) for link, state in states.items()
+            _by_label("link", link, int(state)) for link, state in states.items()
         ]
         if speeds:
             field = self._nvml.NVML_FI_DEV_NVLINK_GET_SPEED
@@ -161,7 +161,7 @@ class SeriesReader:
             )
             if not isinstance(answers, Refusal):
                 series["gpu_nvlink_speed_bits_per_second"] = [
-                    _by("link", link, int(answer.value.uiVal) * SPEED_SCALE)
+                    _by_label("link", link, int(answer.value.uiVal) * SPEED_SCALE)
                     for link, answer in zip(self._links, answers, strict=True)
                     if answer.nvmlReturn == 0
                 ]
@@ -216,5 +216,5 @@ def _label(answer: Any) -> str:
     return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
 
 
-def _by(label: str, name: object, value: float) -> SeriesValue:
+def _by_label(label: str, name: object, value: float) -> SeriesValue:
     return SeriesValue(((label, str(name)),), value)

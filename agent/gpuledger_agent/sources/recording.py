@@ -160,7 +160,7 @@ def _objects(path: Path, file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _tick(path: Path, number: int, line: dict[str, Any], known: set[str]) -> Tick:
     try:
-        offset_ms = _typed(line["offset_ms"], int)
+        offset_ms = _require_type(line["offset_ms"], int)
         samples = tuple(_sample(offset_ms, row) for row in line["samples"])
         holders = {
             row["uuid"]: tuple(map(_holder, row["holders"]))
@@ -177,7 +177,7 @@ def _tick(path: Path, number: int, line: dict[str, Any], known: set[str]) -> Tic
     return Tick(offset_ms, samples, holders)
 
 
-def _typed(value: Any, kind: type[Any]) -> Any:
+def _require_type(value: Any, kind: type[Any]) -> Any:
     """The value if it is of this type. Raises ValueError."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{value!r} is not a {kind.__name__}")
@@ -185,14 +185,14 @@ def _typed(value: Any, kind: type[Any]) -> Any:
 
 
 def _optional(value: Any, kind: type[Any]) -> Any:
-    return None if value is None else _typed(value, kind)
+    return None if value is None else _require_type(value, kind)
 
 
 def _accelerator(entry: dict[str, Any]) -> Accelerator:
     for name, kind in (("uuid", str), ("device_uuid", str), ("index", int), ("model", str)):
-        _typed(entry[name], kind)
+        _require_type(entry[name], kind)
     accelerator = Accelerator(**entry)
-    if not 0 < _typed(accelerator.gpu_micro, int) <= 1_000_000:
+    if not 0 < _require_type(accelerator.gpu_micro, int) <= 1_000_000:
         raise ValueError(f"gpu_micro {accelerator.gpu_micro} is not a share of a device")
     _optional(accelerator.mig_instance, str)
     _optional(accelerator.memory_bytes, int)
@@ -203,30 +203,37 @@ def _accelerator(entry: dict[str, Any]) -> Accelerator:
 def _sample(offset_ms: int, row: dict[str, Any]) -> Sample:
     processes = tuple(
         Process(
-            _typed(pid, int),
+            _require_type(pid, int),
             _optional(memory, int),
             _one_of(kind, frozenset({"compute", "graphics"})),
         )
         for pid, memory, kind in row.get("processes", ())
     )
     status, cause = row.get("health", ("ok", ""))
-    health = Health(_one_of(status, frozenset(get_args(HealthStatus))), _typed(cause, str))
+    health = Health(_one_of(status, frozenset(get_args(HealthStatus))), _require_type(cause, str))
     values = {name: _number(name, value) for name, value in row["values"].items()}
-    absent = {name: _typed(reason, str) for name, reason in row.get("absent", {}).items()}
+    absent = {name: _require_type(reason, str) for name, reason in row.get("absent", {}).items()}
     series = {
-        _one_of(name, BY_NAME): [_labeled(name, *entry) for entry in entries]
+        _one_of(name, BY_NAME): [_require_labels(name, *entry) for entry in entries]
         for name, entries in row.get("series", {}).items()
     }
     return Sample(
-        _typed(row["uuid"], str), offset_ms * 1_000_000, values, absent, processes, health, series
+        _require_type(row["uuid"], str),
+        offset_ms * 1_000_000,
+        values,
+        absent,
+        processes,
+        health,
+        series,
     )
 
 
-def _labeled(name: str, labels: dict[str, Any], value: Any) -> SeriesValue:
+def _require_labels(name: str, labels: dict[str, Any], value: Any) -> SeriesValue:
     if not all(_LABEL.fullmatch(label) for label in labels):
         raise ValueError(f"{name} has a malformed label")
     return SeriesValue(
-        tuple((label, _typed(text, str)) for label, text in labels.items()), _number(name, value)
+        tuple((label, _require_type(text, str)) for label, text in labels.items()),
+        _number(name, value),
     )
 
 
@@ -243,10 +250,13 @@ def _one_of(value: Any, known: Collection[str]) -> Any:
 
 
 def _holder(row: dict[str, Any]) -> Holder:
-    tags = {_typed(name, str): _typed(value, str) for name, value in row.get("tags", {}).items()}
+    tags = {
+        _require_type(name, str): _require_type(value, str)
+        for name, value in row.get("tags", {}).items()
+    }
     user, account, name = (_optional(row.get(key), str) for key in ("user", "account", "name"))
-    weight = _typed(row.get("weight", 1), int)
+    weight = _require_type(row.get("weight", 1), int)
     if weight < 1:
         raise ValueError(f"weight {weight} is not positive")
     kind = _one_of(row["kind"], WORKLOAD_KINDS)
-    return Holder(Workload(_typed(row["id"], str), kind, user, account, name, tags), weight)
+    return Holder(Workload(_require_type(row["id"], str), kind, user, account, name, tags), weight)

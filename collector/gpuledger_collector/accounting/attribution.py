@@ -103,7 +103,7 @@ class Attribution:
         if facts.user:
             levels["user"] = facts.user
         for rule in self.matching(facts, at_ms):
-            levels |= _assigned(rule, facts)
+            levels |= _assign_owner(rule, facts)
         # Escaped after the rules, since a rule may put a user's text into a level.
         return path_of({level: escaped(name) for level, name in levels.items()})
 
@@ -123,15 +123,15 @@ def _matches(rule: Rule, facts: WorkloadFacts) -> bool:
     return True
 
 
-def _assigned(rule: Rule, facts: WorkloadFacts) -> dict[str, str]:
+def _assign_owner(rule: Rule, facts: WorkloadFacts) -> dict[str, str]:
     assigned = {}
     for level, template in rule.assign.items():
         names = _PLACEHOLDER.findall(template)
         values = {name: facts.value(name) for name in names}
         if level in LEVELS and all(values.values()):
-            assigned[level] = _filled(template, values)
+            assigned[level] = _fill_template(template, values)
     return assigned
 
 
-def _filled(template: str, values: Mapping[str, str | None]) -> str:
+def _fill_template(template: str, values: Mapping[str, str | None]) -> str:
     return _PLACEHOLDER.sub(lambda match: values[match[1]] or "", template)

@@ -193,7 +193,7 @@ def thresholds(terms: Terms) -> list[tuple[str, int]]:
 def _next(
     budget: Budget, reading: Reading, rule: str, percent: int, old: Alert | None
 ) -> Alert | None:
-    crossed = _crossed(budget, reading, rule, percent)
+    crossed = _is_crossed(budget, reading, rule, percent)
     if crossed is None:
         return old
     # What has fired keeps its instant for the rest of the period: it may resolve and fire again,
@@ -202,7 +202,7 @@ def _next(
         return _towards_firing(reading, rule, percent, old, crossed=crossed)
     if crossed and old.state == RESOLVED:
         return replace(old, state=FIRING, evaluated_ms=reading.at_ms)
-    if old.state != RESOLVED and _over(budget, reading, rule, percent):
+    if old.state != RESOLVED and _is_over(budget, reading, rule, percent):
         return replace(old, state=RESOLVED, evaluated_ms=reading.at_ms)
     return old
 
@@ -238,7 +238,7 @@ def _towards_firing(
     )
 
 
-def _crossed(budget: Budget, reading: Reading, rule: str, percent: int) -> bool | None:
+def _is_crossed(budget: Budget, reading: Reading, rule: str, percent: int) -> bool | None:
     """Whether the threshold is reached; None where that cannot be known."""
     reached = reading.spent_micro * 100 >= budget.amount_micro * percent
     if rule == ACTUAL:
@@ -253,7 +253,7 @@ def _crossed(budget: Budget, reading: Reading, rule: str, percent: int) -> bool 
     return not reached and reading.likely_micro * 100 >= budget.amount_micro * percent
 
 
-def _over(budget: Budget, reading: Reading, rule: str, percent: int) -> bool:
+def _is_over(budget: Budget, reading: Reading, rule: str, percent: int) -> bool:
     """Whether a threshold that fired is no longer reached."""
     if rule == ACTUAL:
         return reading.spent_micro * 100 < budget.amount_micro * percent
@@ -344,7 +344,7 @@ def drivers(before: Iterable[HolderSpend], after: Iterable[HolderSpend]) -> list
     are exact fractions, rounded together for each holder, so they add up to its change, and the
     changes add up to the whole (price-volume-mix variance).
     """
-    old, new = _summed(before), _summed(after)
+    old, new = _sum_spend(before), _sum_spend(after)
     # Without any spend before there is no earlier price; the later one makes all of the change
     # volume.
     average = _average(list(old.values())) or _average(list(new.values())) or Fraction(0)
@@ -359,13 +359,13 @@ def drivers(before: Iterable[HolderSpend], after: Iterable[HolderSpend]) -> list
         # The first part is the rest, so the three add up to the change exactly before they are
         # rounded.
         parts = [cost_1 - cost_0 - more * price_0, more * average, more * (price_0 - average)]
-        changes.append(Driver(*key, cost_0, cost_1, *_rounded(parts)))
+        changes.append(Driver(*key, cost_0, cost_1, *_round_together(parts)))
     return sorted(
         changes, key=lambda driver: (-abs(driver.change_micro), driver.label, driver.model)
     )
 
 
-def _summed(held: Iterable[HolderSpend]) -> dict[tuple[tuple[str, ...], str], tuple[int, int]]:
+def _sum_spend(held: Iterable[HolderSpend]) -> dict[tuple[tuple[str, ...], str], tuple[int, int]]:
     sums: dict[tuple[tuple[str, ...], str], tuple[int, int]] = {}
     for spend in held:
         gpu_ns, cost = sums.get((spend.label, spend.model), (0, 0))
@@ -389,7 +389,7 @@ def _model_prices(
     return {model: price for model, price in prices.items() if price is not None}
 
 
-def _rounded(parts: Sequence[Fraction]) -> list[int]:
+def _round_together(parts: Sequence[Fraction]) -> list[int]:
     """Fractions that add up to an integer, as integers that do."""
     unit = lcm(*(part.denominator for part in parts))
     return round_together([int(part * unit) for part in parts], unit)

@@ -141,22 +141,22 @@ def _of_version(
         superseded_ms = version.superseded_ms
         if closed_ms is None:
             if superseded_ms is None:
-                yield from _within(version.value, month.clip(asked), until_ms)
+                yield from _payments_within(version.value, month.clip(asked), until_ms)
             continue
         if version.recorded_ms <= closed_ms and (
             superseded_ms is None or superseded_ms > closed_ms
         ):
-            yield from _within(version.value, month.clip(asked), until_ms)
+            yield from _payments_within(version.value, month.clip(asked), until_ms)
         # What changes after the close is a correction on the day on which it changes, as charges
         # are.
         if version.recorded_ms > closed_ms and asked.start_ms <= version.recorded_ms < asked.end_ms:
-            yield from _corrected(version.value, month, name, version.recorded_ms, 1)
+            yield from _correct_payment(version.value, month, name, version.recorded_ms, 1)
         if (
             superseded_ms is not None
             and superseded_ms > closed_ms
             and asked.start_ms <= superseded_ms < asked.end_ms
         ):
-            yield from _corrected(version.value, month, name, superseded_ms, -1)
+            yield from _correct_payment(version.value, month, name, superseded_ms, -1)
 
 
 def _months(
@@ -176,14 +176,16 @@ def _months(
         start_ms = month.end_ms
 
 
-def _corrected(
+def _correct_payment(
     value: Commitment | Hardware, month: Period, name: str, booked_ms: int, sign: int
 ) -> Iterator[Purchase]:
-    for payment in _within(value, month, month.end_ms):
+    for payment in _payments_within(value, month, month.end_ms):
         yield replace(payment, micro=sign * payment.micro, booked_ms=booked_ms, correction_of=name)
 
 
-def _within(value: Commitment | Hardware, span: Period | None, until_ms: int) -> Iterator[Purchase]:
+def _payments_within(
+    value: Commitment | Hardware, span: Period | None, until_ms: int
+) -> Iterator[Purchase]:
     """The payments of one declaration within a span: the one-time one first, then the recurring
     one.
     """

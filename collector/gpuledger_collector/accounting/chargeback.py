@@ -307,7 +307,8 @@ def report(
         # Remainders are given out in the order of `_ordered`; the sort after it is for display
         # only.
         own_rows = _rows(
-            currency, _ordered({key: entry for (of, key), entry in sums.items() if of == currency})
+            currency,
+            _by_falling_cost({key: entry for (of, key), entry in sums.items() if of == currency}),
         )
         if not separate_corrections:
             own_rows = add_up_corrections(own_rows)
@@ -335,7 +336,7 @@ def _add_allocations(
             sums[currency, (keys, first[currency, keys])].co2e_micrograms = grams
 
 
-def _ordered(sums: Mapping[_Key, _RowSums]) -> list[tuple[_Key, _RowSums]]:
+def _by_falling_cost(sums: Mapping[_Key, _RowSums]) -> list[tuple[_Key, _RowSums]]:
     """By cost, dearest first: the order in which remainders are given out."""
     return sorted(sums.items(), key=lambda item: (-(item[1].cost_micro or 0), item[0]))
 
@@ -388,7 +389,7 @@ def holder_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
         }
         return tuple(
             [
-                _shown(key, name)
+                _show_key(key, name)
                 or nobody.get(name, UNATTRIBUTED if name in _OWNER_DIMENSIONS else "")
                 for key, name in named
             ]
@@ -396,7 +397,7 @@ def holder_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
     # Parentheses mark names that no owner can have: owners' names that look like this are escaped.
     marked = next((at for at, name in enumerate(by) if name in _OWNER_DIMENSIONS), 0)
     cells = [
-        "" if name in _OWNER_DIMENSIONS else _shown(key, name)
+        "" if name in _OWNER_DIMENSIONS else _show_key(key, name)
         for key, name in zip(line.keys, by, strict=True)
     ]
     if cells:
@@ -404,7 +405,7 @@ def holder_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def _shown(key: str, dimension: str) -> str:
+def _show_key(key: str, dimension: str) -> str:
     return key if dimension in LEVELS else escaped(key)
 
 

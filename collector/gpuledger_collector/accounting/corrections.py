@@ -78,11 +78,11 @@ def _by_key(charges: Iterable[Charge]) -> dict[object, Charge]:
             None if charge.node_cost is None else (charge.node_cost.name, charge.node_cost.rate),
         )
         known = sums.get(key)
-        sums[key] = charge if known is None else _joined(known, charge)
+        sums[key] = charge if known is None else _add_charges(known, charge)
     return sums
 
 
-def _joined(known: Charge, charge: Charge) -> Charge:
+def _add_charges(known: Charge, charge: Charge) -> Charge:
     start_ms, end_ms = min(known.start_ms, charge.start_ms), max(known.end_ms, charge.end_ms)
     return replace(known.plus(charge), start_ms=start_ms, end_ms=end_ms)
 

@@ -124,7 +124,7 @@ def view(
         for line in lines:
             rate = None if line.currency is None else exchange.rate_at(line.currency, span.start_ms)
             groups.setdefault(rate, _Group()).lines.append(
-                line if rate is None else _converted(line, rate)
+                line if rate is None else _convert_line(line, rate)
             )
         _add_allocations(groups, allocations, exchange, span.start_ms)
     rows: list[ReportRow] = []
@@ -139,7 +139,7 @@ def view(
     return Report(tuple(by), tuple(rows), tuple(totals), exchanged=True)
 
 
-def _converted(line: ChargedLine, rate: ExchangeRate) -> ChargedLine:
+def _convert_line(line: ChargedLine, rate: ExchangeRate) -> ChargedLine:
     # Each line is rounded on its own: rows of a view add up to its totals, not to the converted
     # total.
     costs = {

@@ -95,7 +95,7 @@ def share_use(
             in_force[day, step.pool] = [
                 share for share in shares if share.pool == step.pool and _holds(share, date)
             ]
-        entitled = _entitled(in_force[day, step.pool], step.capacity_ns)
+        entitled = _entitlements(in_force[day, step.pool], step.capacity_ns)
         if entitled:
             _add_step(uses, step, entitled)
     return [uses[key] for key in sorted(uses)]
@@ -107,7 +107,7 @@ def _holds(share: PoolShare, date: dt.date) -> bool:
     )
 
 
-def _entitled(shares: Sequence[PoolShare], capacity_ns: int | None) -> dict[str, int]:
+def _entitlements(shares: Sequence[PoolShare], capacity_ns: int | None) -> dict[str, int]:
     """Each team's share of a step, in GPU-nanoseconds; together at most the capacity.
 
     A fraction of an unknown capacity is left out.

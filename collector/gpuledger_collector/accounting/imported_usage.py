@@ -51,13 +51,13 @@ def without_seen(
     left: list[ImportedUsage] = []
     for pool, pool_usages in sorted(usages.items()):
         if pool in by_pool:
-            left += _left(pool_usages, by_pool[pool], day, until_ms)
+            left += _usage_left(pool_usages, by_pool[pool], day, until_ms)
         else:
             left += pool_usages
     return sorted(left, key=lambda usage: (usage.key, usage.start_ms))
 
 
-def _left(
+def _usage_left(
     usages: Sequence[ImportedUsage], seen: Sequence[SeenAccelerator], day: Period, until_ms: int
 ) -> list[ImportedUsage]:
     # By key, not by id: ties of the split must not depend on the order of import.
@@ -78,7 +78,7 @@ def _left(
         ]
         counts = [ordered[at].gpu_micro for at in there]
         for at, micro in zip(
-            there, _counts(ordered, there, counts, timeline.at(start_ms)), strict=True
+            there, _counts(ordered, there, counts, timeline.gpus_at(start_ms)), strict=True
         ):
             if not micro:
                 continue
@@ -148,7 +148,7 @@ class _Timeline:
         changes: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for (node, _, micro), periods in spans.items():
             # Sightings of one accelerator may overlap; counted twice, it would displace two GPUs.
-            for period in _joined(periods):
+            for period in _join_periods(periods):
                 changes[period.start_ms][node] += micro
                 changes[period.end_ms][node] -= micro
         self._instants = sorted(changes)
@@ -164,13 +164,13 @@ class _Timeline:
         first = bisect_left(self._instants, day.start_ms)
         return set(self._instants[first : bisect_left(self._instants, day.end_ms)])
 
-    def at(self, at_ms: int) -> Mapping[str, int]:
+    def gpus_at(self, at_ms: int) -> Mapping[str, int]:
         """Micro-GPUs by node."""
         place = bisect_right(self._instants, at_ms)
         return self._states[place - 1] if place else {}
 
 
-def _joined(periods: Iterable[Period]) -> list[Period]:
+def _join_periods(periods: Iterable[Period]) -> list[Period]:
     joined: list[Period] = []
     for period in sorted(periods):
         if joined and period.start_ms <= joined[-1].end_ms:

@@ -339,7 +339,7 @@ class _Sweep:
         self.device_is_stated = any(row.part.is_device for row in board.stated)
         for row in board.carried:
             part = parts.get(row.accelerator_id, Part(row.accelerator_id, "", is_device=False))
-            attributes = _reported(row, part)
+            attributes = _reported_attributes(row, part)
             self.there[row.accelerator_id] = _There(
                 part, replace(row, in_ms=board.since_ms, out_ms=None), attributes
             )
@@ -474,7 +474,7 @@ class _Sweep:
             last, governing = self.last.get(part.accelerator_id), self._row_for(part, at_ms)
             if last is None or governing is None or part.accelerator_id in self.there:
                 continue
-            attributes = _reported(last, part)
+            attributes = _reported_attributes(last, part)
             if _fit(attributes, self.there.values()):
                 self._put(part, governing.node_id, attributes, at_ms, governing, -1)
 
@@ -597,7 +597,7 @@ class _Sweep:
         self.there[part.accelerator_id] = _There(part, row, attributes, seen_until_ms)
 
 
-def _reported(row: Placement, part: Part) -> Attributes:
+def _reported_attributes(row: Placement, part: Part) -> Attributes:
     """What agents reported of a part by its row: the inventory may have stated another model, which
     is not compared.
     """

@@ -154,7 +154,7 @@ class _Timeline:
                 heapq.heappop(running)
             self._best.append(ranked[running[0]] if running else None)
 
-    def at(self, at_ms: int) -> Price | None:
+    def price_at(self, at_ms: int) -> Price | None:
         """The price in force."""
         return self._best[bisect_right(self._edges, at_ms)]
 
@@ -228,7 +228,7 @@ class PriceBook:
             timeline = self._timelines[key] = self._timeline(
                 pool, gpu_model, node, region, purchase
             )
-        return timeline.at(at_ms)
+        return timeline.price_at(at_ms)
 
     def purchase_at(
         self, pool: str, gpu_model: str, node: str, tags: Mapping[str, str], at_ms: int

@@ -289,7 +289,7 @@ def rate_accelerator_day(
         # that cost the book's rate alone.
         if covered is not None and interval.start_ms in covered:
             parts = [
-                _Part.of(piece, _owner(piece, interval, owner_of), gpu_micro)
+                _Part.whole(piece, _owner(piece, interval, owner_of), gpu_micro)
                 for piece in inside
                 if piece.held_ms
             ]
@@ -350,7 +350,7 @@ class _Part:
     energy_mj: int | None = None
 
     @classmethod
-    def of(cls, piece: HourlyUsage, owner: OwnerPath | None, gpu_micro: int) -> _Part:
+    def whole(cls, piece: HourlyUsage, owner: OwnerPath | None, gpu_micro: int) -> _Part:
         """All of a piece."""
         quantity_ns = gpu_ns(gpu_micro, piece.held_ms)
         activity_ns = _activity_ns(piece, gpu_micro)

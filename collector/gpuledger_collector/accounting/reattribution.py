@@ -94,9 +94,9 @@ class Reattributions:
         """
         if not self._by_key:
             return list(pieces)
-        return [self._applied(piece, owner_of) for piece in pieces]
+        return [self._apply_to_piece(piece, owner_of) for piece in pieces]
 
-    def _applied(self, piece: HourlyUsage, owner_of: OwnerOf) -> HourlyUsage:
+    def _apply_to_piece(self, piece: HourlyUsage, owner_of: OwnerOf) -> HourlyUsage:
         if piece.state != HELD or piece.workload_id is None:
             return piece
         key = (piece.workload_id, piece.accelerator_id)
@@ -124,10 +124,10 @@ def spans_of(lines: Iterable[tuple[Key, Period]], within: Period) -> dict[Key, l
         )
         if (part := whole.clip(within)) is not None:
             spans[key].append(part)
-    return {key: _joined(parts) for key, parts in spans.items()}
+    return {key: _join_periods(parts) for key, parts in spans.items()}
 
 
-def _joined(parts: Sequence[Period]) -> list[Period]:
+def _join_periods(parts: Sequence[Period]) -> list[Period]:
     joined: list[Period] = []
     for part in sorted(parts, key=lambda period: period.start_ms):
         if joined and part.start_ms <= joined[-1].end_ms:

@@ -180,11 +180,11 @@ def make_section(
         corrections=tuple(
             sorted((line for line in corrections if line.label), key=lambda line: line.label)
         ),
-        shared=_shared(row, shares),
+        shared=_shares_of_row(row, shares),
     )
 
 
-def _shared(row: ReportRow, shares: Iterable[SharedPart]) -> tuple[SharedAmount, ...]:
+def _shares_of_row(row: ReportRow, shares: Iterable[SharedPart]) -> tuple[SharedAmount, ...]:
     """The shares of a row, cost by cost, dearest first; costs that differ in key or dates are not
     added up.
     """

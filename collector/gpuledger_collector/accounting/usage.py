@@ -96,11 +96,11 @@ def merged(pieces: Sequence[HourlyUsage]) -> list[HourlyUsage]:
     for piece in pieces:
         key = (piece.start_ms, piece.state, piece.workload_id, piece.attributes_id)
         first = by_holder.get(key)
-        by_holder[key] = piece if first is None else _added(first, piece)
+        by_holder[key] = piece if first is None else _add_pieces(first, piece)
     return list(by_holder.values())
 
 
-def _added(first: HourlyUsage, other: HourlyUsage) -> HourlyUsage:
+def _add_pieces(first: HourlyUsage, other: HourlyUsage) -> HourlyUsage:
     measured = [piece.energy_mj for piece in (first, other) if piece.energy_mj is not None]
     return replace(
         first,
@@ -130,7 +130,7 @@ def fold(
     """
     # Adjoining and overlapping periods as one, so that no window is counted twice and none is split
     # without need.
-    present = _merged(capacity)
+    present = _merge_periods(capacity)
     parts: dict[_Part, list[int | None]] = {}
     accelerator_id = 0
     cursor: int | None = None
@@ -151,7 +151,7 @@ def fold(
                 break
             common = rating_interval.clip(free)
             if common is not None:
-                for window in _within(common, present):
+                for window in _clip_periods(common, present):
                     _add_window(parts, span, rating_interval, window)
     # In a fixed order: the split of an interval's cost gives ties to the earlier piece.
     return [
@@ -220,7 +220,7 @@ def _contradictions(usage_intervals: Iterable[UsageInterval]) -> list[Contradict
     return contradictions
 
 
-def _merged(capacity: Sequence[Period]) -> list[Period]:
+def _merge_periods(capacity: Sequence[Period]) -> list[Period]:
     merged: list[Period] = []
     for period in sorted(capacity):
         if merged and period.start_ms <= merged[-1].end_ms:
@@ -230,7 +230,7 @@ def _merged(capacity: Sequence[Period]) -> list[Period]:
     return merged
 
 
-def _within(common: Period, present: Sequence[Period]) -> list[Period]:
+def _clip_periods(common: Period, present: Sequence[Period]) -> list[Period]:
     windows = (common.clip(period) for period in present)
     return [window for window in windows if window is not None]
 

@@ -144,7 +144,7 @@ _OLD_NAMES = frozenset(("ProviderName", "PublisherName"))
 _NEW_NAMES = ("HostProviderName", "ServiceProviderName")
 
 
-def _renamed(names: tuple[str, ...]) -> tuple[str, ...]:
+def _rename_columns(names: tuple[str, ...]) -> tuple[str, ...]:
     return (*(name for name in names if name not in _OLD_NAMES), *_NEW_NAMES)
 
 
@@ -160,8 +160,8 @@ VERSIONS: Mapping[str, FocusRules] = {
     ),
     "1.4": FocusRules(
         name="1.4",
-        not_null=_renamed(NOT_NULL),
-        present=_renamed(PRESENT),
+        not_null=_rename_columns(NOT_NULL),
+        present=_rename_columns(PRESENT),
         known=frozenset(
             (
                 *(KNOWN - _OLD_NAMES),

@@ -70,7 +70,7 @@ def ratio_of(row: Row) -> Decimal | None:
     be read.
     """
     try:
-        elements = _loaded(row.get("AllocatedMethodDetails", ""))["Elements"]
+        elements = _load_json(row.get("AllocatedMethodDetails", ""))["Elements"]
         return sum((element["AllocatedRatio"] for element in elements), Decimal(0))
     except (ValueError, KeyError, TypeError, InvalidOperation):
         return None
@@ -79,7 +79,7 @@ def ratio_of(row: Row) -> Decimal | None:
 def units_of(row: Row) -> list[str]:
     """The units of a row's elements, as far as they can be read."""
     try:
-        elements = _loaded(row.get("AllocatedMethodDetails", ""))["Elements"]
+        elements = _load_json(row.get("AllocatedMethodDetails", ""))["Elements"]
         return [
             element["UsageUnit"]
             for element in elements
@@ -89,7 +89,7 @@ def units_of(row: Row) -> list[str]:
         return []
 
 
-def _loaded(text: str) -> Any:
+def _load_json(text: str) -> Any:
     # Decimals: ratios read as floats would not add up to 1.
     return json.loads(text, parse_float=Decimal, parse_int=Decimal)
 
@@ -99,7 +99,7 @@ def _details(text: str) -> Iterator[Told]:
     if not text:
         return
     try:
-        content = _loaded(text)
+        content = _load_json(text)
     except ValueError:
         yield "json", column, f"{column} is no JSON object"
         return

@@ -80,14 +80,14 @@ def lines(
         if booked_ms is None:
             _split(pairs_of_day)
         for _, row in pairs_of_day:
-            yield _renamed(row)
+            yield _rename_columns(row)
     for row in focus.purchase_rows(payments, level, issuer, book):
-        yield _renamed(row)
+        yield _rename_columns(row)
     for row in focus.adjustments(book, level, issuer, shares):
-        yield _renamed(row)
+        yield _rename_columns(row)
 
 
-def _renamed(row: focus.Row) -> focus.Row:
+def _rename_columns(row: focus.Row) -> focus.Row:
     """1.4 knows who offers a service and who hosts it: on a marketplace the seller offers what the
     provider hosts.
     """

@@ -99,7 +99,7 @@ def backtest_scaling(
     retuned, _, _ = backtest.daily("reactive-daily", ~ahead, rules)
     results = (
         *backtest.baselines(),
-        backtest.tuned(),
+        backtest.tune_reactive(),
         retuned,
         backtest.hindsight(),
         ours,
@@ -154,7 +154,7 @@ class _Backtest:
             self.result("reactive-plain", plain, "demand now"),
         )
 
-    def tuned(self) -> PolicyResult:
+    def tune_reactive(self) -> PolicyResult:
         """The reactive setting that waited least on the history within the cost cap."""
         return self.candidate("reactive-tuned", self.replay.anchor)
 

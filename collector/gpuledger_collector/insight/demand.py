@@ -55,7 +55,7 @@ class QueueReadings:
     at_ms: Ints
     gpus: Mapping[str, Floats]
 
-    def before(self, end_ms: int) -> QueueReadings | None:
+    def readings_before(self, end_ms: int) -> QueueReadings | None:
         """Return the readings before an instant; None without any."""
         count = int(np.searchsorted(self.at_ms, end_ms))
         gpus = {group: values[:count] for group, values in self.gpus.items()}
@@ -166,7 +166,9 @@ def with_queue(
     is held. Where a source that names the group was silent for longer than a reading is valid,
     demand is unknown; a source that has been silent for a day is ignored since then.
     """
-    known = [readings for queue in queues if (readings := queue.before(now_ms)) is not None]
+    known = [
+        readings for queue in queues if (readings := queue.readings_before(now_ms)) is not None
+    ]
     return [
         Series(
             held.name,

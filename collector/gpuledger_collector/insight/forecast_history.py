@@ -90,12 +90,12 @@ def forecast_at(
     usable = [hourly for hourly in past if hourly.known]
     replayed = now_ms - origin_ms > DAY_MS + HOUR_MS
     return [
-        _stored(result, grouped, origin_ms, now_ms, replayed)
+        _to_stored(result, grouped, origin_ms, now_ms, replayed)
         for result in forecast(usable, HORIZON_HOURS)
     ]
 
 
-def _stored(
+def _to_stored(
     result: Forecast, grouped: str, origin_ms: int, now_ms: int, replayed: bool
 ) -> StoredForecast:
     def rows(values: Floats) -> tuple[tuple[float, ...], ...]:

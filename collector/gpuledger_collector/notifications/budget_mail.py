@@ -335,15 +335,15 @@ def _changes(news: News) -> dict[str, object]:
         for driver, change in zip(drivers, changes, strict=True)
     ]
 
-    def signed(units: int) -> str:
-        text = _signed(units, budget)
+    def with_sign(units: int) -> str:
+        text = _with_sign(units, budget)
         return text.removeprefix("+") if news.before is None else text
 
-    rows = [_driver_row(*row, signed) for row in zip(drivers, changes, splits, strict=True)]
+    rows = [_driver_row(*row, with_sign) for row in zip(drivers, changes, splits, strict=True)]
     if news.before is None:
         rows = [{**row, "parts": []} for row in rows]
     totals = {
-        name: signed(sum(split[index] for split in splits)) for index, name in enumerate(PARTS)
+        name: with_sign(sum(split[index] for split in splits)) for index, name in enumerate(PARTS)
     }
     return {
         "heading": _comparison(news, sum(changes)),
@@ -355,11 +355,11 @@ def _changes(news: News) -> dict[str, object]:
 def _comparison(news: News, change: int) -> str:
     """What the compared days cost more or less in words, and what that means for the budget."""
     since = "since the last mail" if news.since_mail else "since the period began"
-    amount = _signed(abs(change), news.status.budget).removeprefix("+")
+    amount = _with_sign(abs(change), news.status.budget).removeprefix("+")
     if news.before is None:
         return (
             f"Where it went {since}:"
-            f" {amount if change >= 0 else _signed(change, news.status.budget)}"
+            f" {amount if change >= 0 else _with_sign(change, news.status.budget)}"
         )
     calendar = news.status.budget.calendar
     count = len(calendar.days(news.after))
@@ -436,7 +436,7 @@ def drivers_csv(news: News) -> str:
     return csv_text((*DRIVER_COLUMNS, unit), rows)
 
 
-def _signed(units: int, budget: Budget) -> str:
+def _with_sign(units: int, budget: Budget) -> str:
     """Shown units with their sign: `+1,767.00 USD`."""
     digits = budget.digits
     whole, part = divmod(abs(units), 10**digits)

@@ -463,7 +463,7 @@ def summary(week: WeeklySummary, pages: PageLinks | None = None) -> Content:
     option = f" --team {shlex.quote(week.team)}" if week.team else ""
     return MailPage(
         subject=f"[GPU idle] {team}, {span}: {hours} idle, {cost}",
-        verdict=f"{team} held {hours} that were idle, {span}: {cost}{_compared(week, costs)}.",
+        verdict=f"{team} held {hours} that were idle, {span}: {cost}{_compare_with_week_before(week, costs)}.",
         open=(
             None
             if pages is None
@@ -480,7 +480,7 @@ def summary(week: WeeklySummary, pages: PageLinks | None = None) -> Content:
     ).content()
 
 
-def _compared(week: WeeklySummary, costs: Mapping[str, int]) -> str:
+def _compare_with_week_before(week: WeeklySummary, costs: Mapping[str, int]) -> str:
     """What that is more or less than in the week before, in words; empty where that week is not
     known.
 

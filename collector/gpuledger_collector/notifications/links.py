@@ -30,31 +30,31 @@ class PageLinks:
 
     def overview(self) -> str:
         """The page of the whole fleet."""
-        return self._at("/")
+        return self._address_of("/")
 
     def statement(self, level: str, owner: str, month: str) -> str:
         """The statement of an owner for a month, `2026-10`."""
         if owner in DOTS:
-            return self._at(f"/statements/{level}/{month}", {"owner": owner})
-        return self._at(f"/statements/{level}/{quote(owner, safe='')}/{month}")
+            return self._address_of(f"/statements/{level}/{month}", {"owner": owner})
+        return self._address_of(f"/statements/{level}/{quote(owner, safe='')}/{month}")
 
     def job(self, name: str) -> str:
         """The receipt of a job, by its key, its id or its name."""
         return (
-            self._at("/jobs/", {"key": name})
+            self._address_of("/jobs/", {"key": name})
             if name in DOTS
-            else self._at(f"/jobs/{quote(name, safe='')}")
+            else self._address_of(f"/jobs/{quote(name, safe='')}")
         )
 
     def idle(self, team: str = "", period: str = "") -> str:
         """Idle GPUs of a team (of all), now or of a period as `--period` writes it."""
-        return self._at("/idle", {"period": period, "team": team})
+        return self._address_of("/idle", {"period": period, "team": team})
 
     def anomalies(self, team: str) -> str:
         """Unusual spending of a team."""
-        return self._at("/anomalies", {"team": team})
+        return self._address_of("/anomalies", {"team": team})
 
-    def _at(self, path: str, parameters: Mapping[str, str] | None = None) -> str:
+    def _address_of(self, path: str, parameters: Mapping[str, str] | None = None) -> str:
         query = urlencode(
             {name: value for name, value in (parameters or {}).items() if value}, quote_via=quote
         )

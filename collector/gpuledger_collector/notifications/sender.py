@@ -86,18 +86,22 @@ class Sender:
         may_repeat = transport.repeatable or self.resend_unconfirmed
         # Before the transport is asked: sending again could deliver a mail twice.
         if claim.in_doubt and not may_repeat:
-            self._unconfirmed(claim, report, "the sender ended while it handed the message over")
+            self._note_unconfirmed(
+                claim, report, "the sender ended while it handed the message over"
+            )
             return True
         try:
             transport.deliver(claim.message, claim.hand_over, self.on_step)
         except NotAccepted as error:
-            self._failed(claim, report, str(error), permanent=error.permanent, wait_s=error.wait_s)
+            self._note_failure(
+                claim, report, str(error), permanent=error.permanent, wait_s=error.wait_s
+            )
             return not error.unreachable
         except DeliveryUnknown as error:
             if may_repeat:
-                self._failed(claim, report, str(error), permanent=False)
+                self._note_failure(claim, report, str(error), permanent=False)
             else:
-                self._unconfirmed(claim, report, str(error))
+                self._note_unconfirmed(claim, report, str(error))
             return False
         # Recorded after delivery: a crash in between leaves the claim in doubt, never a message
         # unsent and marked as sent.
@@ -106,14 +110,14 @@ class Sender:
         report.sent += 1
         return True
 
-    def _unconfirmed(self, claim: Claim, report: SendReport, sentence: str) -> None:
+    def _note_unconfirmed(self, claim: Claim, report: SendReport, sentence: str) -> None:
         claim.unconfirmed(sentence)
         report.unconfirmed += 1
         log.warning(
             "delivery of a message to %s is unconfirmed: %s", claim.message.recipient, sentence
         )
 
-    def _failed(
+    def _note_failure(
         self, claim: Claim, report: SendReport, sentence: str, *, permanent: bool, wait_s: int = 0
     ) -> None:
         if permanent or claim.attempts + 1 >= MAX_ATTEMPTS:

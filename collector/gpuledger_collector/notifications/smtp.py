@@ -103,7 +103,7 @@ class SmtpTransport:
                 f"{self.host}:{self.port}: {_sentence(error)}", unreachable=True
             ) from error
         try:
-            with _within(self.session_s, session):
+            with _cut_off_after(self.session_s, session):
                 yield session
         finally:
             # Closing without QUIT: a session that ends before the dot has sent nothing, and the
@@ -120,7 +120,7 @@ class SmtpTransport:
         # Not by the constructor: before it returns there is no session that could be cut off.
         session._host = self.host  # type: ignore[attr-defined]  # noqa: SLF001 - for the name in its certificate
         try:
-            with _within(self.session_s, session):
+            with _cut_off_after(self.session_s, session):
                 _require_greeting(session.connect(self.host, self.port))
                 if self.security == "starttls":
                     session.starttls(context=context)
@@ -141,7 +141,7 @@ def _require_greeting(reply: tuple[int, bytes]) -> None:
 
 
 @contextmanager
-def _within(seconds: float, session: smtplib.SMTP) -> Iterator[None]:
+def _cut_off_after(seconds: float, session: smtplib.SMTP) -> Iterator[None]:
     """Cut a session off that takes longer: smtplib waits anew for each byte, and a server may send
     one now and then.
     """

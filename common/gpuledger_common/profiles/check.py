@@ -44,7 +44,7 @@ class Report:
 def check_page(profile: Profile, lines: Lines, host: str) -> Report:
     """Check a page by a profile. Raises ValueError where it shows no device."""
     page = read_page(profile, lines, host)
-    rows = [*_shown(profile, lines), *_missing(profile, lines)]
+    rows = [*_show_families(profile, lines), *_missing(profile, lines)]
     return Report(page, tuple(matches(profile, lines)), tuple(rows))
 
 
@@ -55,7 +55,7 @@ def energy_of(profile: Profile, entry: PageAccelerator) -> str:
     return ENERGY["integrated"] if POWER_METRIC in entry.values else ENERGY["unknown"]
 
 
-def _shown(profile: Profile, lines: Lines) -> Iterable[FamilyRow]:
+def _show_families(profile: Profile, lines: Lines) -> Iterable[FamilyRow]:
     """Every family of the page."""
     by_name: dict[str, list[PageSample]] = {}
     for sample in lines.samples:
@@ -79,7 +79,9 @@ def _row(profile: Profile, name: str, samples: Sequence[PageSample]) -> FamilyRo
         for family in profile.families.get(plain or "", ())
         if (values := [value for value, entry in own if family.condition.holds(entry)])
     ]
-    notes = [part for family, values in raw for part in (*_how(family), *_removed(family, values))]
+    notes = [
+        part for family, values in raw for part in (*_how(family), *_count_removed(family, values))
+    ]
     notes += _roles(profile, plain) if plain is not None else ()
     if not notes:
         reason = profile.why_ignored(plain or name)
@@ -107,16 +109,16 @@ def _how(family: Family) -> list[str]:
 
 def _reading(family: Family, raw: Iterable[float]) -> str:
     """The first value that counts, in base units; a dash where none does."""
-    scaled = (family.rule.scaled(value) for value in raw)
+    scaled = (family.rule.to_base_units(value) for value in raw)
     first = next(
         (value for value in scaled if value is not None and family.rule.is_possible(value)), None
     )
     return "-" if first is None else f"{first:.6g} {family.metric.unit}"
 
 
-def _removed(family: Family, raw: Sequence[float]) -> Iterable[str]:
+def _count_removed(family: Family, raw: Sequence[float]) -> Iterable[str]:
     """How many values are no readings: by a sentinel, or by the range."""
-    scaled = [family.rule.scaled(value) for value in raw]
+    scaled = [family.rule.to_base_units(value) for value in raw]
     refused = [
         value for value in scaled if value is not None and not family.rule.is_possible(value)
     ]

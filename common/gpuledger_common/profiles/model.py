@@ -78,7 +78,7 @@ class ValueRule:
     is_percent_above_one: bool = False
     """Whether the family carries a percentage in some versions and a ratio in others."""
 
-    def scaled(self, raw: float) -> float | None:
+    def to_base_units(self, raw: float) -> float | None:
         """The value in base units; None where the exporter has none."""
         # NaN is the only value that differs from itself.
         if (

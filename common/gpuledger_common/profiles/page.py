@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuledger_common.health import page_health
-from gpuledger_common.mig import fitted
+from gpuledger_common.mig import fit_shares
 from gpuledger_common.plurals import plural
 from gpuledger_common.profiles.lines import Lines, PageSample
 from gpuledger_common.profiles.model import Family, Profile, ValueRule
@@ -211,14 +211,17 @@ def _take(page: dict[str, PageAccelerator], described: Described, value: float) 
     if described.health is not None and value in described.health.values:
         entry.causes.append(described.health.cause)
     share = described.share
-    if share is not None and (amount := _checked(entry, share.name, share.rule, value)) is not None:
+    if (
+        share is not None
+        and (amount := _check_range(entry, share.name, share.rule, value)) is not None
+    ):
         if share.of:
             entry.amounts[share.of] = max(amount, entry.amounts.get(share.of, 0))
         else:
             entry.share = max(entry.share, round(amount * WHOLE_GPU))
     pod = "" if described.owner is None else described.owner.id
     for family in described.families:
-        scaled = _checked(entry, family.metric.name, family.rule, value)
+        scaled = _check_range(entry, family.metric.name, family.rule, value)
         if scaled is not None:
             _combine(entry, family, scaled, pod)
     return entry
@@ -268,9 +271,9 @@ def _differing(profile: Profile, series: Collection[frozenset[tuple[str, str]]])
     return {name for name in names if not profile.may_differ(name)}
 
 
-def _checked(entry: PageAccelerator, name: str, rule: ValueRule, raw: float) -> float | None:
+def _check_range(entry: PageAccelerator, name: str, rule: ValueRule, raw: float) -> float | None:
     """The value in base units; one outside its range is refused and counted."""
-    value = rule.scaled(raw)
+    value = rule.to_base_units(raw)
     if value is None:
         entry.failed[name] = f"the exporter gives {raw:.12g}, which means no value"
     elif not rule.is_possible(value):
@@ -332,7 +335,7 @@ def _settle_parts(profile: Profile, page: dict[str, PageAccelerator]) -> list[st
                 f"{device}: its parts add up to {total / WHOLE_GPU:g} devices; scaled down to one"
             )
     for entry, accelerator in zip(
-        page.values(), fitted(entry.accelerator for entry in page.values()), strict=True
+        page.values(), fit_shares(entry.accelerator for entry in page.values()), strict=True
     ):
         entry.accelerator = accelerator
     return [*problems, *_missing_parts(profile, parts)]

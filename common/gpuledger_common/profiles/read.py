@@ -103,7 +103,7 @@ def _profile(root: Table) -> Profile:
     health = {rule.name: rule for rule in map(_health, root.tables("health"))}
     joins = tuple(map(_join, root.tables("join")))
     part = _part(root.table("part")) if "part" in root else None
-    ignored = tuple(entry for table in root.tables("ignore") for entry in _ignored(table))
+    ignored = tuple(entry for table in root.tables("ignore") for entry in _read_ignored(table))
     checks = root.table("checks")
     profile_match = match.texts("families", is_required=True)
     names = {
@@ -133,7 +133,7 @@ def _profile(root: Table) -> Profile:
         health=health,
         joins=joins,
         derived=tuple(
-            rule for table in root.tables("derive") if (rule := _derived(table)) is not None
+            rule for table in root.tables("derive") if (rule := _read_derived(table)) is not None
         ),
         ignored=ignored,
         devices_family=checks.text("devices", ""),
@@ -206,7 +206,7 @@ def _families(table: Table, default: ValueRule) -> list[Family]:
                 f"{name!r} is not in the catalog; the nearest name is"
                 f" {nearest_name(name, BY_NAME)}",
             )
-        table.mixed("families")
+        table.texts_or_tables("families")
         table.skip_rest()
         return []
     low, high = _plausible(metric, default)
@@ -219,7 +219,7 @@ def _families(table: Table, default: ValueRule) -> list[Family]:
     of_default = "part" if "MIG" in metric.scopes else "device"
     on_parts = table.choice("of", ("part", "device"), of_default) == "part"
     families = []
-    for rank, entry in enumerate(table.mixed("families")):
+    for rank, entry in enumerate(table.texts_or_tables("families")):
         own = _condition(entry)
         where = Condition({**condition.where, **own.where}, (*condition.unless, *own.unless))
         rule = _rule(entry, default)
@@ -253,7 +253,7 @@ def _join(table: Table) -> Join:
     return join
 
 
-def _derived(table: Table) -> Derived | None:
+def _read_derived(table: Table) -> Derived | None:
     label, pattern = table.text("label"), table.text("pattern")
     table.close()
     try:
@@ -263,7 +263,7 @@ def _derived(table: Table) -> Derived | None:
         return None
 
 
-def _ignored(table: Table) -> list[Ignored]:
+def _read_ignored(table: Table) -> list[Ignored]:
     reason = table.text("reason")
     entries = [Ignored(pattern, reason) for pattern in table.texts("families", is_required=True)]
     table.close()

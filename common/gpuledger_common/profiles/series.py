@@ -176,8 +176,12 @@ def owner_of(rule: OwnerRule, labels: Mapping[str, str], accelerator: str = "") 
     # With honor_labels off, Prometheus keeps the exporter's own pod under the plain names and
     # renames the holder's.
     if any(labels.get(EXPORTED + name) for name in rule.pod):
-        names = _exported(rule.pod), _exported(rule.namespace), _exported(rule.container)
-    job = first(labels, (*_exported(rule.job), *rule.job))
+        names = (
+            _exported_names(rule.pod),
+            _exported_names(rule.namespace),
+            _exported_names(rule.container),
+        )
+    job = first(labels, (*_exported_names(rule.job), *rule.job))
     if job:
         return Workload(job, "slurm", user=first(labels, rule.user) or None, name=f"job {job}")
     pod, namespace, container = (first(labels, aliases) for aliases in names)
@@ -197,5 +201,5 @@ def owner_of(rule: OwnerRule, labels: Mapping[str, str], accelerator: str = "") 
     )
 
 
-def _exported(names: tuple[str, ...]) -> tuple[str, ...]:
+def _exported_names(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(EXPORTED + name for name in names)

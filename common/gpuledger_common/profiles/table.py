@@ -127,7 +127,7 @@ class Table:
             for number, entry in enumerate(value, 1)
         ]
 
-    def mixed(self, key: str) -> list[Table]:
+    def texts_or_tables(self, key: str) -> list[Table]:
         """A list of texts and tables; a text stands for a table with this `name`."""
         value = self._value(key)
         values = value if isinstance(value, list) else [value]

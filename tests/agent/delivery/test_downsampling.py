@@ -52,7 +52,7 @@ class Noise:
 def noise():
     source = Noise()
     sampler = Sampler("n1", "p", source, [source], Meter(30_000))
-    sampler.attached(source.open())
+    sampler.attach(source.open())
     return source, sampler
 
 
@@ -97,7 +97,7 @@ def overfull(tmp_path_factory):
     """What is left of 20 hours in a spool that would hold three of them."""
     source = Noise()
     sampler = Sampler("n1", "p", source, [source], Meter(30_000))
-    sampler.attached(source.open())
+    sampler.attach(source.open())
     folder = tmp_path_factory.mktemp("overfull")
     spool = spool_of(folder)
     sizes = []
@@ -113,7 +113,7 @@ def test_no_time_is_lost_while_there_are_readings_to_lose(overfull):
     bound was kept.
     """
     source, sampler, spool, largest = overfull
-    counts, lost = spool.counts(), spool.lost()
+    counts, lost = spool.counts(), spool.lost_counts()
     assert counts.conserved
     assert counts.dropped > 0
     assert lost.usage_intervals_dropped == 0
@@ -191,7 +191,7 @@ def test_when_only_money_is_left_the_oldest_of_it_goes_and_is_counted(tmp_path):
     with contextlib.closing(spool_of(tmp_path, MIB)) as spool:
         for _ in range(60):
             spool.add(big(40_000), START, BatchContents(usage_intervals=3, readings=5))
-        counts, lost = spool.counts(), spool.lost()
+        counts, lost = spool.counts(), spool.lost_counts()
         assert counts.conserved
         assert lost == RecordLosses(3 * counts.dropped, 5 * counts.dropped, 0)
         assert spool.next("oldest").seq == counts.dropped + 1
@@ -215,7 +215,7 @@ def test_on_a_disk_that_is_nearly_full_readings_make_room_for_time(tmp_path):
             pile_up()
         counts = spool.counts()
         assert counts.conserved
-        assert spool.lost() == RecordLosses(0, 40 * 9, 0)
+        assert spool.lost_counts() == RecordLosses(0, 40 * 9, 0)
         assert 36 <= counts.pending <= 41
         assert {reason for *_, reason in spool.losses()} == {"disk nearly full"}
     assert (tmp_path / "spool.sqlite").stat().st_size <= size + 4 * 4096

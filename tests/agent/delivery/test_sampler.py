@@ -61,7 +61,7 @@ def spool(tmp_path):
 
 def sampler_of(cards):
     made = Sampler("n1", "p", cards, [cards], Meter(30_000))
-    made.attached(cards.open())
+    made.attach(cards.open())
     return made
 
 
@@ -90,9 +90,9 @@ def test_time_of_a_gpu_that_was_sliced_since_the_last_batch_is_delivered(spool):
     cards = Cards(WHOLE)
     sampler = sampler_of(cards)
     tick(sampler, cards, 0, 10, 20)
-    sampler.detached("the GPUs are attached anew")
+    sampler.detach("the GPUs are attached anew")
     cards.accelerators = (SLICE,)
-    sampler.attached(cards.open())
+    sampler.attach(cards.open())
     tick(sampler, cards, 30, 40)
     batch = flushed(sampler, spool)
     assert held(batch) == [("GPU-a", 0, 20_000), ("MIG-1", 30_000, 40_000)]
@@ -118,9 +118,9 @@ def test_a_batch_that_could_not_be_stored_comes_with_the_next(spool, monkeypatch
         broken.setattr(spool, "add", full)
         with pytest.raises(sqlite3.OperationalError):
             sampler.flush(spool, START)
-    sampler.detached("gone")
+    sampler.detach("gone")
     cards.accelerators = (SLICE,)
-    sampler.attached(cards.open())
+    sampler.attach(cards.open())
     batch = flushed(sampler, spool)
     assert held(batch) == [("GPU-a", 0, 10_000)]
     assert len(batch.samples.at_ms) == 2
@@ -181,7 +181,7 @@ def test_a_source_that_went_away_shows_nothing(spool):
     cards = Cards(WHOLE)
     sampler = sampler_of(cards)
     tick(sampler, cards, 0, 10)
-    sampler.detached("no driver")
+    sampler.detach("no driver")
     assert (sampler.latest.samples, sampler.latest.holders) == ({}, {})
     batch = flushed(sampler, spool)
     assert held(batch) == [("GPU-a", 0, 10_000)]

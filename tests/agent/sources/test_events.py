@@ -273,7 +273,7 @@ def test_a_counter_that_begins_anew_goes_on_where_it_was(card):
         "from gpuledger_agent.sources.nvml import NvmlSource\n"
         "source = NvmlSource()\n"
         "sampler = Sampler('n1', 'p', source, [], Meter(60_000))\n"
-        "sampler.attached(source.open())\n"
+        "sampler.attach(source.open())\n"
         "def joules(raw):\n"
         f"    open({str(card.path)!r} + '.new', 'w').write(f'gpus 1\\nenergy 0 {{raw}}\\n')\n"
         f"    os.replace({str(card.path)!r} + '.new', {str(card.path)!r})\n"
@@ -281,7 +281,7 @@ def test_a_counter_that_begins_anew_goes_on_where_it_was(card):
         "    (sample,) = sampler.latest.samples.values()\n"
         "    return sample.values['gpu_energy_joules_total']\n"
         "seen = [joules(1000), joules(1500)]\n"
-        "source.close(); sampler.attached(source.open())\n"
+        "source.close(); sampler.attach(source.open())\n"
         "print(json.dumps([*seen, joules(5), joules(9)]))\n"
     )
     first, second, third, fourth = json.loads(printed)

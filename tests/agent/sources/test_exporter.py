@@ -81,7 +81,7 @@ def test_parts_that_come_and_go_are_metered_while_they_are_there(page):
     at = [0]
     source = ExporterSource(str(page), node="share-01", monotonic_ns=lambda: at[0] * 1_000_000)
     sampler = Sampler("share-01", "", source, [source], Meter(60_000))
-    sampler.attached(source.open())
+    sampler.attach(source.open())
     for at[0] in range(0, 60_001, 10_000):
         if at[0] == 30_000:
             page.write_text(full)
@@ -102,7 +102,7 @@ def test_a_counter_that_falls_is_no_energy(page):
         ),
     )
     sampler = Sampler("pvc-01", "", source, [source], Meter(60_000))
-    sampler.attached(source.open())
+    sampler.attach(source.open())
     for at[0] in range(0, 40_000, 10_000):
         sampler.tick(lambda monotonic_ns: monotonic_ns // 1_000_000, ())
     assert sum(interval.energy_mj for interval in sampler.meter.take()) == 150_000
@@ -141,7 +141,7 @@ def test_a_sentinel_is_absent_with_its_reason(tmp_path, page):
     at = [0]
     source = ExporterSource(str(page), str(profile), monotonic_ns=lambda: at[0] * 1_000_000)
     sampler = Sampler("n", "", source, [source], Meter(60_000))
-    sampler.attached(source.open())
+    sampler.attach(source.open())
     for at[0], value in ((0, "-1"), (10_000, "0.5")):
         page.write_text(f'my_busy{{card="c1"}} {value}\n')
         sampler.tick(lambda monotonic_ns: monotonic_ns // 1_000_000, ())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.exporters import read as parse
-from gpuledger_common.mig import fitted, measured_share, profile_share
+from gpuledger_common.mig import fit_shares, measured_share, profile_share
 from gpuledger_common.readings import WHOLE_GPU, Accelerator
 
 MIB = 1024**2
@@ -80,7 +80,7 @@ def test_the_instances_of_a_board_are_never_more_than_the_board(made):
         )
         for place, (board, share, instance) in enumerate(made)
     ]
-    found = fitted(given_ones)
+    found = fit_shares(given_ones)
     for board in ("a", "b"):
         before = [one for one in given_ones if one.device_uuid == board and one.mig_instance]
         after = [one for one in found if one.device_uuid == board and one.mig_instance]

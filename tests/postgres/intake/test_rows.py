@@ -213,7 +213,9 @@ def test_blocks_with_other_columns_are_joined(told):
             name: np.full(len(places), value, "<f4").tobytes() for name, value in columns.items()
         }
         at = np.arange(len(places), dtype="<i8") + NOON_MS + seq * 100
-        batches.append(numbered(seq, block=SampleBlock.of(np.array(places, dtype="<i8"), at, made)))
+        batches.append(
+            numbered(seq, block=SampleBlock.from_columns(np.array(places, dtype="<i8"), at, made))
+        )
     joined = join_samples([numbered(99), *batches])
     assert joined.accelerator.tolist() == [BIG + place for places, _ in told for place in places]
     assert joined.at_ms.tolist() == [

@@ -155,7 +155,7 @@ class IdCache:
         A list that an agent repeats is looked up once per generation of the cache.
         """
         self._renew(now)
-        cached = [self._cached(batch) for batch in batches]
+        cached = [self._cached_ids(batch) for batch in batches]
         others = [
             batch for batch, resolved in zip(batches, cached, strict=True) if resolved is None
         ]
@@ -170,7 +170,7 @@ class IdCache:
             resolved or ids.resolve(batch) for batch, resolved in zip(batches, cached, strict=True)
         ]
 
-    def _cached(self, batch: Accepted) -> ResolvedBatch | None:
+    def _cached_ids(self, batch: Accepted) -> ResolvedBatch | None:
         node = self.nodes.get(batch.node)
         # Ids of workloads are stored per scope: nodes that send equal lists mean different
         # processes.
@@ -197,7 +197,7 @@ class IdCache:
         """Whether this process has seen every accelerator and workload of a batch as it is
         reported.
         """
-        return self._cached(batch) is not None
+        return self._cached_ids(batch) is not None
 
     def count_unseen(self, batch: Accepted) -> int:
         """Count the accelerators and workloads of a batch that this process has not seen."""

@@ -387,7 +387,7 @@ class GroupCommit(Generic[B, A]):
             for waiting in group:
                 connection = self._write_alone(connection, waiting)
             return connection
-        self._succeeded()
+        self._note_success()
         _deliver(list(zip(group, answers, strict=True)))
         self._on_flush(
             len(group), sum(waiting.batch.samples for waiting in group), time.perf_counter() - begun
@@ -435,7 +435,7 @@ class GroupCommit(Generic[B, A]):
                 self._failed_alone(waiting.batch.key, error)
             _deliver([(waiting, failure)])
             return connection
-        self._succeeded()
+        self._note_success()
         _deliver([(waiting, answer)])
         return connection
 
@@ -449,7 +449,7 @@ class GroupCommit(Generic[B, A]):
             reason = f"internal error ({type(error).__name__}); see the collector's log"
             self._failure, self._failing = Failure(self._clock(), reason), True
 
-    def _succeeded(self) -> None:
+    def _note_success(self) -> None:
         self._failing = False
         self._failed_keys.clear()
 

@@ -237,17 +237,17 @@ def _decode_msgpack(plain: bytes, sha256: bytes) -> DecodedBatch:
         _accelerators.decode(batch.accelerators),
         _workloads.decode(batch.workloads),
     )
-    return _decoded(batch, accelerators, workloads, sha256, len(plain))
+    return _to_decoded(batch, accelerators, workloads, sha256, len(plain))
 
 
 def _decode_json(plain: bytes, sha256: bytes) -> DecodedBatch:
     batch = _json_batch.decode(plain)
-    return _decoded(
+    return _to_decoded(
         batch, RecordList(batch.accelerators), RecordList(batch.workloads), sha256, len(plain)
     )
 
 
-def _decoded(
+def _to_decoded(
     batch: Batch | RawListsBatch,
     accelerators: RecordList[WireAccelerator],
     workloads: RecordList[WireWorkload],

@@ -152,7 +152,7 @@ def _own_evidence(
                     (block.accelerator == place) & (block.at_ms >= start) & (block.at_ms < end)
                 )
         block = (
-            SampleBlock.of(
+            SampleBlock.from_columns(
                 block.accelerator[own], block.at_ms[own], select_rows(block.columns, own)
             )
             if own.any()

@@ -71,7 +71,7 @@ class NodeHeartbeat:
     clock_skew_ms: int | None
     seen_at: dt.datetime
 
-    def after(self, before: NodeHeartbeat | None) -> NodeHeartbeat:
+    def merge_after(self, before: NodeHeartbeat | None) -> NodeHeartbeat:
         """Merge with an earlier arrival: the later content, and the later arrival.
 
         A batch that was spooled earlier in the same epoch proves only that the node is alive.
@@ -119,7 +119,7 @@ class PendingUpdates:
             # arrives.
             self.values[:] = [merge(self.values)]
         for node_id, heartbeat in later.heartbeats.items():
-            self.heartbeats[node_id] = heartbeat.after(self.heartbeats.get(node_id))
+            self.heartbeats[node_id] = heartbeat.merge_after(self.heartbeats.get(node_id))
         self.scraped.update(later.scraped)
 
 
@@ -180,7 +180,7 @@ def updates_of(
         heartbeat = NodeHeartbeat(
             str(batch.epoch), batch.seq, batch.heartbeat, batch.clock_skew_ms, now
         )
-        updates.heartbeats[resolved.node_id] = heartbeat.after(
+        updates.heartbeats[resolved.node_id] = heartbeat.merge_after(
             updates.heartbeats.get(resolved.node_id)
         )
     return updates

@@ -81,7 +81,7 @@ class LatestStates:
     workload: Array
 
     @classmethod
-    def of(cls, latest: dict[int, tuple[int, str, int | None]]) -> LatestStates:
+    def from_latest(cls, latest: dict[int, tuple[int, str, int | None]]) -> LatestStates:
         """Build the columns from end, state and holder by accelerator."""
         order = sorted(latest)
         rows = [latest[accelerator] for accelerator in order]

@@ -96,7 +96,9 @@ class SampleBlock:
     last_ms: int
 
     @classmethod
-    def of(cls, accelerator: Array, at_ms: Array, columns: dict[str, bytes]) -> SampleBlock:
+    def from_columns(
+        cls, accelerator: Array, at_ms: Array, columns: dict[str, bytes]
+    ) -> SampleBlock:
         """Create a block of at least one row."""
         return cls(accelerator, at_ms, columns, int(at_ms.min()), int(at_ms.max()))
 
@@ -546,7 +548,7 @@ def _bound_days(
     rejected += [Rejected(f"samples at {at_ms}", reason) for at_ms in block.at_ms[~kept].tolist()]
     if not kept.any():
         return None
-    return SampleBlock.of(
+    return SampleBlock.from_columns(
         block.accelerator[kept], block.at_ms[kept], select_rows(block.columns, kept)
     )
 

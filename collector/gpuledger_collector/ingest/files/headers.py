@@ -177,7 +177,9 @@ def column_meanings(
         if name not in header:
             problems.append(
                 Problem(
-                    "no_column", f"{path}:1:{name}", f"is no column; there are {_listed(header)}"
+                    "no_column",
+                    f"{path}:1:{name}",
+                    f"is no column; there are {_list_names(header)}",
                 )
             )
     columns: dict[str, str | None] = {}
@@ -197,16 +199,18 @@ def column_meanings(
         exact = exact or [name for name in names if _word(name) == meaning.removeprefix(TAG)]
         if len(names) > 1 and len(exact) != 1:
             message = (
-                f"columns {_listed(names)} all mean {meaning}; --column {meaning}={names[0]} takes"
+                f"columns {_list_names(names)} all mean {meaning}; --column {meaning}={names[0]} takes"
                 " the first"
             )
             problems.append(Problem("two_readings", f"{path}:1", message))
         elif len(names) > 1:
             columns |= {name: None for name in names if name != exact[0]}
-    return _settled(columns, set(options.columns))
+    return _settle_columns(columns, set(options.columns))
 
 
-def _settled(columns: Mapping[str, str | None], chosen: Container[str]) -> dict[str, str | None]:
+def _settle_columns(
+    columns: Mapping[str, str | None], chosen: Container[str]
+) -> dict[str, str | None]:
     """Without all durations but the first; a namespace is the team where nothing else is.
 
     An end and a duration that stand side by side are compared, unless one of them was chosen.
@@ -323,7 +327,7 @@ def _no_header_of_sacct(path: Path, header: Sequence[str]) -> Problem:
 
 def _no_header(path: Path, header: Sequence[str]) -> Problem:
     message = (
-        f"the first line is a row and names no columns ({_listed(header)}); put their names before"
+        f"the first line is a row and names no columns ({_list_names(header)}); put their names before"
         " it, such as job_id,gpus,start,end,team"
     )
     return Problem("no_header", f"{path}:1", message)
@@ -349,9 +353,9 @@ def _missing(
     path: Path, header: Sequence[str], columns: Mapping[str, str | None], missing: Sequence[str]
 ) -> Problem:
     if not any(columns.get(name) for name in header):
-        message = f"the first line names no column that is known; it has {_listed(header)}"
+        message = f"the first line names no column that is known; it has {_list_names(header)}"
     else:
-        message = f"no column is known as {' or '.join(missing)}; there are {_listed(header)}"
+        message = f"no column is known as {' or '.join(missing)}; there are {_list_names(header)}"
     found = guesses(columns, missing)
     options = (f"{meaning}={name or 'NAME'}" for meaning, name in found.items())
     cure = " ".join(f"--column {quote(option)}" for option in options)
@@ -372,5 +376,5 @@ def _nearest(meaning: str, unused: Sequence[str]) -> str | None:
     return None
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     return ", ".join(repr(name) for name in names)

@@ -229,7 +229,9 @@ def _local(cell: str, day_first: bool | None) -> dt.datetime | None:
     if _ISO.fullmatch(cell):
         return _datetime(cell, dt.datetime.fromisoformat, cell.replace(",", "."))
     if match := _YEAR_FIRST.fullmatch(cell):
-        return _datetime(cell, _joined, match["year"], match["month"], match["day"], match["clock"])
+        return _datetime(
+            cell, _join_date, match["year"], match["month"], match["day"], match["clock"]
+        )
     match = _YEAR_LAST.fullmatch(cell)
     if match is None:
         return None
@@ -237,7 +239,7 @@ def _local(cell: str, day_first: bool | None) -> dt.datetime | None:
     day, month = (
         (match["first"], match["second"]) if day_first else (match["second"], match["first"])
     )
-    return _datetime(cell, _joined, year, month, day, match["clock"])
+    return _datetime(cell, _join_date, year, month, day, match["clock"])
 
 
 def _datetime(cell: str, make: Callable[..., dt.datetime], *parts: str | None) -> dt.datetime:
@@ -247,7 +249,7 @@ def _datetime(cell: str, make: Callable[..., dt.datetime], *parts: str | None) -
         raise ValueError(f"{cell!r} is not an instant") from None
 
 
-def _joined(year: str, month: str, day: str, clock: str | None) -> dt.datetime:
+def _join_date(year: str, month: str, day: str, clock: str | None) -> dt.datetime:
     date = dt.datetime(int(year), int(month), int(day))  # noqa: DTZ001  local until the zone is added
     text = (clock or "").strip(" T,")
     if not text:

@@ -202,8 +202,8 @@ class History:
         scrapes: dict[int, list[tuple[int, Scrape]]] = defaultdict(list)
         if not request.samples:
             return scrapes
-        joined = ScrapeRows.of(self.cache, [request])
-        rows = joined.select(np.flatnonzero(~joined.divided()))
+        joined = ScrapeRows.join_requests(self.cache, [request])
+        rows = joined.select(np.flatnonzero(~joined.mark_divided()))
         batches = rows.by_node(lambda _: page_health({}))
         store = self.meter.store
         ids = SeriesIds(self.cache)

@@ -66,7 +66,7 @@ class Scrape(NamedTuple):
         """What its labels say, which mostly repeats the scrape before."""
         return self.workload_ids, self.accelerator_attributes, self.workload_attributes
 
-    def merged(self, other: Scrape) -> Scrape:
+    def merge(self, other: Scrape) -> Scrape:
         """Merge with another part of the same scrape; neither order nor repetition matters."""
         pods = {*self.utilization, *other.utilization}
         return Scrape(
@@ -104,7 +104,7 @@ class HolderIds(NamedTuple):
     workloads: frozenset[int] = frozenset()
     attributes: frozenset[int] = frozenset()
 
-    def joined(self, other: HolderIds) -> HolderIds:
+    def join(self, other: HolderIds) -> HolderIds:
         """These and others."""
         return HolderIds(self.workloads | other.workloads, self.attributes | other.attributes)
 
@@ -196,7 +196,7 @@ class ScrapeRows:
     """Whether several samples are of one metric in one row."""
 
     @staticmethod
-    def of(cache: SeriesCache, requests: Sequence[WriteRequest]) -> ScrapeRows:
+    def join_requests(cache: SeriesCache, requests: Sequence[WriteRequest]) -> ScrapeRows:
         """Join requests that share a cache."""
         table = cache.table()
         series = np.concatenate([request.series for request in requests])
@@ -211,7 +211,7 @@ class ScrapeRows:
         )
         row = row.reshape(len(series))
         value = np.concatenate([request.value for request in requests])
-        value = _preferred(row, metric, table["rank"][series], value)
+        value = _drop_less_preferred(row, metric, table["rank"][series], value)
         metrics, readings, is_repeated = _by_metric(row, metric, value, len(keys))
         return ScrapeRows(
             cache,
@@ -238,7 +238,7 @@ class ScrapeRows:
         """The accelerator of each row."""
         return [self.cache.accelerators[index].accelerator for index in self.accelerator.tolist()]
 
-    def divided(self) -> Array:
+    def mark_divided(self) -> Array:
         """Mark rows of devices whose MIG instances have a row at the same instant: the instances
         are what is held.
         """
@@ -315,7 +315,7 @@ class ScrapeRows:
                 {place: self.cache.workloads[index] for place, index in enumerate(workloads)}
             ),
             usage_intervals={},
-            block=SampleBlock.of(row_places, self.at_ms[np.array(rows)], {}),
+            block=SampleBlock.from_columns(row_places, self.at_ms[np.array(rows)], {}),
             rejected=[],
         )
 
@@ -324,7 +324,7 @@ class ScrapeRows:
         holders: dict[int, HolderIds] = {}
         for row, index in self._holders():
             named = ids.workloads[index]
-            holders[row] = holders[row].joined(named) if row in holders else named
+            holders[row] = holders[row].join(named) if row in holders else named
         described = [ids.accelerators[index] for index in self.accelerator.tolist()]
         activity = zip(
             *(self._values_or_none(METRIC_NUMBER[name]) for name in ACTIVITY_METRICS.values()),
@@ -437,7 +437,7 @@ class ScrapeRows:
         )
 
 
-def _preferred(row: Array, metric: Array, rank: Array, value: Array) -> Array:
+def _drop_less_preferred(row: Array, metric: Array, rank: Array, value: Array) -> Array:
     """The values, NaN where a row has the metric from a family that the profile prefers."""
     if not rank.any():
         return value

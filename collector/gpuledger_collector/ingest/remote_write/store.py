@@ -163,7 +163,7 @@ class RemoteStore:
         self.store.renew(now)
         # 1. Join the samples to rows of accelerator and instant, and register what their labels
         # name.
-        rows = ScrapeRows.of(cache, requests)
+        rows = ScrapeRows.join_requests(cache, requests)
         ids = self._register(connection, rows, now)
         days = set(np.unique(rows.at_ms // DAY_MS).tolist())
         self.store.ensure_table_days(connection, {"gpu_sample": days, "usage_interval": days})
@@ -177,7 +177,7 @@ class RemoteStore:
         # 2. Write under the locks of the heads: two replicas of Prometheus send the same scrape at
         # the same time.
         with connection.transaction():
-            is_counted = ~rows.divided()
+            is_counted = ~rows.mark_divided()
             newest = lock_heads(connection, accelerator_ids, rows.at_ms, is_counted)
             # Scrapes beyond the window may have been deleted after metering: a late one could not
             # be merged with them.
@@ -253,7 +253,7 @@ class RemoteStore:
         taken_over = set(accelerator_ids.tolist()) if self.store.is_shared else set()
         remember = self.store.slow.store(connection, samples, taken_over)
         updates.values.append(
-            latest_values(samples, LatestStates.of(latest_holders(keys, scrapes)))
+            latest_values(samples, LatestStates.from_latest(latest_holders(keys, scrapes)))
         )
         request_slot_recompute(connection, accelerator_ids[changed], rows.at_ms[changed])
         return remember
@@ -403,7 +403,7 @@ def write_scrapes(
     new_bits, changed, inserts, updates = [], [], [], []
     for key, scrape in zip(keys, scrapes, strict=True):
         before = existing.get(key)
-        merged = scrape if before is None else before.merged(scrape)
+        merged = scrape if before is None else before.merge(scrape)
         new_bits.append(scrape.readings & ~(0 if before is None else before.readings))
         changed.append(merged != before)
         if before is None:

@@ -319,8 +319,8 @@ def _scale_up(case: AnomalyCase) -> AnomalyCause | None:
     now: dict[str, int] = defaultdict(int)
     before: dict[str, int] = defaultdict(int)
     for run in case.runs:
-        now[run.name] += _held(run, case.begin_ms, case.until_ms)
-        before[run.name] += _held(run, week_ms, case.begin_ms)
+        now[run.name] += _held_in_window(run, case.begin_ms, case.until_ms)
+        before[run.name] += _held_in_window(run, week_ms, case.begin_ms)
     # The week before, or as much of it as there is evidence for: a mean over unknown days would be
     # too low.
     since = max(week_ms, min((run.start_ms for run in case.runs), default=case.begin_ms))
@@ -333,7 +333,7 @@ def _scale_up(case: AnomalyCase) -> AnomalyCause | None:
     return None
 
 
-def _held(run: WorkloadRun, begin_ms: int, until_ms: int) -> int:
+def _held_in_window(run: WorkloadRun, begin_ms: int, until_ms: int) -> int:
     """Micro-GPU-milliseconds of a run in a window, as if it held evenly."""
     inside = max(0, min(run.end_ms, until_ms) - max(run.start_ms, begin_ms))
     return run.gpu_ns * inside // max(1, run.length_ms)

@@ -74,7 +74,7 @@ class History:
     at_ms: Ints
     step_ms: int
 
-    def until(self, count: int) -> History:
+    def first_steps(self, count: int) -> History:
         """Return the history as it was after `count` steps."""
         return replace(
             self, values=self.values[:count], known=self.known[:count], at_ms=self.at_ms[:count]
@@ -175,18 +175,18 @@ def similarity_weights(apart: Distances, usable: Flags, similarity: Similarity) 
     for name in ("age", "hour", "movement", "departure"):
         weight *= _closeness(getattr(apart, name), getattr(similarity, name))
     if similarity.level is None:
-        return _normalized(weight * recent)
+        return _normalize(weight * recent)
     at_level = recent * _closeness(apart.level, similarity.level)
     trust = _days_spread(at_level, apart.days) ** GUARD_POWER
     share = trust / (trust + similarity.level_days**GUARD_POWER)
-    return share * _normalized(weight * at_level) + (1 - share) * _normalized(weight * recent)
+    return share * _normalize(weight * at_level) + (1 - share) * _normalize(weight * recent)
 
 
 def _closeness(distance: Floats, width: float | None) -> Floats | float:
     return 1.0 if width is None else 1 / np.sqrt(1 + 2 * np.square(distance / width))
 
 
-def _normalized(weight: Floats) -> Floats:
+def _normalize(weight: Floats) -> Floats:
     return weight / max(float(weight.sum()), 1e-300)
 
 

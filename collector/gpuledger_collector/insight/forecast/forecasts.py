@@ -172,7 +172,7 @@ def _past_losses(
     for back in range(min(SKILL_ORIGINS, 1 + room // apart)):
         target = count - horizon - back * apart - 1 + leads
         actual = np.where(history.known[target], history.values[target], np.nan)
-        past = history.until(count - horizon - back * apart)
+        past = history.first_steps(count - horizon - back * apart)
         if np.isfinite(actual).any() and past.known.any():
             predictions, naive = _predict(past, leads, quantiles, chosen)
             losses.append(

@@ -36,11 +36,11 @@ class ForecasterFailed(Exception):
 
 def names() -> list[str]:
     """Every method that can be asked for."""
-    return [*OWN, *sorted(_installed())]
+    return [*OWN, *sorted(_installed_methods())]
 
 
 @cache
-def _installed() -> dict[str, EntryPoint]:
+def _installed_methods() -> dict[str, EntryPoint]:
     # Once: the files of every installed package are read for it.
     return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in OWN}
 
@@ -51,7 +51,7 @@ def load(name: str) -> Forecaster:
 
     Raises KeyError for an unknown name.
     """
-    entry = _installed()[name]
+    entry = _installed_methods()[name]
     try:
         forecaster = entry.load()
     except Exception as error:  # whatever another package raises while it is imported
@@ -59,7 +59,7 @@ def load(name: str) -> Forecaster:
             f"method {name!r} ({entry.value}) cannot be loaded: {error}"
         ) from error
 
-    def checked(values: Floats, step_ms: int, leads: Ints, quantiles: Floats) -> Floats:
+    def forecast_checked(values: Floats, step_ms: int, leads: Ints, quantiles: Floats) -> Floats:
         try:
             levels = np.asarray(forecaster(values, step_ms, leads, quantiles), dtype=float)
         except Exception as error:  # whatever another package raises
@@ -71,4 +71,4 @@ def load(name: str) -> Forecaster:
             )
         return levels
 
-    return checked
+    return forecast_checked

@@ -62,7 +62,7 @@ def idle_episodes(
     are crossed.
     """
     episodes: list[IdleEpisode] = []
-    bridged = _bridged(classified.state)
+    bridged = _bridge_gaps(classified.state)
     # Most accelerators of a fleet work: only rows in which a shown state occurs are cut into runs.
     for row in np.flatnonzero(np.isin(bridged, SHOWN).any(axis=1)).tolist():
         states = bridged[row]
@@ -83,7 +83,7 @@ def idle_episodes(
     return episodes
 
 
-def _bridged(state: Counts) -> Counts:
+def _bridge_gaps(state: Counts) -> Counts:
     """Short gaps in the data take the state of both sides, where it is the same."""
     columns = state.shape[1]
     at = np.broadcast_to(np.arange(columns), state.shape)
@@ -125,6 +125,6 @@ def _episode(
         # episode.
         ongoing=len(rest) <= TRAILING and bool((rest == State.NO_DATA).all()),
         holder=NOBODY if state == State.UNALLOCATED else int(minutes.holder[row, start]),
-        confidence=curve.at(stop - since) if certainty is None else certainty,
+        confidence=curve.probability_at(stop - since) if certainty is None else certainty,
         permille=tuple(np.rint(1000 * wasted).astype(int).tolist()),
     )

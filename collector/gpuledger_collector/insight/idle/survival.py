@@ -26,7 +26,7 @@ class IdleSurvivalCurve:
     minutes: tuple[int, ...]
     probability: tuple[float, ...]
 
-    def at(self, length: float) -> float:
+    def probability_at(self, length: float) -> float:
         """The probability at any length, interpolated linearly."""
         return float(np.interp(length, self.minutes, self.probability))
 
@@ -60,7 +60,9 @@ def estimate_curve(lengths: Floats, ended: Flags) -> IdleSurvivalCurve:
         own = _conditional(lengths, ended, point, point + AHEAD)
         # As if WEIGHT gaps of the open trace had been seen here as well: their influence fades as
         # own gaps come in.
-        probability.append((reached * own + WEIGHT * OPEN_CURVE.at(point)) / (reached + WEIGHT))
+        probability.append(
+            (reached * own + WEIGHT * OPEN_CURVE.probability_at(point)) / (reached + WEIGHT)
+        )
     return IdleSurvivalCurve(OPEN_CURVE.minutes, tuple(probability))
 
 

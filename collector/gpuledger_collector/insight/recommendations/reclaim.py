@@ -86,7 +86,9 @@ def _propose_reclaim(window: Window, subject: str, runs: Sequence[IdleRun]) -> P
         {finding.key: finding.since_ms for finding in findings},
     )
     low, expected, high = (
-        _sum_estimates([_wasted(window, holding, of_run, begin) for holding, of_run in runs])
+        _sum_estimates(
+            [_wasted_changes(window, holding, of_run, begin) for holding, of_run in runs]
+        )
         for begin in begins
     )
     hours = sum(finding.until_ms - finding.since_ms for finding in findings) / HOUR_MS
@@ -144,7 +146,7 @@ def _sum_estimates(parts: Sequence[Estimate]) -> Estimate:
     )
 
 
-def _wasted(
+def _wasted_changes(
     window: Window, holding: Holding, findings: Sequence[Finding], begin_ms: dict[str, int]
 ) -> Estimate:
     """Wasted time from each finding's begin on, as changes; energy at the power that was read

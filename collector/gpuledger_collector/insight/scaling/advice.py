@@ -129,7 +129,7 @@ def advise(
         rise = climate(demand, delay, per_day, np.asarray(SHOWN), len(demand) - 1)[-1]
     if held_gpus is None and past:
         held_gpus = past[-1].gpus
-    gpus, bound = _bounded(
+    gpus, bound = _apply_limits(
         max(choice.wanted, now), now, limits, _TargetHistory(held_gpus, past, now_ms)
     )
     nodes = _nodes(gpus, limits)
@@ -285,7 +285,7 @@ class _TargetHistory:
         return min(target.at_ms for target in unchanged)
 
 
-def _bounded(
+def _apply_limits(
     wanted: float, now: float, limits: ScalingLimits, history: _TargetHistory
 ) -> tuple[float, str]:
     """The wish inside the limits, and the limit that changed it ("" for none).

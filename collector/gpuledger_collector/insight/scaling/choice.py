@@ -53,11 +53,11 @@ class DailyTotals:
     actions: Floats
     demand: Floats
 
-    def between(self, first: int, last: int) -> DailyTotals:
+    def days_between(self, first: int, last: int) -> DailyTotals:
         """The days from `first` to before `last`."""
         return self._each(lambda table: table[first:last], self.demand[first:last])
 
-    def of(self, columns: Ints) -> DailyTotals:
+    def select_candidates(self, columns: Ints) -> DailyTotals:
         """Some of the candidates."""
         return self._each(lambda table: table[:, columns], self.demand)
 
@@ -76,17 +76,17 @@ def daily_totals(demand: Floats, capacity: Floats, known: Flags, per_day: int) -
     pad = (0, -len(demand) % per_day)
     counts = np.pad(known, pad)[:, None]
 
-    def summed(values: Floats) -> Floats:
+    def sum_by_day(values: Floats) -> Floats:
         counted = np.where(counts, np.pad(values, (pad, (0, 0))), 0.0)
         return np.asarray(counted.reshape(-1, per_day, values.shape[1]).sum(axis=1))
 
     moved = np.abs(np.diff(capacity, axis=0, prepend=capacity[:1])) > EPSILON
     each = demand[:, None]
     return DailyTotals(
-        summed(capacity),
-        summed(unmet(each, capacity)),
-        summed(moved.astype(float)),
-        summed(each)[:, 0],
+        sum_by_day(capacity),
+        sum_by_day(unmet(each, capacity)),
+        sum_by_day(moved.astype(float)),
+        sum_by_day(each)[:, 0],
     )
 
 
@@ -139,6 +139,6 @@ def schedule(
     for day in range(HISTORY_DAYS, days):
         # The window ends before this day, so the choice uses nothing that was not known at its
         # start.
-        window = totals.between(max(SETTLE_DAYS, day - rules.window_days), day)
+        window = totals.days_between(max(SETTLE_DAYS, day - rules.window_days), day)
         chosen[day] = select(window, anchor, challengers, cap, rules)
     return chosen

@@ -63,7 +63,7 @@ class CandidateReplay:
         self.capacity = self.simulate(self.candidates.target, self.candidates.keep)
         self.totals = daily_totals(demand, self.capacity, known, self.per_day)
         self.anchor = tuned_reactive(
-            self.totals.between(SETTLE_DAYS, tuned_days), self.candidates.settings, self.cap
+            self.totals.days_between(SETTLE_DAYS, tuned_days), self.candidates.settings, self.cap
         )
 
     def simulate(self, target: Floats, keep: Floats) -> Floats:

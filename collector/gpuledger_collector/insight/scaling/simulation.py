@@ -57,7 +57,7 @@ class _Capacity:
         self.orders = np.concatenate([self.orders[1:], np.zeros((1, len(self.serving)))])
         return self.serving
 
-    def committed(self) -> Floats:
+    def committed_capacity(self) -> Floats:
         """Capacity of the next `delay` steps if nothing is ordered or released, shape (delay, K)."""
         return np.asarray(self.serving + np.cumsum(self.orders, axis=0))
 
@@ -170,12 +170,12 @@ class GuardedReplay:
     @property
     def coming(self) -> Floats:
         """What each policy has, orders included, shape (K,)."""
-        return np.asarray(self._ours.committed()[-1])
+        return np.asarray(self._ours.committed_capacity()[-1])
 
     @property
     def reference_coming(self) -> float:
         """What the reference has, orders included."""
-        return float(self._reference.committed()[-1, 0])
+        return float(self._reference.committed_capacity()[-1, 0])
 
     def step(
         self,
@@ -202,7 +202,7 @@ class GuardedReplay:
                 self._spent += ours
                 self._saved_wait += max(demand - theirs, 0.0) - unmet(np.asarray(demand), ours)
             self._steps += 1
-            own = self._bounded(own, reference)
+            own = self._bound_by_budget(own, reference)
         self._apply(self._ours, own, held)
         return ours
 
@@ -212,7 +212,7 @@ class GuardedReplay:
         )
         fleet.apply(target, keep, held)
 
-    def _bounded(
+    def _bound_by_budget(
         self, own: tuple[Floats, Floats], reference: tuple[Floats, Floats]
     ) -> tuple[Floats, Floats]:
         """Target and keep within the budget, and not below what the saved wait allows."""
@@ -220,7 +220,7 @@ class GuardedReplay:
             self._steps
         )
         paid = self._spent < most
-        theirs, ours = self._reference.committed(), self._ours.committed()
+        theirs, ours = self._reference.committed_capacity(), self._ours.committed_capacity()
         # What is on its way cannot be hurried: the wait that it may cost already is set aside
         # first.
         at_stake = np.maximum(theirs[:-1] - ours[:-1], 0.0).sum(axis=0)

@@ -79,7 +79,7 @@ def test_an_earlier_origin_uses_only_what_was_known_then():
     changed = values.copy()
     changed[200:] = 7.0
     answers = [
-        Analogs(history_of(source, 0, HOUR).until(200), np.arange(1, 13)).predict(
+        Analogs(history_of(source, 0, HOUR).first_steps(200), np.arange(1, 13)).predict(
             Similarity(), np.array([0.1, 0.9])
         )[0]
         for source in (values, changed)
@@ -217,7 +217,7 @@ class Told:
 @pytest.fixture
 def installed(monkeypatch):
     """Installs a method of another package."""
-    monkeypatch.setattr(methods, "_installed", lambda: {told.name: told for told in known})
+    monkeypatch.setattr(methods, "_installed_methods", lambda: {told.name: told for told in known})
     methods.load.cache_clear()
     known = []
     yield lambda name, function: known.append(Told(name, function))

@@ -275,11 +275,13 @@ def test_a_slow_sampler_is_carried_for_three_intervals():
 
 def test_the_curve_of_survival_is_measured_and_leans_on_the_open_one():
     """Gaps that always end say so when there are many of them; without gaps the open curve stands."""
-    assert estimate_curve(np.zeros(0), np.zeros(0, dtype=bool)).at(60) == pytest.approx(0.64)
+    assert estimate_curve(np.zeros(0), np.zeros(0, dtype=bool)).probability_at(60) == pytest.approx(
+        0.64
+    )
     ending = estimate_curve(np.full(2000, 70.0), np.ones(2000, dtype=bool))
-    assert ending.at(60) < 0.02
+    assert ending.probability_at(60) < 0.02
     lasting = estimate_curve(np.full(2000, 200.0), np.zeros(2000, dtype=bool))
-    assert lasting.at(120) > 0.97
+    assert lasting.probability_at(120) > 0.97
     low = np.array([[True, True, False, True, True]])
     lengths, ended = idle_gaps(low, np.ones_like(low))
     assert lengths.tolist() == [2, 2]
