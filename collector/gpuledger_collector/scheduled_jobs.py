@@ -14,17 +14,11 @@ from functools import partial
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
-from gpuledger_collector.jobs.create_partitions import create_partitions
-from gpuledger_collector.jobs.expire import expire
 from gpuledger_collector.jobs.find_anomalies import find_anomalies
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.merge_partitions import merge_partitions
 from gpuledger_collector.jobs.notify_findings import notify_findings
-from gpuledger_collector.jobs.pack_samples import pack_samples
 from gpuledger_collector.jobs.reclaim_idle import reclaim_idle
 from gpuledger_collector.jobs.recommend import recommend
-from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
-from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.jobs.store_capacity_plans import store_capacity_plans
 from gpuledger_collector.jobs.store_forecasts import store_forecasts
 from gpuledger_collector.jobs.watch_budgets import watch_budgets
@@ -34,6 +28,14 @@ from gpuledger_collector.schedule import Job, Schedule, delete_old_runs
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.month_proof import prove_months
 from gpuledger_collector.services.rating import rate_usage
+from gpuledger_collector.services.upkeep import (
+    create_partitions,
+    expire,
+    merge_partitions,
+    pack_samples,
+    roll_up_node_utilization,
+    roll_up_series,
+)
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.capacity import queues, scaling
 from gpuledger_collector.storage.database import Database

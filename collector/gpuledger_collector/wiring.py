@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.ingest.remote_write.metering import ScrapeMeter
     from gpuledger_collector.ingest.remote_write.series import SeriesReader
     from gpuledger_collector.insight.recommendations.energy import Tariff
-    from gpuledger_collector.jobs.expire import RetentionDays
     from gpuledger_collector.jobs.notify_findings import MailWriters
-    from gpuledger_collector.jobs.pack_samples import ArchiveRetention
     from gpuledger_collector.mcp.http import Endpoint
     from gpuledger_collector.mcp.ledger import Reader
     from gpuledger_collector.notifications.links import AckLinks, PageLinks
@@ -49,6 +47,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.notifications.transport import Transport
     from gpuledger_collector.notifications.webhooks import WebhookTransport
     from gpuledger_collector.readiness import Readiness
+    from gpuledger_collector.services.upkeep import ArchiveRetention, RetentionDays
     from gpuledger_collector.storage.access.reader_watch import ReaderWatch
     from gpuledger_collector.storage.database import Database
     from gpuledger_collector.storage.server.replicas import Presence
@@ -559,7 +558,7 @@ def count_partitions(opened: Database) -> int:
 
 def archive_retention(settings: Settings) -> ArchiveRetention:
     """When samples are packed, and how long packed samples and evidence are kept."""
-    from gpuledger_collector.jobs.pack_samples import ArchiveRetention
+    from gpuledger_collector.services.upkeep import ArchiveRetention
 
     return ArchiveRetention(
         settings.pack_after_days,
@@ -581,7 +580,7 @@ def merged_tables(settings: Settings) -> list[str]:
 
 def retention_days(settings: Settings) -> RetentionDays:
     """How long minutes, slow metrics and findings are kept."""
-    from gpuledger_collector.jobs.expire import RetentionDays
+    from gpuledger_collector.services.upkeep import RetentionDays
 
     return RetentionDays(
         settings.keep_minute_days,

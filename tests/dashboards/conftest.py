@@ -19,8 +19,8 @@ from gpuledger_agent.simulate import simulate
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.demo import PRICES
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
-from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.jobs.store_forecasts import store_forecasts
+from gpuledger_collector.services.upkeep import roll_up_series
 from gpuledger_collector.storage.database import Database
 
 __all__ = ["postgres"]

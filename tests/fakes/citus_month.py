@@ -26,8 +26,7 @@ from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
-from gpuledger_collector.jobs.expire import RetentionDays, expire
-from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
+from gpuledger_collector.services.upkeep import RetentionDays, expire, roll_up_node_utilization
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import retention
 

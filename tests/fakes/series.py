@@ -1,9 +1,9 @@
 """Evidence by chance, drawn as series: what tests of series start from."""
 
 from fakes.fleet import DAY, HOUR, NOW_MS, Held
-from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.services.upkeep import roll_up_series
 from gpuledger_collector.storage.database import Database
 
 MINUTE = 60_000

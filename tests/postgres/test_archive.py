@@ -13,8 +13,9 @@ import numpy as np
 import psycopg
 import pytest
 
+from fakes.minutes import sampled_hours
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
-from gpuledger_collector.jobs.pack_samples import ArchiveRetention, days_to_pack, pack_samples
+from gpuledger_collector.services.upkeep import ArchiveRetention, days_to_pack, pack_samples
 from gpuledger_collector.settings import Settings, check
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import usage
@@ -355,7 +356,7 @@ def test_the_minute_rollup_of_a_packed_day_is_made_of_all_its_samples(dsn):
     put(dsn, [row(DAY + 20_000, 600.0)])
     for _ in range(2):
         with Database(dsn).transaction() as connection:
-            hours = minute_rollup.sampled_hours(connection, Period(DAY, DAY + DAY_MS))
+            hours = sampled_hours(connection, Period(DAY, DAY + DAY_MS))
             minute_rollup.roll_up_minutes(connection, hours)
             found = connection.execute(
                 "SELECT minute_ms, samples, power_watts FROM gpu_minute"

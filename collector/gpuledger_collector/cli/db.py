@@ -15,8 +15,8 @@ from gpuledger_collector.cli.output import Column, emit, number
 from gpuledger_collector.cli.progress import bar
 from gpuledger_collector.cli.session import clock_ms, load_settings, open_database, open_session
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.jobs.pack_samples import days_to_pack, pack_samples
 from gpuledger_collector.services.close import verify
+from gpuledger_collector.services.upkeep import days_to_pack, pack_samples
 from gpuledger_collector.settings import read_secret
 from gpuledger_collector.storage import distribution
 from gpuledger_collector.storage.access import readers

@@ -11,11 +11,11 @@ import pytest
 from fakes.fleet import HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.api.context import as_http_error
 from gpuledger_collector.insight.scaling.pools import ScalingTerms, decide, explain_no_decision
-from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services import scaling_advice
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.scaling_advice import NoAdvice, UnknownPool
+from gpuledger_collector.services.upkeep import roll_up_series
 from gpuledger_collector.storage.capacity import scaling
 from gpuledger_collector.storage.database import Database
 

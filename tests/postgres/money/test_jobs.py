@@ -6,13 +6,13 @@ from contextlib import contextmanager
 import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Fleet, Held
+from fakes.minutes import roll_up_minutes
 from gpuledger_collector.accounting.period import Period, parse_instant
-from gpuledger_collector.jobs.create_partitions import create_partitions
-from gpuledger_collector.jobs.roll_up_minutes import roll_up_minutes
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.services.upkeep import create_partitions
 from gpuledger_collector.storage.billing.reports import displaced_imports
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import usage

@@ -8,10 +8,10 @@ from collections import defaultdict
 import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
+from fakes.minutes import roll_up_minutes
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs.roll_up_minutes import roll_up_minutes
-from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
 from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.services.upkeep import roll_up_node_utilization
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.telemetry.node_utilization import QUARTER_MS

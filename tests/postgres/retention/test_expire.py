@@ -12,13 +12,17 @@ import pytest
 
 from fakes.fleet import DAY, EPOCH, HOUR, NOW_MS, OCTOBER, Held
 from fakes.idle_day import furnish, minutes
+from fakes.minutes import roll_up_minutes
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs.expire import Expired, RetentionDays, expire
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.roll_up_minutes import roll_up_minutes
-from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
 from gpuledger_collector.scheduled_jobs import scheduled_jobs
 from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.services.upkeep import (
+    Expired,
+    RetentionDays,
+    expire,
+    roll_up_node_utilization,
+)
 from gpuledger_collector.settings import Settings, check
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import usage

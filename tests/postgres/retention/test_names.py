@@ -8,7 +8,7 @@ import pytest
 from fakes.batches import NOON_MS, batch, workload
 from fakes.collector import running
 from gpuledger_collector.ingest.batches import attributes
-from gpuledger_collector.jobs.expire import Expired, RetentionDays, expire
+from gpuledger_collector.services.upkeep import Expired, RetentionDays, expire
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import unused_names as names

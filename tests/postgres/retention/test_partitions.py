@@ -12,8 +12,7 @@ import pytest
 from fakes.batches import batch, free, samples
 from fakes.collector import running
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs.merge_partitions import merge_partitions
-from gpuledger_collector.jobs.pack_samples import ArchiveRetention, pack_samples
+from gpuledger_collector.services.upkeep import ArchiveRetention, merge_partitions, pack_samples
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import archive, partitions

@@ -20,14 +20,13 @@ from fakes.prometheus import WRITE, headers, one, scrape, snappy
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
-from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import rate_usage
+from gpuledger_collector.services.upkeep import roll_up_node_utilization, roll_up_series
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.billing.dispute_evidence import _USAGE_INTERVALS
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.telemetry import archive, minute_rollup, minutes, partitions
+from gpuledger_collector.storage.telemetry import archive, minutes, partitions
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +98,6 @@ def whole_way(collector, dsn):
         minutes.newest_evidence(connection, NOW)
     with Database(dsn).transaction() as connection:
         archive.samples(connection, [1], Period(TODAY, NOW))
-        minute_rollup.sampled_hours(connection, Period(TODAY, TODAY + DAY_MS))
         asked = {"accelerators": [1], "workloads": [1], "start": TODAY, "end": NOW, "most": 10}
         connection.execute(_USAGE_INTERVALS, asked)
     today, tomorrow = (

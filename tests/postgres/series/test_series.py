@@ -9,9 +9,9 @@ import pytest
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from fakes.series import filled, rolled
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.services.upkeep import roll_up_series
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import series
 

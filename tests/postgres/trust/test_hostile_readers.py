@@ -15,8 +15,8 @@ from fakes.batches import batch, body_of
 from fakes.collector import MSGPACK, running
 from fakes.replicas import until
 from gpuledger_collector import wiring
-from gpuledger_collector.jobs.create_partitions import create_partitions
 from gpuledger_collector.schedule import Leadership
+from gpuledger_collector.services.upkeep import create_partitions
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import readers, tokens
 from gpuledger_collector.storage.access.reader_watch import ReaderWatch

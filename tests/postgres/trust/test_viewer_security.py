@@ -14,8 +14,8 @@ from fakes.postgres import administrator, fresh_database
 from fakes.replicas import until
 from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, token, two_teams
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services import chargeback, runs
+from gpuledger_collector.services.upkeep import roll_up_series
 from gpuledger_collector.storage import overview, row_level_security
 from gpuledger_collector.storage.billing import allocation as beside
 from gpuledger_collector.storage.billing import reports

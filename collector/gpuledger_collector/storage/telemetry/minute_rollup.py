@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import minutes, node_utilization
 from gpuledger_collector.storage.telemetry.node_utilization import AT_ONCE, consecutive_hours
@@ -106,17 +106,3 @@ def _roll_up_minutes(
         """.encode(),
         ([pair[0] for pair in hours], [pair[1] for pair in hours], HOUR_MS, *bounds),
     )
-
-
-def sampled_hours(connection: Connection, period: Period) -> list[tuple[int, int]]:
-    """List the (accelerator, hour) pairs of the period that have samples; of packed days every
-    hour, as each may.
-    """
-    bounds = {"hour": HOUR_MS, "day": DAY_MS, "start": period.start_ms, "end": period.end_ms}
-    return connection.execute(
-        "SELECT accelerator_id, at_ms - at_ms %% %(hour)s FROM gpu_sample WHERE at_ms >= %(start)s"
-        " AND at_ms < %(end)s UNION SELECT accelerator_id, hour FROM sample_archive,"
-        " generate_series(day_ms, day_ms + %(day)s - 1, %(hour)s) AS hour WHERE day_ms > %(start)s"
-        " - %(day)s AND day_ms < %(end)s AND hour > %(start)s - %(hour)s AND hour < %(end)s",
-        bounds,
-    ).fetchall()
