@@ -18,8 +18,8 @@ from gpuledger_agent.settings import Settings
 from gpuledger_agent.simulate import simulate
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.demo import PRICES
-from gpuledger_collector.jobs.advise_scaling import advise_scaling
-from gpuledger_collector.jobs.store_forecasts import store_forecasts
+from gpuledger_collector.services.forecasts import store_forecasts
+from gpuledger_collector.services.scaling_advice import advise_scaling
 from gpuledger_collector.services.upkeep import roll_up_series
 from gpuledger_collector.storage.database import Database
 

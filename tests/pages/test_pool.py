@@ -14,10 +14,9 @@ from gpuledger_collector.api import fleet_pages, pages, pool_page
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.api.page_routes import HourlyCache, View
 from gpuledger_collector.export.plots import dates
-from gpuledger_collector.jobs.advise_scaling import advise_scaling
-from gpuledger_collector.jobs.store_forecasts import store_forecasts
-from gpuledger_collector.services.scaling_advice import UnknownPool
-from gpuledger_collector.storage.capacity import scaling
+from gpuledger_collector.insight.demand import DEMAND_DAYS
+from gpuledger_collector.services.forecasts import store_forecasts
+from gpuledger_collector.services.scaling_advice import UnknownPool, advise_scaling
 
 from .conftest import HOSTILE, OCTOBER_NIGHT
 
@@ -60,7 +59,9 @@ def pool(run, written, reads):
 
 
 def page_of(reads, pool, who=ANYBODY):
-    return pool_text(reads, pool_page.compute_backtest(reads, pool), pool, who)
+    return pool_text(
+        reads, pool_page.backtest_as_declared(reads.database, reads.now_ms, pool), pool, who
+    )
 
 
 def pool_text(reads, backtest, pool, who=ANYBODY):
@@ -116,7 +117,7 @@ def test_who_may_look_and_what_is_not_there(pool, dsn, reads, run, written, monk
     )
     assert run("import", "usage", written("evil.csv", evil))[0] == 0
     # No thread is to outlive the test.
-    monkeypatch.setattr(pool_page, "compute_backtest", lambda *_: None)
+    monkeypatch.setattr(pool_page, "backtest_as_declared", lambda *_: None)
     with running(dsn) as collector:
         status, headers, answer = collector.request("GET", "/pools/nowhere")
         assert (status, Page(answer).faults) == (404, [])
@@ -138,7 +139,7 @@ def left(run, written, reads):
     """Pool `left`, whose forecasts are kept, and whose last job ended before the weeks that demand
     is read of.
     """
-    start, end = NOW_MS - 80 * DAY_MS, NOW_MS - (scaling.DEMAND_DAYS + 1) * DAY_MS
+    start, end = NOW_MS - 80 * DAY_MS, NOW_MS - (DEMAND_DAYS + 1) * DAY_MS
     row = f"job,{format_instant(start)},{format_instant(end)},4,left"
     assert (
         run("import", "usage", written("usage.csv", f"workload_id,start,end,gpus,pool\n{row}\n"))[0]

@@ -19,7 +19,7 @@ from gpuledger_collector.api import fleet_pages, list_pages, pages
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.page_routes import View
 from gpuledger_collector.export import shortened
-from gpuledger_collector.services.demand_forecast import MOST_POOLS
+from gpuledger_collector.services.forecasts import MOST_POOLS
 from gpuledger_collector.storage.findings import findings
 
 TEAMS = 130

@@ -23,7 +23,7 @@ from gpuledger_collector.export.shortened import MOST_ROWS
 from gpuledger_collector.ingest.batches import bounds
 from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES, MAX_SAMPLES
 from gpuledger_collector.notifications import links
-from gpuledger_collector.services.demand_forecast import MOST_POOLS
+from gpuledger_collector.services.forecasts import MOST_POOLS
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.billing.disputes import MOST_ENTRIES, MOST_LINES, MOST_OPEN
 from gpuledger_collector.storage.cancellation import LARGE_LINES

@@ -12,9 +12,12 @@ from fastapi import APIRouter, Path, Query
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import REFUSALS, ReadContext, ReadRoute, require_reader
-from gpuledger_collector.services.demand_forecast import forecast_pools, largest_pools
+from gpuledger_collector.services.forecasts import (
+    forecast_pools,
+    forecast_records,
+    largest_pools,
+)
 from gpuledger_collector.services.scaling_advice import decide_pool
-from gpuledger_collector.storage.capacity.backtests import records
 
 Pool = Annotated[str | None, Query(description="Only this pool.")]
 PoolName = Annotated[str, Path(description="Name of the pool.")]
@@ -70,7 +73,7 @@ def router(context: ReadContext) -> APIRouter:
         """
         with context.connection(principal) as connection:
             return {
-                "items": [asdict(record) for record in records(connection, "pool", pool)],
+                "items": [asdict(record) for record in forecast_records(connection, "pool", pool)],
                 "next": None,
             }
 

@@ -32,12 +32,11 @@ from gpuledger_collector.export import html, proof
 from gpuledger_collector.export.cells import csv_of, names
 from gpuledger_collector.export.site import DEMAND, TRUST, pool_path
 from gpuledger_collector.insight.forecast_history import ForecastRecord
-from gpuledger_collector.services.demand_forecast import MOST_POOLS
+from gpuledger_collector.services.forecasts import MOST_POOLS, forecast_records
 from gpuledger_collector.services.month_proof import keep_results, results_of
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.billing import periods
-from gpuledger_collector.storage.capacity import backtests
 from gpuledger_collector.storage.ledger import zones
 
 DEMAND_COLUMNS = names("pool at demand low likely high")
@@ -75,7 +74,7 @@ def demand_page(context: ReadContext, outlook: HourlyCache[Outlook], view: View)
     now_ms = context.now_ms
     # Read as the reader, so that a viewer is refused even if the check of its role were forgotten.
     with context.connection(view.reader) as connection:
-        records = backtests.records(connection, "pool")
+        records = forecast_records(connection, "pool")
         pools = outlook.get(now_ms)
         site = view.site(
             connection, DEMAND, now_ms, has_csv=pools is not None, periods=(), is_filtered=False

@@ -43,8 +43,8 @@ from gpuledger_collector.services.chargeback import (
     read_chargeback,
     read_owner_chargeback,
 )
-from gpuledger_collector.services.demand_forecast import forecast_pools, largest_pools
 from gpuledger_collector.services.findings import list_findings
+from gpuledger_collector.services.forecasts import forecast_pools, largest_pools
 from gpuledger_collector.services.node_health import SILENT_MS, is_silent
 from gpuledger_collector.services.nodes import INVENTORY, UNINSTALLED
 from gpuledger_collector.services.statement import (

@@ -17,7 +17,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from gpuledger_collector.accounting.period import DAY_MS, format_instant
+from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.page_routes import (
@@ -30,12 +30,14 @@ from gpuledger_collector.api.page_routes import (
 )
 from gpuledger_collector.export import html, pool_plots
 from gpuledger_collector.export.cells import csv_of, names
-from gpuledger_collector.export.scaling import row
 from gpuledger_collector.export.site import pool_path
-from gpuledger_collector.insight.pool_backtest import PoolBacktest, backtest_pool
-from gpuledger_collector.insight.scaling.pools import ScalingTerms
-from gpuledger_collector.services.scaling_advice import OUTCOME_DAYS, UnknownPool
-from gpuledger_collector.storage.capacity import backtests, scaling
+from gpuledger_collector.insight.pool_backtest import PoolBacktest
+from gpuledger_collector.services.forecasts import forecast_records
+from gpuledger_collector.services.scaling_advice import (
+    backtest_as_declared,
+    pool_state,
+    require_known_pool,
+)
 
 MAX_POOLS = 64
 POLICY_COLUMNS = names("policy capacity wait wait_p95_s actions over_demand cost")
@@ -64,8 +66,7 @@ class BacktestCache:
             cached = self.pools.get(pool)
         if cached is None:
             with self.context.connection(principal) as connection:
-                if not scaling.is_known(connection, pool):
-                    raise UnknownPool(pool)
+                require_known_pool(connection, pool)
             with self.lock:
                 while len(self.pools) >= MAX_POOLS:
                     self.pools.pop(next(iter(self.pools)))
@@ -74,18 +75,7 @@ class BacktestCache:
 
     def _compute(self, pool: str) -> PoolBacktest:
         with self.computing:  # a back-test takes memory: one at a time
-            return compute_backtest(self.context, pool)
-
-
-def compute_backtest(context: ReadContext, pool: str) -> PoolBacktest:
-    """Back-test a pool; takes seconds."""
-    with context.database.connect() as connection:
-        demands = scaling.demand(connection, context.now_ms, pool)
-        terms = scaling.terms(connection).get(pool, ScalingTerms(pool))
-        rate = scaling.rate(connection, pool, context.now_ms)
-    if not demands:
-        return PoolBacktest(terms, None, f"no demand in the last {scaling.DEMAND_DAYS} days", rate)
-    return backtest_pool(demands[0].series, terms, rate, with_front=True)
+            return backtest_as_declared(self.context.database, self.context.now_ms, pool)
 
 
 def router(context: ReadContext) -> APIRouter:
@@ -112,10 +102,8 @@ def pool_page(
     view.reader.require_fleet()
     now_ms = context.now_ms
     with context.connection(view.reader) as connection:
-        history = scaling.history(connection, pool, now_ms - OUTCOME_DAYS * DAY_MS, 1)
-        records = backtests.records(connection, "pool", pool)
-        terms = scaling.terms(connection).get(pool)
-        unknown = scaling.silence(connection, pool, now_ms)
+        state = pool_state(connection, now_ms, pool)
+        records = forecast_records(connection, "pool", pool)
         path, _, is_dots = pool_path(pool).partition("?")
         extra = {"name": pool} if is_dots else {}
         has_csv = backtest is not None and backtest.backtest is not None
@@ -133,10 +121,10 @@ def pool_page(
         site=site,
         pool=pool,
         now=format_instant(now_ms - now_ms % 1000),
-        latest=row(history[0].facts) if history else None,
-        decided=html.minute(history[0].facts["made_ms"]) if history else None,
-        unknown=unknown,
-        terms=terms,
+        latest=state.latest,
+        decided=None if state.latest is None else html.minute(state.latest.made_ms),
+        unknown=state.silence,
+        terms=state.terms,
         inside=None if inside is None else html.percent(inside),
         money=None if backtest is None else _money_facts(backtest),
     )

@@ -11,9 +11,8 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.amounts import minor_amount
 from gpuledger_collector.cli.common import (
     UNAVAILABLE,
     duration_ms,
@@ -24,18 +23,16 @@ from gpuledger_collector.cli.common import (
     require_level,
 )
 from gpuledger_collector.cli.ledger_demand import read_demand
-from gpuledger_collector.cli.output import Column, Row, emit, hidden, number, print_json
+from gpuledger_collector.cli.output import Column, Row, columns_of, emit, hidden, number, print_json
 from gpuledger_collector.cli.series_file import SeriesFile
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.export.forecasts import spend_report
 from gpuledger_collector.insight.forecast import Forecast, methods
 from gpuledger_collector.insight.forecast import forecast as compute
 from gpuledger_collector.insight.forecast_history import ForecastRecord
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.jobs.store_forecasts import DAYS, store_forecasts
-from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.billing.spend import ahead, rated_period
-from gpuledger_collector.storage.capacity.backtests import records
+from gpuledger_collector.services.forecasts import forecast_month, refresh_forecast_records
 
 MAX_STEPS = 5_000
 MANY = 200
@@ -303,11 +300,7 @@ def history(
         refuse("--pool and --team: give one of them")
     group, only = ("team", team) if team is not None else ("pool", pool)
     with open_session(dsn, config) as session:
-        now_ms = session.now_ms
-        refresh(session.database, Period(now_ms - DAYS * DAY_MS, now_ms), now_ms)
-        store_forecasts(session.database, now_ms)
-        with session.database.connect() as connection:
-            history_records = records(connection, group, only)
+        history_records = refresh_forecast_records(session.database, session.now_ms, group, only)
     if only is not None and not history_records:
         refuse(f"--{group}: there is no forecast of {group} {only!r} yet")
     if form is options.Format.json:
@@ -352,41 +345,13 @@ def spend(
     level = by.value
     require_level(level, "--by")
     with open_session(dsn, config) as session:
-        with session.database.transaction() as connection:
-            period = rated_period(connection, session.now_ms)
-        refresh(session.database, period, session.now_ms)
-        with session.database.transaction() as connection:
-            owners = ahead(connection, level, session.now_ms)
-    rows = []
-    for owner in owners:
-        row = {
-            level: owner.owner or "(unattributed)",
-            "currency": owner.currency,
-            "spent": minor_amount(owner.spent, owner.currency),
-            "forecast": "",
-            "low": "",
-            "high": "",
-            "days of history": owner.days,
-        }
-        if owner.forecast is not None:
-            paths = {
-                "forecast": owner.forecast.middle,
-                "low": owner.forecast.low,
-                "high": owner.forecast.high,
-            }
-            row |= {name: minor_amount(path[-1], owner.currency) for name, path in paths.items()}
-        rows.append(row)
+        owners = forecast_month(session.database, level, session.now_ms)
+    report = spend_report(level)
     is_partial = any(owner.forecast is None for owner in owners)
-    columns = [
-        Column(level),
-        Column("currency"),
-        *(number(name) for name in ("spent", "forecast", "low", "high")),
-        number("days of history", is_optional=True),
-    ]
     emit(
         form,
-        columns,
-        rows,
+        columns_of(report),
+        [report.texts(owner) | {"days of history": owner.days} for owner in owners],
         ["without a forecast: fewer than five full days are rated"] if is_partial else [],
     )
     end_with(is_partial or not owners, exit_code)

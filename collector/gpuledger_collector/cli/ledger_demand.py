@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant
+from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.cli.common import FINDINGS, refuse
 from gpuledger_collector.cli.series_file import SeriesFile
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.insight.series import Ints
-from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.capacity.demand import demand
-
-DAYS = 56
-"""How far back the ledger is read by the hour: as much as the estimators use."""
-FINE_DAYS = 14
-"""How far back usage intervals are read for shorter steps, as far as they are kept."""
+from gpuledger_collector.services.forecasts import days_of_demand, refresh_demand
 
 
 def read_demand(
@@ -25,13 +19,9 @@ def read_demand(
 
     `only` picks one series.
     """
-    days = DAYS if step_ms == HOUR_MS else FINE_DAYS
+    days = days_of_demand(step_ms)
     with open_session(dsn, config) as session:
-        end_ms = session.now_ms // step_ms * step_ms
-        start_ms = end_ms - days * DAY_MS
-        refresh(session.database, Period(start_ms // HOUR_MS * HOUR_MS, end_ms), session.now_ms)
-        with session.database.connect() as connection:
-            series = demand(connection, start_ms, end_ms, group, step_ms)
+        series = refresh_demand(session.database, session.now_ms, group, step_ms)
     names = [entry.name for entry in series]
     if only is not None and only not in names:
         known = ", ".join(filter(None, names)) or "none"

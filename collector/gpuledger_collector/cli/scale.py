@@ -10,13 +10,12 @@ from typer import Argument, Option
 
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import duration_ms, end_with, new_app, refuse, time_range
-from gpuledger_collector.cli.output import Column, Row, emit, hidden, number, print_json
+from gpuledger_collector.cli.output import Column, Row, columns_of, emit, hidden, number, print_json
 from gpuledger_collector.cli.progress import busy
 from gpuledger_collector.cli.scale_pools import open_pools, print_backtest
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.export.scaling import COLUMNS as DECISION_NAMES
-from gpuledger_collector.export.scaling import row as decision_row
+from gpuledger_collector.export.scaling import DECISIONS
 from gpuledger_collector.insight.backtest import (
     DEFAULT_COST_CAP,
     Backtest,
@@ -27,7 +26,7 @@ from gpuledger_collector.insight.pool_backtest import PoolBacktest
 from gpuledger_collector.insight.scaling.advice import ScalingAdvice
 from gpuledger_collector.insight.scaling.pools import explain_no_decision
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.storage.capacity import scaling
+from gpuledger_collector.services.scaling_advice import advise_scaling, list_decisions
 from gpuledger_common.plurals import plural
 
 DEFAULT_LEAD_MS = 600_000
@@ -110,7 +109,7 @@ def advise(
     with open_pools(dsn, config, pool) as pools:
         own_terms = not limits and lead_ms is None
         decisions = (
-            pools.record_decisions(pool)
+            advise_scaling(pools.database, pools.now_ms, pool)
             if own_terms
             else pools.try_decisions(pool, lead_ms, limits)
         )
@@ -200,12 +199,8 @@ def history(
     with open_session(dsn, config) as session:
         span = asked.resolve(session.calendar, session.now_ms)
         with session.database.connect() as connection:
-            decisions = scaling.history(connection, pool, span.start_ms, limit)
-    rows = [
-        decision_row(decision.facts)
-        for decision in decisions
-        if decision.facts["made_ms"] < span.end_ms
-    ]
+            decisions = list_decisions(connection, pool, span, limit)
+    rows = [DECISIONS.exact(decision) for decision in decisions]
     if form is options.Format.table:
         note = (
             f"{plural(len(rows), 'decision')}; wait and waste while a decision served, had it been"
@@ -213,8 +208,7 @@ def history(
         )
         emit(form, HISTORY_TABLE, [_history_row(row) for row in rows], [note])
     else:
-        columns = [Column(name) for name in DECISION_NAMES]
-        emit(form, columns, [{name: row[name] for name in DECISION_NAMES} for row in rows])
+        emit(form, columns_of(DECISIONS), rows)
 
 
 def _history_row(row: Row) -> Row:

@@ -6,28 +6,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import FINDINGS, refuse
 from gpuledger_collector.cli.output import Column, Row, emit, number, print_json
-from gpuledger_collector.cli.session import Session, open_session
+from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.insight.pool_backtest import PoolBacktest, backtest_pool
-from gpuledger_collector.insight.rates import GpuHourRate
-from gpuledger_collector.insight.scaling.pools import (
-    PoolDemand,
-    ScalingDecision,
-    ScalingTerms,
-    decide,
-)
-from gpuledger_collector.jobs.advise_scaling import advise_scaling
-from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.capacity import scaling
+from gpuledger_collector.insight.demand import DEMAND_DAYS
+from gpuledger_collector.insight.pool_backtest import PoolBacktest
+from gpuledger_collector.services.scaling_advice import Pools, refresh_pools
 from gpuledger_common.plurals import plural
 
 COLUMNS = (
@@ -49,63 +38,16 @@ PLACES = {"capacity": 1, "demand": 1, "wait": 2, "wait_p95_s": 0, "cost": 2, "ov
 def open_pools(dsn: str | None, config: Path | None, only: str | None) -> Iterator[Pools]:
     """The pools of the ledger, brought up to date; refuses a pool that it does not know."""
     with open_session(dsn, config) as session:
-        end_ms = session.now_ms // HOUR_MS * HOUR_MS  # demand is read by full hours
-        refresh(
-            session.database, Period(end_ms - scaling.DEMAND_DAYS * DAY_MS, end_ms), session.now_ms
-        )
-        with session.database.connect() as connection:
-            demand = {entry.pool: entry for entry in scaling.demand(connection, session.now_ms)}
-            terms = scaling.terms(connection)
-        period = f"in the last {scaling.DEMAND_DAYS} days"
-        if only is not None and only not in demand:
+        pools = refresh_pools(session.database, session.now_ms)
+        period = f"in the last {DEMAND_DAYS} days"
+        if only is not None and only not in pools.demand:
             refuse(
                 f"--pool: no pool {only!r} held GPUs {period}; there are"
-                f" {', '.join(demand) or 'none'}"
+                f" {', '.join(pools.demand) or 'none'}"
             )
-        if not demand:
+        if not pools.demand:
             refuse(f"the ledger has no usage {period}: nothing to look ahead from", FINDINGS)
-        yield Pools(session, demand, terms)
-
-
-@dataclass(frozen=True)
-class Pools:
-    """Demand and declared terms of the pools."""
-
-    session: Session
-    demand: Mapping[str, PoolDemand]
-    declared: Mapping[str, ScalingTerms]
-
-    def terms(self, pool: str, lead_ms: int | None, limits: Mapping[str, Any]) -> ScalingTerms:
-        """The pool's own terms, with other limits or lead time where they are given."""
-        own = self.declared.get(pool, ScalingTerms(pool))
-        return replace(own, limits=replace(own.limits, **limits), lead_ms=lead_ms or own.lead_ms)
-
-    def rate(self, pool: str) -> GpuHourRate | None:
-        """The pool's rate now."""
-        with self.session.database.connect() as connection:
-            return scaling.rate(connection, pool, self.session.now_ms)
-
-    def record_decisions(self, only: str | None) -> dict[str, ScalingDecision | None]:
-        """The decisions of now, made and recorded as the collector's job does."""
-        return advise_scaling(self.session.database, self.session.now_ms, only)
-
-    def try_decisions(
-        self, only: str | None, lead_ms: int | None, limits: Mapping[str, Any]
-    ) -> dict[str, ScalingDecision | None]:
-        """The decisions under other limits; nothing is recorded, and nobody is notified."""
-        return {
-            name: decide(
-                demand, self.terms(name, lead_ms, limits), self.session.now_ms, self.rate(name)
-            )
-            for name, demand in self.demand.items()
-            if only in {None, name}
-        }
-
-    def backtest(self, pool: str, lead_ms: int | None, limits: Mapping[str, Any]) -> PoolBacktest:
-        """The back-test of a pool's last 28 days."""
-        return backtest_pool(
-            self.demand[pool].series, self.terms(pool, lead_ms, limits), self.rate(pool)
-        )
+        yield pools
 
 
 def print_backtest(backtest: PoolBacktest, form: options.Format) -> None:

@@ -29,6 +29,8 @@ class Kind(Enum):
     """An integer."""
     DECIMAL = auto()
     """A number that its column has rounded: hours, shares, rates."""
+    ESTIMATE = auto()
+    """A float, as it is."""
     MONEY = auto()
     """An amount of its own currency, in minor units; micro-units where programs read it."""
     INSTANT = auto()
@@ -39,13 +41,14 @@ class Kind(Enum):
     """What has no form of its own; as it is, and in JSON alone."""
 
 
-NUMBERS = frozenset((Kind.COUNT, Kind.DECIMAL, Kind.MONEY))
+NUMBERS = frozenset((Kind.COUNT, Kind.DECIMAL, Kind.ESTIMATE, Kind.MONEY))
 
 
 TEXTS: Mapping[Kind, Callable[[Any], str]] = {
     Kind.TEXT: str,
     Kind.COUNT: str,
     Kind.DECIMAL: str,
+    Kind.ESTIMATE: str,
     Kind.MONEY: Money.plain,
     Kind.INSTANT: lambda at_ms: format_instant(at_ms - at_ms % 1000),
     Kind.LIST: lambda texts: "; ".join(map(str, texts)),

@@ -19,6 +19,8 @@ from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.insight.queue_age import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
 from gpuledger_collector.insight.series import Flags, Floats, Ints, Series
 
+DEMAND_DAYS = 56
+"""How far back demand is read by the hour: as much as the estimators use."""
 COVERED = 0.9
 """Share of a group's capacity that must be observed for its step to count as known."""
 

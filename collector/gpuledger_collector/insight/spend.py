@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 
+from gpuledger_collector.accounting.money import Money
+
 MIN_DAYS = 5
 WEEK = 7
 WEEKDAY_HISTORY = 14
@@ -46,6 +48,31 @@ class SpendForecast:
     high: tuple[int, ...]
     likely: tuple[int, ...]
     days_of_history: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerSpend:
+    """What an owner spent this month in one currency, in micro-units, and where the month ends.
+
+    `forecast` None: `days` whole days are too few for one. `owner` "": nobody.
+    """
+
+    owner: str
+    currency: str
+    spent_micro: int
+    days: int
+    forecast: SpendForecast | None
+
+    @property
+    def spent(self) -> Money:
+        """What is spent so far."""
+        return Money(self.spent_micro, self.currency)
+
+    def end(self, path: str) -> Money | None:
+        """Where a path of the forecast, `low`, `middle` or `high`, ends with the month."""
+        if self.forecast is None:
+            return None
+        return Money(getattr(self.forecast, path)[-1], self.currency)
 
 
 @dataclass(frozen=True, slots=True)

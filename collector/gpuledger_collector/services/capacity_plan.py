@@ -25,8 +25,9 @@ from gpuledger_collector.insight.rates import GpuHourRate
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.scaling_advice import UnknownPool
 from gpuledger_collector.storage.billing import commitments
-from gpuledger_collector.storage.capacity import scaling
+from gpuledger_collector.storage.capacity import plans, scaling
 from gpuledger_collector.storage.capacity.demand import demand, held_by_teams
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
@@ -124,6 +125,17 @@ def plans_of_pools(connection: Connection, now_ms: int) -> Iterator[PricedPlan]:
     for series in _pools(connection, now_ms):
         with contextlib.suppress(TooFewDays):
             yield _plan(connection, now_ms, series, period, GivenRates())
+
+
+def store_capacity_plans(database: Database, now_ms: int) -> int:
+    """Plan every pool and replace what is stored for the demand board; return the number of plans."""
+    with database.connect() as connection:
+        records = {
+            priced.plan.pool.name: priced.record() for priced in plans_of_pools(connection, now_ms)
+        }
+    with database.transaction() as connection:
+        plans.replace(connection, records, now_ms)
+    return len(records)
 
 
 def _pools(connection: Connection, now_ms: int) -> list[Series]:

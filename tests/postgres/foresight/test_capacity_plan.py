@@ -13,8 +13,7 @@ from psycopg.rows import dict_row
 from fakes.boards import BOARDS, SPAN, asked, chosen
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
 from gpuledger_collector.accounting.period import Calendar, format_date, format_instant
-from gpuledger_collector.jobs.store_capacity_plans import store_capacity_plans
-from gpuledger_collector.services.capacity_plan import quarter_ahead
+from gpuledger_collector.services.capacity_plan import quarter_ahead, store_capacity_plans
 from gpuledger_collector.storage.database import Database
 
 DAYS = 49

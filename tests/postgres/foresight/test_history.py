@@ -20,8 +20,8 @@ from gpuledger_collector.insight.forecast_history import (
     summarize_scores,
 )
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.jobs.store_forecasts import store_forecasts
-from gpuledger_collector.storage.capacity.backtests import put, records, stored
+from gpuledger_collector.services.forecasts import forecast_records, store_forecasts
+from gpuledger_collector.storage.capacity.backtests import insert, stored
 
 pytestmark = pytest.mark.slow
 
@@ -52,9 +52,9 @@ def test_forecasts_are_kept_once_and_scored(used, database):
     assert store_forecasts(store, NOW_MS) == 2 * (REPLAYED_DAYS + 1)  # of the pool and of the team
     assert store_forecasts(store, NOW_MS) == 0
     with database.connect() as connection:
-        (found,) = records(connection, "pool", "train")
-        assert records(connection, "team")[0].series == "vision"
-        assert records(connection, "pool", "none") == []
+        (found,) = forecast_records(connection, "pool", "train")
+        assert forecast_records(connection, "team")[0].series == "vision"
+        assert forecast_records(connection, "pool", "none") == []
     assert found.forecasts == REPLAYED_DAYS + 1
     assert found.replayed == REPLAYED_DAYS
     assert found.hours >= REPLAYED_DAYS * 24
@@ -64,7 +64,7 @@ def test_forecasts_are_kept_once_and_scored(used, database):
     assert found.skill > 0.3  # a daily shape is learnt
     assert store_forecasts(store, NOW_MS + DAY_MS) == 2
     with database.connect() as connection:
-        assert records(connection, "pool", "train")[0].replayed == REPLAYED_DAYS
+        assert forecast_records(connection, "pool", "train")[0].replayed == REPLAYED_DAYS
 
 
 def test_the_record_is_told_by_command_and_over_http(used, run, dsn):
@@ -155,7 +155,7 @@ def test_an_hour_without_a_baseline_is_stored_and_not_judged(database):
     gap = tuple(math.nan for _ in made.quantiles)
     made = replace(made, grouped="pool", naive=(made.naive[0], gap, *made.naive[2:]))
     with database.transaction() as connection:
-        put(connection, [made])
+        insert(connection, [made])
         (read,) = stored(connection, "pool", 0)
     assert np.array_equal(read.naive, made.naive, equal_nan=True)
     assert read.values == made.values

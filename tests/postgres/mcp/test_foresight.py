@@ -11,7 +11,7 @@ from fakes.assistant import over
 from fakes.facts import DAY, SEPTEMBER_MS
 from gpuledger_collector.services import demand_forecast
 from gpuledger_collector.services.budget_status import forecast_owners, standings
-from gpuledger_collector.services.demand_forecast import forecast_pools, pool_demand
+from gpuledger_collector.services.forecasts import forecast_pools, pool_demand
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_common.plurals import plural
 

@@ -16,10 +16,10 @@ import pytest
 from fakes.collector import running
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.insight.scaling.pools import ScalingTerms
-from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.notifications.sender import Sender
 from gpuledger_collector.notifications.webhooks import WebhookTransport
 from gpuledger_collector.scheduled_jobs import scheduled_jobs
+from gpuledger_collector.services.scaling_advice import advise_scaling
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.capacity import queues, scaling
 from gpuledger_collector.storage.database import Database

@@ -16,6 +16,7 @@ from decimal import Decimal
 
 import numpy as np
 
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.insight.rates import GpuHourRate
 from gpuledger_collector.insight.scaling.advice import (
     PastTarget,
@@ -216,6 +217,48 @@ class DecisionOutcome:
     waste_gpu_s: float
     reactive_wait_gpu_s: float
     reactive_waste_gpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDecision:
+    """A decision as it was recorded, with its outcome as far as it is known; None: not known yet.
+
+    `notified_state` is that of the message to the hook that `notified` names, "" for none.
+    """
+
+    decision_id: int
+    pool: str
+    made_ms: int
+    as_of_ms: int
+    policy: str
+    mode: str
+    demand_gpus: float
+    reactive_gpus: float
+    wanted_gpus: float
+    desired_gpus: float
+    before_gpus: float | None
+    quantile: float | None
+    notified: str
+    notified_state: str | None
+    from_ms: int | None
+    until_ms: int | None
+    known_ms: int | None
+    came_gpu_s: float | None
+    wait_gpu_s: float | None
+    waste_gpu_s: float | None
+    reactive_wait_gpu_s: float | None
+    reactive_waste_gpu_s: float | None
+    currency: str | None
+    waste_micro: int | None
+    reason: str
+    inputs_hash: str
+
+    @property
+    def waste(self) -> Money | None:
+        """What its waste cost; None without a price."""
+        if self.waste_micro is None or self.currency is None:
+            return None
+        return Money(self.waste_micro, self.currency)
 
 
 def judge_decision(

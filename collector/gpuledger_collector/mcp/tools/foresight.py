@@ -36,7 +36,7 @@ from gpuledger_collector.mcp.ledger import Ledger, Page, Refused, Snapshot, inst
 from gpuledger_collector.mcp.tools.fleet import ESTIMATED, CountTotal
 from gpuledger_collector.mcp.tools.parameters import LIMIT, TEXT_LENGTH, Cursor, Limit
 from gpuledger_collector.services.budget_status import forecast_owners, standings
-from gpuledger_collector.services.demand_forecast import forecast_pools, largest_pools
+from gpuledger_collector.services.forecasts import forecast_pools, largest_pools
 from gpuledger_collector.services.scaling_advice import UnknownPool
 from gpuledger_collector.storage.billing import statements
 from gpuledger_common.plurals import plural

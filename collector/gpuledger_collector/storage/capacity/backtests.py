@@ -7,31 +7,27 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from psycopg.rows import namedtuple_row
-
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.insight.forecast_history import (
     HORIZON_HOURS,
-    ForecastRecord,
     ForecastScore,
     StoredForecast,
-    summarize_scores,
 )
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select
 
 
 def stored(connection: Connection, group: str, since_ms: int) -> list[StoredForecast]:
     """Forecasts stored since an origin, by origin and series."""
-    with connection.cursor(row_factory=namedtuple_row) as cursor:
-        rows = cursor.execute(
-            "SELECT * FROM backtest WHERE grouped = %s AND origin_ms >= %s ORDER BY origin_ms,"
-            " series",
-            (group, since_ms),
-        )
-        return [_forecast(row) for row in rows]
+    rows = select(
+        connection,
+        "SELECT * FROM backtest WHERE grouped = %s AND origin_ms >= %s ORDER BY origin_ms, series",
+        (group, since_ms),
+    )
+    return [_forecast(row) for row in rows]
 
 
-def put(connection: Connection, forecasts: Iterable[StoredForecast]) -> None:
+def insert(connection: Connection, forecasts: Iterable[StoredForecast]) -> None:
     """Store forecasts; one that is stored already stays as it is."""
     rows = []
     for forecast in forecasts:
@@ -63,7 +59,7 @@ def put(connection: Connection, forecasts: Iterable[StoredForecast]) -> None:
         )
 
 
-def put_score(
+def update_score(
     connection: Connection, forecast: StoredForecast, score: ForecastScore, now_ms: int
 ) -> None:
     """Store the score of a forecast."""
@@ -102,28 +98,40 @@ def _forecast(row: Any) -> StoredForecast:
         )
 
     return StoredForecast(
-        row.grouped,
-        row.series,
-        row.origin_ms,
-        row.made_ms,
-        row.replayed,
-        tuple(content["quantiles"]),
-        rows("values"),
-        rows("naive"),
-        content["models"],
-        content["note"],
+        grouped=row.grouped,
+        series=row.series,
+        origin_ms=row.origin_ms,
+        made_ms=row.made_ms,
+        replayed=row.replayed,
+        quantiles=tuple(content["quantiles"]),
+        values=rows("values"),
+        naive=rows("naive"),
+        models=content["models"],
+        note=content["note"],
     )
 
 
-def records(connection: Connection, group: str, only: str | None = None) -> list[ForecastRecord]:
-    """How good the stored forecasts of each series were, by name."""
-    scores: dict[str, list[tuple[bool, ForecastScore]]] = {}
-    rows = connection.execute(
-        "SELECT series, replayed, known, inside, under, coalesce(loss, 0), coalesce(naive_loss, 0),"
-        " coalesce(actual, 0) FROM backtest WHERE grouped = %(grouped)s AND (%(only)s::text IS NULL"
-        " OR series = %(only)s) ORDER BY series, origin_ms",
+def scores(
+    connection: Connection, group: str, only: str | None = None
+) -> dict[str, list[tuple[bool, ForecastScore]]]:
+    """The scores of all stored forecasts of each series, by name, and whether each was replayed."""
+    by_series: dict[str, list[tuple[bool, ForecastScore]]] = {}
+    rows = select(
+        connection,
+        "SELECT series, replayed, known, inside, under, coalesce(loss, 0) AS loss,"
+        " coalesce(naive_loss, 0) AS naive_loss, coalesce(actual, 0) AS actual FROM backtest WHERE"
+        " grouped = %(grouped)s AND (%(only)s::text IS NULL OR series = %(only)s) ORDER BY series,"
+        " origin_ms",
         {"grouped": group, "only": only},
     )
-    for series, replayed, *score in rows:
-        scores.setdefault(series, []).append((replayed, ForecastScore(*score)))
-    return [summarize_scores(name, scores_of_series) for name, scores_of_series in scores.items()]
+    for row in rows:
+        score = ForecastScore(
+            known=row.known,
+            inside=row.inside,
+            under=row.under,
+            loss=row.loss,
+            naive_loss=row.naive_loss,
+            actual=row.actual,
+        )
+        by_series.setdefault(row.series, []).append((row.replayed, score))
+    return by_series

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from psycopg.rows import namedtuple_row
 
 from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
 from gpuledger_collector.accounting.owner_tree import LEVELS
@@ -33,6 +31,7 @@ from gpuledger_collector.insight.series import Floats, Ints, Series
 from gpuledger_collector.storage.capacity.queues import summed_by
 from gpuledger_collector.storage.ledger import rules, workloads
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select, select_value
 
 GROUPS = ("pool", "model", *LEVELS)
 """What demand can be summed by."""
@@ -100,12 +99,6 @@ _ROLLED_UP_UNTIL = """SELECT max(p.until_ms) FROM series_day s JOIN conservation
     WHERE s.proved_at = p.proved_at AND p.until_ms <= %(end_ms)s"""
 
 
-def _select(connection: Connection, query: str, values: Mapping[str, object]) -> list[Any]:
-    """Rows with their columns as attributes."""
-    with connection.cursor(row_factory=namedtuple_row) as cursor:
-        return cursor.execute(query.encode(), values).fetchall()
-
-
 def evidence(
     connection: Connection, start_ms: int, end_ms: int, group: str, step_ms: int = HOUR_MS
 ) -> tuple[list[GroupUsage], list[CapacitySpan], list[CapacitySpan]]:
@@ -120,7 +113,7 @@ def _usage(connection: Connection, query: str, values: Mapping[str, object]) -> 
         GroupUsage(
             row.grouped, row.hour_ms, float(row.held or 0) / _MICRO, float(row.seen) / _MICRO
         )
-        for row in _select(connection, query, values)
+        for row in select(connection, query, values)
     ]
 
 
@@ -131,11 +124,11 @@ def _capacity(
     period = {"start_ms": start_ms, "end_ms": end_ms}
     capacity = [
         CapacitySpan(row.grouped, row.gpu_micro / _MICRO, row.in_ms, row.out_ms)
-        for row in _select(connection, _placements(group), period)
+        for row in select(connection, _placements(group), period)
     ]
     imported = [
         CapacitySpan(row.grouped, row.gpu_micro / _MICRO, row.start_ms, row.end_ms)
-        for row in _select(
+        for row in select(
             connection, _COUNTED.format(group="pool" if group == "pool" else "gpu_model"), period
         )
     ]
@@ -180,8 +173,8 @@ def fine(
     queues hold.
     """
     step_ms = STEPS_MS[0]
-    row = connection.execute(_ROLLED_UP_UNTIL, {"end_ms": end_ms}).fetchone()
-    until_ms = start_ms if row is None or row[0] is None else row[0]
+    rolled_up_ms = select_value(connection, _ROLLED_UP_UNTIL, {"end_ms": end_ms})
+    until_ms = start_ms if rolled_up_ms is None else rolled_up_ms
     # The last rolled-up hour is read from usage intervals: late evidence of it is there, but not in
     # the series yet.
     since_ms = max(
@@ -217,7 +210,7 @@ def _by_owner(
     values = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
     query = _BY_WORKLOAD.format(placements=_placements("pool"), use=_use(step_ms))
     used, imported = (
-        [row for row in _select(connection, text, values) if pool in {None, row.pool}]
+        [row for row in select(connection, text, values) if pool in {None, row.pool}]
         for text in (query, _COUNTED.format(group="pool"))
     )
     facts = workloads.facts(connection, sorted({row.workload_id for row in [*used, *imported]}))
@@ -269,7 +262,7 @@ def queues(connection: Connection, start_ms: int, end_ms: int, group: str) -> li
     if name == "pool":
         read = f"{_SUMMED} UNION ALL {read} AND {_TO_SUM}"
     by_source: dict[str, list[_Readings]] = {}
-    for row in _select(
+    for row in select(
         connection, _PACKED.format(read=read), {"start_ms": start_ms, "end_ms": end_ms}
     ):
         at_ms = np.frombuffer(row.at_ms, dtype=">i8").astype(np.int64)

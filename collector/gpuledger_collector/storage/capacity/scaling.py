@@ -5,16 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
-from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
 from gpuledger_collector.insight.demand import (
+    DEMAND_DAYS,
     QueueReadings,
     hourly_demand,
     with_queue,
@@ -27,6 +25,7 @@ from gpuledger_collector.insight.scaling.pools import (
     DecisionOutcome,
     PendingOutcome,
     PoolDemand,
+    RecordedDecision,
     ScalingDecision,
     ScalingTerms,
 )
@@ -35,8 +34,8 @@ from gpuledger_collector.storage.billing import price_book
 from gpuledger_collector.storage.capacity.demand import STEPS_MS, evidence, fine, queues
 from gpuledger_collector.storage.ledger.dated_rows import replace_rows
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select, select_as, select_value
 
-DEMAND_DAYS = 56
 FINE_DAYS = 40
 """Days in five-minute steps: 28 to simulate after ten of history, and parts of days."""
 FINE_MS = STEPS_MS[0]
@@ -58,8 +57,8 @@ def replace(
 
 def terms(connection: Connection) -> dict[str, ScalingTerms]:
     """The terms in force by pool."""
-    rows = connection.execute("SELECT pool, terms FROM scaling_pool WHERE superseded_at IS NULL")
-    return {pool: ScalingTerms.of(pool, declared) for pool, declared in rows}
+    rows = select(connection, "SELECT pool, terms FROM scaling_pool WHERE superseded_at IS NULL")
+    return {row.pool: ScalingTerms.of(row.pool, row.terms) for row in rows}
 
 
 def demand(connection: Connection, now_ms: int, only: str | None = None) -> list[PoolDemand]:
@@ -100,7 +99,7 @@ def is_known(connection: Connection, pool: str) -> bool:
         "backtest WHERE grouped = 'pool' AND series = %s",
     )
     return any(
-        connection.execute(f"SELECT 1 FROM {place} LIMIT 1", (pool,)).fetchone() for place in places
+        select_value(connection, f"SELECT 1 FROM {place} LIMIT 1", (pool,)) for place in places
     )
 
 
@@ -156,13 +155,14 @@ def _silence(readings: Sequence[QueueReadings], pool: str, now_ms: int) -> str:
 
 def past(connection: Connection, pool: str, now_ms: int) -> list[PastTarget]:
     """Recent targets of a pool, oldest first; the last decision is among them however old it is."""
-    rows = connection.execute(
-        "SELECT made_ms, desired_gpus, wanted_gpus FROM scaling_decision WHERE pool = %(pool)s AND"
-        " made_ms >= least(%(since)s, (SELECT max(made_ms) FROM scaling_decision WHERE pool ="
-        " %(pool)s)) ORDER BY made_ms, id",
+    return select_as(
+        connection,
+        PastTarget,
+        "SELECT made_ms AS at_ms, desired_gpus AS gpus, wanted_gpus AS wanted FROM"
+        " scaling_decision WHERE pool = %(pool)s AND made_ms >= least(%(since)s, (SELECT"
+        " max(made_ms) FROM scaling_decision WHERE pool = %(pool)s)) ORDER BY made_ms, id",
         {"pool": pool, "since": now_ms - PAST_MS},
     )
-    return [PastTarget(*row) for row in rows]
 
 
 _PLACES = """SELECT a.model, coalesce(n.name, '') AS node, sum(a.gpu_micro) AS gpu_micro
@@ -182,14 +182,11 @@ def rate(
     imported usage alone is priced by what it held in the last 28 days.
     """
     values = {"pool": pool, "at_ms": at_ms, "since": at_ms - 28 * DAY_MS}
-    places = (
-        connection.execute(_PLACES, values).fetchall()
-        or connection.execute(_COUNTED, values).fetchall()
-    )
+    places = select(connection, _PLACES, values) or select(connection, _COUNTED, values)
     book = price_book.current(connection)
     weighted = [
-        (book.price_at(pool, model, node, at_ms, purchase), int(gpu_micro))
-        for model, node, gpu_micro in places
+        (book.price_at(pool, place.model, place.node, at_ms, purchase), int(place.gpu_micro))
+        for place in places
     ]
     priced = [
         (price.rate, price.currency, weight) for price, weight in weighted if price is not None
@@ -207,16 +204,10 @@ def rate(
     return GpuHourRate(mean.quantize(Decimal("0.000000001")), priced[0][1])
 
 
-@dataclass(frozen=True)
-class PastDecision:
-    """A past decision with its outcome as far as it is known."""
-
-    decision_id: int
-    facts: Mapping[str, Any]
-
-
-_HISTORY = """SELECT d.id AS decision_id, d.*, o.from_ms, o.until_ms, o.known_ms, o.demand_gpu_s, o.wait_gpu_s,
-    o.waste_gpu_s, o.reactive_wait_gpu_s, o.reactive_waste_gpu_s, o.currency, o.waste_micro, x.state AS notified_state
+_HISTORY = """SELECT d.id AS decision_id, d.pool, d.made_ms, d.as_of_ms, d.policy, d.mode, d.demand_gpus,
+        d.reactive_gpus, d.wanted_gpus, d.desired_gpus, d.before_gpus, d.quantile, d.notified,
+        x.state AS notified_state, o.from_ms, o.until_ms, o.known_ms, o.demand_gpu_s AS came_gpu_s, o.wait_gpu_s,
+        o.waste_gpu_s, o.reactive_wait_gpu_s, o.reactive_waste_gpu_s, o.currency, o.waste_micro, d.reason, d.inputs_hash
     FROM scaling_decision d LEFT JOIN scaling_outcome o ON o.decision_id = d.id
     LEFT JOIN outbox x ON x.key = 'scaling:' || d.id
     WHERE (%(pool)s::text IS NULL OR d.pool = %(pool)s) AND d.made_ms >= %(since)s
@@ -225,11 +216,10 @@ _HISTORY = """SELECT d.id AS decision_id, d.*, o.from_ms, o.until_ms, o.known_ms
 
 def history(
     connection: Connection, pool: str | None, since_ms: int, most: int
-) -> list[PastDecision]:
+) -> list[RecordedDecision]:
     """Decisions from an instant on with their outcomes, newest first."""
-    with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(_HISTORY, {"pool": pool, "since": since_ms, "most": most})
-        return [PastDecision(row["decision_id"], row) for row in rows]
+    values = {"pool": pool, "since": since_ms, "most": most}
+    return select_as(connection, RecordedDecision, _HISTORY, values)
 
 
 KINDS = ("demand", "wait", "waste", "reactive_wait", "reactive_waste")
@@ -237,17 +227,14 @@ KINDS = ("demand", "wait", "waste", "reactive_wait", "reactive_waste")
 
 def sums(connection: Connection, since_ms: int) -> dict[tuple[str, str], float]:
     """GPU-seconds by pool and kind of the outcomes whose time began at an instant or later."""
-    parts = ", ".join(f"sum(o.{kind}_gpu_s)" for kind in KINDS)
-    rows = connection.execute(
+    parts = ", ".join(f"sum(o.{kind}_gpu_s) AS {kind}" for kind in KINDS)
+    rows = select(
+        connection,
         f"SELECT d.pool, {parts} FROM scaling_outcome o JOIN scaling_decision d ON d.id ="
         " o.decision_id WHERE o.from_ms >= %s GROUP BY d.pool",
         (since_ms,),
     )
-    return {
-        (row[0], kind): float(value)
-        for row in rows
-        for kind, value in zip(KINDS, row[1:], strict=True)
-    }
+    return {(row.pool, kind): float(getattr(row, kind)) for row in rows for kind in KINDS}
 
 
 def expire(connection: Connection, now_ms: int) -> None:
@@ -263,16 +250,17 @@ def expire(connection: Connection, now_ms: int) -> None:
 
 def last_inputs_hash(connection: Connection, pool: str) -> str | None:
     """Hash of the inputs of a pool's last decision."""
-    query = (
+    digest: str | None = select_value(
+        connection,
         "SELECT inputs_hash FROM scaling_decision WHERE pool = %s ORDER BY made_ms DESC, id DESC"
-        " LIMIT 1"
+        " LIMIT 1",
+        (pool,),
     )
-    row = connection.execute(query, (pool,)).fetchone()
-    return None if row is None else row[0]
+    return digest
 
 
-def put(connection: Connection, decision: ScalingDecision) -> int:
-    """Store a decision and return its id."""
+def insert(connection: Connection, decision: ScalingDecision) -> int:
+    """Record a decision and return its id."""
     advice = decision.advice
     return _insert(
         connection,
@@ -307,9 +295,11 @@ def put(connection: Connection, decision: ScalingDecision) -> int:
 
 def pending_outcomes(connection: Connection, now_ms: int) -> list[PendingOutcome]:
     """Decisions whose time is over and that have no outcome yet."""
-    rows = connection.execute(
-        """SELECT id, pool, serves AS from_ms, coalesce(next, serves + step_ms) AS until_ms, desired_gpus,
-                reactive_gpus FROM (
+    return select_as(
+        connection,
+        PendingOutcome,
+        """SELECT id AS decision_id, pool, serves AS from_ms, coalesce(next, serves + step_ms) AS until_ms,
+                desired_gpus, reactive_gpus FROM (
                 SELECT d.*, as_of_ms + step_ms + lead_ms AS serves,
                     lead(as_of_ms + step_ms + lead_ms) OVER (PARTITION BY pool ORDER BY made_ms, id) AS next
                 FROM scaling_decision d WHERE made_ms >= %(since)s) served
@@ -317,10 +307,9 @@ def pending_outcomes(connection: Connection, now_ms: int) -> list[PendingOutcome
               AND NOT EXISTS (SELECT FROM scaling_outcome o WHERE o.decision_id = served.id) ORDER BY made_ms, id""",
         {"now": now_ms, "since": now_ms - DEMAND_DAYS * DAY_MS},
     )
-    return [PendingOutcome(*row) for row in rows]
 
 
-def put_outcome(
+def insert_outcome(
     connection: Connection,
     pending: PendingOutcome,
     outcome: DecisionOutcome,
@@ -351,8 +340,10 @@ def put_outcome(
 
 def _insert(connection: Connection, table: str, row: Mapping[str, object], returning: str) -> int:
     values = ", ".join(f"%({name})s" for name in row)
-    inserted = connection.execute(
-        f"INSERT INTO {table} ({', '.join(row)}) VALUES ({values}) RETURNING {returning}", row
-    ).fetchone()
-    assert inserted is not None
-    return int(inserted[0])
+    return int(
+        select_value(
+            connection,
+            f"INSERT INTO {table} ({', '.join(row)}) VALUES ({values}) RETURNING {returning}",
+            row,
+        )
+    )

@@ -1,0 +1,184 @@
+"""What is to come: the demand of pools, models and owners, how good earlier forecasts of it were,
+and what owners will have spent at the end of the month.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
+from gpuledger_collector.insight.forecast import Forecast, forecast
+from gpuledger_collector.insight.forecast_history import (
+    HORIZON_HOURS,
+    ForecastRecord,
+    daily_origins,
+    forecast_at,
+    score_forecast,
+    summarize_scores,
+)
+from gpuledger_collector.insight.series import Series
+from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, OwnerSpend, forecast_spend
+from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.services.scaling_advice import UnknownPool
+from gpuledger_collector.storage.billing import spend
+from gpuledger_collector.storage.capacity import backtests, demand
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.locks import Connection
+
+DAYS = 56
+"""How far back the ledger is read by the hour: as much as the estimators use."""
+FINE_DAYS = 14
+"""How far back usage intervals are read for shorter steps, as far as they are kept."""
+STORED_GROUPS = ("pool", "team")
+LATE_MS = 3 * DAY_MS
+"""Evidence may be this late; until then a score is updated."""
+MOST_POOLS = 50
+"""Pools that an answer forecasts, those of most demand: whoever reports GPUs may name pools by the
+hundred, and each takes milliseconds.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LargestPools:
+    """Hourly demand of the pools of most demand, by name, and how many others are known."""
+
+    pools: tuple[Series, ...]
+    left_out: int
+
+
+def pool_demand(connection: Connection, now_ms: int, pool: str | None = None) -> list[Series]:
+    """Hourly demand of every pool, or of one, over the last weeks. Raises UnknownPool."""
+    # The running hour is not complete and would look like a fall of demand.
+    end_ms = now_ms // HOUR_MS * HOUR_MS
+    hourly = demand.demand(connection, end_ms - DAYS * DAY_MS, end_ms, "pool")
+    chosen = [series for series in hourly if pool in {None, series.name}]
+    if pool is not None and not chosen:
+        raise UnknownPool(pool)
+    return chosen
+
+
+def largest_pools(connection: Connection, now_ms: int, pool: str | None = None) -> LargestPools:
+    """The pools to forecast, or this one: of those without a known hour nothing can be said.
+
+    Raises UnknownPool.
+    """
+    known = [series for series in pool_demand(connection, now_ms, pool) if series.known]
+    by_demand = sorted(known, key=lambda series: (-float(np.nansum(series.values)), series.name))
+    largest = sorted(by_demand[:MOST_POOLS], key=lambda series: series.name)
+    return LargestPools(tuple(largest), len(known) - len(largest))
+
+
+def forecast_pools(pools: Sequence[Series], horizon_hours: int) -> list[Forecast]:
+    """Forecast the demand of these pools; those without a known hour are left out."""
+    return forecast([series for series in pools if series.known], horizon_hours)
+
+
+def days_of_demand(step_ms: int) -> int:
+    """How many days of demand there are to read in steps of this length."""
+    return DAYS if step_ms == HOUR_MS else FINE_DAYS
+
+
+def refresh_demand(database: Database, now_ms: int, group: str, step_ms: int) -> list[Series]:
+    """Bring usage up to date, and return the GPUs held and queued per pool, model or owner over the
+    last weeks, up to the last full step.
+    """
+    end_ms = now_ms // step_ms * step_ms
+    start_ms = end_ms - days_of_demand(step_ms) * DAY_MS
+    refresh(database, Period(start_ms // HOUR_MS * HOUR_MS, end_ms), now_ms)
+    with database.connect() as connection:
+        return demand.demand(connection, start_ms, end_ms, group, step_ms)
+
+
+def store_forecasts(database: Database, now_ms: int) -> int:
+    """Store a forecast of every pool and team each day, and score those whose hours are known;
+    return how many were made.
+
+    A second run changes nothing: a stored forecast is not made again, and scores follow from the
+    demand as it is known.
+    """
+    end_ms = now_ms // HOUR_MS * HOUR_MS
+    start_ms = end_ms - DAYS * DAY_MS
+    count = 0
+    with database.transaction() as connection:
+        for group in STORED_GROUPS:
+            series = {
+                each.name: each for each in demand.demand(connection, start_ms, end_ms, group)
+            }
+            stored = {
+                (each.origin_ms, each.series)
+                for each in backtests.stored(connection, group, start_ms)
+            }
+            for origin_ms in daily_origins(now_ms):
+                missing = [each for name, each in series.items() if (origin_ms, name) not in stored]
+                forecasts = forecast_at(missing, group, origin_ms, now_ms)
+                backtests.insert(connection, forecasts)
+                count += len(forecasts)
+            since_ms = now_ms - HORIZON_HOURS * HOUR_MS - LATE_MS if stored else start_ms
+            for past in backtests.stored(connection, group, since_ms):
+                if past.series in series:
+                    score = score_forecast(past, series[past.series])
+                    backtests.update_score(connection, past, score, now_ms)
+    return count
+
+
+def forecast_records(
+    connection: Connection, group: str, only: str | None = None
+) -> list[ForecastRecord]:
+    """How good the stored forecasts of each pool or team were, by name."""
+    scores = backtests.scores(connection, group, only)
+    return [summarize_scores(series, forecasts) for series, forecasts in scores.items()]
+
+
+def refresh_forecast_records(
+    database: Database, now_ms: int, group: str, only: str | None
+) -> list[ForecastRecord]:
+    """Store and score every forecast that is due, and return how good they were."""
+    refresh(database, Period(now_ms - DAYS * DAY_MS, now_ms), now_ms)
+    store_forecasts(database, now_ms)
+    with database.connect() as connection:
+        return forecast_records(connection, group, only)
+
+
+def forecast_month(database: Database, level: str, now_ms: int) -> list[OwnerSpend]:
+    """Rate what a forecast of this month goes by, and return every owner of a level with what the
+    month will have cost, the dearest first.
+
+    Corrections are left out. What is spent counts adjustments, as the owner's budget and chargeback
+    do. A day without a charge cost nothing, from the owner's first charge on.
+    """
+    with database.transaction() as connection:
+        history = _history(zones.calendar(connection), now_ms)
+    refresh(database, history, now_ms)
+    with database.transaction() as connection:
+        calendar = zones.calendar(connection)
+        history = _history(calendar, now_ms)
+        month = calendar.month(calendar.month_of(now_ms))
+        days = Period(min(history.start_ms, month.start_ms), calendar.day_of(now_ms).end_ms)
+        costs = spend.daily_costs(connection, level, days)
+    return _spends(costs, calendar, history, month)
+
+
+def _history(calendar: Calendar, now_ms: int) -> Period:
+    """The days that a forecast of spending goes by, up to now."""
+    return Period(calendar.day_of(now_ms - MAX_HISTORY_DAYS * DAY_MS).start_ms, now_ms)
+
+
+def _spends(
+    costs: spend.DailyCosts, calendar: Calendar, history: Period, month: Period
+) -> list[OwnerSpend]:
+    now_ms = history.end_ms
+    today = calendar.day_of(now_ms)
+    whole = [day.start_ms for day in calendar.days(Period(history.start_ms, today.start_ms))]
+    left = (today.end_ms - now_ms) / (today.end_ms - today.start_ms)
+    after = len(calendar.days(Period(today.start_ms, month.end_ms))) - 1
+    spends = []
+    for (owner, currency), by_day in costs.items():
+        past = [by_day.get(day, 0) for day in whole if day >= min(by_day)]
+        spent = sum(cost for day, cost in by_day.items() if day >= month.start_ms)
+        ahead = forecast_spend(past, spent, left, after)
+        spends.append(OwnerSpend(owner, currency, spent, len(past), ahead))
+    return sorted(spends, key=lambda each: (each.currency, -each.spent_micro, each.owner))
