@@ -7,15 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuledger_collector.insight.readings import Column, Readings
 from gpuledger_collector.storage.telemetry import sample_codec
-from gpuledger_collector.storage.telemetry.sample_codec import (
-    Column,
-    DamagedBlob,
-    Readings,
-    pack,
-    same,
-    unpack,
-)
+from gpuledger_collector.storage.telemetry.sample_codec import DamagedBlob, pack, same, unpack
 
 WIDTHS = {"<f4": 32, "<f8": 64, "<i8": 64}
 

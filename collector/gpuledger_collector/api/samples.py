@@ -24,9 +24,14 @@ from gpuledger_collector.api.context import (
     split_names,
 )
 from gpuledger_collector.api.series import End, Start, parse_instants
-from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.telemetry import archive
-from gpuledger_collector.storage.telemetry.sample_codec import Column, Readings
+from gpuledger_collector.insight.readings import (
+    AcceleratorPeriod,
+    Column,
+    Readings,
+    mean_readings,
+)
+from gpuledger_collector.services.database import Connection
+from gpuledger_collector.services.samples import METRICS, accelerators_named, read_samples
 
 MAX_ACCELERATORS = 16
 RAW_MS = HOUR_MS
@@ -70,10 +75,10 @@ def router(context: ReadContext) -> APIRouter:
         reading.
         """
         period = parse_instants(start, end)
-        names = split_names(metrics) or tuple(archive.KINDS)
-        if unknown := sorted(set(names) - set(archive.KINDS)):
+        names = split_names(metrics) or tuple(METRICS)
+        if unknown := sorted(set(names) - set(METRICS)):
             raise ValueError(
-                f"metrics: {unknown[0]!r} is not stored; stored are {', '.join(archive.KINDS)}"
+                f"metrics: {unknown[0]!r} is not stored; stored are {', '.join(METRICS)}"
             )
         uuids = split_names(gpu)
         if bool(uuids) == bool(node):
@@ -93,7 +98,7 @@ def router(context: ReadContext) -> APIRouter:
 
 def _read_page(
     connection: Connection,
-    accelerators: Sequence[archive.AcceleratorPeriod],
+    accelerators: Sequence[AcceleratorPeriod],
     names: Sequence[str],
     step_ms: int,
     limit: int,
@@ -103,10 +108,9 @@ def _read_page(
     items: list[dict[str, Any]] = []
     skip, remaining = after, limit
     for accelerator in accelerators:
-        archived = archive.samples(connection, [accelerator.accelerator_id], accelerator.period)
-        readings = Readings(archived.at_ms, archived.columns)
+        readings = read_samples(connection, accelerator)
         if step_ms:
-            readings = means(readings, step_ms)
+            readings = mean_readings(readings, step_ms)
         rows = len(readings)
         # `after` counts instants over all accelerators, so what is skipped is used up by one after
         # the other.
@@ -122,10 +126,10 @@ def _read_page(
 
 def _find(
     connection: Connection, period: Period, uuids: Sequence[str], node: str
-) -> list[archive.AcceleratorPeriod]:
-    accelerators = archive.accelerator_periods(connection, period, node) if node else []
+) -> list[AcceleratorPeriod]:
+    accelerators = accelerators_named(connection, period, node=node) if node else []
     for uuid in uuids:
-        periods = archive.accelerator_periods(connection, period, uuid=uuid)
+        periods = accelerators_named(connection, period, uuid=uuid)
         if not periods:
             raise HTTPException(404, f"no accelerator is called {uuid!r}")
         accelerators += periods
@@ -142,25 +146,6 @@ def _find(
             " shorten the span or name fewer"
         )
     return accelerators
-
-
-def means(readings: Readings, step_ms: int) -> Readings:
-    """The mean of each metric over each step with a sample, without absent readings and non-finite
-    numbers.
-
-    Counters are averaged as well: their difference over a step is lost only below the step.
-    """
-    at, place = np.unique(readings.at_ms - readings.at_ms % step_ms, return_inverse=True)
-    columns = {}
-    for name, column in readings.columns.items():
-        values = column.values.astype(np.float64)
-        is_present = column.present & np.isfinite(values)
-        count = np.bincount(place[is_present], minlength=len(at))
-        total = np.bincount(place[is_present], weights=values[is_present], minlength=len(at))
-        columns[name] = Column(
-            np.divide(total, count, out=np.zeros(len(at)), where=count > 0), count > 0
-        )
-    return Readings(at, columns)
 
 
 def _as_json(uuid: str, readings: Readings, names: Sequence[str], part: slice) -> dict[str, Any]:

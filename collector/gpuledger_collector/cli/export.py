@@ -23,8 +23,8 @@ from gpuledger_collector.export import erp as erp_export
 from gpuledger_collector.export import parquet
 from gpuledger_collector.export.samples import write_csv
 from gpuledger_collector.services.erp import read_postings
+from gpuledger_collector.services.samples import METRICS, accelerators_named, stream_samples
 from gpuledger_collector.storage.billing import periods
-from gpuledger_collector.storage.telemetry import archive
 from gpuledger_common.plurals import plural
 
 app = new_app(name="export", help="What the ledger holds, as files.", no_args_is_help=True)
@@ -82,25 +82,19 @@ def samples(
         session.require_zone(zone)
         span = exact or asked.resolve(session.calendar, session.now_ms)
         with session.database.transaction() as connection:
-            placements = archive.accelerator_periods(connection, span, node, gpu)
+            placements = accelerators_named(connection, span, node=node, uuid=gpu)
             if not placements:
                 refuse(
                     f"--gpu: no accelerator is called {gpu}"
                     if gpu
                     else f"--node: nothing was on {node} then"
                 )
-            parts = (
-                (placement.uuid, part)
-                for placement in over("reading samples", placements, len(placements))
-                for _, part in archive.readings(
-                    connection, [placement.accelerator_id], placement.period
-                )
-            )
+            parts = stream_samples(connection, over("reading samples", placements, len(placements)))
             if form is SampleFormat.parquet and output is not None:
-                parquet.write_samples(parts, output, archive.KINDS)
+                parquet.write_samples(parts, output, METRICS)
             else:
                 with text_file(output) as file:
-                    write_csv(parts, file, archive.KINDS)
+                    write_csv(parts, file, METRICS)
 
 
 def _instants(start: str, end: str) -> Period:

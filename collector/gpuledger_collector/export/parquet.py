@@ -20,7 +20,7 @@ from gpuledger_collector.export.focus_check import INSTANTS, NUMBERS
 from gpuledger_collector.extras import install_command
 
 if TYPE_CHECKING:
-    from gpuledger_collector.storage.telemetry.sample_codec import Readings
+    from gpuledger_collector.insight.readings import Readings
 
 ROWS = 20_000
 """Rows of one row group: what is held in memory at a time."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.export.cells import neutral
-from gpuledger_collector.storage.telemetry.sample_codec import Column, Readings
+from gpuledger_collector.insight.readings import Column, Readings
 
 
 def write_csv(samples: Iterable[tuple[str, Readings]], file: TextIO, names: Iterable[str]) -> None:

@@ -11,11 +11,10 @@ from fakes.collector import running
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
 from fakes.series import filled, rolled
 from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.api import samples
+from gpuledger_collector.insight.readings import Column, Readings, mean_readings
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import archive, partitions
-from gpuledger_collector.storage.telemetry.sample_codec import Column, Readings
 
 pytestmark = pytest.mark.slow
 
@@ -209,7 +208,7 @@ def test_means_leave_out_what_is_no_number():
     """NaN and infinities of a driver do not spoil the mean; a step with nothing else has no value."""
     values = np.array([1.0, np.nan, 3.0, np.inf, np.nan], dtype=np.float32)
     at = np.array([0, 1, 2, 10, 11], dtype=np.int64)
-    found = samples.means(Readings(at, {"m": Column(values, np.array([True] * 5))}), 10)
+    found = mean_readings(Readings(at, {"m": Column(values, np.array([True] * 5))}), 10)
     assert found.at_ms.tolist() == [0, 10]
     assert found.columns["m"].values[0] == 2.0
     assert found.columns["m"].present.tolist() == [True, False]

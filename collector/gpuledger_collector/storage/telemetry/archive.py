@@ -23,21 +23,15 @@ import psycopg
 from psycopg import sql
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.insight.readings import AcceleratorPeriod, Array, Column, Readings
 from gpuledger_collector.storage import distribution
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select
 from gpuledger_collector.storage.telemetry import day_rows
 from gpuledger_collector.storage.telemetry.day_rows import DayRows
-from gpuledger_collector.storage.telemetry.sample_codec import (
-    Array,
-    Column,
-    DamagedBlob,
-    Readings,
-    pack,
-    same,
-    unpack,
-)
+from gpuledger_collector.storage.telemetry.sample_codec import DamagedBlob, pack, same, unpack
 from gpuledger_common.catalog import HOT
 
 KINDS = {metric.name: metric.column_kind for metric in HOT}
@@ -442,15 +436,6 @@ def readings(
                 yield accelerator_id, rows
 
 
-@dataclass(frozen=True, slots=True)
-class AcceleratorPeriod:
-    """An accelerator, and the part of a period for which its samples are wanted."""
-
-    accelerator_id: int
-    uuid: str
-    period: Period
-
-
 def accelerator_periods(
     connection: Connection, period: Period, node: str | None = None, uuid: str | None = None
 ) -> list[AcceleratorPeriod]:
@@ -458,21 +443,20 @@ def accelerator_periods(
     it, by index.
     """
     if uuid is not None:
-        rows = connection.execute(
-            "SELECT id, uuid FROM accelerator WHERE uuid = %s", (uuid,)
-        ).fetchall()
-        return [AcceleratorPeriod(int(row[0]), str(row[1]), period) for row in rows]
-    rows = connection.execute(
-        "SELECT a.id, a.uuid, greatest(c.in_ms, %s), least(coalesce(c.out_ms, %s), %s) FROM"
-        " capacity c JOIN accelerator a ON a.id = c.accelerator_id JOIN node n ON n.id = c.node_id"
-        " WHERE n.name = %s AND c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms > %s) ORDER BY"
-        " a.gpu_index, a.uuid, c.in_ms",
+        query = "SELECT id, uuid FROM accelerator WHERE uuid = %s"
+        return [
+            AcceleratorPeriod(row.id, row.uuid, period)
+            for row in select(connection, query, (uuid,))
+        ]
+    rows = select(
+        connection,
+        "SELECT a.id, a.uuid, greatest(c.in_ms, %s) AS in_ms, least(coalesce(c.out_ms, %s), %s) AS"
+        " out_ms FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id JOIN node n ON n.id"
+        " = c.node_id WHERE n.name = %s AND c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms > %s)"
+        " ORDER BY a.gpu_index, a.uuid, c.in_ms",
         (period.start_ms, period.end_ms, period.end_ms, node, period.end_ms, period.start_ms),
-    ).fetchall()
-    return [
-        AcceleratorPeriod(int(row[0]), str(row[1]), Period(int(row[2]), int(row[3])))
-        for row in rows
-    ]
+    )
+    return [AcceleratorPeriod(row.id, row.uuid, Period(row.in_ms, row.out_ms)) for row in rows]
 
 
 def _hot(connection: Connection, ids: Sequence[int], period: Period) -> dict[int, Readings]:

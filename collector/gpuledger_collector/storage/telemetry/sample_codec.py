@@ -29,17 +29,13 @@ VictoriaMetrics.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gpuledger_collector.insight.readings import Array, Column, Readings
 from gpuledger_common.compression import zstd
-
-Array = npt.NDArray[Any]
-Present = npt.NDArray[np.bool_]
 
 VERSION = 1
 LEVEL = 1
@@ -53,27 +49,6 @@ _SHIFTS = (0, 2, 4, 6)
 
 class DamagedBlob(ValueError):
     """An archive blob cannot be read; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """Values (f4, f8 or i8), one a row; `present` is False where the value is NULL, whatever
-    `values` holds there.
-    """
-
-    values: Array
-    present: Present
-
-
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """Samples of one accelerator: instants (unix ms, int64) and columns of the same length."""
-
-    at_ms: Array
-    columns: Mapping[str, Column]
-
-    def __len__(self) -> int:
-        return len(self.at_ms)
 
 
 def pack(readings: Readings) -> bytes:
