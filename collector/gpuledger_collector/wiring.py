@@ -170,8 +170,8 @@ def collector(
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.api.reader_limits import ReaderLimits
     from gpuledger_collector.api.shared_quotas import all_of
+    from gpuledger_collector.insight.ledger_health import MAX_PARTITIONS
     from gpuledger_collector.readiness import Readiness
-    from gpuledger_collector.storage.telemetry import partitions
 
     metrics = Metrics(group)
     if settings.scaling_gauge_delay_seconds:
@@ -186,7 +186,7 @@ def collector(
         (intake.commit.fault, remote.commit.fault),
         lambda: readiness_problems(opened),
         lambda: count_partitions(opened),
-        partitions.MAX_PARTITIONS,
+        MAX_PARTITIONS,
         intake.refusals.summary,
     )
     readers = ReaderLimits(keys, settings.page_seconds)

@@ -12,7 +12,7 @@ import pytest
 from fakes.batches import NOON_MS, batch
 from fakes.collector import running
 from gpuledger_collector import readiness, wiring
-from gpuledger_collector.cli.doctor import writing
+from gpuledger_collector.cli import doctor
 from gpuledger_collector.ingest.batches import commit
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.health import read_health
@@ -149,13 +149,13 @@ def test_doctor_tells_partitions_and_what_writers_could_not_write(database, monk
         with database.transaction() as connection:
             return {
                 one.topic: one
-                for one in writing(read_health(connection, NOW, NOW - 86_400_000, 600_000))
+                for one in doctor.writing(read_health(connection, NOW, NOW - 86_400_000, 600_000))
             }
 
     assert {topic: one.verdict for topic, one in findings().items()} == {"partitions": "ok"}
     presence = wiring.presence(database, lambda: (failed, "out of shared memory"))
     presence.beat()
-    monkeypatch.setattr(partitions, "MAX_PARTITIONS", -1)
+    monkeypatch.setattr(doctor, "MAX_PARTITIONS", -1)
     found = findings()
     assert {topic: one.verdict for topic, one in found.items()} == {
         "writer": "bad",

@@ -12,7 +12,6 @@ from pathlib import Path
 import typer
 
 from gpuledger_collector import wiring
-from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import DONE, FINDINGS, UNAVAILABLE, explain, new_app
@@ -20,22 +19,14 @@ from gpuledger_collector.cli.output import print_json
 from gpuledger_collector.cli.remediation import Finding, bad, note, ok, remediation
 from gpuledger_collector.cli.session import clock_ms, load_settings, open_database
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.export import proof
+from gpuledger_collector.insight.ledger_health import MAX_PARTITIONS, LedgerHealth
 from gpuledger_collector.services import new_nodes
-from gpuledger_collector.services.node_health import SILENT_MS
-from gpuledger_collector.services.reconciliation import reconcile
+from gpuledger_collector.services.ledger_health import DAYS, examine_ledger, worker_problem
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage import distribution, row_level_security
-from gpuledger_collector.storage.access import readers
-from gpuledger_collector.storage.health import LedgerHealth, read_declarations, read_health
-from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.server import schema_rights
-from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.escapes import escape_text
 from gpuledger_common.plurals import plural
 
 app = new_app()
-DAYS = 7
 MIN_FREE_BYTES = 1024**3
 UNATTRIBUTED_SHARE = 10
 """One part in so many of the held time may have no team."""
@@ -78,40 +69,21 @@ def database_findings(chosen: Settings, dsn: str | None, config: Path | None) ->
     """What the database shows. Raises what a database that cannot be reached raises."""
     with open_database(dsn, config) as database:
         now_ms = clock_ms()
-        with database.connect() as connection:
-            if problem := distribution.worker_problem(connection):
-                # Nothing that reads evidence has an answer until then.
-                return [
-                    bad(
-                        "workers",
-                        problem,
-                        "start Postgres there; docs/scale.md says how a worker is replaced",
-                    )
-                ]
-        with database.transaction() as connection:
-            version = connection.info.parameter_status("server_version") or ""
-            seen = read_health(connection, now_ms, now_ms - DAYS * DAY_MS, SILENT_MS)
-            # Read again: the clocks of collector and database are compared.
-            declared_ms = clock_ms()
-            declared = read_declarations(connection, declared_ms, declared_ms - DAYS * DAY_MS)
-            remedy = (
-                ""
-                if row_level_security.is_enabled(connection)
-                else row_level_security.advice(connection)
-            )
-            unlimited = readers.not_held(connection)
-            wrong = broken_proofs(connection, Period(now_ms - DAYS * DAY_MS, now_ms))
-            grant = schema_rights.missing(connection)
-            unfiltered = sorted(row_level_security.unfiltered(connection))
+        if problem := worker_problem(database):
+            # Nothing that reads evidence has an answer until then.
+            remedy = "start Postgres there; docs/scale.md says how a worker is replaced"
+            return [bad("workers", problem, remedy)]
+        seen = examine_ledger(database, clock_ms)
+    version = seen.server_version.split()[0]
     return [
-        ok("database", f"PostgreSQL {version.split()[0]} answers, its schema is current"),
-        *ledger(seen, now_ms),
-        *unasked(seen, chosen),
-        *proofs(wrong),
-        viewers(remedy, unfiltered),
-        *roles(unlimited),
-        *rights(grant),
-        *remediation(declared, chosen, declared_ms),
+        ok("database", f"PostgreSQL {version} answers, its schema is current"),
+        *ledger(seen.health, now_ms),
+        *unasked(seen.health, chosen),
+        *proofs(seen.broken_proofs),
+        viewers(seen.viewers_remedy, seen.unfiltered),
+        *roles(seen.unlimited_readers),
+        *rights(seen.missing_grant),
+        *remediation(seen.declared, chosen, seen.declared_ms),
     ]
 
 
@@ -223,16 +195,6 @@ def viewers(remedy: str, unfiltered: Sequence[str] = ()) -> Finding:
     return note(
         "viewers", "only the collector's own filters hold viewers over HTTP to their rows", remedy
     )
-
-
-def broken_proofs(connection: Connection, period: Period) -> Sequence[str]:
-    """What the ledger states twice and differently, in sentences; none where its days have no
-    bounds.
-    """
-    try:
-        return proof.failures(reconcile(connection, period, anew=False))
-    except ValueError:  # a billing zone that this machine does not know has a finding of its own
-        return ()
 
 
 def proofs(wrong: Sequence[str]) -> Iterator[Finding]:
@@ -357,11 +319,10 @@ def writing(seen: LedgerHealth) -> Iterator[Finding]:
             f"{host} could not write batches, last at {error}",
             "agents send them again; see the collector's log and /readyz",
         )
-    if seen.partitions > partitions.MAX_PARTITIONS:
+    if seen.partitions > MAX_PARTITIONS:
         yield bad(
             "partitions",
-            f"{seen.partitions} partitions; with over {partitions.MAX_PARTITIONS} planning gets"
-            " slow",
+            f"{seen.partitions} partitions; with over {MAX_PARTITIONS} planning gets slow",
             "the job merge_partitions makes a month of old days: it runs daily in `gpuledger"
             " serve`; max_evidence_age_days keeps old days out",
         )

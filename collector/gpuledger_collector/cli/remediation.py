@@ -17,11 +17,10 @@ from typing import Literal
 
 from gpuledger_collector import __version__
 from gpuledger_collector.accounting.period import DAY_MS, format_date
+from gpuledger_collector.insight.ledger_health import Declarations
 from gpuledger_collector.insight.queue_age import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
 from gpuledger_collector.notifications.sender import channel_of
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.health import Declarations
-from gpuledger_collector.storage.ledger.zones import zone_of
 from gpuledger_common.bounded_file import MAX_SECRET_BYTES, read_bounded
 
 MAX_SKEW_MS = 5_000
@@ -52,7 +51,7 @@ def remediation(declared: Declarations, chosen: Settings, now_ms: int) -> Iterat
     `now_ms` is the collector's clock when `found` was read.
     """
     yield from clock(declared.server_ms, now_ms)
-    yield from zones(declared.zones)
+    yield from zones(declared.unknown_zones)
     yield from commitments(declared.commitments, now_ms)
     yield from messages(declared.recipients, chosen)
     yield from queues(declared.queues, now_ms)
@@ -88,14 +87,11 @@ def clock(server_ms: int, now_ms: int) -> Iterator[Finding]:
 def zones(names: Sequence[str]) -> Iterator[Finding]:
     """Billing zones that this machine has no data of: their months have no bounds."""
     for name in names:
-        try:
-            zone_of(name)
-        except ValueError:
-            yield bad(
-                "zone",
-                f"this machine has no data of the billing zone {name}: its months have no bounds",
-                "install the system's tzdata package, or pip install tzdata",
-            )
+        yield bad(
+            "zone",
+            f"this machine has no data of the billing zone {name}: its months have no bounds",
+            "install the system's tzdata package, or pip install tzdata",
+        )
 
 
 def commitments(ends: Sequence[tuple[str, int]], now_ms: int) -> Iterator[Finding]:

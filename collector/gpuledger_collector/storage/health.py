@@ -2,74 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.accounting.placement import RefusedClaim
+from gpuledger_collector.insight.ledger_health import Declarations, LedgerHealth
 from gpuledger_collector.storage.billing import locations
-from gpuledger_collector.storage.ledger import claims, retirements
+from gpuledger_collector.storage.ledger import claims, retirements, zones
 from gpuledger_collector.storage.locks import Connection
 
 MAX_CLAIMS = MAX_NODES = 20
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerHealth:
-    """The ledger over the last days. Counts are rows, `_ns` GPU-nanoseconds."""
-
-    nodes: int
-    silent: tuple[str, ...]
-    back_again: tuple[str, ...]
-    uninstalled: tuple[str, ...]
-    troubled: tuple[tuple[str, str], ...]
-    accelerators: int
-    prices: int
-    held_ns: int
-    unattributed_ns: int
-    unpriced_ns: int
-    failed_jobs: tuple[tuple[str, str], ...]
-    last_job_ms: int | None
-    conflicts: int
-    claims: tuple[RefusedClaim, ...]
-    unbound_tokens: int
-    """Live agent tokens without a node: they can report any node."""
-    partitions: int
-    """Partitions of all partitioned tables."""
-    refused: tuple[tuple[str, str], ...]
-    """Senders of which reports are refused for a limit, and about how many lately."""
-    first_heard: tuple[str, ...]
-    """Nodes of which the ledger first heard within the last day, from agents."""
-    has_agent_tokens: bool
-    """Whether a token of an agent was ever created: from then on each agent needs one."""
-    failed_writers: tuple[tuple[str, str], ...]
-    """Hosts of live collectors -> why they last failed to write batches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Declarations:
-    """What is declared or open, to be compared with settings and clocks.
-
-    Instants are unix milliseconds.
-    """
-
-    server_ms: int
-    """The database's clock."""
-    zones: tuple[str, ...]
-    """Billing zones in force."""
-    commitments: tuple[tuple[str, int], ...]
-    """Names of commitments in force, and when they end."""
-    recipients: tuple[tuple[str, tuple[str, ...]], ...]
-    """Budgets and their recipients."""
-    queues: tuple[tuple[str, int], ...]
-    """Schedulers and when their queue was last read."""
-    acting: tuple[str, ...]
-    """Pools in mode `act` without a rate in force."""
-    disputed_ms: tuple[tuple[int, int], ...]
-    """Open disputes, and the instant from which they need evidence."""
-    unknown_regions: tuple[str, ...]
-    """Regions of rates and commitments in which no pool stands."""
-    versions: tuple[tuple[str, str], ...]
-    """Nodes and the versions of their agents."""
 
 
 def read_declarations(connection: Connection, now_ms: int, since_ms: int) -> Declarations:
@@ -98,8 +37,10 @@ def read_declarations(connection: Connection, now_ms: int, since_ms: int) -> Dec
     )
     return Declarations(
         server_ms=_number(connection, "SELECT extract(epoch FROM clock_timestamp()) * 1000"),
-        zones=tuple(
-            name for name, _ in rows("SELECT zone, 0 FROM billing_zone WHERE superseded_at IS NULL")
+        unknown_zones=tuple(
+            name
+            for name, _ in rows("SELECT zone, 0 FROM billing_zone WHERE superseded_at IS NULL")
+            if not zones.is_known(name)
         ),
         commitments=tuple(rows(term_ends)),
         recipients=tuple(

@@ -55,6 +55,15 @@ def zone_of(name: str) -> dt.tzinfo:
         ) from None
 
 
+def is_known(name: str) -> bool:
+    """Whether this machine has data of a zone."""
+    try:
+        zone_of(name)
+    except ValueError:
+        return False
+    return True
+
+
 def replace_fiscal_year(
     connection: Connection, first_month: int, now: dt.datetime
 ) -> ImportOutcome:

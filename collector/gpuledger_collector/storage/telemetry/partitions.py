@@ -27,11 +27,6 @@ JOB_WAIT = "30s"
 """How long the job waits for a table's lock; it runs again within the hour."""
 COARSE_AFTER_DAYS = 62
 """Days after which an ended month is one partition: agents send evidence of up to 37 days ago."""
-MAX_PARTITIONS = 1_000
-"""Of all tables together; ten years of evidence have some 300.
-
-A server with default settings can lock a few thousand tables and indexes at once.
-"""
 
 
 @dataclass(frozen=True, slots=True)
