@@ -15,19 +15,9 @@ from gpuledger_collector.cli.output import Column, emit, number
 from gpuledger_collector.cli.progress import bar
 from gpuledger_collector.cli.session import clock_ms, load_settings, open_database, open_session
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.services.close import verify
+from gpuledger_collector.services import database_upkeep as upkeep
 from gpuledger_collector.services.upkeep import days_to_pack, pack_samples
 from gpuledger_collector.settings import read_secret
-from gpuledger_collector.storage import distribution
-from gpuledger_collector.storage.access import readers
-from gpuledger_collector.storage.billing import periods
-from gpuledger_collector.storage.database import SUPPORTED, Database
-from gpuledger_collector.storage.locks import Lock
-from gpuledger_collector.storage.server import migrate
-from gpuledger_collector.storage.server.backup import NotABackup, NotEmpty
-from gpuledger_collector.storage.server.backup import backup as write_backup
-from gpuledger_collector.storage.server.backup import restore as restore_backup
-from gpuledger_collector.storage.telemetry.partitions import listing
 from gpuledger_collector.wiring import archive_retention
 from gpuledger_common.plurals import plural
 
@@ -64,12 +54,12 @@ def upgrade(
     """
     with open_database(dsn, config, migrated=False) as database:
         if dry_run:
-            status = migrate.status(database.dsn)
+            status = upkeep.schema_status(database)
             for migration in status.pending:
                 print(f"would migrate to {migration} ({migration.phase})")
             print(f"{len(status.pending)} migrations pending; newest {status.head}")
             return
-        result = migrate.upgrade(database.dsn, post=post)
+        result = upkeep.upgrade_schema(database, post=post)
     for migration in result.done:
         print(f"migrated to {migration}")
     for migration in result.left:
@@ -95,7 +85,7 @@ def check(
 ) -> None:
     """Say which versions server and schema have; ends with 1 when migrations are pending."""
     with open_database(dsn, config, migrated=False) as database:
-        status = migrate.status(database.dsn)
+        status = upkeep.schema_status(database)
     server = f"{status.server_major}.{status.server_version % 10_000}"
     if form is not options.Format.table:
         values = (server, status.supported, status.current or "", status.head, len(status.pending))
@@ -105,7 +95,7 @@ def check(
         verdict = (
             "supported"
             if status.supported
-            else f"not supported: {SUPPORTED[0]} to {SUPPORTED[-1]} are"
+            else f"not supported: {upkeep.SUPPORTED[0]} to {upkeep.SUPPORTED[-1]} are"
         )
         print(f"server    PostgreSQL {server} ({verdict})")
         print(f"schema    {status.current or 'empty'} (newest {status.head})")
@@ -125,8 +115,8 @@ def partitions(
     config: options.Config = None,
 ) -> None:
     """List the partitions of the big tables, days and months, with their sizes."""
-    with open_session(dsn, config) as session, session.database.transaction() as connection:
-        sizes = listing(connection, sized=True)
+    with open_session(dsn, config) as session:
+        sizes = upkeep.list_partitions(session.database)
     rows = [
         {"table": partition.table, "name": partition.name, "bytes": partition.bytes}
         for partition in sizes
@@ -153,8 +143,9 @@ def distribute(
 
     docs/scale.md says from which size on, and what was tried.
     """
-    with open_session(dsn, config) as session, session.database.connect() as connection:
-        statements = (distribution.plan if dry_run else distribution.distribute)(connection, shards)
+    work = upkeep.statements_to_distribute if dry_run else upkeep.distribute_tables
+    with open_session(dsn, config) as session:
+        statements = work(session.database, shards)
     for statement in statements:
         print(f"{statement};")
     if not statements:
@@ -208,7 +199,7 @@ def backup(
         refuse(f"{file} exists already; --force replaces it")
     require_folder(file)
     with open_database(dsn, config) as database:
-        size = write_backup(database.dsn, file)
+        size = upkeep.back_up(database, file)
     print(f"{file}: {size} bytes")
 
 
@@ -236,26 +227,15 @@ def restore(
     """
     with open_database(dsn, config, migrated=False) as database:
         try:
-            restore_backup(database.dsn, file)
-        except (NotABackup, NotEmpty) as error:
+            restored = upkeep.restore(database, file)
+        except (upkeep.NotABackup, upkeep.NotEmpty) as error:
             refuse(str(error))
-        migrated = migrate.upgrade(database.dsn).done
-        broken = broken_seals(database)
+    migrated = restored.migrated
     print(f"restored from {file}" + (f", and migrated to {migrated[-1]}" if migrated else ""))
-    for name in broken:
+    for name in restored.broken_seals:
         say(f"the seal of {name} does not hold")
-    if broken:
+    if restored.broken_seals:
         raise typer.Exit(FINDINGS)
-
-
-def broken_seals(database: Database) -> list[str]:
-    """Closed months of which the lines are not those that were sealed."""
-    with database.transaction(Lock.LEDGER) as connection:
-        return [
-            period.name
-            for period in periods.closed(connection)
-            if not verify(connection, period).holds
-        ]
 
 
 @app.command(epilog="Example: gpuledger db grant-reader grafana --password-file grafana.password")
@@ -288,12 +268,12 @@ def grant_reader(
     """
     levels = declared_owner(owner or []) or None
     password = None if password_file is None else read_secret(password_file, "--password-file")
-    with open_session(dsn, config) as session, session.database.transaction() as connection:
+    with open_session(dsn, config) as session:
         if dry_run:
-            for statement in readers.script(connection, role, password, levels):
+            for statement in upkeep.statements_to_grant(session.database, role, password, levels):
                 print(f"{statement};" if not statement.startswith("--") else statement)
             return
-        left = readers.grant(connection, role, password, levels)
+        left = upkeep.grant_reader(session.database, role, password, levels)
     say(
         f"{role} may read "
         + ("rollups and ledgers" if levels is None else "the ledger of " + " ".join(owner or []))
@@ -313,15 +293,11 @@ def revoke_reader(
     password undoes it.
     """
     with open_session(dsn, config) as session:
-        with session.database.transaction() as connection:
-            if dry_run:
-                for step in readers.revocation(connection, role):
-                    print(f"{step.statement.as_string(connection)};")
-                return
-            left = readers.revoke(connection, role, clock_ms())
-        # After the commit: no session that began before keeps reading, and none begins.
-        with session.database.transaction() as connection:
-            ended, unable = readers.end_sessions(connection, role)
-    say(f"{role} may read nothing; {plural(ended, 'session')} ended")
-    for statement in filter(None, [*left, unable]):
+        if dry_run:
+            for statement in upkeep.statements_to_revoke(session.database, role):
+                print(f"{statement};")
+            return
+        revoked = upkeep.revoke_reader(session.database, role, clock_ms())
+    say(f"{role} may read nothing; {plural(revoked.ended, 'session')} ended")
+    for statement in revoked.left:
         print(f"left to an administrator: {statement};")
