@@ -15,7 +15,7 @@ from typing import Any
 
 from dashboards.boards.runbooks import address
 from dashboards.sql import UNWATCHED, whole
-from gpuledger_collector.services.node_health import SILENT_MS
+from gpuledger_collector.insight.nodes import SILENT_MS
 
 LEDGER = "gpuledger-postgres"
 FOLDER = "GPU Ledger"

@@ -41,7 +41,7 @@ from dashboards.sql import (
     node,
     picked,
 )
-from gpuledger_collector.services.node_health import SILENT_MS
+from gpuledger_collector.insight.nodes import SILENT_MS
 
 THERE = f"({ACCELERATORS}) a"
 NODES = picked("a.node", "node")

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
-from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting.cash import AMORTIZED, CASH
 from gpuledger_collector.accounting.chargeback import DIMENSIONS, report
@@ -32,6 +31,7 @@ from gpuledger_collector.api.context import (
 )
 from gpuledger_collector.export.budgets import rows as budget_rows
 from gpuledger_collector.export.chargeback import as_json, shared_notes
+from gpuledger_collector.services.accelerators import UUID, list_activity
 from gpuledger_collector.services.budget_status import statuses
 from gpuledger_collector.services.chargeback import (
     NO_INVENTORY,
@@ -39,9 +39,9 @@ from gpuledger_collector.services.chargeback import (
     read_cash,
     read_chargeback,
 )
+from gpuledger_collector.services.nodes import list_heartbeats
 from gpuledger_collector.storage.billing import reports
 from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.telemetry.activity import activity
 
 StartUtc = Annotated[
     str, Query(alias="from", description="First day (UTC), included, as 2026-10-01.")
@@ -52,8 +52,6 @@ View = Annotated[
     Literal["amortized", "cash"],
     Query(description="Cost as it is borne hour by hour, or as it is paid on its day."),
 ]
-NODES = """SELECT name, first_seen_at, last_seen_at, status, status_detail, agent_version, source, driver FROM node
-    WHERE name > %s ORDER BY name LIMIT %s"""
 
 
 def router(context: ReadContext) -> APIRouter:
@@ -87,9 +85,7 @@ def router(context: ReadContext) -> APIRouter:
         """
         period = parse_days(start, end)
         with context.connection(principal) as connection:
-            rows = sorted(
-                activity(connection, period.start_ms, period.end_ms), key=lambda row: row.uuid
-            )
+            rows = list_activity(connection, period, UUID)
         return paginate([asdict(row) for row in rows if row.uuid > after], limit, "uuid")
 
     @routes.get("/nodes")
@@ -98,12 +94,8 @@ def router(context: ReadContext) -> APIRouter:
     ) -> dict[str, Any]:
         """Every node with the last heartbeat of its agent, by name."""
         with context.connection(principal) as connection:
-            rows = (
-                connection.cursor(row_factory=dict_row)
-                .execute(NODES, (after, limit + 1))
-                .fetchall()
-            )
-        return paginate(rows, limit, "name")
+            heartbeats = list_heartbeats(connection, after, limit + 1)
+        return paginate([asdict(heartbeat) for heartbeat in heartbeats], limit, "name")
 
     @routes.get("/budgets")
     def budgets(principal: Principal = reader) -> dict[str, Any]:

@@ -33,9 +33,9 @@ from gpuledger_collector.export.runs import (
     receipt_csv,
 )
 from gpuledger_collector.export.site import ANOMALIES, IDLE, JOBS, address, job_path
+from gpuledger_collector.insight.nodes import SILENT_MS
 from gpuledger_collector.insight.notifications.finding_rules import reclaim_command
 from gpuledger_collector.services.findings import list_findings
-from gpuledger_collector.services.node_health import SILENT_MS
 from gpuledger_collector.services.run_report import report_run
 from gpuledger_collector.services.runs import keys_of_owner, list_runs
 from gpuledger_collector.storage import overview

@@ -35,6 +35,7 @@ from gpuledger_collector.export.chargeback import csv_rows, unbilled_line, waste
 from gpuledger_collector.export.findings import counted, lasting
 from gpuledger_collector.export.shortened import is_rest, shortened
 from gpuledger_collector.export.site import Filters, Site, pool_path, statement_path
+from gpuledger_collector.insight.nodes import INVENTORY, SILENT_MS, UNINSTALLED, is_silent
 from gpuledger_collector.services import new_nodes
 from gpuledger_collector.services.budget_status import standings
 from gpuledger_collector.services.chargeback import (
@@ -45,8 +46,6 @@ from gpuledger_collector.services.chargeback import (
 )
 from gpuledger_collector.services.findings import list_findings
 from gpuledger_collector.services.forecasts import forecast_pools, largest_pools
-from gpuledger_collector.services.node_health import SILENT_MS, is_silent
-from gpuledger_collector.services.nodes import INVENTORY, UNINSTALLED
 from gpuledger_collector.services.statement import (
     NoStatement,
     monthly_chargeback,

@@ -6,9 +6,6 @@ from gpuledger_collector.export.cells import hours_text as hours_text
 from gpuledger_collector.export.cells import instant_text as instant_text
 from gpuledger_collector.export.cells import minor_amount as minor_amount
 
-MWS_PER_KWH = 3_600_000_000
-"""Milliwatt-seconds, that is millijoules, in a kilowatt-hour."""
-
 
 def to_minute(instant: str) -> str:
     """An RFC 3339 instant to the minute: `2026-10-31T12:00Z`."""

@@ -8,25 +8,16 @@ from typer import Argument, Option
 
 from gpuledger_collector.accounting.period import format_instant, parse_instant
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.amounts import instant_text
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse
-from gpuledger_collector.cli.output import Column, emit, number
+from gpuledger_collector.cli.output import columns_of, emit
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.export.fleet import NODES
 from gpuledger_collector.services import nodes
 from gpuledger_collector.services.nodes import NodeRefused
 
 app = new_app(
     name="nodes", help="The nodes of the fleet, and those that leave it.", no_args_is_help=True
-)
-COLUMNS = (
-    Column("node"),
-    Column("state"),
-    Column("last_seen"),
-    number("accelerators"),
-    Column("retired_at", is_optional=True),
-    Column("agent", is_optional=True),
-    Column("detail", is_optional=True),
 )
 NodeName = Annotated[str, Argument(metavar="NODE", help="Its name.")]
 
@@ -41,20 +32,8 @@ def list_nodes(
     is wrong.
     """
     with open_session(dsn, config) as session, session.database.transaction() as connection:
-        known = nodes.list_nodes(connection)
-    rows = [
-        {
-            "node": node.name,
-            "state": nodes.state_of(node, session.now_ms),
-            "last_seen": instant_text(node.seen_ms),
-            "accelerators": node.accelerators,
-            "retired_at": None if node.retired_ms is None else instant_text(node.retired_ms),
-            "agent": node.agent_version,
-            "detail": node.detail,
-        }
-        for node in known
-    ]
-    emit(form, COLUMNS, rows)
+        known = nodes.list_nodes(connection, session.now_ms)
+    emit(form, columns_of(NODES), [NODES.exact(node) for node in known])
 
 
 @app.command(epilog="Example: gpuledger nodes retire gpu-07 --at 2026-10-31T12:00:00Z")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.export import proof
 from gpuledger_collector.insight.ledger_health import Examination
-from gpuledger_collector.services.node_health import SILENT_MS
+from gpuledger_collector.insight.nodes import SILENT_MS
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.storage import distribution, row_level_security
 from gpuledger_collector.storage.access import readers

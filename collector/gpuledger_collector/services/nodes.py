@@ -6,45 +6,32 @@ import datetime as dt
 from difflib import get_close_matches
 
 from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.services.node_health import is_silent
+from gpuledger_collector.insight.nodes import ListedNode, NodeHeartbeat, NodeRow
 from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import retirements
-from gpuledger_collector.storage.ledger.retirements import RETIRED, UNINSTALLED, NodeRow
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
-
-INVENTORY = "inventory"
-"""Status of a node that the inventory names and no agent has reported."""
-
-
-__all__ = ["INVENTORY", "UNINSTALLED", "NodeRefused", "keep", "list_nodes", "retire", "state_of"]
 
 
 class NodeRefused(ValueError):
     """What is asked of a node cannot be done; the text is one sentence with the cure."""
 
 
-def list_nodes(connection: Connection) -> list[NodeRow]:
-    """Read all nodes, by name."""
-    return retirements.nodes(connection)
+def list_nodes(connection: Connection, now_ms: int) -> list[ListedNode]:
+    """Every node and how it is now, by name."""
+    return [ListedNode(node, node.state(now_ms)) for node in retirements.nodes(connection)]
+
+
+def list_heartbeats(connection: Connection, after: str, most: int) -> list[NodeHeartbeat]:
+    """The last heartbeats of the first `most` nodes by name whose name follows `after`."""
+    return retirements.heartbeats(connection, after, most)
 
 
 def has_nodes(database: Database, now_ms: int) -> bool:
     """Whether any node has ever reported: of imported usage nobody knows what its GPUs did."""
     with database.transaction(read_only=True) as connection:
         return overview.fleet(connection, now_ms).nodes > 0
-
-
-def state_of(node: NodeRow, now_ms: int) -> str:
-    """How a node is: its status (uninstalled: its agent said goodbye), `silent`, or `back again`
-    after a retirement.
-    """
-    if node.status in {RETIRED, UNINSTALLED, INVENTORY}:
-        return node.status
-    if is_silent(node.seen_ms, now_ms):
-        return "silent"
-    return "back again" if node.retired_ms is not None and node.status == "ok" else node.status
 
 
 def retire(connection: Connection, name: str, at_ms: int | None, now_ms: int) -> NodeRow:
@@ -85,7 +72,7 @@ def keep(connection: Connection, name: str, now_ms: int) -> NodeRow:
 
 
 def _named(connection: Connection, name: str) -> NodeRow:
-    known = {node.name: node for node in list_nodes(connection)}
+    known = {node.name: node for node in retirements.nodes(connection)}
     if name not in known:
         near = get_close_matches(name, known, 1)
         hint = f"; did you mean {near[0]}?" if near else ": gpuledger nodes list names all"

@@ -32,7 +32,7 @@ from gpuledger_collector.ingest.batches.columns import (
 from gpuledger_collector.ingest.batches.samples import HOT_KINDS, SampleRows
 from gpuledger_collector.ingest.batches.usage_intervals import STATES, LatestStates
 from gpuledger_collector.ingest.batches.validate import storable
-from gpuledger_collector.storage.ledger.retirements import UNINSTALLED
+from gpuledger_collector.insight.nodes import UNINSTALLED
 from gpuledger_common.wire import Heartbeat
 
 MAX_DELAY_SECONDS = 5.0

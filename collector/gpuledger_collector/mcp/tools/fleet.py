@@ -18,6 +18,7 @@ from gpuledger_collector.accounting.quantity import round_half_even_div
 from gpuledger_collector.accounting.reserved_names import is_reserved
 from gpuledger_collector.export.findings import IDLE as IDLE_REPORT
 from gpuledger_collector.export.site import IDLE
+from gpuledger_collector.insight.activity import AcceleratorActivity
 from gpuledger_collector.mcp import periods
 from gpuledger_collector.mcp.answers import (
     MAX_ROWS,
@@ -46,12 +47,12 @@ from gpuledger_collector.mcp.tools.parameters import (
     Period,
     Start,
 )
+from gpuledger_collector.services.accelerators import list_activity
 from gpuledger_collector.services.chargeback import visible_lines
 from gpuledger_collector.services.findings import list_findings
 from gpuledger_collector.storage.billing import periods as closed_periods
 from gpuledger_collector.storage.billing import statements
 from gpuledger_collector.storage.findings import recommendations
-from gpuledger_collector.storage.telemetry.activity import Activity, activity
 
 ESTIMATED = Proof(state="estimated")
 RELEASE = "not a smaller bill until the capacity is given back"
@@ -402,7 +403,7 @@ def get_device_usage(
         span = snapshot.period(period, start, end)
         rows = [
             row
-            for row in activity(snapshot.connection, span.start_ms, span.end_ms)
+            for row in list_activity(snapshot.connection, span)
             if row.uuid.startswith(device) and node in {"", row.node}
         ]
         first, last = periods.dates(snapshot.calendar, span)
@@ -425,7 +426,7 @@ def _hours(ms: int) -> Quantity:
     return Quantity(value=decimal_text(round_half_even_div(ms * 10, 36)), unit="h")
 
 
-def _device_row(row: Activity) -> DeviceRow:
+def _device_row(row: AcceleratorActivity) -> DeviceRow:
     energy = (
         None
         if row.energy_mj is None

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
 
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.placement import SEEN
+from gpuledger_collector.insight.nodes import RETIRED, UNINSTALLED, NodeHeartbeat, NodeRow
 from gpuledger_collector.storage.ledger import dated_rows
 from gpuledger_collector.storage.ledger.placements import complete_since, settle
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_as
 
-RETIRED = "retired"
-"""Status of a node from its retirement until it reports again."""
-UNINSTALLED = "uninstalled"
-"""Status of a node whose agent said in its last heartbeat that it is being uninstalled; its
-capacity goes on.
-"""
 NOT_EXPECTED = "status IN ('retired', 'uninstalled', 'inventory')"
 """Nodes of which nobody expects a sign of life, in SQL: gone on purpose, or never reported by an
 agent.
@@ -24,36 +19,29 @@ agent.
 _COLUMNS = ("node", "at_ms")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRow:
-    """A node: its last sign of life, its newest reading, its retirement, and how many accelerators
-    are there now.
-
-    `stated` of them are placed by the inventory, which says itself (`out_at`) when they leave.
-    """
-
-    name: str
-    seen_ms: int
-    status: str
-    detail: str
-    agent_version: str
-    read_ms: int | None
-    retired_ms: int | None
-    accelerators: int
-    stated: int
-
-
 def nodes(connection: Connection) -> list[NodeRow]:
     """Read all nodes, by name."""
-    rows = connection.execute(f"""
-        SELECT n.name, (extract(epoch FROM n.last_seen_at) * 1000)::bigint, n.status, n.status_detail,
-            n.agent_version, max(l.at_ms), r.at_ms, count(c.id), count(c.id) FILTER (WHERE c.source <> '{SEEN}')
+    query = f"""
+        SELECT n.name, (extract(epoch FROM n.last_seen_at) * 1000)::bigint AS seen_ms, n.status,
+            n.status_detail AS detail, n.agent_version, max(l.at_ms) AS read_ms, r.at_ms AS retired_ms,
+            count(c.id) AS accelerators, count(c.id) FILTER (WHERE c.source <> '{SEEN}') AS stated
         FROM node n LEFT JOIN node_retirement r ON r.node = n.name AND r.superseded_at IS NULL
             LEFT JOIN capacity c ON c.node_id = n.id AND c.out_ms IS NULL
             LEFT JOIN gpu_latest l ON l.accelerator_id = c.accelerator_id
         GROUP BY n.id, r.at_ms ORDER BY n.name
-        """)
-    return [NodeRow(*row) for row in rows]
+        """
+    return select_as(connection, NodeRow, query)
+
+
+def heartbeats(connection: Connection, after: str, most: int) -> list[NodeHeartbeat]:
+    """The first `most` nodes by name whose name follows `after`."""
+    return select_as(
+        connection,
+        NodeHeartbeat,
+        "SELECT name, first_seen_at, last_seen_at, status, status_detail, agent_version, source,"
+        " driver FROM node WHERE name > %s ORDER BY name LIMIT %s",
+        (after, most),
+    )
 
 
 def back_again(connection: Connection) -> list[str]:

@@ -2,39 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from psycopg.rows import dict_row
-
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.insight.activity import AcceleratorActivity
 from gpuledger_collector.storage.locks import Connection
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """One accelerator's time over a period, in milliseconds; `energy_mj` is None where nothing
-    measured it.
-    """
-
-    node: str
-    gpu_index: int | None
-    uuid: str
-    model: str
-    mig_instance: str | None
-    pool: str
-    held_ms: int
-    busy_ms: int
-    idle_ms: int
-    unknown_ms: int
-    unallocated_ms: int
-    unavailable_ms: int
-    energy_mj: int | None
-
-    @property
-    def busy_permille(self) -> int | None:
-        """Busy thousandths of the held time whose activity is known; None when none is known."""
-        known = self.busy_ms + self.idle_ms
-        return self.busy_ms * 1000 // known if known else None
-
+from gpuledger_collector.storage.rows import select_as
 
 _QUERY = """
     WITH used AS (
@@ -64,10 +35,7 @@ _QUERY = """
 """
 
 
-def activity(connection: Connection, start_ms: int, end_ms: int) -> list[Activity]:
+def activity(connection: Connection, period: Period) -> list[AcceleratorActivity]:
     """Every accelerator present in the period (whole hours), by node and index."""
-    with connection.cursor(row_factory=dict_row) as cursor:
-        return [
-            Activity(**row)
-            for row in cursor.execute(_QUERY, {"start_ms": start_ms, "end_ms": end_ms})
-        ]
+    bounds = {"start_ms": period.start_ms, "end_ms": period.end_ms}
+    return select_as(connection, AcceleratorActivity, _QUERY, bounds)

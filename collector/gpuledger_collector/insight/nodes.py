@@ -1,0 +1,76 @@
+"""How the nodes of a fleet are, and when one counts as silent: one answer for pages, commands,
+boards and alerts.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+RETIRED = "retired"
+"""Status of a node from its retirement until it reports again."""
+UNINSTALLED = "uninstalled"
+"""Status of a node whose agent said in its last heartbeat that it is being uninstalled; its
+capacity goes on.
+"""
+INVENTORY = "inventory"
+"""Status of a node that the inventory names and no agent has reported."""
+SILENT_MS = 10 * 60_000
+"""Time without a sign of life after which a node is silent (docs/runbooks/node-silent.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node: its last sign of life, its newest reading, its retirement, and how many accelerators
+    are there now.
+
+    `stated` of them are placed by the inventory, which says itself (`out_at`) when they leave.
+    """
+
+    name: str
+    seen_ms: int
+    status: str
+    detail: str
+    agent_version: str
+    read_ms: int | None
+    retired_ms: int | None
+    accelerators: int
+    stated: int
+
+    def state(self, now_ms: int) -> str:
+        """How it is: its status (uninstalled: its agent said goodbye), `silent`, or `back again`
+        after a retirement.
+        """
+        if self.status in {RETIRED, UNINSTALLED, INVENTORY}:
+            return self.status
+        if is_silent(self.seen_ms, now_ms):
+            return "silent"
+        is_back = self.retired_ms is not None and self.status == "ok"
+        return "back again" if is_back else self.status
+
+
+@dataclass(frozen=True, slots=True)
+class ListedNode:
+    """A node, and how it is now."""
+
+    node: NodeRow
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHeartbeat:
+    """A node with the last heartbeat of its agent."""
+
+    name: str
+    first_seen_at: dt.datetime
+    last_seen_at: dt.datetime
+    status: str
+    status_detail: str
+    agent_version: str
+    source: str
+    driver: str
+
+
+def is_silent(seen_ms: int, now_ms: int) -> bool:
+    """Whether a node that gave its last sign of life at `seen_ms` is silent."""
+    return now_ms - seen_ms > SILENT_MS
