@@ -20,6 +20,7 @@ from gpuledger_collector.api.context import MAX_DAYS, MAX_ROWS
 from gpuledger_collector.api.series import MAX_STEPS
 from gpuledger_collector.export.proof import SHOWN_CLAIMS
 from gpuledger_collector.export.shortened import MOST_ROWS
+from gpuledger_collector.ingest import queue_readings
 from gpuledger_collector.ingest.batches import bounds
 from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES, MAX_SAMPLES
 from gpuledger_collector.notifications import links
@@ -96,7 +97,7 @@ REPORTS = (
     _report(
         f"POST {queue.PATH}",
         bytes=_mib(queue.MAX_BYTES),
-        records=f"waiting {queue.MAX_WAITING:,}",
+        records=f"waiting {queue_readings.MAX_WAITING:,}",
         rate=_rates(
             "node_queue_readings_per_hour", "node_samples_per_second", "node_bytes_per_second"
         ),

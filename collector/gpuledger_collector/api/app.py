@@ -43,6 +43,7 @@ from gpuledger_collector.api.limits import OPERATION_THREADS, BodyLimit
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.api.page_routes import HourlyCache
 from gpuledger_collector.api.reader_limits import ReaderLimits
+from gpuledger_collector.ingest.queue_readings import Queue
 from gpuledger_common.wire import Answer, Batch
 
 
@@ -282,7 +283,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         _, components = msgspec.json.schema_components(
-            [Batch, Answer, queue.Queue], ref_template="#/components/schemas/{name}"
+            [Batch, Answer, Queue], ref_template="#/components/schemas/{name}"
         )
         schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
         app.openapi_schema = schema

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
-import msgspec
 from fastapi import APIRouter, HTTPException, Request
 from starlette.requests import ClientDisconnect
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, parse_instant
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, LedgerRoute
 from gpuledger_collector.api.intake import Intake, Reservation, authenticate_agent, receive_body
 from gpuledger_collector.api.limits import OverQuota
-from gpuledger_collector.ingest.batches import bounds
+from gpuledger_collector.ingest import queue_readings
 from gpuledger_collector.ingest.batches.commit import Unavailable
 from gpuledger_collector.ingest.batches.decode import JSON_TYPES, Refused
-from gpuledger_collector.insight.queue_rows import QueueRow, WaitingRow
-from gpuledger_collector.storage.capacity import queues
-from gpuledger_collector.storage.database import Database
+from gpuledger_collector.insight.queue_rows import QueueRow
+from gpuledger_collector.services.database import Database
 
 PATH = "/v1/queue"
 MAX_BYTES = 32 * 1024 * 1024
-MAX_WAITING = 131_072
-"""Waiting workloads in a reading, several times what a scheduler admits."""
 MAX_STORED_BYTES = 4 * 1024 * 1024
 """Of the sums of a reading: some 20,000 kinds of waiting work."""
 STORES = 2
@@ -33,9 +28,6 @@ STORES = 2
 STORE_SECONDS = 20
 """A reading that is not stored in this time is refused; the scheduler's next one replaces it."""
 SESSION = f"-c statement_timeout={STORE_SECONDS}s -c lock_timeout=5s"
-MAX_GPUS = 1_000_000
-MICRO = 1_000_000
-MAX_TEXT = 500
 REFUSALS: dict[int | str, dict[str, str]] = {
     400: {"description": "The body is no reading of a queue; the detail says where."},
     401: {"description": "No valid bearer token."},
@@ -50,27 +42,6 @@ REFUSALS: dict[int | str, dict[str, str]] = {
     },
     503: {"description": "Not stored: retry after Retry-After."},
 }
-
-
-class WaitingWorkload(msgspec.Struct):
-    """A workload that waits; `submitted` in unix seconds."""
-
-    workload_id: str
-    gpus: float
-    pool: str = ""
-    gpu_model: str = ""
-    team: str = ""
-    user: str = ""
-    account: str = ""
-    submitted: float | None = None
-
-
-class Queue(msgspec.Struct):
-    """The queue of a source at an instant: unix seconds, or RFC 3339 with a zone."""
-
-    source: str
-    at: float | str
-    waiting: list[WaitingWorkload]
 
 
 DESCRIPTION = {
@@ -114,9 +85,10 @@ def router(intake: Intake, database: Database) -> APIRouter:
                     reservation.add(len(body))
                     row, sums = await _read(body, intake, sender)
                     async with storing:
-                        return {
-                            "status": await asyncio.to_thread(_store, writing, row, sums, intake)
-                        }
+                        is_new = await asyncio.to_thread(
+                            queue_readings.store_reading, writing, row, sums, intake.clock()
+                        )
+                        return {"status": "committed" if is_new else "duplicate"}
 
     return routes
 
@@ -145,8 +117,8 @@ async def _read(body: bytes, intake: Intake, sender: Principal) -> tuple[QueueRo
     now_ms = round(intake.clock().timestamp() * 1000)
 
     def read() -> tuple[QueueRow, str]:
-        row = _parse(body, now_ms, intake.oldest_ms(now_ms))
-        return row, queues.sums_json(row)
+        row = queue_readings.decode_reading(body, now_ms, intake.oldest_ms(now_ms))
+        return row, row.sums_json()
 
     async with intake.decoders:
         row, sums = await asyncio.to_thread(read)
@@ -158,68 +130,3 @@ async def _read(body: bytes, intake: Intake, sender: Principal) -> tuple[QueueRo
             f"the sums of this queue by owner, pool and model are over {MAX_STORED_BYTES} bytes",
         )
     return row, sums
-
-
-def _store(database: Database, row: QueueRow, sums: str, intake: Intake) -> str:
-    with database.transaction() as connection:
-        outcome = queues.store(connection, row, sums, intake.clock())
-        return "duplicate" if outcome == "unchanged" else "committed"
-
-
-def _parse(body: bytes, now_ms: int, oldest_ms: int) -> QueueRow:
-    """Parse the reading in a body. Raises Refused."""
-    try:
-        # Counted before they become objects: a workload of 30 bytes takes 400 as one.
-        bounds.check_list(body, "waiting", MAX_WAITING)
-        reading = msgspec.json.decode(body, type=Queue)
-        at_ms = (
-            parse_instant(reading.at) if isinstance(reading.at, str) else round(reading.at * 1000)
-        )
-    except bounds.TooLarge as error:
-        raise Refused(413, str(error)) from error
-    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
-        raise Refused(400, f"the body is no reading of a queue: {error}") from error
-    if not reading.source or len(reading.source) > MAX_TEXT or "\0" in reading.source:
-        raise Refused(400, "source: a name of the scheduler is needed, such as slurm:NAME")
-    if not oldest_ms <= at_ms <= now_ms + HOUR_MS:
-        days = (
-            f"{(now_ms - oldest_ms) // DAY_MS} days old (max_evidence_age_days), or in an hour"
-            " from now"
-        )
-        raise Refused(
-            400,
-            f"at: a queue cannot have been read over {days}; gpuledger import queue takes older"
-            " ones",
-        )
-    return QueueRow(reading.source, at_ms, tuple(_waiting_rows(reading.waiting)))
-
-
-def _waiting_rows(waiting: Sequence[WaitingWorkload]) -> Iterable[WaitingRow]:
-    """The rows of a reading's workloads. Raises Refused with the place of one that is invalid."""
-    rows = {}
-    for place, workload in enumerate(waiting):
-        names = (
-            workload.workload_id,
-            workload.pool,
-            workload.gpu_model,
-            workload.team,
-            workload.user,
-            workload.account,
-        )
-        if not workload.workload_id or any(len(text) > MAX_TEXT or "\0" in text for text in names):
-            raise Refused(
-                400,
-                f"waiting[{place}]: an id is needed, and texts of at most {MAX_TEXT} characters",
-            )
-        if not 0 < workload.gpus <= MAX_GPUS:
-            raise Refused(400, f"waiting[{place}].gpus: must be more than 0 and at most {MAX_GPUS}")
-        submitted = workload.submitted
-        submitted_ms = (
-            None if submitted is None or not 0 <= submitted < 4e9 else round(submitted * 1000)
-        )
-        gpu_micro = round(workload.gpus * MICRO)
-        # By id: a scheduler that lists a workload twice has it wait once.
-        rows[workload.workload_id] = WaitingRow(
-            workload.workload_id, gpu_micro, *names[1:], submitted_ms=submitted_ms
-        )
-    return rows.values()

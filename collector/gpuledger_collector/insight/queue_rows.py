@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,3 +30,31 @@ class QueueRow:
     source: str
     at_ms: int
     waiting: Sequence[WaitingRow] = ()
+
+    def sums_json(self) -> str:
+        """What is stored of the waiting workloads: their sums by owner and place, as JSON."""
+        return json.dumps(self._sums())
+
+    def _sums(self) -> list[dict[str, object]]:
+        sums: dict[tuple[str, ...], list[int]] = {}
+        oldest: dict[tuple[str, ...], int | None] = {}
+        for item in self.waiting:
+            key = (item.pool, item.gpu_model, item.team, item.user, item.account)
+            entry = sums.setdefault(key, [0, 0])
+            entry[0] += item.gpu_micro
+            entry[1] += 1
+            known = [at for at in (oldest.get(key), item.submitted_ms) if at is not None]
+            oldest[key] = min(known, default=None)
+        return [
+            {
+                "pool": key[0],
+                "gpu_model": key[1],
+                "team": key[2],
+                "user": key[3],
+                "account": key[4],
+                "gpu_micro": micro,
+                "workloads": workloads,
+                "oldest_ms": oldest[key],
+            }
+            for key, (micro, workloads) in sorted(sums.items())
+        ]

@@ -8,7 +8,7 @@ import pytest
 
 from fakes.collector import JSON, running
 from fakes.fleet import HOUR, NOW_MS, OCTOBER, Held
-from gpuledger_collector.api import queue
+from gpuledger_collector.ingest import queue_readings
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.capacity import demand
@@ -120,9 +120,15 @@ def test_a_large_queue_holds_up_nobody_else(collector, monkeypatch):
     """It is read beside the event loop, and its body counts among what may be under way: 503 when
     that is too much.
     """
-    body, read, loops = {"source": "s", "at": 1_760_000_000, "waiting": [WAITS]}, queue._parse, []
+    body, read, loops = (
+        {"source": "s", "at": 1_760_000_000, "waiting": [WAITS]},
+        queue_readings.decode_reading,
+        [],
+    )
     monkeypatch.setattr(
-        queue, "_parse", lambda *told: loops.append(asyncio._get_running_loop()) or read(*told)
+        queue_readings,
+        "decode_reading",
+        lambda *told: loops.append(asyncio._get_running_loop()) or read(*told),
     )
     assert post(collector, body)[0] == 200
     assert loops == [None]

@@ -17,6 +17,7 @@ from gpuledger_collector.api import queue
 from gpuledger_collector.api.auth.keys import NEW_SECONDS
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.intake import DECODERS, Reservation
+from gpuledger_collector.ingest import queue_readings
 from gpuledger_collector.ingest.batches.commit import Unavailable
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.access.tokens import Token
@@ -176,7 +177,7 @@ def test_workloads_are_counted_before_they_are_objects(dsn, monkeypatch):
         for entry in (b'{"workload_id":"0","gpus":1}', b"{}", b"[]", b"1"):
             body = (
                 b'{"source":"s","at":1760000000,"waiting":['
-                + b",".join([entry] * (queue.MAX_WAITING + 1))
+                + b",".join([entry] * (queue_readings.MAX_WAITING + 1))
                 + b"]}"
             )
             status, _, answer = post(collector, body)
@@ -191,7 +192,7 @@ def test_one_reading_of_a_sender_is_in_memory_at_a_time(dsn, monkeypatch):
     third one's waits.
     """
     may_go, lock, now, most = threading.Event(), threading.Lock(), Counter(), Counter()
-    parse = queue._parse
+    parse = queue_readings.decode_reading
 
     def parse_slowly(body, *bounds):
         sender = json.loads(body)["source"]
@@ -203,7 +204,7 @@ def test_one_reading_of_a_sender_is_in_memory_at_a_time(dsn, monkeypatch):
             now.subtract([sender, "all"])
         return parse(body, *bounds)
 
-    monkeypatch.setattr(queue, "_parse", parse_slowly)
+    monkeypatch.setattr(queue_readings, "decode_reading", parse_slowly)
     with running(dsn, require_tokens=True) as collector, contextlib.ExitStack() as stack:
         intake, statuses = collector.parts.intake, []
 

@@ -9,7 +9,6 @@ computed again from the items.
 from __future__ import annotations
 
 import datetime as dt
-import json
 from collections.abc import Sequence
 from typing import Literal
 
@@ -18,6 +17,7 @@ from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.insight.queue_rows import QueueRow
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select, select_value
 
 KEEP_MS = 400 * DAY_MS
 SUMMED_DAYS = 60
@@ -55,7 +55,7 @@ def add(
     `on_row` is told how far it is.
     """
     stages = RowStages(rows, 1, on_row)
-    outcomes = [store(connection, row, sums_json(row), now) for row in stages.one_by_one()]
+    outcomes = [store(connection, row, row.sums_json(), now) for row in stages.one_by_one()]
     return ImportOutcome(
         *(outcomes.count(outcome) for outcome in ("added", "updated", "unchanged"))
     )
@@ -64,18 +64,13 @@ def add(
 def store(
     connection: Connection, row: QueueRow, sums: str, now: dt.datetime
 ) -> Literal["added", "updated", "unchanged"]:
-    """Store a reading with its sums, as `sums_json` returns them. Commits nothing."""
+    """Store a reading with its sums, as `QueueRow.sums_json` returns them. Commits nothing."""
     gpu_micro = sum(item.gpu_micro for item in row.waiting)
     values = (row.source, row.at_ms, len(row.waiting), gpu_micro, now, sums)
-    inserted = connection.execute(_ADD, values).fetchone()
-    if inserted is None:
+    is_new = select_value(connection, _ADD, values)
+    if is_new is None:
         return "unchanged"
-    return "added" if inserted[0] else "updated"
-
-
-def sums_json(row: QueueRow) -> str:
-    """What is stored of the waiting workloads: their sums by owner and place, as JSON."""
-    return json.dumps(_summed(row))
+    return "added" if is_new else "updated"
 
 
 def sum_missing(connection: Connection, now_ms: int) -> int:
@@ -102,38 +97,14 @@ def expire(connection: Connection, now_ms: int) -> None:
     connection.execute("DELETE FROM queue_reading WHERE at_ms < %s", (now_ms - KEEP_MS,))
 
 
-def _summed(row: QueueRow) -> list[dict[str, object]]:
-    sums: dict[tuple[str, ...], list[int]] = {}
-    oldest: dict[tuple[str, ...], int | None] = {}
-    for item in row.waiting:
-        key = (item.pool, item.gpu_model, item.team, item.user, item.account)
-        entry = sums.setdefault(key, [0, 0])
-        entry[0] += item.gpu_micro
-        entry[1] += 1
-        known = [at for at in (oldest.get(key), item.submitted_ms) if at is not None]
-        oldest[key] = min(known, default=None)
-    return [
-        {
-            "pool": key[0],
-            "gpu_model": key[1],
-            "team": key[2],
-            "user": key[3],
-            "account": key[4],
-            "gpu_micro": micro,
-            "workloads": workloads,
-            "oldest_ms": oldest[key],
-        }
-        for key, (micro, workloads) in sorted(sums.items())
-    ]
-
-
 def pools_with_capacity(connection: Connection, period: Period) -> set[str]:
     """Names of the pools that had an accelerator in the period."""
-    rows = connection.execute(
+    rows = select(
+        connection,
         "SELECT DISTINCT pool FROM capacity WHERE in_ms < %s AND (out_ms IS NULL OR out_ms > %s)",
         (period.end_ms, period.start_ms),
     )
-    return {row[0] for row in rows}
+    return {row.pool for row in rows}
 
 
 def waiting_by_team(
@@ -144,7 +115,8 @@ def waiting_by_team(
 
     A step takes the newest reading of each source of the hour before its end.
     """
-    rows = connection.execute(
+    rows = select(
+        connection,
         """
         WITH newest AS (
             SELECT DISTINCT ON (q.source, step) step, q.waiting FROM queue_reading q,
@@ -152,8 +124,8 @@ def waiting_by_team(
             WHERE q.at_ms >= %(start)s - %(valid)s AND q.at_ms < %(end)s AND step >= %(start)s AND step < %(end)s
             ORDER BY q.source, step, q.at_ms DESC
         )
-        SELECT step, coalesce(item->>'pool', ''), coalesce(item->>'team', ''),
-            coalesce(sum((item->>'gpu_micro')::bigint), 0)::bigint
+        SELECT step, coalesce(item->>'pool', '') AS pool, coalesce(item->>'team', '') AS team,
+            coalesce(sum((item->>'gpu_micro')::bigint), 0)::bigint AS micro
         FROM newest LEFT JOIN LATERAL
             jsonb_array_elements(CASE jsonb_typeof(waiting) WHEN 'array' THEN waiting ELSE '[]' END) item ON true
         GROUP BY 1, 2, 3
@@ -161,6 +133,6 @@ def waiting_by_team(
         {"step": step_ms, "start": period.start_ms, "end": period.end_ms, "valid": HOUR_MS},
     )
     waiting: dict[int, dict[tuple[str, str], int]] = {}
-    for step, pool, team, micro in rows:
-        waiting.setdefault(step, {})[pool, team] = micro
+    for row in rows:
+        waiting.setdefault(row.step, {})[row.pool, row.team] = row.micro
     return waiting
