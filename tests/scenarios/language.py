@@ -14,11 +14,12 @@ from pathlib import Path
 
 import psycopg
 
-from gpuledger_collector.accounting.adjustments import TIERED, Adjustment
+from gpuledger_collector.accounting.adjustments import TIERED, Adjustment, EntryRefused
 from gpuledger_collector.accounting.attribution import Rule
 from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.chargeback import report
 from gpuledger_collector.accounting.commitments import Commitment
+from gpuledger_collector.accounting.contested_lines import Contest
 from gpuledger_collector.accounting.disputes import BadStep, Remedy
 from gpuledger_collector.accounting.exchange import Exchange, ExchangeRate, view
 from gpuledger_collector.accounting.money import Money
@@ -27,14 +28,15 @@ from gpuledger_collector.accounting.owned_hardware import Owned
 from gpuledger_collector.accounting.period import Period, date_range, month
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
+from gpuledger_collector.services import disputes
 from gpuledger_collector.services.close import CannotClose, close_period
+from gpuledger_collector.services.findings import WholeFleet
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.billing import (
     adjustments,
     commitments,
     declarations,
-    disputes,
     node_costs,
     prices,
     reports,
@@ -400,7 +402,7 @@ class Story:
     def do_reverse(self, text: str) -> None:
         try:
             adjustments.reverse(self.connection, text, "booked in error", "finance", self._now())
-        except adjustments.EntryRefused as error:
+        except EntryRefused as error:
             raise Wrong(str(error)) from error
 
     def do_carbon(self, text: str) -> None:
@@ -508,12 +510,11 @@ class Story:
         given = match(rf"(?P<team>\S+?)(?: job (?P<job>\S+))? {_SPAN}: (?P<reason>.+)", text)
         self.do_rate("")
         period = Period(instant(given["start"]), instant(given["end"]))
-        contest = disputes.Contest({"team": given["team"]}, period, None, given["job"])
-        with Database(self.dsn).transaction() as connection:
-            made = disputes.open_dispute(
-                connection, contest, given["reason"], given["team"], self.now_ms
-            )
-        self.disputes.append(made.id)
+        contest = Contest({"team": given["team"]}, period, None, given["job"])
+        dispute = disputes.open_dispute(
+            Database(self.dsn), contest, given["reason"], given["team"], self.now_ms
+        )
+        self.disputes.append(dispute.id)
 
     def do_decide(self, text: str) -> None:
         """The newest dispute is decided: rejected, or accepted for another owner, for nobody, as
@@ -527,17 +528,13 @@ class Story:
             else pairs(given["to"] if given["to"] != "nobody" else "")
         )
         remedy = None if given["no"] else Remedy(owner)
+        number, ledger = self.disputes[-1], Database(self.dsn)
+        resolution = disputes.Resolution(number, remedy, given["note"], "finance", self.now_ms)
         try:
-            with Database(self.dsn).transaction() as connection:
-                disputes.resolve(
-                    connection, self.disputes[-1], remedy, given["note"], "finance", self.now_ms
-                )
-                check(
-                    disputes.seal_holds(connection, disputes.read(connection, self.disputes[-1])),
-                    "the seal is broken",
-                )
+            disputes.resolve_dispute(ledger, resolution)
         except BadStep as error:
             raise Wrong(str(error)) from error
+        check(disputes.read_record(ledger, number, WholeFleet()).seal_holds, "the seal is broken")
 
     def do_rate(self, _: str) -> None:
         refresh(Database(self.dsn), Period(1_500_000_000_000, self.now_ms + DAY), self.now_ms)

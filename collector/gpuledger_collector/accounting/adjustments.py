@@ -23,7 +23,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from gpuledger_collector.accounting.money import rate_nano
@@ -50,6 +50,10 @@ PAID_BY_OWNERS = frozenset((HELD, NODE_COST, *KINDS))
 FLEET = "fleet"
 """Whose hours a tier counts: everybody's together."""
 PERCENT_DIGITS = 6
+
+
+class EntryRefused(ValueError):
+    """An entry cannot be booked or reversed; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,3 +279,28 @@ def split_signed(total: int, weights: Sequence[int]) -> list[int]:
 def is_policy(adjustment: Adjustment) -> bool:
     """Whether it follows from what was held, and is not booked once."""
     return adjustment.kind in POLICIES
+
+
+def opposite_of(known: Sequence[Adjustment], name: str, reason: str, approver: str) -> Adjustment:
+    """The entry that takes a booked one back, not booked yet. Raises EntryRefused."""
+    entry = next((adjustment for adjustment in known if adjustment.name == name), None)
+    if entry is None or entry.kind in POLICIES:
+        names = (
+            ", ".join(repr(adjustment.name) for adjustment in known if adjustment.kind in ENTRIES)
+            or "none"
+        )
+        raise EntryRefused(f"no entry is called {name!r}; booked are {names}")
+    if entry.reverses is not None:
+        raise EntryRefused(f"{name!r} is a reversal itself: book the entry anew instead")
+    if any(adjustment.reverses == entry.id for adjustment in known):
+        raise EntryRefused(f"{name!r} is reversed already")
+    return replace(
+        entry,
+        id=None,
+        name=f"reversal of {name}",
+        amount_micro=None if entry.amount_micro is None else -entry.amount_micro,
+        shares=[replace(share, micro=-share.micro) for share in entry.shares],
+        reason=reason,
+        approver=approver,
+        reverses=entry.id,
+    )

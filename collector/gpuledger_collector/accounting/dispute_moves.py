@@ -16,6 +16,9 @@ from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.usage import UNAVAILABLE
 
+Costs = Mapping[tuple[OwnerPath | None, str], int]
+"""Micro-units by owner (None: unavailable time) and currency."""
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -104,3 +107,16 @@ def destination_cost(changes: Iterable[Charge], to: OwnerPath | None) -> dict[st
         if is_destination and line.currency is not None:
             cost[line.currency] = cost.get(line.currency, 0) + (line.cost_micro or 0)
     return dict(sorted(cost.items()))
+
+
+def compare_costs(
+    before: Costs, after: Costs, to: OwnerPath | None
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Compare two readings: by currency, what the others pay less, and what `to` pays more."""
+    loss: dict[str, int] = {}
+    gain: dict[str, int] = {}
+    for owner, currency in sorted({**before, **after}, key=lambda key: key[1]):
+        micro = after.get((owner, currency), 0) - before.get((owner, currency), 0)
+        side, sign = (gain, 1) if owner == to else (loss, -1)
+        side[currency] = side.get(currency, 0) + sign * micro
+    return loss, gain

@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
@@ -24,11 +25,23 @@ from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_
 OPEN, ANSWERED, ACCEPTED, REJECTED = "open", "answered", "accepted", "rejected"
 STATES = (OPEN, ANSWERED, ACCEPTED, REJECTED)
 RESOLVED = (ACCEPTED, REJECTED)
+UNDECIDED = (OPEN, ANSWERED)
 MAX_WORDS = 4_000
+MOST_OPEN = 100
+"""Undecided disputes of what an owner belongs to (its organization, else its team, ...)."""
+MOST_ENTRIES = 200
+"""Messages of a dispute."""
 
 
 class BadStep(Exception):
     """What was asked of a dispute is not possible; the sentence says why."""
+
+
+class NoDispute(LookupError):
+    """There is no dispute of that number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"there is no dispute {number}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,23 @@ class Dispute:
     seal: str
     resolved_ms: int | None
     entries: Sequence[DisputeEntry] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class DisputeRecord:
+    """A dispute with its evidence as it was sealed, and what the owner pays for the same by now.
+
+    `billed_now` is in micro-units by currency, corrections included; `is_rated`: nothing of it
+    waits to be rated again.
+    """
+
+    dispute: Dispute
+    evidence: str
+    content: Mapping[str, Any]
+    """The evidence, read."""
+    seal_holds: bool
+    billed_now: Mapping[str, int]
+    is_rated: bool
 
 
 def canonical(evidence: Mapping[str, object]) -> str:

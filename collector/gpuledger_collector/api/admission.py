@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpuledger_collector.accounting.contested_lines import MOST_LINES
+from gpuledger_collector.accounting.disputes import MOST_ENTRIES, MOST_OPEN
 from gpuledger_collector.api import (
     batches,
     intake,
@@ -26,7 +28,6 @@ from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES, M
 from gpuledger_collector.notifications import links
 from gpuledger_collector.services.forecasts import MOST_POOLS
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.billing.disputes import MOST_ENTRIES, MOST_LINES, MOST_OPEN
 from gpuledger_collector.storage.cancellation import LARGE_LINES
 from gpuledger_collector.storage.cancellation import MOST_LINES as MOST_LINES_IN_MEMORY
 from gpuledger_common.admission import NONE, Admission

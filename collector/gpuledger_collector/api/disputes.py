@@ -8,24 +8,24 @@ exist.
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Path, Query
 from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from gpuledger_collector.accounting.contested_lines import Contest
+from gpuledger_collector.accounting.dispute_moves import Decided
 from gpuledger_collector.accounting.disputes import (
     MAX_WORDS,
-    RESOLVED,
-    STATES,
     BadStep,
-    Dispute,
+    NoDispute,
     Remedy,
     Reversal,
     words_of,
 )
 from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.period import Calendar
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import (
     REFUSALS,
@@ -37,12 +37,16 @@ from gpuledger_collector.api.context import (
     parse_days,
     require_reader,
 )
-from gpuledger_collector.export.disputes import as_object, move_object, reversal_object
-from gpuledger_collector.services.dispute_preview import preview_decision, preview_reversals
-from gpuledger_collector.storage.billing import disputes
-from gpuledger_collector.storage.billing.disputes import Contest, NoDispute
-from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.row_level_security import as_viewer
+from gpuledger_collector.export.disputes import (
+    as_object,
+    move_object,
+    record_object,
+    reversal_object,
+)
+from gpuledger_collector.services import disputes
+from gpuledger_collector.services.billing_calendar import read_calendar
+from gpuledger_collector.services.dispute_preview import Effect, preview_acceptance
+from gpuledger_collector.services.disputes import Resolution
 
 Number = Annotated[int, Path(ge=1, lt=2**62, description="Number of the dispute.")]
 Words = Annotated[str, Field(min_length=1, max_length=MAX_WORDS)]
@@ -172,11 +176,8 @@ def _add_reading_routes(routes: APIRouter, context: ReadContext) -> None:
         """Disputes that wait for an answer or a decision, by number."""
         if after and not after.isdecimal():
             raise ValueError("after: is not the `next` of an answer")
-        states = [state for state in STATES if everything or state not in RESOLVED]
-        with context.connection(principal) as connection:
-            # Filtered before the page is cut: a shorter page must not reveal that others have
-            # disputes.
-            rows = [row for row in disputes.listed(connection, states) if principal.sees(row.owner)]
+        # Filtered before the page is cut: a shorter page must not reveal that others have disputes.
+        rows = disputes.list_disputes(context.database, principal, everything=everything)
         newer = sorted((row for row in rows if row.id > int(after or 0)), key=lambda row: row.id)
         answer = paginate([as_object(row) for row in newer], limit, "id")
         return {**answer, "next": None if answer["next"] is None else str(answer["next"])}
@@ -186,18 +187,7 @@ def _add_reading_routes(routes: APIRouter, context: ReadContext) -> None:
         """A dispute with its evidence, whether its seal holds, and what the owner pays for the time
         now.
         """
-        with context.database.transaction(read_only=True) as connection:
-            with as_viewer(connection, principal.owner):
-                dispute = visible_dispute(disputes.read(connection, number), principal)
-                evidence = disputes.evidence(connection, number)
-            billed, rated = disputes.billed_now(connection, dispute)
-            return {
-                **as_object(dispute),
-                "seal_holds": disputes.seal_holds(connection, dispute),
-                "billed_now": billed,
-                "rated": rated,
-                "evidence": json.loads(evidence),
-            }
+        return record_object(disputes.read_record(context.database, number, principal))
 
 
 def _add_party_routes(routes: APIRouter, context: ReadContext) -> None:
@@ -210,33 +200,28 @@ def _add_party_routes(routes: APIRouter, context: ReadContext) -> None:
         owner = sort_levels(opening.owner)
         if not principal.sees(owner):
             raise HTTPException(403, "this token sees another owner's part: contest your own lines")
-        days = parse_days(opening.start, opening.end)
-        with context.database.transaction() as connection:
-            period = zones.in_zone(connection, days)
-            contest = Contest(owner, period, opening.accelerator, opening.workload, opening.line)
-            return as_object(
-                disputes.open_dispute(
-                    connection, contest, opening.reason, principal.name, context.now_ms
-                )
+        period = read_calendar(context.database).named(parse_days(opening.start, opening.end))
+        contest = Contest(owner, period, opening.accelerator, opening.workload, opening.line)
+        return as_object(
+            disputes.open_dispute(
+                context.database, contest, opening.reason, principal.name, context.now_ms
             )
+        )
 
     @routes.post("/{number}/answers")
     def answer(number: Number, reply: Reply, principal: Principal = reader) -> dict[str, Any]:
         """Add a note: a viewer for the owner, any other reader as the answer to it."""
-        from_owner = principal.owner is not None
-        with context.database.transaction() as connection:
-            with as_viewer(connection, principal.owner):
-                visible_dispute(disputes.read(connection, number), principal)
-            return as_object(
-                disputes.answer(
-                    connection,
-                    number,
-                    reply.note,
-                    principal.name,
-                    context.now_ms,
-                    from_owner=from_owner,
-                )
+        return as_object(
+            disputes.answer_dispute(
+                context.database,
+                number,
+                reply.note,
+                principal.name,
+                context.now_ms,
+                from_owner=principal.owner is not None,
+                viewer=principal,
             )
+        )
 
 
 def _add_finance_routes(routes: APIRouter, context: ReadContext) -> None:
@@ -253,27 +238,10 @@ def _add_finance_routes(routes: APIRouter, context: ReadContext) -> None:
         says whether rating of the contested days is complete. `reversals` are the amounts that
         `reverse` books.
         """
-        remedy = outcome.accepted()
-        with context.database.transaction(read_only=True) as connection:
-            calendar = zones.calendar(connection)
-            if isinstance(remedy, Reversal):
-                shares = preview_reversals(
-                    connection, disputes.proposed_reversals(connection, number)
-                )
-                effect: dict[str, Any] = {
-                    "reversals": [reversal_object(share, calendar) for share in shares]
-                }
-            else:
-                decided = preview_decision(
-                    connection, disputes.proposed(connection, number, remedy), context.now_ms
-                )
-                effect = {
-                    "moves": [move_object(move, calendar) for move in decided.moves],
-                    "destination_cost_micro": decided.gain,
-                }
-            _, rated = disputes.billed_now(connection, disputes.read(connection, number))
-            nothing: dict[str, Any] = {"moves": [], "destination_cost_micro": {}, "reversals": []}
-            return nothing | effect | {"rated": rated}
+        effect, is_rated = preview_acceptance(
+            context.database, number, outcome.accepted(), context.now_ms
+        )
+        return {**effect_object(effect, read_calendar(context.database)), "rated": is_rated}
 
     @routes.post("/{number}/resolution")
     def resolve(number: Number, decision: Decision, principal: Principal = fleet) -> dict[str, Any]:
@@ -281,18 +249,19 @@ def _add_finance_routes(routes: APIRouter, context: ReadContext) -> None:
 
         Returns how many days are rated again for it.
         """
-        remedy = decision.remedy()
-        with context.database.transaction() as connection:
-            dispute, days = disputes.resolve(
-                connection, number, remedy, decision.note, principal.name, context.now_ms
-            )
+        dispute, days = disputes.resolve_dispute(
+            context.database,
+            Resolution(number, decision.remedy(), decision.note, principal.name, context.now_ms),
+        )
         return {**as_object(dispute), "days_to_rate": days}
 
 
-def visible_dispute(dispute: Dispute, principal: Principal) -> Dispute:
-    """The dispute. Raises NoDispute where the reader does not see its owner."""
-    if not principal.sees(dispute.owner):
-        # The same answer as for a number that does not exist: a viewer must not learn of others'
-        # disputes.
-        raise NoDispute(f"there is no dispute {dispute.id}")
-    return dispute
+def effect_object(effect: Effect, calendar: Calendar) -> dict[str, Any]:
+    """What an acceptance changes, as JSON."""
+    nothing: dict[str, Any] = {"moves": [], "destination_cost_micro": {}, "reversals": []}
+    if isinstance(effect, Decided):
+        return nothing | {
+            "moves": [move_object(move, calendar) for move in effect.moves],
+            "destination_cost_micro": effect.gain,
+        }
+    return nothing | {"reversals": [reversal_object(share, calendar) for share in effect]}

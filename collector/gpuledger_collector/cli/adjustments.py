@@ -12,7 +12,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from gpuledger_collector import wiring
-from gpuledger_collector.accounting.adjustments import POLICIES, Adjustment
+from gpuledger_collector.accounting.adjustments import POLICIES, Adjustment, EntryRefused
 from gpuledger_collector.accounting.money import MICRO_DIGITS, Money
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.problems import Problem
@@ -202,7 +202,7 @@ def _entry(kind: str) -> None:
                 with session.database.transaction(dry_run=dry_run) as connection:
                     warn_of_owners(connection, declared)
                     entry = adjustments.book(connection, declared[0], wiring.now())
-            except adjustments.EntryRefused as error:
+            except EntryRefused as error:
                 refuse(str(error))
         (share,) = entry.entry_shares()
         said = (
@@ -246,7 +246,7 @@ def reverse(
                 entry = adjustments.reverse(
                     connection, name, reason.strip(), approver.strip(), wiring.now()
                 )
-        except adjustments.EntryRefused as error:
+        except EntryRefused as error:
             refuse(str(error))
     print(f"booked {entry.name!r} on {entry.from_on}{dry_run_note(dry_run)}")
 

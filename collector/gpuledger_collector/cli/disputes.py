@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
+from gpuledger_collector.accounting.contested_lines import Contest, line_id
+from gpuledger_collector.accounting.dispute_moves import Decided
 from gpuledger_collector.accounting.disputes import (
     RESOLVED,
-    STATES,
     BadStep,
-    Dispute,
+    DisputeRecord,
+    NoDispute,
     Remedy,
     Reversal,
 )
-from gpuledger_collector.accounting.owner_tree import path_of
-from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import (
     FINDINGS,
@@ -30,34 +30,27 @@ from gpuledger_collector.cli.common import (
     refuse,
     time_range,
 )
-from gpuledger_collector.cli.output import Column, Row, emit, print_json
+from gpuledger_collector.cli.output import Column, Row, emit, emit_report, print_json
 from gpuledger_collector.cli.session import Session, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.disputes import (
+    DISPUTES,
     amounts,
     as_object,
     as_text,
-    days_text,
     difference_text,
     line_cells,
     more_or_less,
     move_lines,
     owner_text,
+    record_object,
     reversal_lines,
 )
-from gpuledger_collector.services.dispute_preview import (
-    affected_days,
-    preview_decision,
-    preview_reversals,
-)
-from gpuledger_collector.services.hourly_usage import fold_requested
-from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.billing import decided_costs, disputes
-from gpuledger_collector.storage.billing.decided_costs import Costs
-from gpuledger_collector.storage.billing.dispute_evidence import line_id
-from gpuledger_collector.storage.billing.disputes import Contest, NoDispute
-from gpuledger_collector.storage.ledger import usage
-from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.services import disputes
+from gpuledger_collector.services.database import person
+from gpuledger_collector.services.dispute_preview import Effect, preview_default
+from gpuledger_collector.services.disputes import Resolution
+from gpuledger_collector.services.findings import WholeFleet
 from gpuledger_common.plurals import plural
 
 app = new_app(
@@ -66,7 +59,6 @@ app = new_app(
 SHOWN_LINES = 20
 OPTIONS = ("owner", "accelerator", "workload", "line", "reason", "note")
 """Errors of the ledger that begin with one of these are about the option of that name."""
-COLUMNS = tuple(Column(name) for name in ("id", "state", "owner", "days", "amount", "reason"))
 
 Number = Annotated[int, Argument(metavar="ID", min=1, help="Number of the dispute.")]
 Owner = Annotated[
@@ -102,11 +94,10 @@ def lines(
     asked = time_range(period, start, end, days)
     with open_session(dsn, config) as session:
         contest = Contest(payer, session.rated(asked), accelerator, workload, None)
-        with session.database.transaction() as connection:
-            try:
-                charges = disputes.lines_of(connection, contest)
-            except ValueError as error:
-                refuse(f"--{error}")
+        try:
+            charges = disputes.list_contestable_lines(session.database, contest)
+        except ValueError as error:
+            refuse(f"--{error}")
     # The table shows the start of the hash, which is enough for --line.
     rows: list[Row] = [{"id": line_id(line), **line_cells(line)} for line in charges]
     if form is not options.Format.table:
@@ -148,13 +139,10 @@ def open_dispute(
     asked = time_range(period, start, end, days)
     with open_session(dsn, config) as session:
         contest = Contest(payer, session.rated(asked), accelerator, workload, line)
-        dispute = _step(
-            session,
-            lambda connection, person: disputes.open_dispute(
-                connection, contest, reason, person, session.now_ms
-            ),
-            dry_run,
-        )
+        with _refusals():
+            dispute = disputes.open_dispute(
+                session.database, contest, reason, person(), session.now_ms, dry_run=dry_run
+            )
     name = "a dispute" if dry_run else f"dispute {dispute.id}"
     sealed = f"{amounts(dispute.cost)} contested; seal of the evidence {dispute.seal}"
     say(f"{name} is open: {sealed}" + dry_run_note(dry_run))
@@ -167,25 +155,13 @@ def list_disputes(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Show the disputes that wait for an answer or a decision, newest first."""
-    states = [state for state in STATES if everything or state not in RESOLVED]
-    with open_session(dsn, config) as session, session.database.transaction() as connection:
-        listed = disputes.listed(connection, states)
+    """Show the disputes that wait for an answer or a resolution, newest first."""
+    with open_session(dsn, config) as session:
+        listed = disputes.list_disputes(session.database, WholeFleet(), everything=everything)
     if form is options.Format.json:
         print_json([as_object(dispute) for dispute in listed])
         return
-    rows = [
-        {
-            "id": dispute.id,
-            "state": dispute.state,
-            "owner": owner_text(dispute.owner),
-            "days": days_text(dispute),
-            "amount": amounts(dispute.cost),
-            "reason": dispute.reason,
-        }
-        for dispute in listed
-    ]
-    emit(form, COLUMNS, rows, [plural(len(rows), "dispute")])
+    emit_report(form, DISPUTES, listed, [plural(len(listed), "dispute")])
 
 
 @app.command(epilog="Example: gpuledger disputes show 3 --evidence 3.json")
@@ -204,24 +180,18 @@ def show(
     Ends with 1 when the evidence is not what was sealed.
     """
     with open_session(dsn, config) as session:
-        with session.database.transaction() as connection:
-            try:
-                dispute = disputes.read(connection, number)
-            except NoDispute as error:
-                refuse(str(error))
-            text = disputes.evidence(connection, number)
-            holds = disputes.seal_holds(connection, dispute)
-            billed, rated = disputes.billed_now(connection, dispute)
-        changes = _effect_of_acceptance(session, dispute)
+        try:
+            record = disputes.read_record(session.database, number, WholeFleet())
+        except NoDispute as error:
+            refuse(str(error))
+        changes = _effect_of_acceptance(session, record)
     if evidence is not None:
-        evidence.write_text(text, encoding="utf-8", newline="")
-    content = json.loads(text)
+        evidence.write_text(record.evidence, encoding="utf-8", newline="")
     if form is options.PageFormat.json:
-        standing = {"seal_holds": holds, "billed_now": billed, "rated": rated, "evidence": content}
-        print_json({**as_object(dispute), **standing})
+        print_json(record_object(record))
     else:
-        sys.stdout.write(as_text(dispute, content, holds, billed, rated, SHOWN_LINES, changes))
-    if not holds:
+        sys.stdout.write(as_text(record, SHOWN_LINES, changes))
+    if not record.seal_holds:
         raise typer.Exit(FINDINGS)
 
 
@@ -242,13 +212,16 @@ def answer(
     config: options.Config = None,
 ) -> None:
     """Add a statement to a dispute, as finance."""
-    with open_session(dsn, config) as session:
-        dispute = _step(
-            session,
-            lambda connection, person: disputes.answer(
-                connection, number, note, person, session.now_ms, from_owner=from_owner
-            ),
-            dry_run,
+    with open_session(dsn, config) as session, _refusals():
+        dispute = disputes.answer_dispute(
+            session.database,
+            number,
+            note,
+            person(),
+            session.now_ms,
+            from_owner=from_owner,
+            viewer=WholeFleet(),
+            dry_run=dry_run,
         )
     print(f"dispute {number} is {dispute.state}" + dry_run_note(dry_run))
 
@@ -297,85 +270,38 @@ def resolve(
     corrections of an open one.
     """
     remedy = _remedy(accept, reject, to or [], nobody, unavailable, reverse)
-    days = 0
-
-    def decide(connection: Connection, person: str) -> Dispute:
-        nonlocal days
-        dispute, days = disputes.resolve(connection, number, remedy, note, person, session.now_ms)
-        return dispute
-
     with open_session(dsn, config) as session:
-        if remedy is None:
-            dispute = _step(session, decide, dry_run)
-            print(f"dispute {number} is {dispute.state}" + dry_run_note(dry_run))
-            return
-        if isinstance(remedy, Reversal):
-            _take_back(session, number, decide, dry_run)
-            return
-        affected = _affected(session, number, remedy)
-        if not dry_run:
-            session.rate(_hull(affected))
-        before, moves = _preview(session, number, remedy, affected)
-        dispute = _step(session, decide, dry_run)
-        print(f"dispute {number} is {dispute.state}" + dry_run_note(dry_run))
-        print("\n".join(["this would move:" if dry_run else "this moves:", *moves]))
+        resolution = Resolution(number, remedy, note, person(), session.now_ms)
+        with _refusals():
+            if remedy is None:
+                dispute, _ = disputes.resolve_dispute(session.database, resolution, dry_run=dry_run)
+                print(f"dispute {number} is {dispute.state}" + dry_run_note(dry_run))
+                return
+            accepted = disputes.accept_dispute(
+                session.database, resolution, session.rate, dry_run=dry_run
+            )
+        print(f"dispute {number} is {accepted.dispute.state}" + dry_run_note(dry_run))
+        for sentence in _effect_lines(session, accepted.effect, dry_run):
+            say(sentence)
         if dry_run:
             return
-        session.rate(_hull(affected))
-        with session.database.transaction(read_only=True) as connection:
-            after = decided_costs.charged(connection, affected)
-    payer = None if remedy.owner is None else path_of(remedy.owner)
-    loss, gain = decided_costs.change(before, after, payer)
-    say(f"{plural(days, 'day')} rated again; {difference_text(dispute.owner, loss, payer, gain)}")
-
-
-def _take_back(
-    session: Session, number: int, decide: Callable[[Connection, str], Dispute], dry_run: bool
-) -> None:
-    """Accept a dispute about adjustments: show what their reversals book, and by how much the
-    ledger changed.
-    """
-    try:
-        with session.database.transaction(read_only=True) as connection:
-            shares = preview_reversals(connection, disputes.proposed_reversals(connection, number))
-    except (BadStep, NoDispute, ValueError) as error:
-        refuse(str(error))
-    days = [
-        session.calendar.day_of(day_ms) for day_ms in sorted({share.day_ms for share in shares})
-    ]
-    if not dry_run:
-        for day in days:
-            session.rate(day)
-    with session.database.transaction(read_only=True) as connection:
-        before = decided_costs.charged(connection, days)
-    dispute = _step(session, decide, dry_run)
-    print(f"dispute {number} is {dispute.state}" + dry_run_note(dry_run))
-    print("this would be booked:" if dry_run else "this is booked:")
-    for sentence in reversal_lines(shares, session.calendar):
-        say(sentence)
-    if dry_run:
+        loss, gain = disputes.measure_change(session.database, accepted, session.rate)
+    owner = accepted.dispute.owner
+    if isinstance(remedy, Reversal):
+        paid = more_or_less({currency: -micro for currency, micro in loss.items() if micro})
+        say(f"{plural(len(accepted.days), 'day')} rated again; {owner_text(owner)} pays {paid}")
         return
-    for day in days:
-        session.rate(day)
-    with session.database.transaction(read_only=True) as connection:
-        after = decided_costs.charged(connection, days)
-    loss, _ = decided_costs.change(before, after, None)
-    paid = more_or_less({currency: -micro for currency, micro in loss.items() if micro})
-    say(f"{plural(len(days), 'day')} rated again; {owner_text(dispute.owner)} pays {paid}")
+    changed = difference_text(owner, loss, accepted.to, gain)
+    say(f"{plural(accepted.to_rate, 'day')} rated again; {changed}")
 
 
-def _affected(session: Session, number: int, remedy: Remedy) -> list[Period]:
-    """The days whose charges depend on a decision; refuses a decision that is not possible."""
-    with session.database.transaction(read_only=True) as connection:
-        try:
-            decisions = disputes.proposed(connection, number, remedy)
-        except (BadStep, NoDispute, ValueError) as error:
-            refuse(str(error))
-        return affected_days(connection, decisions, session.now_ms)
-
-
-def _hull(days: Sequence[Period]) -> Period:
-    return Period(days[0].start_ms, days[-1].end_ms)
+def _effect_lines(session: Session, effect: Effect, dry_run: bool) -> list[str]:
+    """What an acceptance changes, in sentences."""
+    if isinstance(effect, Decided):
+        heading = "this would move:" if dry_run else "this moves:"
+        return [heading, *move_lines(effect, session.calendar)]
+    heading = "this would be booked:" if dry_run else "this is booked:"
+    return [heading, *reversal_lines(effect, session.calendar)]
 
 
 def _remedy(
@@ -408,51 +334,25 @@ def _as_levels(owner: list[str]) -> list[str]:
     return [text if "=" in text else f"team={text}" for text in owner]
 
 
-def _step(session: Session, work: Callable[[Connection, str], Dispute], dry_run: bool) -> Dispute:
-    """Take a step of a dispute in one transaction, undone in a dry run; what is not possible is
-    refused.
-    """
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Refuse a step of a dispute that is not possible."""
     try:
-        with session.database.transaction(dry_run=dry_run) as connection:
-            return work(connection, audit.person())
+        yield
     except (BadStep, NoDispute, ValueError) as error:
         refuse(f"--{error}" if str(error).partition(":")[0] in OPTIONS else str(error))
 
 
-def _preview(
-    session: Session, number: int, remedy: Remedy, days: Sequence[Period]
-) -> tuple[Costs, list[str]]:
-    """What the ledger charges for the affected days, and what accepting a dispute moves, in
-    sentences.
-    """
-    with session.database.transaction(Lock.LEDGER, dry_run=True) as connection:
-        before = decided_costs.charged(connection, days)
-        # Evidence that arrived since the last fold moves as well; it is folded here and rolled back
-        # with the rest.
-        fold_requested(connection, usage.recompute_requests(connection, _hull(days)))
-        return before, _moves(session, connection, number, remedy)
-
-
-def _effect_of_acceptance(session: Session, dispute: Dispute) -> list[str]:
+def _effect_of_acceptance(session: Session, record: DisputeRecord) -> list[str]:
     """What accepting an open dispute would move away from its owner, or take back; nothing for a
     decided one.
     """
-    if dispute.state in RESOLVED:
+    if record.dispute.state in RESOLVED:
         return []
-    with session.database.transaction(read_only=True) as connection:
-        if disputes.is_about_adjustments(connection, dispute.id):
-            try:
-                opposites = disputes.proposed_reversals(connection, dispute.id)
-            except ValueError as error:
-                return [f"  nothing: {error}"]
-            return reversal_lines(preview_reversals(connection, opposites), session.calendar)
-        try:
-            return _moves(session, connection, dispute.id, Remedy({}))
-        except ValueError as error:
-            return [f"  nothing: {error}"]
-
-
-def _moves(session: Session, connection: Connection, number: int, remedy: Remedy) -> list[str]:
-    """What accepting a dispute moves, in sentences. Raises BadStep, NoDispute, ValueError."""
-    decisions = disputes.proposed(connection, number, remedy)
-    return move_lines(preview_decision(connection, decisions, session.now_ms), session.calendar)
+    try:
+        effect = preview_default(session.database, record, session.now_ms)
+    except ValueError as error:
+        return [f"  nothing: {error}"]
+    if isinstance(effect, Decided):
+        return move_lines(effect, session.calendar)
+    return reversal_lines(effect, session.calendar)

@@ -7,13 +7,14 @@ from decimal import Decimal
 from typing import Any
 
 from gpuledger_collector.accounting.dispute_moves import Decided, Move, ReversedShare
-from gpuledger_collector.accounting.disputes import Dispute
+from gpuledger_collector.accounting.disputes import Dispute, DisputeRecord
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Calendar, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.export.cells import lines_text, minor_amount
+from gpuledger_collector.export.report import Column, Report
 from gpuledger_common.plurals import plural
 
 
@@ -35,6 +36,19 @@ def amounts(cost: Mapping[str, int]) -> str:
 def days_text(dispute: Dispute) -> str:
     """The span of a dispute."""
     return f"{format_instant(dispute.period.start_ms)} to {format_instant(dispute.period.end_ms)}"
+
+
+DISPUTES = Report[Dispute](
+    "disputes",
+    (
+        Column("id", lambda dispute: dispute.id),
+        Column("state", lambda dispute: dispute.state),
+        Column("owner", lambda dispute: owner_text(dispute.owner)),
+        Column("days", days_text),
+        Column("amount", lambda dispute: amounts(dispute.cost)),
+        Column("reason", lambda dispute: dispute.reason),
+    ),
+)
 
 
 def line_cells(line: ExportedCharge) -> dict[str, object]:
@@ -185,33 +199,30 @@ def as_object(dispute: Dispute) -> dict[str, Any]:
     }
 
 
-def as_text(
-    dispute: Dispute,
-    evidence: Mapping[str, Any],
-    holds: bool,
-    billed: Mapping[str, int],
-    rated: bool,
-    most: int,
-    would_change: Sequence[str] = (),
-) -> str:
+def record_object(record: DisputeRecord) -> dict[str, Any]:
+    """A dispute with its evidence and what is paid by now, as JSON."""
+    return {
+        **as_object(record.dispute),
+        "seal_holds": record.seal_holds,
+        "billed_now": record.billed_now,
+        "rated": record.is_rated,
+        "evidence": record.content,
+    }
+
+
+def as_text(record: DisputeRecord, most: int, would_change: Sequence[str] = ()) -> str:
     """A page about a dispute; at most so many lines of each kind.
 
     `would_change`: what an acceptance would do, see `move_lines` and `reversal_lines`.
     """
-    sentences = list(_sentences(dispute, evidence, holds, billed, rated, most))
+    sentences = list(_sentences(record, most))
     if would_change:
         sentences += ["if it is accepted now, this changes:", *would_change]
     return lines_text(sentences)
 
 
-def _sentences(
-    dispute: Dispute,
-    evidence: Mapping[str, Any],
-    holds: bool,
-    billed: Mapping[str, int],
-    rated: bool,
-    most: int,
-) -> Iterator[str]:
+def _sentences(record: DisputeRecord, most: int) -> Iterator[str]:
+    dispute, lines = record.dispute, record.content["lines"]
     hours = hours_decimal([dispute.gpu_ns])[0]
     yield (
         f"dispute {dispute.id}, {dispute.state}: {owner_text(dispute.owner)}, {days_text(dispute)}"
@@ -219,17 +230,17 @@ def _sentences(
     yield f"contested: {hours:.6f} GPU-hours, {amounts(dispute.cost)}"
     for entry in dispute.entries:
         yield f"  {format_instant(entry.at_ms)}  {entry.who} ({entry.kind}): {entry.words}"
-    yield f"the lines ({len(evidence['lines'])}):"
-    for line in evidence["lines"][:most]:
+    yield f"the lines ({len(lines)}):"
+    for line in lines[:most]:
         yield f"  {_sealed_line(line)}"
-    if len(evidence["lines"]) > most:
-        yield f"  ... and {len(evidence['lines']) - most} more (--format json shows all)"
+    if len(lines) > most:
+        yield f"  ... and {len(lines) - most} more (--format json shows all)"
     yield "what they rest on, as it stood at the opening:"
-    yield from (f"  {sentence}" for sentence in _grounds(evidence))
-    verdict = "is as it was sealed" if holds else "is NOT what was sealed"
+    yield from (f"  {sentence}" for sentence in _grounds(record.content))
+    verdict = "is as it was sealed" if record.seal_holds else "is NOT what was sealed"
     yield f"the evidence {verdict}: {dispute.seal}"
-    waiting = "" if rated else " (days wait to be rated again)"
-    yield f"now {owner_text(dispute.owner)} pays {amounts(billed)} of it{waiting}"
+    waiting = "" if record.is_rated else " (days wait to be rated again)"
+    yield f"now {owner_text(dispute.owner)} pays {amounts(record.billed_now)} of it{waiting}"
 
 
 def _sealed_line(line: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """What callers of services hold without looking inside: the ledger's database, a connection whose
-reads see one snapshot, and the errors that they turn into a sentence or a status.
+reads see one snapshot, the errors that they turn into a sentence or a status, and who runs this
+process.
 
 Commands, addresses, pages and assistants take these from here and import nothing of storage: a
 question's SQL, its lock and its row-level security are the service's.
@@ -7,6 +8,7 @@ question's SQL, its lock and its row-level security are the service's.
 
 from __future__ import annotations
 
+from gpuledger_collector.storage.access.audit import person
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import (
     EnvironmentLacks,
@@ -31,4 +33,5 @@ __all__ = [
     "StorageError",
     "TablesLocked",
     "TooManyLines",
+    "person",
 ]

@@ -1,13 +1,16 @@
-"""Preview a decision: rate the affected days with it and without it, in memory; the ledger is not
-changed.
+"""Preview a decision: what the evidence of a dispute makes of it, and its days rated with it and
+without it, in memory; the ledger is not changed.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpuledger_collector.accounting.adjustments import Adjustment, Place
+from gpuledger_collector.accounting import contested_lines
+from gpuledger_collector.accounting.adjustments import Adjustment, Place, opposite_of
+from gpuledger_collector.accounting.contested_lines import EvidenceLine
 from gpuledger_collector.accounting.corrections import difference
 from gpuledger_collector.accounting.dispute_moves import (
     Decided,
@@ -16,14 +19,111 @@ from gpuledger_collector.accounting.dispute_moves import (
     destination_cost,
     find_moves,
 )
+from gpuledger_collector.accounting.disputes import (
+    Dispute,
+    DisputeRecord,
+    Remedy,
+    Reversal,
+    after_decision,
+)
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.rating import Charge, held_costs
 from gpuledger_collector.accounting.reattribution import Reattribution
 from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.services.rating import DayUsage, priced, usage_of
 from gpuledger_collector.storage.billing import adjustments, periods
+from gpuledger_collector.storage.billing import disputes as rows
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+
+Effect = Decided | list[ReversedShare]
+"""What accepting a dispute changes: time that moves, or adjustments that are taken back."""
+
+
+def preview_acceptance(
+    database: Database, number: int, remedy: Remedy | Reversal, now_ms: int
+) -> tuple[Effect, bool]:
+    """What accepting a dispute would change, and whether nothing of it waits to be rated.
+
+    It is exact for what is rated. Raises NoDispute, BadStep, ValueError.
+    """
+    with database.transaction(read_only=True) as connection:
+        effect = effect_of(connection, number, remedy, now_ms)
+        return effect, rows.is_rated(connection, rows.read(connection, number).period)
+
+
+def preview_default(database: Database, record: DisputeRecord, now_ms: int) -> Effect:
+    """What accepting a dispute would take from its owner, whoever gets it.
+
+    Raises BadStep, and ValueError where nothing of it can move.
+    """
+    only_entries = contested_lines.is_about_adjustments(record.content["lines"])
+    remedy = Reversal() if only_entries else Remedy({})
+    with database.transaction(read_only=True) as connection:
+        return effect_of(connection, record.dispute.id, remedy, now_ms)
+
+
+def _evidence_lines(connection: Connection, number: int) -> list[EvidenceLine]:
+    lines: list[EvidenceLine] = json.loads(rows.evidence(connection, number))["lines"]
+    return lines
+
+
+def effect_of(
+    connection: Connection, number: int, remedy: Remedy | Reversal, now_ms: int
+) -> Effect:
+    """What accepting a dispute changes. Raises NoDispute, BadStep, ValueError."""
+    dispute = rows.read(connection, number)
+    after_decision(dispute.state, remedy)
+    if isinstance(remedy, Reversal):
+        return preview_reversals(connection, opposites_of(connection, dispute, "", ""))
+    return preview_decision(connection, reattributions_of(connection, dispute, remedy), now_ms)
+
+
+def affected_by(
+    connection: Connection, number: int, remedy: Remedy | Reversal, now_ms: int
+) -> list[Period]:
+    """The days whose charges depend on a resolution. Raises NoDispute, BadStep, ValueError."""
+    dispute = rows.read(connection, number)
+    after_decision(dispute.state, remedy)
+    if isinstance(remedy, Remedy):
+        return affected_days(connection, reattributions_of(connection, dispute, remedy), now_ms)
+    calendar = zones.calendar(connection)
+    shares = preview_reversals(connection, opposites_of(connection, dispute, "", ""))
+    return [calendar.day_of(day_ms) for day_ms in sorted({share.day_ms for share in shares})]
+
+
+def opposites_of(
+    connection: Connection, dispute: Dispute, reason: str, approver: str
+) -> list[Adjustment]:
+    """The opposite of each contested entry, of which the evidence must hold the whole.
+
+    Raises ValueError.
+    """
+    contested = contested_lines.contested_entries(_evidence_lines(connection, dispute.id))
+    known = adjustments.current(connection)
+    opposites = [opposite_of(known, name, reason, approver) for name in contested]
+    for (name, micro), opposite in zip(contested.items(), opposites, strict=True):
+        contested_lines.require_whole(name, micro, opposite)
+    return opposites
+
+
+def reattributions_of(
+    connection: Connection, dispute: Dispute, remedy: Remedy
+) -> list[Reattribution]:
+    """The contested time by workload and accelerator: what the evidence's lines say, and nothing
+    that came after it.
+
+    Raises ValueError.
+    """
+    lines = _evidence_lines(connection, dispute.id)
+    accelerators = rows.ids_by_name(
+        connection, "accelerator", "uuid", {line["accelerator"] for line in lines}
+    )
+    workloads = rows.ids_by_name(
+        connection, "workload", "key", {line["workload"] for line in lines}
+    )
+    return contested_lines.decisions_of(dispute, lines, remedy, accelerators, workloads)
 
 
 def preview_decision(

@@ -20,7 +20,9 @@ from gpuledger_collector.accounting.adjustments import (
     POLICIES,
     TIERED,
     Adjustment,
+    EntryRefused,
     OwnerShare,
+    opposite_of,
 )
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
@@ -49,10 +51,6 @@ _DECLARED = (
 )
 _ALL = ("id", *_DECLARED, "shares", "reverses")
 _OPEN_TO = "coalesce(to_on, 'infinity')"
-
-
-class EntryRefused(ValueError):
-    """An entry cannot be booked or reversed; the message says why and what to do."""
 
 
 class BookedDiffers(dated_rows.DeclarationRefused):
@@ -242,33 +240,7 @@ def reverse(
     Raises EntryRefused.
     """
     locks.take(connection, Lock.LEDGER)
-    return book(connection, opposite_of(connection, name, reason, approver), now)
-
-
-def opposite_of(connection: Connection, name: str, reason: str, approver: str) -> Adjustment:
-    """The entry that takes a booked one back, not booked yet. Raises EntryRefused."""
-    known = current(connection)
-    entry = next((adjustment for adjustment in known if adjustment.name == name), None)
-    if entry is None or entry.kind in POLICIES:
-        names = (
-            ", ".join(repr(adjustment.name) for adjustment in known if adjustment.kind in ENTRIES)
-            or "none"
-        )
-        raise EntryRefused(f"no entry is called {name!r}; booked are {names}")
-    if entry.reverses is not None:
-        raise EntryRefused(f"{name!r} is a reversal itself: book the entry anew instead")
-    if any(adjustment.reverses == entry.id for adjustment in known):
-        raise EntryRefused(f"{name!r} is reversed already")
-    return changed(
-        entry,
-        id=None,
-        name=f"reversal of {name}",
-        amount_micro=None if entry.amount_micro is None else -entry.amount_micro,
-        shares=[changed(share, micro=-share.micro) for share in entry.shares],
-        reason=reason,
-        approver=approver,
-        reverses=entry.id,
-    )
+    return book(connection, opposite_of(current(connection), name, reason, approver), now)
 
 
 def evidence_of(connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -17,6 +18,7 @@ from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting import seal
 from gpuledger_collector.accounting.attribution import Attribution
+from gpuledger_collector.accounting.contested_lines import line_id
 from gpuledger_collector.accounting.disputes import canonical
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.period import Period
@@ -95,39 +97,16 @@ _PROOFS = """
 """
 
 
-def line_id(line: ExportedCharge) -> str:
-    """What names a line: its hash as a leaf of the month's seal, hexadecimal."""
-    return seal.leaf(seal.line_of(line)).hex()
-
-
 def gather(
     connection: Connection, lines: Sequence[ExportedCharge], period: Period
 ) -> dict[str, object]:
     """All that the lines rest on, in names instead of the database's numbers."""
     charges = [line.charge for line in lines]
     asked: dict[str, object] = {
-        "accelerators": sorted(
-            {
-                chargesed_period.accelerator_id
-                for chargesed_period in charges
-                if chargesed_period.accelerator_id is not None
-            }
-        ),
-        "workloads": sorted(
-            {
-                chargesed_period.workload_id
-                for chargesed_period in charges
-                if chargesed_period.workload_id is not None
-            }
-        ),
-        "prices": sorted(
-            {
-                chargesed_period.price.id
-                for chargesed_period in charges
-                if chargesed_period.price is not None and chargesed_period.price.id is not None
-            }
-        ),
-        "days": sorted({chargesed_period.day_ms for chargesed_period in charges}),
+        "accelerators": _distinct(charge.accelerator_id for charge in charges),
+        "workloads": _distinct(charge.workload_id for charge in charges),
+        "prices": _distinct(charge.price.id for charge in charges if charge.price is not None),
+        "days": _distinct(charge.day_ms for charge in charges),
         "start": period.start_ms,
         "end": period.end_ms,
         "minutes": minutes.expired_before(connection),
@@ -140,13 +119,9 @@ def gather(
         "prices": _rows(connection, _PRICES, asked),
         "proofs": _rows(connection, _PROOFS, asked),
         "closed": [
-            {
-                "name": chargesed_period.name,
-                "closed_ms": chargesed_period.closed_ms,
-                "seal": chargesed_period.seal,
-            }
-            for chargesed_period in periods.closed(connection)
-            if chargesed_period.period.clip(period)
+            {"name": closed.name, "closed_ms": closed.closed_ms, "seal": closed.seal}
+            for closed in periods.closed(connection)
+            if closed.period.clip(period)
         ],
         "usage_intervals": excerpt(_rows(connection, _USAGE_INTERVALS, asked)),
         "hours": excerpt(_rows(connection, _HOURS, asked)),
@@ -157,14 +132,16 @@ def gather(
     }
 
 
+def _distinct(numbers: Iterable[int | None]) -> list[int]:
+    return sorted({number for number in numbers if number is not None})
+
+
 def _adjustments(connection: Connection, charges: Sequence[Charge]) -> dict[str, object]:
     """The adjustments of the lines, of a true-up with its bill and the bill's lines; nothing where
     there are none.
     """
-    ids = {charge.adjustment.id for charge in charges if charge.adjustment is not None}
-    known = adjustments.evidence_of(
-        connection, sorted(number for number in ids if number is not None)
-    )
+    ids = _distinct(charge.adjustment.id for charge in charges if charge.adjustment is not None)
+    known = adjustments.evidence_of(connection, ids)
     return {"adjustments": known} if known else {}
 
 
@@ -207,16 +184,7 @@ def _rules(connection: Connection, lines: Sequence[ExportedCharge]) -> list[dict
         facts = known.get(charge.workload_id) if charge.workload_id is not None else None
         if facts is None:
             continue
-        placed = type(facts)(
-            facts.id,
-            facts.kind,
-            facts.user,
-            facts.account,
-            facts.name,
-            facts.tags,
-            charge.pool,
-            charge.node,
-        )
+        placed = replace(facts, pool=charge.pool, node=charge.node)
         matched = attribution.matching(placed, charge.start_ms)
         content: dict[str, object] = {
             "workload": line.workload_key,
@@ -224,16 +192,14 @@ def _rules(connection: Connection, lines: Sequence[ExportedCharge]) -> list[dict
             "node": charge.node,
             "rules": [
                 {
-                    "id": exported.id,
-                    "name": exported.name,
-                    "match": dict(exported.match),
-                    "assign": dict(exported.assign),
+                    "id": rule.id,
+                    "name": rule.name,
+                    "match": dict(rule.match),
+                    "assign": dict(rule.assign),
                 }
-                for exported in matched
+                for rule in matched
             ],
         }
-        contents.setdefault(
-            (line.workload_key, charge.pool, charge.node, *(exported.id for exported in matched)),
-            content,
-        )
+        place = (line.workload_key, charge.pool, charge.node, *(rule.id for rule in matched))
+        contents.setdefault(place, content)
     return list(contents.values())
