@@ -80,6 +80,10 @@ class OnOverlap(enum.Enum):
     also = "also"
 
 
+class OtherSource(ValueError):
+    """Another source brought usage for the same time; the message states the choice."""
+
+
 @dataclass(frozen=True, slots=True)
 class InventoryRow:
     """A row of an inventory file: an accelerator, where it stands, and from when to when (`out_ms`

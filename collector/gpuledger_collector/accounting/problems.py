@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -21,6 +21,14 @@ class Problem:
         return f"{self.source}: {self.message}"
 
 
+class DeclarationRefused(ValueError):
+    """What is in force does not allow a declaration; `problems` name file and line of each."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = problems
+
+
 def in_order(problems: Iterable[Problem]) -> list[Problem]:
     """Problems by their line in the file."""
 
@@ -28,3 +36,7 @@ def in_order(problems: Iterable[Problem]) -> list[Problem]:
         return next((int(part) for part in source.split(":")[1:] if part.isdigit()), 0)
 
     return sorted(problems, key=lambda problem: (line(problem.source), problem.source))
+
+
+class CurrencyChanged(DeclarationRefused):
+    """A price would change its currency; `problems` name file and line of each."""

@@ -11,7 +11,7 @@ from typer import Argument
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.adjustments import Adjustment
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
-from gpuledger_collector.accounting.problems import in_order
+from gpuledger_collector.accounting.problems import DeclarationRefused, in_order
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse
 from gpuledger_collector.cli.output import Column, emit, number
@@ -20,7 +20,6 @@ from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.declared import apply_declared, read_declared
 from gpuledger_collector.export.disputes import owner_text
 from gpuledger_collector.storage.billing import adjustments, locations
-from gpuledger_collector.storage.ledger.dated_rows import DeclarationRefused
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
 

@@ -16,7 +16,12 @@ from typer import Argument, Option
 
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.import_progress import OnRow
-from gpuledger_collector.accounting.ledger_rows import ImportOutcome, OnOverlap, UsageRow
+from gpuledger_collector.accounting.ledger_rows import (
+    ImportOutcome,
+    OnOverlap,
+    OtherSource,
+    UsageRow,
+)
 from gpuledger_collector.accounting.period import Period, parse_instant
 from gpuledger_collector.accounting.problems import Problem, in_order
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
@@ -44,7 +49,6 @@ from gpuledger_collector.storage.billing import prices as price_book
 from gpuledger_collector.storage.capacity import queues
 from gpuledger_collector.storage.ledger import imports
 from gpuledger_collector.storage.ledger import inventory as placements
-from gpuledger_collector.storage.ledger.usage_sources import OtherSource
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.plurals import plural

@@ -12,7 +12,7 @@ from gpuledger_collector.accounting.money import MICRO_DIGITS, Money
 from gpuledger_collector.accounting.owned_hardware import PARTS
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
-from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.accounting.problems import CurrencyChanged, Problem
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.apply import days_note, no_pool_in, warn_of_regions
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse
@@ -201,7 +201,7 @@ def set_price(
             with session.database.transaction(dry_run=dry_run) as connection:
                 outcome = prices.add(connection, declared, wiring.now())
                 warn_of_regions(connection)
-        except prices.CurrencyChanged as error:
+        except CurrencyChanged as error:
             refuse("; ".join(f"--currency: {problem.message}" for problem in error.problems))
     verdict = (
         "added"

@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.ledger_rows import OnOverlap, UsageRow
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.pricing import Price
-from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.accounting.problems import CurrencyChanged, Problem
 from gpuledger_collector.cli import imports, options
 from gpuledger_collector.cli import start_prometheus as prometheus
 from gpuledger_collector.cli.apply import days_note
@@ -433,7 +433,7 @@ def _set_price(session: Session, price: Price, dry_run: bool) -> str:
     try:
         with session.database.transaction(dry_run=dry_run) as connection:
             outcome = prices.add(connection, [price], wiring.now())
-    except prices.CurrencyChanged:
+    except CurrencyChanged:
         rate = f"--rate {price.rate.normalize():f} --currency {price.currency}"
         refuse(
             "--currency: an earlier start set a rate in another currency, which a rate keeps;"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.attribution import Rule
+from gpuledger_collector.accounting.ledger_rows import OtherSource
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.placement import DEFAULT_POOL
 from gpuledger_collector.cli.common import UNAVAILABLE, refuse
@@ -155,7 +156,7 @@ def refuse_imported(session: Session, known: Known, period: Period) -> None:
     with session.database.transaction(read_only=True) as connection:
         try:
             usage_sources.refuse_beside_imported(connection, period, nodes, pools)
-        except usage_sources.OtherSource as error:
+        except OtherSource as error:
             refuse(str(error))
 
 

@@ -27,7 +27,7 @@ from gpuledger_collector.accounting.adjustments import (
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Calendar, Period
-from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.accounting.problems import DeclarationRefused, Problem
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit, audited
 from gpuledger_collector.storage.billing.prices import mark_dated
@@ -53,7 +53,7 @@ _ALL = ("id", *_DECLARED, "shares", "reverses")
 _OPEN_TO = "coalesce(to_on, 'infinity')"
 
 
-class BookedDiffers(dated_rows.DeclarationRefused):
+class BookedDiffers(DeclarationRefused):
     """A file declares an entry that is booked with other terms."""
 
 

@@ -12,11 +12,10 @@ from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tel
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.pricing import Price
-from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.accounting.problems import CurrencyChanged, Problem
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage, zones
-from gpuledger_collector.storage.ledger.dated_rows import DeclarationRefused
 from gpuledger_collector.storage.ledger.usage import mark_days_with_evidence
 from gpuledger_collector.storage.locks import Connection, Lock
 
@@ -57,10 +56,6 @@ def by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Price]:
     """Prices by id, superseded ones too: charges name the version that they were rated by."""
     rows = connection.execute(f"SELECT {_COLUMNS} FROM price WHERE id = ANY(%s)", (list(ids),))
     return {row[0]: _price(row) for row in rows}
-
-
-class CurrencyChanged(DeclarationRefused):
-    """A price would change its currency; `problems` name file and line of each."""
 
 
 def currency_changes(connection: Connection, prices: Sequence[Price]) -> list[Problem]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
-from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection, Lock
@@ -32,14 +31,6 @@ def after_closes(connection: Connection, now: dt.datetime) -> dt.datetime:
     if row is None or row[0] is None:
         return now
     return max(now, dt.datetime.fromtimestamp((row[0] + 1) / 1000, dt.UTC))
-
-
-class DeclarationRefused(ValueError):
-    """What is in force does not allow a declaration; `problems` name file and line of each."""
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("; ".join(map(str, problems)))
-        self.problems = problems
 
 
 def replace_rows(

@@ -18,6 +18,7 @@ from gpuledger_collector.accounting.ledger_rows import (
     UNKNOWN_POOL,
     UNKNOWN_SOURCE,
     OnOverlap,
+    OtherSource,
     UsageSource,
 )
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant
@@ -63,10 +64,6 @@ in it.
 
 _UNKNOWN = f"""FROM file, imported_usage u JOIN workload w ON w.id = u.workload_id
     WHERE {_SOURCE} = '{UNKNOWN_SOURCE}' AND {_SAME_PLACE} AND {_TOUCHING}"""
-
-
-class OtherSource(ValueError):
-    """Another source brought usage for the same time; the message states the choice."""
 
 
 @dataclass(frozen=True, slots=True)
