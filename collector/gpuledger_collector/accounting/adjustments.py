@@ -117,6 +117,22 @@ class Adjustment:
         return [OwnerShare(OwnerPath(**self.owner), self.pool, self.gpu_model, micro)]
 
 
+@dataclass(frozen=True, slots=True)
+class ListedAdjustment:
+    """An adjustment, and the name of the entry that takes it back; empty: none does."""
+
+    adjustment: Adjustment
+    reversed_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BookedShare:
+    """What one owner pays of a booked entry."""
+
+    entry: Adjustment
+    share: OwnerShare
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
     """Whose time it was, of what, and in which currency it is charged."""

@@ -6,53 +6,36 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Annotated
 
 from typer import Argument, Option
 
 from gpuledger_collector import wiring
-from gpuledger_collector.accounting.adjustments import POLICIES, Adjustment, EntryRefused
-from gpuledger_collector.accounting.money import MICRO_DIGITS, Money
-from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.adjustments import (
+    Adjustment,
+    BookedShare,
+    EntryRefused,
+)
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.provider_bill import Difference
 from gpuledger_collector.accounting.true_up import BOOKED
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.apply import warn_of_owners
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse, time_range
-from gpuledger_collector.cli.output import Column, Row, emit, number
+from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.adjustments import DeclaredAdjustment
 from gpuledger_collector.config.model import Record
+from gpuledger_collector.export.adjustments import ADJUSTMENTS, TRUE_UP_SHARES, entry_text
 from gpuledger_collector.export.disputes import owner_text
+from gpuledger_collector.services import adjustments
 from gpuledger_collector.services.provider_bill import NoBill
 from gpuledger_collector.services.true_up import ProposedTrueUp, book_true_up, propose_true_up
-from gpuledger_collector.storage.billing import adjustments
 
 app = new_app(
     name="adjustments", help="What owners pay beside the rate of their time.", no_args_is_help=True
-)
-COLUMNS = (
-    Column("name"),
-    Column("kind"),
-    Column("owner"),
-    Column("what"),
-    number("amount"),
-    Column("currency"),
-    Column("from"),
-    Column("to"),
-    Column("reason", is_optional=True),
-    Column("approver", is_optional=True),
-    Column("reversed", is_optional=True),
-)
-SHARE_COLUMNS = (
-    Column("owner"),
-    Column("pool"),
-    Column("model"),
-    number("amount"),
-    Column("currency"),
 )
 Reason = Annotated[str, Option("--reason", help="Why; it is kept with the entry.")]
 Approver = Annotated[
@@ -84,55 +67,9 @@ def list_adjustments(
     """List the markups, discounts and tiers in force, and every credit, debit and true-up that was
     booked.
     """
-    with open_session(dsn, config) as session, session.database.transaction() as connection:
-        known = adjustments.current(connection)
-    reversals = {
-        adjustment.reverses: adjustment.name
-        for adjustment in known
-        if adjustment.reverses is not None
-    }
-    emit(
-        form,
-        COLUMNS,
-        [to_row(adjustment, reversals.get(adjustment.id or 0, "")) for adjustment in known],
-    )
-
-
-def to_row(adjustment: Adjustment, reversal: str = "") -> Row:
-    """An adjustment by COLUMNS."""
-    places = (adjustment.pool, adjustment.gpu_model)
-    steps = sorted(adjustment.steps.items(), key=lambda step: Decimal(step[0]))
-    terms = f"{adjustment.percent:f} %" if adjustment.percent is not None else ""
-    terms += "; ".join(f"from hour {hours}: {rate}" for hours, rate in steps)
-    micro = None
-    if adjustment.kind not in POLICIES:
-        micro = sum(share.micro for share in adjustment.entry_shares())
-    owners = (
-        f"{len({share.owner for share in adjustment.shares})} owners" if adjustment.shares else ""
-    )
-    return {
-        "name": adjustment.name,
-        "kind": adjustment.kind,
-        "owner": owners or (owner_text(adjustment.owner) if adjustment.owner else "everybody"),
-        "what": " ".join(filter(None, (*places, terms))),
-        "amount": "" if micro is None else _money(micro, adjustment.currency or ""),
-        "currency": adjustment.currency or "",
-        "from": "" if adjustment.from_on is None else str(adjustment.from_on),
-        "to": "" if adjustment.to_on is None else str(adjustment.to_on),
-        "reason": adjustment.reason,
-        "approver": adjustment.approver,
-        "reversed": reversal,
-    }
-
-
-def _money(micro: int, currency: str) -> str:
-    # An entry of fewer than a cent's parts is written in full: what is booked is exact.
-    amount = Money(micro, currency)
-    return (
-        amount.plain()
-        if Money.from_minor(amount.minor, currency) == amount
-        else amount.exact(MICRO_DIGITS)
-    )
+    with open_session(dsn, config) as session:
+        listed = adjustments.list_adjustments(session.database)
+    emit_report(form, ADJUSTMENTS, listed)
 
 
 def _entry(kind: str) -> None:
@@ -199,14 +136,15 @@ def _entry(kind: str) -> None:
             )
         with open_session(dsn, config) as session:
             try:
-                with session.database.transaction(dry_run=dry_run) as connection:
-                    warn_of_owners(connection, declared)
-                    entry = adjustments.book(connection, declared[0], wiring.now())
+                entry, unknown = adjustments.book_entry(
+                    session.database, declared[0], wiring.now(), dry_run=dry_run
+                )
             except EntryRefused as error:
                 refuse(str(error))
+        warn_of_owners(unknown)
         (share,) = entry.entry_shares()
         said = (
-            f"{_money(share.micro, entry.currency or '')} {entry.currency} for"
+            f"{entry_text(share.micro, entry.currency or '')} {entry.currency} for"
             f" {owner_text(entry.owner)}"
         )
         print(f"booked {kind} {entry.name!r}: {said} on {entry.from_on}{dry_run_note(dry_run)}")
@@ -242,10 +180,14 @@ def reverse(
     _require_words(reason, approver)
     with open_session(dsn, config) as session:
         try:
-            with session.database.transaction(dry_run=dry_run) as connection:
-                entry = adjustments.reverse(
-                    connection, name, reason.strip(), approver.strip(), wiring.now()
-                )
+            entry = adjustments.reverse_entry(
+                session.database,
+                name,
+                reason.strip(),
+                approver.strip(),
+                wiring.now(),
+                dry_run=dry_run,
+            )
         except EntryRefused as error:
             refuse(str(error))
     print(f"booked {entry.name!r} on {entry.from_on}{dry_run_note(dry_run)}")
@@ -312,26 +254,12 @@ def true_up(
             refuse(str(error))
         if not dry_run:
             session.rate(span)
-    rows = [
-        _share_row(entry, at)
-        for entry in entries or proposed.booked
-        for at in range(len(entry.shares))
+    shares = [
+        BookedShare(entry, share) for entry in entries or proposed.booked for share in entry.shares
     ]
-    emit(form, SHARE_COLUMNS, rows)
+    emit_report(form, TRUE_UP_SHARES, shares)
     for line in _sentences(proposed, entries, dry_run):
         say(f"gpuledger: {line}", error=True)
-
-
-def _share_row(entry: Adjustment, at: int) -> Row:
-    share, currency = entry.shares[at], entry.currency or ""
-    levels = {level: share.owner.level(level) for level in LEVELS if share.owner.level(level)}
-    return {
-        "owner": owner_text(levels) if levels else "(unattributed)",
-        "pool": share.pool,
-        "model": share.gpu_model,
-        "amount": Money(share.micro, currency).exact(MICRO_DIGITS),
-        "currency": currency,
-    }
 
 
 def _sentences(proposed: ProposedTrueUp, entries: Sequence[Adjustment], dry_run: bool) -> list[str]:
@@ -339,13 +267,14 @@ def _sentences(proposed: ProposedTrueUp, entries: Sequence[Adjustment], dry_run:
     for entry in entries:
         micro = sum(share.micro for share in entry.shares)
         lines.append(
-            f"booked {entry.name!r}: {_money(micro, entry.currency or '')}"
+            f"booked {entry.name!r}: {entry_text(micro, entry.currency or '')}"
             f" {entry.currency}{dry_run_note(dry_run)}"
         )
     if proposed.booked:
         names = ", ".join(repr(entry.name) for entry in proposed.booked)
         due = ", ".join(
-            f"{_money(micro, currency)} {currency}" for currency, micro in proposed.due().items()
+            f"{entry_text(micro, currency)} {currency}"
+            for currency, micro in proposed.due().items()
         )
         more = f"; the bill now asks {due} more: reverse it and book it anew" if due else ""
         lines.append(f"booked already as {names}: nothing was changed{more}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument
 
 from gpuledger_collector import wiring
-from gpuledger_collector.accounting.adjustments import Adjustment
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.problems import DeclarationRefused, in_order
 from gpuledger_collector.cli import options
@@ -17,10 +16,9 @@ from gpuledger_collector.cli.common import dry_run_note, new_app, refuse
 from gpuledger_collector.cli.output import Column, emit, number
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.config.declared import apply_declared, read_declared
+from gpuledger_collector.config.declared import read_declared
 from gpuledger_collector.export.disputes import owner_text
-from gpuledger_collector.storage.billing import adjustments, locations
-from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.services.declarations import apply_file
 from gpuledger_common.plurals import plural
 
 app = new_app()
@@ -55,14 +53,14 @@ def apply(
         refuse(f"{file}: {plural(len(parsed.problems), 'problem')}, nothing was applied")
     with open_session(dsn, config) as session:
         try:
-            with session.database.transaction(dry_run=dry_run) as connection:
-                outcomes = apply_declared(connection, parsed, wiring.now())
-                warn_of_regions(connection)
-                warn_of_owners(connection, parsed.values.get("adjustment", ()))
+            applied = apply_file(session.database, parsed, wiring.now(), dry_run=dry_run)
         except DeclarationRefused as error:
             for problem in error.problems:
                 say(str(problem), error=True)
             refuse(f"{file}: {plural(len(error.problems), 'problem')}, nothing was applied")
+    outcomes = applied.outcomes
+    warn_of_regions(applied.unknown_regions)
+    warn_of_owners(applied.uncharged_owners)
     if form is not options.Format.table:
         emit(
             form,
@@ -86,19 +84,19 @@ def days_note(outcome: ImportOutcome) -> str:
     return f"{plural(days, 'day')} to rate again" if days else "no bill changes"
 
 
-def warn_of_regions(connection: Connection) -> None:
+def warn_of_regions(regions: Iterable[str]) -> None:
     """Name regions of rates and commitments in which no pool stands: a typing error would be silent
     otherwise.
     """
-    for region in locations.unknown_regions(connection):
+    for region in regions:
         say(f"gpuledger: {no_pool_in(region)}", error=True)
 
 
-def warn_of_owners(connection: Connection, entries: Sequence[Adjustment]) -> None:
+def warn_of_owners(owners: Iterable[Mapping[str, str]]) -> None:
     """Name owners of credits and debits whom nobody ever charged: a typing error would be silent
     otherwise.
     """
-    for owner in adjustments.uncharged_owners(connection, entries):
+    for owner in owners:
         say(f"gpuledger: nobody of this name was ever charged: {owner_text(owner)}", error=True)
 
 

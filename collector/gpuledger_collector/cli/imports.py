@@ -20,9 +20,8 @@ from gpuledger_collector.accounting.ledger_rows import (
     ImportOutcome,
     OnOverlap,
     OtherSource,
-    UsageRow,
 )
-from gpuledger_collector.accounting.period import Period, parse_instant
+from gpuledger_collector.accounting.period import parse_instant
 from gpuledger_collector.accounting.problems import Problem, in_order
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 from gpuledger_collector.cli import options
@@ -38,19 +37,13 @@ from gpuledger_collector.config.prices import read_prices
 from gpuledger_collector.ingest.files.bill import NoArrow, read_bill
 from gpuledger_collector.ingest.files.headers import TableOptions
 from gpuledger_collector.ingest.files.inventory import read_inventory
-from gpuledger_collector.ingest.files.node_load import node_loads, overfull
 from gpuledger_collector.ingest.files.queue import read_queue
 from gpuledger_collector.ingest.files.sacct import read_sacct
 from gpuledger_collector.ingest.files.samples import read_samples
 from gpuledger_collector.ingest.files.shares import read_shares
 from gpuledger_collector.ingest.files.usage import UsageFile, UsageOptions, long_usage, read_usage
-from gpuledger_collector.storage.billing import bills, declarations
-from gpuledger_collector.storage.billing import prices as price_book
-from gpuledger_collector.storage.capacity import queues
-from gpuledger_collector.storage.ledger import imports
-from gpuledger_collector.storage.ledger import inventory as placements
-from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_collector.services import imports
+from gpuledger_collector.services.imports import Writing
 from gpuledger_common.plurals import plural
 
 
@@ -114,7 +107,7 @@ Also = Annotated[
     bool,
     Option("--also", help="Bill it beside usage of this time from another source: other GPUs."),
 ]
-Work = Callable[[Connection, OnRow], ImportOutcome]
+Work = Callable[[Writing], ImportOutcome]
 
 
 @app.command(
@@ -202,7 +195,7 @@ def import_usage(
     """
     for sentence in (
         *long_usage(file, parsed.rows, clock_ms()),
-        *overfull_nodes(session, parsed.rows),
+        *imports.find_overfull_nodes(session.database, parsed.rows),
     ):
         say(sentence, error=True)
     still = sum(row.end_ms is None for row in parsed.rows)
@@ -212,31 +205,16 @@ def import_usage(
     return write_usage(session, parsed, dry_run, on_overlap) + without_end + dry_run_note(dry_run)
 
 
-def overfull_nodes(session: Session, rows: Sequence[UsageRow]) -> list[str]:
-    """Sentences about nodes on which jobs hold more GPUs at once than the ledger knows there, or
-    than is usual.
-    """
-    loads = list(node_loads(rows))
-    if not loads:
-        return []
-    period = Period(min(load.at_ms for load in loads), max(load.at_ms for load in loads) + 1)
-    with session.database.transaction(read_only=True) as connection:
-        return overfull(
-            loads, placements.gpus_by_node(connection, [load.node for load in loads], period)
-        )
-
-
 def write_usage(session: Session, parsed: UsageFile, dry_run: bool, on_overlap: OnOverlap) -> str:
     """Import usage in one transaction, and return what changed."""
 
-    def work(connection: Connection, on_row: OnRow) -> ImportOutcome:
-        now = wiring.now()
-        return imports.add_usage(
-            connection, parsed.rows, now, parsed.columns, parsed.source, on_overlap, on_row
-        )
-
     try:
-        return _write(session, "workloads", work, dry_run)
+        return _write(
+            session,
+            "workloads",
+            lambda into: imports.import_usage(into, parsed, on_overlap),
+            dry_run,
+        )
     except OtherSource as error:
         refuse(str(error))
 
@@ -320,15 +298,15 @@ def prices(
         parsed = read_prices(file, on_line)
     refuse_bad(file, parsed, skip_bad)
 
-    def work(connection: Connection, on_row: OnRow) -> ImportOutcome:
-        # Known only here: the currency of a rate must be that of the rates in force for the same
-        # place.
-        parsed.problems = price_book.currency_changes(connection, parsed.rows)
+    def check(problems: Sequence[Problem]) -> None:
+        # Known only in the transaction: the currency of a rate must be that of the rates in force
+        # for the same place.
+        parsed.problems = [*problems]
         refuse_bad(file, parsed, skip_bad)
-        bad = {problem.source.rpartition(":")[0] for problem in parsed.problems}
-        good = [price for price in parsed.rows if price.source not in bad]
-        outcome = price_book.add(connection, good, wiring.now(), on_row)
-        warn_of_regions(connection)
+
+    def work(into: Writing) -> ImportOutcome:
+        outcome, regions = imports.import_prices(into, parsed.rows, check)
+        warn_of_regions(regions)
         return outcome
 
     _write_file("prices", work, dsn, config, dry_run)
@@ -354,9 +332,7 @@ def inventory(
     refuse_bad(file, parsed, skip_bad)
     _write_file(
         "placements of accelerators",
-        lambda connection, on_row: placements.replace(
-            connection, parsed.rows, wiring.now(), on_row
-        ),
+        lambda into: imports.import_inventory(into, parsed.rows),
         dsn,
         config,
         dry_run,
@@ -387,10 +363,9 @@ def samples(
     with reading(file) as on_line:
         parsed = read_samples(file, start_ms, instants(any_instant), on_line)
     refuse_bad(file, parsed, skip_bad)
-    before_ms = partitions.coarse_before(clock_ms())
     _write_file(
         "samples",
-        lambda connection, on_row: imports.add_samples(connection, parsed.rows, before_ms, on_row),
+        lambda into: imports.import_samples(into, parsed.rows),
         dsn,
         config,
         dry_run,
@@ -425,15 +400,9 @@ def bill(
         say(str(sentence), error=True)
     if parsed.problems:
         refuse(f"{file}: {_bad_rows(parsed.problems)}, nothing was imported")
-    rows = [
-        (key.provider, Period(key.start_ms, key.end_ms), lines)
-        for key, lines in parsed.bills.items()
-    ]
     _write_file(
         "bills",
-        lambda connection, on_line: bills.add(
-            connection, rows, file.name, parsed.sha256, wiring.now(), on_line
-        ),
+        lambda into: imports.import_bills(into, parsed, file.name),
         dsn,
         config,
         dry_run,
@@ -463,7 +432,7 @@ def queue(
     refuse_bad(file, parsed, skip_bad)
     _write_file(
         "readings",
-        lambda connection, on_row: queues.add(connection, parsed.rows, wiring.now(), on_row),
+        lambda into: imports.import_queue(into, parsed.rows),
         dsn,
         config,
         dry_run,
@@ -501,9 +470,7 @@ def shares(
     rows = [replace(share, read_from=read_from) for share in parsed.rows]
     _write_file(
         "shares",
-        lambda connection, on_row: declarations.replace_shares(
-            connection, rows, wiring.now(), read_from, on_row
-        ),
+        lambda into: imports.import_shares(into, rows, read_from),
         dsn,
         config,
         dry_run,
@@ -556,12 +523,8 @@ def _all_or_nothing() -> Iterator[None]:
 
 def _write(session: Session, noun: str, work: Work, dry_run: bool) -> str:
     """Do the work in one transaction, undone in a dry run, and return what changed."""
-    with (
-        _all_or_nothing(),
-        bar(f"writing {noun}") as on_row,
-        session.database.transaction(dry_run=dry_run) as connection,
-    ):
-        outcome = work(connection, on_row)
+    with _all_or_nothing(), bar(f"writing {noun}") as on_row:
+        outcome = work(Writing(session.database, wiring.now(), dry_run, on_row))
     changes = f"{outcome.added} added, {outcome.updated} updated, {outcome.unchanged} unchanged"
     kept = (
         f"; {plural(outcome.kept, 'row')} kept what their file has no column for"

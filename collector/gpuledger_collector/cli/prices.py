@@ -200,7 +200,7 @@ def set_price(
         try:
             with session.database.transaction(dry_run=dry_run) as connection:
                 outcome = prices.add(connection, declared, wiring.now())
-                warn_of_regions(connection)
+                warn_of_regions(locations.unknown_regions(connection))
         except CurrencyChanged as error:
             refuse("; ".join(f"--currency: {problem.message}" for problem in error.problems))
     verdict = (

@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.ledger_rows import OnOverlap, UsageRow
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.pricing import Price
-from gpuledger_collector.accounting.problems import CurrencyChanged, Problem
+from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.cli import imports, options
 from gpuledger_collector.cli import start_prometheus as prometheus
 from gpuledger_collector.cli.apply import days_note
@@ -47,10 +47,9 @@ from gpuledger_collector.services.chargeback import (
     read_before_prices,
     read_chargeback,
 )
+from gpuledger_collector.services.first_start import read_state
+from gpuledger_collector.services.imports import Writing, find_overfull_nodes, import_prices
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage import overview
-from gpuledger_collector.storage.billing import prices
-from gpuledger_collector.storage.ledger import rules
 from gpuledger_common.plurals import plural
 
 app = new_app()
@@ -198,7 +197,7 @@ def _start_file(
     for sentence in (
         *long_usage(file, rows, now_ms),
         *_open_usage(rows, now_ms),
-        *imports.overfull_nodes(session, rows),
+        *find_overfull_nodes(session.database, rows),
     ):
         say(sentence, error=True)
     _set_rate(session, asked, f"Import {plural(len(rows), 'workload')}")
@@ -243,16 +242,14 @@ def _start_prometheus(
     prometheus.declare_teams(session, known, wiring.now())
     past = prometheus.read_past(session, settings, api, period, wiring.now())
     say(prometheus.summary(past))
-    with session.database.transaction(read_only=True) as connection:
-        has_rules = bool(rules.current(connection))
-        is_new = overview.first_rated_ms(connection) is None
+    state = read_state(session.database)
     has_team = any(labels.get("team") for labels, _ in known.series)
     last_ms = past.last_ms or now_ms
     # Of a new ledger the first bill ends with the last sample: what follows is not lost, only not
     # read yet.
-    billed = replace(session, now_ms=last_ms) if is_new else session
+    billed = replace(session, now_ms=last_ms) if state.is_new else session
     _print_bill(
-        billed, past.first_ms or now_ms, last_ms, "team" if has_rules or has_team else "node"
+        billed, past.first_ms or now_ms, last_ms, "team" if state.has_rules or has_team else "node"
     )
 
 
@@ -430,16 +427,19 @@ def _set_price(session: Session, price: Price, dry_run: bool) -> str:
 
     More specific rates of the book go before it.
     """
-    try:
-        with session.database.transaction(dry_run=dry_run) as connection:
-            outcome = prices.add(connection, [price], wiring.now())
-    except CurrencyChanged:
+
+    def check(problems: Sequence[Problem]) -> None:
+        if not problems:
+            return
         rate = f"--rate {price.rate.normalize():f} --currency {price.currency}"
         refuse(
             "--currency: an earlier start set a rate in another currency, which a rate keeps;"
             f" `gpuledger prices set {rate} --from {LATER}` goes before it, then start without"
             " --rate"
         )
+
+    into = Writing(session.database, wiring.now(), dry_run)
+    outcome, _ = import_prices(into, [price], check)
     if outcome.updated:
         return f" instead of the rate in force; {days_note(outcome)}"
     if outcome.days_to_recompute:

@@ -27,10 +27,8 @@ from gpuledger_collector.ingest.remote_write.prometheus_api import (
     PrometheusApi,
 )
 from gpuledger_collector.ingest.remote_write.series import SeriesCache, SeriesReader
+from gpuledger_collector.services.first_start import declare_first_rules, require_not_imported
 from gpuledger_collector.settings import Settings, read_secret
-from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.ledger import rules, usage_sources
-from gpuledger_collector.storage.locks import Lock
 from gpuledger_common.plurals import plural
 
 DEFAULT_DAYS = 30
@@ -153,11 +151,10 @@ def refuse_imported(session: Session, known: Known, period: Period) -> None:
     places = [series.accelerator for _, series in known.series]
     nodes = sorted({place.node for place in places})
     pools = sorted({place.accelerator.pool or DEFAULT_POOL for place in places})
-    with session.database.transaction(read_only=True) as connection:
-        try:
-            usage_sources.refuse_beside_imported(connection, period, nodes, pools)
-        except OtherSource as error:
-            refuse(str(error))
+    try:
+        require_not_imported(session.database, period, nodes, pools)
+    except OtherSource as error:
+        refuse(str(error))
 
 
 def declare_teams(session: Session, known: Known, now: dt.datetime) -> None:
@@ -167,12 +164,9 @@ def declare_teams(session: Session, known: Known, now: dt.datetime) -> None:
         for _, series in known.series
     ):
         return
-    with session.database.transaction() as connection:
-        locks.take(connection, Lock.PRICES)
-        if not rules.current(connection):
-            rules.replace(connection, NAMESPACE_RULES, now)
-            team = "a pod's team is its label `team`, else its namespace"
-            say(f"rules: {team}; [[rule]] tables of `gpuledger apply` replace them")
+    if declare_first_rules(session.database, NAMESPACE_RULES, now):
+        team = "a pod's team is its label `team`, else its namespace"
+        say(f"rules: {team}; [[rule]] tables of `gpuledger apply` replace them")
 
 
 def read_past(

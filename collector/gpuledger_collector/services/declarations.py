@@ -1,0 +1,36 @@
+"""What people declare in a file, put in force in one transaction, and what of it nothing matches."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome
+from gpuledger_collector.config.declared import Declared, apply_declared
+from gpuledger_collector.storage.billing import adjustments, locations
+from gpuledger_collector.storage.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a file changed, by title; regions where no pool stands, and owners of entries whom
+    nobody ever charged: most likely their names are misspelled.
+    """
+
+    outcomes: Mapping[str, ImportOutcome]
+    unknown_regions: Sequence[str]
+    uncharged_owners: Sequence[Mapping[str, str]]
+
+
+def apply_file(
+    database: Database, declared: Declared, now: dt.datetime, *, dry_run: bool = False
+) -> Applied:
+    """Put in force what a file declares. Raises DeclarationRefused."""
+    with database.transaction(dry_run=dry_run) as connection:
+        outcomes = apply_declared(connection, declared, now)
+        return Applied(
+            outcomes,
+            locations.unknown_regions(connection),
+            adjustments.uncharged_owners(connection, declared.values.get("adjustment", ())),
+        )

@@ -1,0 +1,126 @@
+"""Imports: what a file says is written in one transaction, undone in a dry run."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gpuledger_collector.accounting.fair_share import PoolShare
+from gpuledger_collector.accounting.import_progress import OnRow, tell_nobody
+from gpuledger_collector.accounting.ledger_rows import (
+    ImportOutcome,
+    InventoryRow,
+    OnOverlap,
+    SampleRow,
+    UsageRow,
+)
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.ingest.files.bill import BillFile
+from gpuledger_collector.ingest.files.node_load import node_loads, overfull
+from gpuledger_collector.ingest.files.usage import UsageFile
+from gpuledger_collector.insight.queue_rows import QueueRow
+from gpuledger_collector.storage.billing import bills, declarations, locations, prices
+from gpuledger_collector.storage.capacity import queues
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import imports, inventory
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.telemetry import partitions
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """Where an import is written, and when; `on_row` is told how far it is."""
+
+    database: Database
+    now: dt.datetime
+    dry_run: bool = False
+    on_row: OnRow = tell_nobody
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """The transaction of the import."""
+        with self.database.transaction(dry_run=self.dry_run) as connection:
+            yield connection
+
+
+def import_usage(into: Writing, parsed: UsageFile, on_overlap: OnOverlap) -> ImportOutcome:
+    """Write who held how many GPUs. Raises OtherSource."""
+    with into.transaction() as connection:
+        return imports.add_usage(
+            connection,
+            parsed.rows,
+            into.now,
+            parsed.columns,
+            parsed.source,
+            on_overlap,
+            into.on_row,
+        )
+
+
+def find_overfull_nodes(database: Database, rows: Sequence[UsageRow]) -> list[str]:
+    """Sentences about nodes on which jobs hold more GPUs at once than the ledger knows there, or
+    than is usual.
+    """
+    loads = list(node_loads(rows))
+    if not loads:
+        return []
+    period = Period(min(load.at_ms for load in loads), max(load.at_ms for load in loads) + 1)
+    with database.transaction(read_only=True) as connection:
+        known = inventory.gpus_by_node(connection, [load.node for load in loads], period)
+        return overfull(loads, known)
+
+
+def import_prices(
+    into: Writing, rows: Sequence[Price], check: Callable[[Sequence[Problem]], None]
+) -> tuple[ImportOutcome, list[str]]:
+    """Write a price book, and list the regions in it where no pool stands.
+
+    `check` is given the rows whose currency is not that of the rates in force, which are left out
+    unless it raises.
+    """
+    with into.transaction() as connection:
+        problems = prices.currency_changes(connection, rows)
+        check(problems)
+        bad = {problem.source.rpartition(":")[0] for problem in problems}
+        good = [price for price in rows if price.source not in bad]
+        outcome = prices.add(connection, good, into.now, into.on_row)
+        return outcome, locations.unknown_regions(connection)
+
+
+def import_inventory(into: Writing, rows: Sequence[InventoryRow]) -> ImportOutcome:
+    """Replace the placements of the accelerators that a file names."""
+    with into.transaction() as connection:
+        return inventory.replace(connection, rows, into.now, into.on_row)
+
+
+def import_samples(into: Writing, rows: Sequence[SampleRow]) -> ImportOutcome:
+    """Write samples; where they have become coarse, only their rollup."""
+    before_ms = partitions.coarse_before(round(into.now.timestamp() * 1000))
+    with into.transaction() as connection:
+        return imports.add_samples(connection, rows, before_ms, into.on_row)
+
+
+def import_bills(into: Writing, parsed: BillFile, file: str) -> ImportOutcome:
+    """Write a provider's bills; a newer file of a billing period supersedes the one before."""
+    rows = [
+        (key.provider, Period(key.start_ms, key.end_ms), lines)
+        for key, lines in parsed.bills.items()
+    ]
+    with into.transaction() as connection:
+        return bills.add(connection, rows, file, parsed.sha256, into.now, into.on_row)
+
+
+def import_queue(into: Writing, rows: Sequence[QueueRow]) -> ImportOutcome:
+    """Write what waited for GPUs."""
+    with into.transaction() as connection:
+        return queues.add(connection, rows, into.now, into.on_row)
+
+
+def import_shares(into: Writing, rows: Sequence[PoolShare], read_from: str) -> ImportOutcome:
+    """Replace the shares of a pool that were read from the same scheduler."""
+    with into.transaction() as connection:
+        return declarations.replace_shares(connection, rows, into.now, read_from, into.on_row)
