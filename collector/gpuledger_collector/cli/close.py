@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from gpuledger_collector.accounting.chargeback import report
 from gpuledger_collector.accounting.period import Period, month, parse_period
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.amounts import instant_text
@@ -24,11 +23,16 @@ from gpuledger_collector.cli.progress import bar
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.cells import json_text, lines_text
-from gpuledger_collector.services.close import CannotClose, Verification, close_period, verify
+from gpuledger_collector.services.close import (
+    CannotClose,
+    StillOpen,
+    Verification,
+    bill_corrections,
+    close_month,
+    list_closed,
+    verify_month,
+)
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.billing import periods as closed_periods
-from gpuledger_collector.storage.billing import reports
-from gpuledger_collector.storage.locks import Lock
 from gpuledger_common.plurals import plural
 
 app = new_app()
@@ -83,20 +87,16 @@ def close(
                 # open.
                 refresh(session.database, span, session.now_ms, on_day, span.end_ms - 1)
         try:
-            # The ledger's lock keeps rating out between the checks and the seal. The audit log's is
-            # taken last, as everywhere.
-            with session.database.transaction(Lock.LEDGER, Lock.AUDIT) as connection:
-                person = by or _user()
-                closing = close_period(
-                    connection,
-                    period,
-                    span,
-                    level,
-                    person,
-                    session.now_ms,
-                    unpriced=unpriced,
-                    dry=dry_run,
-                )
+            closing = close_month(
+                session.database,
+                period,
+                span,
+                level,
+                by or _user(),
+                session.now_ms,
+                unpriced=unpriced,
+                dry=dry_run,
+            )
         except CannotClose as error:
             refuse(str(error), FINDINGS)
     is_json = form is options.PageFormat.json
@@ -127,18 +127,16 @@ def periods(
     """
     if check is not None:
         _month(check)
-    with (
-        open_session(dsn, config) as session,
-        session.database.transaction(Lock.LEDGER) as connection,
-    ):
-        closed = [
-            period for period in closed_periods.closed(connection) if check in (None, period.name)
-        ]
-        if check is not None and not closed:
-            refuse(f"{check} is open: there is no seal yet", FINDINGS)
-        checked = {
-            period.name: verify(connection, period) for period in closed if check is not None
-        }
+    checked: dict[str, Verification] = {}
+    with open_session(dsn, config) as session:
+        if check is None:
+            closed = list_closed(session.database)
+        else:
+            try:
+                verified, checked[check] = verify_month(session.database, check)
+            except StillOpen:
+                refuse(f"{check} is open: there is no seal yet", FINDINGS)
+            closed = [verified]
     rows = [
         {
             "period": period.name,
@@ -186,12 +184,10 @@ def corrections(
     nominal = _month(period)
     with open_session(dsn, config) as session:
         span = session.calendar.named(nominal)
-        with session.database.transaction() as connection:
-            if period not in {closed.name for closed in closed_periods.closed(connection)}:
-                refuse(f"{period} is open: what changes it is in its own chargeback", FINDINGS)
-        refresh(session.database, span, session.now_ms)
-        with session.database.transaction() as connection:
-            bill = report(reports.corrections_of(connection, span, level), (level,))
+        try:
+            bill = bill_corrections(session.database, period, span, level, session.now_ms)
+        except StillOpen:
+            refuse(f"{period} is open: what changes it is in its own chargeback", FINDINGS)
     if not bill.rows and form is options.Format.table:
         print(f"{period} has no correction")
     else:

@@ -13,10 +13,8 @@ from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import FINDINGS, TimeRange, new_app, refuse, time_range
 from gpuledger_collector.cli.session import Session, open_session
 from gpuledger_collector.export import proof, provider_bill
-from gpuledger_collector.services.month_proof import keep_results, results_of
+from gpuledger_collector.services.month_proof import prove_period
 from gpuledger_collector.services.provider_bill import NoBill, reconcile_bill
-from gpuledger_collector.services.reconciliation import reconcile as check_capacity
-from gpuledger_collector.storage.locks import Lock
 
 app = new_app()
 
@@ -83,10 +81,7 @@ def prove(
             " primary"
         )
     span = session.rated(asked)
-    with session.database.transaction(Lock.LEDGER) as connection:
-        sheet = check_capacity(connection, span, evidence=evidence)
-        results = results_of(connection, sheet, session.now_ms)
-    keep_results(session.database, results)
+    sheet = prove_period(session.database, span, session.now_ms, evidence=evidence)
     sys.stdout.write(proof.as_json(sheet) if form is options.Format.json else proof.as_text(sheet))
     return sheet.holds and not sheet.unpriced_ns and not sheet.claims
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting import seal
+from gpuledger_collector.accounting.chargeback import Report, report
 from gpuledger_collector.accounting.closing import (
     ClosedPeriod,
     billed_directly,
@@ -30,6 +31,7 @@ from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.export import proof
 from gpuledger_collector.services.chargeback import standing_notices
 from gpuledger_collector.services.reconciliation import reconcile, undeclared
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.access import audited
 from gpuledger_collector.storage.billing import (
     allocation,
@@ -40,12 +42,17 @@ from gpuledger_collector.storage.billing import (
     sealed_tables,
 )
 from gpuledger_collector.storage.billing.cost_centers import BilledCodes
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.locks import Connection, Lock
 
 
 class CannotClose(Exception):
     """The month cannot be closed yet; the message says why and what to do."""
+
+
+class StillOpen(LookupError):
+    """The month is not closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +88,7 @@ def close_period(
         raise CannotClose(
             f"{name} is not over: it can be closed from {calendar.date_of(period.end_ms)} on"
         )
-    known = next(
-        (
-            closed_period
-            for closed_period in periods.closed(connection)
-            if closed_period.name == name
-        ),
-        None,
-    )
+    known = next((month for month in periods.closed(connection) if month.name == name), None)
     if known is not None:
         raise CannotClose(
             f"{name} is closed already (by {known.closed_by}); its seal is {known.seal}"
@@ -139,6 +139,58 @@ def close_period(
     if not dry:
         periods.close(connection, done, billed, level, content)
     return Closing(done, content)
+
+
+def close_month(
+    database: Database,
+    name: str,
+    period: Period,
+    level: str,
+    by: str,
+    now_ms: int,
+    *,
+    unpriced: bool = False,
+    dry: bool = False,
+) -> Closing:
+    """Close a month in a transaction of its own; see `close_period`. Raises CannotClose."""
+    # The ledger's lock keeps rating out between the checks and the seal. The audit log's is taken
+    # last, as everywhere.
+    with database.transaction(Lock.LEDGER, Lock.AUDIT) as connection:
+        return close_period(connection, name, period, level, by, now_ms, unpriced=unpriced, dry=dry)
+
+
+def list_closed(database: Database) -> list[ClosedPeriod]:
+    """List the closed months, by time."""
+    with database.transaction(Lock.LEDGER) as connection:
+        return periods.closed(connection)
+
+
+def verify_month(database: Database, name: str) -> tuple[ClosedPeriod, Verification]:
+    """Check a closed month while nobody rates. Raises StillOpen."""
+    with database.transaction(Lock.LEDGER) as connection:
+        closed = _closed_month(connection, name)
+        return closed, verify(connection, closed)
+
+
+def bill_corrections(
+    database: Database, name: str, period: Period, level: str, now_ms: int
+) -> Report:
+    """What was found about a closed month after its close, by owner, once all of it is rated.
+
+    Raises StillOpen.
+    """
+    with database.transaction() as connection:
+        _closed_month(connection, name)
+    refresh(database, period, now_ms)
+    with database.transaction() as connection:
+        return report(reports.corrections_of(connection, period, level), (level,))
+
+
+def _closed_month(connection: Connection, name: str) -> ClosedPeriod:
+    for month in periods.closed(connection):
+        if month.name == name:
+            return month
+    raise StillOpen(name)
 
 
 def seal_of(lines: Iterable[ExportedCharge]) -> str:

@@ -13,7 +13,7 @@ from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.storage.billing import month_proofs, periods
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.locks import Connection, Lock
 
 ASK_AGAIN_MS = DAY_MS
 """An open month is asked again after this time also where nothing was told: a row may have been
@@ -51,6 +51,20 @@ def prove_months(
         keep_results(database, results)
         count += 1
     return count
+
+
+def prove_period(
+    database: Database, period: Period, now_ms: int, *, evidence: bool = False
+) -> Reconciliation:
+    """Ask the proof of a period while nobody rates, and keep what it says of its months.
+
+    With `evidence` each day is folded and rated again as well; nothing of that stays.
+    """
+    with database.transaction(Lock.LEDGER) as connection:
+        sheet = reconcile(connection, period, evidence=evidence)
+        results = results_of(connection, sheet, now_ms)
+    keep_results(database, results)
+    return sheet
 
 
 def results_of(connection: Connection, sheet: Reconciliation, now_ms: int) -> list[MonthProof]:
