@@ -203,11 +203,17 @@ class Story:
             given["pool"] or "",
             "" if given["model"] == "any" else given["model"],
         )
-        kept = [other for other in commitments.current(self.connection) if other.name != one.name]
+        kept = [
+            other
+            for other in commitments.COMMITMENTS.in_force(self.connection)
+            if other.name != one.name
+        ]
         commitments.replace(self.connection, [*kept, one], self._now())
 
     def do_withdraw(self, text: str) -> None:
-        kept = [one for one in commitments.current(self.connection) if one.name != text]
+        kept = [
+            one for one in commitments.COMMITMENTS.in_force(self.connection) if one.name != text
+        ]
         commitments.replace(self.connection, kept, self._now())
 
     def do_owned(self, text: str) -> None:
@@ -268,8 +274,10 @@ class Story:
         one = ExchangeRate(
             given["of"], given["to"], Decimal(given["rate"]), instant(given["start"])
         )
-        commitments.replace_exchange(
-            self.connection, [*commitments.exchange(self.connection), one], self._now()
+        commitments.EXCHANGE_RATES.replace(
+            self.connection,
+            [*commitments.EXCHANGE_RATES.in_force(self.connection), one],
+            self._now(),
         )
 
     def do_rule(self, text: str) -> None:
@@ -317,8 +325,10 @@ class Story:
             pairs(given["scope"] or ""),
             *days,
         )
-        declarations.replace_shared_costs(
-            self.connection, [*declarations.shared_costs(self.connection), cost], self._now()
+        declarations.SHARED_COSTS.replace(
+            self.connection,
+            [*declarations.SHARED_COSTS.in_force(self.connection), cost],
+            self._now(),
         )
 
     def do_adjust(self, text: str) -> None:
@@ -370,7 +380,7 @@ class Story:
         place = cost.name, cost.pool, cost.node
         kept = [
             one
-            for one in node_costs.current(self.connection)
+            for one in node_costs.NODE_COSTS.in_force(self.connection)
             if (one.name, one.pool, one.node) != place
         ]
         node_costs.replace(self.connection, [*kept, cost], self._now())
@@ -415,8 +425,8 @@ class Story:
         one = Intensity(
             "grid", given["pool"] or "", Decimal(given["grams"]), Decimal(given["pue"] or 1), starts
         )
-        declarations.replace_carbon(
-            self.connection, [*declarations.carbon(self.connection), one], self._now()
+        declarations.CARBON.replace(
+            self.connection, [*declarations.CARBON.in_force(self.connection), one], self._now()
         )
 
     # what happens
@@ -712,7 +722,7 @@ class Story:
         )
 
     def _seen_in(self, currency: str, period: Period, level: str):
-        exchange = Exchange(commitments.exchange(self.connection), currency)
+        exchange = Exchange(commitments.EXCHANGE_RATES.in_force(self.connection), currency)
         parts = [
             (
                 span,

@@ -300,7 +300,7 @@ def _ledger_facts(connection: Connection, now_ms: int, view: View) -> dict[str, 
         ],
         "unpriced_ns": sum(row.gpu_ns for row in report.rows if row.currency is None),
         "has_shares": any(
-            declarations.shared_costs(connection, at)
+            declarations.SHARED_COSTS.in_force(connection, at)
             for at in periods.declarations_at(connection, calendar, period).values()
         ),
         "nothing": None if report.rows else _nothing(connection, period, view, rated_ms),

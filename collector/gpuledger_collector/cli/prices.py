@@ -61,7 +61,10 @@ def list_prices(
         refuse("--explain goes with the table: csv and json hold what can be imported again")
     with open_session(dsn, config) as session, session.database.transaction() as connection:
         book = prices.current(connection)
-        committed, choices = commitments.current(connection), commitments.choices(connection)
+        committed, choices = (
+            commitments.COMMITMENTS.in_force(connection),
+            commitments.CHOICES.in_force(connection),
+        )
         unknown = locations.unknown_regions(connection)
     footer = [
         f"{plural(len(book), 'rate')}; an empty pool, model, region or node matches any",

@@ -55,7 +55,7 @@ def what_if(
             charged = report(reports.charged_lines(connection, span, names), names)
             book = PriceBook(
                 parsed.rows,
-                commitments.choices(connection),
+                commitments.CHOICES.in_force(connection),
                 locations=locations.current(connection),
             )
             other = report(rate_with(connection, span, book, session.now_ms, names), names)

@@ -75,25 +75,34 @@ KINDS: Mapping[str, Kind] = {
     ),
     "owned": Kind("owned hardware", money.DeclaredHardware, stored_prices.add_derived, None),
     "commitment": Kind(
-        "commitments", money.DeclaredCommitment, commitments.replace, commitments.current
+        "commitments",
+        money.DeclaredCommitment,
+        commitments.replace,
+        commitments.COMMITMENTS.in_force,
     ),
     "purchase": Kind(
         "choices of purchase",
         money.DeclaredPurchase,
         commitments.replace_choices,
-        commitments.choices,
+        commitments.CHOICES.in_force,
     ),
     "exchange": Kind(
         "exchange rates",
         money.DeclaredExchangeRate,
-        commitments.replace_exchange,
-        commitments.exchange,
+        commitments.EXCHANGE_RATES.replace,
+        commitments.EXCHANGE_RATES.in_force,
     ),
     "provider": Kind(
-        "providers", providers.DeclaredProvider, stored_providers.replace, stored_providers.current
+        "providers",
+        providers.DeclaredProvider,
+        stored_providers.PROVIDERS.replace,
+        stored_providers.PROVIDERS.in_force,
     ),
     "location": Kind(
-        "locations", locations.DeclaredLocation, stored_locations.replace, stored_locations.declared
+        "locations",
+        locations.DeclaredLocation,
+        stored_locations.replace,
+        stored_locations.LOCATIONS.in_force,
     ),
     "rule": Kind("rules", DeclaredRule, rules.replace, rules.current),
     "budget": Kind(
@@ -109,13 +118,13 @@ KINDS: Mapping[str, Kind] = {
         "node costs",
         node_costs.DeclaredNodeCost,
         stored_node_costs.replace,
-        stored_node_costs.current,
+        stored_node_costs.NODE_COSTS.in_force,
     ),
     "shared_cost": Kind(
         "shared costs",
         shared_costs.DeclaredSharedCost,
-        declarations.replace_shared_costs,
-        declarations.shared_costs,
+        declarations.SHARED_COSTS.replace,
+        declarations.SHARED_COSTS.in_force,
     ),
     "share": Kind(
         "shares",
@@ -126,11 +135,14 @@ KINDS: Mapping[str, Kind] = {
     "cost_center": Kind(
         "cost centers",
         cost_centers.DeclaredCostCenter,
-        declarations.replace_cost_centers,
-        declarations.cost_centers,
+        declarations.COST_CENTERS.replace,
+        declarations.COST_CENTERS.in_force,
     ),
     "carbon": Kind(
-        "carbon", shared_costs.DeclaredIntensity, declarations.replace_carbon, declarations.carbon
+        "carbon",
+        shared_costs.DeclaredIntensity,
+        declarations.CARBON.replace,
+        declarations.CARBON.in_force,
     ),
     "recipient": Kind(
         "recipients",

@@ -155,7 +155,7 @@ def _plan(
         )
     past = history(now_ms)
     teams = held_by_teams(connection, past.start_ms, past.end_ms, pool.name)
-    every = commitments.current(connection)
+    every = commitments.COMMITMENTS.in_force(connection)
     in_force = [
         each for each in every if each.pool == pool.name and each.starts_ms <= now_ms < each.ends_ms
     ]

@@ -246,7 +246,7 @@ def convert_chargeback(
     Each range of days is converted at the rate that is in force then; of a closed month, as
     declared at its close.
     """
-    known = sorted({rate.to_currency for rate in commitments.exchange(connection)})
+    known = sorted({rate.to_currency for rate in commitments.EXCHANGE_RATES.in_force(connection)})
     exchange, notes = _exchange(connection, period, currency)
     if exchange is None:
         raise ValueError(
@@ -284,11 +284,15 @@ def _exchange(
     has_rate = False
     for name, at in periods.declarations_at(connection, calendar, period).items():
         rates = [
-            rate for rate in commitments.exchange(connection, at) if rate.to_currency == currency
+            rate
+            for rate in commitments.EXCHANGE_RATES.in_force(connection, at)
+            if rate.to_currency == currency
         ]
         if not rates and at is not None:
             rates = [
-                rate for rate in commitments.exchange(connection) if rate.to_currency == currency
+                rate
+                for rate in commitments.EXCHANGE_RATES.in_force(connection)
+                if rate.to_currency == currency
             ]
             today.append(name)
         has_rate = has_rate or bool(rates)

@@ -38,7 +38,7 @@ def book_of(connection: Connection) -> PriceBook:
     """
     return PriceBook(
         prices.current(connection),
-        commitments.choices(connection),
+        commitments.CHOICES.in_force(connection),
         edges_of(rules.current(connection)),
         locations.current(connection),
     )

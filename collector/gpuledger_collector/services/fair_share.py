@@ -58,9 +58,9 @@ def shares_of(connection: Connection, period: Period) -> tuple[list[PoolShare], 
     shares: list[PoolShare] = []
     today: list[str] = []
     for name, at in periods.declarations_at(connection, calendar, period).items():
-        declared = declarations.pool_shares(connection, at)
+        declared = declarations.POOL_SHARES.in_force(connection, at)
         if not declared and at is not None:
-            declared = declarations.pool_shares(connection)
+            declared = declarations.POOL_SHARES.in_force(connection)
             today += [name] if declared else []
         month = calendar.month(name)
         shares += _within(

@@ -343,7 +343,7 @@ def usage_of(
     rows = inventory.capacity(connection, day)
     placements = placements_of(rows)
     imported = imported_without_seen(connection, day, placements, until_ms)
-    all_commitments = commitments.current(connection)
+    all_commitments = commitments.COMMITMENTS.in_force(connection)
     costs = node_costs.holding(connection, zones.calendar(connection).date_of(day.start_ms))
     pieces: Mapping[int, list[HourlyUsage]] = {}
     columns: HourColumns | None = None

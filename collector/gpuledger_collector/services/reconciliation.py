@@ -288,8 +288,8 @@ class _Again:
         self._connection = connection
         self._book = book_of(connection)
         self._calendar = zones.calendar(connection)
-        self._commitments = commitments.current(connection)
-        self._node_costs = node_costs.current(connection)
+        self._commitments = commitments.COMMITMENTS.in_force(connection)
+        self._node_costs = node_costs.NODE_COSTS.in_force(connection)
         rows = inventory.capacity(connection, period)
         self._held = placements_of(rows)
         # `_held` stays without the stranded parts, which replace no imported GPU.

@@ -152,10 +152,10 @@ def test_another_currency_is_a_view_with_its_rate_on_every_row(committed, run):
 
 def test_days_before_the_first_rate_keep_their_currency(committed, run):
     """What no rate converts is not guessed: it stays in dollars, on rows of its own, and is told."""
-    rows = commitments.exchange(committed.connection)
+    rows = commitments.EXCHANGE_RATES.in_force(committed.connection)
     later = type(rows[0])("USD", "EUR", Decimal("0.5"), OCTOBER + DAY)
     with committed.connection.transaction():
-        commitments.replace_exchange(committed.connection, [later], NOW)
+        commitments.EXCHANGE_RATES.replace(committed.connection, [later], NOW)
     span = ("--from", "2025-10-01", "--to", "2025-10-03")
     code, out, err = run("chargeback", *span, "--format", "csv", "--currency", "EUR")
     assert code == 0

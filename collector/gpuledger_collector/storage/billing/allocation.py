@@ -142,7 +142,7 @@ def shared_costs(
     """The costs that are shared in a part of a month up to now, as declared at an instant (None:
     now).
     """
-    for cost in declarations.shared_costs(connection, at):
+    for cost in declarations.SHARED_COSTS.in_force(connection, at):
         days = _held_days(cost, calendar.days(part), calendar)
         held = None if days is None else days.clip(Period(0, now_ms))
         if held is None:
@@ -159,7 +159,7 @@ def intensities(
     connection: Connection, at: dt.datetime | None, part: Period, calendar: Calendar
 ) -> Iterator[tuple[Period, Sequence[Intensity]]]:
     """Each run of days of a part of a month with the carbon intensities that hold on them."""
-    known = declarations.carbon(connection, at)
+    known = declarations.CARBON.in_force(connection, at)
     if not known:
         return
 

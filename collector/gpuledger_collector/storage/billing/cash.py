@@ -141,7 +141,7 @@ def _commitments(connection: Connection) -> list[Version]:
     versions = connection.execute(
         "SELECT id, recorded_at, superseded_at FROM commitment ORDER BY name, id"
     ).fetchall()
-    found = commitments.by_id(connection, [row[0] for row in versions])
+    found = commitments.COMMITMENTS.by_id(connection, [row[0] for row in versions])
     return [
         _version(found[number], recorded, superseded) for number, recorded, superseded in versions
     ]

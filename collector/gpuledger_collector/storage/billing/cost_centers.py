@@ -48,7 +48,9 @@ class BilledCodes:
         closed_ms = next((at for period, at in self._closed if period.clip(day)), None)
         if closed_ms not in self._versions:
             at = None if closed_ms is None else dt.datetime.fromtimestamp(closed_ms / 1000, dt.UTC)
-            self._versions[closed_ms] = CostCenters(declarations.cost_centers(self._connection, at))
+            self._versions[closed_ms] = CostCenters(
+                declarations.COST_CENTERS.in_force(self._connection, at)
+            )
         return self._versions[closed_ms].codes(owner, self._calendar.date_of(day.start_ms))
 
     def spans(self, period: Period) -> list[Period]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as changed
 
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ChargedLine
@@ -13,11 +13,12 @@ from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.locations import REGION, Locations, PoolLocation
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.billing import periods
-from gpuledger_collector.storage.ledger import dated_rows, zones
+from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger.dated_rows import DatedTable
 from gpuledger_collector.storage.ledger.usage import mark_days_with_evidence
 from gpuledger_collector.storage.locks import Connection
 
-_COLUMNS = ("pool", "region", "region_name", "availability_zone", "from_on", "to_on")
+LOCATIONS = DatedTable("pool_location", PoolLocation, "pool, from_on NULLS FIRST, id")
 COMMITMENT_REGION, CORRECTED_DAY = "commitment region", "corrected day"
 """Dimensions of single charges: the region of a commitment, of what it left unused; the day that a
 correction amends.
@@ -28,26 +29,19 @@ _NAMED_REGIONS = """SELECT region FROM price WHERE superseded_at IS NULL AND reg
     UNION SELECT region FROM commitment WHERE superseded_at IS NULL AND region <> ''"""
 
 
-def declared(connection: Connection, at: dt.datetime | None = None) -> list[PoolLocation]:
-    """Read the locations in force, now or at an instant, by pool."""
-    rows = connection.execute(
-        f"SELECT {', '.join(_COLUMNS)} FROM pool_location WHERE {dated_rows.IN_FORCE} "
-        "ORDER BY pool, from_on NULLS FIRST, id",
-        {"at": at},
-    )
-    return [PoolLocation(*row) for row in rows]
-
-
 def current(connection: Connection) -> Locations:
     """Read where pools stand, as declared now."""
-    return Locations(declared(connection), zones.calendar(connection))
+    return Locations(LOCATIONS.in_force(connection), zones.calendar(connection))
 
 
 def by_month(connection: Connection, period: Period) -> Mapping[str, Locations]:
     """Where pools stand by month of a period; of a closed month as declared when it was closed."""
     calendar = zones.calendar(connection)
     instants = periods.declarations_at(connection, calendar, period)
-    return {name: Locations(declared(connection, at), calendar) for name, at in instants.items()}
+    return {
+        name: Locations(LOCATIONS.in_force(connection, at), calendar)
+        for name, at in instants.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +78,7 @@ def line_source(connection: Connection, period: Period, by: Sequence[str]) -> Li
             _region(places, key, committed, at_ms, line.state) if dimension == REGION else key
             for dimension, key in zip(by, keys, strict=True)
         )
-        return changed(line, keys=tuple(cells))
+        return dataclasses.replace(line, keys=tuple(cells))
 
     asked = (*("pool" if name == REGION else name for name in by), COMMITMENT_REGION, CORRECTED_DAY)
     return LineSource([part for part, _ in parts], asked, named)
@@ -118,11 +112,8 @@ def replace(
     """Replace the locations in force; days are rated again where a rate or a commitment names a
     region.
     """
-    before = declared(connection)
-    rows = [{name: getattr(location, name) for name in _COLUMNS} for location in wanted]
-    outcome = dated_rows.replace_rows(
-        connection, "pool_location", _COLUMNS, rows, dated_rows.after_closes(connection, now)
-    )
+    before = LOCATIONS.in_force(connection)
+    outcome = LOCATIONS.replace(connection, wanted, now)
     moved = set(before) ^ set(wanted)
     if not moved or not connection.execute(_NAMED_REGIONS).fetchone():
         return outcome
@@ -135,10 +126,10 @@ def replace(
         for location in moved
     ]
     marked = mark_days_with_evidence(connection, min(starts), min(max(ends), now_ms))
-    return changed(outcome, days_to_recompute=marked)
+    return dataclasses.replace(outcome, days_to_recompute=marked)
 
 
 def unknown_regions(connection: Connection) -> list[str]:
     """List regions that rates or commitments name, and in which no pool stands."""
-    known = {location.region for location in declared(connection)}
+    known = {location.region for location in LOCATIONS.in_force(connection)}
     return sorted({region for (region,) in connection.execute(_NAMED_REGIONS)} - known)

@@ -11,6 +11,6 @@ def current(connection: Connection) -> PriceBook:
     """Prices and purchase choices in force; hours are not cut where attribution rules change."""
     return PriceBook(
         prices.current(connection),
-        commitments.choices(connection),
+        commitments.CHOICES.in_force(connection),
         locations=locations.current(connection),
     )

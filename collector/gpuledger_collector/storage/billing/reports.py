@@ -376,13 +376,13 @@ def _read(
     tags = lru_cache(maxsize=65536)(json.loads)
     while rows := cursor.fetchmany(_ROWS_AT_ONCE):
         book |= prices.by_id(connection, sorted({row[_PRICE] for row in rows} - {None, *book}))
-        covering |= commitments.by_id(
+        covering |= commitments.COMMITMENTS.by_id(
             connection, sorted({row[_PRICE + 1] for row in rows} - {None, *covering})
         )
         adjusting |= adjustments.by_id(
             connection, sorted({row[_PRICE + 2] for row in rows} - {None, *adjusting})
         )
-        of_nodes |= stored_node_costs.by_id(
+        of_nodes |= stored_node_costs.NODE_COSTS.by_id(
             connection, sorted({row[_PRICE + 3] for row in rows} - {None, *of_nodes})
         )
         for row in rows:

@@ -206,7 +206,9 @@ def charged_places(
             "unused": COMMITMENT_UNUSED,
         },
     ).fetchall()
-    covering = commitments.by_id(connection, {row[5] for row in rows if row[5] is not None})
+    covering = commitments.COMMITMENTS.by_id(
+        connection, {row[5] for row in rows if row[5] is not None}
+    )
     places = []
     for (
         day_ms,
@@ -356,8 +358,10 @@ def charged_to(connection: Connection, workload_id: int) -> list[Charge]:
         connection, {row["price_id"] for row in rows if row["price_id"] is not None}
     )
     ids = {row["commitment_id"] for row in rows if row["commitment_id"] is not None}
-    covering = commitments.by_id(connection, ids)
-    of_nodes = node_costs.by_id(connection, sorted({row["node_cost_id"] for row in rows} - {None}))
+    covering = commitments.COMMITMENTS.by_id(connection, ids)
+    of_nodes = node_costs.NODE_COSTS.by_id(
+        connection, sorted({row["node_cost_id"] for row in rows} - {None})
+    )
     return [
         Charge(
             owner=None,

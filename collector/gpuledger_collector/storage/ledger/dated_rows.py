@@ -1,11 +1,17 @@
-"""Declared rows that a file replaces together: superseded rather than edited, and audited."""
+"""Tables of declared rows, which a file replaces together: superseded rather than edited, and
+audited. Their columns are the fields of the type of their rows.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from psycopg.rows import class_row
 
 from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
@@ -13,11 +19,76 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection, Lock
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Declared = TypeVar("Declared")
 IN_FORCE = (
     "recorded_at <= coalesce(%(at)s, recorded_at) AND (superseded_at IS NULL OR superseded_at >"
     " %(at)s)"
 )
 """SQL: rows in force, now (`at` null) or at an instant."""
+
+
+@dataclass(frozen=True)
+class DatedTable(Generic[Declared]):
+    """A table of declared rows of one type, read and replaced by the fields of that type."""
+
+    name: str
+    type: type[Declared]
+    order: str
+    """SQL: the order in which rows are read."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Columns that are not called like their field, by field."""
+    is_read_at_closes: bool = True
+    """Whether reports of a closed month read it as of the close; what is declared during one then
+    counts after it.
+    """
+
+    @cached_property
+    def fields(self) -> Sequence[str]:
+        """The fields of the type."""
+        return [own.name for own in fields(cast("type[DataclassInstance]", self.type))]
+
+    @cached_property
+    def columns(self) -> Mapping[str, str]:
+        """What is declared: columns by their fields, without the number of a row."""
+        return {name: self.renamed.get(name, name) for name in self.fields if name != "id"}
+
+    def in_force(self, connection: Connection, at: dt.datetime | None = None) -> list[Declared]:
+        """Read the rows in force, now or at an instant."""
+        return self._read(connection, f"{IN_FORCE} ORDER BY {self.order}", {"at": at})
+
+    def by_id(self, connection: Connection, ids: Iterable[int]) -> dict[int, Declared]:
+        """Read rows by number, superseded ones too: charges name the version that they follow from."""
+        rows = self._read(connection, "id = ANY(%(ids)s)", {"ids": list(ids)})
+        return {cast("Any", row).id: row for row in rows}
+
+    def _read(
+        self, connection: Connection, where: str, values: Mapping[str, object]
+    ) -> list[Declared]:
+        names = [f"{self.columns.get(name, name)} AS {name}" for name in self.fields]
+        with connection.cursor(row_factory=class_row(self.type)) as cursor:
+            query = f"SELECT {', '.join(names)} FROM {self.name} WHERE {where}"
+            return cursor.execute(query.encode(), values).fetchall()
+
+    def replace(
+        self,
+        connection: Connection,
+        wanted: Iterable[Declared],
+        now: dt.datetime,
+        on_row: OnRow = tell_nobody,
+    ) -> ImportOutcome:
+        """Replace the rows in force; rows of the same content stay.
+
+        `on_row` is told how many of the new rows are written.
+        """
+        rows = [
+            {column: getattr(row, name) for name, column in self.columns.items()} for row in wanted
+        ]
+        since = after_closes(connection, now) if self.is_read_at_closes else now
+        columns = list(self.columns.values())
+        return replace_rows(connection, self.name, columns, rows, since, on_row=on_row)
 
 
 def after_closes(connection: Connection, now: dt.datetime) -> dt.datetime:
