@@ -19,7 +19,7 @@ import pytest
 from fakes.postgres import dsn, fresh_database, postgres
 from gpuledger_collector.services import rating
 from oracle.driver import BY, cells_of, differences, opened
-from oracle.model import midnight
+from oracle.model import FOREVER, midnight
 from oracle.money import bill_of, exchanged
 from oracle.stories import AUGUST, IN_ORDER, STORIES, TEN, seen, world
 from oracle.worlds import make, twin
@@ -45,11 +45,11 @@ def check(world, dsn: str, folder: Path) -> None:
 
 FIRST_WORLD = int(os.environ.get("GPULEDGER_TEST_FIRST_WORLD") or 0)
 """The number of the first world: with 1000, a long run plays 500 other worlds."""
-REGRESSIONS = (141, 351, 1091, 1145, 1160)
+REGRESSIONS = (141, 351, 1091, 1139, 1145, 1160, 1190)
 """Worlds that once found a fault, always played: 351, an accelerator that comes back within a
 rating interval; 141, lines of a sealed month that differ in currency alone; 1091, a claim of a time
 in which a node that was silent for days sees its device; 1145 and 1160, a claim of a pool that does
-not hold, in the middle of an hour.
+not hold, in the middle of an hour; 1139 and 1190, a start on the hour before the first midnight.
 """
 
 
@@ -70,6 +70,14 @@ def test_the_ledger_says_what_the_oracle_says(seed, dsn, tmp_path, monkeypatch):
     # Half of the worlds are rated as large fleets are.
     monkeypatch.setattr(rating, "TOGETHER_FROM", 0 if seed % 2 == 0 else sys.maxsize)
     check(make(seed), dsn, tmp_path)
+
+
+def test_a_world_imports_usage_of_its_own_days():
+    """Not of the day before, on which its first midnight's hour begins in a zone off the hour."""
+    for told in map(make, (*worlds(0, 40), *REGRESSIONS)):
+        imported = [one for kind, what in told.steps if kind == "import" for one in what]
+        starts = [one.start for one in imported]
+        assert min(starts, default=FOREVER) >= midnight(told.first, told.zone), told.seed
 
 
 @pytest.mark.parametrize("seed", seeds((), worlds(500, 503), worlds(503, 550)))

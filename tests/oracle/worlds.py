@@ -183,7 +183,9 @@ class Maker:
     def instant(self) -> int:
         """An instant of the world, often on the hour, often in mid-second."""
         at = self.rng.randint(self.start, self.end - 1)
-        return at - at % self.rng.choice((1, 1, 1000, MINUTE, HOUR))
+        # In a zone off the hour, the hour that holds the first midnight begins on the day before,
+        # which is not compared.
+        return max(self.start, at - at % self.rng.choice((1, 1, 1000, MINUTE, HOUR)))
 
     def world(self) -> World:
         """Everything, in the order in which it is told."""
