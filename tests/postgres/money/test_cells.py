@@ -173,6 +173,14 @@ UNSEEN = {
     ),
 }
 """Cells of which a change is not found, and why."""
+CONTINUED = """EXISTS (
+    SELECT FROM capacity c
+    WHERE c.accelerator_id = capacity.accelerator_id AND c.in_ms = capacity.out_ms
+        AND (c.node_id, c.pool, c.gpu_model, c.gpu_micro) IS NOT DISTINCT FROM
+            (capacity.node_id, capacity.pool, capacity.gpu_model, capacity.gpu_micro))"""
+"""Whether the next row goes on in the place of a row of `capacity`: no amount follows from where the
+two meet, so that the end of such a row is not changed (decision 0020, 4).
+"""
 
 
 @dataclass(frozen=True)
@@ -223,7 +231,7 @@ def kinds(
 ) -> list[tuple[str, str, int | None]]:
     """A row of each kind, of a month: what kind, where it is, and its instant."""
     columns, instant = metadata.tables[table].columns, DERIVED[table]
-    parts = ["state"] if "state" in columns else []
+    parts = ["state"] if "state" in columns else [CONTINUED] if table == "capacity" else []
     parts += [f'"{column.name}" IS NULL' for column in columns if column.nullable]
     kind = f"ARRAY[{', '.join(f'({part})::text' for part in parts)}]::text[]"
     within = (
@@ -259,6 +267,8 @@ def cells(
             if word == "true"
         }
         for name, value in ((name, value) for name, values in columns.items() for value in values):
+            if (table, name, state) == ("capacity", "out_ms", "true"):
+                continue
             is_required = ALWAYS.search(name) and state not in states
             if (value != "NULL" or name not in empty) and (is_required or draw.random() < DRAWN):
                 statement = f'UPDATE {table} w SET "{name}" = {value} WHERE {where}'
