@@ -28,7 +28,7 @@ from gpuledger_collector.storage import distribution
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_collector.storage.rows import select
+from gpuledger_collector.storage.rows import select, select_value, select_values
 from gpuledger_collector.storage.telemetry import day_rows
 from gpuledger_collector.storage.telemetry.day_rows import DayRows
 from gpuledger_collector.storage.telemetry.sample_codec import DamagedBlob, pack, same, unpack
@@ -163,14 +163,14 @@ def expirable_usage_intervals(database: Database, before_ms: int) -> list[int]:
     partitions.
     """
     with database.connect() as connection:
-        rows = connection.execute(
+        return select_values(
+            connection,
             "SELECT day FROM unnest(%s::bigint[]) AS day WHERE day < %s AND EXISTS (SELECT FROM"
             " billing_period WHERE start_ms <= day AND end_ms >= day + %s) AND EXISTS (SELECT FROM"
             " billing_period WHERE start_ms <= day + %s AND end_ms >= day + 2 * %s) AND NOT EXISTS"
             " (SELECT FROM expired_day WHERE day_ms = day) ORDER BY day",
             (day_rows.days(connection, "usage_interval"), before_ms, DAY_MS, DAY_MS, DAY_MS),
-        ).fetchall()
-    return [int(row[0]) for row in rows]
+        )
 
 
 def expire_usage_intervals(database: Database, day_ms: int, now_ms: int) -> bool:
@@ -273,9 +273,7 @@ def _size(connection: Connection, part: DayRows) -> tuple[dict[int, int], int]:
     )
     row_counts = {int(row[0]): int(row[1]) for row in connection.execute(counts)}
     size = f"SELECT {distribution.size_function(connection)}(%s::regclass)"
-    row = connection.execute(size.encode(), (part.partition.name,)).fetchone()
-    assert row is not None
-    return row_counts, int(row[0])
+    return row_counts, int(select_value(connection, size, (part.partition.name,)))
 
 
 def _hot_rows(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_values
 from gpuledger_collector.storage.telemetry import minutes, node_utilization
 from gpuledger_collector.storage.telemetry.node_utilization import AT_ONCE, consecutive_hours
 
@@ -53,10 +54,8 @@ def _parts(
     same blocks; others between are not read.
     """
     days_ms = {hour_ms - hour_ms % DAY_MS for _, hour_ms in hours}
-    rows = connection.execute(
-        "SELECT DISTINCT day_ms FROM sample_archive WHERE day_ms = ANY(%s)", (list(days_ms),)
-    )
-    packed_days = {int(row[0]) for row in rows}
+    query = "SELECT DISTINCT day_ms FROM sample_archive WHERE day_ms = ANY(%s)"
+    packed_days = set(select_values(connection, query, (list(days_ms),)))
     packed = [pair for pair in hours if pair[1] - pair[1] % DAY_MS in packed_days]
     for part in consecutive_hours(
         [pair for pair in hours if pair[1] - pair[1] % DAY_MS not in packed_days]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gpuledger_collector.insight.findings import PlacedAccelerator, RecentHolding, WorkloadUsage
 from gpuledger_collector.storage.distribution import has_citus
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select, select_as, select_value, select_values
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,16 +82,17 @@ def _by_accelerator(
 
 def accelerators(connection: Connection, start_ms: int, end_ms: int) -> list[PlacedAccelerator]:
     """Accelerators present in the period, by id, each at its last place."""
-    rows = connection.execute(
+    return select_as(
+        connection,
+        PlacedAccelerator,
         """
-        SELECT DISTINCT ON (a.id) a.id, a.uuid, a.model, a.gpu_micro, a.memory_bytes, coalesce(n.name, ''), c.pool,
-            a.gpu_index
+        SELECT DISTINCT ON (a.id) a.id AS accelerator_id, a.uuid, a.model, a.gpu_micro, a.memory_bytes,
+            coalesce(n.name, '') AS node, c.pool, a.gpu_index
         FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
         WHERE c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms > %s) ORDER BY a.id, c.in_ms DESC
         """,
         (end_ms, start_ms),
     )
-    return [PlacedAccelerator(*row) for row in rows]
 
 
 def state_intervals(
@@ -128,14 +130,15 @@ def used_before(
     """
     if not pairs:
         return set()
-    rows = connection.execute(
+    rows = select(
+        connection,
         "SELECT DISTINCT u.accelerator_id, u.workload_id FROM usage_hour u "
         "JOIN unnest(%s::bigint[], %s::bigint[]) AS p (accelerator_id, workload_id) "
         "ON u.accelerator_id = p.accelerator_id AND u.workload_id = p.workload_id "
         "WHERE u.state = 'held' AND u.hour_ms < %s AND u.busy_ms > 0",
         ([pair[0] for pair in pairs], [pair[1] for pair in pairs], at_ms),
     )
-    return {(int(row[0]), int(row[1])) for row in rows}
+    return {(row.accelerator_id, row.workload_id) for row in rows}
 
 
 _END = "SELECT {end}(minute_ms) FROM gpu_minute"
@@ -151,39 +154,36 @@ subquery.
 def minute_range(connection: Connection) -> tuple[int, int] | None:
     """First and last minute of the rollup (unix ms); None when there is none."""
     query = _END if has_citus(connection) else _END_BY_KEY
-    ends = [
-        row[0]
-        for end in ("min", "max")
-        for row in connection.execute(query.format(end=end).encode())
-    ]
-    return None if ends[0] is None else (int(ends[0]), int(ends[1]))
+    first, last = (select_value(connection, query.format(end=end)) for end in ("min", "max"))
+    return None if first is None else (first, last)
 
 
 def first_interval(connection: Connection, since_ms: int) -> int | None:
     """Start of the first usage interval that ends after an instant (unix ms); None when there is
     none.
     """
-    row = connection.execute(
+    start_ms: int | None = select_value(
+        connection,
         "SELECT min(start_ms) FROM usage_interval WHERE end_ms > %s AND start_ms >= %s AND state <>"
         " 'present'",
         (since_ms, since_ms - 86_400_000),
-    ).fetchone()
-    return None if row is None else row[0]
+    )
+    return start_ms
 
 
 def expired_before(connection: Connection) -> int:
     """The bound of retention (unix ms, start of a UTC day): no minutes exist before it, nor will
     any; 0: no bound.
     """
-    row = connection.execute(
-        "SELECT before_ms FROM retention_boundary WHERE name = 'gpu_minute'"
-    ).fetchone()
-    return 0 if row is None else int(row[0])
+    query = "SELECT before_ms FROM retention_boundary WHERE name = 'gpu_minute'"
+    return select_value(connection, query) or 0
 
 
 def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[WorkloadUsage]:
     """Hourly usage of workloads, by rating interval, workload and kind of accelerator."""
-    rows = connection.execute(
+    return select_as(
+        connection,
+        WorkloadUsage,
         """
         WITH placement AS (
             SELECT DISTINCT ON (c.accelerator_id) c.accelerator_id, c.pool, a.model, coalesce(n.name, '') AS node,
@@ -192,25 +192,27 @@ def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[Workl
             WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s)
             ORDER BY c.accelerator_id, c.in_ms DESC
         )
-        SELECT u.hour_ms, u.workload_id, s.pool, s.model, s.node, sum(u.held_ms * s.gpu_micro),
-            max(u.held_ms), sum(s.gpu_micro), sum(u.busy_ms), sum(u.idle_ms)
+        SELECT u.hour_ms AS rating_interval_ms, u.workload_id, s.pool, s.model AS gpu_model, s.node,
+            sum(u.held_ms * s.gpu_micro)::bigint AS gpu_ns, max(u.held_ms) AS longest_ms,
+            sum(s.gpu_micro)::bigint AS gpu_micro, sum(u.busy_ms)::bigint AS busy_ms,
+            sum(u.idle_ms)::bigint AS idle_ms
         FROM usage_hour u JOIN placement s USING (accelerator_id)
         WHERE u.state = 'held' AND u.workload_id IS NOT NULL AND u.hour_ms >= %(start)s AND u.hour_ms < %(end)s
         GROUP BY 1, 2, 3, 4, 5 ORDER BY 1
         """,
         {"start": start_ms, "end": end_ms},
     )
-    return [WorkloadUsage(*row[:5], *map(int, row[5:])) for row in rows]
 
 
 def newest_evidence(connection: Connection, now_ms: int) -> int | None:
     """End of the newest evidence of the last two hours (unix ms)."""
-    row = connection.execute(
+    end_ms: int | None = select_value(
+        connection,
         "SELECT max(end_ms) FROM usage_interval WHERE end_ms > %s AND end_ms <= %s AND start_ms"
         " >= %s",
         (now_ms - 7_200_000, now_ms, now_ms - 86_400_000),
-    ).fetchone()
-    return None if row is None or row[0] is None else int(row[0])
+    )
+    return end_ms
 
 
 def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[RecentHolding]:
@@ -223,10 +225,11 @@ def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[RecentHold
         * len(edges_ms[1:])
     )
     bounds = [edge for window in zip(edges_ms[1:], edges_ms, strict=False) for edge in window]
-    rows = connection.execute(
+    rows = select(
+        connection,
         f"""
-        SELECT s.accelerator_id, s.workload_id, c.pool, a.model, coalesce(n.name, ''), a.gpu_micro, min(s.start_ms),
-            {sums}
+        SELECT s.accelerator_id, s.workload_id, c.pool, a.model, coalesce(n.name, '') AS node, a.gpu_micro,
+            min(s.start_ms) AS since_ms, ARRAY[{sums}]::bigint[] AS held_ms
         FROM usage_interval s JOIN accelerator a ON a.id = s.accelerator_id
         JOIN LATERAL (
             SELECT pool, node_id FROM capacity WHERE accelerator_id = s.accelerator_id AND in_ms < %s
@@ -239,7 +242,14 @@ def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[RecentHold
     )
     return [
         RecentHolding(
-            row[0], row[1], row[2], row[3], row[4], row[5], row[6], tuple(map(int, row[7:]))
+            accelerator_id=row.accelerator_id,
+            workload_id=row.workload_id,
+            pool=row.pool,
+            gpu_model=row.model,
+            node=row.node,
+            gpu_micro=row.gpu_micro,
+            since_ms=row.since_ms,
+            held_ms=tuple(row.held_ms),
         )
         for row in rows
     ]
@@ -247,7 +257,8 @@ def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[RecentHold
 
 def coverage(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[str, int], float]:
     """Observed part of the capacity (0 to 1) by pool and clock hour."""
-    rows = connection.execute(
+    rows = select(
+        connection,
         """
         WITH placement AS (
             SELECT c.accelerator_id, c.pool, c.in_ms, coalesce(c.out_ms, %(end)s) AS out_ms FROM capacity c
@@ -261,22 +272,23 @@ def coverage(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[s
             FROM usage_hour u JOIN (SELECT DISTINCT accelerator_id, pool FROM placement) s USING (accelerator_id)
             WHERE u.hour_ms >= %(start)s AND u.hour_ms < %(end)s GROUP BY 1, 2
         )
-        SELECT present.pool, present.h, coalesce(seen.ms, 0) / greatest(present.ms, 1)::float FROM present
+        SELECT present.pool, present.h AS hour_ms, coalesce(seen.ms, 0) / greatest(present.ms, 1)::float AS part
+        FROM present
         LEFT JOIN seen USING (pool, h)
         """,
         {"start": start_ms, "end": end_ms},
     )
-    return {(row[0], int(row[1])): float(row[2]) for row in rows}
+    return {(row.pool, row.hour_ms): float(row.part) for row in rows}
 
 
 def holders(connection: Connection, start_ms: int, end_ms: int) -> list[int]:
     """Workloads that held anything in the period."""
-    rows = connection.execute(
+    return select_values(
+        connection,
         "SELECT DISTINCT workload_id FROM usage_hour WHERE state = 'held' AND workload_id IS NOT"
         " NULL AND hour_ms >= %s AND hour_ms < %s ORDER BY 1",
         (start_ms, end_ms),
     )
-    return [int(row[0]) for row in rows]
 
 
 def replicas(
@@ -307,20 +319,23 @@ def replicas(
     """
     values = {"ids": ids, "numbers": numbers, "start": start_ms, "end": end_ms, "busy": busy_above}
     services: dict[tuple[int, str, str], tuple[float, list[tuple[int, int, int]]]] = {}
-    for row in connection.execute(
-        placement + "SELECT service, pool, model, sum(held_ms) / "
-        "(3600000.0 * ((max(hour_ms) - min(hour_ms)) / 3600000 + 1)) FROM replica GROUP BY 1, 2, 3",
+    for row in select(
+        connection,
+        placement + "SELECT service, pool, model, sum(held_ms) / (3600000.0 * ((max(hour_ms) -"
+        " min(hour_ms)) / 3600000 + 1)) AS mean FROM replica GROUP BY 1, 2, 3",
         values,
     ):
-        services[row[0], row[1], row[2]] = (float(row[3]), [])
-    for row in connection.execute(
+        services[row.service, row.pool, row.model] = (float(row.mean), [])
+    for row in select(
+        connection,
         placement
-        + "SELECT r.service, r.pool, r.model, m.minute_ms, count(DISTINCT m.accelerator_id),"
-        " count(DISTINCT m.accelerator_id) FILTER (WHERE coalesce(m.sm_active_ratio,"
-        " m.utilization_ratio) > %(busy)s) FROM replica r JOIN gpu_minute m ON m.accelerator_id ="
+        + "SELECT r.service, r.pool, r.model, m.minute_ms, count(DISTINCT m.accelerator_id) AS"
+        " seen, count(DISTINCT m.accelerator_id) FILTER (WHERE coalesce(m.sm_active_ratio,"
+        " m.utilization_ratio) > %(busy)s) AS busy FROM replica r JOIN gpu_minute m ON m.accelerator_id ="
         " r.accelerator_id AND m.minute_ms >= r.hour_ms AND m.minute_ms < r.hour_ms - r.hour_ms"
         " %% 3600000 + 3600000 GROUP BY 1, 2, 3, 4 ORDER BY 4",
         values,
     ):
-        services[row[0], row[1], row[2]][1].append((row[3], row[4], row[5]))
+        minutes = services[row.service, row.pool, row.model][1]
+        minutes.append((row.minute_ms, row.seen, row.busy))
     return services

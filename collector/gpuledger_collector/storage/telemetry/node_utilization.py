@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select, select_values
 from gpuledger_collector.storage.telemetry import minutes
 
 QUARTER_MS = HOUR_MS // 4
@@ -41,8 +42,8 @@ UNION SELECT h.node_id FROM node_utilization h CROSS JOIN LATERAL unnest(h.accel
 # begins in that minute and takes it.
 _PLACEMENTS = """
 WITH wanted AS (SELECT unnest(%(nodes)s::bigint[]) AS node_id)
-SELECT accelerator_id, node_id, greatest(in_ms - in_ms %% 60000, %(start)s),
-    least(out_ms + 59999 - (out_ms + 59999) %% 60000, next_ms - next_ms %% 60000, %(end)s)
+SELECT accelerator_id, node_id, greatest(in_ms - in_ms %% 60000, %(start)s) AS from_ms,
+    least(out_ms + 59999 - (out_ms + 59999) %% 60000, next_ms - next_ms %% 60000, %(end)s) AS until_ms
 FROM (
     SELECT accelerator_id, node_id, in_ms, out_ms,
         lead(in_ms) OVER (PARTITION BY accelerator_id ORDER BY in_ms, id) AS next_ms
@@ -116,8 +117,8 @@ def recompute(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
     for part in consecutive_hours(hours):
         bounds = {"start": part[0][1], "end": part[-1][1] + HOUR_MS}
         ids = list({accelerator_id for accelerator_id, _ in part})
-        rows = connection.execute(_AFFECTED, {**bounds, "ids": ids}).fetchall()
-        _recompute_hours(connection, bounds, [int(row[0]) for row in rows])
+        nodes = select_values(connection, _AFFECTED, {**bounds, "ids": ids})
+        _recompute_hours(connection, bounds, nodes)
 
 
 def consecutive_hours(hours: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
@@ -147,15 +148,14 @@ def _recompute_hours(
     """
     if not nodes:
         return
-    placements = connection.execute(_PLACEMENTS, {**bounds, "nodes": list(nodes)}).fetchall()
-    ids, node_ids, from_ms, until_ms = ([row[column] for row in placements] for column in range(4))
+    placements = select(connection, _PLACEMENTS, {**bounds, "nodes": list(nodes)})
     values = {
         **bounds,
         "nodes": list(nodes),
-        "ids": ids,
-        "at": node_ids,
-        "from": from_ms,
-        "until": until_ms,
+        "ids": [placement.accelerator_id for placement in placements],
+        "at": [placement.node_id for placement in placements],
+        "from": [placement.from_ms for placement in placements],
+        "until": [placement.until_ms for placement in placements],
     }
     connection.execute("SET LOCAL work_mem = '64MB'")
     connection.execute(_WRITE.encode(), values)
@@ -168,14 +168,14 @@ def days_to_recompute(connection: Connection, since_ms: int, now_ms: int) -> lis
     They begin with the first capacity. A day is computed once more after it ended, for minutes that
     were rolled up without their node utilization.
     """
-    rows = connection.execute(
+    return select_values(
+        connection,
         "SELECT d FROM (SELECT greatest(%(since)s::bigint, min(in_ms)) AS at FROM capacity HAVING"
         " count(*) > 0) first, generate_series(at - at %% %(day)s, %(now)s - 1, %(day)s) AS d LEFT"
         " JOIN node_utilization_day h ON h.day_ms = d WHERE h.day_ms IS NULL OR d + %(day)s <="
         " %(now)s AND h.made_ms < d + %(day)s ORDER BY d DESC",
         {"since": since_ms, "now": now_ms, "day": DAY_MS},
     )
-    return [int(row[0]) for row in rows]
 
 
 def recompute_day(connection: Connection, day_ms: int, now_ms: int) -> None:
@@ -189,9 +189,9 @@ def recompute_day(connection: Connection, day_ms: int, now_ms: int) -> None:
             locks.take(connection, Lock.LEDGER)
             if hour_ms < minutes.expired_before(connection):
                 break
-            rows = connection.execute(_PRESENT, {"hour": hour_ms}).fetchall()
             bounds = {"start": hour_ms, "end": hour_ms + HOUR_MS}
-            _recompute_hours(connection, bounds, [int(row[0]) for row in rows])
+            nodes = select_values(connection, _PRESENT, {"hour": hour_ms})
+            _recompute_hours(connection, bounds, nodes)
     connection.execute(
         "INSERT INTO node_utilization_day (day_ms, made_ms) VALUES (%s, %s) "
         "ON CONFLICT (day_ms) DO UPDATE SET made_ms = excluded.made_ms",

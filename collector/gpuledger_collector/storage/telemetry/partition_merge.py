@@ -19,6 +19,7 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.distribution import has_citus
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select_value, select_values
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.telemetry.partitions import PARTITIONED, Partition
 
@@ -154,12 +155,12 @@ def _copy(
 
 
 def _columns(connection: Connection, table: str) -> list[str]:
-    rows = connection.execute(
+    return select_values(
+        connection,
         "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT"
         " attisdropped ORDER BY attnum",
         (table,),
     )
-    return [str(row[0]) for row in rows]
 
 
 def _wait_for_snapshots(connection: Connection, written: str) -> bool:
@@ -168,12 +169,13 @@ def _wait_for_snapshots(connection: Connection, written: str) -> bool:
     """
     deadline = time.monotonic() + SNAPSHOT_SECONDS
     while time.monotonic() < deadline:
-        row = connection.execute(
+        older = select_value(
+            connection,
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <>"
             " pg_backend_pid() AND age(backend_xmin) >= age(%s::xid)",
             (written,),
-        ).fetchone()
-        if row is not None and row[0] == 0:
+        )
+        if older == 0:
             return True
         time.sleep(0.2)
     return False

@@ -20,6 +20,7 @@ from psycopg import sql
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.storage import distribution, locks
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select, select_value, select_values
 
 PARTITIONED = {"gpu_sample": "at_ms", "usage_interval": "start_ms"}
 """Partitioned tables and their key."""
@@ -147,12 +148,15 @@ def _missing(
     }
     # to_regclass() would answer from this session's cache and miss what another session has just
     # committed.
-    rows = connection.execute(
-        "SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent ="
-        " %s::regclass AND (relname = ANY(%s::text[]) OR left(relname, -2) = ANY(%s::text[]))",
-        (table, sorted(names), sorted(coarse)),
+    existing = set(
+        select_values(
+            connection,
+            "SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE"
+            " inhparent = %s::regclass AND (relname = ANY(%s::text[]) OR left(relname, -2) ="
+            " ANY(%s::text[]))",
+            (table, sorted(names), sorted(coarse)),
+        )
     )
-    existing = {str(row[0]) for row in rows}
     # Months of which some day has a partition: a month's partition would overlap it.
     divided = {name[:-2] for name in existing}
     missing: dict[str, tuple[int, int]] = {}
@@ -174,37 +178,35 @@ def listing(connection: Connection, *, sized: bool = False) -> list[Partition]:
     distributed table.
     """
     size = f"{distribution.size_function(connection)}(child.oid::regclass)" if sized else "0"
-    rows = connection.execute(
+    rows = select(
+        connection,
         f"""
-        SELECT parent.relname, child.relname, {size}
+        SELECT parent.relname AS table_name, child.relname AS name, {size} AS bytes
         FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid JOIN pg_class parent ON parent.oid = inhparent
         WHERE parent.relname = ANY(%s) AND child.relkind = 'r' ORDER BY 1, 2
         """,
         (list(PARTITIONED),),
     )
     return [
-        Partition(str(table), str(name), *bounds_in(str(name)), int(size))
-        for table, name, size in rows
+        Partition(row.table_name, row.name, *bounds_in(row.name), int(row.bytes)) for row in rows
     ]
 
 
 def count(connection: Connection) -> int:
     """How many partitions there are."""
-    row = connection.execute(
-        "SELECT count(*) FROM pg_inherits WHERE inhparent = ANY(%s::text[]::regclass[])",
-        (list(PARTITIONED),),
-    ).fetchone()
-    return 0 if row is None else int(row[0])
+    query = "SELECT count(*) FROM pg_inherits WHERE inhparent = ANY(%s::text[]::regclass[])"
+    return int(select_value(connection, query, (list(PARTITIONED),)))
 
 
 def holding(connection: Connection, table: str, day_ms: int) -> Partition | None:
     """The partition that holds a day, without its size; None when there is none."""
-    row = connection.execute(
+    name: str | None = select_value(
+        connection,
         "SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent ="
         " %s::regclass AND relname = ANY(%s::text[])",
         (table, [partition_name(table, day_ms), month_name(table, day_ms)]),
-    ).fetchone()
-    return None if row is None else Partition(table, str(row[0]), *bounds_in(str(row[0])), 0)
+    )
+    return None if name is None else Partition(table, name, *bounds_in(name), 0)
 
 
 def filled_days(connection: Connection, partition: Partition) -> list[int]:

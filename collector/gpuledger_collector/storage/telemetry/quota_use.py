@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,9 @@ def settle(connection: Connection, uses: Sequence[Use]) -> list[Use]:
     """Add what this process has admitted, and return what all have: one statement."""
     # In one order, so that two collectors wait for each other and never deadlock.
     ordered = sorted(uses, key=lambda use: (use.payer, use.quota))
-    rows = connection.execute(
+    return select_as(
+        connection,
+        Use,
         """
         INSERT INTO quota_use AS old (payer, quota, used, rate, at)
         SELECT payer, quota, used, rate, now()
@@ -38,7 +41,6 @@ def settle(connection: Connection, uses: Sequence[Use]) -> list[Use]:
             [use.rate for use in ordered],
         ),
     )
-    return [Use(*row) for row in rows]
 
 
 def expire(connection: Connection) -> None:

@@ -14,6 +14,7 @@ from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select_value, select_values
 
 FINDINGS = 10_000
 """Findings deleted in one transaction."""
@@ -46,14 +47,14 @@ def expire_minutes(database: Database, before_ms: int, stopping: Callable[[], bo
         # Folding holds this lock until its minutes are committed; once it is ours, every later fold
         # sees the bound.
         locks.take(connection, Lock.LEDGER)
-        row = connection.execute(
+        bound_ms: int = select_value(
+            connection,
             "INSERT INTO retention_boundary AS old (name, before_ms) VALUES ('gpu_minute', %s) ON"
             " CONFLICT (name) DO UPDATE SET before_ms = greatest(old.before_ms, excluded.before_ms)"
             " RETURNING before_ms",
             (before_ms,),
-        ).fetchone()
-    assert row is not None
-    return sum(_by_accelerator(database, _MINUTES, int(row[0]), stopping))
+        )
+    return sum(_by_accelerator(database, _MINUTES, bound_ms, stopping))
 
 
 def expire_states(database: Database, before_ms: int, stopping: Callable[[], bool]) -> int:
@@ -79,8 +80,7 @@ def _by_accelerator(
     database: Database, statement: str, before_ms: int, stopping: Callable[[], bool]
 ) -> Iterator[int]:
     with database.connect() as connection:
-        ids = [row[0] for row in connection.execute("SELECT id FROM accelerator ORDER BY id")]
-        for accelerator_id in ids:
+        for accelerator_id in select_values(connection, "SELECT id FROM accelerator ORDER BY id"):
             if stopping():
                 return
             yield connection.execute(

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select, select_values
 
 STEP_MS = 300_000
 GROUPS = ("org", "team", "project", "pool", "model", "state")
@@ -252,12 +253,12 @@ def _composed(statement: str, values: Mapping[str, int]) -> bytes:
 
 def days_to_roll_up(connection: Connection, since_ms: int) -> list[int]:
     """Days of the bill from here on that were rated since their series were made, the newest first."""
-    rows = connection.execute(
+    return select_values(
+        connection,
         "SELECT p.day_ms FROM conservation_check p LEFT JOIN series_day s USING (day_ms) "
         "WHERE p.day_ms >= %s AND s.proved_at IS DISTINCT FROM p.proved_at ORDER BY p.day_ms DESC",
         (since_ms,),
     )
-    return [int(row[0]) for row in rows]
 
 
 def expire(connection: Connection, before_ms: int) -> None:
@@ -340,10 +341,9 @@ def _owners(connection: Connection, owner: Mapping[str, str] | None) -> dict[int
     out.
     """
     where = " AND ".join(f"{level} = %({level})s" for level in owner or {}) or "true"
-    rows = connection.execute(
-        f"SELECT id, {', '.join(OWNER_LEVELS)} FROM owner WHERE {where}", dict(owner or {})
-    )
-    return {int(row[0]): tuple(row[1:]) for row in rows}
+    query = f"SELECT id, {', '.join(OWNER_LEVELS)} FROM owner WHERE {where}"
+    rows = select(connection, query, dict(owner or {}))
+    return {row.id: tuple(getattr(row, level) for level in OWNER_LEVELS) for row in rows}
 
 
 def _sums(
