@@ -64,7 +64,7 @@ PLAIN: Steps = ((None, BLUE),)
 MONEY, HOURS, COUNT, RATIO = "locale", "locale", "locale", "percentunit"
 """`locale` writes numbers in full, with the reader's separators; the currency stands in the title.
 """
-MODEL_WIDTH = 180
+MODEL_WIDTH = 186
 """Pixels of a column that has the longest name of a model in one piece."""
 DURATION = "dtdhms"
 """Seconds as days and hours:minutes:seconds; `s` would say 4.66 weeks."""

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dashboards.grafana import (
     BLUE,
-    EXACT,
     GRAY,
     GREEN,
     MARK,
+    MONEY,
     NAME_PALETTE,
     VERMILION,
     Json,
@@ -425,7 +425,7 @@ def other_currencies(where: str, width: int = 4) -> Panel:
         SELECT l.currency, sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER}
         WHERE {where} AND l.currency <> ${{currency:sqlstring}} GROUP BY 1 HAVING sum(l.cost_micro) <> 0 ORDER BY 1
         """,
-        EXACT,
+        MONEY,
         width=width,
         decimals=2,
         no_value="none",

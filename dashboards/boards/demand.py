@@ -180,6 +180,7 @@ PLANS = (
        FROM day GROUP BY date_trunc('week', date) ORDER BY date_trunc('week', date)
        """,
         COUNT,
+        width=10,
         height=9,
         decimals=1,
         grouped=True,
@@ -197,8 +198,13 @@ PLANS = (
       {planned("jsonb_array_elements(p.plan -> 'curve') ahead")} ORDER BY p.pool, (ahead ->> 'gpus')::int LIMIT 40
       """,
         MONEY,
+        width=14,
         decimals=0,
-        overrides=(column("pool", unit="string"), column("currency", unit="string", width=78)),
+        overrides=(
+            column("pool", unit="string"),
+            column("GPU-hours of wait", width=138),
+            column("currency", unit="string", width=78),
+        ),
     ),
     table(
         "How many to reserve",
@@ -219,8 +225,13 @@ PLANS = (
         height=5,
         decimals=0,
         overrides=(
-            *(column(name, unit="string") for name in ("pool", "currency", "until")),
-            column("break-even", unit=RATIO),
+            *(column(name, unit="string") for name in ("pool", "until")),
+            column("currency", unit="string", width=78),
+            column("if low", width=60),
+            column("if high", width=65),
+            column("committed now", width=122),
+            column("all on demand", width=114),
+            column("break-even", unit=RATIO, width=96),
             column("planned", unit="time:YYYY-MM-DD HH:mm", width=140),
         ),
     ),
@@ -244,9 +255,13 @@ PLANS = (
         height=10,
         decimals=0,
         overrides=(
-            *(column(name, unit="string") for name in ("pool", "team", "ahead", "in band")),
-            column("GPUs", unit=EXACT, decimals=1),
-            *(column(name, unit=RATIO) for name in ("grown", "grows", "grows, low", "grows, high")),
+            *(column(name, unit="string") for name in ("pool", "team")),
+            column("GPUs", unit=EXACT, decimals=1, width=65),
+            column("ahead", unit="string", width=165),
+            *(column(name, unit=RATIO, width=75) for name in ("grown", "grows")),
+            *(column(name, unit=RATIO, width=95) for name in ("grows, low", "grows, high")),
+            *(column(name, width=126) for name in ("GPU-hours, low", "GPU-hours, high")),
+            column("in band", unit="string", width=85),
         ),
     ),
 )
@@ -415,7 +430,7 @@ BOARD = Board(
                             cell="color-text",
                             steps=((None, VERMILION), (0.65, ORANGE), (0.75, GREEN)),
                         ),
-                        column("better than naive", unit=RATIO, decimals=0),
+                        column("better than naive", unit=RATIO, decimals=0, width=136),
                     ),
                 ),
                 DECISIONS,
@@ -449,7 +464,7 @@ BOARD = Board(
                     overrides=(
                         column("decisions", decimals=0),
                         column("judged", decimals=0),
-                        column("waste cost", unit=EXACT, decimals=2),
+                        column("waste cost", unit=MONEY, decimals=2),
                         column("currency", unit="string"),
                     ),
                 ),

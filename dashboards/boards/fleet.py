@@ -376,7 +376,7 @@ BOARD = Board(
                         column("throttled", unit=DURATION, width=118),
                         column("temperature", unit="celsius", decimals=0, width=105),
                         column("power", unit="watt", decimals=0, width=65),
-                        column("model", width=150),
+                        column("model", width=156),
                     ),
                 ),
                 table(
@@ -560,10 +560,10 @@ BOARD = Board(
                     width=14,
                     height=7,
                     overrides=(
-                        column("accelerators", width=95),
+                        column("accelerators", width=100),
                         column("ok", width=60),
                         column("health unknown", width=125),
-                        column("whole GPUs", unit=EXACT, decimals=2, width=95),
+                        column("whole GPUs", unit=EXACT, decimals=2, width=98),
                         column("model", unit="string", width=MODEL_WIDTH),
                     ),
                 ),

@@ -7,6 +7,7 @@ from dashboards.grafana import (
     COUNT,
     EXACT,
     GREEN,
+    MONEY,
     ORANGE,
     RATIO,
     VERMILION,
@@ -123,14 +124,13 @@ BOARD = Board(
                     "Charges for held GPUs without activity.",
                     f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} "
                     f"WHERE {HELD} AND {CURRENCY}",
-                    EXACT,
+                    MONEY,
                     width=6,
                     decimals=2,
                 ),
                 stat(
-                    "Idle GPU-hours ($currency)",
-                    "Held hours without activity, of GPUs with a price in this currency or with"
-                    " none.",
+                    "Idle GPU-hours",
+                    "Held hours without activity, of GPUs with a price in $currency or with none.",
                     f"SELECT sum(l.idle_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} "
                     f"WHERE {HELD} AND {OR_UNPRICED} AND {OWN}",
                     EXACT,
@@ -138,8 +138,9 @@ BOARD = Board(
                     decimals=1,
                 ),
                 stat(
-                    "Idle share ($currency)",
-                    "Idle hours over all hours with known activity, of the same GPUs.",
+                    "Idle share",
+                    "Idle hours over all hours with known activity, of GPUs with a price in"
+                    " $currency or with none.",
                     "SELECT sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
                     f"FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OR_UNPRICED} AND {OWN}",
                     RATIO,
@@ -149,9 +150,9 @@ BOARD = Board(
                     limits=(0, 1),
                 ),
                 stat(
-                    "Unallocated GPU-hours ($currency)",
-                    "Present and not held by any team, of GPUs with a price in this currency or"
-                    " with none.",
+                    "Unallocated GPU-hours",
+                    "Present and not held by any team, of GPUs with a price in $currency or with"
+                    " none.",
                     f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
                     f"WHERE {CHOSEN} AND {OR_UNPRICED} AND l.state = 'unallocated' AND {OWN}",
                     EXACT,
@@ -192,9 +193,9 @@ BOARD = Board(
             "By day and by team",
             (
                 series(
-                    "Idle GPU-hours per day ($currency)",
-                    "Idle (chosen teams) and unallocated hours of each day, with a price in this"
-                    " currency or none, without corrections of closed months.",
+                    "Idle GPU-hours per day",
+                    "Idle (chosen teams) and unallocated hours of each day, with a price in"
+                    " $currency or none, without corrections of closed months.",
                     f"""
                    SELECT {DAY_TIME}, s.name AS metric, sum(s.ns) / {GPU_HOUR_NS} AS hours
                    FROM {LEDGER} l {OWNER}, LATERAL (VALUES
@@ -218,7 +219,7 @@ BOARD = Board(
                   FROM {LEDGER} l {OWNER} WHERE {HELD} AND {CURRENCY}
                   GROUP BY 1, l.correction_of ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
                   """,
-                    EXACT,
+                    MONEY,
                     height=8,
                     decimals=2,
                     overrides=(
@@ -260,7 +261,7 @@ BOARD = Board(
                       {SPAN_COLUMNS}
                   FROM top JOIN workload w ON w.id = top.workload_id {WORKLOAD_SPAN} ORDER BY 4 DESC, 1
                   """,
-                    EXACT,
+                    MONEY,
                     width=24,
                     decimals=2,
                     overrides=(
@@ -298,7 +299,7 @@ BOARD = Board(
                   JOIN workload w ON w.id = f.workload_id {WORKLOAD_SPAN}
                   ORDER BY {CHOSEN_FIRST}
                   """,
-                    EXACT,
+                    MONEY,
                     width=24,
                     height=6,
                     decimals=2,
@@ -311,7 +312,7 @@ BOARD = Board(
                         column("user", unit="string", width=70),
                         column("team", unit="string", width=85),
                         column("since", unit="time:YYYY-MM-DD HH:mm", width=140),
-                        column("cost", width=65),
+                        column("cost", width=76),
                         column("cost a day", width=90),
                         column("currency", unit="string", width=78),
                         column("confidence", unit=RATIO, decimals=0, width=95),
@@ -367,7 +368,7 @@ BOARD = Board(
                   {FINDINGS} AND f.workload_id IS NULL
                   ORDER BY {CHOSEN_FIRST} LIMIT 100
                   """,
-                    EXACT,
+                    MONEY,
                     width=17,
                     height=8,
                     decimals=2,
@@ -376,7 +377,7 @@ BOARD = Board(
                         column("GPU", decimals=0, width=50),
                         column("finding", unit="string", mappings=[codes(ATTENTION)], width=100),
                         column("since", unit="time:YYYY-MM-DD HH:mm", width=140),
-                        column("cost", width=65),
+                        column("cost", width=76),
                         column("cost a day", width=90),
                         column("currency", unit="string", width=78),
                         column("confidence", unit=RATIO, decimals=0, width=95),

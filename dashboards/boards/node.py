@@ -5,6 +5,7 @@ from __future__ import annotations
 from dashboards.grafana import (
     DURATION,
     EXACT,
+    MODEL_WIDTH,
     RATIO,
     Board,
     Panel,
@@ -211,7 +212,7 @@ BOARD = Board(
                         column("temperature", unit="celsius", decimals=0, width=100),
                         column("power", unit="watt", decimals=0, width=70),
                         column("read at", unit="time:YYYY-MM-DD HH:mm", width=140),
-                        column("model", width=180),
+                        column("model", width=MODEL_WIDTH),
                         column("pool", width=80),
                         column("memory", unit="bytes", decimals=0, width=80),
                         column("uuid", width=330),

@@ -7,6 +7,8 @@ from dashboards.grafana import (
     COUNT,
     EXACT,
     GREEN,
+    MODEL_WIDTH,
+    MONEY,
     ORANGE,
     RATIO,
     SKY,
@@ -170,7 +172,7 @@ BOARD = Board(
                     "Charges of the days that the range touches.",
                     f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {CHARGES} l {MINE} WHERE"
                     f" {RANGE} AND {CURRENCY}",
-                    EXACT,
+                    MONEY,
                     decimals=2,
                 ),
                 stat(
@@ -178,7 +180,7 @@ BOARD = Board(
                     "The part paid for GPUs that did nothing.",
                     f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {CHARGES} l {MINE} "
                     f"WHERE {RANGE} AND {CURRENCY}",
-                    EXACT,
+                    MONEY,
                     decimals=2,
                 ),
                 stat(
@@ -257,6 +259,7 @@ BOARD = Board(
                    WHERE {RANGE} AND {CURRENCY} AND {OWN} AND s.cost <> 0 GROUP BY 1, 2 ORDER BY 1, 2
                    """,
                     EXACT,
+                    width=11,
                     bars=True,
                     stacked=True,
                     interval="1d",
@@ -274,14 +277,15 @@ BOARD = Board(
                   WHERE {RANGE} AND {CURRENCY} GROUP BY 1, 2, l.gpu_model, l.correction_of
                   ORDER BY 3 DESC NULLS LAST, 1, 2 LIMIT 200
                   """,
-                    EXACT,
+                    MONEY,
+                    width=13,
                     height=8,
                     decimals=2,
                     overrides=(
                         column("node", unit="string", links=list(TO_NODE), width=75),
                         column("GPU", unit="none", decimals=0, width=45),
-                        column("cost", width=70),
-                        column("GPU-hours", decimals=1, width=85),
+                        column("cost", width=85),
+                        column("GPU-hours", decimals=1, width=87),
                         column("idle part", unit=RATIO, decimals=1, width=72),
                         column("correction of", unit="string", width=102),
                     ),
@@ -311,7 +315,7 @@ BOARD = Board(
                             column(name, unit=RATIO, decimals=1)
                             for name in ("efficiency", "lowest", "highest")
                         ),
-                        column("model", unit="string"),
+                        column("model", unit="string", width=MODEL_WIDTH),
                     ),
                 ),
             ),

@@ -4,9 +4,11 @@ whole axes.
 
 import re
 
+import psycopg
 import pytest
 
-from fakes.boards import BOARDS, panels
+from fakes.boards import BOARDS, SPAN, asked, chosen, options, panels, reads_postgres
+from fakes.postgres import fresh_database
 
 EVERY = [(name, panel) for name, board in BOARDS.items() for panel in panels(board)]
 IDS = [f"{name}: {panel['title']}" for name, panel in EVERY]
@@ -75,6 +77,34 @@ def test_durations_are_written_in_days_and_hours():
     }
     assert [key for key, names in written.items() if set(names) & {"s", "m", "h", "d", "ms"}] == []
     assert sum("dtdhms" in names for names in written.values()) >= 5
+
+
+EXACT_MONEY = {
+    ("chargeback", "By team ($currency)"),
+    ("chargeback", "By team and project ($currency)"),
+    ("finops", "Busy hour, $currency"),
+    ("research", "A busy GPU-hour ($currency)"),
+}
+"""The bill keeps the zeros of its cents, as its files do, and a rate has no thousands."""
+
+
+def test_money_has_separators_of_thousands():
+    """No unit of Grafana has these and two decimals as well; elsewhere the separators help more."""
+    money = {
+        (name, panel["title"])
+        for name, panel in EVERY
+        if panel["type"] in {"stat", "table"}
+        and ("$currency" in panel["title"] or "currenc" in panel["targets"][0].get("rawSql", ""))
+        and panel["fieldConfig"]["defaults"].get("decimals") == 2
+        and panel["fieldConfig"]["defaults"]["unit"] == "none"
+    }
+    assert money == EXACT_MONEY
+
+
+def test_hours_are_named_without_a_currency():
+    """Hours are in no currency; the description says whose hours they are."""
+    titles = [(name, panel["title"]) for name, panel in EVERY if "hours" in panel["title"]]
+    assert [title for title in titles if "$currency" in title[1] and "cost" not in title[1]] == []
 
 
 def links(panel):
@@ -146,6 +176,68 @@ def widths(panel):
         for setting in override["properties"]
         if setting["id"] == "custom.width"
     }
+
+
+CELL = 14
+"""Pixels of a cell beside its text."""
+FRAME = 18
+"""Pixels of a panel beside its table."""
+LONGEST_MODEL, LONGEST_WITHOUT_NVIDIA = "NVIDIA H100 80GB HBM3", "AMD Instinct MI300X"
+TABLES = [(name, panel) for name, panel in EVERY if panel["type"] == "table"]
+
+
+@pytest.fixture(scope="module")
+def columns(postgres):
+    """The columns of every table, by board and title, in the order of its query."""
+    found = {}
+    with fresh_database(postgres) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+        for name, board in BOARDS.items():
+            if reads_postgres(board):
+                values = chosen(board, options(connection, board, SPAN), "all")
+                for query in asked(name, values, SPAN):
+                    if query.kind == "table":
+                        cursor = connection.execute(query.sql.encode())
+                        found[name, query.title] = [each.name for each in cursor.description]
+    return found
+
+
+def hidden(panel):
+    return {
+        override["matcher"]["options"]
+        for override in panel["fieldConfig"]["overrides"]
+        for setting in override["properties"]
+        if setting == {"id": "custom.hidden", "value": True}
+    }
+
+
+def widths_shown(panel, names):
+    """The pixels of every column in a window of 1280: those without a width share what is left."""
+    shown = [name for name in names if name not in hidden(panel)]
+    fixed = widths(panel)
+    left = SCREEN * panel["gridPos"]["w"] / 24 - FRAME - sum(fixed.get(name, 0) for name in shown)
+    sharing = sum(name not in fixed for name in shown)
+    return {
+        name: fixed.get(name)
+        or max(left / sharing, panel["fieldConfig"]["defaults"]["custom"]["minWidth"])
+        for name in shown
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "panel"), TABLES, ids=[f"{name}: {panel['title']}" for name, panel in TABLES]
+)
+def test_no_heading_and_no_model_is_wider_than_its_column(columns, name, panel):
+    """Where a transformation makes the columns, they are not those of the query."""
+    if panel.get("transformations"):
+        assert panel["title"] in {"State of every GPU", "Latest readings"}
+        return
+    room = widths_shown(panel, columns[name, panel["title"]])
+    short = {each: width(each) + CELL - pixels for each, pixels in room.items()}
+    assert {each: pixels for each, pixels in short.items() if pixels > 0} == {}
+    if "model" in room:
+        is_short = "'^NVIDIA '" in panel["targets"][0]["rawSql"]
+        longest = LONGEST_WITHOUT_NVIDIA if is_short else LONGEST_MODEL
+        assert room["model"] >= width(longest) + CELL
 
 
 @pytest.mark.parametrize(("name", "title", "long"), LONG)

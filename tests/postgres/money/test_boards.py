@@ -235,7 +235,7 @@ def test_idle(boards):
     of_workloads = boards.panel("idle", "Workloads that cost most held idle ($currency)")
     assert summed(of_workloads, "held idle cost") == own
     hours = sum(Decimal(row["gpu_hours"]) for row in rows if row["team"] == "(unallocated)")
-    assert round(boards.number("idle", "Unallocated GPU-hours ($currency)") or 0, 6) == hours
+    assert round(boards.number("idle", "Unallocated GPU-hours") or 0, 6) == hours
 
 
 def test_shares_of_the_spend(boards):
@@ -276,11 +276,9 @@ def test_hours(boards):
         named = [row for row in everything if row["team"] == f"({state})"]
         unnamed = hours(unpriced)  # its rows do not say in which state
         assert 0 <= summed(days, state) - hours(named) <= unnamed
-    assert boards.number("idle", "Idle GPU-hours ($currency)") == pytest.approx(
-        hours(mine, "held_idle_gpu_ns")
-    )
-    charted = boards.panel("idle", "Idle GPU-hours per day ($currency)")
-    free = boards.number("idle", "Unallocated GPU-hours ($currency)") or 0
+    assert boards.number("idle", "Idle GPU-hours") == pytest.approx(hours(mine, "held_idle_gpu_ns"))
+    charted = boards.panel("idle", "Idle GPU-hours per day")
+    free = boards.number("idle", "Unallocated GPU-hours") or 0
     assert summed(charted, "hours") == pytest.approx(hours(mine, "held_idle_gpu_ns") + free)
     priced = hours([row for row in everything if row["team"] not in {*NOBODY, "(unpriced)"}])
     for board, title in (("team", "GPU-hours held"), ("research", "GPU-hours")):
@@ -343,8 +341,8 @@ HERE = {
         for what in ("Cost", "By GPU", "Held idle cost", "Cost a day")
     ),
     *(("finops", title) for title in ("Waste share", "Held share", "Unpriced hours")),
-    *(("idle", f"{what} ($currency)") for what in ("Idle GPU-hours", "Idle GPU-hours per day")),
-    ("idle", "Unallocated GPU-hours ($currency)"),
+    *(("idle", title) for title in ("Idle GPU-hours", "Idle GPU-hours per day")),
+    ("idle", "Unallocated GPU-hours"),
     *(("team", title) for title in ("GPU-hours held", "GPU-hours a day, by activity")),
     *(
         ("research", title)
@@ -397,7 +395,7 @@ ELSEWHERE = {
     },
     (
         "idle",
-        "Idle share ($currency)",
+        "Idle share",
     ): "idle hours are read here; no bill says which hours were known to be busy",
     ("demand", "Cost of capacity against wait"): "a plan",
     ("demand", "Forecast and actual demand, all models"): "a forecast, beside GPUs by the hour",
