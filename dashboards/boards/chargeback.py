@@ -186,7 +186,7 @@ BOARD = Board(
                     "Days that fail",
                     "Days whose conservation check fails.",
                     "SELECT count(*) FILTER (WHERE NOT l.holds) AS days FROM conservation_check l"
-                    f" WHERE {DAYS}",
+                    f" WHERE {DAYS} HAVING count(*) > 0",
                     "none",
                     width=4,
                     steps=((None, GREEN), (1, VERMILION)),

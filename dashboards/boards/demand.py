@@ -81,9 +81,9 @@ WEEKS = f"""
 baseline that every forecast has to beat.
 """
 NOW_HELD = f"""
-    SELECT count(*) AS accelerators FROM gpu_latest n
+    SELECT count(*) FILTER (WHERE n.state = 'held') AS accelerators FROM gpu_latest n
     JOIN capacity l ON l.accelerator_id = n.accelerator_id AND l.out_ms IS NULL
-    WHERE n.state = 'held' AND n.at_ms > extract(epoch FROM now()) * 1000 - 900000 AND {CHOSEN}
+    WHERE n.at_ms > extract(epoch FROM now()) * 1000 - 900000 AND {CHOSEN} HAVING count(*) > 0
 """
 """What a node said in the last 15 minutes is taken for now."""
 

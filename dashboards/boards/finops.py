@@ -152,8 +152,9 @@ NUMBERS = (
     stat(
         "Unpriced hours",
         "GPU-hours of usage without a rate: it is missing from every amount here.",
-        f"SELECT coalesce(sum(l.gpu_ns), 0) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
-        f"WHERE {DAYS} AND l.currency IS NULL AND {POOLS} AND {MODELS} AND {OWN}",
+        "SELECT coalesce(sum(l.gpu_ns) FILTER (WHERE l.currency IS NULL), 0)"
+        f" / {GPU_HOUR_NS} AS hours FROM {LEDGER} l WHERE {DAYS} AND {POOLS} AND {MODELS} AND {OWN}"
+        " HAVING count(*) > 0",
         HOURS,
         width=3,
         decimals=1,

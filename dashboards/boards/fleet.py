@@ -96,6 +96,8 @@ SLOWED = (
     "gpu_throttle_hw_power_brake_seconds_total",
 )
 SILENT_S = SILENT_MS // 1000
+KNOWN_HEALTH = f"FROM {THERE} WHERE {NODES} AND a.health <> 'unknown' HAVING count(*) > 0"
+"""Accelerators whose health is known; where none is, nobody knows how many are ill."""
 WATCHED = f"a.status NOT IN ({UNWATCHED})"
 """Nodes of which a sign of life is expected: none that went on purpose, until it reports again."""
 HOUR_MS = 3_600_000
@@ -254,16 +256,16 @@ BOARD = Board(
                 stat(
                     "Failed",
                     "Accelerators that should not run work; causes are listed below.",
-                    f"SELECT count(*) AS accelerators FROM {THERE} WHERE {NODES} AND a.health ="
-                    " 'failed'",
+                    "SELECT count(*) FILTER (WHERE a.health = 'failed') AS accelerators"
+                    f" {KNOWN_HEALTH}",
                     COUNT,
                     steps=((None, GREEN), (1, VERMILION)),
                 ),
                 stat(
                     "Degraded",
                     "Accelerators that work but need attention.",
-                    f"SELECT count(*) AS accelerators FROM {THERE} WHERE {NODES} AND a.health ="
-                    " 'degraded'",
+                    "SELECT count(*) FILTER (WHERE a.health = 'degraded') AS accelerators"
+                    f" {KNOWN_HEALTH}",
                     COUNT,
                     steps=((None, GREEN), (1, ORANGE)),
                 ),
@@ -271,8 +273,9 @@ BOARD = Board(
                     "Silent nodes",
                     f"Nodes without a sign of life for {SILENT_S // 60} minutes; those that were"
                     " retired, or whose agent was uninstalled, are left out.",
-                    f"SELECT count(*) AS nodes FROM node a WHERE {WATCHED} AND a.last_seen_at <"
-                    f" now() - interval '{SILENT_S} seconds' AND {picked('a.name', 'node')}",
+                    "SELECT count(*) FILTER (WHERE a.last_seen_at < now() - interval"
+                    f" '{SILENT_S} seconds') AS nodes FROM node a WHERE {WATCHED} AND"
+                    f" {picked('a.name', 'node')} HAVING count(*) > 0",
                     COUNT,
                     steps=((None, GREEN), (1, VERMILION)),
                 ),

@@ -99,16 +99,26 @@ last (`o`).
 With OFFSET, because Citus joins readings to charges of the coordinator only once it has fetched
 them.
 """
-HELD_NOW = f"{NOW} AND l.state = 'held' AND {TEAMS}"
-UNUSED_NOW = f"{HELD_NOW} AND l.gpu_processes = 0"
-UNHELD_USE = (
-    f"{NOW} AND l.state = 'unallocated' AND (l.gpu_processes > 0 OR {ACTIVITY_NOW} >= 0.05)"
-)
+IS_HELD = f"l.state = 'held' AND {TEAMS}"
+HELD_NOW = f"{NOW} AND {IS_HELD}"
+IS_UNHELD_USE = f"l.state = 'unallocated' AND (l.gpu_processes > 0 OR {ACTIVITY_NOW} >= 0.05)"
+UNHELD_USE = f"{NOW} AND {IS_UNHELD_USE}"
 READINGS = f"""l.gpu_processes AS processes, {ACTIVITY_NOW} AS activity, l.gpu_memory_used_bytes AS memory,
     l.gpu_power_watts AS power"""
 FINDINGS = f"""FROM finding f LEFT JOIN ({ACCELERATORS}) a ON a.id = f.accelerator_id
     WHERE f.kind = 'idle' AND f.resolved_ms IS NULL AND {PLACES}"""
 BANDS = ("0 to 10 %", "10 to 25 %", "25 to 50 %", "50 to 75 %", "75 to 100 %")
+
+
+def number_now(condition: str, reading: str) -> str:
+    """SQL: how many accelerators meet a condition by fresh readings; no row where none tells what
+    is asked.
+    """
+    return (
+        f"SELECT count(*) FILTER (WHERE {condition}) AS accelerators {NOW}"
+        f" HAVING count({reading}) > 0"
+    )
+
 
 BOARD = Board(
     "gpuledger-idle",
@@ -162,7 +172,7 @@ BOARD = Board(
                 stat(
                     "Idle now",
                     "Held accelerators whose latest reading shows no activity.",
-                    f"SELECT count(*) AS accelerators {HELD_NOW} AND {NOW_IDLE}",
+                    number_now(f"{IS_HELD} AND {NOW_IDLE}", ACTIVITY_NOW),
                     COUNT,
                     width=6,
                     steps=((None, GREEN), (1, ORANGE)),
@@ -171,7 +181,7 @@ BOARD = Board(
                     "No process",
                     "Held accelerators on which no process runs now, by the driver's list of"
                     " processes.",
-                    f"SELECT count(*) AS accelerators {UNUSED_NOW}",
+                    number_now(f"{IS_HELD} AND l.gpu_processes = 0", "l.gpu_processes"),
                     COUNT,
                     width=6,
                     steps=((None, GREEN), (1, ORANGE)),
@@ -180,7 +190,7 @@ BOARD = Board(
                     "Used without allocation",
                     "Accelerators that nobody holds, with a process or activity of 5 % and more; of"
                     " all teams.",
-                    f"SELECT count(*) AS accelerators {UNHELD_USE}",
+                    number_now(IS_UNHELD_USE, f"coalesce(l.gpu_processes, {ACTIVITY_NOW})"),
                     COUNT,
                     width=6,
                     steps=((None, GREEN), (1, VERMILION)),

@@ -23,6 +23,8 @@ from dashboards.grafana import (
 
 GPU = '{node=~"$node", uuid=~"$uuid"}'
 LANE = "{{node}} / {{gpu}}"
+UNHEALTHY = f"count((gpu_health_status{GPU} >= 1) < 3) or 0 * count(gpu_health_status{GPU} < 3)"
+"""Nothing where no health is known, before anything was scraped: unknown is not zero."""
 MOST_LINES = 10
 
 
@@ -101,13 +103,17 @@ BOARD = Board(
                 stat(
                     "Held",
                     "Accelerators that a workload holds.",
-                    promql(f"count(count by (uuid) (gpu_held_ratio{GPU}))", "held"),
+                    promql(
+                        f"count(count by (uuid) (gpu_held_ratio{GPU})) or 0 *"
+                        f" count(gpu_health_status{GPU})",
+                        "held",
+                    ),
                     COUNT,
                 ),
                 stat(
                     "Unhealthy",
                     "Degraded or failed accelerators.",
-                    promql(f"count((gpu_health_status{GPU} >= 1) < 3) or vector(0)", "not healthy"),
+                    promql(UNHEALTHY, "not healthy"),
                     COUNT,
                     steps=((None, GREEN), (1, VERMILION)),
                 ),
@@ -182,9 +188,7 @@ BOARD = Board(
                     " without an allocation; and Xid and uncorrected ECC errors in an hour, for"
                     " cards that had any.",
                     (
-                        promql(
-                            f"count((gpu_health_status{GPU} >= 1) < 3) or vector(0)", "not healthy"
-                        ),
+                        promql(UNHEALTHY, "not healthy"),
                         promql(
                             f"sum(gpu_allocated_without_process{GPU})",
                             "allocated without a process",
