@@ -203,7 +203,7 @@ def _insight_jobs(c: _Context) -> list[Job]:
         ),
         Job(
             "store_capacity_plans",
-            DAY_SECONDS,
+            HOUR_SECONDS,
             lambda: store_capacity_plans(database, c.now_ms),
             "plans stored",
             apart=True,

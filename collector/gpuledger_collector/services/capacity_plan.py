@@ -5,7 +5,7 @@ plan from these.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -117,24 +117,37 @@ def capacity_plan(
     return _plan(connection, now_ms, pools[0], period, given)
 
 
-def plans_of_pools(connection: Connection, now_ms: int) -> Iterator[PricedPlan]:
+def plans_of_pools(
+    connection: Connection, now_ms: int, planned: Collection[str] = ()
+) -> Iterator[PricedPlan]:
     """Plan every pool with a long enough past to the end of this quarter, as `gpuledger plan
-    capacity` does.
+    capacity` does; those in `planned` have their plan already.
     """
     period = quarter_ahead(zones.calendar(connection), now_ms)
     for series in _pools(connection, now_ms):
+        if series.name in planned:
+            continue
         with contextlib.suppress(TooFewDays):
             yield _plan(connection, now_ms, series, period, GivenRates())
 
 
 def store_capacity_plans(database: Database, now_ms: int) -> int:
-    """Plan every pool and replace what is stored for the demand board; return the number of plans."""
+    """Plan the pools that have no plan of today, for the demand board, and drop plans of earlier
+    days; return the number of new plans.
+
+    A plan is worth seconds of computing, so that each pool gets one a day; a pool that is new, or
+    whose past has just become long enough, need not wait for tomorrow.
+    """
+    today_ms = now_ms // DAY_MS * DAY_MS
     with database.connect() as connection:
+        planned = plans.pools_planned_since(connection, today_ms)
         records = {
-            priced.plan.pool.name: priced.record() for priced in plans_of_pools(connection, now_ms)
+            priced.plan.pool.name: priced.record()
+            for priced in plans_of_pools(connection, now_ms, planned)
         }
     with database.transaction() as connection:
-        plans.replace(connection, records, now_ms)
+        plans.delete_before(connection, today_ms)
+        plans.upsert(connection, records, now_ms)
     return len(records)
 
 

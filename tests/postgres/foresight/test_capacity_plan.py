@@ -261,7 +261,7 @@ def test_the_board_shows_what_the_command_prints(run, usage, dsn):
         json.loads(run("plan", "capacity", "--pool", pool, "--format", "json")[1])
         for pool in ("serve", "train")
     ]
-    assert [store_capacity_plans(store, NOW_MS) for _ in range(2)] == [2, 2]
+    assert store_capacity_plans(store, NOW_MS) == 2
     with store.connect() as connection:
         days = shown(connection, "Demand to the end of the quarter")
         curve = shown(connection, "Cost of capacity against wait")
@@ -307,6 +307,24 @@ def test_the_board_shows_what_the_command_prints(run, usage, dsn):
     assert [tuple(row.values()) for row in growth] == [
         cells for plan in plans for cells in growth_cells(plan)
     ]
+
+
+def test_a_pool_is_planned_once_a_day_and_a_new_one_at_the_next_run(usage, dsn):
+    """A plan of an earlier day is made again, or goes with its pool."""
+    usage()
+    store = Database(dsn)
+    assert [store_capacity_plans(store, NOW_MS + hours * HOUR) for hours in (0, 1)] == [1, 0]
+    usage("serve")
+    assert [store_capacity_plans(store, NOW_MS + hours * HOUR) for hours in (2, 3)] == [1, 0]
+    with store.connect() as connection:
+        made = dict(connection.execute("SELECT pool, made_ms FROM capacity_plan").fetchall())
+    assert made == {"train": NOW_MS, "serve": NOW_MS + 2 * HOUR}
+    with store.connect() as connection:
+        connection.execute("INSERT INTO capacity_plan VALUES ('gone', %s, '{}')", (NOW_MS,))
+    assert store_capacity_plans(store, NOW_MS + DAY) == 2
+    with store.connect() as connection:
+        made = dict(connection.execute("SELECT pool, made_ms FROM capacity_plan").fetchall())
+    assert made == {"train": NOW_MS + DAY, "serve": NOW_MS + DAY}
 
 
 def growth_cells(plan):
