@@ -279,7 +279,8 @@ BOARD = Board(
             (
                 stat(
                     "Held now",
-                    "Accelerators held by a workload, by samples of the last 15 minutes.",
+                    "Accelerators held by a workload, by samples of the last 15 minutes; may be"
+                    " empty while agents are silent.",
                     NOW_HELD,
                     COUNT,
                     width=6,

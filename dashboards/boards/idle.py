@@ -171,7 +171,8 @@ BOARD = Board(
                 ),
                 stat(
                     "Idle now",
-                    "Held accelerators whose latest reading shows no activity.",
+                    "Held accelerators whose latest reading shows no activity; may be empty while"
+                    " agents are silent.",
                     number_now(f"{IS_HELD} AND {NOW_IDLE}", ACTIVITY_NOW),
                     COUNT,
                     width=6,
@@ -180,7 +181,7 @@ BOARD = Board(
                 stat(
                     "No process",
                     "Held accelerators on which no process runs now, by the driver's list of"
-                    " processes.",
+                    " processes; may be empty where none is read.",
                     number_now(f"{IS_HELD} AND l.gpu_processes = 0", "l.gpu_processes"),
                     COUNT,
                     width=6,
@@ -189,7 +190,7 @@ BOARD = Board(
                 stat(
                     "Used without allocation",
                     "Accelerators that nobody holds, with a process or activity of 5 % and more; of"
-                    " all teams.",
+                    " all teams. May be empty while agents are silent.",
                     number_now(IS_UNHELD_USE, f"coalesce(l.gpu_processes, {ACTIVITY_NOW})"),
                     COUNT,
                     width=6,
