@@ -38,7 +38,7 @@ from gpuledger_collector.insight.anomalies import TUNED, Tuning, detect, limits,
 from gpuledger_collector.insight.anomalies.baseline import RollingBaseline, rolling_baseline
 from gpuledger_collector.insight.findings import WorkloadUsage
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.jobs.find_anomalies import find_anomalies
+from gpuledger_collector.services.anomaly_search import find_anomalies
 
 HOUR = 3_600_000
 JUDGES = Path(__file__).resolve().parents[1] / ".." / "shared" / "judges"
@@ -248,7 +248,7 @@ def _ignore(*_):
 def ledger(cost, gpus):
     """Hours of the episodes that the search in the ledger keeps."""
     book = Book(cost, gpus)
-    with patch.multiple("gpuledger_collector.jobs.find_anomalies", **book.stores()):
+    with patch.multiple("gpuledger_collector.services.anomaly_search", **book.stores()):
         find_anomalies(book, len(gpus) * HOUR)
     flags = np.zeros(len(gpus))
     for finding in book.findings:

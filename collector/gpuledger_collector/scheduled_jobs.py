@@ -13,21 +13,21 @@ from functools import partial
 
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.ingest.batches import counters
-from gpuledger_collector.jobs.find_anomalies import find_anomalies
-from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.notify_findings import notify_findings
-from gpuledger_collector.jobs.reclaim_idle import reclaim_idle
-from gpuledger_collector.jobs.recommend import recommend
-from gpuledger_collector.jobs.watch_budgets import watch_budgets
-from gpuledger_collector.jobs.watch_spending import SpendingWatch
 from gpuledger_collector.notifications import budget_mail, finding_mail
 from gpuledger_collector.schedule import Job, Schedule, delete_old_runs
+from gpuledger_collector.services.anomaly_search import find_anomalies
+from gpuledger_collector.services.budget_watch import watch_budgets
 from gpuledger_collector.services.capacity_plan import store_capacity_plans
+from gpuledger_collector.services.finding_notifications import notify_findings
 from gpuledger_collector.services.forecasts import store_forecasts
 from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.services.month_proof import prove_months
 from gpuledger_collector.services.rating import rate_usage
+from gpuledger_collector.services.reclaim import reclaim_idle
+from gpuledger_collector.services.recommendation_search import recommend
 from gpuledger_collector.services.scaling_advice import advise_scaling
+from gpuledger_collector.services.spending_watch import SpendingWatch
 from gpuledger_collector.services.upkeep import (
     create_partitions,
     expire,

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from gpuledger_collector.ingest.remote_write.metering import ScrapeMeter
     from gpuledger_collector.ingest.remote_write.series import SeriesReader
     from gpuledger_collector.insight.recommendations.energy import Tariff
-    from gpuledger_collector.jobs.notify_findings import MailWriters
     from gpuledger_collector.mcp.http import Endpoint
     from gpuledger_collector.mcp.ledger import Reader
     from gpuledger_collector.notifications.links import AckLinks, PageLinks
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.notifications.transport import Transport
     from gpuledger_collector.notifications.webhooks import WebhookTransport
     from gpuledger_collector.readiness import Readiness
+    from gpuledger_collector.services.finding_notifications import MailWriters
     from gpuledger_collector.services.upkeep import ArchiveRetention, RetentionDays
     from gpuledger_collector.storage.access.reader_watch import ReaderWatch
     from gpuledger_collector.storage.database import Database
@@ -681,8 +681,8 @@ def hook(settings: Settings, channel: str) -> WebhookTransport:
 
 def notification_writers(settings: Settings) -> MailWriters:
     """Create the writers of notifications, with links where they are configured."""
-    from gpuledger_collector.jobs.notify_findings import MailWriters
     from gpuledger_collector.notifications import finding_mail
+    from gpuledger_collector.services.finding_notifications import MailWriters
 
     links, pages = ack_links(settings), page_links(settings)
     return MailWriters(

@@ -29,13 +29,13 @@ from fakes.minutes import roll_up_minutes
 from fakes.prometheus import WRITE, headers, one, pod, scrape, snappy
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.notify_findings import MailWriters, notify_findings
-from gpuledger_collector.jobs.recommend import recommend
-from gpuledger_collector.jobs.watch_spending import SpendingWatch
 from gpuledger_collector.notifications import finding_mail
+from gpuledger_collector.services.finding_notifications import MailWriters, notify_findings
 from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.services.idle_search import find_idle
+from gpuledger_collector.services.recommendation_search import recommend
 from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.services.spending_watch import SpendingWatch
 from gpuledger_collector.services.upkeep import ArchiveRetention, pack_samples, roll_up_series
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.access.tokens import Token, create

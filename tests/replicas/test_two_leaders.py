@@ -16,9 +16,9 @@ from fakes.fleet import DAY, OCTOBER
 from fakes.idle_day import furnish
 from fakes.ledger import findings
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
-from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.notify_findings import MailWriters, notify_findings
 from gpuledger_collector.notifications import finding_mail as finding_mail
+from gpuledger_collector.services.finding_notifications import MailWriters, notify_findings
+from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.services.scaling_advice import advise_scaling
 from gpuledger_collector.storage.database import Database
 

@@ -16,7 +16,7 @@ from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.export.findings import ANOMALIES
 from gpuledger_collector.insight.anomalies import Detection, detect, group_episodes
 from gpuledger_collector.insight.findings import AT_LISTED_RATES
-from gpuledger_collector.jobs.find_anomalies import find_anomalies
+from gpuledger_collector.services.anomaly_search import find_anomalies
 from gpuledger_collector.services.findings import WholeFleet, list_findings
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_common.plurals import plural

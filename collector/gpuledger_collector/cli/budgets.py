@@ -21,9 +21,9 @@ from gpuledger_collector.cli.session import load_settings, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.budgets import rows, table_row
 from gpuledger_collector.insight.notifications.messages import Content
-from gpuledger_collector.jobs.watch_budgets import Begin, watch_budgets
 from gpuledger_collector.notifications import budget_mail
 from gpuledger_collector.services.budget_status import evaluate_shares, statuses
+from gpuledger_collector.services.budget_watch import Begin, watch_budgets
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.locks import Lock

@@ -17,9 +17,9 @@ from gpuledger_collector.cli.output import Column, Row, emit, emit_report, numbe
 from gpuledger_collector.cli.session import Session, open_session
 from gpuledger_collector.export.findings import IDLE
 from gpuledger_collector.insight.idle.episodes import SHOWN
-from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.services.findings import FindingList, WholeFleet, holder, list_findings
 from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.services.nodes import has_nodes
 from gpuledger_collector.services.serving_replicas import ServiceReplicas, assess_services
 from gpuledger_common.plurals import plural

@@ -17,9 +17,9 @@ from gpuledger_collector.cli.output import Column, emit
 from gpuledger_collector.cli.session import load_settings, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.insight.notifications.finding_rules import Notification
-from gpuledger_collector.jobs.notify_findings import notify_findings
-from gpuledger_collector.jobs.reclaim_idle import candidates, reclaim_idle
 from gpuledger_collector.notifications import finding_mail
+from gpuledger_collector.services.finding_notifications import notify_findings
+from gpuledger_collector.services.reclaim import candidates, reclaim_idle
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.notifications import finding_notifications
 from gpuledger_collector.wiring import notification_writers, reclaim_backends

@@ -23,8 +23,8 @@ from gpuledger_collector.insight.waste_receipt import (
     WasteReceipt,
     make_receipt,
 )
-from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.findings import findings, recommendations
 from gpuledger_common.plurals import plural

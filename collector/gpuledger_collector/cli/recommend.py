@@ -161,8 +161,8 @@ def refresh_recommendations(
             if still_hold(connection, now_ms, settings.recommend_seconds * 1000, prices):
                 return
     # Here, because they take longer to import than the stored recommendations to be read.
-    from gpuledger_collector.jobs.find_idle import find_idle
-    from gpuledger_collector.jobs.recommend import recommend as make_recommendations
+    from gpuledger_collector.services.idle_search import find_idle
+    from gpuledger_collector.services.recommendation_search import recommend as make_recommendations
 
     find_idle(session.database, now_ms)
     make_recommendations(session.database, now_ms, prices)

@@ -57,7 +57,7 @@ NO_PRICE = "no price is known"
 INTENDED = "This is intended"
 UNATTRIBUTED_NAME = "(unattributed)"
 STORM = "storm"
-"""State of a spending episode that was found from its runs (jobs.find_anomalies)."""
+"""State of a spending episode that was found from its runs (insight.anomalies)."""
 ANOMALY_CAUSES = {
     "price": "a rate changed",
     "usage": "it uses more",

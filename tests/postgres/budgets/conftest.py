@@ -15,8 +15,8 @@ from fakes.books import Command
 from fakes.fleet import DAY, NOW_MS, OCTOBER, Fleet, Held
 from fakes.ledger import Run, fleet, run
 from fakes.worlds import world
-from gpuledger_collector.jobs.watch_budgets import watch_budgets
 from gpuledger_collector.notifications import budget_mail
+from gpuledger_collector.services.budget_watch import watch_budgets
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock

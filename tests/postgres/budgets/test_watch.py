@@ -13,9 +13,9 @@ import pytest
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.export.budgets import rows
-from gpuledger_collector.jobs.watch_budgets import watch_budgets
 from gpuledger_collector.notifications import budget_mail
 from gpuledger_collector.services.budget_status import statuses
+from gpuledger_collector.services.budget_watch import watch_budgets
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.storage.billing import budgets as stored
 from gpuledger_collector.storage.database import Database

@@ -14,7 +14,7 @@ import pytest
 from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.quantity import gpu_ns
-from gpuledger_collector.jobs.find_anomalies import find_anomalies
+from gpuledger_collector.services.anomaly_search import find_anomalies
 from gpuledger_collector.services.hourly_usage import fold_usage
 
 pytestmark = pytest.mark.slow

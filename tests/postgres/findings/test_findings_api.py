@@ -5,7 +5,7 @@ import pytest
 from fakes.collector import running
 from fakes.fleet import DAY, OCTOBER
 from fakes.idle_day import furnish
-from gpuledger_collector.jobs.find_idle import find_idle
+from gpuledger_collector.services.idle_search import find_idle
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
 from fakes.idle_day import CHANGE, MINUTE, furnish, minutes
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.quantity import gpu_ns
-from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.storage.telemetry import minutes as minute_rollup
 
 
@@ -303,8 +303,8 @@ def test_a_slower_run_takes_back_nothing_of_a_faster_one(fleet, findings, monkey
     furnish(fleet)
     minutes(fleet, 1, DAY, 2 * DAY + 3 * HOUR, 0.0)
     fleet.evidence([Held(1, 1, hour * HOUR, hour * HOUR + HOUR) for hour in range(24, 51)])
-    monkeypatch.setattr("gpuledger_collector.jobs.find_idle.WINDOW_ACCELERATOR_DAYS", 1)
-    monkeypatch.setattr("gpuledger_collector.jobs.find_idle.MAX_WINDOW_DAYS", 1)
+    monkeypatch.setattr("gpuledger_collector.services.idle_search.WINDOW_ACCELERATOR_DAYS", 1)
+    monkeypatch.setattr("gpuledger_collector.services.idle_search.MAX_WINDOW_DAYS", 1)
     at, seen = OCTOBER + 2 * DAY + 3 * HOUR, []
 
     def after() -> None:

@@ -21,9 +21,9 @@ from fakes.collector import running
 from fakes.fleet import DAY, HOUR, NOW, NOW_MS, OCTOBER
 from fakes.rich_ledger import CLOSED, OPEN, rich
 from gpuledger_collector.api import admission
-from gpuledger_collector.jobs.notify_findings import MailWriters, notify_findings
 from gpuledger_collector.mcp.tools import TOOLS
 from gpuledger_collector.notifications import finding_mail
+from gpuledger_collector.services.finding_notifications import MailWriters, notify_findings
 from gpuledger_collector.storage.database import Database
 
 __all__ = ["rich"]

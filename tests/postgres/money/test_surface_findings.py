@@ -16,8 +16,8 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.surfaces import CENT, MICRO, Surfaces, table
 from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.insight.findings import AT_LISTED_RATES
-from gpuledger_collector.jobs.notify_findings import MailWriters, notify_findings
 from gpuledger_collector.notifications import finding_mail
+from gpuledger_collector.services.finding_notifications import MailWriters, notify_findings
 from gpuledger_collector.storage.database import Database
 from postgres.recommendations.test_recommend import DAYS as WINDOW_DAYS
 from postgres.recommendations.test_recommend import RATE, minutes, work

@@ -18,10 +18,10 @@ from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
 from fakes.idle_day import minutes
 from fakes.rich_ledger import EUROPEAN, OPEN, rich
 from fakes.surfaces import CENT, MICRO, ledger, table
-from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.notify_findings import MailWriters, notify_findings
-from gpuledger_collector.jobs.watch_budgets import watch_budgets
 from gpuledger_collector.notifications import budget_mail, finding_mail
+from gpuledger_collector.services.budget_watch import watch_budgets
+from gpuledger_collector.services.finding_notifications import MailWriters, notify_findings
+from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 
@@ -102,7 +102,9 @@ def test_idle_time_is_its_charge(idle, rich, monkeypatch):
     ]
     assert reply.content["proof"]["state"] == "estimated"
     assert [Decimal(row["cost"]) for row in command if row["team"]] == [cents(micro)]
-    monkeypatch.setattr("gpuledger_collector.jobs.notify_findings.MIN_SUMMARY_GPU_HOURS", HOURS)
+    monkeypatch.setattr(
+        "gpuledger_collector.services.finding_notifications.MIN_SUMMARY_GPU_HOURS", HOURS
+    )
     assert notify_findings(Database(idle.dsn), OCTOBER + 40 * DAY + HOUR, WRITERS).summaries == 1
     ((week,),) = rich.rows("SELECT text FROM outbox WHERE kind = 'summary'")
     said = re.search(

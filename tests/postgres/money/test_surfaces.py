@@ -22,9 +22,9 @@ from fakes.fleet import NOW_MS
 from fakes.rich_ledger import CLOSED, OPEN, TEAMS, rich
 from fakes.surfaces import CENT, MICRO, MONTHS, OWNERS, added, cited_nowhere, ledger, table
 from gpuledger_collector.cli import build
-from gpuledger_collector.jobs.watch_budgets import watch_budgets
 from gpuledger_collector.mcp.tools import TOOLS
 from gpuledger_collector.notifications import budget_mail
+from gpuledger_collector.services.budget_watch import watch_budgets
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 

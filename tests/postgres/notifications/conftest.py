@@ -13,14 +13,14 @@ from fakes.fleet import DAY, OCTOBER, Fleet
 from fakes.idle_day import furnish
 from fakes.ledger import Run, findings, fleet, run
 from fakes.worlds import world
-from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.notify_findings import (
+from gpuledger_collector.notifications import finding_mail as finding_mail
+from gpuledger_collector.notifications.links import AckLinks
+from gpuledger_collector.services.finding_notifications import (
     MailWriters,
     NotificationReport,
     notify_findings,
 )
-from gpuledger_collector.notifications import finding_mail as finding_mail
-from gpuledger_collector.notifications.links import AckLinks
+from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.storage.database import Database
 
 __all__ = ["findings", "fleet", "run"]

@@ -20,8 +20,6 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.idle_day import minutes
 from fakes.mail import Inbox, mail_server
 from gpuledger_collector.insight.notifications.finding_rules import ReclaimAction
-from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.reclaim_idle import ReclaimReport, reclaim_idle
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.reclaim import (
     NotReclaimed,
@@ -32,6 +30,8 @@ from gpuledger_collector.notifications.reclaim import (
 from gpuledger_collector.notifications.sender import Sender
 from gpuledger_collector.notifications.smtp import SmtpTransport
 from gpuledger_collector.notifications.webhooks import WebhookTransport
+from gpuledger_collector.services.idle_search import find_idle
+from gpuledger_collector.services.reclaim import ReclaimReport, reclaim_idle
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.notifications.outbox import Outbox
 
@@ -57,7 +57,7 @@ echo "$1" >> {log}
 """
 DIES = """
 import os, signal, sys
-from gpuledger_collector.jobs.reclaim_idle import reclaim_idle
+from gpuledger_collector.services.reclaim import reclaim_idle
 from gpuledger_collector.notifications import finding_mail
 from gpuledger_collector.notifications.reclaim import SlurmBackend
 from gpuledger_collector.storage.database import Database

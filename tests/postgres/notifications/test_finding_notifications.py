@@ -21,9 +21,9 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.api import acks
 from gpuledger_collector.insight.notifications.finding_rules import Contact, owner_address
 from gpuledger_collector.insight.notifications.messages import Content
-from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.notify_findings import MailWriters, notify_findings
 from gpuledger_collector.notifications.links import AckLinks
+from gpuledger_collector.services.finding_notifications import MailWriters, notify_findings
+from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings.idle_workloads import idle_of_budget, idle_workloads
@@ -459,7 +459,9 @@ def test_leads_get_the_sum_of_a_week(idle_day, apply, write, findings, monkeypat
     _go_on(idle_day, findings, 1, 6)
     assert write(4.9).summaries == 0
     with monkeypatch.context() as patch:
-        patch.setattr("gpuledger_collector.jobs.notify_findings.MIN_SUMMARY_GPU_HOURS", 10_000)
+        patch.setattr(
+            "gpuledger_collector.services.finding_notifications.MIN_SUMMARY_GPU_HOURS", 10_000
+        )
         assert write(5.1).summaries == 0, "a week with too little idle time is no mail"
     assert write(5.2).summaries == 1  # Monday, 6 October
     assert write(5.3).summaries == 0

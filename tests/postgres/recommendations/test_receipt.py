@@ -11,7 +11,7 @@ import pytest
 from fakes.fleet import DAY, OCTOBER
 from fakes.idle_day import furnish
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs.find_idle import find_idle
+from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.services.refresh import refresh
 
 pytestmark = pytest.mark.slow

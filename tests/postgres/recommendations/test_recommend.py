@@ -17,8 +17,8 @@ from gpuledger_collector import wiring
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import gpu_ns
-from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.recommend import recommend
+from gpuledger_collector.services.idle_search import find_idle
+from gpuledger_collector.services.recommendation_search import recommend
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
 

@@ -5,7 +5,7 @@ import pytest
 from fakes.collector import running
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs.recommend import recommend
+from gpuledger_collector.services.recommendation_search import recommend
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
 

@@ -14,9 +14,9 @@ from fakes.fleet import DAY, EPOCH, HOUR, NOW_MS, OCTOBER, Held
 from fakes.idle_day import furnish, minutes
 from fakes.minutes import roll_up_minutes
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.scheduled_jobs import scheduled_jobs
 from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.services.upkeep import (
     Expired,
     RetentionDays,

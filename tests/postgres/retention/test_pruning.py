@@ -19,8 +19,8 @@ from fakes.collector import running
 from fakes.prometheus import WRITE, headers, one, scrape, snappy
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.upkeep import roll_up_node_utilization, roll_up_series
 from gpuledger_collector.settings import Settings

@@ -15,7 +15,7 @@ from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.insight.findings import WorkloadUsage
 from gpuledger_collector.insight.notifications.finding_rules import deduplication_key_of
-from gpuledger_collector.jobs.find_anomalies import find_anomalies
+from gpuledger_collector.services.anomaly_search import find_anomalies
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -125,7 +125,7 @@ class Schedule:
 
 def search(schedule, until: int) -> None:
     """Find the schedule's anomalies as the hourly job does."""
-    with patch.multiple("gpuledger_collector.jobs.find_anomalies", **schedule.stores()):
+    with patch.multiple("gpuledger_collector.services.anomaly_search", **schedule.stores()):
         find_anomalies(schedule, until)
 
 

@@ -22,7 +22,7 @@ from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.insight.anomalies import AnomalyLimit, next_limit
 from gpuledger_collector.insight.anomalies.causes import AnomalyCase, WorkloadRun, explain
 from gpuledger_collector.insight.findings import Finding, RecentHolding
-from gpuledger_collector.jobs.find_anomalies import (
+from gpuledger_collector.services.anomaly_search import (
     BY_MINUTES,
     FIRST_MINUTE,
     HISTORY_DAYS,

@@ -63,7 +63,7 @@ FIRST_MINUTE = "first_minute_ms"
 ms).
 """
 BY_MINUTES = "by_minutes"
-"""Evidence key of an episode that was found from minutes (watch_spending.py) and not confirmed by
+"""Evidence key of an episode that was found from minutes (spending_watch.py) and not confirmed by
 an hour yet.
 """
 STORM_ENDED_MS = 2 * HOUR_MS
