@@ -9,11 +9,9 @@ longer sees, and older ones keep their start.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.owner_tree import LEVELS, UNATTRIBUTED
@@ -26,10 +24,13 @@ from gpuledger_collector.accounting.wasted_time import (
 )
 from gpuledger_collector.insight.findings import Finding, PlacedAccelerator
 from gpuledger_collector.insight.idle.episodes import IdleEpisode, idle_episodes
-from gpuledger_collector.insight.idle.kinds import FLOOR_BYTES, is_interactive, is_serving, watts
-from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes, carried, unknown
+from gpuledger_collector.insight.idle.minute_grid import (
+    estimate_survival,
+    lay_out_minutes,
+    mean_readings,
+)
+from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes
 from gpuledger_collector.insight.idle.states import IDLE_RULES, classify
-from gpuledger_collector.insight.idle.survival import IdleSurvivalCurve, estimate_curve, idle_gaps
 from gpuledger_collector.services.rating import Owners
 from gpuledger_collector.storage.billing import price_book
 from gpuledger_collector.storage.database import Database
@@ -157,14 +158,18 @@ class _Window:
         )
         holders = np.unique(intervals["workload_id"]).tolist()
         facts = workloads.facts(self._connection, holders)
-        minutes = self._with_past_use(accelerators, self._minutes(accelerators, intervals, facts))
+        table = minute_rollup.read(self._connection, self._from_ms, self._end_ms, ids)
+        period = Period(self._from_ms, self._end_ms)
+        minutes = self._with_past_use(
+            accelerators, lay_out_minutes(accelerators, period, table, intervals, facts)
+        )
         owners = Owners(rules.current(self._connection), facts)
         by_place: dict[tuple[int, str], list[Finding]] = {}
         for finding in known:
             if finding.accelerator_id is not None:
                 by_place.setdefault((finding.accelerator_id, finding.state), []).append(finding)
         current = []
-        for episode in idle_episodes(minutes, classify(minutes), _survival_curve(minutes)):
+        for episode in idle_episodes(minutes, classify(minutes), estimate_survival(minutes)):
             # Episodes that ended within the context were written by an earlier window.
             if self._at_ms(episode.end) > self._start_ms:
                 accelerator = accelerators[episode.row]
@@ -190,60 +195,6 @@ class _Window:
                 return finding
         return None
 
-    def _minutes(
-        self,
-        accelerators: Sequence[PlacedAccelerator],
-        intervals: npt.NDArray[np.void],
-        facts: Mapping[int, WorkloadFacts],
-    ) -> Minutes:
-        shape = len(accelerators), (self._end_ms - self._from_ms) // MINUTE_MS
-        row_of = {accelerator.accelerator_id: row for row, accelerator in enumerate(accelerators)}
-        table = minute_rollup.read(self._connection, self._from_ms, self._end_ms, list(row_of))
-        row = _rows(table["accelerator_id"], row_of)
-        column = (table["minute_ms"].astype(np.int64) - self._from_ms) // MINUTE_MS
-        sampled = np.zeros(shape, dtype=bool)
-        sampled[row, column] = True
-        seen, source = carried(sampled)
-
-        def reading(name: str) -> npt.NDArray[np.float64]:
-            grid = unknown(shape)
-            grid[row, column] = table[name]
-            return np.where(seen, np.take_along_axis(grid, source, axis=1), np.nan)
-
-        holding = self._holding(shape, row_of, intervals, facts)
-        idle_watts, limit_watts = (
-            np.array([watts(each.model) for each in accelerators]).reshape(shape[0], 2).T
-        )
-        return Minutes(
-            start_ms=self._from_ms,
-            # A reading without knowledge of the holder is no evidence of idleness; a fault is known
-            # without any reading.
-            seen=seen & holding.reported | holding.faulty,
-            faulty=holding.faulty,
-            holder=holding.holder,
-            serving=holding.serving,
-            interactive=holding.interactive,
-            utilization=reading("utilization_ratio"),
-            sm_active=reading("sm_active_ratio"),
-            zero_ratio=reading("zero_ratio"),
-            dram_active=reading("dram_active_ratio"),
-            memory_copy=reading("memory_copy_ratio"),
-            memory_bytes=reading("memory_used_bytes"),
-            power_watts=reading("power_watts"),
-            clock_hertz=reading("sm_clock_hertz"),
-            slowed_ratio=reading("slowed_ratio"),
-            processes=reading("processes"),
-            # No agent reads these two (docs/insight.md).
-            host_busy=unknown(shape),
-            bytes_per_second=unknown(shape),
-            memory_total=np.array(
-                [each.memory_bytes or np.nan for each in accelerators], dtype=float
-            ),
-            memory_floor=np.full(shape[0], FLOOR_BYTES),
-            idle_watts=idle_watts,
-            limit_watts=limit_watts,
-        )
-
     def _with_past_use(
         self, accelerators: Sequence[PlacedAccelerator], minutes: Minutes
     ) -> Minutes:
@@ -262,43 +213,6 @@ class _Window:
         used_before = np.zeros(len(accelerators), dtype=bool)
         used_before[[row for row, pair in zip(rows, pairs, strict=True) if pair in used]] = True
         return replace(minutes, used_before=used_before)
-
-    def _holding(
-        self,
-        shape: tuple[int, int],
-        row_of: Mapping[int, int],
-        intervals: npt.NDArray[np.void],
-        facts: Mapping[int, WorkloadFacts],
-    ) -> _Holding:
-        holding = _Holding(
-            np.full(shape, NOBODY, dtype=np.int64), *(np.zeros(shape, dtype=bool) for _ in range(4))
-        )
-        # Rounded up: a minute belongs to the interval that covers its start.
-        first, last = (
-            np.clip(-((self._from_ms - intervals[end]) // MINUTE_MS), 0, shape[1])
-            for end in ("start_ms", "end_ms")
-        )
-        counts = np.maximum(last - first, 0)
-        # An entry for each minute of each interval. Where intervals overlap, the last one to begin
-        # holds the minute.
-        row = np.repeat(_rows(intervals["accelerator_id"], row_of), counts)
-        column = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-        names, name_of = np.unique(intervals["workload_id"], return_inverse=True)
-        kinds = np.zeros((len(names), 2), dtype=bool)
-        for place, workload_id in enumerate(names.tolist()):
-            if (fact := facts.get(workload_id)) is not None:
-                kinds[place] = [
-                    judge(fact.kind, fact.name or "", fact.tags)
-                    for judge in (is_serving, is_interactive)
-                ]
-        holding.reported[row, column] = True
-        holding.faulty[row, column] = np.repeat(intervals["unavailable"] == 1, counts)
-        workload = np.where(intervals["workload_id"] == 0, NOBODY, intervals["workload_id"])
-        holding.holder[row, column] = np.repeat(workload, counts)
-        holding.serving[row, column], holding.interactive[row, column] = np.repeat(
-            kinds[name_of], counts, axis=0
-        ).T
-        return holding
 
     def _finding(
         self,
@@ -344,7 +258,7 @@ class _Window:
                 "node": accelerator.node,
                 "pool": accelerator.pool,
                 "wasted_gpu_ns": {str(at_ms): gpu_ns for at_ms, gpu_ns in wasted.items()},
-                **_mean_readings(minutes, episode),
+                **mean_readings(minutes, episode),
             },
         )
 
@@ -369,48 +283,3 @@ class _Window:
             strict=True,
         )
         return before | rating_intervals(pairs, accelerator.gpu_micro, self._cuts)
-
-
-@dataclass
-class _Holding:
-    """Who holds each accelerator in each minute, and what kind of work that is."""
-
-    holder: npt.NDArray[np.int64]
-    faulty: npt.NDArray[np.bool_]
-    serving: npt.NDArray[np.bool_]
-    interactive: npt.NDArray[np.bool_]
-    reported: npt.NDArray[np.bool_]
-    """An agent reported who holds it, or that nobody does."""
-
-
-def _rows(ids: npt.NDArray[Any], row_of: Mapping[int, int]) -> npt.NDArray[np.int64]:
-    """The row of each accelerator id."""
-    known = np.array(sorted(row_of), dtype=np.int64)
-    rows = np.array([row_of[int(accelerator_id)] for accelerator_id in known], dtype=np.int64)
-    return rows[np.searchsorted(known, ids.astype(np.int64))]
-
-
-def _survival_curve(minutes: Minutes) -> IdleSurvivalCurve:
-    """How long idleness of this part of the fleet lasts, from the minutes at hand."""
-    activity = minutes.activity()
-    known = minutes.seen & np.isfinite(activity) & (minutes.holder != NOBODY)
-    return estimate_curve(*idle_gaps(activity <= IDLE_RULES.idle_at_most, known))
-
-
-def _mean_readings(minutes: Minutes, episode: IdleEpisode) -> dict[str, float]:
-    """Means of the readings during an episode, for people to check; a metric without readings is
-    left out.
-    """
-    part = (episode.row, slice(episode.since, episode.end))
-    metrics = {
-        "utilization_ratio": minutes.utilization,
-        "sm_active_ratio": minutes.sm_active,
-        "memory_used_bytes": minutes.memory_bytes,
-        "power_watts": minutes.power_watts,
-    }
-    means = {}
-    for name, values in metrics.items():
-        known = values[part][np.isfinite(values[part])]
-        if len(known):
-            means[name] = round(float(known.mean()), 4)
-    return means

@@ -21,18 +21,17 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.insight.anomalies import AnomalyLimit, next_limit
 from gpuledger_collector.insight.anomalies.causes import AnomalyCase, WorkloadRun, explain
-from gpuledger_collector.insight.findings import Finding, RecentHolding
-from gpuledger_collector.services.anomaly_search import (
+from gpuledger_collector.insight.anomalies.spending_findings import (
     BY_MINUTES,
     FIRST_MINUTE,
-    HISTORY_DAYS,
     KIND,
     SHOWN_DRIVERS,
-    TeamSpending,
     cause_evidence,
     team_finding,
-    team_spending,
 )
+from gpuledger_collector.insight.anomalies.team_spending import TeamSpending
+from gpuledger_collector.insight.findings import Finding, RecentHolding
+from gpuledger_collector.services.anomaly_search import HISTORY_DAYS, team_spending
 from gpuledger_collector.services.rating import Owners
 from gpuledger_collector.storage.billing import price_book
 from gpuledger_collector.storage.database import Database
