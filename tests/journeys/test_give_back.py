@@ -9,7 +9,7 @@ import pytest
 
 from fakes.postgres import open_folder
 from fakes.slurm import cluster, why_not
-from gpuledger_collector.insight.notifications.finding_rules import ReclaimAction
+from gpuledger_collector.insight.notifications.reclaim_rules import ReclaimAction
 from gpuledger_collector.notifications.reclaim import NotReclaimed, SlurmBackend
 
 REASON = why_not()

@@ -62,9 +62,9 @@ from gpuledger_collector.insight.notifications.finding_rules import (
     SCANCEL,
     AnomalyFloor,
     Contact,
-    ReclaimRule,
 )
 from gpuledger_collector.insight.notifications.messages import is_address, is_recipient
+from gpuledger_collector.insight.notifications.reclaim_rules import ReclaimRule
 
 USER_FIELDS = ("address", "tag", "domains")
 TEAM_FIELDS = (

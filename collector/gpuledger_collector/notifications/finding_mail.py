@@ -20,13 +20,13 @@ from gpuledger_collector.insight.notifications.finding_rules import (
     IdleAccelerator,
     IdleNotice,
     IdleWorkload,
-    ReclaimAction,
     Section,
     WastedUsage,
     WeeklySummary,
     reclaim_command,
 )
 from gpuledger_collector.insight.notifications.messages import Content
+from gpuledger_collector.insight.notifications.reclaim_rules import ReclaimAction
 from gpuledger_collector.notifications.amounts import csv_text, exact
 from gpuledger_collector.notifications.links import AckLinks, PageLinks
 from gpuledger_collector.notifications.templating import (

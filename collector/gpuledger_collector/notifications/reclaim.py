@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
-from gpuledger_collector.insight.notifications.finding_rules import ReclaimAction
 from gpuledger_collector.insight.notifications.messages import Content, Message
+from gpuledger_collector.insight.notifications.reclaim_rules import ReclaimAction
 from gpuledger_collector.notifications.transport import DeliveryUnknown, NotAccepted
 from gpuledger_collector.notifications.webhooks import WebhookTransport
 from gpuledger_common.http_exchange import BoundedConnection

@@ -14,15 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpuledger_collector.accounting.period import DAY_MS, Period
-from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
-from gpuledger_collector.accounting.wasted_time import AcceleratorPlace, price_waste
-from gpuledger_collector.insight.findings import Finding, NamedFinding
+from gpuledger_collector.insight.findings import NamedFinding
 from gpuledger_collector.insight.notifications.delivery_rules import local_week
 from gpuledger_collector.insight.notifications.finding_rules import (
     ANOMALY,
     IDLE,
-    RECLAIMABLE_STATES,
     AnomalyNotice,
     Contact,
     IdleNotice,
@@ -30,15 +27,15 @@ from gpuledger_collector.insight.notifications.finding_rules import (
     IdleWorkload,
     Notification,
     Section,
-    WastedUsage,
     WeeklySummary,
-    deduplication_key_of,
+    find_same_episode,
     must_escalate,
     notifiable_accelerators,
     recipients_of,
     team_contact,
 )
 from gpuledger_collector.insight.notifications.messages import Content, Message
+from gpuledger_collector.insight.notifications.weekly_waste import add_up_week, waste_by_workload
 from gpuledger_collector.storage.billing import budgets, price_book
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import findings
@@ -290,7 +287,7 @@ class _Run:
                 )
         for finding in ongoing:
             subject = f"{finding.subject}:{finding.currency or ''}"
-            same = _same_episode(known, finding, subject)
+            same = find_same_episode(known, finding, subject)
             if same is not None:
                 findings = tuple(dict.fromkeys([*same.findings, finding.key]))
                 grown = replace(
@@ -362,19 +359,14 @@ class _Run:
         if budgets.known_since(self._connection, before) > before.start_ms:
             return None
         rows = findings.list_named(self._connection, IDLE, before.start_ms, before.end_ms)
-        wasted = _wasted_by_workload(rows, team, before, price_book.current(self._connection))
-        costs: dict[str, int] = {}
-        for usage in wasted:
-            if usage.currency is not None and usage.cost_micro is not None:
-                costs[usage.currency] = costs.get(usage.currency, 0) + usage.cost_micro
-        used = [usage for usage in wasted if usage.gpu_ns]
-        is_priced = all(usage.cost_micro is not None for usage in used)
-        return IdleWeek(sum(usage.gpu_ns for usage in used), costs, is_priced)
+        return add_up_week(
+            waste_by_workload(rows, team, before, price_book.current(self._connection))
+        )
 
     def _summary(
         self, team: str, rows: Sequence[NamedFinding], week: Period, zone: str
     ) -> WeeklySummary:
-        wasted = _wasted_by_workload(rows, team, week, price_book.current(self._connection))
+        wasted = waste_by_workload(rows, team, week, price_book.current(self._connection))
         sent = [
             notification
             for notification in finding_notifications.recent(self._connection, IDLE, week.start_ms)
@@ -407,67 +399,3 @@ class _Run:
             ),
             unreachable=tuple(sorted(unreachable)),
         )
-
-
-def _same_episode(
-    known: Sequence[Notification], finding: Finding, subject: str
-) -> Notification | None:
-    """The notification of this episode: by its finding, or by an overlap, since a new search may
-    move its start.
-    """
-    # A notified storm that grows until one job makes most of the spending is still that storm.
-    jobs = finding.evidence.get("workloads", [])[:1]
-    about = {deduplication_key_of(finding.key, subject), *(f"{subject}:{job}" for job in jobs)}
-    for notification in known:
-        overlaps = (
-            notification.until_ms >= finding.since_ms and notification.since_ms < finding.until_ms
-        )
-        if finding.key in notification.findings or (
-            notification.deduplication_key in about and overlaps
-        ):
-            return notification
-    return None
-
-
-def _wasted_by_workload(
-    rows: Sequence[NamedFinding], team: str, week: Period, book: PriceBook
-) -> list[WastedUsage]:
-    """Idle usage of a team inside a week, by workload."""
-    by_workload: dict[int, list[NamedFinding]] = {}
-    for row in rows:
-        if row.team == team and row.state in RECLAIMABLE_STATES and row.workload_id is not None:
-            by_workload.setdefault(row.workload_id, []).append(row)
-    return [_wasted_usage(group, week, book) for group in by_workload.values()]
-
-
-def _wasted_usage(rows: Sequence[NamedFinding], week: Period, book: PriceBook) -> WastedUsage:
-    """Idle usage of one workload inside a week, exact: each rating interval at the rate in force in
-    it.
-    """
-    gpu_ns, cost, per_day = 0, 0, 0
-    currencies: set[str | None] = set()
-    for row in rows:
-        evidence = row.evidence
-        wasted = {int(at_ms): ns for at_ms, ns in evidence["wasted_gpu_ns"].items()}
-        inside = {at_ms: ns for at_ms, ns in wasted.items() if week.start_ms <= at_ms < week.end_ms}
-        place = AcceleratorPlace(
-            row.gpu_micro or 0, evidence.get("pool", ""), row.model or "", row.node
-        )
-        priced = price_waste(place, inside, book, week.end_ms - 1)
-        if not priced.gpu_ns:
-            continue
-        gpu_ns += priced.gpu_ns
-        currencies.add(priced.currency if priced.cost_micro is not None else None)
-        cost += priced.cost_micro or 0
-        per_day += (priced.per_day_micro or 0) if row.is_ongoing else 0
-    currency = currencies.pop() if len(currencies) == 1 else None
-    return WastedUsage(
-        label=rows[0].job,
-        user=rows[0].user_name or "",
-        states=tuple(sorted({row.state for row in rows})),
-        gpu_ns=gpu_ns,
-        currency=currency,
-        cost_micro=None if currency is None else cost,
-        ongoing=any(row.is_ongoing for row in rows),
-        per_day_micro=None if currency is None else per_day,
-    )

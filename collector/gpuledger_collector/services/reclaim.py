@@ -18,13 +18,15 @@ from gpuledger_collector.insight.notifications.finding_rules import (
     NOT_NOTIFIED,
     IdleWorkload,
     Notification,
+)
+from gpuledger_collector.insight.notifications.messages import Content, Message
+from gpuledger_collector.insight.notifications.reclaim_rules import (
     ReclaimAction,
     ReclaimRule,
     is_due,
     reason_to_spare,
     reclaim_target,
 )
-from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.notifications.reclaim import NotReclaimed, ReclaimBackend
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings.idle_workloads import idle_workloads

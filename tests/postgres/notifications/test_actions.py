@@ -19,7 +19,7 @@ import pytest
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.idle_day import minutes
 from fakes.mail import Inbox, mail_server
-from gpuledger_collector.insight.notifications.finding_rules import ReclaimAction
+from gpuledger_collector.insight.notifications.reclaim_rules import ReclaimAction
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.reclaim import (
     NotReclaimed,

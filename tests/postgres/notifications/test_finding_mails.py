@@ -24,13 +24,13 @@ from gpuledger_collector.insight.notifications.finding_rules import (
     IdleNotice,
     IdleWeek,
     IdleWorkload,
-    ReclaimAction,
     Section,
     WastedUsage,
     WeeklySummary,
     reclaim_command,
 )
 from gpuledger_collector.insight.notifications.messages import Content, Message
+from gpuledger_collector.insight.notifications.reclaim_rules import ReclaimAction
 from gpuledger_collector.notifications import digest_mail
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.links import AckLinks, PageLinks

@@ -12,7 +12,7 @@ from fakes.mail import message
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.ingest.remote_write import prometheus_api
 from gpuledger_collector.ingest.remote_write.prometheus_api import NoAnswer, PrometheusApi, TooLarge
-from gpuledger_collector.insight.notifications.finding_rules import ReclaimAction
+from gpuledger_collector.insight.notifications.reclaim_rules import ReclaimAction
 from gpuledger_collector.notifications.reclaim import KubernetesBackend, NotReclaimed
 from gpuledger_collector.notifications.smtp import SmtpTransport
 from gpuledger_collector.notifications.transport import DeliveryUnknown, NotAccepted

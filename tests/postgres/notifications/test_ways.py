@@ -20,8 +20,8 @@ import pytest
 from fakes.apiserver import TOKEN, certificates
 from fakes.mail import message
 from gpuledger_collector.config.hooks import read_hooks
-from gpuledger_collector.insight.notifications.finding_rules import ReclaimAction
 from gpuledger_collector.insight.notifications.messages import Content, Message
+from gpuledger_collector.insight.notifications.reclaim_rules import ReclaimAction
 from gpuledger_collector.notifications.addresses import is_public
 from gpuledger_collector.notifications.reclaim import KubernetesBackend, NotReclaimed
 from gpuledger_collector.notifications.transport import NotAccepted

@@ -17,9 +17,8 @@ from gpuledger_collector.insight.notifications.finding_rules import (
     ANOMALY,
     IDLE,
     Notification,
-    ReclaimAction,
-    ReclaimRule,
 )
+from gpuledger_collector.insight.notifications.reclaim_rules import ReclaimAction, ReclaimRule
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.database import Database

@@ -12,11 +12,8 @@ from typing import Any
 
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.insight.notifications.delivery_rules import DeliveryRules
-from gpuledger_collector.insight.notifications.finding_rules import (
-    AnomalyFloor,
-    Contact,
-    ReclaimRule,
-)
+from gpuledger_collector.insight.notifications.finding_rules import AnomalyFloor, Contact
+from gpuledger_collector.insight.notifications.reclaim_rules import ReclaimRule
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection
 
