@@ -39,7 +39,6 @@ from gpuledger_collector.services.upkeep import (
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.capacity import queues, scaling
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.notifications import outbox
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.telemetry.retention import expire_records
@@ -143,9 +142,7 @@ def _insight_jobs(c: _Context) -> list[Job]:
         Job(
             "watch_budgets",
             settings.budget_seconds,
-            lambda: watch_budgets(
-                partial(database.transaction, Lock.BUDGETS), c.now_ms, write_budget_mail
-            ),
+            lambda: watch_budgets(database, c.now_ms, write_budget_mail),
             "messages",
         ),
         Job(

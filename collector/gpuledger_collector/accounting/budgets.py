@@ -25,6 +25,8 @@ MEASURES = (DIRECT, TOTAL, GPU_HOURS)
 """What counts against a budget: direct cost, with the owner's shares of common costs, or hours
 held.
 """
+MEASURED = {DIRECT: "direct cost", TOTAL: "total cost", GPU_HOURS: "GPU-hours"}
+"""What people call it."""
 HOURS_UNIT = "GPU-hours"
 HOUR_DIGITS = 2
 MICRO_HOUR_NS = 3_600_000
@@ -98,10 +100,14 @@ class Budget:
         """Decimal places with which exact amounts are shown."""
         return HOUR_DIGITS if self.measure == GPU_HOURS else minor_digits(self.currency)
 
-    def number(self, micro: int, digits: int | None = None) -> str:
-        """An amount without its unit: `40,000.00`; `digits` 0 for estimates."""
+    def plain(self, micro: int, digits: int | None = None) -> str:
+        """An amount for files and programs: `40000.00`; `digits` 0 for estimates."""
         places = self.digits if digits is None else digits
-        return group_digits(decimal_text(round_half_even_div(micro, MICRO // 10**places), places))
+        return decimal_text(round_half_even_div(micro, MICRO // 10**places), places)
+
+    def number(self, micro: int, digits: int | None = None) -> str:
+        """An amount for people, without its unit: `40,000.00`; `digits` 0 for estimates."""
+        return group_digits(self.plain(micro, digits))
 
     def text(self, micro: int, digits: int | None = None) -> str:
         """An amount as people write it: `USD 40,000.00`, `5,000.00 GPU-hours`."""
@@ -109,6 +115,11 @@ class Budget:
         return (
             f"{number} {HOURS_UNIT}" if self.measure == GPU_HOURS else f"{self.currency} {number}"
         )
+
+    @property
+    def measured(self) -> str:
+        """What counts against it, as people say it."""
+        return MEASURED[self.measure]
 
     @property
     def owner_label(self) -> str:

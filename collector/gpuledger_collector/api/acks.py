@@ -19,9 +19,14 @@ from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.api.context import LedgerRoute
 from gpuledger_collector.insight.notifications.finding_rules import IDLE, MAX_ACK_DAYS, Notification
 from gpuledger_collector.notifications.links import NOTIFICATION_PATH, PATH, AckLinks
-from gpuledger_collector.storage.billing import budgets
-from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.notifications import finding_notifications, links
+from gpuledger_collector.services.acknowledgements import (
+    LinkedNotification,
+    read_budget_link,
+    read_notification_link,
+    use_budget_link,
+    use_notification_link,
+)
+from gpuledger_collector.services.database import Database
 from gpuledger_common.escapes import escape_text
 
 PAGE = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -93,12 +98,10 @@ def _add_budget_routes(
         """The budget's name, and when the link was used."""
         if not ack_links.holds(budget, period, notified_at, mac):
             raise HTTPException(403, "the signature of this link is wrong")
-        with database.transaction() as connection:
-            name = budgets.name_of(connection, budget)
-            used_ms = links.used_ms(connection, mac)
-        if name is None:
+        linked = read_budget_link(database, budget, mac)
+        if linked.name is None:
             raise HTTPException(404, "this budget is no longer in force")
-        return name, used_ms
+        return linked.name, linked.used_ms
 
     @routes.get(PATH, response_class=HTMLResponse)
     def ask(budget: Number, period: Number, mac: Mac, notified_at: NotifiedAt = 0) -> HTMLResponse:
@@ -117,12 +120,9 @@ def _add_budget_routes(
         """Acknowledge the budget's firing alerts of the period, once."""
         name, used_ms = read_link(budget, period, notified_at, mac)
         at_ms = round(clock().timestamp() * 1000)
-        with database.transaction() as connection:
-            # Used and acknowledged in one transaction; of two clicks at once one is told that the
-            # link was used.
-            if not links.use(connection, mac, at_ms):
-                return used_page(f"Budget {name}", used_ms or at_ms)
-            count = budgets.acknowledge(connection, name, "by the link of a mail", at_ms, period)
+        count = use_budget_link(database, mac, name, period, at_ms)
+        if count is None:
+            return used_page(f"Budget {name}", used_ms or at_ms)
         result = (
             f"<p>{count} alerts are acknowledged.</p>"
             if count
@@ -134,32 +134,27 @@ def _add_budget_routes(
 def _add_notification_routes(
     routes: APIRouter, ack_links: AckLinks, database: Database, clock: Callable[[], dt.datetime]
 ) -> None:
-    def read_link(
-        notification_id: int, expires: int, mac: str
-    ) -> tuple[Notification, str, int | None]:
-        """The notification, its subject, and when the link was used."""
+    def read_link(notification_id: int, expires: int, mac: str) -> LinkedNotification:
+        """The notification of a link. Raises HTTPException."""
         if not ack_links.holds_notification(notification_id, expires, mac):
             raise HTTPException(403, "the signature of this link is wrong")
         if clock().timestamp() * 1000 >= expires:
             raise HTTPException(
                 410, "this link has expired; use `gpuledger notifications ack` instead"
             )
-        with database.transaction() as connection:
-            notification = finding_notifications.by_id(connection, notification_id)
-            if notification is None:
-                raise HTTPException(404, "this notification no longer exists")
-            subject = finding_notifications.subject_of(connection, notification)
-            return notification, subject, links.used_ms(connection, mac)
+        linked = read_notification_link(database, notification_id, mac)
+        if linked is None:
+            raise HTTPException(404, "this notification no longer exists")
+        return linked
 
     @routes.get(NOTIFICATION_PATH, response_class=HTMLResponse)
     def ask_notification(notification: Number, expires: Number, mac: Mac) -> HTMLResponse:
         """A page with buttons; opening it changes nothing."""
-        linked, subject, used_ms = read_link(notification, expires, mac)
-        if used_ms is not None:
-            return used_page(subject, used_ms)
-        return page(
-            subject, _question(linked, f"?notification={notification}&expires={expires}&mac={mac}")
-        )
+        linked = read_link(notification, expires, mac)
+        if linked.used_ms is not None:
+            return used_page(linked.subject, linked.used_ms)
+        query = f"?notification={notification}&expires={expires}&mac={mac}"
+        return page(linked.subject, _question(linked.notification, query))
 
     @routes.post(NOTIFICATION_PATH, response_class=HTMLResponse)
     def acknowledge_notification(
@@ -169,21 +164,19 @@ def _add_notification_routes(
         days: Annotated[int, Query(ge=1, le=MAX_ACK_DAYS)] = 7,
     ) -> HTMLResponse:
         """Acknowledge the finding as intended for some days, once; it is recorded in the audit log."""
-        linked, subject, used_ms = read_link(notification, expires, mac)
+        linked = read_link(notification, expires, mac)
         at_ms = round(clock().timestamp() * 1000)
         until_ms = at_ms + days * DAY_MS
-        with database.transaction() as connection:
-            if not links.use(connection, mac, at_ms):
-                return used_page(subject, used_ms or at_ms)
-            by = "by the link of its notification"
-            finding_notifications.acknowledge(connection, linked.id, by, until_ms, "", at_ms)
+        if not use_notification_link(database, mac, linked.notification.id, until_ms, at_ms):
+            return used_page(linked.subject, linked.used_ms or at_ms)
         later = (
             "Afterwards you are notified again."
-            if linked.kind == IDLE
+            if linked.notification.kind == IDLE
             else "A later episode is notified as usual."
         )
         return page(
-            subject, f"<p>Acknowledged until {_escape(format_instant(until_ms))}. {later}</p>"
+            linked.subject,
+            f"<p>Acknowledged until {_escape(format_instant(until_ms))}. {later}</p>",
         )
 
 

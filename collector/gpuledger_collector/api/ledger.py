@@ -29,7 +29,7 @@ from gpuledger_collector.api.context import (
     require_reader,
     split_names,
 )
-from gpuledger_collector.export.budgets import rows as budget_rows
+from gpuledger_collector.export.budgets import BUDGETS
 from gpuledger_collector.export.chargeback import as_json, shared_notes
 from gpuledger_collector.services.accelerators import UUID, list_activity
 from gpuledger_collector.services.budget_status import statuses
@@ -105,9 +105,9 @@ def router(context: ReadContext) -> APIRouter:
         with context.connection(principal) as connection:
             standing = statuses(connection, context.now_ms)
         return {
-            "budgets": budget_rows(
-                [status for status in standing if principal.sees(status.budget.owner)]
-            )
+            "budgets": [
+                BUDGETS.exact(status) for status in standing if principal.sees(status.budget.owner)
+            ]
         }
 
     return routes

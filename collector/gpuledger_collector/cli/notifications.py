@@ -10,34 +10,21 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_date, format_instant
+from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import FINDINGS, dry_run_note, end_with, new_app, refuse
-from gpuledger_collector.cli.output import Column, emit
+from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.session import load_settings, open_session
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.insight.notifications.finding_rules import Notification
+from gpuledger_collector.export.notifications import ACTIONS, CANDIDATES, NOTIFICATIONS
 from gpuledger_collector.notifications import finding_mail
+from gpuledger_collector.services import reclaim, sent_messages
+from gpuledger_collector.services.acknowledgements import acknowledge_notification
 from gpuledger_collector.services.finding_notifications import notify_findings
-from gpuledger_collector.services.reclaim import candidates, reclaim_idle
-from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.notifications import finding_notifications
 from gpuledger_collector.wiring import notification_writers, reclaim_backends
 from gpuledger_common.escapes import escape_lines
 
-MAX_LISTED = 200
-MAX_REASON = 500
 FAILED = {"failed", "doing"}
-NOTIFICATION_COLUMNS = tuple(
-    Column(name)
-    for name in ("id", "notified_at", "kind", "standing", "team", "subject", "recipients")
-)
-ACTION_COLUMNS = tuple(
-    Column(name) for name in ("at", "state", "what", "team", "workload", "detail")
-)
-CANDIDATE_COLUMNS = tuple(
-    Column(name) for name in ("verdict", "what", "team", "workload", "label", "since", "due", "why")
-)
 
 notifications = new_app(
     name="notifications",
@@ -61,39 +48,16 @@ def list_notifications(
     config: options.Config = None,
 ) -> None:
     """List the last notifications, newest first: of what, when, to whom, and what became of it."""
-    with open_session(dsn, config) as session, session.database.connect() as connection:
-        notified = [
-            (notification, finding_notifications.subject_of(connection, notification))
-            for notification in finding_notifications.newest(connection, MAX_LISTED)
-        ]
-    rows = [
-        {
-            "id": notification.id,
-            "notified_at": format_instant(notification.notified_ms),
-            "kind": notification.kind,
-            "standing": _standing(notification, session.now_ms),
-            "team": notification.team,
-            "subject": subject,
-            "recipients": ", ".join(notification.recipients),
-        }
-        for notification, subject in notified
-    ]
+    with open_session(dsn, config) as session:
+        items = sent_messages.list_notifications(session.database, session.now_ms)
     if form is not options.Format.table:
-        emit(form, NOTIFICATION_COLUMNS, rows)
+        emit_report(form, NOTIFICATIONS, items, is_exact=True)
         return
-    for row in rows:
+    for row in map(NOTIFICATIONS.texts, items):
         say(
             f"{row['id']:>6}  {row['notified_at']}  {row['kind']:7}  {row['standing']:26}  "
             f"{row['team'] or '(unattributed)'}  {row['subject']}  to {row['recipients']}"
         )
-
-
-def _standing(notification: Notification, now_ms: int) -> str:
-    if notification.ack_until_ms is not None and notification.is_acknowledged(now_ms):
-        return f"acknowledged to {format_date(notification.ack_until_ms)}"
-    if notification.closed_ms is not None:
-        return "ended"
-    return "escalated" if notification.escalated_ms is not None else "ongoing"
 
 
 @notifications.command(epilog="Example: gpuledger notifications write --dry-run")
@@ -135,16 +99,12 @@ def ack(
     """Acknowledge a notification: until then nobody is notified of its episode again, and nothing
     is reclaimed.
     """
-    with (
-        open_session(dsn, config) as session,
-        session.database.transaction(dry_run=dry_run) as connection,
-    ):
+    with open_session(dsn, config) as session:
         until_ms = session.now_ms + days * DAY_MS
-        reason, person = why[:MAX_REASON], audit.person()
-        acknowledged = finding_notifications.acknowledge(
-            connection, number, person, until_ms, reason, session.now_ms
+        is_known = acknowledge_notification(
+            session.database, number, until_ms, why, session.now_ms, dry_run=dry_run
         )
-    if acknowledged is None:
+    if not is_known:
         refuse(f"there is no notification {number}; gpuledger notifications list shows them")
     print(f"noted until {format_instant(until_ms)}" + dry_run_note(dry_run))
 
@@ -160,19 +120,11 @@ def list_actions(
 
     With --exit-code it ends with 1 when one failed or did not finish.
     """
-    with open_session(dsn, config) as session, session.database.connect() as connection:
-        listed = finding_notifications.actions(connection, MAX_LISTED)
-    rows = [
-        {
-            "at": format_instant(action.done_ms or action.acted_ms or action.last_shown_ms),
-            **{name: getattr(action, name) for name in ("state", "what", "team", "detail")},
-            "workload": action.target.get("workload"),
-        }
-        for action in listed
-    ]
+    with open_session(dsn, config) as session:
+        listed = reclaim.list_actions(session.database)
     if form is not options.Format.table:
-        emit(form, ACTION_COLUMNS, rows)
-    for row in rows if form is options.Format.table else ():
+        emit_report(form, ACTIONS, listed, is_exact=True)
+    for row in map(ACTIONS.texts, listed) if form is options.Format.table else ():
         detail = f"  ({row['detail']})" if row["detail"] else ""
         say(
             f"{row['at']}  {row['state']:7}  {row['what']}  {row['team']} "
@@ -192,29 +144,11 @@ def dry_run(
     Changes nothing.
     """
     enabled = load_settings(config, dsn).actions
-    with open_session(dsn, config) as session, session.database.connect() as connection:
-        reclaimable = candidates(connection, session.now_ms)
-        open_actions = finding_notifications.open_actions(connection)
-    shown_since = {action.key: action.first_shown_ms for action in open_actions}
-    rows = []
-    for candidate in reclaimable:
-        since_ms = shown_since.get(candidate.key, session.now_ms)
-        due_ms = since_ms + candidate.rule.dry_run_hours * HOUR_MS
-        rows.append(
-            {
-                "verdict": "spared" if candidate.spared else "shown",
-                "what": candidate.rule.do,
-                "team": candidate.workload.team,
-                "workload": candidate.workload.external_id,
-                "label": candidate.workload.label,
-                "since": None if candidate.spared else format_instant(since_ms),
-                "due": None if candidate.spared else format_instant(due_ms),
-                "why": candidate.spared,
-            }
-        )
+    with open_session(dsn, config) as session:
+        candidates = reclaim.list_candidates(session.database, session.now_ms)
     if form is not options.Format.table:
-        emit(form, CANDIDATE_COLUMNS, rows)
-    for row in rows if form is options.Format.table else ():
+        emit_report(form, CANDIDATES, candidates, is_exact=True)
+    for row in map(CANDIDATES.texts, candidates) if form is options.Format.table else ():
         reason = row["why"] or f"since {row['since']}, due at {row['due']}"
         say(
             f"{row['verdict']:6}  {row['what']}  {row['team']}  {row['workload']}  {row['label']} "
@@ -240,7 +174,7 @@ def run(dsn: options.Dsn = None, config: options.Config = None) -> None:
             " what would be done"
         )
     with open_session(dsn, config) as session:
-        result = reclaim_idle(
+        result = reclaim.reclaim_idle(
             session.database,
             session.now_ms,
             reclaim_backends(settings),

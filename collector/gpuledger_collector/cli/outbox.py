@@ -7,24 +7,19 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import FINDINGS, end_with, new_app, refuse
-from gpuledger_collector.cli.output import Column, emit, number
+from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.session import load_settings, open_session
 from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.export.notifications import OUTBOX
 from gpuledger_collector.notifications import digest_mail
-from gpuledger_collector.storage.notifications import outbox
+from gpuledger_collector.services import sent_messages
 from gpuledger_collector.wiring import sender as make_sender
 
 app = new_app(name="outbox", help="Messages waiting, sent or failed.", no_args_is_help=True)
 STATES = ("waiting", "held", "joined", "handing_over", "sent", "unconfirmed", "dead")
 FAILED = {"unconfirmed", "dead"}
-COLUMNS = (
-    *(Column(name) for name in ("made_at", "kind", "state", "recipient", "subject")),
-    number("attempts"),
-    *(Column(name) for name in ("not_before", "sent_at", "error")),
-)
 
 
 @app.command("list", epilog="Example: gpuledger outbox list --state dead --format csv")
@@ -43,29 +38,13 @@ def list_messages(
     """
     if state and state not in STATES:
         refuse(f"--state: {state!r} is none of {', '.join(STATES)}")
-    with open_session(dsn, config) as session, session.database.connect() as connection:
-        messages = outbox.listing(connection, [state] if state else None)
-    if form is options.Format.table:
-        for message in messages:
-            error = f"  ({message.error})" if message.error else ""
-            at = format_instant(message.made_ms)
-            say(f"{at}  {message.state:12}  {message.recipient}  {message.subject}{error}")
-    else:
-        rows = [
-            {
-                **{
-                    name: getattr(message, name)
-                    for name in ("kind", "state", "recipient", "subject")
-                },
-                "made_at": format_instant(message.made_ms),
-                "attempts": message.attempts,
-                "not_before": format_instant(message.not_before_ms),
-                "sent_at": None if message.sent_ms is None else format_instant(message.sent_ms),
-                "error": message.error,
-            }
-            for message in messages
-        ]
-        emit(form, COLUMNS, rows)
+    with open_session(dsn, config) as session:
+        messages = sent_messages.list_messages(session.database, [state] if state else None)
+    if form is not options.Format.table:
+        emit_report(form, OUTBOX, messages, is_exact=True)
+    for row in map(OUTBOX.texts, messages) if form is options.Format.table else ():
+        error = f"  ({row['error']})" if row["error"] else ""
+        say(f"{row['made_at']}  {row['state']:12}  {row['recipient']}  {row['subject']}{error}")
     end_with(any(message.state in FAILED for message in messages), exit_code)
 
 
@@ -87,10 +66,9 @@ def send(
     with open_session(dsn, config) as session:
         sender = make_sender(settings, session.database)
         if dry_run:
-            with session.database.transaction(dry_run=True) as connection:
-                due = outbox.rehearse(
-                    connection, sender.clock(), digest_mail.write, list(sender.transports)
-                )
+            due = sent_messages.rehearse_sending(
+                session.database, sender.clock(), digest_mail.write, list(sender.transports)
+            )
             for recipient, subject in due:
                 say(f"would send  {recipient}  {subject}")
             print(f"{len(due)} to send (dry run: nothing was sent)")

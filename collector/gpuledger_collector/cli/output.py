@@ -101,9 +101,15 @@ def emit_report(
     items: Iterable[Item],
     footer: Iterable[str] = (),
     totals: Sequence[Row] = (),
+    *,
+    is_exact: bool = False,
 ) -> None:
-    """Print a list by what its report says of its columns."""
-    emit(form, columns_of(report), [report.texts(item) for item in items], footer, totals)
+    """Print a list by what its report says of its columns.
+
+    `is_exact`: JSON has numbers, lists and null instead of texts.
+    """
+    cells = report.exact if is_exact and form is options.Format.json else report.texts
+    emit(form, columns_of(report), [cells(item) for item in items], footer, totals)
 
 
 def print_json(content: object) -> None:

@@ -2,105 +2,141 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any
 
-from gpuledger_collector.accounting.budget_status import Status
-from gpuledger_collector.accounting.budgets import DIRECT, GPU_HOURS, TOTAL
-from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.accounting.quantity import round_half_even_div
-from gpuledger_collector.export.cells import names
+from gpuledger_collector.accounting.budget_status import Ahead, Status
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
+from gpuledger_collector.export.report import Column, Kind, Report
 
-COLUMNS = names("""
-    budget owner period_from period_to currency amount spent spent_percent elapsed_percent forecast forecast_low
-    forecast_high run_out run_out_earliest run_out_latest pace_1h_percent pace_6h_percent unpriced_gpu_hours
-    rated_up_to alerts measure unit
-    """)
-"""Columns of the CSV and keys of the JSON."""
-MEASURED = {DIRECT: "direct cost", TOTAL: "total cost", GPU_HOURS: "GPU-hours"}
+NOTHING_YET = "-"
 
 
-def rows(statuses: Sequence[Status]) -> list[dict[str, object]]:
-    """One flat object a budget. Amounts are texts in major units; percents are whole."""
-    return [_row(status) for status in statuses]
+def _amount(status: Status, micro: int | None, digits: int | None = None) -> str | None:
+    return None if micro is None else status.budget.plain(micro, digits)
 
 
-def _row(status: Status) -> dict[str, object]:
-    budget, ahead, spend = status.budget, status.ahead, status.spend
-    short, long = status.pace_percents or (None, None)
-    ends: list[int | None] = [None] * 3
-    days: list[int | None] = [None] * 3
-    if ahead is not None:
-        ends = [ahead.middle_micro, ahead.low_micro, ahead.high_micro]
-        days = [ahead.run_out_ms, ahead.earliest_ms, ahead.latest_ms]
-
-    def amount(micro: int | None, digits: int | None = None) -> str | None:
-        if micro is None:
-            return None
-        return budget.number(micro, digits).replace(",", "")
-
-    def day(at_ms: int | None) -> str | None:
-        return None if at_ms is None else str(budget.calendar.date_of(at_ms))
-
-    values: tuple[object, ...] = (
-        budget.name,
-        budget.owner_label,
-        str(budget.calendar.date_of(status.period.start_ms)),
-        str(budget.calendar.date_of(status.period.end_ms)),
-        budget.currency or None,
-        amount(budget.amount_micro),
-        amount(spend.micro),
-        status.spent_percent,
-        status.elapsed_percent,
-        *(amount(micro, 0) for micro in ends),
-        *map(day, days),
-        short,
-        long,
-        round_half_even_div(spend.unpriced_gpu_ns, 3_600_000_000_000),
-        format_instant(status.known_ms),
-        [
-            f"{alert.rule} {alert.percent} % {alert.state}"
-            for alert in status.alerts
-            if alert.fired_ms is not None
-        ],
-        budget.measure,
-        budget.unit,
-    )
-    return dict(zip(COLUMNS, values, strict=True))
+def _day(status: Status, at_ms: int | None) -> str | None:
+    return None if at_ms is None else str(status.budget.calendar.date_of(at_ms))
 
 
-def table_row(status: Status) -> dict[str, str]:
-    """A budget as a terminal shows it; `-` where nothing can be said yet."""
-    budget, ahead = status.budget, status.ahead
-    out = forecast = "-"
-    if ahead is not None:
-        ends = (ahead.middle_micro, ahead.low_micro, ahead.high_micro)
-        middle, low, high = (budget.number(end, 0) for end in ends)
-        forecast = f"{middle} ({low} to {high})"
-        out = (
-            "not by then"
-            if ahead.run_out_ms is None
-            else str(budget.calendar.date_of(ahead.run_out_ms))
-        )
-    share = status.spent_percent
-    if share is not None and share >= 100:
-        out = "spent"
-    fired = [alert for alert in status.alerts if alert.fired_ms is not None]
-    return {
-        "budget": (
-            budget.name
-            if budget.name == budget.owner_label
-            else f"{budget.name} ({budget.owner_label})"
+def _estimate(part: Callable[[Ahead], int]) -> Callable[[Status], str | None]:
+    """A column of an amount that the period is expected to end with."""
+    return lambda item: None if item.ahead is None else _amount(item, part(item.ahead), 0)
+
+
+def _run_out(part: Callable[[Ahead], int | None]) -> Callable[[Status], str | None]:
+    """A column of a day on which the budget is expected to run out."""
+    return lambda item: None if item.ahead is None else _day(item, part(item.ahead))
+
+
+def _pace(window: int) -> Callable[[Status], int | None]:
+    return lambda item: None if item.pace_percents is None else item.pace_percents[window]
+
+
+def _fired(status: Status) -> list[str]:
+    return [
+        f"{alert.rule} {alert.percent} % {alert.state}"
+        for alert in status.alerts
+        if alert.fired_ms is not None
+    ]
+
+
+BUDGETS = Report[Status](
+    "budgets",
+    (
+        Column("budget", lambda item: item.budget.name),
+        Column("owner", lambda item: item.budget.owner_label),
+        Column("period_from", lambda item: _day(item, item.period.start_ms)),
+        Column("period_to", lambda item: _day(item, item.period.end_ms)),
+        Column("currency", lambda item: item.budget.currency or None),
+        Column("amount", lambda item: _amount(item, item.budget.amount_micro), Kind.DECIMAL),
+        Column("spent", lambda item: _amount(item, item.spend.micro), Kind.DECIMAL),
+        Column("spent_percent", lambda item: item.spent_percent, Kind.COUNT),
+        Column("elapsed_percent", lambda item: item.elapsed_percent, Kind.COUNT),
+        Column("forecast", _estimate(lambda ahead: ahead.middle_micro), Kind.DECIMAL),
+        Column("forecast_low", _estimate(lambda ahead: ahead.low_micro), Kind.DECIMAL),
+        Column("forecast_high", _estimate(lambda ahead: ahead.high_micro), Kind.DECIMAL),
+        Column("run_out", _run_out(lambda ahead: ahead.run_out_ms)),
+        Column("run_out_earliest", _run_out(lambda ahead: ahead.earliest_ms)),
+        Column("run_out_latest", _run_out(lambda ahead: ahead.latest_ms)),
+        Column("pace_1h_percent", _pace(0), Kind.COUNT),
+        Column("pace_6h_percent", _pace(1), Kind.COUNT),
+        Column(
+            "unpriced_gpu_hours",
+            lambda item: round_half_even_div(item.spend.unpriced_gpu_ns, GPU_NS_PER_HOUR),
+            Kind.COUNT,
         ),
-        "until": str(budget.calendar.date_of(status.period.end_ms)),
-        "measure": MEASURED[budget.measure],
-        "spent": "-" if status.spend.micro is None else budget.text(status.spend.micro),
-        "of": budget.number(budget.amount_micro),
-        "percent": "-" if share is None else str(share),
-        "elapsed": str(status.elapsed_percent),
-        "forecast": forecast,
-        "run_out": out,
-        "pace": "-" if status.pace_percents is None else "{} %, {} %".format(*status.pace_percents),
-        "alerts": (
-            "; ".join(f"{alert.rule} {alert.percent} % {alert.state}" for alert in fired) or "none"
+        Column("rated_up_to", lambda item: item.known_ms, Kind.INSTANT),
+        Column("alerts", _fired, Kind.LIST),
+        Column("measure", lambda item: item.budget.measure),
+        Column("unit", lambda item: item.budget.unit),
+    ),
+)
+"""Amounts are texts in major units; percents are whole."""
+
+
+def _label(status: Status) -> str:
+    name, owner = status.budget.name, status.budget.owner_label
+    return name if name == owner else f"{name} ({owner})"
+
+
+def _band(status: Status) -> str:
+    ahead = status.ahead
+    if ahead is None:
+        return NOTHING_YET
+    ends = (ahead.middle_micro, ahead.low_micro, ahead.high_micro)
+    return "{} ({} to {})".format(*(status.budget.number(end, 0) for end in ends))
+
+
+def _when_spent(status: Status) -> str:
+    if status.spent_percent is not None and status.spent_percent >= 100:
+        return "spent"
+    if status.ahead is None:
+        return NOTHING_YET
+    return _day(status, status.ahead.run_out_ms) or "not by then"
+
+
+def _shown(value: Any) -> str:
+    return NOTHING_YET if value is None else str(value)
+
+
+STANDINGS = Report[Status](
+    "standings",
+    (
+        Column("budget", _label),
+        Column("until", lambda item: _day(item, item.period.end_ms), is_optional=True),
+        Column("measure", lambda item: item.budget.measured, heading="of what", is_optional=True),
+        Column(
+            "spent",
+            lambda item: (
+                NOTHING_YET if item.spend.micro is None else item.budget.text(item.spend.micro)
+            ),
+            Kind.DECIMAL,
         ),
-    }
+        Column("of", lambda item: item.budget.number(item.budget.amount_micro), Kind.DECIMAL),
+        Column("percent", lambda item: _shown(item.spent_percent), Kind.DECIMAL, heading="%"),
+        Column(
+            "elapsed",
+            lambda item: item.elapsed_percent,
+            Kind.COUNT,
+            heading="time %",
+            is_optional=True,
+        ),
+        Column("forecast", _band, Kind.DECIMAL, heading="forecast (8 in 10)", is_optional=True),
+        Column("run_out", _when_spent, heading="runs out"),
+        Column(
+            "pace",
+            lambda item: (
+                NOTHING_YET
+                if item.pace_percents is None
+                else "{} %, {} %".format(*item.pace_percents)
+            ),
+            Kind.DECIMAL,
+            heading="pace 1h, 6h",
+            is_optional=True,
+        ),
+        Column("alerts", lambda item: "; ".join(_fired(item)) or "none", is_optional=True),
+    ),
+)
+"""Budgets as a terminal shows them; `-` where nothing can be said yet."""

@@ -31,7 +31,6 @@ from gpuledger_collector.accounting.statement import (
 )
 from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.export import html, plots
-from gpuledger_collector.export.budgets import MEASURED
 from gpuledger_collector.export.chargeback import source_text, waste_line
 from gpuledger_collector.export.disputes import amounts, days_text
 from gpuledger_collector.export.fair_share import share_rows
@@ -255,7 +254,7 @@ def budget_facts(status: Status) -> dict[str, Any]:
     return {
         "name": budget.name,
         "owner": budget.owner_label,
-        "measure": MEASURED[budget.measure],
+        "measure": budget.measured,
         "unit": budget.unit,
         "spent": html.UNKNOWN if spent is None else budget.number(spent),
         "amount": budget.number(budget.amount_micro),

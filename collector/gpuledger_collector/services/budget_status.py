@@ -8,15 +8,14 @@ dashboards.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
 
-from gpuledger_collector.accounting.budget_status import Ahead, News, Status
+from gpuledger_collector.accounting.budget_status import Ahead, Status
 from gpuledger_collector.accounting.budgets import MONTH, TOTAL, Budget
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
-from gpuledger_collector.insight.notifications.messages import Content
 from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, budget_exhaustion, forecast_spend
 from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.billing.allocation import allocate
@@ -25,12 +24,7 @@ from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.largest_remainder import split
 
-LATE_MS = 2 * DAY_MS
-SHOWN_DRIVERS = 5
-SHOWN_IDLE = 3
 BURN_HOURS = (1, 6)
-KIND = "budget"
-Write = Callable[[News], Content]
 
 
 class RatedDays:

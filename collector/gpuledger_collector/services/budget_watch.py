@@ -8,8 +8,9 @@ two days after its end, since charges may come late.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 from gpuledger_collector.accounting.budget_status import News, Status
 from gpuledger_collector.accounting.budgets import (
@@ -27,10 +28,17 @@ from gpuledger_collector.accounting.budgets import (
 )
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.insight.notifications.messages import Content, Message
-from gpuledger_collector.services.budget_status import evaluate_shares, shared_cost, status_of
+from gpuledger_collector.services.budget_status import (
+    evaluate_shares,
+    shared_cost,
+    status_of,
+    statuses,
+)
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.billing import budgets
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings.idle_workloads import idle_of_budget
-from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.notifications import outbox
 
 LATE_MS = 2 * DAY_MS
@@ -42,17 +50,46 @@ Begin = Callable[[], AbstractContextManager[Connection]]
 Write = Callable[[News], Content]
 
 
-def watch_budgets(begin: Begin, at_ms: int, write: Write) -> int:
-    """Watch every budget as of an instant; return how many messages were put into the outbox.
+def watch_budgets(database: Database, at_ms: int, write: Write) -> int:
+    """Watch every budget as of an instant; return how many messages were put into the outbox."""
+    return _watch_all(partial(database.transaction, Lock.BUDGETS), at_ms, write)
 
-    `begin` opens a transaction, alone in watching budgets, for each budget.
-    """
+
+def replay_budgets(
+    database: Database, instants: Sequence[int], write: Write, *, dry_run: bool
+) -> None:
+    """Watch every budget as of each instant; a dry run sends nothing and leaves no trace."""
+    if not dry_run:
+        for at_ms in instants:
+            watch_budgets(database, at_ms, write)
+        return
+    # All instants in one transaction: an alert that has fired must be seen by the instants after
+    # it.
+    with database.transaction(dry_run=True) as connection:
+        for at_ms in instants:
+            _watch_all(lambda: nullcontext(connection), at_ms, write)
+
+
+def refresh_budgets(database: Database, now_ms: int) -> list[Status]:
+    """Bring what budgets rest on up to date, and report each of them."""
+    with database.transaction() as connection:
+        periods = {budget.period_at(now_ms) for budget in budgets.current(connection)}
+    for period in periods:
+        refresh(database, period, now_ms)
+    with database.transaction() as connection:
+        for budget in budgets.current(connection):
+            evaluate_shares(connection, budget, budget.period_at(now_ms), now_ms)
+        return statuses(connection, now_ms)
+
+
+def _watch_all(begin: Begin, at_ms: int, write: Write) -> int:
+    """Watch every budget; `begin` opens a transaction, alone in watching budgets, for each."""
     with begin() as connection:
-        watched = _watched(connection, at_ms)
+        watched = _list_watched(connection, at_ms)
     return sum(_watch(begin, budget, period, at_ms, write) for budget, period in watched)
 
 
-def _watched(connection: Connection, at_ms: int) -> list[tuple[Budget, Period]]:
+def _list_watched(connection: Connection, at_ms: int) -> list[tuple[Budget, Period]]:
     watched = []
     for budget in budgets.current(connection):
         periods = dict.fromkeys((budget.period_at(at_ms - LATE_MS), budget.period_at(at_ms)))

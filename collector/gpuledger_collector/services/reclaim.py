@@ -10,19 +10,18 @@ next run asks the backend whether it is done already.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.insight.notifications.finding_rules import (
     IDLE,
     NOT_NOTIFIED,
     IdleWorkload,
-    Notification,
 )
+from gpuledger_collector.insight.notifications.listed import ReclaimCandidate
 from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.insight.notifications.reclaim_rules import (
     ReclaimAction,
-    ReclaimRule,
     is_due,
     reason_to_spare,
     reclaim_target,
@@ -40,19 +39,8 @@ from gpuledger_collector.storage.notifications import (
 WHO = "gpuledger: actions on idle GPUs"
 KIND = "action"
 HISTORY_MS = 90 * DAY_MS
+MAX_LISTED = 200
 WriteMail = Callable[[ReclaimAction, IdleWorkload | None], Content]
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A workload that a rule reaches, and why it is spared ('': it is shown)."""
-
-    rule: ReclaimRule
-    workload: IdleWorkload
-    notification: Notification | None
-    spared: str
-    key: str = ""
-    target: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -73,7 +61,7 @@ class ReclaimReport:
         )
 
 
-def candidates(connection: Connection, at_ms: int) -> list[Candidate]:
+def _list_reached(connection: Connection, at_ms: int) -> list[ReclaimCandidate]:
     """Every idle workload that a rule reaches, with the reason if it is spared."""
     rules = notification_rules.actions(connection)
     if not rules:
@@ -91,16 +79,36 @@ def candidates(connection: Connection, at_ms: int) -> list[Candidate]:
             if target is None:
                 continue
             if notification is None:
-                reached.append(Candidate(rule, workload, None, NOT_NOTIFIED))
+                reached.append(ReclaimCandidate(rule, workload, None, NOT_NOTIFIED))
                 continue
             sent_ms = finding_notifications.sent_ms(connection, notification)
             spared = reason_to_spare(rule, workload, notification, sent_ms, at_ms)
             reached.append(
-                Candidate(
+                ReclaimCandidate(
                     rule, workload, notification, spared, f"{notification.key}/{rule.do}", target
                 )
             )
     return reached
+
+
+def list_candidates(database: Database, at_ms: int) -> list[ReclaimCandidate]:
+    """Every idle workload that a rule reaches, as a dry run shows it; changes nothing."""
+    with database.connect() as connection:
+        reached = _list_reached(connection, at_ms)
+        open_actions = finding_notifications.open_actions(connection)
+    shown_since = {action.key: action.first_shown_ms for action in open_actions}
+    return [
+        candidate
+        if candidate.spared
+        else replace(candidate, shown_ms=shown_since.get(candidate.key, at_ms))
+        for candidate in reached
+    ]
+
+
+def list_actions(database: Database) -> list[ReclaimAction]:
+    """The last actions, newest first."""
+    with database.connect() as connection:
+        return finding_notifications.actions(connection, MAX_LISTED)
 
 
 def reclaim_idle(
@@ -133,7 +141,7 @@ class _Run:
         with finding_notifications.writing(self.database) as connection:
             reached = {
                 candidate.key: candidate
-                for candidate in candidates(connection, self.at_ms)
+                for candidate in _list_reached(connection, self.at_ms)
                 if candidate.notification is not None
             }
             self._show(connection, reached)
@@ -156,7 +164,7 @@ class _Run:
                 self._reclaim(action, candidate)
         return self.report
 
-    def _show(self, connection: Connection, reached: Mapping[str, Candidate]) -> None:
+    def _show(self, connection: Connection, reached: Mapping[str, ReclaimCandidate]) -> None:
         for action in finding_notifications.open_actions(connection):
             candidate = reached.get(action.key)
             if action.state == "shown" and (candidate is None or candidate.spared):
@@ -174,7 +182,7 @@ class _Run:
                     self.at_ms,
                 )
 
-    def _reclaim(self, action: ReclaimAction, candidate: Candidate | None) -> None:
+    def _reclaim(self, action: ReclaimAction, candidate: ReclaimCandidate | None) -> None:
         # Held for as long as the backend is asked: two collectors must not end one workload at the
         # same time.
         with finding_notifications.reclaiming(self.database, action) as is_ours:
@@ -199,7 +207,7 @@ class _Run:
                 self._record(action, candidate, *outcome)
 
     def _ask_backend(
-        self, action: ReclaimAction, candidate: Candidate | None
+        self, action: ReclaimAction, candidate: ReclaimCandidate | None
     ) -> tuple[str, str] | None:
         """State and detail of the outcome; None when the next run is to try again."""
         backend = self.backends[action.what]
@@ -224,7 +232,7 @@ class _Run:
         return outcome
 
     def _record(
-        self, action: ReclaimAction, candidate: Candidate | None, state: str, detail: str
+        self, action: ReclaimAction, candidate: ReclaimCandidate | None, state: str, detail: str
     ) -> None:
         with finding_notifications.writing(self.database) as connection:
             if not finding_notifications.end(connection, action, state, detail, self.at_ms, WHO):

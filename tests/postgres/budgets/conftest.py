@@ -5,7 +5,6 @@ budgets.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -19,7 +18,6 @@ from gpuledger_collector.notifications import budget_mail
 from gpuledger_collector.services.budget_watch import watch_budgets
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.locks import Lock
 
 __all__ = ["fleet", "run"]
 
@@ -80,7 +78,7 @@ def watch(dsn) -> Callable[[float], int]:
     put.
     """
     return lambda day: watch_budgets(
-        partial(Database(dsn).transaction, Lock.BUDGETS),
+        Database(dsn),
         OCTOBER + int(day * DAY),
         budget_mail.write,
     )

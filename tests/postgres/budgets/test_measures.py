@@ -15,7 +15,7 @@ from fakes.fleet import DAY, NOW_MS, OCTOBER, Held
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.export.budgets import rows
+from gpuledger_collector.export.budgets import BUDGETS
 from gpuledger_collector.export.statement import budget_facts
 from gpuledger_collector.services.budget_status import evaluate_shares, statuses
 from gpuledger_collector.services.refresh import refresh
@@ -105,7 +105,7 @@ def test_total_cost_is_what_the_chargeback_asks(two_teams, apply, run) -> None:
     assert status.spend.shared_micro == 100 * MICRO
     assert status.ahead.middle_micro == 31 * 34 * MICRO
     assert status.pace_percents == (100 * 34 * 31 // 500, 100 * 34 * 31 // 500)
-    (row,) = rows([status])
+    row = BUDGETS.exact(status)
     assert (row["measure"], row["unit"], row["currency"], row["spent"]) == (
         "total",
         "USD",

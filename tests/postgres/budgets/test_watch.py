@@ -6,20 +6,18 @@ import csv
 import io
 import json
 import threading
-from functools import partial
 
 import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
 from gpuledger_collector.accounting.money import MICRO
-from gpuledger_collector.export.budgets import rows
+from gpuledger_collector.export.budgets import BUDGETS
 from gpuledger_collector.notifications import budget_mail
 from gpuledger_collector.services.budget_status import statuses
 from gpuledger_collector.services.budget_watch import watch_budgets
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.storage.billing import budgets as stored
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.locks import Lock
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +102,7 @@ def test_the_run_out_is_a_day_of_the_billing_zone(october, apply, dsn) -> None:
     (status,) = statuses(october.connection, OCTOBER + 10 * DAY + 4 * HOUR)
     assert status.ahead is not None
     assert status.spend.micro == 240 * MICRO
-    (row,) = rows([status])
+    row = BUDGETS.exact(status)
     assert (row["period_from"], row["run_out"]) == ("2025-10-01", "2025-10-17")
 
 
@@ -134,7 +132,7 @@ def test_two_watchers_at_once_tell_once(october, apply, dsn) -> None:
         barrier.wait()
         counts.append(
             watch_budgets(
-                partial(Database(dsn).transaction, Lock.BUDGETS),
+                Database(dsn),
                 OCTOBER + 9 * DAY,
                 budget_mail.write,
             )
@@ -157,14 +155,9 @@ def test_a_watcher_that_dies_leaves_nothing_half_told(october, apply, dsn) -> No
         raise RuntimeError("stop here")
 
     with pytest.raises(RuntimeError):
-        watch_budgets(partial(Database(dsn).transaction, Lock.BUDGETS), OCTOBER + 9 * DAY, failing)
+        watch_budgets(Database(dsn), OCTOBER + 9 * DAY, failing)
     assert october.rows("SELECT count(*) FROM budget_alert") == [(0,)]
-    assert (
-        watch_budgets(
-            partial(Database(dsn).transaction, Lock.BUDGETS), OCTOBER + 9 * DAY, budget_mail.write
-        )
-        == 1
-    )
+    assert watch_budgets(Database(dsn), OCTOBER + 9 * DAY, budget_mail.write) == 1
 
 
 def test_acknowledged_alerts_are_not_escalated(october, apply, watch, run) -> None:

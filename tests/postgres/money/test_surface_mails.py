@@ -9,7 +9,6 @@ import json
 import re
 from collections import defaultdict
 from decimal import Decimal
-from functools import partial
 
 import pytest
 
@@ -23,7 +22,6 @@ from gpuledger_collector.services.budget_watch import watch_budgets
 from gpuledger_collector.services.finding_notifications import MailWriters, notify_findings
 from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.locks import Lock
 
 __all__ = ["ledger", "rich"]
 pytestmark = pytest.mark.slow
@@ -128,9 +126,9 @@ def test_drivers_of_a_budget_are_the_chargeback_of_their_days(ledger):
         "".join(BUDGETS.format(owner=owner, currency=currency) for owner, currency in spent)
     )
     ledger.out("apply", path)
-    begin = partial(Database(ledger.dsn).transaction, Lock.BUDGETS)
-    assert watch_budgets(begin, NOW_MS, budget_mail.write) >= len(spent)
-    with begin() as connection:
+    database = Database(ledger.dsn)
+    assert watch_budgets(database, NOW_MS, budget_mail.write) >= len(spent)
+    with database.transaction() as connection:
         mails = connection.execute(
             "SELECT text, attachments->>'drivers.csv' FROM outbox"
         ).fetchall()

@@ -9,7 +9,6 @@ import json
 import re
 from collections import defaultdict
 from decimal import Decimal
-from functools import partial
 from html import unescape
 from inspect import signature
 
@@ -26,7 +25,6 @@ from gpuledger_collector.mcp.tools import TOOLS
 from gpuledger_collector.notifications import budget_mail
 from gpuledger_collector.services.budget_watch import watch_budgets
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.locks import Lock
 
 __all__ = ["ledger", "rich"]
 pytestmark = pytest.mark.slow
@@ -251,9 +249,9 @@ def test_budgets_forecasts_and_other_prices_begin_at_the_bill(ledger):
         for budget in json.loads(ledger.out("budgets", "--format", "json"))["budgets"]
     }
     assert spent == own
-    begin = partial(Database(ledger.dsn).transaction, Lock.BUDGETS)
-    assert watch_budgets(begin, NOW_MS, budget_mail.write) >= len(own)
-    with begin() as connection:
+    database = Database(ledger.dsn)
+    assert watch_budgets(database, NOW_MS, budget_mail.write) >= len(own)
+    with database.transaction() as connection:
         mails = " ".join(text for (text,) in connection.execute("SELECT text FROM outbox"))
     mailed = re.findall(
         r"(\w+) ([A-Z]{3}) \([^)]*\) has spent its whole budget: [A-Z]{3} ([\d.,]+) of", mails

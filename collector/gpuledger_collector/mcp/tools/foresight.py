@@ -17,7 +17,6 @@ from gpuledger_collector.accounting.money import decimal_text
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.accounting.period import Period as Days
-from gpuledger_collector.export.budgets import MEASURED
 from gpuledger_collector.export.site import DEMAND
 from gpuledger_collector.insight.forecast import Forecast
 from gpuledger_collector.insight.series import Floats
@@ -141,7 +140,7 @@ def _budget_row(snapshot: Snapshot, status: Status) -> BudgetRow:
     return BudgetRow(
         budget=name(budget.name),
         owner={level: name(value) for level, value in budget.owner.items()},
-        measure=MEASURED[budget.measure],
+        measure=budget.measured,
         period=periods.span_of(snapshot.calendar, status.period),
         amount=amount(budget.amount_micro),
         spent=None if status.spend.micro is None else amount(status.spend.micro),

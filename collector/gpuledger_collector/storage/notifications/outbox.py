@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from psycopg.rows import class_row
+
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.insight.notifications.delivery_rules import (
     DIGEST,
@@ -27,6 +29,7 @@ from gpuledger_collector.insight.notifications.delivery_rules import (
     plan,
     rules_of,
 )
+from gpuledger_collector.insight.notifications.listed import OutboxEntry
 from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import Database
@@ -298,32 +301,19 @@ class Claim:
         self.connection.execute(f"UPDATE outbox SET {change} WHERE id = %s", (*cleaned, self.id))
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxEntry:
-    """A message and its state, as people see it."""
-
-    kind: str
-    recipient: str
-    subject: str
-    state: str
-    attempts: int
-    made_ms: int
-    not_before_ms: int
-    sent_ms: int | None
-    error: str
-
-
-def listing(
+def list_messages(
     connection: Connection, states: Sequence[str] | None = None, limit: int = 1000
 ) -> list[OutboxEntry]:
     """Messages of these states (all when None), newest first."""
-    rows = connection.execute(
-        "SELECT kind, recipient, subject, state, attempts, made_ms, not_before_ms, sent_ms, error"
-        " FROM outbox WHERE %s::text[] IS NULL OR state = ANY(%s) ORDER BY made_ms DESC, id DESC"
-        " LIMIT %s",
-        (states, states, limit),
-    )
-    return [OutboxEntry(*row) for row in rows]
+    with connection.cursor(row_factory=class_row(OutboxEntry)) as cursor:
+        return list(
+            cursor.execute(
+                "SELECT kind, recipient, subject, state, attempts, made_ms, not_before_ms, sent_ms,"
+                " error FROM outbox WHERE %s::text[] IS NULL OR state = ANY(%s) ORDER BY made_ms"
+                " DESC, id DESC LIMIT %s",
+                (states, states, limit),
+            )
+        )
 
 
 def expire(connection: Connection, now_ms: int) -> int:
