@@ -9,6 +9,16 @@ from gpuledger_collector.accounting.unit_cost import UnitCost
 
 
 @dataclass(frozen=True, slots=True)
+class NamedWorkload:
+    """A workload by the names that people know it by."""
+
+    id: int
+    key: str
+    name: str | None
+    user: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ChargedRun:
     """A workload that was charged in a period, in one currency (None: unpriced).
 

@@ -33,16 +33,17 @@ from gpuledger_collector.export.runs import (
     receipt_csv,
 )
 from gpuledger_collector.export.site import ANOMALIES, IDLE, JOBS, address, job_path
-from gpuledger_collector.insight.nodes import SILENT_MS
 from gpuledger_collector.insight.notifications.finding_rules import reclaim_command
-from gpuledger_collector.services.findings import list_findings
-from gpuledger_collector.services.run_report import report_run
-from gpuledger_collector.services.runs import keys_of_owner, list_runs
-from gpuledger_collector.storage import overview
-from gpuledger_collector.storage.findings.idle_workloads import idle_workloads
-from gpuledger_collector.storage.findings.recommendations import workloads_called
+from gpuledger_collector.services.findings import list_findings, list_idle_workloads
+from gpuledger_collector.services.nodes import read_fleet
+from gpuledger_collector.services.runs import (
+    ChargedToOthers,
+    NothingCharged,
+    NotOneWorkload,
+    list_runs,
+    read_job,
+)
 from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.row_level_security import as_viewer
 from gpuledger_common.plurals import plural
 
 SHOWN = 100
@@ -94,10 +95,8 @@ def idle_page(context: ReadContext, view: View) -> Response:
         if view.wants_csv:
             return csv_file(reports.IDLE.csv_rows(found.items), "idle", view.filters.period)
         # Beyond the rights of a viewer, and shown for what it sees alone.
-        workloads = {
-            workload.workload_id: workload for workload in idle_workloads(connection, now_ms)
-        }
-        fleet = overview.fleet(connection, now_ms - SILENT_MS)
+        workloads = list_idle_workloads(connection, now_ms)
+        fleet = read_fleet(connection, now_ms)
         site = view.site(connection, IDLE, now_ms, default_period="now", has_csv=True)
     shown = []
     for item in found.items[:SHOWN]:
@@ -111,7 +110,7 @@ def idle_page(context: ReadContext, view: View) -> Response:
         now=format_instant(now_ms - now_ms % 1000),
         is_now=is_now,
         is_known=found.looked_ms is not None and (bool(found.items) or not is_now or fleet.reports),
-        silent=_silent_text(fleet, view.owner is None) if is_now else "",
+        silent=_silent_text(fleet.silent, fleet.nodes, view.owner is None) if is_now else "",
         looked=(
             None
             if found.looked_ms is None
@@ -129,13 +128,13 @@ def idle_page(context: ReadContext, view: View) -> Response:
     return page(text, site=site)
 
 
-def _silent_text(fleet: overview.Fleet, shows_fleet: bool) -> str:
+def _silent_text(silent: int, nodes: int, shows_fleet: bool) -> str:
     """The nodes of which nothing is known now, in a sentence; how many there are only to who sees
     them all.
     """
-    if not fleet.silent:
-        return "" if fleet.nodes else "No node reports here: what its GPUs do is not known."
-    whose = f"{fleet.silent} of {fleet.nodes}" if shows_fleet else "Some"
+    if not silent:
+        return "" if nodes else "No node reports here: what its GPUs do is not known."
+    whose = f"{silent} of {nodes}" if shows_fleet else "Some"
     return f"{whose} nodes are silent: what is idle on them now is not known."
 
 
@@ -221,37 +220,28 @@ def jobs_page(context: ReadContext, view: View, name: str, order: str) -> Respon
 def job_page(context: ReadContext, view: View, name: str) -> Response:
     """The receipt of a job; of several of one name their list. Raises NoPage, Denied."""
     with context.database.transaction(read_only=True) as connection:
-        with as_viewer(connection, view.reader.owner):
-            found = workloads_called(connection, name)
-        if not found:
+        now_ms = context.now_ms
+        try:
+            report = read_job(connection, name, view.reader.owner, now_ms)
+        except NotOneWorkload as error:
+            if error.count:
+                filters = {**view.filters.parameters(), "name": name}
+                return RedirectResponse(address(JOBS, filters), 303)
             raise NoPage(
                 f"No job has the key, the id or the name {name!r}, or nothing is charged for it"
                 " yet."
-            )
-        if len(found) > 1:
-            return RedirectResponse(address(JOBS, {**view.filters.parameters(), "name": name}), 303)
-        number, key, *_ = found[0]
-        now_ms = context.now_ms
-        owner = view.reader.owner
-        if owner is not None and key not in keys_of_owner(connection, owner, [key], now_ms):
+            ) from error
+        except ChargedToOthers as error:
             raise Denied(
                 403,
                 "a part of this job is charged to others, and this token sees one owner's part"
                 " only",
-            )
-        report = report_run(connection, number, "day", now_ms)
-        if report is None:
+            ) from error
+        except NothingCharged as error:
             raise NoPage(
-                f"Nothing is charged for {key} yet: rating follows a minute after its evidence."
-            )
-        if owner is not None:
-            own = keys_of_owner(connection, owner, [peer.key for peer in report.peers], now_ms)
-            peers = [peer for peer in report.peers if peer.key in own]
-            report = replace(
-                report,
-                peers=peers,
-                scaling=report.scaling if len(peers) == len(report.peers) else (),
-            )
+                f"Nothing is charged for {error} yet: rating follows a minute after its evidence."
+            ) from error
+        key = report.key
         path, _, is_dots = job_path(key).partition("?")
         narrowed = replace(
             view, filters=replace(view.filters, owner={"team": report.team} if report.team else {})

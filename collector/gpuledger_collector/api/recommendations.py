@@ -20,10 +20,15 @@ from gpuledger_collector.api.context import (
     require_reader,
     split_names,
 )
-from gpuledger_collector.storage.findings.recommendations import last_run, listed
-from gpuledger_collector.storage.row_level_security import as_viewer
+from gpuledger_collector.export.recommendations import RECOMMENDATIONS
+from gpuledger_collector.insight.recommendation_record import (
+    BOUNDS,
+    SAVINGS,
+    STATES,
+    StoredRecommendation,
+)
+from gpuledger_collector.services.recommendations import list_recommendations
 
-STATES = ("open", "accepted", "rejected", "done", "expired")
 State = Annotated[str, Query(description=f"States, separated by commas: {', '.join(STATES)}.")]
 FIELDS = (
     "id",
@@ -70,37 +75,35 @@ def router(context: ReadContext) -> APIRouter:
         if unknown := [name for name in states if name not in STATES]:
             raise ValueError(f"state: {unknown[0]!r} is not one of {', '.join(STATES)}")
         with context.database.transaction(read_only=True) as connection:
-            with as_viewer(connection, principal.owner):
-                rows = [
-                    row
-                    for row in listed(connection, list(states))
-                    if principal.sees(row["owner"] or {}, row["team"] or "")
-                ]
-            run = last_run(connection)
+            listed = list_recommendations(connection, states, principal)
+        run = listed.run
         items = sorted(
-            (_as_json(row) for row in rows if row["key"] > after), key=lambda item: str(item["key"])
+            (recommendation_json(item) for item in listed.items if item.key > after),
+            key=lambda item: str(item["key"]),
         )
-        looked_until = None if run is None else format_instant(run["made_ms"])
+        looked_until = None if run is None else format_instant(run.made_ms)
         answer = {**paginate(items, limit, "key"), "looked_until": looked_until}
         if run is not None and principal.owner is None:
-            answer |= {"joint": run["joint"], "not_evaluated": run["not_evaluated"]}
+            answer |= {"joint": run.joint, "not_evaluated": run.not_evaluated}
         return answer
 
     return routes
 
 
-def _as_json(row: dict[str, Any]) -> dict[str, Any]:
-    """A recommendation: instants in RFC 3339, money as integers of micro-units, null where it is
-    unknown.
+def recommendation_json(item: StoredRecommendation) -> dict[str, Any]:
+    """A recommendation by the columns of its report, and by the names that it had before: those win
+    where both have one.
     """
+    at_ms = {name: getattr(item, name) for name in INSTANTS}
     instants = {
-        name.removesuffix("_ms"): None if row[name] is None else format_instant(row[name])
-        for name in INSTANTS
+        name.removesuffix("_ms"): None if ms is None else format_instant(ms)
+        for name, ms in at_ms.items()
     }
     amounts = {
-        f"{kind}_micro": {
-            which: row[f"{kind}_{which}_micro"] for which in ("low", "expected", "high")
-        }
-        for kind in ("cash", "capacity", "energy")
+        f"{saving}_micro": dict(zip(BOUNDS, item.saving(saving), strict=True)) for saving in SAVINGS
     }
-    return {**{name: row[name] for name in FIELDS}, **instants, **amounts}
+    named = {**{name: getattr(item, name) for name in FIELDS}, **instants, **amounts}
+    return {
+        **named,
+        **{name: value for name, value in RECOMMENDATIONS.exact(item).items() if name not in named},
+    }

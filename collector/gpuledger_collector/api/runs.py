@@ -29,9 +29,7 @@ from gpuledger_collector.api.intake import Intake, authenticate_agent
 from gpuledger_collector.api.limits import OverQuota
 from gpuledger_collector.export.runs import run_json
 from gpuledger_collector.services import runs
-from gpuledger_collector.services.run_report import record_progress
-from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.findings import recommendations
+from gpuledger_collector.services.database import Database
 from gpuledger_collector.storage.ledger import zones
 
 PROGRESS_PATH = "/v1/runs/{workload:name}/progress"
@@ -159,21 +157,22 @@ def _record(
     except ValueError as error:
         raise HTTPException(400, str(error)) from error
     values = report.model_dump(include=set(REPORTED), exclude_none=True)
-    with database.transaction() as connection:
-        # A token bound to a node learns nothing of other nodes: their runs are as if they did not
-        # exist.
-        workloads = recommendations.workloads_called(connection, name, sender.node)
-        if len(workloads) != 1:
-            what = "no run has" if not workloads else f"{len(workloads)} runs have"
-            where = (
-                ""
-                if sender.node is None
-                else f" and holds an accelerator of node {sender.node} now"
-            )
-            raise HTTPException(404, f"{what} the key, the id or the name {name[:200]!r}{where}")
-        workload_id, key, *_ = workloads[0]
-        try:
-            record_progress(connection, workload_id, values, at_ms, started_ms, now_ms)
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from error
+    try:
+        key = runs.report_progress(
+            database,
+            name,
+            runs.Progress(values, at_ms, started_ms, now_ms),
+            sender.node,
+            dry_run=False,
+        )
+    except runs.NotOneWorkload as error:
+        what = "no run has" if not error.count else f"{error.count} runs have"
+        where = (
+            "" if sender.node is None else f" and holds an accelerator of node {sender.node} now"
+        )
+        raise HTTPException(
+            404, f"{what} the key, the id or the name {name[:200]!r}{where}"
+        ) from error
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from error
     return {"run": key, "kept": values}

@@ -15,18 +15,14 @@ from gpuledger_collector.cli.amounts import hours_text, instant_text, minor_amou
 from gpuledger_collector.cli.common import new_app, require_folder
 from gpuledger_collector.cli.output import write_text
 from gpuledger_collector.cli.session import open_session
-from gpuledger_collector.cli.workloads import find_workload
+from gpuledger_collector.cli.workloads import naming
 from gpuledger_collector.export.cells import json_text, lines_text
+from gpuledger_collector.insight.recommendation_record import StoredRecommendation
 from gpuledger_collector.insight.waste_receipt import (
     ReceiptItem,
     ReceiptLine,
-    WasteReceipt,
-    make_receipt,
 )
-from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.idle_search import find_idle
-from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.findings import findings, recommendations
+from gpuledger_collector.services.receipts import WorkloadReceipt, itemize_workload
 from gpuledger_common.plurals import plural
 
 app = new_app()
@@ -34,25 +30,12 @@ MAX_HELD, MAX_ITEMS, MAX_ADVICE, MAX_RUNS = 10, 20, 5, 3
 """What fits on a page of 66 lines."""
 WIDTH = 100
 GIB = 2**30
-ADVICE_KEYS = (
-    "id",
-    "key",
-    "kind",
-    "advice",
-    "state",
-    "currency",
-    "cash_expected_micro",
-    "capacity_expected_micro",
-    "realized_micro",
-)
 READINGS: Mapping[str, Callable[[float], str]] = {
     "utilization_ratio": lambda value: f"{value:.1%} utilized",
     "sm_active_ratio": lambda value: f"SMs {value:.1%} active",
     "memory_used_bytes": lambda value: f"{value / GIB:.1f} GiB held",
     "power_watts": lambda value: f"{value:.0f} W",
 }
-Workload = tuple[int, str, str | None, str | None]
-"""Id, key, name and user."""
 
 
 @app.command(epilog="Example: gpuledger receipt 4711")
@@ -69,30 +52,19 @@ def receipt(
     was read there.
     """
     require_folder(output)
-    with open_session(dsn, config) as session:
-        with session.database.transaction() as connection:
-            workload = find_workload(connection, name, "workload")
-        # A workload's charges may lie in any month, so all of them are brought up to date.
-        refresh(session.database, ALWAYS, session.now_ms)
-        find_idle(session.database, session.now_ms)
-        with session.database.transaction() as connection:
-            charged = make_receipt(
-                recommendations.charged_to(connection, workload[0]),
-                findings.of_workload(connection, workload[0]),
-                recommendations.advice_for(connection, workload[0]),
-            )
-            runs = recommendations.other_runs(connection, workload[0])
+    with open_session(dsn, config) as session, naming(name, "workload"):
+        itemized = itemize_workload(session.database, name, session.now_ms)
     write = as_json if form is options.PageFormat.json else as_page
-    write_text(write(workload, charged, runs), output)
+    write_text(write(itemized), output)
 
 
-def as_page(workload: Workload, charged: WasteReceipt, other_runs: Sequence[str] = ()) -> str:
+def as_page(itemized: WorkloadReceipt) -> str:
     """The receipt as text, at most one page of 66 lines."""
-    _, key, name, user = workload
+    workload, charged, other_runs = itemized.workload, itemized.charged, itemized.other_runs
     lines = [
-        f"WASTE RECEIPT  {key}",
+        f"WASTE RECEIPT  {workload.key}",
         "=" * WIDTH,
-        f"{name or 'no name'}{f', of {user}' if user else ''}",
+        f"{workload.name or 'no name'}{f', of {workload.user}' if workload.user else ''}",
         "",
     ]
     if other_runs:
@@ -179,25 +151,38 @@ def readings_text(readings: Mapping[str, float]) -> str:
     )
 
 
-def _advice_line(advice: Mapping[str, Any]) -> str:
-    cash = minor_amount(advice["cash_expected_micro"], advice["currency"])
-    worth = f", {cash} {advice['currency']} cash expected" if cash else ""
-    return f"  {advice['id']} ({advice['state']}): {advice['advice']}{worth}"
+def _advice_line(advice: StoredRecommendation) -> str:
+    cash = advice.money(advice.cash[1])
+    worth = f", {cash.plain()} {cash.currency} cash expected" if cash else ""
+    return f"  {advice.id} ({advice.state}): {advice.advice}{worth}"
 
 
-def as_json(workload: Workload, charged: WasteReceipt, other_runs: Sequence[str] = ()) -> str:
+def _advice_json(advice: StoredRecommendation) -> dict[str, Any]:
+    return {
+        **{name: getattr(advice, name) for name in ("id", "key", "kind", "advice", "state")},
+        "currency": advice.currency,
+        "cash_expected_micro": advice.cash[1],
+        "capacity_expected_micro": advice.capacity[1],
+        "realized_micro": advice.realized_micro,
+    }
+
+
+def as_json(itemized: WorkloadReceipt) -> str:
     """Everything, with integers of micro-units."""
+    workload, charged = itemized.workload, itemized.charged
     totals = {
         currency: {"cost_micro": cost, "held_idle_cost_micro": idle, "found_micro": wasted}
         for currency, (cost, idle, wasted) in charged.totals().items()
     }
     content = {
-        **dict(zip(("key", "name", "user"), workload[1:], strict=True)),
-        "other_runs": list(other_runs),
+        "key": workload.key,
+        "name": workload.name,
+        "user": workload.user,
+        "other_runs": list(itemized.other_runs),
         "totals": totals,
         "held": as_objects(charged.held),
         "items": as_objects(charged.items),
-        "advice": [{name: advice[name] for name in ADVICE_KEYS} for advice in charged.advice],
+        "advice": [_advice_json(advice) for advice in charged.advice],
     }
     return json_text(content) + "\n"
 

@@ -3,59 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
 from gpuledger_collector.accounting.money import Money
-from gpuledger_collector.accounting.period import (
-    DAY_MS,
-    Period,
-    format_date,
-    format_instant,
-    parse_instant,
-)
-from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.accounting.period import DAY_MS, format_date, format_instant, parse_instant
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.amounts import minor_amount
 from gpuledger_collector.cli.common import dry_run_note, end_with, new_app, refuse
-from gpuledger_collector.cli.output import Column, Row, emit, hidden, number, print_json
+from gpuledger_collector.cli.output import emit_report, print_json
 from gpuledger_collector.cli.session import Session, clock_ms, load_settings, open_session
+from gpuledger_collector.export.recommendations import ADVICE, RECOMMENDATIONS
 from gpuledger_collector.insight.findings import AT_LISTED_RATES
-from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.services.stored_recommendations import WINDOW_DAYS, still_hold
-from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.access.audit import person
-from gpuledger_collector.storage.findings.recommendations import decide, last_run, listed
+from gpuledger_collector.insight.recommendation_record import (
+    STATES,
+    RecommendationRun,
+    StoredRecommendation,
+)
+from gpuledger_collector.services.findings import WholeFleet
+from gpuledger_collector.services.recommendations import (
+    LaterRun,
+    decide_recommendation,
+    list_recommendations,
+    refresh_recommendations,
+)
 from gpuledger_collector.wiring import tariff
 
 MONTH_DAYS = 30
 YEAR_2000_MS = 946_684_800_000
-STATES = ("open", "accepted", "rejected", "done", "expired")
-SAVINGS = ("cash", "capacity", "energy")
-BOUNDS = ("low", "expected", "high")
 MAX_SUBJECTS, MAX_REASONS = 3, 20
-COLUMNS = (
-    number("id"),
-    Column("kind", is_optional=True),
-    hidden("subject"),
-    Column("team"),
-    Column("advice"),
-    *(number(name, is_optional=name != "cash") for name in SAVINGS),
-    Column("currency"),
-    Column("state"),
-    number("realized_text", "realized", is_optional=True),
-)
-CSV_COLUMNS = (
-    *(Column(name) for name in ("id", "kind", "subject", "team", "advice", "state")),
-    *(number(f"{saving}_{bound}") for saving in SAVINGS for bound in BOUNDS),
-    Column("currency"),
-    number("freed_gpu_hours"),
-    *(Column(name) for name in ("from", "to", "price_ids", "expires", "decided_by", "reason")),
-    number("realized"),
-    Column("realized_until"),
-)
 Number = Annotated[int, Argument(metavar="ID", help="As the list shows it.")]
 DecidedAt = Annotated[
     str | None, Option("--at", metavar="INSTANT", help="When it was decided; else now.")
@@ -112,12 +89,24 @@ def recommend(
     at_ms = past_instant("--as-of", as_of)
     with open_session(dsn, config) as session:
         settings = load_settings(config, dsn)
-        refresh_recommendations(session, at_ms, settings, fresh=fresh or as_of is not None)
+        try:
+            refresh_recommendations(
+                session.database,
+                at_ms,
+                settings.recommend_seconds * 1000,
+                tariff(settings),
+                fresh=fresh or as_of is not None,
+            )
+        except LaterRun as error:
+            refuse(
+                f"--as-of: recommendations were made as of {format_instant(error.end_ms)}; they are"
+                " not made again for an earlier instant"
+            )
         with session.database.transaction() as connection:
-            recommendations, run = listed(connection, states), last_run(connection)
-    chosen = [item for item in recommendations if team in {None, item["team"]}]
-    print_recommendations(chosen[: top or None], len(chosen), run, form)
-    end_with(any(item["state"] == "open" for item in chosen), exit_code)
+            listed = list_recommendations(connection, states, WholeFleet())
+    chosen = [item for item in listed.items if team in {None, item.team}]
+    print_recommendations(chosen[: top or None], len(chosen), listed.run, form)
+    end_with(any(item.state == "open" for item in chosen), exit_code)
 
 
 def past_instant(option: str, text: str | None) -> int:
@@ -134,38 +123,6 @@ def past_instant(option: str, text: str | None) -> int:
             f"{option}: {text} is {'in the future' if at_ms > now_ms else 'before the year 2000'}"
         )
     return at_ms
-
-
-def refresh_recommendations(
-    session: Session, now_ms: int, settings: Settings, *, fresh: bool
-) -> None:
-    """Bring the recommendations up to date with everything that has arrived; a read replica has the
-    last ones.
-
-    `fresh` makes them again also where the last ones still hold.
-    """
-    if session.database.standby:
-        return
-    with session.database.transaction() as connection:
-        before = last_run(connection)
-    if before is not None and now_ms < before["end_ms"]:
-        last = format_instant(before["end_ms"])
-        refuse(
-            f"--as-of: recommendations were made as of {last}; they are not made again for an"
-            " earlier instant"
-        )
-    refresh(session.database, Period(now_ms - (WINDOW_DAYS + 1) * DAY_MS, now_ms), now_ms)
-    prices = tariff(settings)
-    if not fresh:
-        with session.database.transaction(read_only=True) as connection:
-            if still_hold(connection, now_ms, settings.recommend_seconds * 1000, prices):
-                return
-    # Here, because they take longer to import than the stored recommendations to be read.
-    from gpuledger_collector.services.idle_search import find_idle
-    from gpuledger_collector.services.recommendation_search import recommend as make_recommendations
-
-    find_idle(session.database, now_ms)
-    make_recommendations(session.database, now_ms, prices)
 
 
 @app.command(epilog="Example: gpuledger recommend accept 12 --reason 'the notebook is stopped'")
@@ -200,8 +157,7 @@ def record_decision(
     session: Session, number: int, state: str, reason: str, at_ms: int, dry_run: bool
 ) -> None:
     """Record a decision under the name of whoever runs the command."""
-    with session.database.transaction(dry_run=dry_run) as connection:
-        before = decide(connection, number, state, person(), reason, at_ms)
+    before = decide_recommendation(session.database, number, state, reason, at_ms, dry_run=dry_run)
     if before is None:
         refuse(f"there is no recommendation {number}; `gpuledger recommend` lists them")
     if before != "open":
@@ -209,84 +165,32 @@ def record_decision(
     print(f"recommendation {number} is {state}" + dry_run_note(dry_run))
 
 
-def to_row(item: Mapping[str, Any]) -> Row:
-    """A recommendation as text, by CSV_COLUMNS; empty where something is unknown or unpriced."""
-    (hours,) = hours_decimal([item["freed_gpu_ns"]])
-    amounts = {
-        f"{saving}_{bound}": minor_amount(item[f"{saving}_{bound}_micro"], item["currency"])
-        for saving in SAVINGS
-        for bound in BOUNDS
-    }
-    until_ms = item["realized_until_ms"]
-    return {
-        **{
-            name: item[name]
-            for name in ("kind", "subject", "team", "advice", "state", "decided_by", "reason")
-        },
-        **amounts,
-        "id": str(item["id"]),
-        "currency": item["currency"] or "",
-        "freed_gpu_hours": f"{hours:.2f}",
-        "from": format_instant(item["start_ms"]),
-        "to": format_instant(item["end_ms"]),
-        "price_ids": " ".join(map(str, item["price_ids"])),
-        "expires": format_instant(item["expires_ms"]),
-        "realized": minor_amount(item["realized_micro"], item["currency"]),
-        "realized_until": "" if until_ms is None else format_instant(until_ms),
-    }
-
-
 def print_recommendations(
-    items: Sequence[Mapping[str, Any]],
+    items: Sequence[StoredRecommendation],
     count: int,
-    run: Mapping[str, Any] | None,
+    run: RecommendationRun | None,
     form: options.Format,
 ) -> None:
     """Print the rows, what they amount to together, and what could not be evaluated."""
-    rows = [to_row(item) for item in items]
-    if form is options.Format.csv:
-        emit(form, CSV_COLUMNS, rows)
-    elif form is options.Format.json:
-        more = [
-            {"key": item["key"], "evidence": item["evidence"], "realized_by": item["realized"]}
-            for item in items
-        ]
+    if form is options.Format.json:
         print_json(
             {
-                "as_of": None if run is None else format_instant(run["made_ms"]),
-                "items": [{**row, **extra} for row, extra in zip(rows, more, strict=True)],
-                "joint": {} if run is None else run["joint"],
-                "not_evaluated": [] if run is None else run["not_evaluated"],
+                "as_of": None if run is None else format_instant(run.made_ms),
+                "items": [RECOMMENDATIONS.texts(item) for item in items],
+                "joint": {} if run is None else run.joint,
+                "not_evaluated": [] if run is None else run.not_evaluated,
             }
         )
-    else:
-        left = count - len(rows)
-        footer = [
-            *([f"... and {left} more (--top 0 shows all)"] if left else []),
-            *sentences(items, run),
-        ]
-        emit(form, COLUMNS, [to_table_row(row) for row in rows], footer)
+        return
+    left = count - len(items)
+    footer = [
+        *([f"... and {left} more (--top 0 shows all)"] if left else []),
+        *sentences(items, run),
+    ]
+    emit_report(form, ADVICE if form is options.Format.table else RECOMMENDATIONS, items, footer)
 
 
-def to_table_row(row: Row) -> Row:
-    """A row with each saving in one cell."""
-    realized = row["realized"] or ("not known" if row["realized_until"] else "")
-    return {
-        **row,
-        **{saving: saving_text(row, saving) for saving in SAVINGS},
-        "realized_text": realized,
-    }
-
-
-def saving_text(row: Row, saving: str) -> str:
-    """Expected, with low and high: `12.00 (3.00 to 15.00)`."""
-    low, expected, high = (row[f"{saving}_{bound}"] for bound in BOUNDS)
-    if not expected:
-        return "not known" if saving != "energy" else ""
-    return str(expected) if low == expected == high else f"{expected} ({low} to {high})"
-
-
-def sentences(items: Iterable[Mapping[str, Any]], run: Mapping[str, Any] | None) -> list[str]:
+def sentences(items: Iterable[StoredRecommendation], run: RecommendationRun | None) -> list[str]:
     """The joint savings, their extrapolation to a month, the prices, and what could not be
     evaluated.
     """
@@ -294,32 +198,34 @@ def sentences(items: Iterable[Mapping[str, Any]], run: Mapping[str, Any] | None)
         return ["nothing was evaluated: there is no inventory yet"]
     lines = [
         (
-            f"amounts are of the observed window, {format_date(run['start_ms'])} to"
-            f" {format_date(run['end_ms'])}, {AT_LISTED_RATES}: expected (low to high)"
+            f"amounts are of the observed window, {format_date(run.start_ms)} to"
+            f" {format_date(run.end_ms)}, {AT_LISTED_RATES}: expected (low to high)"
         ),
-        f"as of {format_instant(run['made_ms'])}; --fresh computes them again",
+        f"as of {format_instant(run.made_ms)}; --fresh computes them again",
     ]
-    window_ms = run["end_ms"] - run["start_ms"]
-    for currency, amounts in sorted(run["joint"].items()):
+    window_ms = run.end_ms - run.start_ms
+    for currency, amounts in sorted(run.joint.items()):
         if "cash" not in amounts:
             continue
-        cash, capacity = amounts["cash"], amounts["capacity"]
+        cash, capacity = (
+            [Money(micro, currency) for micro in amounts[name] if micro is not None]
+            for name in ("cash", "capacity")
+        )
         month = [
-            f"{currency} {Money(value * MONTH_DAYS * DAY_MS // window_ms, currency).estimate()}"
-            for value in cash
+            Money(amount.micro * MONTH_DAYS * DAY_MS // window_ms, currency).estimate()
+            for amount in cash
         ]
         lines.append(
-            f"all open advice together, counted once: {Money(cash[1], currency)} cash"
-            f" ({Money(cash[0], currency)} to {Money(cash[2], currency)}) and capacity worth"
-            f" {Money(capacity[1], currency)} freed; extrapolated to {MONTH_DAYS} days: {month[1]}"
-            f" cash ({month[0]} to {month[2]})"
+            f"all open advice together, counted once: {cash[1]} cash ({cash[0]} to {cash[2]}) and"
+            f" capacity worth {capacity[1]} freed; extrapolated to {MONTH_DAYS} days: {currency}"
+            f" {month[1]} cash ({currency} {month[0]} to {currency} {month[2]})"
         )
-    prices = sorted({price for item in items for price in item["price_ids"]})
+    prices = sorted({price for item in items for price in item.price_ids})
     if prices:
         lines.append(f"priced with rates {', '.join(map(str, prices))} of the price book")
-    if run["not_evaluated"]:
-        lines.append(f"could not be evaluated ({len(run['not_evaluated'])}):")
-        lines += reason_lines(run["not_evaluated"])
+    if run.not_evaluated:
+        lines.append(f"could not be evaluated ({len(run.not_evaluated)}):")
+        lines += reason_lines(run.not_evaluated)
     return lines
 
 

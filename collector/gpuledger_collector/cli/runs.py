@@ -33,7 +33,7 @@ from gpuledger_collector.cli.output import (
 )
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.cli.workloads import find_workload
+from gpuledger_collector.cli.workloads import naming
 from gpuledger_collector.export.runs import (
     GPU_TIME_ONLY,
     RUNS,
@@ -47,8 +47,13 @@ from gpuledger_collector.export.runs import (
 )
 from gpuledger_collector.insight.run_report import ScaledRuns
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.run_report import compare_sizes, record_progress, report_run
-from gpuledger_collector.services.runs import list_runs
+from gpuledger_collector.services.run_report import compare_sizes, report_run
+from gpuledger_collector.services.runs import (
+    Progress,
+    list_runs,
+    report_progress,
+    require_workload,
+)
 
 app = new_app(name="runs", help="What runs cost, wasted and produced.", invoke_without_command=True)
 
@@ -201,12 +206,17 @@ def show(
         if span is None:
             session.rate(ALWAYS)
         with session.database.transaction() as connection:
-            number, key, *_ = find_workload(connection, name, "run")
+            with naming(name, "run"):
+                workload = require_workload(connection, name)
             report = report_run(
-                connection, number, None if bucket is None else bucket.value, session.now_ms, span
+                connection,
+                workload.id,
+                None if bucket is None else bucket.value,
+                session.now_ms,
+                span,
             )
     if report is None:
-        refuse(f"{key} was charged nothing{' in this period' if is_limited else ''}")
+        refuse(f"{workload.key} was charged nothing{' in this period' if is_limited else ''}")
     if form is RunFormat.csv:
         write_text(as_csv(report.by or report.units), output)
     else:
@@ -241,13 +251,14 @@ def report(
         at_ms = None if at is None else parse_instant(at)
     except ValueError as error:
         refuse(f"--at: {error}")
-    with (
-        open_session(dsn, config) as session,
-        session.database.transaction(dry_run=dry_run) as connection,
-    ):
-        number, key, *_ = find_workload(connection, name, "run")
+    with open_session(dsn, config) as session, naming(name, "run"):
         try:
-            record_progress(connection, number, progress, at_ms, None, session.now_ms)
+            key = report_progress(
+                session.database,
+                name,
+                Progress(progress, at_ms, None, session.now_ms),
+                dry_run=dry_run,
+            )
         except ValueError as error:
             refuse(str(error))
     say(

@@ -8,6 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuledger_collector.accounting.money import Money
+
+SAVINGS = ("cash", "capacity", "energy")
+BOUNDS = ("low", "expected", "high")
+STATES = ("open", "accepted", "rejected", "done", "expired")
 SavingRange = tuple[int | None, int | None, int | None]
 """Low, expected, high in micro-units; None: no price is known."""
 
@@ -39,6 +44,33 @@ class Recommendation:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredRecommendation(Recommendation):
+    """A recommendation with what people decided on it, and what it has saved since."""
+
+    id: int
+    state: str
+    decided_ms: int | None
+    decided_by: str
+    reason: str
+    realized_micro: int | None
+    realized_until_ms: int | None
+    realized: Mapping[str, Any] | None
+
+    def saving(self, name: str) -> SavingRange:
+        """The range of one of its savings."""
+        amounts: Mapping[str, SavingRange] = {
+            "cash": self.cash,
+            "capacity": self.capacity,
+            "energy": self.energy,
+        }
+        return amounts[name]
+
+    def money(self, micro: int | None) -> Money | None:
+        """One of its amounts; None: unknown."""
+        return None if micro is None or not self.currency else Money(micro, self.currency)
+
+
+@dataclass(frozen=True, slots=True)
 class RecommendationRun:
     """A run of the search: its window, the savings of all open proposals together, and what could
     not be judged.
@@ -49,7 +81,7 @@ class RecommendationRun:
     end_ms: int
     joint: Mapping[str, Mapping[str, SavingRange]]
     not_evaluated: Sequence[Mapping[str, str]]
-    evidence_hash: str
+    evidence_hash: str | None
     """Of what it rests on: while that stays the same, another run over this window gives the same.
     """
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.insight.findings import Finding
+from gpuledger_collector.insight.recommendation_record import StoredRecommendation
 
 READINGS = ("utilization_ratio", "sm_active_ratio", "memory_used_bytes", "power_watts")
 
@@ -57,7 +57,7 @@ class WasteReceipt:
 
     held: Sequence[ReceiptLine]
     items: Sequence[ReceiptItem]
-    advice: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    advice: Sequence[StoredRecommendation] = ()
 
     def totals(self) -> dict[str, tuple[int, int | None, int]]:
         """By currency: charged, idle by the ledger (None: no activity is known), and found as waste
@@ -81,7 +81,9 @@ class WasteReceipt:
 
 
 def make_receipt(
-    charges: Iterable[Charge], findings: Iterable[Finding], advice: Sequence[Mapping[str, Any]] = ()
+    charges: Iterable[Charge],
+    findings: Iterable[Finding],
+    advice: Sequence[StoredRecommendation] = (),
 ) -> WasteReceipt:
     """Make the receipt over all charges and findings of one workload."""
     held: dict[object, ReceiptLine] = {}

@@ -269,15 +269,6 @@ def micro_money(micro: int | None, currency: str | None) -> Money | None:
     )
 
 
-def rounded_money(micro: int | None, currency: str | None) -> Money | None:
-    """An amount in minor units, from micro-units; None: unknown."""
-    return (
-        None
-        if micro is None or currency is None
-        else money(amounts.Money(micro, currency).minor, currency)
-    )
-
-
 def quantity(value: Decimal | int | None, unit: str) -> Quantity | None:
     """A number with its unit; None: unknown."""
     return (

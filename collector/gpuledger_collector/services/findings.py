@@ -13,7 +13,9 @@ from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.money import Money, total_by_currency
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.insight.findings import NamedFinding
+from gpuledger_collector.insight.notifications.finding_rules import IdleWorkload
 from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.findings.idle_workloads import idle_workloads
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.row_level_security import as_viewer
 
@@ -145,6 +147,11 @@ def list_findings(
     if scope.owner is not None:
         items = [item for item in items if not item.is_free and scope.sees(item.owner, item.team)]
     return FindingList(items, findings.progress(connection, kind))
+
+
+def list_idle_workloads(connection: Connection, now_ms: int) -> dict[int, IdleWorkload]:
+    """Workloads of the whole fleet with accelerators that are idle now, by id."""
+    return {workload.workload_id: workload for workload in idle_workloads(connection, now_ms)}
 
 
 def holder(finding: NamedFinding) -> str:

@@ -14,7 +14,7 @@ from gpuledger_collector.insight.recommendations.energy import Tariff
 from gpuledger_collector.services.realized_savings import measure_savings
 from gpuledger_collector.services.recommendation_pricing import PricedProposals
 from gpuledger_collector.services.recommendation_window import ObservedWindow
-from gpuledger_collector.services.stored_recommendations import evidence_hash
+from gpuledger_collector.services.recommendations import evidence_hash
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import recommendations
 from gpuledger_collector.storage.locks import Lock

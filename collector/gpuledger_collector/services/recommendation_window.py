@@ -17,7 +17,7 @@ from gpuledger_collector.insight.recommendations import (
 )
 from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.services.rating import DayUsage, places, usage_of
-from gpuledger_collector.services.stored_recommendations import DEMAND_DAYS, WINDOW_DAYS
+from gpuledger_collector.services.recommendations import DEMAND_DAYS, WINDOW_DAYS
 from gpuledger_collector.storage.findings import findings, recommendations
 from gpuledger_collector.storage.findings.readings import workload_readings
 from gpuledger_collector.storage.ledger import inventory, workloads

@@ -6,15 +6,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from gpuledger_collector.accounting.charged_runs import ChargedRun, ListedRun
+from gpuledger_collector.accounting.charged_runs import ChargedRun, ListedRun, NamedWorkload
 from gpuledger_collector.accounting.money import Money, total_by_currency
 from gpuledger_collector.accounting.period import DAY_MS, Period
-from gpuledger_collector.services.run_report import chief_unit_costs
+from gpuledger_collector.insight.run_report import RunReport
+from gpuledger_collector.services.run_report import (
+    chief_unit_costs,
+    record_progress,
+    report_run,
+)
 from gpuledger_collector.storage.billing import runs
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import workloads
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.row_level_security import as_viewer
 
@@ -25,6 +32,35 @@ ORDERS: Mapping[str, Callable[[ChargedRun], Any]] = {
     NEWEST: lambda run: (-run.start_ms, run.key),
 }
 """How a list may be ordered, besides by the cost of a unit."""
+
+
+class NotOneWorkload(LookupError):
+    """No workload has a name, or several have it: how many, and the keys of the first ones."""
+
+    def __init__(self, called: Sequence[NamedWorkload]) -> None:
+        super().__init__(len(called))
+        self.count = len(called)
+        self.keys = [workload.key for workload in called[:5]]
+
+
+class ChargedToOthers(Exception):
+    """A part of a job is charged to others than the viewer's owner."""
+
+
+class NothingCharged(LookupError):
+    """Nothing is charged for the job with this key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Totals by counter that a run reports of itself; when, and when its process began (None: now,
+    not known).
+    """
+
+    totals: Mapping[str, int]
+    at_ms: int | None
+    started_ms: int | None
+    now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +110,63 @@ def list_runs(
     charged.sort(key=ORDERS[order])
     first = charged[:top]
     return RunList(_with_units(connection, first, period), charged[len(first) :])
+
+
+def require_workload(connection: Connection, name: str, node: str | None = None) -> NamedWorkload:
+    """The workload with this key, id or name; `node` restricts them to those that held an
+    accelerator of it when they were last seen.
+
+    Raises NotOneWorkload.
+    """
+    called = workloads.list_called(connection, name, node)
+    if len(called) != 1:
+        raise NotOneWorkload(called)
+    return called[0]
+
+
+def read_job(
+    connection: Connection, name: str, viewer: Mapping[str, str] | None, now_ms: int
+) -> RunReport:
+    """Report a job as a viewer may see it: one that is charged to its owner alone, beside those
+    like it that are, too.
+
+    Raises NotOneWorkload, ChargedToOthers, NothingCharged.
+    """
+    with as_viewer(connection, viewer):
+        workload = require_workload(connection, name)
+    key = workload.key
+    if viewer is not None and key not in keys_of_owner(connection, viewer, [key], now_ms):
+        raise ChargedToOthers(key)
+    report = report_run(connection, workload.id, "day", now_ms)
+    if report is None:
+        raise NothingCharged(key)
+    if viewer is None:
+        return report
+    own = keys_of_owner(connection, viewer, [peer.key for peer in report.peers], now_ms)
+    peers = [peer for peer in report.peers if peer.key in own]
+    scaling = report.scaling if len(peers) == len(report.peers) else ()
+    return replace(report, peers=peers, scaling=scaling)
+
+
+def report_progress(
+    database: Database, name: str, progress: Progress, node: str | None = None, *, dry_run: bool
+) -> str:
+    """Store the totals that a run reports of itself; return its key.
+
+    A sender that is bound to a node learns nothing of other nodes: their runs are as if they did
+    not exist. Raises NotOneWorkload, and ValueError with a sentence.
+    """
+    with database.transaction(dry_run=dry_run) as connection:
+        workload = require_workload(connection, name, node)
+        record_progress(
+            connection,
+            workload.id,
+            progress.totals,
+            progress.at_ms,
+            progress.started_ms,
+            progress.now_ms,
+        )
+    return workload.key
 
 
 def keys_of_owner(

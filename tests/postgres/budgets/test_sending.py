@@ -65,7 +65,7 @@ def put(connect, *messages) -> None:
 
 def standing(connect) -> list[tuple[str, int]]:
     with connect() as connection:
-        return [(one.state, one.attempts) for one in outbox.listing(connection)]
+        return [(one.state, one.attempts) for one in outbox.list_messages(connection)]
 
 
 def sender(box: Outbox, port: int, now_ms: int = 10**12, **settings) -> Sender:
@@ -185,7 +185,7 @@ def test_a_message_is_given_up_after_many_attempts(connect, box) -> None:
         now_ms += 3_600_000
     assert standing(connect) == [("dead", MAX_ATTEMPTS)]
     with connect() as connection:
-        assert "refused" in outbox.listing(connection, ["dead"])[0].error
+        assert "refused" in outbox.list_messages(connection, ["dead"])[0].error
 
 
 def test_a_servers_answers_are_told_apart(connect, box) -> None:
@@ -254,7 +254,7 @@ def test_tls_and_login(security, connect, box, tmp_path) -> None:
             == 1
         )
         with connect() as connection:
-            assert outbox.listing(connection)[0].error.endswith(
+            assert outbox.list_messages(connection)[0].error.endswith(
                 "the mail server refuses our login (535)"
             )
         assert sender(box, port, 10**8, **known).send_due().sent == 1

@@ -65,7 +65,7 @@ def sender(dsn, port: int, now_ms: int) -> Sender:
 
 def states(connect) -> list[str]:
     with connect() as connection:
-        return [one.state for one in reversed(outbox.listing(connection))]
+        return [one.state for one in reversed(outbox.list_messages(connection))]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ what to do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ from gpuledger_collector.accounting.reserved_names import is_reserved
 from gpuledger_collector.export.findings import IDLE as IDLE_REPORT
 from gpuledger_collector.export.site import IDLE
 from gpuledger_collector.insight.activity import AcceleratorActivity
+from gpuledger_collector.insight.recommendation_record import BOUNDS, StoredRecommendation
 from gpuledger_collector.mcp import periods
 from gpuledger_collector.mcp.answers import (
     MAX_ROWS,
@@ -31,7 +32,6 @@ from gpuledger_collector.mcp.answers import (
     cut,
     gpu_hours,
     name,
-    rounded_money,
     row_model,
     row_of,
     typed_money,
@@ -50,9 +50,9 @@ from gpuledger_collector.mcp.tools.parameters import (
 from gpuledger_collector.services.accelerators import list_activity
 from gpuledger_collector.services.chargeback import visible_lines
 from gpuledger_collector.services.findings import list_findings
+from gpuledger_collector.services.recommendations import list_recommendations
 from gpuledger_collector.storage.billing import periods as closed_periods
 from gpuledger_collector.storage.billing import statements
-from gpuledger_collector.storage.findings import recommendations
 
 ESTIMATED = Proof(state="estimated")
 RELEASE = "not a smaller bill until the capacity is given back"
@@ -321,21 +321,18 @@ def get_rightsizing(
     """
     page = Page(limit, cursor)
     with ledger.snapshot() as snapshot:
-        with snapshot.restricted() as connection:
-            rows = recommendations.listed(connection, ["open", "accepted"])
-        run = recommendations.last_run(snapshot.connection)
-        window = None if run is None else Days(run["start_ms"], run["end_ms"])
+        listed = list_recommendations(snapshot.connection, ["open", "accepted"], ledger.reader)
+        run = listed.run
+        window = None if run is None else Days(run.start_ms, run.end_ms)
         span = None if window is None else periods.span_of(snapshot.calendar, window)
-    own = [row for row in rows if ledger.reader.sees(row["owner"] or {}, row["team"] or "")]
-    # What could not be judged is of the entire fleet.
-    not_judged = run["not_evaluated"] if run is not None and ledger.reader.owner is None else []
+    not_judged = () if run is None else run.not_evaluated
     total = AdviceTotal(
-        count=len(own),
+        count=len(listed.items),
         not_judged=[cut(": ".join(map(str, item.values())), 300) for item in not_judged[:10]],
-        looked_at=None if run is None else instant(run["made_ms"]),
+        looked_at=None if run is None else instant(run.made_ms),
     )
     return page.answer(
-        own,
+        listed.items,
         _advice_row,
         link=ledger.link("/v1/recommendations"),
         span=span,
@@ -351,26 +348,22 @@ def get_rightsizing(
     )
 
 
-def _advice_row(row: Mapping[str, Any]) -> AdviceRow:
+def _advice_row(item: StoredRecommendation) -> AdviceRow:
     def saving(kind: str) -> SavingRange:
-        return SavingRange(
-            **{
-                part: rounded_money(row[f"{kind}_{part}_micro"], row["currency"])
-                for part in ("low", "expected", "high")
-            }
-        )
+        bounds = zip(BOUNDS, item.saving(kind), strict=True)
+        return SavingRange(**{bound: typed_money(item.money(micro)) for bound, micro in bounds})
 
     return AdviceRow(
-        kind=row["kind"],
-        subject=name(row["subject"]),
-        team=name(row["team"]),
-        advice=cut(row["advice"], 400),
-        state=row["state"],
-        window_start=instant(row["start_ms"]),
-        window_end=instant(row["end_ms"]),
+        kind=item.kind,
+        subject=name(item.subject),
+        team=name(item.team),
+        advice=cut(item.advice, 400),
+        state=item.state,
+        window_start=instant(item.start_ms),
+        window_end=instant(item.end_ms),
         cash=saving("cash"),
         capacity=saving("capacity"),
-        freed=gpu_hours(row["freed_gpu_ns"]),
+        freed=gpu_hours(item.freed_gpu_ns),
     )
 
 

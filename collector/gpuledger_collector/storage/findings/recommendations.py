@@ -6,17 +6,20 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from psycopg.rows import dict_row
+from psycopg.rows import class_row, dict_row
 
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.realized_savings import ChargedPlace, PricedPlace
 from gpuledger_collector.insight.recommendation_record import (
+    BOUNDS,
+    SAVINGS,
     AcceptedRecommendation,
     RealizedSaving,
     Recommendation,
     RecommendationRun,
+    StoredRecommendation,
 )
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import commitments, node_costs, prices
@@ -42,11 +45,18 @@ _COLUMNS = (
     "made_ms",
     "expires_ms",
 )
-_AMOUNTS = tuple(
-    f"{what}_{which}_micro"
-    for what in ("cash", "capacity", "energy")
-    for which in ("low", "expected", "high")
+_AMOUNTS = tuple(f"{saving}_{bound}_micro" for saving in SAVINGS for bound in BOUNDS)
+_DECISION = (
+    "id",
+    "state",
+    "decided_ms",
+    "decided_by",
+    "reason",
+    "realized_micro",
+    "realized_until_ms",
+    "realized",
 )
+_STORED = ", ".join((*_COLUMNS, *_AMOUNTS, *_DECISION))
 
 
 def names(connection: Connection, ids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
@@ -158,11 +168,11 @@ def evidence_hash(connection: Connection, start_ms: int, end_ms: int, settings: 
 
 def accepted(connection: Connection) -> Sequence[AcceptedRecommendation]:
     """Accepted recommendations, whose savings are to be measured."""
-    rows = connection.execute(
-        "SELECT id, kind, scope, start_ms, end_ms, decided_ms, currency FROM recommendation "
-        "WHERE state = 'accepted' ORDER BY id"
-    )
-    return [AcceptedRecommendation(*row) for row in rows]
+    with connection.cursor(row_factory=class_row(AcceptedRecommendation)) as cursor:
+        return cursor.execute(
+            "SELECT id, kind, scope, start_ms, end_ms, decided_ms, currency FROM recommendation "
+            "WHERE state = 'accepted' ORDER BY id"
+        ).fetchall()
 
 
 def charged_places(
@@ -253,23 +263,32 @@ def _row(recommendation: Recommendation) -> tuple[object, ...]:
     return (*plain, *recommendation.cash, *recommendation.capacity, *recommendation.energy)
 
 
-def listed(connection: Connection, states: Sequence[str]) -> list[dict[str, Any]]:
+def list_stored(connection: Connection, states: Sequence[str]) -> list[StoredRecommendation]:
     """Recommendations in these states, by falling expected cash and then capacity."""
     with connection.cursor(row_factory=dict_row) as cursor:
-        return list(
-            cursor.execute(
-                "SELECT * FROM recommendation WHERE state = ANY(%s) ORDER BY cash_expected_micro"
-                " DESC NULLS LAST, capacity_expected_micro DESC NULLS LAST, cash_high_micro DESC"
-                " NULLS LAST, key",
-                (list(states),),
-            )
+        rows = cursor.execute(
+            f"SELECT {_STORED} FROM recommendation WHERE state = ANY(%s) ORDER BY"
+            " cash_expected_micro DESC NULLS LAST, capacity_expected_micro DESC NULLS LAST,"
+            " cash_high_micro DESC NULLS LAST, key",
+            (list(states),),
         )
+        return [_stored(row) for row in rows]
 
 
-def last_run(connection: Connection) -> dict[str, Any] | None:
-    """The last run of the job, None when there was none."""
-    with connection.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute("SELECT * FROM recommendation_run").fetchone()
+def _stored(row: dict[str, Any]) -> StoredRecommendation:
+    row |= {
+        saving: tuple(row.pop(f"{saving}_{bound}_micro") for bound in BOUNDS) for saving in SAVINGS
+    }
+    return StoredRecommendation(**row)
+
+
+def last_run(connection: Connection) -> RecommendationRun | None:
+    """The last search, None when there was none."""
+    with connection.cursor(row_factory=class_row(RecommendationRun)) as cursor:
+        return cursor.execute(
+            "SELECT made_ms, start_ms, end_ms, joint, not_evaluated, evidence_hash FROM"
+            " recommendation_run"
+        ).fetchone()
 
 
 def decide(
@@ -293,48 +312,6 @@ def decide(
         change = audit.Change("recommendation", str(recommendation_id), {"state": "open"}, decision)
         audit.record(connection, [change], now_ms, who)
     return str(row[0])
-
-
-_ON_NODE = """AND id IN (
-    SELECT l.workload_id FROM gpu_latest l JOIN capacity c ON c.accelerator_id = l.accelerator_id AND c.out_ms IS NULL
-    JOIN node n ON n.id = c.node_id WHERE n.name = %(node)s)"""
-
-
-def workloads_called(
-    connection: Connection, name: str, node: str | None = None
-) -> list[tuple[int, str, str | None, str | None]]:
-    """Id, key, name and user of workloads with this key, else with this external id, else with this
-    name.
-
-    `node` restricts them to those that held an accelerator of this node when they were last seen.
-    """
-    on_node = "" if node is None else _ON_NODE
-    for column in ("key", "external_id", "name"):
-        rows = connection.execute(
-            f"SELECT id, key, name, user_name FROM workload WHERE {column} = %(name)s {on_node}"
-            " ORDER BY id LIMIT 20",
-            {"name": name, "node": node},
-        ).fetchall()
-        if rows:
-            return [(row[0], row[1], row[2], row[3]) for row in rows]
-    return []
-
-
-def other_runs(connection: Connection, workload_id: int) -> list[str]:
-    """Ids of the other runs of a requeued job: that of the job, and the same with `@` and the
-    instant of a run.
-    """
-    return [
-        row[0]
-        for row in connection.execute(
-            "WITH run AS (SELECT id, kind, regexp_replace(external_id, '@[0-9]+$', '') AS job FROM"
-            " workload WHERE id = %s) SELECT w.external_id FROM run JOIN workload w ON w.kind ="
-            " run.kind AND w.id <> run.id AND (w.external_id = run.job OR"
-            " starts_with(w.external_id, run.job || '@')) WHERE regexp_replace(w.external_id,"
-            " '@[0-9]+$', '') = run.job ORDER BY w.external_id",
-            (workload_id,),
-        )
-    ]
 
 
 _SPENT = ("cost_micro", "idle_cost_micro", "gpu_ns", "busy_ns", "idle_ns")
@@ -374,13 +351,12 @@ def charged_to(connection: Connection, workload_id: int) -> list[Charge]:
     ]
 
 
-def advice_for(connection: Connection, workload_id: int) -> list[dict[str, Any]]:
+def advice_for(connection: Connection, workload_id: int) -> list[StoredRecommendation]:
     """Recommendations about a workload, in any state."""
     with connection.cursor(row_factory=dict_row) as cursor:
-        return list(
-            cursor.execute(
-                "SELECT * FROM recommendation WHERE scope->>'workload_id' = %s OR"
-                " scope->'workload_ids' @> %s::jsonb ORDER BY id",
-                (str(workload_id), str(workload_id)),
-            )
+        rows = cursor.execute(
+            f"SELECT {_STORED} FROM recommendation WHERE scope->>'workload_id' = %s OR"
+            " scope->'workload_ids' @> %s::jsonb ORDER BY id",
+            (str(workload_id), str(workload_id)),
         )
+        return [_stored(row) for row in rows]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from psycopg.rows import class_row
+
 from gpuledger_collector.accounting.attribution import WorkloadFacts
+from gpuledger_collector.accounting.charged_runs import NamedWorkload
 from gpuledger_collector.storage.locks import Connection
 
 
@@ -46,3 +49,43 @@ def _facts(row: Sequence[Any]) -> WorkloadFacts:
     return WorkloadFacts(
         id=number, kind=kind, user=user, account=account, name=name, tags=tags, key=key
     )
+
+
+_ON_NODE = """AND id IN (
+    SELECT l.workload_id FROM gpu_latest l JOIN capacity c ON c.accelerator_id = l.accelerator_id AND c.out_ms IS NULL
+    JOIN node n ON n.id = c.node_id WHERE n.name = %(node)s)"""
+
+
+def list_called(connection: Connection, name: str, node: str | None = None) -> list[NamedWorkload]:
+    """Workloads with this key, else with this external id, else with this name.
+
+    `node` restricts them to those that held an accelerator of this node when they were last seen.
+    """
+    on_node = "" if node is None else _ON_NODE
+    for column in ("key", "external_id", "name"):
+        with connection.cursor(row_factory=class_row(NamedWorkload)) as cursor:
+            called = cursor.execute(
+                f"SELECT id, key, name, user_name AS user FROM workload WHERE {column} = %(name)s"
+                f" {on_node} ORDER BY id LIMIT 20",
+                {"name": name, "node": node},
+            ).fetchall()
+        if called:
+            return called
+    return []
+
+
+def other_runs(connection: Connection, workload_id: int) -> list[str]:
+    """Ids of the other runs of a requeued job: that of the job, and the same with `@` and the
+    instant of a run.
+    """
+    return [
+        row[0]
+        for row in connection.execute(
+            "WITH run AS (SELECT id, kind, regexp_replace(external_id, '@[0-9]+$', '') AS job FROM"
+            " workload WHERE id = %s) SELECT w.external_id FROM run JOIN workload w ON w.kind ="
+            " run.kind AND w.id <> run.id AND (w.external_id = run.job OR"
+            " starts_with(w.external_id, run.job || '@')) WHERE regexp_replace(w.external_id,"
+            " '@[0-9]+$', '') = run.job ORDER BY w.external_id",
+            (workload_id,),
+        )
+    ]
