@@ -60,37 +60,88 @@ def find_idle(database: Database, now_ms: int) -> int:
     """
     if database.standby:
         return 0
-    count, is_first = 0, True
-    while True:
+    count = _search_again(database)
+    further = _search_further(database, now_ms, is_first=True)
+    while further is not None:
+        count += further
+        further = _search_further(database, now_ms, is_first=False)
+    return count
+
+
+def _search_again(database: Database) -> int:
+    """Search what was searched again, from the first hour that got late evidence.
+
+    A group of accelerators is searched from there to the end in one transaction: readers see it as
+    it was found before, or as it is found now, and never as of a day in between. Between two groups
+    other searches have their turn.
+    """
+    # Without a snapshot: it waits for evidence that is being noted, and takes it along.
+    with database.transaction(Lock.FINDINGS, one_snapshot=False) as connection:
+        late_ms = findings.take_late_evidence(connection, KIND)
+        minute_range = minute_rollup.minute_range(connection)
+        done_ms = findings.progress(connection, KIND)
+        if late_ms is None or minute_range is None or done_ms is None:
+            return 0
+        # The context must still have its minutes: without them the first hours would look like a
+        # new hold.
+        kept_ms = minute_rollup.expired_before(connection) + CONTEXT_MS
+        start_ms = max(minute_range[0], late_ms, kept_ms) // HOUR_MS * HOUR_MS
+        ids = _list_searched(connection, Period(start_ms, max(start_ms, done_ms)))
+    count = 0
+    for begin in range(0, len(ids), ACCELERATORS_AT_ONCE):
+        group = frozenset(ids[begin : begin + ACCELERATORS_AT_ONCE])
+        with database.transaction(Lock.FINDINGS) as connection:
+            # Another run may have come further meanwhile: what it saw of the end must not be
+            # written over.
+            done_ms = findings.progress(connection, KIND) or start_ms
+            at_ms = start_ms
+            while at_ms < done_ms:
+                end_ms = _window_end(connection, at_ms, done_ms)
+                count += _Window(connection, at_ms, end_ms, minute_range[0], group).search()
+                at_ms = end_ms
+    with database.transaction(Lock.FINDINGS) as connection:
+        findings.clear_late_evidence(connection, KIND, late_ms)
+    return count
+
+
+def _search_further(database: Database, now_ms: int, *, is_first: bool) -> int | None:
+    """Search the next window; return how many findings were opened or updated, None at the end.
+
+    The first one of a run begins before the end of the last run, whose last hour may have grown.
+    """
+    with database.transaction(Lock.FINDINGS) as connection:
+        minute_range = minute_rollup.minute_range(connection)
+        if minute_range is None:
+            return None
+        first_ms, last_ms = minute_range
+        until_ms = min(now_ms, last_ms + SILENT_MS) // MINUTE_MS * MINUTE_MS
         # Where to go on is read with each window: another run may have come further meanwhile, and
         # what it saw of the end must not be written over by an earlier window of this one.
-        with database.transaction(Lock.FINDINGS) as connection:
-            minute_range = minute_rollup.minute_range(connection)
-            if minute_range is None:
-                return count
-            first_ms, last_ms = minute_range
-            until_ms = min(now_ms, last_ms + SILENT_MS) // MINUTE_MS * MINUTE_MS
-            done_ms = findings.progress(connection, KIND)
-            late_ms = findings.late_evidence(connection, KIND) if is_first else None
-            if not is_first and done_ms is not None and done_ms >= until_ms:
-                return count
-            # The context must still have its minutes: without them the first hours would look like
-            # a new hold.
-            kept_ms = minute_rollup.expired_before(connection) + CONTEXT_MS
-            back_to_ms = until_ms if late_ms is None else max(first_ms, late_ms, kept_ms)
-            start_ms = (
-                min(first_ms if done_ms is None else done_ms, back_to_ms) // HOUR_MS * HOUR_MS
-            )
-            if start_ms >= until_ms:
-                return count
-            end_ms = _window_end(connection, start_ms, until_ms)
-            # Findings and progress in one transaction: an interrupted window is searched again from
-            # its start.
-            count += _Window(connection, start_ms, end_ms, first_ms).search()
-            findings.set_progress(connection, KIND, end_ms)
-            if late_ms is not None:
-                findings.clear_late_evidence(connection, KIND, late_ms)
-        is_first = False
+        done_ms = findings.progress(connection, KIND)
+        if not is_first and done_ms is not None and done_ms >= until_ms:
+            return None
+        start_ms = min(first_ms if done_ms is None else done_ms, until_ms) // HOUR_MS * HOUR_MS
+        if start_ms >= until_ms:
+            return None
+        end_ms = _window_end(connection, start_ms, until_ms)
+        # Findings and progress in one transaction: an interrupted window is searched again from
+        # its start.
+        count = _Window(connection, start_ms, end_ms, first_ms).search()
+        findings.set_progress(connection, KIND, end_ms)
+        return count
+
+
+def _list_searched(connection: Connection, period: Period) -> list[int]:
+    """Accelerators of which a period has evidence or findings, those of one place together."""
+    present = minute_rollup.accelerators(connection, period.start_ms - CONTEXT_MS, period.end_ms)
+    ids = [accelerator.accelerator_id for accelerator in sorted(present, key=_place)]
+    known = findings.overlapping(connection, KIND, period.start_ms, period.end_ms)
+    found = (finding.accelerator_id for finding in known)
+    return list(dict.fromkeys([*ids, *(each for each in found if each is not None)]))
+
+
+def _place(accelerator: PlacedAccelerator) -> tuple[str, str, str]:
+    return accelerator.pool, accelerator.node, accelerator.uuid
 
 
 def _window_end(connection: Connection, start_ms: int, until_ms: int) -> int:
@@ -103,10 +154,19 @@ def _window_end(connection: Connection, start_ms: int, until_ms: int) -> int:
 
 
 class _Window:
-    """The minutes from a full hour to an end, with their context before it."""
+    """The minutes from a full hour to an end, with their context before it, of some accelerators
+    (None: of all).
+    """
 
-    def __init__(self, connection: Connection, start_ms: int, end_ms: int, first_ms: int) -> None:
-        self._connection = connection
+    def __init__(
+        self,
+        connection: Connection,
+        start_ms: int,
+        end_ms: int,
+        first_ms: int,
+        only: frozenset[int] | None = None,
+    ) -> None:
+        self._connection, self._only = connection, only
         self._start_ms, self._end_ms = start_ms, end_ms
         self._from_ms = start_ms - CONTEXT_MS
         # A fleet that is younger than the context has none of it to look at before its first
@@ -126,10 +186,21 @@ class _Window:
 
     def search(self) -> int:
         """Classify the window and write its findings; return how many."""
-        known = findings.overlapping(self._connection, KIND, self._start_ms, self._end_ms)
+        known = [
+            finding
+            for finding in findings.overlapping(
+                self._connection, KIND, self._start_ms, self._end_ms
+            )
+            if self._only is None or finding.accelerator_id in self._only
+        ]
         present = minute_rollup.accelerators(self._connection, self._from_ms, self._end_ms)
         accelerators = sorted(
-            present, key=lambda accelerator: (accelerator.pool, accelerator.node, accelerator.uuid)
+            (
+                accelerator
+                for accelerator in present
+                if self._only is None or accelerator.accelerator_id in self._only
+            ),
+            key=_place,
         )
         current: list[Finding] = []
         for begin in range(0, len(accelerators), ACCELERATORS_AT_ONCE):

@@ -290,8 +290,8 @@ class Watched:
         self._database, self._after = database, after
 
     @contextlib.contextmanager
-    def transaction(self, lock):
-        with self._database.transaction(lock) as connection:
+    def transaction(self, lock, **options):
+        with self._database.transaction(lock, **options) as connection:
             yield connection
         self._after()
 
@@ -316,3 +316,49 @@ def test_a_slower_run_takes_back_nothing_of_a_faster_one(fleet, findings, monkey
     assert len(seen) > 1
     assert at in {row[5] for row in seen[0]}
     assert all(rows == seen[0] for rows in seen)
+
+
+def test_a_search_that_goes_back_shows_no_day_in_between(fleet, findings, monkeypatch):
+    """What was ongoing at the end of an earlier day, and went on to work, is idle at no time while
+    days are searched again: readers see what the newest evidence says.
+    """
+    furnish(fleet)
+    minutes(fleet, 1, DAY, DAY + 3 * HOUR, 0.8)
+    minutes(fleet, 1, DAY + 3 * HOUR, 2 * DAY + 6 * HOUR, 0.0)
+    fleet.evidence([Held(1, 1, hour * HOUR, hour * HOUR + HOUR) for hour in range(24, 54)])
+    monkeypatch.setattr("gpuledger_collector.services.idle_search.MAX_WINDOW_DAYS", 1)
+    monkeypatch.setattr("gpuledger_collector.services.idle_search.ACCELERATORS_AT_ONCE", 1)
+    at, seen = OCTOBER + 2 * DAY + 6 * HOUR, []
+    find_idle(findings, at)
+    before = dump(fleet)
+    assert [row[0] for row in before].count("GPU-0001") == 2
+    assert [row[0] for row in before if row[6] is None] == ["GPU-0001"]
+    fleet.connection.execute("INSERT INTO finding_progress VALUES ('idle_late', %s)", (OCTOBER,))
+    find_idle(Watched(findings, lambda: seen.append(dump(fleet))), at)
+    assert len(seen) > 3
+    assert all(rows == before for rows in seen)
+    assert fleet.rows("SELECT kind FROM finding_progress") == [("idle",)]
+
+
+def test_evidence_that_arrives_during_a_search_is_not_forgotten(fleet, findings):
+    """What is noted while earlier late evidence is searched stays noted, whichever hour it is of;
+    an interrupted search begins again where it began.
+    """
+    furnish(fleet)
+    find_idle(findings, OCTOBER + DAY)
+    note = "INSERT INTO finding_progress VALUES ('idle_late', %s)"
+    fleet.connection.execute(note, (OCTOBER + 2 * HOUR,))
+    arrived = [(OCTOBER + 5 * HOUR,)]
+
+    def arrive() -> None:
+        if arrived:
+            fleet.connection.execute(note, arrived.pop())
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        find_idle(Watched(findings, arrive), OCTOBER + DAY)
+    kinds = "SELECT kind, until_ms FROM finding_progress WHERE kind <> 'idle' ORDER BY until_ms"
+    noted = [("idle_again", OCTOBER + 2 * HOUR), ("idle_late", OCTOBER + 5 * HOUR)]
+    assert fleet.rows(kinds) == noted
+    find_idle(findings, OCTOBER + DAY)
+    assert fleet.rows(kinds) == []

@@ -103,11 +103,34 @@ def _late(kind: str) -> str:
     return f"{kind}_late"
 
 
+def _again(kind: str) -> str:
+    return f"{kind}_again"
+
+
 def late_evidence(connection: Connection, kind: str) -> int | None:
-    """Start of the first hour that got evidence after the detector of this kind had passed it (unix
-    ms).
+    """Start of the first hour that got evidence after the detector of this kind had passed it, and
+    that it has not searched again yet (unix ms).
     """
-    return progress(connection, _late(kind))
+    row = connection.execute(
+        "SELECT min(until_ms) FROM finding_progress WHERE kind IN (%s, %s)",
+        (_late(kind), _again(kind)),
+    ).fetchone()
+    return None if row is None or row[0] is None else int(row[0])
+
+
+def take_late_evidence(connection: Connection, kind: str) -> int | None:
+    """Begin to search again, also what an interrupted search has left: the start of the first hour
+    (unix ms).
+
+    What arrives from now on is noted apart, so that clearing this does not forget it.
+    """
+    connection.execute(
+        "WITH late AS (DELETE FROM finding_progress WHERE kind = %s RETURNING until_ms) INSERT INTO"
+        " finding_progress AS old (kind, until_ms) SELECT %s, until_ms FROM late ON CONFLICT (kind)"
+        " DO UPDATE SET until_ms = least(old.until_ms, excluded.until_ms)",
+        (_late(kind), _again(kind)),
+    )
+    return progress(connection, _again(kind))
 
 
 def note_late_evidence(connection: Connection, kind: str, hour_ms: int) -> None:
@@ -123,9 +146,9 @@ def note_late_evidence(connection: Connection, kind: str, hour_ms: int) -> None:
 
 
 def clear_late_evidence(connection: Connection, kind: str, hour_ms: int) -> None:
-    """Remove the record of late evidence unless it has moved to another hour meanwhile."""
+    """Record that everything from an hour on was searched again."""
     connection.execute(
-        "DELETE FROM finding_progress WHERE kind = %s AND until_ms = %s", (_late(kind), hour_ms)
+        "DELETE FROM finding_progress WHERE kind = %s AND until_ms = %s", (_again(kind), hour_ms)
     )
 
 
