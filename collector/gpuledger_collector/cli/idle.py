@@ -8,32 +8,25 @@ from typing import Annotated
 
 from typer import Option
 
-from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.amounts import hours_text
 from gpuledger_collector.cli.common import end_with, new_app, refuse, time_range
-from gpuledger_collector.cli.output import Column, Row, emit, emit_report, number
+from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.session import Session, open_session
-from gpuledger_collector.export.findings import IDLE
+from gpuledger_collector.export.findings import IDLE, report_groups
+from gpuledger_collector.export.idle_services import SERVICES
 from gpuledger_collector.insight.idle.episodes import SHOWN
+from gpuledger_collector.insight.idle.serving_replicas import ServiceReplicas
 from gpuledger_collector.services.findings import FindingList, WholeFleet, holder, list_findings
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.services.nodes import has_nodes
-from gpuledger_collector.services.serving_replicas import ServiceReplicas, assess_services
+from gpuledger_collector.services.serving_replicas import assess_services
 from gpuledger_common.plurals import plural
 
 app = new_app()
 TABLE_ROWS = 20
 NOT_OBSERVED = "not known: no node has reported what its GPUs do, and imported usage does not say"
-SERVICE_COLUMNS = (
-    Column("service"),
-    Column("team"),
-    Column("pool", is_optional=True),
-    Column("model", is_optional=True),
-    *(number(name) for name in ("held", "busiest", "needed", "spare", "known", "per_day")),
-)
 STATES = [state.name.lower() for state in SHOWN]
 
 
@@ -120,10 +113,7 @@ def idle(
             summary,
         )
     else:
-        measures = (number(name) for name in ("findings", "hours", "cost", "ongoing"))
-        emit(
-            form, (Column(by.value), *measures, Column("mostly")), group_rows(chosen, by), [summary]
-        )
+        emit_report(form, report_groups(by.value), chosen.groups(by.value), [summary])
     end_with(bool(chosen.items), exit_code)
 
 
@@ -146,23 +136,6 @@ def print_findings(found: FindingList, top: int | None, form: options.Format, su
     )
 
 
-def group_rows(found: FindingList, by: By) -> list[Row]:
-    """A row for each state or team: how often, how long, what it cost, and where most of it;
-    dearest first.
-    """
-    return [
-        {
-            by.value: group.name,
-            "findings": str(group.findings),
-            "hours": hours_text(group.total_ms, 1),
-            "cost": "" if group.cost is None else str(group.cost),
-            "ongoing": str(group.ongoing),
-            "mostly": ", ".join(group.places),
-        }
-        for group in found.groups(by.value)
-    ]
-
-
 def summarize(found: FindingList) -> str:
     """What all of it amounts to, by currency."""
     so_far = ", ".join(map(str, found.costs)) or "no known price"
@@ -176,27 +149,6 @@ def summarize(found: FindingList) -> str:
 
 def print_services(services: Sequence[ServiceReplicas], form: options.Format) -> bool:
     """Print every service, those with most to spare first; whether any has something to spare."""
-    rows = [
-        {
-            "service": service.name,
-            "team": service.team,
-            "pool": service.pool,
-            "model": service.model,
-            "held": str(service.assessment.held),
-            "busiest": str(service.assessment.peak),
-            "needed": str(service.assessment.needed),
-            "spare": (
-                "not known" if service.assessment.spare is None else str(service.assessment.spare)
-            ),
-            "known": f"{service.assessment.known:.2f}",
-            "per_day": (
-                str(Money(service.per_day_micro, service.currency))
-                if service.per_day_micro is not None and service.currency
-                else ""
-            ),
-        }
-        for service in services
-    ]
     note = "needed: busy at once in 99 of 100 minutes of seven days, and one in reserve"
-    emit(form, SERVICE_COLUMNS, rows, [f"{plural(len(rows), 'service')}; {note}"])
+    emit_report(form, SERVICES, services, [f"{plural(len(services), 'service')}; {note}"])
     return any(service.assessment.spare for service in services)

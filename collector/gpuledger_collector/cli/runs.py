@@ -23,17 +23,14 @@ from gpuledger_collector.cli.common import (
     time_range,
 )
 from gpuledger_collector.cli.output import (
-    Column,
-    emit,
     emit_report,
-    hidden,
-    number,
     print_json,
     write_text,
 )
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.cli.workloads import naming
+from gpuledger_collector.export.run_sizes import RUN_SIZES, RunSize
 from gpuledger_collector.export.runs import (
     GPU_TIME_ONLY,
     RUNS,
@@ -43,7 +40,6 @@ from gpuledger_collector.export.runs import (
     as_text,
     run_json,
     scaling_json,
-    scaling_row,
 )
 from gpuledger_collector.insight.run_report import ScaledRuns
 from gpuledger_collector.services.hourly_usage import ALWAYS
@@ -56,23 +52,6 @@ from gpuledger_collector.services.runs import (
 )
 
 app = new_app(name="runs", help="What runs cost, wasted and produced.", invoke_without_command=True)
-
-SCALING_COLUMNS = (
-    Column("name"),
-    Column("team"),
-    Column("model"),
-    number("gpus"),
-    number("runs"),
-    Column("unit", is_optional=True),
-    number("seconds_per_unit", is_optional=True),
-    number("unit_cost", is_optional=True),
-    Column("currency", is_optional=True),
-    hidden("measure"),
-    hidden("per_gpu", is_number=True),
-    number("efficiency"),
-    number("lowest", is_optional=True),
-    number("highest", is_optional=True),
-)
 
 
 class RunFormat(enum.StrEnum):
@@ -159,21 +138,17 @@ def runs(
 
 def _print_scaling(compared: Sequence[ScaledRuns], form: options.Format) -> None:
     if form is options.Format.json:
-        sizes = [[scaling_json(point) for point in runs.points] for runs in compared]
         print_json(
             [
-                {**asdict(runs), "points": points}
-                for runs, points in zip(compared, sizes, strict=True)
+                {**asdict(runs), "points": [scaling_json(point) for point in runs.points]}
+                for runs in compared
             ]
         )
     elif form is options.Format.table and not compared:
         print("no name ran on two different numbers of GPUs of a model in this period")
     else:
-        emit(
-            form,
-            SCALING_COLUMNS,
-            [scaling_row(runs, point) for runs in compared for point in runs.points],
-        )
+        sizes = (RunSize(runs, point) for runs in compared for point in runs.points)
+        emit_report(form, RUN_SIZES, sizes)
 
 
 @app.command(epilog="Example: gpuledger runs show 4711 --format html -o 4711.html")

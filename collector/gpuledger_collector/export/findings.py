@@ -10,11 +10,11 @@ from typing import Any
 
 from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.export.cells import names
+from gpuledger_collector.export.cells import hours_text, names
 from gpuledger_collector.export.html import micro, minute
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.export.site import anchor
-from gpuledger_collector.insight.findings import NamedFinding
+from gpuledger_collector.insight.findings import FindingGroup, NamedFinding
 from gpuledger_collector.insight.notifications.finding_rules import RECLAIMABLE_STATES
 from gpuledger_common.plurals import plural
 
@@ -96,6 +96,24 @@ IDLE = Report[NamedFinding](
         Column("advice", advice, about="What to do about it.", in_table=False, in_csv=False),
     ),
 )
+
+
+def report_groups(by: str) -> Report[FindingGroup]:
+    """Groups of idle accelerators by `state` or `team`: how often, how long, what it cost, and
+    where most of it was.
+    """
+    return Report(
+        f"idle-{by}",
+        (
+            Column(by, lambda item: item.name),
+            Column("findings", lambda item: item.findings, Kind.COUNT),
+            Column("hours", lambda item: hours_text(item.total_ms, 1), Kind.DECIMAL),
+            # With its currency: groups of several are in one list.
+            Column("cost", lambda item: item.cost, Kind.DECIMAL),
+            Column("ongoing", lambda item: item.ongoing, Kind.COUNT),
+            Column("mostly", lambda item: ", ".join(item.places)),
+        ),
+    )
 
 
 def _parts(finding: NamedFinding) -> dict[str, Money]:

@@ -29,7 +29,6 @@ from gpuledger_collector.export.site import Site
 from gpuledger_collector.insight.bottlenecks import Bottleneck, GpuReadings, mean_by_minute
 from gpuledger_collector.insight.run_report import (
     RunReport,
-    ScaledRuns,
     ScalingPoint,
     leading_counter,
 )
@@ -264,29 +263,6 @@ def scaling_json(point: ScalingPoint) -> dict[str, Any]:
         "efficiency": _text(point.efficiency),
         "efficiency_lowest": _text(point.lowest),
         "efficiency_highest": _text(point.highest),
-    }
-
-
-def scaling_row(runs: ScaledRuns, point: ScalingPoint) -> dict[str, str]:
-    """Runs of one name on one number of GPUs as text; empty where something is not known or has no
-    spread.
-    """
-    is_spread = point.lowest != point.highest
-    return {
-        "name": runs.name,
-        "team": runs.team,
-        "model": runs.gpu_model,
-        "gpus": str(point.accelerators),
-        "runs": str(point.runs),
-        "unit": "" if point.counter is None else UNITS[point.counter],
-        "seconds_per_unit": "" if point.seconds is None else f"{point.seconds:.3f}",
-        "unit_cost": "" if point.unit_cost is None else html.unit_price(point.unit_cost),
-        "currency": "" if point.unit_cost is None else runs.currency,
-        "measure": point.measure,
-        "per_gpu": f"{point.per_gpu:.3f}",
-        "efficiency": f"{point.efficiency:.1%}",
-        "lowest": f"{point.lowest:.1%}" if is_spread else "",
-        "highest": f"{point.highest:.1%}" if is_spread else "",
     }
 
 

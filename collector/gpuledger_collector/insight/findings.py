@@ -152,3 +152,16 @@ class NamedFinding(Finding):
 
     def _money(self, micro: int | None) -> Money | None:
         return None if micro is None or not self.currency else Money(micro, self.currency)
+
+
+@dataclass(frozen=True, slots=True)
+class FindingGroup:
+    """Findings of one state or team in one currency."""
+
+    name: str
+    currency: str
+    findings: int
+    ongoing: int
+    total_ms: int
+    cost: Money | None
+    places: tuple[str, ...]

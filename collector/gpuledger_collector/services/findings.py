@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.money import Money, total_by_currency
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.insight.findings import NamedFinding
+from gpuledger_collector.insight.findings import FindingGroup, NamedFinding
 from gpuledger_collector.insight.notifications.finding_rules import IdleWorkload
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.findings.idle_workloads import idle_workloads
@@ -45,19 +45,6 @@ class WholeFleet:
     def sees(self, owner: Mapping[str, str], team: str = "") -> bool:  # noqa: ARG002 - every owner
         """Always."""
         return True
-
-
-@dataclass(frozen=True, slots=True)
-class FindingGroup:
-    """Findings of one state or team in one currency."""
-
-    name: str
-    currency: str
-    findings: int
-    ongoing: int
-    total_ms: int
-    cost: Money | None
-    places: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,13 @@ need.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.idle.kinds import is_serving
 from gpuledger_collector.insight.idle.serving_replicas import (
     DAYS,
-    ReplicaAssessment,
+    ServiceReplicas,
     assess_service,
     count_replicas,
     service_name,
@@ -23,22 +21,6 @@ from gpuledger_collector.storage.billing import price_book
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import rules, workloads
 from gpuledger_collector.storage.telemetry import minutes
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceReplicas:
-    """A service on one GPU model in one pool.
-
-    `per_day_micro`: cost of a day of its spare replicas; None: unknown.
-    """
-
-    name: str
-    team: str
-    pool: str
-    model: str
-    assessment: ReplicaAssessment
-    currency: str | None
-    per_day_micro: int | None
 
 
 def assess_services(database: Database, now_ms: int) -> list[ServiceReplicas]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.insight.idle.minutes import Counts
 
 DAYS = 7
@@ -67,6 +68,29 @@ class ReplicaAssessment:
     needed: int
     spare: int | None
     known: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceReplicas:
+    """A service on one GPU model in one pool.
+
+    `per_day_micro`: cost of a day of its spare replicas; None: unknown.
+    """
+
+    name: str
+    team: str
+    pool: str
+    model: str
+    assessment: ReplicaAssessment
+    currency: str | None
+    per_day_micro: int | None
+
+    @property
+    def per_day(self) -> Money | None:
+        """What a day of its spare replicas costs."""
+        if self.per_day_micro is None or not self.currency:
+            return None
+        return Money(self.per_day_micro, self.currency)
 
 
 def assess_service(replicas: Replicas) -> ReplicaAssessment:
