@@ -9,21 +9,18 @@ findings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpuledger_collector.accounting.period import DAY_MS, Period
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
-from gpuledger_collector.insight.findings import NamedFinding
-from gpuledger_collector.insight.notifications.delivery_rules import local_week
+from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.notifications.finding_rules import (
     ANOMALY,
     IDLE,
     AnomalyNotice,
     Contact,
     IdleNotice,
-    IdleWeek,
     IdleWorkload,
     Notification,
     Section,
@@ -35,10 +32,8 @@ from gpuledger_collector.insight.notifications.finding_rules import (
     team_contact,
 )
 from gpuledger_collector.insight.notifications.messages import Content, Message
-from gpuledger_collector.insight.notifications.weekly_waste import add_up_week, waste_by_workload
-from gpuledger_collector.storage.billing import budgets, price_book
+from gpuledger_collector.services.weekly_summaries import list_due_summaries
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.findings.idle_workloads import idle_workloads
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications import (
@@ -53,8 +48,6 @@ HISTORY_MS = 90 * DAY_MS
 MAX_AGE_MS = 2 * DAY_MS
 """An anomaly that was opened longer ago than this is not worth a first notification."""
 SUMMARY = "summary"
-MIN_SUMMARY_GPU_HOURS = 24
-"""A week with less idle time is not worth a lead's minute: a day of one GPU, in any currency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,123 +272,65 @@ class _Run:
             floor.currency: floor.amount_micro
             for floor in notification_rules.anomaly_floors(self._connection)
         }
-        for notification in known:
-            is_old = notification.notified_ms < self._at_ms - MAX_AGE_MS
-            if notification.closed_ms is None and is_old and not keys & set(notification.findings):
-                finding_notifications.update(
-                    self._connection, replace(notification, closed_ms=self._at_ms)
-                )
+        self._close_ended(known, keys)
         for finding in ongoing:
             subject = f"{finding.subject}:{finding.currency or ''}"
             same = find_same_episode(known, finding, subject)
             if same is not None:
-                findings = tuple(dict.fromkeys([*same.findings, finding.key]))
-                grown = replace(
-                    same, until_ms=max(same.until_ms, finding.until_ms), findings=findings
-                )
-                if grown != same:
-                    known[known.index(same)] = grown
-                    finding_notifications.update(self._connection, grown)
-                continue
+                known[known.index(same)] = self._grown(same, finding)
             # Looked at in each run: a small episode may grow.
-            if (finding.cost_micro or 0) < floors.get(finding.currency or "", 0):
-                continue
-            contact = team_contact(self._contacts, finding.team)
-            recipients = contact.recipients or contact.leads
-            if not recipients or finding.opened_ms < self._at_ms - MAX_AGE_MS:
-                continue
-            notification_id = self._add(
-                key=finding.key,
-                kind=ANOMALY,
-                subject=subject,
-                team=finding.team,
-                recipients=recipients,
-                findings=(finding.key,),
-                since_ms=finding.since_ms,
-                until_ms=finding.until_ms,
-            )
-            if notification_id is not None:
-                self.report.anomalies += 1
-                content = self._writers.anomaly(
-                    AnomalyNotice(notification_id, finding, self._at_ms)
+            elif (finding.cost_micro or 0) >= floors.get(finding.currency or "", 0):
+                self._notify_team(finding, subject)
+
+    def _close_ended(self, known: Sequence[Notification], ongoing: Set[str]) -> None:
+        """Close what is ongoing no more, once it is too old to go on as the same episode."""
+        for notification in known:
+            is_old = notification.notified_ms < self._at_ms - MAX_AGE_MS
+            if (
+                notification.closed_ms is None
+                and is_old
+                and not ongoing & set(notification.findings)
+            ):
+                finding_notifications.update(
+                    self._connection, replace(notification, closed_ms=self._at_ms)
                 )
-                self._put(f"{ANOMALY}/{notification_id}", ANOMALY, recipients, content)
+
+    def _grown(self, notification: Notification, finding: Finding) -> Notification:
+        """Bring the notification of an episode up to date with its finding."""
+        grown = replace(
+            notification,
+            until_ms=max(notification.until_ms, finding.until_ms),
+            findings=tuple(dict.fromkeys([*notification.findings, finding.key])),
+        )
+        if grown != notification:
+            finding_notifications.update(self._connection, grown)
+        return grown
+
+    def _notify_team(self, finding: Finding, subject: str) -> None:
+        contact = team_contact(self._contacts, finding.team)
+        recipients = contact.recipients or contact.leads
+        if not recipients or finding.opened_ms < self._at_ms - MAX_AGE_MS:
+            return
+        notification_id = self._add(
+            key=finding.key,
+            kind=ANOMALY,
+            subject=subject,
+            team=finding.team,
+            recipients=recipients,
+            findings=(finding.key,),
+            since_ms=finding.since_ms,
+            until_ms=finding.until_ms,
+        )
+        if notification_id is not None:
+            self.report.anomalies += 1
+            content = self._writers.anomaly(AnomalyNotice(notification_id, finding, self._at_ms))
+            self._put(f"{ANOMALY}/{notification_id}", ANOMALY, recipients, content)
 
     def send_summaries(self) -> None:
         """Send last week's summary to the leads of each team, in the first run of a week."""
-        rows: dict[Period, list[NamedFinding]] = {}
-        own_contact = {contact.team for contact in self._contacts if contact.team}
-        for contact in self._contacts:
-            if not (contact.team and contact.leads and contact.summary):
-                continue
-            # The week that holds the last millisecond before this one: correct where clocks change,
-            # unlike minus seven days.
-            week = local_week(contact.zone, local_week(contact.zone, self._at_ms).start_ms - 1)
-            if week not in rows:
-                rows[week] = findings.list_named(self._connection, IDLE, week.start_ms, week.end_ms)
-            teams = (
-                sorted({row.team for row in rows[week]} - own_contact)
-                if contact.team == "*"
-                else [contact.team]
+        for leads, summary in list_due_summaries(self._connection, self._contacts, self._at_ms):
+            thread = f"{SUMMARY}/{summary.team}"
+            content = self._writers.summary(summary)
+            self.report.summaries += bool(
+                self._put(f"{thread}/{summary.start_ms}", SUMMARY, leads, content, thread)
             )
-            for team in teams:
-                summary = replace(
-                    self._summary(team, rows[week], week, contact.zone),
-                    before=self._week_before(team, week, contact.zone),
-                )
-                idle_ns = sum(usage.gpu_ns for usage in summary.wasted)
-                if idle_ns >= MIN_SUMMARY_GPU_HOURS * GPU_NS_PER_HOUR:
-                    key, thread = f"{SUMMARY}/{team}/{week.start_ms}", f"{SUMMARY}/{team}"
-                    content = self._writers.summary(summary)
-                    self.report.summaries += bool(
-                        self._put(key, SUMMARY, contact.leads, content, thread)
-                    )
-
-    def _week_before(self, team: str, week: Period, zone: str) -> IdleWeek | None:
-        """The idle usage of the team in the week before; None when the ledger did not cover all of
-        it.
-        """
-        before = local_week(zone, week.start_ms - 1)
-        if budgets.known_since(self._connection, before) > before.start_ms:
-            return None
-        rows = findings.list_named(self._connection, IDLE, before.start_ms, before.end_ms)
-        return add_up_week(
-            waste_by_workload(rows, team, before, price_book.current(self._connection))
-        )
-
-    def _summary(
-        self, team: str, rows: Sequence[NamedFinding], week: Period, zone: str
-    ) -> WeeklySummary:
-        wasted = waste_by_workload(rows, team, week, price_book.current(self._connection))
-        sent = [
-            notification
-            for notification in finding_notifications.recent(self._connection, IDLE, week.start_ms)
-            if notification.team == team and week.start_ms <= notification.notified_ms < week.end_ms
-        ]
-        reached = {notification.subject for notification in sent}
-        unreachable = {
-            workload.user or workload.label
-            for workload in idle_workloads(self._connection, week.end_ms)
-            if workload.team == team
-            and str(workload.workload_id) not in reached
-            and not recipients_of(workload, self._contacts)
-        }
-        return WeeklySummary(
-            team,
-            week.start_ms,
-            week.end_ms,
-            zone,
-            tuple(
-                sorted(
-                    (usage for usage in wasted if usage.gpu_ns),
-                    key=lambda usage: (-(usage.cost_micro or 0), usage.label),
-                )
-            ),
-            notified=len(sent),
-            acknowledged=sum(notification.acked_ms is not None for notification in sent),
-            ended=sum(
-                notification.closed_ms is not None and notification.acked_ms is None
-                for notification in sent
-            ),
-            unreachable=tuple(sorted(unreachable)),
-        )

@@ -232,7 +232,6 @@ def _episode(
         moved[name] += spent
     runs = [*team.runs, *_ongoing_runs(rows, names, at_ms)]
     cause = explain(AnomalyCase(team.label, since_ms, at_ms, runs, moved))
-    dearest = sorted(costs.items(), key=lambda entry: (-entry[1], entry[0]))[:SHOWN_DRIVERS]
     return team_finding(
         team,
         key=f"{KIND}:{team.label}:{team.currency}:{since_ms}" if known is None else known.key,
@@ -251,21 +250,27 @@ def _episode(
             "price_micro": 0,
             "volume_micro": cost,
             "mix_micro": 0,
-            "drivers": [
-                {
-                    "workload": name,
-                    "model": model,
-                    "change_micro": spent,
-                    "price_micro": 0,
-                    "volume_micro": spent,
-                    "mix_micro": 0,
-                }
-                for (name, model), spent in dearest
-            ],
+            "drivers": _list_drivers(costs),
             "rates": [],
             **cause_evidence(cause),
         },
     )
+
+
+def _list_drivers(costs: Mapping[tuple[str, str], int]) -> list[dict[str, object]]:
+    """The dearest workloads, as a finding stores them: all of it is more volume."""
+    dearest = sorted(costs.items(), key=lambda entry: (-entry[1], entry[0]))[:SHOWN_DRIVERS]
+    return [
+        {
+            "workload": name,
+            "model": model,
+            "change_micro": spent,
+            "price_micro": 0,
+            "volume_micro": spent,
+            "mix_micro": 0,
+        }
+        for (name, model), spent in dearest
+    ]
 
 
 def _costs(

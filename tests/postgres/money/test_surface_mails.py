@@ -101,7 +101,7 @@ def test_idle_time_is_its_charge(idle, rich, monkeypatch):
     assert reply.content["proof"]["state"] == "estimated"
     assert [Decimal(row["cost"]) for row in command if row["team"]] == [cents(micro)]
     monkeypatch.setattr(
-        "gpuledger_collector.services.finding_notifications.MIN_SUMMARY_GPU_HOURS", HOURS
+        "gpuledger_collector.services.weekly_summaries.MIN_SUMMARY_GPU_HOURS", HOURS
     )
     assert notify_findings(Database(idle.dsn), OCTOBER + 40 * DAY + HOUR, WRITERS).summaries == 1
     ((week,),) = rich.rows("SELECT text FROM outbox WHERE kind = 'summary'")

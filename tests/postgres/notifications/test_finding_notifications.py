@@ -459,9 +459,7 @@ def test_leads_get_the_sum_of_a_week(idle_day, apply, write, findings, monkeypat
     _go_on(idle_day, findings, 1, 6)
     assert write(4.9).summaries == 0
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "gpuledger_collector.services.finding_notifications.MIN_SUMMARY_GPU_HOURS", 10_000
-        )
+        patch.setattr("gpuledger_collector.services.weekly_summaries.MIN_SUMMARY_GPU_HOURS", 10_000)
         assert write(5.1).summaries == 0, "a week with too little idle time is no mail"
     assert write(5.2).summaries == 1  # Monday, 6 October
     assert write(5.3).summaries == 0
