@@ -4,14 +4,14 @@ by another entry.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace as changed
 from decimal import Decimal
 from typing import Any
 
-from psycopg.rows import dict_row
+from psycopg.rows import DictRow, dict_row
 
 from gpuledger_collector.accounting.adjustments import (
     CREDIT,
@@ -33,23 +33,14 @@ from gpuledger_collector.storage.access import audit, audited
 from gpuledger_collector.storage.billing.prices import mark_dated
 from gpuledger_collector.storage.ledger import dated_rows, zones
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select_value
 
-_DECLARED = (
-    *(
-        "name",
-        "kind",
-        "owner",
-        "pool",
-        "gpu_model",
-        "percent",
-        "steps",
-        "per",
-        "amount_micro",
-        "currency",
-    ),
-    *("from_on", "to_on", "reason", "approver"),
+_DECLARED = tuple(
+    field.name
+    for field in dataclasses.fields(Adjustment)
+    if field.name not in {"id", "shares", "reverses"}
 )
-_ALL = ("id", *_DECLARED, "shares", "reverses")
+"""What a file declares of it; each is a column."""
 _OPEN_TO = "coalesce(to_on, 'infinity')"
 
 
@@ -80,15 +71,12 @@ def declared(connection: Connection) -> list[Adjustment]:
     ]
 
 
-def by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Adjustment]:
+def by_id(connection: Connection, ids: Iterable[int]) -> dict[int | None, Adjustment]:
     """Adjustments by id, superseded ones too, without their shares: charges name the version that
     they follow from.
     """
-    rows = connection.execute(
-        f"SELECT id, {', '.join(_DECLARED)}, NULL, reverses FROM adjustment WHERE id = ANY(%s)",
-        (list(ids),),
-    )
-    return {row[0]: _adjustment(row) for row in rows}
+    known = _read(connection, "id = ANY(%s)", (list(ids),), shares="NULL AS shares")
+    return {adjustment.id: adjustment for adjustment in known}
 
 
 def holding(connection: Connection, day_on: dt.date) -> list[Adjustment]:
@@ -105,12 +93,14 @@ def holding(connection: Connection, day_on: dt.date) -> list[Adjustment]:
 
 def tiered_between(connection: Connection, from_on: dt.date, to_on: dt.date) -> bool:
     """Whether a tier holds on some of these days."""
-    row = connection.execute(
-        "SELECT EXISTS (SELECT FROM adjustment WHERE superseded_at IS NULL AND kind = %s "
-        f"AND coalesce(from_on, '-infinity') < %s AND {_OPEN_TO} > %s)",
-        (TIERED, to_on, from_on),
-    ).fetchone()
-    return row is not None and bool(row[0])
+    return bool(
+        select_value(
+            connection,
+            "SELECT EXISTS (SELECT FROM adjustment WHERE superseded_at IS NULL AND kind = %s "
+            f"AND coalesce(from_on, '-infinity') < %s AND {_OPEN_TO} > %s)",
+            (TIERED, to_on, from_on),
+        )
+    )
 
 
 def replace(
@@ -176,10 +166,8 @@ def uncharged_owners(
         conditions = " AND ".join(
             f"{'user_name' if level == 'user' else level} = %s" for level in owner
         )
-        row = connection.execute(
-            f"SELECT EXISTS (SELECT FROM owner WHERE {conditions or 'true'})", list(owner.values())
-        ).fetchone()
-        if row is not None and not row[0]:
+        query = f"SELECT EXISTS (SELECT FROM owner WHERE {conditions or 'true'})"
+        if not select_value(connection, query, list(owner.values())):
             unknown.append(owner)
     return unknown
 
@@ -208,12 +196,12 @@ def book(
         "reverses": entry.reverses,
         "recorded_at": now,
     }
-    row = connection.execute(
+    number: int = select_value(
+        connection,
         f"INSERT INTO adjustment ({', '.join(cells)}) VALUES ({', '.join(['%s'] * len(cells))})"
         " RETURNING id",
         [json.dumps(value) if isinstance(value, dict) else value for value in cells.values()],
-    ).fetchone()
-    assert row is not None
+    )
     facts: dict[str, object] = {
         name: value for name, value in _plain(entry).items() if value not in (None, "", {})
     }
@@ -229,7 +217,7 @@ def book(
     )
     start_ms = zones.calendar(connection).start_of(entry.from_on)
     connection.execute("INSERT INTO day_recompute (day_ms) VALUES (%s)", (start_ms,))
-    return changed(entry, id=row[0])
+    return dataclasses.replace(entry, id=number)
 
 
 def reverse(
@@ -271,10 +259,8 @@ def true_ups(connection: Connection, provider: str, period_name: str) -> list[Ad
 
 def is_reversed(connection: Connection, entry: Adjustment) -> bool:
     """Whether an entry was taken back."""
-    row = connection.execute(
-        "SELECT EXISTS (SELECT FROM adjustment WHERE reverses = %s)", (entry.id,)
-    ).fetchone()
-    return row is not None and bool(row[0])
+    query = "SELECT EXISTS (SELECT FROM adjustment WHERE reverses = %s)"
+    return bool(select_value(connection, query, (entry.id,)))
 
 
 def span_of(entry: Adjustment, calendar: Calendar) -> Period:
@@ -284,16 +270,18 @@ def span_of(entry: Adjustment, calendar: Calendar) -> Period:
     return Period(calendar.start_of(entry.from_on), calendar.start_of(entry.to_on))
 
 
-def _read(connection: Connection, where: str, values: Sequence[object]) -> list[Adjustment]:
-    rows = connection.execute(f"SELECT {', '.join(_ALL)} FROM adjustment WHERE {where}", values)
-    return [_adjustment(row) for row in rows]
+def _read(
+    connection: Connection, where: str, values: Sequence[object], shares: str = "shares"
+) -> list[Adjustment]:
+    columns = ", ".join(("id", *_DECLARED, shares, "reverses"))
+    with connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(f"SELECT {columns} FROM adjustment WHERE {where}".encode(), values)
+        return [_adjustment(row) for row in rows]
 
 
-def _adjustment(row: Sequence[Any]) -> Adjustment:
-    values = dict(zip(_ALL, row, strict=True))
-    values["percent"] = _plain_number(values)
-    shares = [OwnerShare(OwnerPath(*levels), *rest) for levels, *rest in values.pop("shares") or ()]
-    return Adjustment(shares=tuple(shares), **values)
+def _adjustment(row: DictRow) -> Adjustment:
+    shares = [OwnerShare(OwnerPath(*levels), *rest) for levels, *rest in row.pop("shares") or ()]
+    return Adjustment(**{**row, "percent": _plain_number(row), "shares": tuple(shares)})
 
 
 def _share_cells(share: OwnerShare) -> list[object]:

@@ -23,6 +23,7 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.ledger import inventory
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_as
 
 _LINE = """line, start_ms, end_ms, category, charge_class, description, sku, resource, resource_name, region, service,
     commitment, quantity, unit, currency, billed, effective"""
@@ -101,28 +102,25 @@ def _in_force(connection: Connection, provider: str, period: Period) -> StoredBi
 
 def in_force(connection: Connection) -> list[StoredBill]:
     """Every bill that no newer file superseded, by provider and time."""
-    rows = connection.execute(
-        "SELECT id, provider, period_start_ms, period_end_ms, file_name, sha256, lines FROM bill "
-        "WHERE superseded_at IS NULL ORDER BY provider, period_start_ms, id"
+    return select_as(
+        connection,
+        StoredBill,
+        "SELECT id, provider, period_start_ms AS start_ms, period_end_ms AS end_ms, file_name,"
+        " sha256, lines FROM bill WHERE superseded_at IS NULL ORDER BY provider, period_start_ms,"
+        " id",
     )
-    return [StoredBill(*row) for row in rows]
 
 
 def lines_of(connection: Connection, ids: Sequence[int]) -> list[BillLine]:
     """The lines of some bills, in the order of their files."""
-    rows = connection.execute(
-        f"SELECT {_LINE} FROM bill_line WHERE bill_id = ANY(%s) ORDER BY bill_id, line",
-        (list(ids),),
-    )
-    return [BillLine(*row) for row in rows]
+    query = f"SELECT {_LINE} FROM bill_line WHERE bill_id = ANY(%s) ORDER BY bill_id, line"
+    return select_as(connection, BillLine, query, (list(ids),))
 
 
 def matches(connection: Connection) -> list[BillMatch]:
     """The matches in force, in their order."""
-    rows = connection.execute(
-        f"SELECT {_MATCH} FROM bill_match WHERE superseded_at IS NULL ORDER BY position, id"
-    )
-    return [BillMatch(*row) for row in rows]
+    where = "superseded_at IS NULL ORDER BY position, id"
+    return select_as(connection, BillMatch, f"SELECT {_MATCH} FROM bill_match WHERE {where}")
 
 
 def replace_matches(

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from psycopg.rows import DictRow, class_row, dict_row
+from psycopg.rows import DictRow, dict_row
 
 from gpuledger_collector.accounting.contested_lines import Contest
 from gpuledger_collector.accounting.dispute_moves import Costs
@@ -24,6 +24,7 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.usage import UNAVAILABLE
 from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_as, select_value
 
 _SELECT = """SELECT d.id, d.owner, d.start_ms, d.end_ms, a.uuid AS accelerator, w.key AS workload, d.line, d.reason,
     d.state, d.opened_ms, d.opened_by, d.gpu_ns, d.cost, d.seal, d.resolved_ms
@@ -79,7 +80,8 @@ def lock_openings(connection: Connection) -> None:
 
 def undecided_like(connection: Connection, contest: Contest, ids: Ids) -> int | None:
     """The undecided dispute about exactly the same, if there is one."""
-    row = connection.execute(
+    number: int | None = select_value(
+        connection,
         "SELECT id FROM dispute WHERE state = ANY(%s) AND owner = %s::jsonb AND start_ms = %s AND"
         " end_ms = %s AND (accelerator_id, workload_id, line) IS NOT DISTINCT FROM (%s::bigint,"
         " %s::bigint, %s::text)",
@@ -91,22 +93,20 @@ def undecided_like(connection: Connection, contest: Contest, ids: Ids) -> int | 
             *ids,
             contest.line,
         ),
-    ).fetchone()
-    return None if row is None else int(row[0])
+    )
+    return number
 
 
 def count_undecided(connection: Connection, owner: Mapping[str, str]) -> int:
     """How many undecided disputes an owner and those below it have."""
-    row = connection.execute(
-        "SELECT count(*) FROM dispute WHERE state = ANY(%s) AND owner @> %s::jsonb",
-        (list(UNDECIDED), json.dumps(dict(owner))),
-    ).fetchone()
-    return 0 if row is None else int(row[0])
+    query = "SELECT count(*) FROM dispute WHERE state = ANY(%s) AND owner @> %s::jsonb"
+    return int(select_value(connection, query, (list(UNDECIDED), json.dumps(dict(owner)))))
 
 
 def insert(connection: Connection, dispute: Dispute, ids: Ids, evidence: str) -> int:
     """Write a new dispute with its evidence; return its number."""
-    row = connection.execute(
+    number: int = select_value(
+        connection,
         "INSERT INTO dispute (owner, start_ms, end_ms, accelerator_id, workload_id, line, reason,"
         " state, opened_ms, opened_by, gpu_ns, cost, evidence, seal) VALUES (%s::jsonb, %s, %s, %s,"
         " %s, %s, %s, %s, %s, %s, %s, %s::jsonb, %s, %s) RETURNING id",
@@ -125,9 +125,8 @@ def insert(connection: Connection, dispute: Dispute, ids: Ids, evidence: str) ->
             evidence,
             dispute.seal,
         ),
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
+    )
+    return number
 
 
 def insert_entry(connection: Connection, number: int, entry: DisputeEntry) -> None:
@@ -179,12 +178,13 @@ def read(connection: Connection, number: int) -> Dispute:
         row = cursor.execute(f"{_SELECT} WHERE d.id = %s".encode(), (number,)).fetchone()
     if row is None:
         raise NoDispute(number)
-    with connection.cursor(row_factory=class_row(DisputeEntry)) as entries:
-        entries.execute(
-            "SELECT at_ms, who, kind, words FROM dispute_entry WHERE dispute_id = %s ORDER BY id",
-            (number,),
-        )
-        return replace(_dispute(row), entries=entries.fetchall())
+    entries = select_as(
+        connection,
+        DisputeEntry,
+        "SELECT at_ms, who, kind, words FROM dispute_entry WHERE dispute_id = %s ORDER BY id",
+        (number,),
+    )
+    return replace(_dispute(row), entries=entries)
 
 
 def _dispute(row: DictRow) -> Dispute:
@@ -194,31 +194,29 @@ def _dispute(row: DictRow) -> Dispute:
 
 def evidence(connection: Connection, number: int) -> str:
     """The evidence of a dispute as it was sealed. Raises NoDispute."""
-    row = connection.execute("SELECT evidence FROM dispute WHERE id = %s", (number,)).fetchone()
-    if row is None:
+    text = select_value(connection, "SELECT evidence FROM dispute WHERE id = %s", (number,))
+    if text is None:
         raise NoDispute(number)
-    return str(row[0])
+    return str(text)
 
 
 def seal_at_opening(connection: Connection, number: int) -> str | None:
     """The seal that the audit log has of the opening of a dispute."""
-    row = connection.execute(
-        "SELECT after->>'seal' FROM audit WHERE what = 'dispute' AND subject = %s AND before IS"
-        " NULL",
-        (str(number),),
-    ).fetchone()
-    return None if row is None else row[0]
+    where = "what = 'dispute' AND subject = %s AND before IS NULL"
+    query = f"SELECT after->>'seal' FROM audit WHERE {where}"
+    seal: str | None = select_value(connection, query, (str(number),))
+    return seal
 
 
 def is_rated(connection: Connection, period: Period) -> bool:
     """Whether no day or hour of a period waits to be rated again."""
-    row = connection.execute(
+    return not select_value(
+        connection,
         "SELECT EXISTS (SELECT FROM day_recompute WHERE day_ms < %(end)s AND day_ms > %(start)s -"
         " 86400000) OR EXISTS (SELECT FROM hour_recompute WHERE hour_ms < %(end)s AND hour_ms >"
         " %(start)s - 3600000)",
         {"start": period.start_ms, "end": period.end_ms},
-    ).fetchone()
-    return not (row and row[0])
+    )
 
 
 def costs_of_days(connection: Connection, days: Sequence[Period]) -> Costs:

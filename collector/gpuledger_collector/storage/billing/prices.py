@@ -6,7 +6,6 @@ import datetime as dt
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
@@ -18,44 +17,26 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage, zones
 from gpuledger_collector.storage.ledger.usage import mark_days_with_evidence
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select_as
 
-_COLUMNS = """id, pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, effective_to_ms, list_rate,
-    region, node, basis"""
+_SELECT = """SELECT id, pool, gpu_model, purchase, rate_per_gpu_hour AS rate, currency, effective_from_ms,
+    effective_to_ms, list_rate, region, node, basis FROM price"""
 _WRITTEN = """pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, effective_to_ms, list_rate,
     region, node, basis, recorded_at"""
 PRICE_STAGES = 3
 """What every price passes: comparing, writing, and the days to be rated again."""
 
 
-def _price(row: Sequence[Any]) -> Price:
-    return Price(
-        id=row[0],
-        pool=row[1],
-        gpu_model=row[2],
-        purchase=row[3],
-        rate=row[4],
-        currency=row[5],
-        effective_from_ms=row[6],
-        effective_to_ms=row[7],
-        list_rate=row[8],
-        region=row[9],
-        node=row[10],
-        basis=row[11],
-    )
-
-
 def current(connection: Connection) -> list[Price]:
     """The price book in force, oldest first."""
-    rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM price WHERE superseded_at IS NULL ORDER BY effective_from_ms, id"
-    )
-    return [_price(row) for row in rows]
+    where = "superseded_at IS NULL ORDER BY effective_from_ms, id"
+    return select_as(connection, Price, f"{_SELECT} WHERE {where}")
 
 
-def by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Price]:
+def by_id(connection: Connection, ids: Iterable[int]) -> dict[int | None, Price]:
     """Prices by id, superseded ones too: charges name the version that they were rated by."""
-    rows = connection.execute(f"SELECT {_COLUMNS} FROM price WHERE id = ANY(%s)", (list(ids),))
-    return {row[0]: _price(row) for row in rows}
+    found = select_as(connection, Price, f"{_SELECT} WHERE id = ANY(%s)", (list(ids),))
+    return {price.id: price for price in found}
 
 
 def currency_changes(connection: Connection, prices: Sequence[Price]) -> list[Problem]:

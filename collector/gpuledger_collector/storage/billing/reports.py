@@ -368,9 +368,9 @@ def _read(
     cursor = connection.execute(_EXPORTED.format(lines=lines, ties=ties), bounds)
     # Declarations, owners and tags are few and made once, instead of being repeated in each of many
     # lines.
-    book: dict[int, Price] = {}
+    book: dict[int | None, Price] = {}
     covering: dict[int, Commitment] = {}
-    adjusting: dict[int, Adjustment] = {}
+    adjusting: dict[int | None, Adjustment] = {}
     of_nodes: dict[int, NodeCost] = {}
     owners: dict[int | None, OwnerPath | None] = {None: None}
     tags = lru_cache(maxsize=65536)(json.loads)

@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.measures import SUMMED
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.accounting.statement import Contested, OwnerDay, OwnerJob
-from gpuledger_collector.storage.billing import disputes
+from gpuledger_collector.storage.billing import disputes, periods
 from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS, measures_of
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
@@ -199,15 +199,7 @@ def _job_of(connection: Connection, key: str | None, period: Period) -> tuple[st
 
 def closed(connection: Connection, period: Period) -> ClosedPeriod | None:
     """The record of the period when it is closed."""
-    row = connection.execute(
-        "SELECT name, closed_ms, closed_by, lines, seal FROM billing_period WHERE start_ms = %s",
-        (period.start_ms,),
-    ).fetchone()
-    return (
-        None
-        if row is None
-        else ClosedPeriod(
-            period=period,
-            **dict(zip(("name", "closed_ms", "closed_by", "lines", "seal"), row, strict=True)),
-        )
+    return next(
+        (month for month in periods.closed(connection) if month.period.start_ms == period.start_ms),
+        None,
     )

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from psycopg.rows import class_row
-
 from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select_as
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -68,9 +67,8 @@ class DatedTable(Generic[Declared]):
         self, connection: Connection, where: str, values: Mapping[str, object]
     ) -> list[Declared]:
         names = [f"{self.columns.get(name, name)} AS {name}" for name in self.fields]
-        with connection.cursor(row_factory=class_row(self.type)) as cursor:
-            query = f"SELECT {', '.join(names)} FROM {self.name} WHERE {where}"
-            return cursor.execute(query.encode(), values).fetchall()
+        query = f"SELECT {', '.join(names)} FROM {self.name} WHERE {where}"
+        return select_as(connection, self.type, query, values)
 
     def replace(
         self,
