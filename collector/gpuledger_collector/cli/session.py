@@ -16,9 +16,9 @@ from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.cli.common import TimeRange, refuse
 from gpuledger_collector.cli.progress import bar
 from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.services.billing_calendar import read_calendar
+from gpuledger_collector.services.database import Database
 from gpuledger_collector.settings import Settings, load
-from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.ledger import zones
 
 CONFIG_VARIABLE = "GPULEDGER_CONFIG"
 """Names the settings file where a command has no `--config`, as in a container of the collector."""
@@ -70,8 +70,7 @@ class Session:
     @cached_property
     def calendar(self) -> Calendar:
         """Days and months of the billing zone."""
-        with self.database.transaction() as connection:
-            return zones.calendar(connection)
+        return read_calendar(self.database)
 
     def require_zone(self, zone: str | None) -> None:
         """Refuse a zone that is not the billing zone: charges are made by its days, and cannot be

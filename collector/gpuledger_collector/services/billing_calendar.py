@@ -5,9 +5,17 @@ from __future__ import annotations
 from gpuledger_collector.accounting.period import Calendar
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.locks import Connection
+
+
+def calendar_of(connection: Connection) -> Calendar:
+    """Read the calendar of the bill in a snapshot that the caller shares; UTC while no zone is
+    declared.
+    """
+    return zones.calendar(connection)
 
 
 def read_calendar(database: Database) -> Calendar:
-    """Read the calendar of the bill; UTC while no zone is declared."""
+    """Read the calendar of the bill."""
     with database.transaction() as connection:
-        return zones.calendar(connection)
+        return calendar_of(connection)
