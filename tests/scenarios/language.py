@@ -208,13 +208,13 @@ class Story:
             for other in commitments.COMMITMENTS.in_force(self.connection)
             if other.name != one.name
         ]
-        commitments.replace(self.connection, [*kept, one], self._now())
+        commitments.replace_commitments(self.connection, [*kept, one], self._now())
 
     def do_withdraw(self, text: str) -> None:
         kept = [
             one for one in commitments.COMMITMENTS.in_force(self.connection) if one.name != text
         ]
-        commitments.replace(self.connection, kept, self._now())
+        commitments.replace_commitments(self.connection, kept, self._now())
 
     def do_owned(self, text: str) -> None:
         given = match(
@@ -293,10 +293,10 @@ class Story:
             ends,
         )
         self.rules.append(rule)
-        rules.replace(self.connection, self.rules, self._now())
+        rules.replace_rules(self.connection, self.rules, self._now())
 
     def do_zone(self, text: str) -> None:
-        zones.replace(self.connection, text, self._now())
+        zones.replace_zone(self.connection, text, self._now())
 
     def do_shared(self, text: str) -> None:
         given = match(
@@ -357,8 +357,10 @@ class Story:
                 for name in ("start", "end")
             ),
         )
-        kept = [one for one in adjustments.declared(self.connection) if one.name != policy.name]
-        adjustments.replace(self.connection, [*kept, policy], self._now())
+        kept = [
+            one for one in adjustments.list_declared(self.connection) if one.name != policy.name
+        ]
+        adjustments.replace_adjustments(self.connection, [*kept, policy], self._now())
 
     def do_nodecost(self, text: str) -> None:
         given = match(
@@ -383,11 +385,11 @@ class Story:
             for one in node_costs.NODE_COSTS.in_force(self.connection)
             if (one.name, one.pool, one.node) != place
         ]
-        node_costs.replace(self.connection, [*kept, cost], self._now())
+        node_costs.replace_node_costs(self.connection, [*kept, cost], self._now())
 
     def do_drop(self, text: str) -> None:
-        kept = [one for one in adjustments.declared(self.connection) if one.name != text]
-        adjustments.replace(self.connection, kept, self._now())
+        kept = [one for one in adjustments.list_declared(self.connection) if one.name != text]
+        adjustments.replace_adjustments(self.connection, kept, self._now())
 
     def do_book(self, text: str) -> None:
         given = match(

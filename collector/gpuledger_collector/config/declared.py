@@ -157,7 +157,7 @@ def apply_declared(
     locks.take(connection, Lock.PRICES)
     outcomes = {}
     if declared.billing_zone is not None:
-        outcomes["billing zone"] = zones.replace(connection, declared.billing_zone, now)
+        outcomes["billing zone"] = zones.replace_zone(connection, declared.billing_zone, now)
     if declared.fiscal_month is not None:
         outcomes["fiscal year"] = zones.replace_fiscal_year(connection, declared.fiscal_month, now)
     for name, kind in KINDS.items():

@@ -77,7 +77,7 @@ KINDS: Mapping[str, Kind] = {
     "commitment": Kind(
         "commitments",
         money.DeclaredCommitment,
-        commitments.replace,
+        commitments.replace_commitments,
         commitments.COMMITMENTS.in_force,
     ),
     "purchase": Kind(
@@ -101,23 +101,23 @@ KINDS: Mapping[str, Kind] = {
     "location": Kind(
         "locations",
         locations.DeclaredLocation,
-        stored_locations.replace,
+        stored_locations.replace_locations,
         stored_locations.LOCATIONS.in_force,
     ),
-    "rule": Kind("rules", DeclaredRule, rules.replace, rules.current),
+    "rule": Kind("rules", DeclaredRule, rules.replace_rules, rules.current),
     "budget": Kind(
         "budgets", budgets.DeclaredBudget, stored_budgets.replace, stored_budgets.current
     ),
     "adjustment": Kind(
         "adjustments",
         adjustments.DeclaredAdjustment,
-        stored_adjustments.replace,
-        stored_adjustments.declared,
+        stored_adjustments.replace_adjustments,
+        stored_adjustments.list_declared,
     ),
     "node_cost": Kind(
         "node costs",
         node_costs.DeclaredNodeCost,
-        stored_node_costs.replace,
+        stored_node_costs.replace_node_costs,
         stored_node_costs.NODE_COSTS.in_force,
     ),
     "shared_cost": Kind(

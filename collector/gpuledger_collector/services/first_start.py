@@ -44,5 +44,5 @@ def declare_first_rules(database: Database, first: Sequence[Rule], now: dt.datet
         locks.take(connection, Lock.PRICES)
         if rules.current(connection):
             return False
-        rules.replace(connection, first, now)
+        rules.replace_rules(connection, first, now)
         return True

@@ -94,7 +94,7 @@ def import_prices(
 def import_inventory(into: Writing, rows: Sequence[InventoryRow]) -> ImportOutcome:
     """Replace the placements of the accelerators that a file names."""
     with into.transaction() as connection:
-        return inventory.replace(connection, rows, into.now, into.on_row)
+        return inventory.replace_inventory(connection, rows, into.now, into.on_row)
 
 
 def import_samples(into: Writing, rows: Sequence[SampleRow]) -> ImportOutcome:

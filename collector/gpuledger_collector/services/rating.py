@@ -344,7 +344,7 @@ def usage_of(
     placements = placements_of(rows)
     imported = imported_without_seen(connection, day, placements, until_ms)
     all_commitments = commitments.COMMITMENTS.in_force(connection)
-    costs = node_costs.holding(connection, zones.calendar(connection).date_of(day.start_ms))
+    costs = node_costs.list_holding(connection, zones.calendar(connection).date_of(day.start_ms))
     pieces: Mapping[int, list[HourlyUsage]] = {}
     columns: HourColumns | None = None
     # Whose time is covered, who pays for a node and what a dispute moved is decided piece by piece.
@@ -445,7 +445,7 @@ def _rated_together(
 def adjusting_on(connection: Connection, day: Period) -> DayAdjustments:
     """Read the adjustments of a day."""
     calendar = zones.calendar(connection)
-    holding = adjustments.holding(connection, calendar.date_of(day.start_ms))
+    holding = adjustments.list_holding(connection, calendar.date_of(day.start_ms))
     if not holding:
         return DayAdjustments()
     volumes: Mapping[Place, int] = {}

@@ -180,7 +180,7 @@ def test_it_goes_round_and_changes_nothing(run, written, fleet) -> None:
             )
             assert said <= kept, f"[[{name}]] loses {sorted(said - kept)}"
     assert made["shared_cost"][0]["weights"] == {"a b": 60, "nlp": 40}
-    assert zones.current(fleet.connection) == "Asia/Kolkata"
+    assert zones.zone_in_force(fleet.connection) == "Asia/Kolkata"
 
 
 def test_an_empty_ledger_says_so(run, written, fleet) -> None:

@@ -222,7 +222,7 @@ def test_another_zone_has_other_months(rated, ledger):
     bounds.
     """
     with rated.connection.transaction():
-        zones.replace(
+        zones.replace_zone(
             rated.connection, "Europe/Berlin", dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC)
         )
     assert rated.rows(KEPT) == []

@@ -102,7 +102,7 @@ def test_each_day_of_the_billing_zone_is_priced_once(furnished, ledger, zone):
     """
     at = OCTOBER + 18 * HOUR + 2_718_281
     with ledger.transaction() as connection:
-        zones.replace(connection, zone, NOW)
+        zones.replace_zone(connection, zone, NOW)
         prices.add(
             connection, [Price(None, "", "H100", "on_demand", Decimal("3.3"), "USD", at)], NOW
         )

@@ -53,7 +53,7 @@ def current(connection: Connection) -> list[Adjustment]:
     return _read(connection, "superseded_at IS NULL ORDER BY from_on NULLS FIRST, name, id", ())
 
 
-def declared(connection: Connection) -> list[Adjustment]:
+def list_declared(connection: Connection) -> list[Adjustment]:
     """What a file can declare: the policies in force, and the credits and debits that nobody
     reversed.
     """
@@ -79,7 +79,7 @@ def by_id(connection: Connection, ids: Iterable[int]) -> dict[int | None, Adjust
     return {adjustment.id: adjustment for adjustment in known}
 
 
-def holding(connection: Connection, day_on: dt.date) -> list[Adjustment]:
+def list_holding(connection: Connection, day_on: dt.date) -> list[Adjustment]:
     """Policies that hold on a day of the bill, and the entries that are charged on it: those whose
     days begin then.
     """
@@ -103,7 +103,7 @@ def tiered_between(connection: Connection, from_on: dt.date, to_on: dt.date) -> 
     )
 
 
-def replace(
+def replace_adjustments(
     connection: Connection, wanted: Sequence[Adjustment], now: dt.datetime
 ) -> ImportOutcome:
     """Policies become these; entries are booked unless they are.

@@ -29,7 +29,7 @@ EXCHANGE_RATES = DatedTable(
 """For the view of a report: the ledger does not change by them, and nothing is rated again."""
 
 
-def replace(
+def replace_commitments(
     connection: Connection, commitments: Sequence[Commitment], now: dt.datetime
 ) -> ImportOutcome:
     """The commitments become these; the days of the terms of those that came or went are marked for

@@ -106,7 +106,7 @@ def _region(places: Locations, pool: str, committed: str, at_ms: int, state: str
     return "" if place is None else place.region
 
 
-def replace(
+def replace_locations(
     connection: Connection, wanted: Sequence[PoolLocation], now: dt.datetime
 ) -> ImportOutcome:
     """Replace the locations in force; days are rated again where a rate or a commitment names a

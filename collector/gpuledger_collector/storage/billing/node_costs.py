@@ -20,12 +20,14 @@ NODE_COSTS = DatedTable(
 )
 
 
-def holding(connection: Connection, day_on: dt.date) -> list[NodeCost]:
+def list_holding(connection: Connection, day_on: dt.date) -> list[NodeCost]:
     """Read the node costs that hold on a day of the bill."""
     return [cost for cost in NODE_COSTS.in_force(connection) if cost.holds_on(day_on)]
 
 
-def replace(connection: Connection, wanted: Sequence[NodeCost], now: dt.datetime) -> ImportOutcome:
+def replace_node_costs(
+    connection: Connection, wanted: Sequence[NodeCost], now: dt.datetime
+) -> ImportOutcome:
     """Replace the node costs in force; the days of those that came or went are marked for rating."""
     locks.take(connection, Lock.LEDGER)
     before = NODE_COSTS.in_force(connection)

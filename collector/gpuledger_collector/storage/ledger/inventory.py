@@ -46,7 +46,7 @@ def gpus_by_node(connection: Connection, names: Sequence[str], period: Period) -
     return {str(name): int(micro) for name, micro in rows}
 
 
-def replace(
+def replace_inventory(
     connection: Connection,
     rows: Sequence[InventoryRow],
     now: dt.datetime,

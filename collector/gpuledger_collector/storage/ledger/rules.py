@@ -22,7 +22,7 @@ def current(connection: Connection) -> list[Rule]:
     return [Rule(*row) for row in rows]
 
 
-def replace(connection: Connection, rules: Sequence[Rule], now: dt.datetime) -> ImportOutcome:
+def replace_rules(connection: Connection, rules: Sequence[Rule], now: dt.datetime) -> ImportOutcome:
     """Replace the rules in force; rules of the same content stay. Requests every rated day."""
     known = {_content(rule): rule for rule in current(connection)}
     wanted = {_content(rule): rule for rule in rules}

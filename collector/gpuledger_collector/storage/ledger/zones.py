@@ -4,8 +4,8 @@ when.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
-from dataclasses import replace as replaced
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
@@ -28,7 +28,7 @@ def calendar(connection: Connection) -> Calendar:
             fiscal_month = first_month
         else:
             calendar = _then(calendar, name, from_ms)
-    return replaced(calendar, fiscal_month=fiscal_month) if fiscal_month else calendar
+    return dataclasses.replace(calendar, fiscal_month=fiscal_month) if fiscal_month else calendar
 
 
 def in_zone(connection: Connection, nominal: Period) -> Period:
@@ -83,12 +83,12 @@ def replace_fiscal_year(
     return ImportOutcome(1, gone, 0)
 
 
-def current(connection: Connection) -> str:
+def zone_in_force(connection: Connection) -> str:
     """The name of the zone in force."""
     return calendar(connection).zones[-1].name
 
 
-def replace(connection: Connection, name: str, now: dt.datetime) -> ImportOutcome:
+def replace_zone(connection: Connection, name: str, now: dt.datetime) -> ImportOutcome:
     """Set the billing zone from the end of the last closed month on, and rate open days again.
 
     Closed months keep their bounds. Call it in one transaction: it holds the ledger lock until the
@@ -108,7 +108,7 @@ def replace(connection: Connection, name: str, now: dt.datetime) -> ImportOutcom
         " RETURNING 1",
         (now, from_ms),
     ).rowcount
-    if name != current(connection) or from_ms == 0:
+    if name != zone_in_force(connection) or from_ms == 0:
         connection.execute(
             "INSERT INTO billing_zone (zone, from_ms, recorded_at) VALUES (%s, %s, %s)",
             (name, from_ms, now),
