@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import Period, join_periods
 from gpuledger_collector.accounting.rating import ImportedUsage
 from gpuledger_common.largest_remainder import split
 
@@ -148,7 +148,7 @@ class _Timeline:
         changes: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for (node, _, micro), periods in spans.items():
             # Sightings of one accelerator may overlap; counted twice, it would displace two GPUs.
-            for period in _join_periods(periods):
+            for period in join_periods(periods):
                 changes[period.start_ms][node] += micro
                 changes[period.end_ms][node] -= micro
         self._instants = sorted(changes)
@@ -168,13 +168,3 @@ class _Timeline:
         """Micro-GPUs by node."""
         place = bisect_right(self._instants, at_ms)
         return self._states[place - 1] if place else {}
-
-
-def _join_periods(periods: Iterable[Period]) -> list[Period]:
-    joined: list[Period] = []
-    for period in sorted(periods):
-        if joined and period.start_ms <= joined[-1].end_ms:
-            joined[-1] = Period(joined[-1].start_ms, max(joined[-1].end_ms, period.end_ms))
-        else:
-            joined.append(period)
-    return joined

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal, InvalidOperation
@@ -52,6 +52,17 @@ class Period:
     def days(self) -> list[Period]:
         """Its parts by UTC day; the first and the last may be shorter."""
         return list(self._buckets(DAY_MS))
+
+
+def join_periods(periods: Iterable[Period]) -> list[Period]:
+    """Join periods that overlap or adjoin, by time."""
+    joined: list[Period] = []
+    for period in sorted(periods):
+        if joined and period.start_ms <= joined[-1].end_ms:
+            joined[-1] = Period(joined[-1].start_ms, max(joined[-1].end_ms, period.end_ms))
+        else:
+            joined.append(period)
+    return joined
 
 
 def day_of(at_ms: int) -> Period:

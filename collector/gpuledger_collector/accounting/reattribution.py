@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuledger_collector.accounting.owner_tree import OwnerPath
-from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.period import HOUR_MS, Period, join_periods
 from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE, HourlyUsage
 
 Key = tuple[int, int | None]
@@ -124,14 +124,4 @@ def spans_of(lines: Iterable[tuple[Key, Period]], within: Period) -> dict[Key, l
         )
         if (part := whole.clip(within)) is not None:
             spans[key].append(part)
-    return {key: _join_periods(parts) for key, parts in spans.items()}
-
-
-def _join_periods(parts: Sequence[Period]) -> list[Period]:
-    joined: list[Period] = []
-    for part in sorted(parts, key=lambda period: period.start_ms):
-        if joined and part.start_ms <= joined[-1].end_ms:
-            joined[-1] = Period(joined[-1].start_ms, max(joined[-1].end_ms, part.end_ms))
-        else:
-            joined.append(part)
-    return joined
+    return {key: join_periods(parts) for key, parts in spans.items()}

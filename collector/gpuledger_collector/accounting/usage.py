@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import Period, join_periods
 from gpuledger_common.largest_remainder import split
 
 HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED = "held", "unallocated", "unavailable", "unobserved"
@@ -130,7 +130,7 @@ def fold(
     """
     # Adjoining and overlapping periods as one, so that no window is counted twice and none is split
     # without need.
-    present = _merge_periods(capacity)
+    present = join_periods(capacity)
     parts: dict[_Part, list[int | None]] = {}
     accelerator_id = 0
     cursor: int | None = None
@@ -218,16 +218,6 @@ def _contradictions(usage_intervals: Iterable[UsageInterval]) -> list[Contradict
         if first.end_ms > until_ms:
             until_ms, holders = first.end_ms, span_holders
     return contradictions
-
-
-def _merge_periods(capacity: Sequence[Period]) -> list[Period]:
-    merged: list[Period] = []
-    for period in sorted(capacity):
-        if merged and period.start_ms <= merged[-1].end_ms:
-            merged[-1] = Period(merged[-1].start_ms, max(merged[-1].end_ms, period.end_ms))
-        else:
-            merged.append(period)
-    return merged
 
 
 def _clip_periods(common: Period, present: Sequence[Period]) -> list[Period]:
