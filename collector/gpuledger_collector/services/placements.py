@@ -110,6 +110,11 @@ def with_stranded(
     return all_placements
 
 
+def without_stranded(placements: Iterable[RatedPlacement]) -> list[RatedPlacement]:
+    """The placements of an accelerator itself, which alone cut its hours."""
+    return [placement for placement in placements if not placement.accelerator.stranded]
+
+
 def _left_of_board(placements: Sequence[tuple[str | None, RatedPlacement]]) -> list[RatedPlacement]:
     edges = sorted(
         {

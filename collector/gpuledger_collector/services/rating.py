@@ -62,6 +62,7 @@ from gpuledger_collector.services.placements import (
     cuts_of,
     placements_of,
     with_stranded,
+    without_stranded,
 )
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import (
@@ -547,11 +548,7 @@ def _keyed(
         if placement.accelerator.stranded or accelerator_id in usage.rated:
             yield key, placement, capacity, []
             continue
-        own_placements = [
-            placement
-            for placement in usage.placements[accelerator_id]
-            if not placement.accelerator.stranded
-        ]
+        own_placements = without_stranded(usage.placements[accelerator_id])
         inside = _inside(usage.pieces.get(accelerator_id, ()), own_placements, capacity, starts)
         # By content: ties of a split go to the earlier piece, and neither an id, which depends on
         # the order of arrival, nor who came first within the rating interval decides them.

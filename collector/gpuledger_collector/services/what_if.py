@@ -16,6 +16,7 @@ from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.usage import HourlyUsage, UsageInterval
 from gpuledger_collector.services.hourly_usage import fold_hours
+from gpuledger_collector.services.placements import without_stranded
 from gpuledger_collector.services.rating import DayUsage, priced, usage_of
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.ledger import usage, zones
@@ -70,7 +71,7 @@ def recut(connection: Connection, day_usage: DayUsage, book: PriceBook) -> DayUs
         folded = fold_hours(
             evidence.get(accelerator_id, ()),
             hours,
-            placements,
+            without_stranded(placements),
             book,
             (day_usage.day.start_ms, day_usage.day.end_ms),
         )

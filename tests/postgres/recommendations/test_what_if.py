@@ -95,6 +95,26 @@ def test_ties_fall_as_in_the_ledger(fleet, ledger):
         assert answer == lines(reports.charged_lines(connection, TWO_DAYS, ("team",)))
 
 
+def test_what_is_stranded_cuts_no_hour(fleet, ledger):
+    """Half a board, which two jobs share; the other half comes in an hour in which the rate changes."""
+    fleet.connection.execute(
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+        " effective_from_ms, recorded_at) VALUES ('', 'H100', 'on_demand', 10, 'USD', 0, now()),"
+        " ('', 'H100', 'on_demand', 20, 'USD', %s, now())",
+        (OCTOBER + HOUR * 3 // 4,),
+    )
+    for number, start in ((1, 0), (2, HOUR // 2 + 1)):
+        fleet.accelerator(number, gpu_micro=500_000)
+        fleet.capacity(number, start)
+    fleet.connection.execute("UPDATE accelerator SET device_uuid = 'GPU-board'")
+    fleet.evidence([Held(1, 1, 0, HOUR), Held(1, 2, 0, HOUR)])
+    refresh(ledger, TWO_DAYS, NOW_MS)
+    with ledger.transaction(Lock.LEDGER) as connection:
+        book = PriceBook(prices.current(connection))
+        answer = lines(what_if(connection, TWO_DAYS, book, NOW_MS, ("team",)))
+        assert answer == lines(reports.charged_lines(connection, TWO_DAYS, ("team",)))
+
+
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "Asia/Kolkata"])
 def test_each_day_of_the_billing_zone_is_priced_once(furnished, ledger, zone):
     """Days that begin at another hour, or inside one in which the rate changes as well: again the
