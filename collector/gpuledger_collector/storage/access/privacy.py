@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -21,57 +20,14 @@ from psycopg import sql
 from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.schema import metadata as metadata
+from gpuledger_collector.storage.schema.columns import Person, personal_columns
 
-NAMED = ("user_name", "account", "acked_by", "decided_by", "opened_by", "closed_by", "who")
-"""Text columns that hold the name of a person."""
 KEYS = ("user", "user_name", "account", "username")
 """Keys below which a JSON column holds a person's name."""
-KEPT = {
-    "closed_workload": "as it was sealed when its month was closed",
-    "invoice": "a bill of a closed month",
-    "billing_period": "who closed a month is part of its receipt",
-    "dispute": "evidence is sealed as it stood when the lines were contested",
-    "dispute_entry": "what was said in a dispute is only added to",
-    "reattribution": "what a dispute decided is never changed",
-    "token": "who had access: the audit log names the token; gpuledger token revoke ends it",
-    "owner": "an owner of sealed months or of charges that are rated again soon",
-    "audit": "the audit log is only added to",
-    "attribution_rule": (
-        "declared in a file: it no longer matches; put the pseudonym there and apply it"
-    ),
-    "budget": "declared in a file: change it there and apply it",
-    "notification_rule": "declared in a file: change it there and apply it",
-}
-"""Tables in which a name stays, and why."""
-MENTIONS = {
-    "dispute": ("evidence", "reason"),
-    "dispute_entry": ("words",),
-    "invoice": ("owner",),
-    "audit": ("subject", "before", "after"),
-    "token": ("name",),
-    "notification": ("subject", "why"),
-    "action": ("detail",),
-    "recommendation": ("subject", "advice", "reason"),
-    "finding": ("subject",),
-    "backtest": ("series",),
-}
-"""Texts for people, or names of series, that may contain a person's name as a word."""
-MESSAGE = ("recipient", "subject", "text", "html", "attachments")
 OVER = ("sent", "unconfirmed", "dead", "joined")
 """States of finished messages: they are emptied, since what they reported is in the ledger."""
 ON_ITS_WAY = "still to be sent: erase again afterwards"
-EVIDENCE = frozenset(
-    {
-        "gpu_sample",
-        "gpu_state",
-        "gpu_latest",
-        "gpu_minute",
-        "usage_interval",
-        "sample_archive",
-        "usage_hour",
-    }
-)
-"""Big tables without any name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +40,23 @@ class Place:
     column: str
     rows: int
     kept: str
+    person: Person = Person.MESSAGE
 
 
 def show(connection: Connection, name: str) -> list[Place]:
     """List where the name occurs."""
-    messages = _messages(connection, name)
-    for table, column, kind in _columns(connection):
-        where, values = _condition(column, kind, name)
-        query = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(sql.Identifier(table), where)
+    places = _messages(connection, name)
+    for table, column, person in personal_columns():
+        if person is Person.MESSAGE:
+            continue
+        where, values = _condition(column.name, person, name)
+        query = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(
+            sql.Identifier(table.name), where
+        )
         row = connection.execute(query, values).fetchone()
         if row is not None and row[0]:
-            messages.append(Place(table, column, row[0], KEPT.get(table, "")))
-    return messages
+            places.append(Place(table.name, column.name, row[0], table.info["stays"], person))
+    return places
 
 
 def erase(connection: Connection, name: str, who: str, now_ms: int) -> tuple[str, list[Place]]:
@@ -107,14 +68,12 @@ def erase(connection: Connection, name: str, who: str, now_ms: int) -> tuple[str
     pseudonym = f"erased-{secrets.token_hex(4)}"
     with connection.transaction():
         places = show(connection, name)
-        kinds = {(table, column): kind for table, column, kind in _columns(connection)}
         for place in places:
-            if place.table == "outbox":
+            if place.person is Person.MESSAGE:
                 _empty_messages(connection, name, pseudonym)
             elif not place.kept:
-                kind = kinds[place.table, place.column]
-                where, values = _condition(place.column, kind, name)
-                new, more = _replaced(place.column, kind, name, pseudonym)
+                where, values = _condition(place.column, place.person, name)
+                new, more = _replaced(place.column, place.person, name, pseudonym)
                 connection.execute(
                     sql.SQL("UPDATE {} SET {} = {} WHERE {}").format(
                         sql.Identifier(place.table), sql.Identifier(place.column), new, where
@@ -147,29 +106,18 @@ def forget_owners(connection: Connection, name: str) -> int:
     ).rowcount
 
 
-def _columns(connection: Connection) -> Iterator[tuple[str, str, str]]:
-    """List tables and columns that may hold a name, and whether they are `text` or `jsonb`."""
-    rows = connection.execute(
-        "SELECT c.relname, a.attname, t.typname FROM pg_class c JOIN pg_attribute a ON a.attrelid ="
-        " c.oid JOIN pg_type t ON t.oid = a.atttypid WHERE c.relnamespace = 'public'::regnamespace"
-        " AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND a.attnum > 0 AND NOT"
-        " a.attisdropped AND t.typname IN ('text', 'jsonb', 'json') ORDER BY 1, 2"
-    ).fetchall()
-    for table, column, kind in rows:
-        if table in EVIDENCE or table == "outbox":
-            continue
-        if column in MENTIONS.get(table, ()):
-            yield table, column, "words"
-        elif kind != "text" or column in NAMED:
-            yield table, column, kind
+def requested_days(connection: Connection) -> tuple[int, int] | None:
+    """The first and the last day that is to be rated again; None: no day is."""
+    row = connection.execute("SELECT min(day_ms), max(day_ms) FROM day_recompute").fetchone()
+    return None if row is None or row[0] is None else row
 
 
-def _condition(column: str, kind: str, name: str) -> tuple[sql.Composable, dict[str, str]]:
-    if kind == "text":
+def _condition(column: str, person: Person, name: str) -> tuple[sql.Composable, dict[str, str]]:
+    if person is Person.NAME:
         # Owners have the name as attribution books it.
         condition = sql.SQL("{} IN (%(name)s, %(booked)s)").format(sql.Identifier(column))
         return condition, {"name": name, "booked": escaped(name)}
-    if kind == "words":
+    if person is Person.WORDS:
         return sql.SQL("{}::text ~ %(word)s").format(sql.Identifier(column)), {
             "name": name,
             "word": _word(name),
@@ -197,7 +145,7 @@ def _messages(connection: Connection, name: str) -> list[Place]:
     """Count messages that name the person or went to an address of that name: finished ones and
     pending ones.
     """
-    where, values = _told(name)
+    where, values = _match_messages(name)
     rows = connection.execute(
         sql.SQL(
             "SELECT state = ANY(%(over)s), count(*) FROM outbox WHERE {} GROUP BY 1 ORDER BY 1"
@@ -207,8 +155,12 @@ def _messages(connection: Connection, name: str) -> list[Place]:
     return [Place("outbox", "text", count, "" if over else ON_ITS_WAY) for over, count in rows]
 
 
-def _told(name: str) -> tuple[sql.Composable, dict[str, object]]:
-    tests = [sql.SQL("{}::text ~ %(word)s").format(sql.Identifier(column)) for column in MESSAGE]
+def _match_messages(name: str) -> tuple[sql.Composable, dict[str, object]]:
+    tests = [
+        sql.SQL("{}::text ~ %(word)s").format(sql.Identifier(column.name))
+        for _, column, person in personal_columns()
+        if person is Person.MESSAGE
+    ]
     return sql.SQL("({})").format(sql.SQL(" OR ").join(tests)), {
         "word": _word(name),
         "over": list(OVER),
@@ -217,7 +169,7 @@ def _told(name: str) -> tuple[sql.Composable, dict[str, object]]:
 
 def _empty_messages(connection: Connection, name: str, pseudonym: str) -> None:
     """Empty finished messages; the row stays, because it prevents a second sending."""
-    where, values = _told(name)
+    where, values = _match_messages(name)
     connection.execute(
         sql.SQL(
             "UPDATE outbox SET subject = '', text = '', html = '', attachments = '{{}}', recipient"
@@ -229,12 +181,12 @@ def _empty_messages(connection: Connection, name: str, pseudonym: str) -> None:
 
 
 def _replaced(
-    column: str, kind: str, name: str, pseudonym: str
+    column: str, person: Person, name: str, pseudonym: str
 ) -> tuple[sql.Composable, dict[str, str]]:
     values = {"name": name, "pseudonym": pseudonym}
-    if kind == "text":
+    if person is Person.NAME:
         return sql.SQL("%(pseudonym)s"), values
-    if kind == "words":
+    if person is Person.WORDS:
         values |= {"word": _word(name)}
         return (
             sql.SQL("regexp_replace({}, %(word)s, %(pseudonym)s, 'g')").format(

@@ -11,6 +11,7 @@ from gpuledger_collector.storage.schema.columns import (
     INSTANT,
     JSONB,
     TEXT,
+    Person,
     column,
     identity,
     key,
@@ -24,7 +25,7 @@ table(
     "token",
     "Tokens by the hash of their secret; rows are never deleted.",
     identity(),
-    column("name", TEXT, "rotation adds a second one of the same name"),
+    column("name", TEXT, "rotation adds a second one of the same name", person=Person.WORDS),
     column("role", TEXT, "agent, viewer, finance or admin"),
     column("node", TEXT, "only node that an agent may report; null: any", nullable=True),
     column("owner", JSONB, "level -> value: subtree that a viewer may see", nullable=True),
@@ -36,6 +37,7 @@ table(
     sa.CheckConstraint("role IN ('agent', 'viewer', 'finance', 'admin')", name="role"),
     sa.CheckConstraint("(role = 'viewer') = (owner IS NOT NULL)", name="owner"),
     sa.CheckConstraint("role = 'agent' OR node IS NULL", name="node"),
+    stays="who had access: the audit log names the token; gpuledger token revoke ends it",
 )
 
 table(
@@ -51,13 +53,14 @@ table(
     "Who changed what, chained by hashes. Triggers refuse any change of a row.",
     key("number", BIG, "consecutive from 1"),
     *required(BIG, "at_ms"),
-    *required(TEXT, "who"),
+    *required(TEXT, "who", person=Person.NAME),
     column("what", TEXT, "kind of the changed object"),
-    *required(TEXT, "subject"),
-    column("before", pg.JSON, "null: did not exist", nullable=True),
-    column("after", pg.JSON, "null: no longer in force", nullable=True),
+    *required(TEXT, "subject", person=Person.WORDS),
+    column("before", pg.JSON, "null: did not exist", nullable=True, person=Person.WORDS),
+    column("after", pg.JSON, "null: no longer in force", nullable=True, person=Person.WORDS),
     column("previous", TEXT, "hash of the previous row; empty: first row"),
     column("hash", TEXT, "SHA-256 over the row, hexadecimal"),
+    stays="the audit log is only added to",
 )
 
 for lock in Lock:

@@ -11,6 +11,7 @@ from gpuledger_collector.storage.schema.columns import (
     RATE,
     SUM,
     TEXT,
+    Person,
     column,
     foreign,
     identity,
@@ -191,21 +192,24 @@ table(
     *required(BIG, "end_ms"),
     column("name", TEXT, "such as 2026-10"),
     *required(BIG, "closed_ms"),
-    *required(TEXT, "closed_by"),
+    *required(TEXT, "closed_by", person=Person.NAME),
     column("level", TEXT, "owner level that is invoiced"),
     *required(BIG, "lines"),
     column("seal", TEXT, "Merkle root over its lines, hexadecimal"),
     *required(JSONB, "receipt"),
     sa.UniqueConstraint("name"),
+    stays="who closed a month is part of its receipt",
 )
 
 table(
     "invoice",
     "Amount billed to each owner at the close of a month.",
     foreign("period_start_ms", "billing_period.start_ms", primary_key=True),
-    *keys(TEXT, "currency", "owner"),
+    *keys(TEXT, "currency"),
+    *keys(TEXT, "owner", person=Person.WORDS),
     column("micro", BIG, "the exact amount"),
     column("minor", BIG, "booked, in minor units of the currency"),
+    stays="a bill of a closed month",
 )
 
 table(
@@ -213,8 +217,10 @@ table(
     "Names and tags of workloads at the close of their month, so that exports of it never change.",
     foreign("period_start_ms", "billing_period.start_ms", primary_key=True),
     *keys(BIG, "workload_id"),
-    *optional(TEXT, "name", "user_name"),
+    *optional(TEXT, "name"),
+    *optional(TEXT, "user_name", person=Person.NAME),
     *required(JSONB, "tags"),
+    stays="as it was sealed when its month was closed",
 )
 
 table(
@@ -255,6 +261,7 @@ table(
     sa.Index(
         "uq_budget_name", "name", unique=True, postgresql_where=sa.text("superseded_at IS NULL")
     ),
+    stays="declared in a file: change it there and apply it",
 )
 
 table(
@@ -278,7 +285,7 @@ table(
     *required(BIG, "evaluated_ms"),
     *optional(BIG, "fired_ms", "escalated_ms"),
     column("spent_micro", BIG, "when it fired", nullable=True),
-    *texts("acked_by"),
+    *texts("acked_by", person=Person.NAME),
     sa.UniqueConstraint("budget_id", "period_start_ms", "rule", "percent"),
 )
 
@@ -291,13 +298,13 @@ table(
     column("accelerator_id", BIG, "null: any", nullable=True),
     column("workload_id", BIG, "null: any", nullable=True),
     column("line", TEXT, "hash of the contested line; null: all of them", nullable=True),
-    *required(TEXT, "reason"),
+    *required(TEXT, "reason", person=Person.WORDS),
     column("state", TEXT, "open, answered, accepted or rejected"),
     *required(BIG, "opened_ms"),
-    *required(TEXT, "opened_by"),
+    *required(TEXT, "opened_by", person=Person.NAME),
     column("gpu_ns", SUM, "contested time, as billed at the opening"),
     column("cost", JSONB, "currency -> micro-units, as billed at the opening"),
-    column("evidence", TEXT, "canonical JSON, at the opening"),
+    column("evidence", TEXT, "canonical JSON, at the opening", person=Person.WORDS),
     column("seal", TEXT, "SHA-256 of the evidence, hexadecimal"),
     *optional(BIG, "resolved_ms"),
     sa.CheckConstraint("end_ms > start_ms", name="order"),
@@ -305,6 +312,7 @@ table(
     sa.CheckConstraint(
         "(resolved_ms IS NOT NULL) = (state IN ('accepted', 'rejected'))", name="resolved"
     ),
+    stays="evidence is sealed as it stood when the lines were contested",
 )
 
 table(
@@ -313,10 +321,11 @@ table(
     identity(),
     foreign("dispute_id", "dispute.id"),
     *required(BIG, "at_ms"),
-    *required(TEXT, "who"),
+    *required(TEXT, "who", person=Person.NAME),
     column("kind", TEXT, "opened, answered, accepted or rejected"),
-    *required(TEXT, "words"),
+    *required(TEXT, "words", person=Person.WORDS),
     index("dispute_id"),
+    stays="what was said in a dispute is only added to",
 )
 
 table(
@@ -340,6 +349,7 @@ table(
     sa.CheckConstraint("state IN ('held', 'unavailable')", name="state"),
     sa.CheckConstraint("(state = 'held') = (owner IS NOT NULL)", name="owner"),
     index("start_ms", "end_ms"),
+    stays="what a dispute decided is never changed",
 )
 
 table(

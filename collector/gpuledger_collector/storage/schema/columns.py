@@ -4,12 +4,28 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from enum import Enum, auto
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
 from gpuledger_common.catalog import HOT
+
+
+class Person(Enum):
+    """How a column may hold the name of a person; `gpuledger privacy` looks there."""
+
+    NAME = auto()
+    """It is the name."""
+    WORDS = auto()
+    """A text for people, or a name of a series, that may contain it as a word."""
+    KEYS = auto()
+    """JSON that may have it below certain keys, or in an address."""
+    MESSAGE = auto()
+    """A part of a message, which is emptied once it is sent."""
+
 
 metadata = sa.MetaData(
     naming_convention={
@@ -34,9 +50,11 @@ TIMES_NS = ("gpu_ns", "busy_ns", "idle_ns", "unknown_ns")
 HOT_TYPES = {"f4": sa.REAL, "f8": sa.Double, "i8": sa.BigInteger}
 
 
-def table(name: str, comment: str, *items: sa.schema.SchemaItem, **options: Any) -> sa.Table:
-    """Declare a table."""
-    return sa.Table(name, metadata, *items, comment=comment, **options)
+def table(
+    name: str, comment: str, *items: sa.schema.SchemaItem, stays: str = "", **options: Any
+) -> sa.Table:
+    """Declare a table; `stays`: why the name of a person is not erased in it."""
+    return sa.Table(name, metadata, *items, comment=comment, info={"stays": stays}, **options)
 
 
 def column(
@@ -47,8 +65,9 @@ def column(
     nullable: bool = False,
     default: Any = None,
     unique: bool | None = None,
+    person: Person | None = None,
 ) -> sa.Column[Any]:
-    """Declare a column with a comment or a default."""
+    """Declare a column with a comment, a default, or what it may hold of a person."""
     return sa.Column(
         name,
         kind,
@@ -56,32 +75,40 @@ def column(
         server_default=default,
         comment=comment or None,
         unique=unique,
+        info={"person": person},
     )
 
 
-def required(kind: Any, *names: str) -> list[sa.Column[Any]]:
+def required(kind: Any, *names: str, person: Person | None = None) -> list[sa.Column[Any]]:
     """Declare columns of one kind that are never null."""
-    return [column(name, kind) for name in names]
+    return [column(name, kind, person=person) for name in names]
 
 
-def optional(kind: Any, *names: str) -> list[sa.Column[Any]]:
+def optional(kind: Any, *names: str, person: Person | None = None) -> list[sa.Column[Any]]:
     """Declare columns of one kind in which null means unknown or not applicable."""
-    return [column(name, kind, nullable=True) for name in names]
+    return [column(name, kind, nullable=True, person=person) for name in names]
 
 
-def texts(*names: str) -> list[sa.Column[Any]]:
+def texts(*names: str, person: Person | None = None) -> list[sa.Column[Any]]:
     """Declare texts that are empty by default, never null."""
-    return [column(name, TEXT, default="") for name in names]
+    return [column(name, TEXT, default="", person=person) for name in names]
 
 
-def key(name: str, kind: Any, comment: str = "") -> sa.Column[Any]:
+def key(name: str, kind: Any, comment: str = "", *, person: Person | None = None) -> sa.Column[Any]:
     """Declare a part of the primary key; the value is always given by who inserts."""
-    return sa.Column(name, kind, primary_key=True, autoincrement=False, comment=comment or None)
+    return sa.Column(
+        name,
+        kind,
+        primary_key=True,
+        autoincrement=False,
+        comment=comment or None,
+        info={"person": person},
+    )
 
 
-def keys(kind: Any, *names: str) -> list[sa.Column[Any]]:
+def keys(kind: Any, *names: str, person: Person | None = None) -> list[sa.Column[Any]]:
     """Declare parts of the primary key, of one kind."""
-    return [key(name, kind) for name in names]
+    return [key(name, kind, person=person) for name in names]
 
 
 def identity() -> sa.Column[int]:
@@ -112,3 +139,15 @@ def hot_columns() -> list[sa.Column[Any]]:
 def index(*names: str, **options: Any) -> sa.Index:
     """Declare an index under its conventional name."""
     return sa.Index(None, *names, **options)
+
+
+def personal_columns() -> Iterator[tuple[sa.Table, sa.Column[Any], Person]]:
+    """The columns that may hold the name of a person, by table and name; JSON of which nothing else
+    is declared may.
+    """
+    for owner in sorted(metadata.tables.values(), key=lambda known: known.name):
+        for member in sorted(owner.columns, key=lambda known: known.name):
+            default = Person.KEYS if isinstance(member.type, sa.JSON) else None
+            person = member.info.get("person") or default
+            if person is not None:
+                yield owner, member, person

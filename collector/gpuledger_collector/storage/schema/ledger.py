@@ -15,6 +15,7 @@ from gpuledger_collector.storage.schema.columns import (
     SUM,
     TEXT,
     TIMES_NS,
+    Person,
     column,
     foreign,
     identity,
@@ -190,7 +191,8 @@ table(
     column("key", TEXT, "kind, scope and external id: stable over restarts", unique=True),
     *texts("kind"),
     *required(TEXT, "external_id"),
-    *optional(TEXT, "user_name", "account", "name"),
+    *optional(TEXT, "user_name", "account", person=Person.NAME),
+    *optional(TEXT, "name"),
     column("tags", JSONB, default="{}"),
     *required(INSTANT, "first_seen_at"),
     column("last_seen_at", INSTANT, default=sa.func.now(), nullable=True),
@@ -203,7 +205,8 @@ table(
     identity(),
     foreign("workload_id", "workload.id"),
     column("digest", sa.LargeBinary, "SHA-256 of the content"),
-    *optional(TEXT, "user_name", "account", "name"),
+    *optional(TEXT, "user_name", "account", person=Person.NAME),
+    *optional(TEXT, "name"),
     column("tags", JSONB, default="{}"),
     sa.UniqueConstraint("workload_id", "digest"),
 )
@@ -222,8 +225,10 @@ table(
     "owner",
     "A path in the owner tree; empty levels are unattributed.",
     identity(),
-    *texts("org", "team", "project", "experiment", "run", "user_name"),
+    *texts("org", "team", "project", "experiment", "run"),
+    *texts("user_name", person=Person.NAME),
     sa.UniqueConstraint("org", "team", "project", "experiment", "run", "user_name"),
+    stays="an owner of sealed months or of charges that are rated again soon",
 )
 
 table(
@@ -235,6 +240,7 @@ table(
     *required(JSONB, "match", "assign"),
     *optional(BIG, "effective_from_ms", "effective_to_ms"),
     *versioned(),
+    stays="declared in a file: it no longer matches; put the pseudonym there and apply it",
 )
 
 table(

@@ -8,6 +8,7 @@ from gpuledger_collector.storage.schema.columns import (
     BIG,
     JSONB,
     TEXT,
+    Person,
     column,
     foreign,
     identity,
@@ -36,6 +37,7 @@ table(
         unique=True,
         postgresql_where=sa.text("superseded_at IS NULL"),
     ),
+    stays="declared in a file: change it there and apply it",
 )
 
 table(
@@ -44,7 +46,9 @@ table(
     identity(),
     column("key", TEXT, "kind, subject, start and round: notified once"),
     column("kind", TEXT, "idle or anomaly"),
-    column("subject", TEXT, "workload (idle), or owner and currency (anomaly)"),
+    column(
+        "subject", TEXT, "workload (idle), or owner and currency (anomaly)", person=Person.WORDS
+    ),
     *texts("team"),
     *required(JSONB, "recipients"),
     column("findings", JSONB, "their keys"),
@@ -52,9 +56,9 @@ table(
     column("until_ms", BIG, "observed up to here"),
     *required(BIG, "notified_ms"),
     *optional(BIG, "escalated_ms", "acked_ms"),
-    *texts("acked_by"),
+    *texts("acked_by", person=Person.NAME),
     column("ack_until_ms", BIG, "acknowledged until then", nullable=True),
-    *texts("why"),
+    *texts("why", person=Person.WORDS),
     column("closed_ms", BIG, "null: ongoing", nullable=True),
     sa.UniqueConstraint("key"),
     index("kind", "subject"),
@@ -74,7 +78,7 @@ table(
     column("first_shown_ms", BIG, "since when the dry run lists it without interruption"),
     *required(BIG, "last_shown_ms"),
     *optional(BIG, "acted_ms", "done_ms"),
-    *texts("detail"),
+    *texts("detail", person=Person.WORDS),
     sa.UniqueConstraint("key"),
 )
 
@@ -83,9 +87,16 @@ table(
     "Messages to send, each once; written in the transaction of the change that they report.",
     identity(),
     column("key", TEXT, "deduplication key: once per recipient"),
-    column("recipient", TEXT, "an address, or slack:NAME, teams:NAME or webhook:NAME"),
-    *texts("kind", "subject", "text", "html", "thread"),
-    column("attachments", JSONB, "file name -> text", default="{}"),
+    column(
+        "recipient",
+        TEXT,
+        "an address, or slack:NAME, teams:NAME or webhook:NAME",
+        person=Person.MESSAGE,
+    ),
+    *texts("kind"),
+    *texts("subject", "text", "html", person=Person.MESSAGE),
+    *texts("thread"),
+    column("attachments", JSONB, "file name -> text", default="{}", person=Person.MESSAGE),
     *required(BIG, "made_ms", "not_before_ms"),
     column(
         "state",
