@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from copy import copy
+from functools import cached_property, wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
 
 import typer
 
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import TimeRange, refuse
 from gpuledger_collector.cli.progress import bar
 from gpuledger_collector.cli.terminal import say
@@ -20,6 +23,7 @@ from gpuledger_collector.services.billing_calendar import read_calendar
 from gpuledger_collector.services.database import Database
 from gpuledger_collector.settings import Settings, load
 
+Parameters = ParamSpec("Parameters")
 CONFIG_VARIABLE = "GPULEDGER_CONFIG"
 """Names the settings file where a command has no `--config`, as in a container of the collector."""
 
@@ -57,15 +61,39 @@ def open_database(
         yield database
 
 
-@dataclass(frozen=True)
 class Session:
-    """A migrated database for the time of one command.
-
-    The clock is read once, so that all parts agree on now.
+    """The ledger of one command: opened, and migrated, when it is first needed, and closed at the
+    command's end.
     """
 
-    database: Database
-    now_ms: int
+    def __init__(self, dsn: str | None, config: Path | None, exits: contextlib.ExitStack) -> None:
+        self._dsn, self._config, self._exits = dsn, config, exits
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of the command. Raises SettingsError."""
+        return load_settings(self._config, self._dsn)
+
+    @cached_property
+    def _opened(self) -> tuple[Database, int]:
+        opened = self._exits.enter_context(wiring.database(self.settings))
+        return self._exits.enter_context(opened.sharing_connection()), clock_ms()
+
+    @property
+    def database(self) -> Database:
+        """The database of `--dsn`, of the settings, or the embedded one."""
+        return self._opened[0]
+
+    @property
+    def now_ms(self) -> int:
+        """When the database was opened: the clock is read once, so that all parts agree on now."""
+        return self._opened[1]
+
+    def as_of(self, now_ms: int) -> Session:
+        """The same ledger, asked at another instant."""
+        session = copy(self)
+        vars(session)["_opened"] = (self.database, now_ms)
+        return session
 
     @cached_property
     def calendar(self) -> Calendar:
@@ -98,22 +126,58 @@ class Session:
         self.rate(period)
         return period
 
+    def say_if_standby(self) -> None:
+        """Say that answers are those of a read replica, where they were."""
+        if "_opened" in vars(self) and self.database.standby:
+            say(
+                "read replica: usage, charges and findings are as the primary last computed them",
+                error=True,
+            )
+
+
+@contextlib.contextmanager
+def closing_session(dsn: str | None, config: Path | None) -> Iterator[Session]:
+    """A session that is closed at the end of the block."""
+    with contextlib.ExitStack() as exits:
+        session = Session(dsn, config, exits)
+        try:
+            yield session
+        except typer.Exit:
+            session.say_if_standby()
+            raise
+        session.say_if_standby()
+
 
 @contextlib.contextmanager
 def open_session(dsn: str | None, config: Path | None) -> Iterator[Session]:
-    """A session on the database of `--dsn`, of the settings, or the embedded one."""
-    with open_database(dsn, config) as opened, opened.sharing_connection() as database:
-        try:
-            yield Session(database, clock_ms())
-        except typer.Exit:
-            _say_if_standby(database)
-            raise
-        _say_if_standby(database)
+    """A session whose database is open from the beginning of the block."""
+    with closing_session(dsn, config) as session:
+        _ = session.database
+        yield session
 
 
-def _say_if_standby(database: Database) -> None:
-    if database.standby:
-        say(
-            "read replica: usage, charges and findings are as the primary last computed them",
-            error=True,
-        )
+def ledger_command(
+    command: Callable[Concatenate[Session, Parameters], None],
+) -> Callable[..., None]:
+    """A command on a ledger: its first argument is the session, and it has the options `--dsn` and
+    `--config`, which say which ledger that is, behind its own.
+    """
+
+    @wraps(command)
+    def run(
+        *arguments: Any, dsn: options.Dsn = None, config: options.Config = None, **named: Any
+    ) -> None:
+        with closing_session(dsn, config) as session:
+            command(session, *arguments, **named)
+
+    # What typer reads: the command's own options without the session, then the two of `run`.
+    _, *own = signature(command, eval_str=True).parameters.values()
+    listed = [
+        *(parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in own),
+        Parameter("dsn", Parameter.KEYWORD_ONLY, default=None, annotation=options.Dsn),
+        Parameter("config", Parameter.KEYWORD_ONLY, default=None, annotation=options.Config),
+    ]
+    described: Any = run
+    described.__signature__ = Signature(listed)
+    described.__annotations__ = {parameter.name: parameter.annotation for parameter in listed}
+    return run

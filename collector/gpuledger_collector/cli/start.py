@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -247,7 +247,7 @@ def _start_prometheus(
     last_ms = past.last_ms or now_ms
     # Of a new ledger the first bill ends with the last sample: what follows is not lost, only not
     # read yet.
-    billed = replace(session, now_ms=last_ms) if state.is_new else session
+    billed = session.as_of(last_ms) if state.is_new else session
     _print_bill(
         billed, past.first_ms or now_ms, last_ms, "team" if state.has_rules or has_team else "node"
     )
