@@ -222,10 +222,10 @@ def access_keys(settings: Settings, opened: Database, clock: Callable[[], dt.dat
     """Create the check of who may send and read."""
     from gpuledger_collector.api.auth.keys import FileTokens, Keys
     from gpuledger_collector.api.auth.proxy import Proxy
-    from gpuledger_collector.storage.access import tokens
+    from gpuledger_collector.services.tokens import TokenStore
 
     return Keys(
-        tokens.TokenStore(opened.as_application("gpuledger-tokens", TOKENS_SESSION)),
+        TokenStore(opened.as_application("gpuledger-tokens", TOKENS_SESSION)),
         lambda: round(clock().timestamp() * 1000),
         FileTokens.of(settings.agent_tokens(), settings.reader_tokens()),
         # Without tokens only this machine may talk to the collector; a proxy that names readers

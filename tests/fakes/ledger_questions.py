@@ -29,6 +29,7 @@ from fakes.minutes import roll_up_minutes
 from fakes.prometheus import WRITE, headers, one, pod, scrape, snappy
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.tokens import Token
 from gpuledger_collector.notifications import finding_mail
 from gpuledger_collector.services.finding_notifications import MailWriters, notify_findings
 from gpuledger_collector.services.hourly_usage import ALWAYS
@@ -38,7 +39,7 @@ from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.spending_watch import SpendingWatch
 from gpuledger_collector.services.upkeep import ArchiveRetention, pack_samples, roll_up_series
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.access.tokens import Token, create
+from gpuledger_collector.storage.access.tokens import create
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.wire import Samples

@@ -13,13 +13,13 @@ import psycopg
 
 from fakes.collector import Running, running
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.tokens import Token
 from gpuledger_collector.api.auth.keys import NEW_SECONDS
 from gpuledger_collector.cli import build
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.access import tokens
-from gpuledger_collector.storage.access.tokens import Token
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import findings
 

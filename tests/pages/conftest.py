@@ -19,7 +19,7 @@ from gpuledger_collector.api.auth.keys import Keys
 from gpuledger_collector.api.auth.principal import ANYBODY
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.page_routes import View
-from gpuledger_collector.storage.access import tokens
+from gpuledger_collector.services.tokens import TokenStore
 from gpuledger_collector.storage.database import Database
 from postgres.money.conftest import fleet, ledger, run, written
 
@@ -126,7 +126,7 @@ def rated(fleet):
 def reads(dsn):
     """What the pages read, with a clock that stands in the last night of October."""
     database = Database(dsn)
-    book = tokens.TokenStore(database)
+    book = TokenStore(database)
     keys = Keys(book, lambda: int(OCTOBER_NIGHT.timestamp() * 1000))
     return ReadContext(database, lambda: OCTOBER_NIGHT, keys)
 

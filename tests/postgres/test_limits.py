@@ -18,11 +18,11 @@ from fakes.collector import JSON, MSGPACK, running
 from fakes.prometheus import WRITE, headers, one, scrape, snappy
 from fakes.replicas import until
 from gpuledger_agent.push import Reply, reaction
+from gpuledger_collector.accounting.tokens import Token
 from gpuledger_collector.api import limits, queue
 from gpuledger_collector.api.intake import MIN_BYTES_PER_SECOND
 from gpuledger_collector.api.limits import BURST_SECONDS, OverQuota, Quota
 from gpuledger_collector.storage.access import tokens
-from gpuledger_collector.storage.access.tokens import Token
 
 pytestmark = pytest.mark.slow
 

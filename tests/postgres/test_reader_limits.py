@@ -173,7 +173,7 @@ def test_one_large_answer_at_a_time_is_in_memory(dsn, monkeypatch):
 @pytest.mark.parametrize("path", [CHARGEBACK, PAGE])
 def test_an_answer_has_a_number_of_lines(dsn, monkeypatch, path):
     """A sentence, before they are objects; a command has no limit."""
-    monkeypatch.setattr(cancellation, "MOST_LINES", -1)
+    monkeypatch.setattr(cancellation, "MOST_LINES_IN_MEMORY", -1)
     with running(dsn) as collector:
         status, _, answer = collector.request("GET", path)
         assert status == 422

@@ -26,10 +26,9 @@ from gpuledger_collector.ingest import queue_readings
 from gpuledger_collector.ingest.batches import bounds
 from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES, MAX_SAMPLES
 from gpuledger_collector.notifications import links
+from gpuledger_collector.services.database import LARGE_LINES, MOST_LINES_IN_MEMORY
 from gpuledger_collector.services.forecasts import MOST_POOLS
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.cancellation import LARGE_LINES
-from gpuledger_collector.storage.cancellation import MOST_LINES as MOST_LINES_IN_MEMORY
 from gpuledger_common.admission import NONE, Admission
 from gpuledger_common.wire import MAX_BODY_BYTES, MAX_DECODED_BYTES
 

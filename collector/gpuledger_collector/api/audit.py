@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -17,7 +16,8 @@ from gpuledger_collector.api.context import (
     paginate,
     require_reader,
 )
-from gpuledger_collector.storage.access import audit
+from gpuledger_collector.export.access import AUDIT
+from gpuledger_collector.services.audit import list_changes
 
 MAX_NUMBER = 2**63 - 1
 
@@ -28,7 +28,7 @@ def router(context: ReadContext) -> APIRouter:
     admin = require_reader(context.keys, admin=True)
 
     @routes.get("/audit")
-    def entries(
+    def audit(
         limit: Limit = 100,
         after: Annotated[
             int, Query(ge=0, le=MAX_NUMBER, description="`next` of the previous answer.")
@@ -38,13 +38,7 @@ def router(context: ReadContext) -> APIRouter:
         """The audit log from its first row on: who changed which price, rule, budget, token or
         month, and how.
         """
-        with context.connection(principal) as connection:
-            items = [asdict(entry) for entry in audit.entries(connection, after, limit + 1)]
-        for item in items:
-            item |= {
-                name: None if item[name] is None else json.loads(item[name])
-                for name in ("before", "after")
-            }
-        return paginate(items, limit, "number")
+        entries = list_changes(context.database_for(principal), after, limit + 1)
+        return paginate([asdict(entry) | AUDIT.exact(entry) for entry in entries], limit, "number")
 
     return routes

@@ -24,10 +24,8 @@ from gpuledger_collector.api.auth.keys import Keys, KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.reader_limits import ReaderLimits, ReadRefused
 from gpuledger_collector.export.pieces import Packed
+from gpuledger_collector.services.database import Connection, Database, StorageError, TooManyLines
 from gpuledger_collector.services.scaling_advice import NoAdvice, UnknownPool
-from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.errors import StorageError, TooManyLines
-from gpuledger_collector.storage.locks import Connection
 
 RETRY_AFTER_SECONDS = "5"
 UNAVAILABLE = "database unavailable; retry later"

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from gpuledger_collector.api.auth.keys import Keys, bearer_header
 from gpuledger_collector.api.auth.principal import ANYBODY, Principal
-from gpuledger_collector.storage.cancellation import Sessions, collected_in
+from gpuledger_collector.services.database import Sessions, collected_in
 
 AT_ONCE = 4
 """Questions of one reader that are answered at once by a worker."""

@@ -16,9 +16,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from gpuledger_collector.api.limits import Quota
-from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.telemetry import quota_use
-from gpuledger_collector.storage.telemetry.quota_use import Use
+from gpuledger_collector.services.database import Database
+from gpuledger_collector.services.quotas import settle_quotas
 
 EVERY_SECONDS = 1.0
 EXPIRE_EVERY = 3600
@@ -34,6 +33,7 @@ class SharedQuotas:
 
     def __init__(self, quotas: Mapping[str, Quota], database: Database) -> None:
         self._quotas = {name: quota for name, quota in quotas.items() if quota.rate}
+        self._rates = {name: quota.rate for name, quota in self._quotas.items()}
         self._database = database.as_application("gpuledger-quotas", SESSION)
         self._settlements = 0
         self._has_failed = False
@@ -52,31 +52,27 @@ class SharedQuotas:
 
         A database that fails is asked again a second later.
         """
-        uses = [
-            Use(payer, name, used, quota.rate)
+        used = {
+            (payer, name): units
             for name, quota in self._quotas.items()
-            for payer, used in quota.collect_unsettled().items()
-        ]
+            for payer, units in quota.collect_unsettled().items()
+        }
         is_expiry_due = self._settlements % EXPIRE_EVERY == EXPIRE_EVERY - 1
         self._settlements += 1
-        if not uses and not is_expiry_due:
+        if not used and not is_expiry_due:
             return
         try:
-            settled = await asyncio.to_thread(self._write, uses, is_expiry_due)
+            settled = await asyncio.to_thread(
+                settle_quotas, self._database, used, self._rates, expire=is_expiry_due
+            )
         except Exception as error:  # whatever it is: each process goes on by its own buckets
-            for use in uses:
-                self._quotas[use.quota].return_unsettled(use.payer, use.used)
+            for (payer, name), units in used.items():
+                self._quotas[name].return_unsettled(payer, units)
             self._report(str(error).partition("\n")[0])
             return
         self._report("")
-        for use in settled:
-            self._quotas[use.quota].adopt(use.payer, use.used)
-
-    def _write(self, uses: Sequence[Use], is_expiry_due: bool) -> list[Use]:
-        with self._database.connect() as connection:
-            if is_expiry_due:
-                quota_use.expire(connection)
-            return quota_use.settle(connection, uses) if uses else []
+        for (payer, name), units in settled.items():
+            self._quotas[name].adopt(payer, units)
 
     def _report(self, failure: str) -> None:
         """Log the first of several failures."""

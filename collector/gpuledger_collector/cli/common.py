@@ -256,7 +256,7 @@ def explain(error: Exception) -> tuple[str, int]:
     if "gpuledger_collector.storage.errors.StorageError" in kinds:
         return str(error), UNAVAILABLE
     if _is_read_only(error):
-        from gpuledger_collector.storage.errors import ReadReplica
+        from gpuledger_collector.services.database import ReadReplica
 
         return str(ReadReplica()), UNAVAILABLE
     if kinds & {

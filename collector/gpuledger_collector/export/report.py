@@ -8,6 +8,7 @@ decides its form on each surface.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -37,6 +38,10 @@ class Kind(Enum):
     """Unix ms, shown in RFC 3339 to the second."""
     LIST = auto()
     """Texts."""
+    OWNER = auto()
+    """The path of an owner, level -> value."""
+    JSON = auto()
+    """A JSON text."""
     FACTS = auto()
     """What has no form of its own; as it is, and in JSON alone."""
 
@@ -52,6 +57,8 @@ TEXTS: Mapping[Kind, Callable[[Any], str]] = {
     Kind.MONEY: Money.plain,
     Kind.INSTANT: lambda at_ms: format_instant(at_ms - at_ms % 1000),
     Kind.LIST: lambda texts: "; ".join(map(str, texts)),
+    Kind.OWNER: lambda levels: " ".join(f"{level}={value}" for level, value in levels.items()),
+    Kind.JSON: str,
     Kind.FACTS: str,
 }
 """The form for people and spreadsheets; a file has a million cells, so each is one look-up and one
@@ -104,6 +111,8 @@ class Column(Generic[Item]):
             return amount.micro
         if self.kind is Kind.INSTANT:
             return format_instant(value)
+        if self.kind is Kind.JSON:
+            return json.loads(value)
         return str(value) if self.kind is Kind.DECIMAL else value
 
     @property

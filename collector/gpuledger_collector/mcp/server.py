@@ -25,8 +25,7 @@ from gpuledger_collector import __version__
 from gpuledger_collector.mcp.arguments import sentence
 from gpuledger_collector.mcp.ledger import Ledger, Reader, readers_of
 from gpuledger_collector.mcp.tools import TOOLS
-from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.errors import StorageError
+from gpuledger_collector.services.database import Database, StorageError
 
 CALLS_AT_ONCE = 4
 """Calls that read the ledger at once; others wait, so that assistants leave threads and connections

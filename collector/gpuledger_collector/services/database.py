@@ -1,6 +1,6 @@
 """What callers of services hold without looking inside: the ledger's database, a connection whose
-reads see one snapshot, the errors that they turn into a sentence or a status, and who runs this
-process.
+reads see one snapshot, the errors that they turn into a sentence or a status, and what one question
+may hold: its sessions, which can be cancelled, and lines in memory; and who runs this process.
 
 Commands, addresses, pages and assistants take these from here and import nothing of storage: a
 question's SQL, its lock and its row-level security are the service's.
@@ -9,6 +9,12 @@ question's SQL, its lock and its row-level security are the service's.
 from __future__ import annotations
 
 from gpuledger_collector.storage.access.audit import person
+from gpuledger_collector.storage.cancellation import (
+    LARGE_LINES,
+    MOST_LINES_IN_MEMORY,
+    Sessions,
+    collected_in,
+)
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import (
     EnvironmentLacks,
@@ -23,6 +29,8 @@ from gpuledger_collector.storage.errors import (
 from gpuledger_collector.storage.locks import Connection
 
 __all__ = [
+    "LARGE_LINES",
+    "MOST_LINES_IN_MEMORY",
     "Connection",
     "Database",
     "EnvironmentLacks",
@@ -30,8 +38,10 @@ __all__ = [
     "ReadReplica",
     "SchemaBehind",
     "ServerUnavailable",
+    "Sessions",
     "StorageError",
     "TablesLocked",
     "TooManyLines",
+    "collected_in",
     "person",
 ]

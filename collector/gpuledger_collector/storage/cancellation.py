@@ -18,7 +18,7 @@ CANCEL_SECONDS = 5.0
 """How long the server may take to accept a cancellation."""
 LARGE_LINES = 20_000
 """Lines of the ledger from which on an answer is large: one at a time is in memory."""
-MOST_LINES = 250_000
+MOST_LINES_IN_MEMORY = 250_000
 """A month of 2,000 GPUs by workload has 170,000; a line takes about 1 KB."""
 LOOK_SECONDS = 0.1
 """How soon a question that waits for its turn notices that nobody waits for it."""
@@ -51,8 +51,8 @@ class Sessions:
 
         Raises TooManyLines, QuestionAbandoned.
         """
-        if count > MOST_LINES:
-            raise TooManyLines(MOST_LINES)
+        if count > MOST_LINES_IN_MEMORY:
+            raise TooManyLines(MOST_LINES_IN_MEMORY)
         if count <= LARGE_LINES or self._is_large:
             return
         while not self._large.acquire(timeout=LOOK_SECONDS):
@@ -95,7 +95,7 @@ def collected_in(sessions: Sessions) -> Iterator[None]:
 
 def line_limit() -> str:
     """The LIMIT of a statement that reads lines of the ledger; empty outside of a question."""
-    return "" if _current.get() is None else f" LIMIT {MOST_LINES + 1}"
+    return "" if _current.get() is None else f" LIMIT {MOST_LINES_IN_MEMORY + 1}"
 
 
 def admit_lines(count: int) -> None:

@@ -360,7 +360,7 @@ def test_the_api_says_what_the_command_says(october, apply, run, connect, dsn, m
     from gpuledger_collector.api.auth.keys import Keys
     from gpuledger_collector.api.context import ReadContext
     from gpuledger_collector.api.reader_limits import ReaderLimits
-    from gpuledger_collector.storage.access.tokens import TokenStore
+    from gpuledger_collector.services.tokens import TokenStore
     from gpuledger_collector.storage.database import Database
 
     at = dt.datetime(2025, 10, 20, tzinfo=dt.UTC)

@@ -12,12 +12,12 @@ import pytest
 
 from fakes.batches import HOUR_MS, NOON_MS, batch, body_of, free, samples, workload, worst
 from fakes.collector import MSGPACK, running
+from gpuledger_collector.accounting.tokens import Token
 from gpuledger_collector.api import batches
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.intake import Reservation
 from gpuledger_collector.ingest.batches.commit import GroupCommit, Limits, Unavailable
 from gpuledger_collector.storage.access import tokens
-from gpuledger_collector.storage.access.tokens import Token
 
 DAY_MS = 86_400_000
 NOW = NOON_MS

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from gpuledger_collector.accounting.tokens import Token, hash_of
 from gpuledger_collector.api.auth.keys import FRESH_SECONDS, NEW_SECONDS, Keys, KeysUnavailable
-from gpuledger_collector.storage.access.tokens import Token, hash_of
 
 KNOWN = "Bearer gpl_known"
 TOKEN = Token(1, "n", "agent", "n", None, hash_of("gpl_known"), 0)

@@ -11,9 +11,9 @@ import pytest
 from fakes.collector import JSON, running
 from fakes.ledger import fleet, run
 from gpuledger_collector.accounting.period import HOUR_MS
+from gpuledger_collector.accounting.tokens import Token
 from gpuledger_collector.services import new_nodes
 from gpuledger_collector.storage.access import tokens
-from gpuledger_collector.storage.access.tokens import Token
 from gpuledger_collector.storage.database import Database
 
 __all__ = ["fleet", "run"]

@@ -13,6 +13,7 @@ import pytest
 from fakes.batches import batch, body_of
 from fakes.collector import JSON, MSGPACK, running
 from fakes.replicas import until
+from gpuledger_collector.accounting.tokens import Token
 from gpuledger_collector.api import queue
 from gpuledger_collector.api.auth.keys import NEW_SECONDS
 from gpuledger_collector.api.auth.principal import Principal
@@ -20,7 +21,6 @@ from gpuledger_collector.api.intake import DECODERS, Reservation
 from gpuledger_collector.ingest import queue_readings
 from gpuledger_collector.ingest.batches.commit import Unavailable
 from gpuledger_collector.storage.access import tokens
-from gpuledger_collector.storage.access.tokens import Token
 
 pytestmark = pytest.mark.slow
 AT = 1_760_000_000

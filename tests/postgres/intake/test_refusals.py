@@ -10,13 +10,13 @@ import pytest
 from fakes.collector import JSON, running
 from fakes.processes import BIN, environment
 from fakes.replicas import until
+from gpuledger_collector.accounting.tokens import Token
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.intake import Reservation
 from gpuledger_collector.api.limits import OverQuota
 from gpuledger_collector.api.refusals import RECENT_SECONDS, TooMuchInProgress
 from gpuledger_collector.ingest.batches.commit import Unavailable
 from gpuledger_collector.storage.access import tokens
-from gpuledger_collector.storage.access.tokens import Token
 
 AT = 1_760_000_000
 

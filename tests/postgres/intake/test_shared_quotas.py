@@ -11,10 +11,10 @@ import pytest
 from fakes.batches import accelerator, batch, body_of, samples, workload
 from fakes.collector import JSON, MSGPACK, running
 from fakes.replicas import until
+from gpuledger_collector.accounting.tokens import Token
 from gpuledger_collector.api.limits import HOUR_SECONDS, OverQuota, Quota
 from gpuledger_collector.api.shared_quotas import SharedQuotas
 from gpuledger_collector.storage.access import tokens
-from gpuledger_collector.storage.access.tokens import Token
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import quota_use
 
@@ -105,7 +105,7 @@ def test_debt_is_paid_once_for_all(dsn):
 def test_quiet_senders_cost_no_statement(dsn, monkeypatch):
     """What stays under a twentieth of its bucket is nobody else's business."""
     clocked = Clocked(dsn)
-    monkeypatch.setattr(SharedQuotas, "_write", lambda *_: pytest.fail("written"))
+    monkeypatch.setattr(quota_use, "settle", lambda *_: pytest.fail("written"))
     for number in range(1000):
         clocked.quotas[0].take(f"node-{number}", 179)
     clocked.settle()
@@ -116,9 +116,9 @@ def test_heavy_senders_cost_a_statement_a_settlement(dsn, monkeypatch):
     of each process.
     """
     clocked, statements = Clocked(dsn), []
-    true = SharedQuotas._write
+    true = quota_use.settle
     monkeypatch.setattr(
-        SharedQuotas, "_write", lambda *given: statements.append(len(given[1])) or true(*given)
+        quota_use, "settle", lambda *given: statements.append(len(given[1])) or true(*given)
     )
     for _ in range(3):
         for quota in clocked.quotas:

@@ -16,8 +16,8 @@ from fakes.assistant import ERAS, Assistant
 from fakes.batches import batch
 from fakes.processes import BIN, CollectorProcess, environment
 from gpuledger_collector import wiring
+from gpuledger_collector.accounting.tokens import Token
 from gpuledger_collector.storage.access import tokens
-from gpuledger_collector.storage.access.tokens import Token
 
 pytestmark = pytest.mark.slow  # each test starts processes
 

@@ -12,8 +12,9 @@ from fakes.collector import JSON, running
 from fakes.prometheus import STALE, WRITE, Point, headers, one, snappy, two
 from gpuledger_agent.push import split_batch
 from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.tokens import Token
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.access.tokens import Token, create
+from gpuledger_collector.storage.access.tokens import create
 from gpuledger_collector.storage.database import Database
 from gpuledger_common.compression import zstd
 from gpuledger_common.wire import Count, Samples, encode

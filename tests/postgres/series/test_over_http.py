@@ -11,6 +11,7 @@ from fakes.collector import running
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
 from fakes.series import filled, rolled
 from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.accounting.tokens import Token
 from gpuledger_collector.insight.readings import Column, Readings, mean_readings
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.database import Database
@@ -83,7 +84,7 @@ def test_a_viewer_sees_its_owners_series_alone(dsn, fleet, ledger, run):
     rolled(dsn, ledger)
     with Database(dsn).transaction() as connection:
         mine, ann = (
-            tokens.create(connection, tokens.Token(0, name, "viewer", None, owner, "", NOW_MS))[1]
+            tokens.create(connection, Token(0, name, "viewer", None, owner, "", NOW_MS))[1]
             for name, owner in (("one", {"team": "team-1"}), ("two", {"user": "ann"}))
         )
     with running(dsn) as collector:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.profiles import examples
+from gpuledger_collector.accounting.audit_log import check_chain
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.access.audit import Change
 
@@ -197,5 +198,5 @@ def test_any_content_survives_the_database(postgres, content, who):
     """What is read back has the hash that was written."""
     with psycopg.connect(postgres) as connection:
         audit.record(connection, [Change("rule", who, content, None)], 1, who)
-        assert audit.verify(connection).fault is None
+        assert check_chain(audit.entries(connection)).fault is None
         connection.rollback()

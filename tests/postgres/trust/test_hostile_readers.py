@@ -15,6 +15,7 @@ from fakes.batches import batch, body_of
 from fakes.collector import MSGPACK, running
 from fakes.replicas import until
 from gpuledger_collector import wiring
+from gpuledger_collector.accounting.tokens import Token
 from gpuledger_collector.schedule import Leadership
 from gpuledger_collector.services.upkeep import create_partitions
 from gpuledger_collector.storage import locks
@@ -148,7 +149,7 @@ def test_a_revocation_works_and_takes_effect_while_a_reader_holds_what_it_can(se
     seconds.
     """
     with Database(server.own).transaction() as connection:
-        wanted = tokens.Token(0, "gpu-07", "agent", None, None, "", int(time.time() * 1000))
+        wanted = Token(0, "gpu-07", "agent", None, None, "", int(time.time() * 1000))
         _, secret = tokens.create(connection, wanted)
     header = {**MSGPACK, "Authorization": f"Bearer {secret}"}
     with running(server.own) as collector, contextlib.closing(server.attacker()) as attacker:
@@ -177,7 +178,7 @@ def test_a_reader_that_queues_up_everybody_behind_itself_is_ended(server, comman
     reader keeps it so.
     """
     with Database(server.own).transaction() as connection:
-        wanted = tokens.Token(0, "gpu-07", "agent", None, None, "", int(time.time() * 1000))
+        wanted = Token(0, "gpu-07", "agent", None, None, "", int(time.time() * 1000))
         tokens.create(connection, wanted)
     with (
         server.watch() as watch,

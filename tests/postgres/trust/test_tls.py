@@ -17,9 +17,9 @@ from fakes.batches import NOON_MS, batch, body_of
 from fakes.collector import MSGPACK
 from gpuledger_agent.push import Http
 from gpuledger_collector import serving, wiring
+from gpuledger_collector.accounting.tokens import Token
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.access import tokens
-from gpuledger_collector.storage.access.tokens import Token
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import EnvironmentLacks
 

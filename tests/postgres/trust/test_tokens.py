@@ -10,11 +10,11 @@ import pytest
 
 from fakes.batches import batch, body_of
 from fakes.collector import MSGPACK, running
+from gpuledger_collector.accounting.tokens import Token, hash_of
 from gpuledger_collector.api.auth import keys as keys_module
 from gpuledger_collector.api.auth.keys import Keys, KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied
 from gpuledger_collector.storage.access import tokens
-from gpuledger_collector.storage.access.tokens import Token
 
 NOW_MS = 1_790_000_000_000
 
@@ -144,7 +144,7 @@ def test_rotation_keeps_the_old_token_for_a_while(dsn, command):
         assert send(collector, batch(seq=1), first)[0] == 200
         assert send(collector, batch(seq=2), second)[0] == 200
     with psycopg.connect(dsn) as connection:
-        ended, lives = tokens.every(connection)
+        ended, lives = tokens.list_all(connection)
         assert lives.expires_ms is None
         hour_ms = 3_600_000
         assert ended.live(ended.expires_ms - 1)
@@ -233,7 +233,7 @@ def test_ingest_costs_no_query_a_batch():
     """
     now = [100.0]
     secret = tokens.new_secret()
-    shelf = Shelf(Token(1, "n", "agent", "n", None, tokens.hash_of(secret), 0))
+    shelf = Shelf(Token(1, "n", "agent", "n", None, hash_of(secret), 0))
     keys = Keys(shelf, lambda: NOW_MS, steady=lambda: now[0])
     for _ in range(1000):
         keys.refresh(f"Bearer {secret}")
@@ -251,7 +251,7 @@ def test_a_revoked_token_is_refused_a_second_later_by_every_process():
     """
     now = [100.0]
     secret = tokens.new_secret()
-    live = Token(1, "n", "agent", "n", None, tokens.hash_of(secret), 0)
+    live = Token(1, "n", "agent", "n", None, hash_of(secret), 0)
     shelf = Shelf(live)
     processes = [Keys(shelf, lambda: NOW_MS, steady=lambda: now[0]) for _ in range(3)]
     for keys in processes:

@@ -20,9 +20,10 @@ from typing import Any
 
 from starlette.requests import Request
 
+from gpuledger_collector.accounting.tokens import Token, hash_of
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.api.auth.proxy import Proxy
-from gpuledger_collector.storage.access.tokens import Token, TokenStore, hash_of
+from gpuledger_collector.services.tokens import TokenStore
 
 FRESH_SECONDS = 1.0
 NEW_SECONDS = 0.1

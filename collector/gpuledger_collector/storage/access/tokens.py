@@ -4,22 +4,18 @@ changes are audited.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-import psycopg
+from psycopg.rows import class_row
 
+from gpuledger_collector.accounting.tokens import Token, TokenRefused, hash_of
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Connection, Lock
 
-Answer = TypeVar("Answer")
 PREFIX = "gpl_"
 """Prefix of secrets, so that scanners for leaked secrets recognize them."""
 SECRET_BYTES = 32
@@ -28,53 +24,15 @@ LIVE_AT_ONCE = 2
 _COLUMNS = "id, name, role, node, owner, hash, made_ms, expires_ms, last_used_ms, revoked_ms"
 
 
-class TokenRefused(StorageError):
-    """The token cannot be created or found; the message says why."""
-
-    permanent = True
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A token without its secret.
-
-    `id` 0: not stored yet. Instants are unix milliseconds, None: not yet.
-    """
-
-    id: int
-    name: str
-    role: str
-    node: str | None
-    owner: Mapping[str, str] | None
-    hash: str
-    made_ms: int
-    expires_ms: int | None = None
-    last_used_ms: int | None = None
-    revoked_ms: int | None = None
-
-    def live(self, at_ms: int) -> bool:
-        """Whether it is valid at this instant."""
-        return self.revoked_ms is None and (self.expires_ms is None or at_ms < self.expires_ms)
-
-    def facts(self) -> dict[str, object]:
-        """What the audit log records of it: everything except secret, hash and last use."""
-        kept = ("id", "name", "role", "node", "owner", "made_ms", "expires_ms", "revoked_ms")
-        return {name: getattr(self, name) for name in kept}
-
-
-def hash_of(secret: str) -> str:
-    """The SHA-256 of a secret, hexadecimal. Its 256 random bits need no slow hash and no salt."""
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 def new_secret() -> str:
     """A secret of 256 random bits behind the prefix."""
     return PREFIX + secrets.token_urlsafe(SECRET_BYTES)
 
 
-def every(connection: Connection) -> list[Token]:
+def list_all(connection: Connection) -> list[Token]:
     """Read all tokens, invalid ones too, in the order of their creation."""
-    return [Token(*row) for row in connection.execute(f"SELECT {_COLUMNS} FROM token ORDER BY id")]
+    with connection.cursor(row_factory=class_row(Token)) as cursor:
+        return cursor.execute(f"SELECT {_COLUMNS} FROM token ORDER BY id").fetchall()
 
 
 def create(connection: Connection, wanted: Token) -> tuple[Token, str]:
@@ -88,7 +46,7 @@ def create(connection: Connection, wanted: Token) -> tuple[Token, str]:
     locks.take(connection, Lock.AUDIT)
     same = [
         token
-        for token in every(connection)
+        for token in list_all(connection)
         if token.name == wanted.name and token.live(wanted.made_ms)
     ]
     if any(
@@ -129,11 +87,13 @@ def revoke(connection: Connection, which: str, at_ms: int) -> list[Token]:
 
     Raises TokenRefused when there is none.
     """
-    live = _live(connection, which, at_ms)
+    live = _require_live(connection, which, at_ms)
     connection.execute(
         "UPDATE token SET revoked_ms = %s WHERE id = ANY(%s)", (at_ms, [token.id for token in live])
     )
-    return _changed(connection, live, [replace(token, revoked_ms=at_ms) for token in live], at_ms)
+    return _record_changes(
+        connection, live, [replace(token, revoked_ms=at_ms) for token in live], at_ms
+    )
 
 
 def rotate(connection: Connection, which: str, at_ms: int, old_until_ms: int) -> tuple[Token, str]:
@@ -141,7 +101,7 @@ def rotate(connection: Connection, which: str, at_ms: int, old_until_ms: int) ->
 
     Raises TokenRefused when there is none, or when its rotation is not finished.
     """
-    live = _live(connection, which, at_ms)
+    live = _require_live(connection, which, at_ms)
     if len(live) > 1:
         raise TokenRefused(f"{which} is being rotated already: revoke token {live[0].id} first")
     (old,) = live
@@ -150,13 +110,13 @@ def rotate(connection: Connection, which: str, at_ms: int, old_until_ms: int) ->
     )
     until = old_until_ms if old.expires_ms is None else min(old.expires_ms, old_until_ms)
     connection.execute("UPDATE token SET expires_ms = %s WHERE id = %s", (until, old.id))
-    _changed(connection, [old], [replace(old, expires_ms=until)], at_ms)
+    _record_changes(connection, [old], [replace(old, expires_ms=until)], at_ms)
     return successor, secret
 
 
-def _live(connection: Connection, which: str, at_ms: int) -> list[Token]:
+def _require_live(connection: Connection, which: str, at_ms: int) -> list[Token]:
     locks.take(connection, Lock.AUDIT)
-    live = [token for token in every(connection) if token.live(at_ms)]
+    live = [token for token in list_all(connection) if token.live(at_ms)]
     # Names first: a token may be called like the number of another one.
     matching = [token for token in live if token.name == which] or [
         token for token in live if str(token.id) == which
@@ -168,7 +128,7 @@ def _live(connection: Connection, which: str, at_ms: int) -> list[Token]:
     return matching
 
 
-def _changed(
+def _record_changes(
     connection: Connection, old: Sequence[Token], new: Sequence[Token], at_ms: int
 ) -> list[Token]:
     pairs = zip(old, new, strict=True)
@@ -183,7 +143,8 @@ def _changed(
     return list(new)
 
 
-def _head(connection: Connection) -> object:
+def log_head(connection: Connection) -> object:
+    """The latest row of the audit log: every change of a token adds one."""
     return connection.execute(
         "SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1"
     ).fetchone()
@@ -196,39 +157,3 @@ def mark_used(connection: Connection, used: Mapping[int, int]) -> None:
         "FROM unnest(%s::bigint[], %s::bigint[]) AS u (id, at_ms) WHERE token.id = u.id",
         (list(used), list(used.values())),
     )
-
-
-@dataclass(slots=True)
-class TokenStore:
-    """Tokens as the collector reads them, over one connection that is reopened when it is lost.
-
-    Not thread-safe.
-    """
-
-    database: Database
-    _connection: Connection | None = field(default=None, init=False)
-
-    def version(self) -> object:
-        """The latest row of the audit log: every change of a token adds one."""
-        return self._asked(_head)
-
-    def tokens(self) -> list[Token]:
-        """Read all tokens."""
-        return self._asked(every)
-
-    def note(self, used: Mapping[int, int]) -> None:
-        """Store when tokens were last used; a read replica cannot."""
-        if not self.database.standby:
-            self._asked(lambda connection: mark_used(connection, used))
-
-    def _asked(self, question: Callable[[Connection], Answer]) -> Answer:
-        if self._connection is not None:
-            try:
-                return question(self._connection)
-            except psycopg.Error:
-                # Once more on a new connection: the old one may have been cut by a restart of the
-                # database.
-                self._connection.close()
-                self._connection = None
-        self._connection = self.database.connect()
-        return question(self._connection)
