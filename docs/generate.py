@@ -1,5 +1,5 @@
 """Makes the pages of docs/reference, the manual pages and the chart's page from the code, so that
-they cannot differ.
+they cannot differ, and the catalog that the code imports from what is declared.
 
 `python -m docs.generate` writes them; `--check` writes nothing and ends with 1 when a page is out
 of date.
@@ -12,13 +12,14 @@ import dataclasses
 import functools
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from docs import admission, assistants, manual, profiles, seen_on
+from docs import admission, assistants, catalog, manual, profiles, seen_on
 
 from gpuledger_common.catalog import METRICS
 from gpuledger_common.metrics import Metric
@@ -280,8 +281,15 @@ PAGES: dict[Path, Callable[[], str]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Writes or checks every page."""
+    """Writes or checks the compiled catalog and every page."""
     stale = []
+    if (compiled := catalog.module()) != catalog.MODULE.read_text():
+        if "--check" not in arguments:
+            catalog.MODULE.write_text(compiled)
+            # The pages are made from the catalog that a process has imported.
+            again = [sys.executable, "-m", "docs.generate", *arguments]
+            return subprocess.run(again, cwd=ROOT, check=False).returncode
+        stale.append(str(catalog.MODULE.relative_to(ROOT)))
     for path, make in PAGES.items():
         text = make()
         if path.is_file() and path.read_text() == text:

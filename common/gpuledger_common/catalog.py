@@ -1,6 +1,9 @@
-"""The metric catalog: one row per metric. `note` says which cards give it."""
+"""The metric catalog, the meanings of Xids and dcgm-exporter's names.
 
-from gpuledger_common.metrics import Call, Field, Gpm, Metric
+Made from `declared/` by `./dev docs`; edits here are lost.
+"""
+
+from gpuledger_common.metrics import Call, Field, Gpm, Meaning, Metric
 
 # fmt: off
 METRICS: tuple[Metric, ...] = (
@@ -101,7 +104,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("gpu_ecc_uncorrected_aggregate_total", "count", "counter", ("GPU",), "slow", "nvmlDeviceGetFieldValues NVML_FI_DEV_ECC_DBE_AGG_TOTAL", Field("NVML_FI_DEV_ECC_DBE_AGG_TOTAL"), 1.0, dcgm_field="DCGM_FI_DEV_ECC_DBE_AGG_TOTAL", dcgm_id=313, note="ECC boards (Fermi+)"),
     Metric("gpu_ecc_corrected_volatile_dram_total", "count", "counter", ("GPU",), "slow", "nvmlDeviceGetFieldValues NVML_FI_DEV_ECC_SBE_VOL_DEV", Field("NVML_FI_DEV_ECC_SBE_VOL_DEV"), 1.0, dcgm_field="DCGM_FI_DEV_ECC_SBE_VOL_DEV", dcgm_id=318, note="ECC boards (Fermi+)"),
     Metric("gpu_ecc_uncorrected_volatile_dram_total", "count", "counter", ("GPU",), "slow", "nvmlDeviceGetFieldValues NVML_FI_DEV_ECC_DBE_VOL_DEV", Field("NVML_FI_DEV_ECC_DBE_VOL_DEV"), 1.0, dcgm_field="DCGM_FI_DEV_ECC_DBE_VOL_DEV", dcgm_id=319, note="ECC boards (Fermi+)"),
-    Metric("gpu_ecc_uncorrected_aggregate_sram_total", "count", "counter", ("GPU", "MIG"), "slow", "nvmlDeviceGetMemoryErrorCounter(NVML_MEMORY_ERROR_TYPE_UNCORRECTED,NVML_AGGREGATE_ECC,NVML_MEMORY_LOCATION_SRAM)", Call("nvmlDeviceGetMemoryErrorCounter", ("NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_AGGREGATE_ECC", "NVML_MEMORY_LOCATION_SRAM",)), 1.0, dcgm_field="DCGM_FI_DEV_ECC_DBE_AGG_SRM", dcgm_id=345, note="Ampere+; per-MIG only for non-DRAM locations"),
+    Metric("gpu_ecc_uncorrected_aggregate_sram_total", "count", "counter", ("GPU", "MIG"), "slow", "nvmlDeviceGetMemoryErrorCounter(NVML_MEMORY_ERROR_TYPE_UNCORRECTED,NVML_AGGREGATE_ECC,NVML_MEMORY_LOCATION_SRAM)", Call("nvmlDeviceGetMemoryErrorCounter", ("NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_AGGREGATE_ECC", "NVML_MEMORY_LOCATION_SRAM")), 1.0, dcgm_field="DCGM_FI_DEV_ECC_DBE_AGG_SRM", dcgm_id=345, note="Ampere+; per-MIG only for non-DRAM locations"),
     Metric("gpu_ecc_sram_threshold_exceeded", "bool", "gauge", ("GPU",), "slow", "nvmlDeviceGetSramEccErrorStatus().bThresholdExceeded", Call("nvmlDeviceGetSramEccErrorStatus", ("c_nvmlEccSramErrorStatus_v1_t",), "bThresholdExceeded"), 1.0, dcgm_field="DCGM_FI_DEV_THRESHOLD_SRM", dcgm_field_46="DCGM_FI_DEV_SRAM_EXCEEDED", dcgm_id=346, note="Ampere+; RMA signal"),
     Metric("gpu_ecc_mode", "bool", "gauge", ("GPU",), "slow", "nvmlDeviceGetEccMode()[0]", Call("nvmlDeviceGetEccMode", (), 0), 1.0, dcgm_field="DCGM_FI_DEV_ECC_CURRENT", dcgm_field_46="DCGM_FI_DEV_ECC_MODE", dcgm_id=300, note="ECC boards"),
     Metric("gpu_ecc_mode_pending", "bool", "gauge", ("GPU",), "slow", "nvmlDeviceGetEccMode()[1]", Call("nvmlDeviceGetEccMode", (), 1), 1.0, dcgm_field="DCGM_FI_DEV_ECC_PENDING", dcgm_id=301, note="ECC boards"),
@@ -131,8 +134,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("gpu_pcie_receiver_errors_total", "count", "counter", ("GPU",), "slow", "nvmlDeviceGetFieldValues NVML_FI_DEV_PCIE_COUNT_RECEIVER_ERROR", Field("NVML_FI_DEV_PCIE_COUNT_RECEIVER_ERROR"), 1.0, note="Hopper-class; recent drivers"),
     Metric("gpu_pcie_bad_tlp_errors_total", "count", "counter", ("GPU",), "slow", "nvmlDeviceGetFieldValues NVML_FI_DEV_PCIE_COUNT_BAD_TLP", Field("NVML_FI_DEV_PCIE_COUNT_BAD_TLP"), 1.0, note="Hopper-class; recent drivers"),
     Metric("gpu_pcie_nak_received_errors_total", "count", "counter", ("GPU",), "slow", "nvmlDeviceGetFieldValues NVML_FI_DEV_PCIE_COUNT_NAKS_RECEIVED", Field("NVML_FI_DEV_PCIE_COUNT_NAKS_RECEIVED"), 1.0, note="Hopper-class; recent drivers"),
-    Metric("gpu_nvlink_transmit_bytes_total", "bytes", "counter", ("GPU", "NVLink"), "fast", "nvmlDeviceGetFieldValues NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX (scopeId=UINT32_MAX = all links, else link id)", Field("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", 0xFFFFFFFF), 1024.0, dcgm_field="DCGM_FI_DEV_NVLINK_TX_BANDWIDTH_TOTAL", dcgm_field_46="DCGM_FI_DEV_NVLINK_TX_THROUGHPUT_TOTAL", dcgm_id=843, note="Volta/Ampere..Hopper"),
-    Metric("gpu_nvlink_receive_bytes_total", "bytes", "counter", ("GPU", "NVLink"), "fast", "nvmlDeviceGetFieldValues NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX (scopeId=UINT32_MAX = all links, else link id)", Field("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", 0xFFFFFFFF), 1024.0, dcgm_field="DCGM_FI_DEV_NVLINK_RX_BANDWIDTH_TOTAL", dcgm_field_46="DCGM_FI_DEV_NVLINK_RX_THROUGHPUT_TOTAL", dcgm_id=897, note="as tx"),
+    Metric("gpu_nvlink_transmit_bytes_total", "bytes", "counter", ("GPU", "NVLink"), "fast", "nvmlDeviceGetFieldValues NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX (scopeId=UINT32_MAX = all links, else link id)", Field("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", 4294967295), 1024.0, dcgm_field="DCGM_FI_DEV_NVLINK_TX_BANDWIDTH_TOTAL", dcgm_field_46="DCGM_FI_DEV_NVLINK_TX_THROUGHPUT_TOTAL", dcgm_id=843, note="Volta/Ampere..Hopper"),
+    Metric("gpu_nvlink_receive_bytes_total", "bytes", "counter", ("GPU", "NVLink"), "fast", "nvmlDeviceGetFieldValues NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX (scopeId=UINT32_MAX = all links, else link id)", Field("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", 4294967295), 1024.0, dcgm_field="DCGM_FI_DEV_NVLINK_RX_BANDWIDTH_TOTAL", dcgm_field_46="DCGM_FI_DEV_NVLINK_RX_THROUGHPUT_TOTAL", dcgm_id=897, note="as tx"),
     Metric("gpu_nvlink_bandwidth_total", "MB/s", "gauge", ("GPU",), "compat", "sum of the two, DCGM derives a RATE from their deltas", None, 1.0, dcgm_field="DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", dcgm_field_46="DCGM_FI_DEV_NVLINK_THROUGHPUT_TOTAL", dcgm_id=449, note="compat only: dcgm-exporter labels it counter"),
     Metric("gpu_nvlink_crc_flit_errors_total", "count", "counter", ("GPU",), "slow", "nvmlDeviceGetFieldValues NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", Field("NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL"), 1.0, dcgm_field="DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", dcgm_field_46="DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_TOTAL", dcgm_id=409, note="Pascal..Hopper NVLink boards"),
     Metric("gpu_nvlink_crc_data_errors_total", "count", "counter", ("GPU",), "slow", "nvmlDeviceGetFieldValues NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", Field("NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL"), 1.0, dcgm_field="DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", dcgm_field_46="DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_TOTAL", dcgm_id=419, note="Pascal..Hopper NVLink boards"),
@@ -171,6 +174,56 @@ METRICS: tuple[Metric, ...] = (
     Metric("gpu_fbc_sessions", "count", "gauge", ("GPU",), "opt-in", "nvmlDeviceGetFBCStats().sessionsCount", Call("nvmlDeviceGetFBCStats", (), "sessionsCount"), 1.0, dcgm_field="DCGM_FI_DEV_FBC_STATS", dcgm_id=507, note="Maxwell+"),
     Metric("gpu_info", "info", "gauge", ("GPU", "MIG"), "static", "nvmlDeviceGetUUID/nvmlDeviceGetName/nvmlDeviceGetSerial/nvmlDeviceGetVbiosVersion/nvmlDeviceGetPciInfo_v3/nvmlDeviceGetArchitecture/nvmlSystemGetDriverVersion/nvmlSystemGetCudaDriverVersion_v2", None, 1.0, dcgm_field="DCGM_FI_DRIVER_VERSION", dcgm_field_46="DCGM_FI_SYSTEM_DRIVER_VERSION", dcgm_id=1, note="all; serial NOT_SUPPORTED on consumer boards"),
 )
+XIDS: dict[int, Meaning] = {
+    13: Meaning("program", "info", "restart the program", "graphics engine exception"),
+    31: Meaning("program", "info", "restart the program", "GPU memory page fault"),
+    43: Meaning("program", "info", "none", "GPU stopped processing for a program"),
+    44: Meaning("program", "info", "none", "graphics engine fault during a context switch"),
+    45: Meaning("program", "info", "look at the Xid before it", "pre-emptive cleanup after an earlier error"),
+    46: Meaning("hung", "critical", "reset the GPU", "GPU stopped processing"),
+    48: Meaning("memory", "critical", "drain and reset the GPU", "double-bit ECC error"),
+    61: Meaning("hung", "critical", "reset the GPU", "internal micro-controller breakpoint"),
+    62: Meaning("hung", "critical", "reset the GPU", "internal micro-controller halt"),
+    63: Meaning("memory", "warning", "reset at the next occasion", "a row remap or page retirement was recorded"),
+    64: Meaning("memory", "critical", "reset the GPU", "a row remap or page retirement failed"),
+    68: Meaning("program", "info", "restart the program", "video processor exception"),
+    69: Meaning("program", "info", "restart the program", "graphics engine class error"),
+    74: Meaning("link", "critical", "drain, reset, check the NVLink path", "NVLink error"),
+    79: Meaning("hung", "critical", "restart the machine", "GPU has fallen off the bus"),
+    92: Meaning("memory", "warning", "watch it", "high rate of single-bit ECC errors"),
+    94: Meaning("memory", "warning", "restart the program", "contained memory error"),
+    95: Meaning("memory", "critical", "drain and reset the GPU", "uncontained memory error"),
+    109: Meaning("hung", "critical", "reset the GPU", "context switch timeout"),
+    110: Meaning("hung", "critical", "reset the GPU", "security fault"),
+    119: Meaning("hung", "critical", "reset the GPU", "the GPU's system processor did not answer in time"),
+    120: Meaning("hung", "critical", "reset the GPU", "error in the GPU's system processor"),
+    121: Meaning("link", "warning", "watch it", "corrected error on the chip-to-chip link"),
+    136: Meaning("link", "critical", "reset the GPU", "link training failed"),
+    137: Meaning("program", "info", "restart the program", "NVLink fault caused by a program"),
+    140: Meaning("memory", "critical", "reset the GPU", "unrecovered ECC error"),
+    143: Meaning("driver", "critical", "reset the GPU", "GPU initialization failed"),
+    144: Meaning("link", "critical", "reset the GPU", "NVLink 5 error"),
+    145: Meaning("link", "critical", "reset the GPU", "NVLink 5 error"),
+    146: Meaning("link", "critical", "reset the GPU", "NVLink 5 error"),
+    147: Meaning("link", "critical", "reset the GPU", "NVLink 5 error"),
+    148: Meaning("link", "critical", "reset the GPU", "NVLink 5 error"),
+    149: Meaning("link", "critical", "reset the GPU", "NVLink 5 error"),
+    150: Meaning("link", "critical", "reset the GPU", "NVLink 5 error"),
+    151: Meaning("driver", "critical", "restart the virtual machine", "key rotation error"),
+    154: Meaning("driver", "warning", "see the recovery action", "the recovery action changed"),
+    155: Meaning("link", "warning", "watch it", "NVLink link down"),
+    156: Meaning("memory", "warning", "reset at the next occasion", "a resource was retired"),
+    157: Meaning("memory", "critical", "reset the GPU", "a resource could not be retired"),
+    158: Meaning("hung", "critical", "reset the GPU", "fatal timeout"),
+    160: Meaning("memory", "warning", "reset at the next occasion", "a memory channel was retired"),
+    161: Meaning("memory", "critical", "reset the GPU", "a memory channel could not be retired"),
+    167: Meaning("hung", "critical", "reset the GPU", "fatal PCIe timeout"),
+    171: Meaning("memory", "warning", "see the Xid 48 logged with it", "further detail of a double-bit error in DRAM"),
+    172: Meaning("memory", "warning", "see the Xid 48 logged with it", "further detail of a double-bit error in SRAM"),
+}
+DCGM_ORDER: tuple[str, ...] = ("SM_CLOCK", "MEM_CLOCK", "MEMORY_TEMP", "GPU_TEMP", "POWER_USAGE", "TOTAL_ENERGY_CONSUMPTION", "PCIE_REPLAY_COUNTER", "GPU_UTIL", "MEM_COPY_UTIL", "ENC_UTIL", "DEC_UTIL", "XID_ERRORS", "FB_FREE", "FB_USED", "FB_RESERVED", "NVLINK_BANDWIDTH_TOTAL", "UNCORRECTABLE_REMAPPED_ROWS", "CORRECTABLE_REMAPPED_ROWS", "ROW_REMAP_FAILURE", "VGPU_LICENSE_STATUS", "GR_ENGINE_ACTIVE", "PIPE_TENSOR_ACTIVE", "DRAM_ACTIVE", "PCIE_TX_BYTES", "PCIE_RX_BYTES")
+DCGM_COUNTERS: frozenset[str] = frozenset(("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_RETIRED_SBE", "DCGM_FI_DEV_RETIRED_DBE", "DCGM_FI_DEV_RETIRED_PENDING"))
+DCGM_NOT_NUMERIC: str = "DCGM_FI_DEV_MIG_ATTRIBUTES"
 # fmt: on
 
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}

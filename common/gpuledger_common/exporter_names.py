@@ -13,58 +13,16 @@ from typing import Literal
 
 from prometheus_client.core import Metric
 
-from gpuledger_common.catalog import METRICS
+from gpuledger_common.catalog import DCGM_COUNTERS, DCGM_NOT_NUMERIC, DCGM_ORDER, METRICS
 from gpuledger_common.metrics import Metric as CatalogMetric
 from gpuledger_common.readings import Accelerator, Holder, Sample
 
 Vintage = Literal["old", "new", "off"]
-DEFAULT_ORDER = [
-    "SM_CLOCK",
-    "MEM_CLOCK",
-    "MEMORY_TEMP",
-    "GPU_TEMP",
-    "POWER_USAGE",
-    "TOTAL_ENERGY_CONSUMPTION",
-    "PCIE_REPLAY_COUNTER",
-    "GPU_UTIL",
-    "MEM_COPY_UTIL",
-    "ENC_UTIL",
-    "DEC_UTIL",
-    "XID_ERRORS",
-    "FB_FREE",
-    "FB_USED",
-    "FB_RESERVED",
-    "NVLINK_BANDWIDTH_TOTAL",
-    "UNCORRECTABLE_REMAPPED_ROWS",
-    "CORRECTABLE_REMAPPED_ROWS",
-    "ROW_REMAP_FAILURE",
-    "VGPU_LICENSE_STATUS",
-    "GR_ENGINE_ACTIVE",
-    "PIPE_TENSOR_ACTIVE",
-    "DRAM_ACTIVE",
-    "PCIE_TX_BYTES",
-    "PCIE_RX_BYTES",
-]
-"""The families that dcgm-exporter prints by default, in the order of its default-counters.csv; the
-rest comes after.
-"""
-COUNTERS = frozenset(
-    {
-        "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
-        "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",
-        "DCGM_FI_DEV_RETIRED_SBE",
-        "DCGM_FI_DEV_RETIRED_DBE",
-        "DCGM_FI_DEV_RETIRED_PENDING",
-    }
-)
-"""Counts that may fall after a repair: gauges in our catalog, counters for dcgm-exporter."""
-NOT_NUMERIC = "DCGM_FI_DEV_MIG_ATTRIBUTES"
-"""A structure in DCGM, which dcgm-exporter cannot print either."""
 
 
 def _default_position(metric: CatalogMetric) -> int:
     short = metric.dcgm_field.removeprefix("DCGM_FI_DEV_").removeprefix("DCGM_FI_PROF_")
-    return DEFAULT_ORDER.index(short) if short in DEFAULT_ORDER else len(DEFAULT_ORDER)
+    return DCGM_ORDER.index(short) if short in DCGM_ORDER else len(DCGM_ORDER)
 
 
 EXPORTED: tuple[CatalogMetric, ...] = tuple(
@@ -73,7 +31,7 @@ EXPORTED: tuple[CatalogMetric, ...] = tuple(
             metric
             for metric in METRICS
             if metric.dcgm_field.startswith("DCGM_FI_")
-            and metric.dcgm_field != NOT_NUMERIC
+            and metric.dcgm_field != DCGM_NOT_NUMERIC
             and metric.scopes[0] in {"GPU", "MIG"}
             and metric.tier in {"fast", "gpm", "slow", "event"}
         ),
@@ -100,7 +58,7 @@ def families(
         name = (
             metric.dcgm_field_46 if vintage == "new" and metric.dcgm_field_46 else metric.dcgm_field
         )
-        counts = metric.kind == "counter" or metric.dcgm_field in COUNTERS
+        counts = metric.kind == "counter" or metric.dcgm_field in DCGM_COUNTERS
         family = Metric(
             name, f"{metric.name}, as dcgm-exporter names it.", "counter" if counts else "gauge"
         )

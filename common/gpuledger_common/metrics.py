@@ -1,8 +1,9 @@
-"""The row types of the metric catalog: what a card can report, in which unit, and which call reads
-it.
+"""The row types of the catalog: what a card can report, in which unit, and which call reads it; and
+what its error codes mean.
 
 The sampler, the wire's column types, the storage columns, the exposition and the reference page in
-docs/ all follow from one table (`catalog.METRICS`): adding a row there adds a metric everywhere.
+docs/ all follow from one file (`declared/metrics.toml`, compiled into `catalog.METRICS`): adding a
+table there adds a metric everywhere.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Literal
 Tier = Literal["fast", "gpm", "gpm-opt", "slow", "static", "event", "opt-in", "compat"]
 Kind = Literal["gauge", "counter"]
 Scope = Literal["GPU", "MIG", "NVLink", "process"]
+XidFamily = Literal["program", "memory", "link", "hung", "driver", "other"]
+XidSeverity = Literal["info", "warning", "critical"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +83,15 @@ class Metric:
         if self.unit == "bitmask":
             return "i8"
         return "f8" if self.kind == "counter" or self.unit == "bytes" else "f4"
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What an Xid means: `severity` is info (a fault of the program), warning (look at it) or
+    critical (the card needs an action).
+    """
+
+    family: XidFamily
+    severity: XidSeverity
+    action: str
+    text: str

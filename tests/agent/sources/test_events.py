@@ -11,7 +11,7 @@ import pytest
 
 from gpuledger_agent.sources.kernel_log import KernelLog
 from gpuledger_agent.sources.nvml_events import DriverEvents, WatchedBoard
-from gpuledger_common.xids import MEANINGS, bus_key, meaning, parse
+from gpuledger_common.xids import XIDS, bus_key, meaning, parse
 
 CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "data" / "captures"
 
@@ -245,7 +245,7 @@ def test_addresses_of_nvml_and_the_kernel_meet():
 def test_an_unknown_xid_is_a_warning_and_never_nothing():
     """A newer driver's number is not passed over."""
     assert meaning(99_999).severity == "warning"
-    assert all(entry.text and entry.action for entry in MEANINGS.values())
+    assert all(entry.text and entry.action for entry in XIDS.values())
 
 
 @pytest.mark.skipif(not CAPTURES.is_dir(), reason="the captures of real machines are not here")
@@ -258,7 +258,7 @@ def test_every_xid_of_real_kernel_logs_is_found_and_known():
     ]
     lines = [line for text in texts for line in text.splitlines() if "NVRM: Xid (" in line]
     assert len(lines) > 5
-    assert {parse(line).xid for line in lines} <= MEANINGS.keys()
+    assert {parse(line).xid for line in lines} <= XIDS.keys()
 
 
 def test_a_counter_that_begins_anew_goes_on_where_it_was(card):
