@@ -25,6 +25,8 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 GLIBC = (28, 17)
 """Wheels for glibc 2.28 or older: those that pip calls manylinux_2_28 and manylinux_2_17."""
 NOT_WANTED = ("bin", "example.py", "__pycache__", "*.pyi", "py.typed", "*.c", "*.h")
+NOT_ON_NODES = ("fleet.py", "simulate.py", "simulated.py")
+"""Modules of the agent that a node has no use for: the fleet that a demonstration simulates."""
 LICENSE_FILES = ("LICEN", "COPYING", "NOTICE")
 DEBIAN_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -89,9 +91,10 @@ def gather(tree: Path, pythons: tuple[str, ...] = PYTHONS) -> list[License]:
             install(wheels, python)
             licenses |= {entry.package: entry for entry in take_licenses(wheels)}
             merge(wheels, tree)
-    leave = shutil.ignore_patterns(*NOT_WANTED)
-    shutil.copytree(ROOT / "common" / "gpuledger_common", tree / "gpuledger_common", ignore=leave)
-    shutil.copytree(ROOT / "agent" / "gpuledger_agent", tree / "gpuledger_agent", ignore=leave)
+    shared = shutil.ignore_patterns(*NOT_WANTED, "declared")
+    shutil.copytree(ROOT / "common" / "gpuledger_common", tree / "gpuledger_common", ignore=shared)
+    own = shutil.ignore_patterns(*NOT_WANTED, *NOT_ON_NODES)
+    shutil.copytree(ROOT / "agent" / "gpuledger_agent", tree / "gpuledger_agent", ignore=own)
     return [licenses[name] for name in sorted(licenses)]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuledger_agent import __version__
 from gpuledger_agent.settings import Settings, load
-from gpuledger_agent.sources import SOURCES
+from gpuledger_agent.sources import SOURCES, require_fleet
 from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_common.plurals import plural
 from gpuledger_common.readings import AgentError, SourceUnavailable
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
         prog="gpuledger-agent",
         description="Sample the GPUs of a node, record who holds them, and deliver the evidence.",
-        epilog="Example: gpuledger-agent once --json --source simulated",
+        epilog="Example: gpuledger-agent once --json",
     )
     root.add_argument("--version", action="version", version=f"gpuledger-agent {__version__}")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -239,7 +239,7 @@ def release_command(given: argparse.Namespace) -> int:
     """
     from gpuledger_agent import release
     from gpuledger_agent.clock import wall_ms
-    from gpuledger_agent.simulate import duration_ms
+    from gpuledger_agent.settings import duration_ms
 
     folder = settings_of(given).agent_folder
     release.write(
@@ -285,6 +285,7 @@ def goodbye_command(given: argparse.Namespace) -> int:
 
 def simulate_command(given: argparse.Namespace) -> int:
     """`simulate`."""
+    require_fleet()
     from gpuledger_agent.simulate import incidents, node_names, replay_pages, simulate
 
     settings = settings_of(given)

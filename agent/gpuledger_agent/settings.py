@@ -5,6 +5,7 @@ needed.
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -13,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpuledger_agent.sources import SOURCES
+from gpuledger_common.meter import HOUR_MS
 from gpuledger_common.settings import SettingsError, given_settings
 
 PREFIX = "GPULEDGER_AGENT_"
@@ -297,3 +299,12 @@ def is_web_address(text: str) -> bool:
     except ValueError:  # brackets that do not match, a port that is not a number or out of range
         return False
     return address.scheme in {"http", "https"} and bool(address.hostname) and port != 0
+
+
+def duration_ms(text: str, option: str = "--step", max_ms: int = HOUR_MS) -> int:
+    """A duration such as 30s, 5m or 1h in milliseconds. Raises SettingsError naming the option."""
+    match = re.fullmatch(r"(\d+)(s|m|h)", text)
+    milliseconds = int(match[1]) * {"s": 1000, "m": 60_000, "h": HOUR_MS}[match[2]] if match else 0
+    if not 1000 <= milliseconds <= max_ms:
+        raise SettingsError(f"{option}: {text!r} is not a duration from 1s to {max_ms // HOUR_MS}h")
+    return milliseconds

@@ -4,7 +4,6 @@ spool and push.
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from gpuledger_agent.owners import open_owners
 from gpuledger_agent.push import Http, Pusher
 from gpuledger_agent.sampler import Sampler
-from gpuledger_agent.settings import Settings
+from gpuledger_agent.settings import Settings, duration_ms
 from gpuledger_agent.sources.exporter import ExporterSource
 from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
 from gpuledger_agent.spool import Spool
@@ -52,15 +51,6 @@ def instant_ms(text: str | None, name: str) -> int:
     if at.tzinfo is None:
         raise SettingsError(f"{name}: {text!r} has no zone")
     return round(at.timestamp() * 1000)
-
-
-def duration_ms(text: str, option: str = "--step", max_ms: int = HOUR_MS) -> int:
-    """A duration such as 30s, 5m or 1h in milliseconds. Raises SettingsError naming the option."""
-    match = re.fullmatch(r"(\d+)(s|m|h)", text)
-    milliseconds = int(match[1]) * {"s": 1000, "m": 60_000, "h": HOUR_MS}[match[2]] if match else 0
-    if not 1000 <= milliseconds <= max_ms:
-        raise SettingsError(f"{option}: {text!r} is not a duration from 1s to {max_ms // HOUR_MS}h")
-    return milliseconds
 
 
 def chosen_nodes(fleet: Fleet, only: str, without: str) -> list[str]:

@@ -24,6 +24,8 @@ COPY docs/man docs/man
 COPY deploy/completions deploy/completions
 RUN python -m pip --python /opt/gpuledger install --no-compile --no-deps .
 RUN rm -r /opt/gpuledger/lib/python3*/site-packages/gpuledger_collector /opt/gpuledger/bin/gpuledger
+# Demonstrations run in the collector's image.
+RUN cd /opt/gpuledger/lib/python3*/site-packages/gpuledger_agent && rm simulate.py sources/fleet.py sources/simulated.py
 COPY deploy/docker/slim.py slim.py
 RUN /opt/gpuledger/bin/python slim.py gpuledger_common gpuledger_agent
 RUN /opt/gpuledger/bin/gpuledger-agent --help

@@ -325,6 +325,24 @@ def test_grafana_finds_everything():
     assert "reader_password" in SERVICES["grafana"]["secrets"]
 
 
+def test_simulated_nodes_run_where_the_fleet_is():
+    """In the collector's image, as an agent: its program, its folder, its port and its health."""
+    simulated = [service for name, service in SERVICES.items() if name.startswith("simulated-")]
+    assert len(simulated) == 3
+    dockerfile = ROOT / SERVICES["agent"]["build"]["dockerfile"]
+    defaults = dict(last.split("=", 1) for last in dict(instructions(dockerfile))["ENV"].split())
+    port = dict(instructions(dockerfile))["EXPOSE"]
+    for service in simulated:
+        assert service["image"] == SERVICES["collector"]["image"] != SERVICES["agent"]["image"]
+        assert service["build"] == SERVICES["collector"]["build"]
+        assert service["entrypoint"] == ["gpuledger-agent"]
+        assert service["command"][:3] == ["run", "--source", "simulated"]
+        for name in ("GPULEDGER_AGENT_SPOOL_DIR", "GPULEDGER_AGENT_METRICS_LISTEN"):
+            assert service["environment"][name] == defaults[name]
+        assert any(mount.startswith(f"{service['working_dir']}:") for mount in service["tmpfs"])
+        assert f":{port}/metrics" in service["healthcheck"]["test"][-1]
+
+
 @pytest.mark.parametrize("name", IMAGES)
 def test_an_image_runs_without_root(name):
     """A user of its own, a healthcheck on the port that it exposes, a program that the package
@@ -377,6 +395,17 @@ def test_an_images_install_steps_work(name, tmp_path):
         [program, "--help"], capture_output=True, text=True, check=True, env=clean, cwd=tmp_path
     )
     assert "serve" in shown.stdout if name == "collector" else "simulate" in shown.stdout
+    fleet = list(site.glob("gpuledger_agent/**/fleet.py"))
+    assert bool(fleet) == (name == "collector")
+    listed = subprocess.run(
+        [home / "bin" / "gpuledger-agent", "simulate", "--list-nodes"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=clean,
+        cwd=tmp_path,
+    )
+    assert listed.returncode == (0 if fleet else 3), listed.stderr
 
 
 def copy(*names, work):

@@ -12,6 +12,7 @@ import pytest
 from fakes.sink import sink
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = str(ROOT / "tests" / "fakes" / "exporter_pages" / "dcgm-exporter.prom")
 DEBIAN_PYTHON = Path("/usr/bin/python3")
 ELSEWHERE = (
     "unreachable",
@@ -71,12 +72,13 @@ def pythons() -> list[str]:
 
 
 def delivers(command: list[str | Path], folder: Path) -> None:
-    """Starts the agent on a simulated node until a collector has a batch of it, and stops it in
+    """Starts the agent on a page of dcgm-exporter until a collector has a batch of it, and stops it in
     order.
     """
     with sink() as target:
         settings = {
-            "SOURCE": "simulated",
+            "SOURCE": "dcgm",
+            "TARGET": PAGE,
             "NODE": "h100-03",
             "SPOOL_DIR": str(folder / "spool"),
             "METRICS_LISTEN": "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from gpuledger_common.readings import Source, SourceUnavailable
@@ -10,6 +11,15 @@ if TYPE_CHECKING:
     from gpuledger_agent.settings import Settings
 
 SOURCES = ("nvml", "exporter", "dcgm", "simulated", "replay")
+
+
+def require_fleet() -> None:
+    """Raise SourceUnavailable in a package for nodes, which leaves the simulated fleet out."""
+    if find_spec("gpuledger_agent.sources.fleet") is None:
+        raise SourceUnavailable(
+            "the simulated fleet is not part of the packages for nodes: install gpuledger"
+            " elsewhere (pipx install gpuledger), whose gpuledger-agent has it"
+        )
 
 
 def open_source(settings: Settings, patient: bool = True) -> Source:
@@ -24,6 +34,7 @@ def open_source(settings: Settings, patient: bool = True) -> Source:
 
         return NvmlSource() if patient else NvmlSource(init_deadline_s=IMPATIENT_S)
     if name == "simulated":
+        require_fleet()
         from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
 
         return SimulatedSource(Fleet(settings.seed, settings.given_back_ms), settings.node_name)

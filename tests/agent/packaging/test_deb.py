@@ -5,6 +5,7 @@ left of it.
 import gzip
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -54,6 +55,31 @@ def test_the_tree_runs_on_every_supported_python_by_itself(unpacked, python, tmp
     assert SENTENCE in checked.stdout.splitlines()[0]
     assert "NVIDIA driver" in checked.stdout.splitlines()[0]
     delivers([python, "-IS", "-c", moved], tmp_path)
+
+
+def test_no_simulated_fleet_is_on_a_node(unpacked):
+    """Its modules are left out, and who asks for it is told where it is; what is declared about
+    metrics came compiled.
+    """
+    tree = unpacked / "usr/lib/gpuledger-agent"
+    agent = {path.name for path in (tree / "gpuledger_agent").rglob("*.py")}
+    assert not agent & {"simulate.py", "fleet.py", "simulated.py"}
+    assert not list(tree.rglob("*metrics.toml"))
+    launcher = (unpacked / "usr/bin/gpuledger-agent").read_text()
+    moved = launcher.replace("/usr/lib/gpuledger-agent", str(tree))
+    for arguments in (["once", "--source", "simulated"], ["simulate", "--list-nodes"]):
+        refused = subprocess.run(
+            [sys.executable, "-IS", "-c", moved, *arguments],
+            env=bare(),
+            capture_output=True,
+            text=True,
+        )
+        assert refused.returncode == 3
+        assert refused.stdout == ""
+        assert refused.stderr == (
+            "gpuledger-agent: the simulated fleet is not part of the packages for nodes: install"
+            " gpuledger elsewhere (pipx install gpuledger), whose gpuledger-agent has it\n"
+        )
 
 
 def test_the_settings_file_shows_every_setting_and_is_a_conffile(deb, unpacked):

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from fakes.packages import bare, build, delivers, pythons
+from fakes.packages import PAGE, bare, build, delivers, pythons
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def test_one_file_runs_on_every_supported_python(pyz, python, tmp_path):
     checked = run(python, pyz, "check")
     assert (checked.returncode, checked.stderr) == (3, "")
     assert "NVIDIA driver" in checked.stdout.splitlines()[0]
-    seen = run(python, pyz, "once", "--source", "simulated")
+    seen = run(python, pyz, "once", "--source", "dcgm", "--target", PAGE)
     assert seen.returncode == 0, seen.stderr
 
 
@@ -67,7 +67,7 @@ def test_nothing_is_written_and_no_folder_is_needed(pyz, tmp_path):
     }
     relative = os.path.relpath(pyz, tmp_path)
     seen = subprocess.run(
-        [pythons()[0], relative, "once", "--source", "simulated"],
+        [pythons()[0], relative, "once", "--source", "dcgm", "--target", PAGE],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
