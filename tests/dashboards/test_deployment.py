@@ -46,6 +46,8 @@ IMAGES = {
 }
 SCRAPED = yaml.safe_load((ROOT / "deploy/docker/prometheus.yml").read_text())
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+AGENTS = [name for name, service in OURS.items() if service["command"][0] == "run"]
+"""Nodes, true and simulated ones."""
 
 
 def instructions(path):
@@ -183,7 +185,7 @@ def test_the_script_makes_every_secret(tmp_path):
     assert "@citus:5432" in after["dsn"]
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if "collector" in OURS[name]["image"]])
+@pytest.mark.parametrize("name", [name for name in OURS if name not in AGENTS])
 def test_the_collectors_settings_are_good(name, tmp_path):
     """The file and the environment load without a fault, with the secrets where they are mounted."""
     folder = secrets_made(tmp_path)
@@ -220,13 +222,14 @@ def test_a_variable_names_the_settings_file(tmp_path, monkeypatch):
         load_settings()
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if "agent" in OURS[name]["image"]])
+@pytest.mark.parametrize("name", AGENTS)
 def test_the_agents_settings_are_good(name, tmp_path):
     """The environment loads without a fault, the token is that of the collector, and the collector
     is where it is.
     """
     folder = secrets_made(tmp_path)
-    environment = {**image_environment("agent"), **SERVICES[name]["environment"]}
+    image = SERVICES[name]["image"].removeprefix("gpuledger-")
+    environment = {**image_environment(image), **SERVICES[name]["environment"]}
     given = {key: value.replace("/run/secrets", str(folder)) for key, value in environment.items()}
     loaded = agent_settings.load(None, given)
     assert loaded.collector_url == "http://collector:8440"
@@ -243,7 +246,7 @@ def image_environment(image):
 @pytest.mark.parametrize("name", OURS)
 def test_commands_are_commands(name):
     """Each command line is parsed by the program that the image starts."""
-    if "agent" in OURS[name]["image"]:
+    if name in AGENTS:
         from gpuledger_agent.cli import parser
 
         given = parser().parse_args(SERVICES[name]["command"])
@@ -269,7 +272,7 @@ def test_ports_are_those_that_programs_listen_on():
     targets = {job["job_name"]: job for job in SCRAPED["scrape_configs"]}
     assert targets["gpuledger-collector"]["static_configs"] == [{"targets": ["collector:8440"]}]
     (lookup,) = targets["gpuledger-agent"]["dns_sd_configs"]
-    aliased = [name for name in OURS if "agent" in OURS[name]["image"]]
+    aliased = AGENTS
     assert all(
         SERVICES[name]["networks"]["inside"]["aliases"] == lookup["names"] for name in aliased
     )
