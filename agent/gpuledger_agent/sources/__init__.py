@@ -17,8 +17,8 @@ def require_fleet() -> None:
     """Raise SourceUnavailable in a package for nodes, which leaves the simulated fleet out."""
     if find_spec("gpuledger_agent.sources.fleet") is None:
         raise SourceUnavailable(
-            "the simulated fleet is not part of the packages for nodes: install gpuledger"
-            " elsewhere (pipx install gpuledger), whose gpuledger-agent has it"
+            "the simulated fleet is not part of the packages for nodes: the gpuledger-agent of the"
+            " wheel has it (./dev wheel in the repository builds it)"
         )
 
 

@@ -77,8 +77,8 @@ def test_no_simulated_fleet_is_on_a_node(unpacked):
         assert refused.returncode == 3
         assert refused.stdout == ""
         assert refused.stderr == (
-            "gpuledger-agent: the simulated fleet is not part of the packages for nodes: install"
-            " gpuledger elsewhere (pipx install gpuledger), whose gpuledger-agent has it\n"
+            "gpuledger-agent: the simulated fleet is not part of the packages for nodes: the"
+            " gpuledger-agent of the wheel has it (./dev wheel in the repository builds it)\n"
         )
 
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
@@ -17,9 +17,6 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.rows import select_as
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 Declared = TypeVar("Declared")
 IN_FORCE = (
@@ -47,7 +44,7 @@ class DatedTable(Generic[Declared]):
     @cached_property
     def fields(self) -> Sequence[str]:
         """The fields of the type."""
-        return [own.name for own in fields(cast("type[DataclassInstance]", self.type))]
+        return [own.name for own in fields(cast("Any", self.type))]
 
     @cached_property
     def columns(self) -> Mapping[str, str]:
