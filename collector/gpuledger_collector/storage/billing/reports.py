@@ -33,6 +33,7 @@ from gpuledger_collector.storage.billing.locations import (
 )
 from gpuledger_collector.storage.cancellation import admit_lines, line_limit
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_as
 
 LEVEL_COLUMNS = {
     "org": "o.org",
@@ -462,15 +463,15 @@ def proved(connection: Connection) -> list[tuple[int, dt.datetime]]:
     ).fetchall()
 
 
-def held_by(connection: Connection, period: Period) -> list[HeldUsage]:
+def held_by_workloads(connection: Connection, period: Period) -> list[HeldUsage]:
     """Sum what each workload held, by day, place and currency."""
-    rows = connection.execute(
-        "SELECT day_ms, workload_id, pool, node, currency, sum(gpu_ns)::bigint,"
-        " sum(cost_micro)::bigint FROM charge WHERE day_ms >= %s AND day_ms < %s AND workload_id IS"
-        " NOT NULL GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5",
-        (period.start_ms, period.end_ms),
-    )
-    return [HeldUsage(*key, gpu_ns=gpu_ns, cost_micro=cost) for *key, gpu_ns, cost in rows]
+    query = """
+        SELECT day_ms, workload_id, pool, node, currency, sum(gpu_ns)::bigint AS gpu_ns,
+            sum(cost_micro)::bigint AS cost_micro
+        FROM charge WHERE day_ms >= %s AND day_ms < %s AND workload_id IS NOT NULL
+        GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
+        """
+    return select_as(connection, HeldUsage, query, (period.start_ms, period.end_ms))
 
 
 def has_capacity(connection: Connection, period: Period) -> bool:
