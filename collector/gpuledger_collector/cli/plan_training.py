@@ -6,16 +6,12 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
-from psycopg import IsolationLevel
 from typer import Option
 
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.currencies import currency_problem
-from gpuledger_collector.accounting.period import DAY_MS, Period
-from gpuledger_collector.accounting.pricing import PriceBook, model_match
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.cli import options
@@ -44,9 +40,10 @@ from gpuledger_collector.cli.plan_model import (
     mfu_range,
     or_refuse,
 )
-from gpuledger_collector.cli.session import open_session
+from gpuledger_collector.cli.session import Session, ledger_command
 from gpuledger_collector.config.budgets import DeclaredBudget
 from gpuledger_collector.config.model import Record
+from gpuledger_collector.insight.past_runs import LOOK_BACK_DAYS, PastRun
 from gpuledger_collector.insight.plans.hardware import gpu_named
 from gpuledger_collector.insight.plans.memory import FULL, TrainingSetup, training_fit
 from gpuledger_collector.insight.plans.training import (
@@ -60,16 +57,9 @@ from gpuledger_collector.insight.plans.training import (
     overhead,
 )
 from gpuledger_collector.insight.rates import GpuHourRate
-from gpuledger_collector.storage.billing import budgets, locations, prices
-from gpuledger_collector.storage.ledger import past_runs
-from gpuledger_collector.storage.ledger.past_runs import PastRun
+from gpuledger_collector.services.training_plan import find_rate, find_similar_runs, save_budget
 
 app = new_app()
-LOOK_BACK_DAYS = 90
-MAX_PAST_RUNS = 5
-SIMILAR_FACTOR = 4
-"""A past run is similar when it had at most this many times more or fewer GPUs of the same model.
-"""
 MAX_CHECKPOINT_SHARE = 0.05
 Estimates = tuple[TrainingEstimate, TrainingEstimate, TrainingEstimate]
 RateText = Annotated[str | None, Option("--rate", help="Money per GPU-hour.")]
@@ -109,7 +99,9 @@ Start = Annotated[
         " --gpus 1024 --rate 2.49"
     )
 )
+@ledger_command
 def training(
+    session: Session,
     tokens: Annotated[str, Option("--tokens", metavar="N", help="Tokens to train on: 1.4e12, 2T.")],
     parameters: Parameters = None,
     known_as: KnownAs = None,
@@ -128,12 +120,10 @@ def training(
     checkpoint: Checkpoint = "60s",
     every: Every = None,
     restart: Restart = "10m",
-    save_budget: BudgetName = None,
+    budget: BudgetName = None,
     owner: Owner = None,
     start: Start = None,
     form: options.PageForm = options.PageFormat.table,
-    dsn: options.Dsn = None,
-    config: options.Config = None,
 ) -> None:
     """Days and money from tokens, parameters and MFU, as a range, with checkpoints and failures."""
     model, total = find_model(parameters, known_as)
@@ -148,16 +138,16 @@ def training(
         refuse("--rate and --price-book: give one of them")
     hour_rate = _given_rate(rate, currency) if rate is not None else None
     if price_book:
-        hour_rate = _book_rate(gpu.name, pool, dsn, config)
+        hour_rate = _book_rate(session, gpu.name, pool)
     estimates = outcomes(run, lost, hour_rate)
-    if save_budget is None and (owner is not None or start is not None):
+    if budget is None and (owner is not None or start is not None):
         refuse("--owner and --from belong to a budget: give --save-budget NAME too")
     notes = _notes(run, lost, hour_rate, total)
-    if save_budget is not None:
-        notes.append(_save_budget(save_budget, owner, start, estimates[1], hour_rate, dsn, config))
+    if budget is not None:
+        notes.append(_save_budget(session, budget, owner, start, estimates[1], hour_rate))
     past: list[PastRun] | None = None
     if from_ledger:
-        past, note = _similar_runs(gpu.name, gpus, dsn, config)
+        past, note = _similar_runs(session, gpu.name, gpus)
         notes.append(note)
     print_page(_page(run, lost, hour_rate, estimates, notes, past), form)
 
@@ -179,26 +169,16 @@ def _given_rate(text: str, currency: str) -> GpuHourRate:
     return GpuHourRate(per_hour, currency)
 
 
-def _book_rate(gpu: str, pool: str, dsn: str | None, config: Path | None) -> GpuHourRate:
-    """The rate in force now for this GPU model, by its short name or by a longer one that the book
-    has.
-    """
-    with open_session(dsn, config) as session, session.database.transaction() as connection:
-        book = PriceBook(prices.current(connection), locations=locations.current(connection))
-    # Longer names first: the book may call an H100 `NVIDIA H100 80GB HBM3`, which the short name
-    # does not match.
-    longer = sorted(
-        {price.gpu_model for price in book.prices if model_match(gpu, price.gpu_model) > 0}
-    )
-    candidates = (book.price_at(pool, name, "", session.now_ms) for name in (*longer, gpu))
-    price = next((candidate for candidate in candidates if candidate is not None), None)
-    if price is None:
+def _book_rate(session: Session, gpu: str, pool: str) -> GpuHourRate:
+    """The rate in force now for this GPU model."""
+    rate = find_rate(session.database, gpu, pool, session.now_ms)
+    if rate is None:
         place = f"in pool {pool!r}" if pool else "outside pools (give --pool)"
         refuse(
             f"the price book has no rate in force for {gpu} {place}; see `gpuledger prices list`,"
             " or give --rate"
         )
-    return GpuHourRate(price.rate, price.currency)
+    return rate
 
 
 def _notes(
@@ -246,21 +226,14 @@ def _fit_note(run: TrainingRun, parameters: float) -> list[str]:
     ]
 
 
-def _similar_runs(
-    gpu: str, gpus: int, dsn: str | None, config: Path | None
-) -> tuple[list[PastRun], str]:
+def _similar_runs(session: Session, gpu: str, gpus: int) -> tuple[list[PastRun], str]:
     """Past runs of the last weeks on this GPU model with about as many GPUs, and a note about them."""
-    with open_session(dsn, config) as session, session.database.transaction() as connection:
-        today = session.now_ms // DAY_MS * DAY_MS
-        period = Period(today - LOOK_BACK_DAYS * DAY_MS, today + DAY_MS)
-        models = past_runs.models_like(connection, gpu, period)
-        bounds = (max(1, -(-gpus // SIMILAR_FACTOR)), gpus * SIMILAR_FACTOR)
-        runs = past_runs.similar(connection, models, bounds, period, MAX_PAST_RUNS)
-    if not runs:
-        sizes = f"{bounds[0]} to {bounds[1]} {gpu}"
+    similar = find_similar_runs(session.database, gpu, gpus, session.now_ms)
+    if not similar.runs:
+        sizes = f"{similar.fewest} to {similar.most} {gpu}"
         return [], f"the ledger has no run of {sizes} charged in the last {LOOK_BACK_DAYS} days"
     return (
-        runs,
+        list(similar.runs),
         (
             "tensor activity is the share of time that tensor cores worked, recomputation too: a"
             " proxy for MFU; means over the last day of each run, in hours held alone; - is not"
@@ -356,13 +329,12 @@ def _page(
 
 
 def _save_budget(
+    session: Session,
     name: str,
     owner: str | None,
     start: str | None,
     expected: TrainingEstimate,
     rate: GpuHourRate | None,
-    dsn: str | None,
-    config: Path | None,
 ) -> str:
     """Add the budget to those in force, or replace the one of that name, and say so."""
     if rate is None or expected.cost is None:
@@ -388,12 +360,7 @@ def _save_budget(
     if problems:
         texts = [f"{problem.source.rsplit(':', 1)[-1]} {problem.message}" for problem in problems]
         refuse("--save-budget: " + "; ".join(texts))
-    with open_session(dsn, config) as session, session.database.connect() as connection:
-        # One snapshot, so that the budgets that are kept are those that are replaced.
-        connection.isolation_level = IsolationLevel.REPEATABLE_READ
-        with connection.transaction():
-            others = [budget for budget in budgets.current(connection) if budget.name != name]
-            outcome = budgets.replace(connection, [*others, *added], wiring.now())
+    outcome = save_budget(session.database, added[0], wiring.now())
     verdict = (
         "saved"
         if outcome.added

@@ -14,7 +14,7 @@ from gpuledger_collector.cli import options
 from gpuledger_collector.cli.amounts import hours_text, instant_text, minor_amount, to_minute
 from gpuledger_collector.cli.common import new_app, require_folder
 from gpuledger_collector.cli.output import write_text
-from gpuledger_collector.cli.session import open_session
+from gpuledger_collector.cli.session import Session, ledger_command
 from gpuledger_collector.cli.workloads import naming
 from gpuledger_collector.export.cells import json_text, lines_text
 from gpuledger_collector.insight.recommendation_record import StoredRecommendation
@@ -39,20 +39,20 @@ READINGS: Mapping[str, Callable[[float], str]] = {
 
 
 @app.command(epilog="Example: gpuledger receipt 4711")
+@ledger_command
 def receipt(
+    session: Session,
     name: Annotated[
         str, Argument(metavar="WORKLOAD", help="Its key, its id at the scheduler, or its name.")
     ],
     form: options.PageForm = options.PageFormat.table,
     output: options.Output = None,
-    dsn: options.Dsn = None,
-    config: options.Config = None,
 ) -> None:
     """Itemize what a workload was charged and what of it was wasted: when, on which GPU, and what
     was read there.
     """
     require_folder(output)
-    with open_session(dsn, config) as session, naming(name, "workload"):
+    with naming(name, "workload"):
         itemized = itemize_workload(session.database, name, session.now_ms)
     write = as_json if form is options.PageFormat.json else as_page
     write_text(write(itemized), output)
