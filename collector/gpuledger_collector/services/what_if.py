@@ -8,25 +8,46 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from gpuledger_collector.accounting.chargeback import report
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.measures import SUMMED
 from gpuledger_collector.accounting.owner_tree import LEVELS, UNATTRIBUTED
 from gpuledger_collector.accounting.period import HOUR_MS, Period
-from gpuledger_collector.accounting.pricing import PriceBook
+from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.usage import HourlyUsage, UsageInterval
+from gpuledger_collector.accounting.what_if import PriceDifference, compare_reports
 from gpuledger_collector.services.hourly_usage import fold_hours
 from gpuledger_collector.services.placements import without_stranded
 from gpuledger_collector.services.rating import DayUsage, priced, usage_of
-from gpuledger_collector.storage.billing import prices
+from gpuledger_collector.storage.billing import commitments, locations, prices, reports
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import usage, zones
-from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.locks import Connection, Lock
 
 DIMENSIONS = (*LEVELS, "pool", "model", "node")
 """What the answer can be grouped by."""
 
 
-def what_if(
+def compare_prices(
+    database: Database, period: Period, other: Sequence[Price], now_ms: int, by: Sequence[str]
+) -> list[PriceDifference]:
+    """Compare what a period is charged with what it would be with these prices in place of the
+    book's.
+    """
+    with database.transaction(Lock.LEDGER) as connection:
+        charged = report(reports.charged_lines(connection, period, by), by)
+        book = PriceBook(
+            other,
+            commitments.CHOICES.in_force(connection),
+            locations=locations.current(connection),
+        )
+        return compare_reports(
+            charged, report(rate_again(connection, period, book, now_ms, by), by)
+        )
+
+
+def rate_again(
     connection: Connection, period: Period, book: PriceBook, now_ms: int, by: Sequence[str]
 ) -> list[ChargedLine]:
     """The period's days under `book`, added up by these dimensions, state and currency."""

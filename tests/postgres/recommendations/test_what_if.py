@@ -12,7 +12,7 @@ from fakes.fleet import DAY, HOUR, NOW, NOW_MS, OCTOBER, Fleet, Held
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.services.what_if import what_if
+from gpuledger_collector.services.what_if import rate_again
 from gpuledger_collector.storage.billing import prices, reports
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Lock
@@ -66,7 +66,7 @@ def test_the_same_prices_give_the_ledger_to_the_micro_unit(furnished, ledger, by
     before = furnished.dump()
     with ledger.transaction(Lock.LEDGER) as connection:
         book = PriceBook(prices.current(connection))
-        made = lines(what_if(connection, TWO_DAYS, book, NOW_MS, by))
+        made = lines(rate_again(connection, TWO_DAYS, book, NOW_MS, by))
         assert made == lines(reports.charged_lines(connection, TWO_DAYS, by))
     assert furnished.dump() == before
     assert len(made) > 1
@@ -91,7 +91,7 @@ def test_ties_fall_as_in_the_ledger(fleet, ledger):
     refresh(ledger, TWO_DAYS, NOW_MS)
     with ledger.transaction(Lock.LEDGER) as connection:
         book = PriceBook(prices.current(connection))
-        answer = lines(what_if(connection, TWO_DAYS, book, NOW_MS, ("team",)))
+        answer = lines(rate_again(connection, TWO_DAYS, book, NOW_MS, ("team",)))
         assert answer == lines(reports.charged_lines(connection, TWO_DAYS, ("team",)))
 
 
@@ -111,7 +111,7 @@ def test_what_is_stranded_cuts_no_hour(fleet, ledger):
     refresh(ledger, TWO_DAYS, NOW_MS)
     with ledger.transaction(Lock.LEDGER) as connection:
         book = PriceBook(prices.current(connection))
-        answer = lines(what_if(connection, TWO_DAYS, book, NOW_MS, ("team",)))
+        answer = lines(rate_again(connection, TWO_DAYS, book, NOW_MS, ("team",)))
         assert answer == lines(reports.charged_lines(connection, TWO_DAYS, ("team",)))
 
 
@@ -130,7 +130,7 @@ def test_each_day_of_the_billing_zone_is_priced_once(furnished, ledger, zone):
     refresh(ledger, days, NOW_MS)
     with ledger.transaction(Lock.LEDGER) as connection:
         made = lines(
-            what_if(connection, days, PriceBook(prices.current(connection)), NOW_MS, ("team",))
+            rate_again(connection, days, PriceBook(prices.current(connection)), NOW_MS, ("team",))
         )
         assert made == lines(reports.charged_lines(connection, days, ("team",)))
 
@@ -162,7 +162,7 @@ def test_a_rate_that_changes_elsewhere_is_cut_where_it_changes(furnished, ledger
         Price(None, "", "H100", "on_demand", Decimal("4.4"), "USD", at),
     ]
     with ledger.transaction(Lock.LEDGER) as connection:
-        told = lines(what_if(connection, TWO_DAYS, PriceBook(other), NOW_MS, ("team",)))
+        told = lines(rate_again(connection, TWO_DAYS, PriceBook(other), NOW_MS, ("team",)))
     furnished.connection.execute("UPDATE price SET superseded_at = now()")
     with ledger.transaction() as connection:
         prices.add(connection, other, NOW)
