@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpuledger_agent.sources import SOURCES
-from gpuledger_common.meter import HOUR_MS
+from gpuledger_common.readings import HOUR_MS
 from gpuledger_common.settings import SettingsError, given_settings
 
 PREFIX = "GPULEDGER_AGENT_"

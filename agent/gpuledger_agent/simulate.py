@@ -20,9 +20,9 @@ from gpuledger_agent.settings import Settings, duration_ms
 from gpuledger_agent.sources.exporter import ExporterSource
 from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
 from gpuledger_agent.spool import Spool
-from gpuledger_common.meter import HOUR_MS, Meter
+from gpuledger_common.meter import Meter
 from gpuledger_common.plurals import plural
-from gpuledger_common.readings import OwnerSource, Source, SourceUnavailable
+from gpuledger_common.readings import HOUR_MS, OwnerSource, Source, SourceUnavailable
 from gpuledger_common.settings import SettingsError
 
 SimulatedNode = tuple[Source, Sequence[OwnerSource]]

@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuledger_common.readings import Holder, Sample
+from gpuledger_common.readings import HOUR_MS, Holder, Sample
 from gpuledger_common.wire import State
 
-HOUR_MS = 3_600_000
 MAX_METERED_RANGES = 64
 """Ranges of instants remembered across clock steps; beyond that the two earliest are merged."""
 ACTIVITY = ("gpu_sm_active_ratio", "gpu_graphics_engine_active_ratio", "gpu_utilization_ratio")

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+HOUR_MS = 3_600_000
+
 WHOLE_GPU = 1_000_000
 """Micro-GPUs of a whole device: the unit of an accelerator's share (see `Accelerator.gpu_micro`).
 """

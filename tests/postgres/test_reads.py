@@ -7,7 +7,7 @@ import pytest
 
 from fakes.collector import running
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.services import demand_forecast
+from gpuledger_collector.services import forecasts
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
@@ -169,7 +169,7 @@ def test_pools_of_less_demand_are_counted(collector, dsn, monkeypatch):
     """Those of most demand are forecast, and another one when it is asked for: a node may name
     pools by the hundred.
     """
-    monkeypatch.setattr(demand_forecast, "MOST_POOLS", 1)
+    monkeypatch.setattr(forecasts, "MOST_POOLS", 1)
     status, made, _ = get(collector, "/v1/forecast?horizon_hours=6")
     assert (status, [item["pool"] for item in made["items"]], made["left_out"]) == (
         200,

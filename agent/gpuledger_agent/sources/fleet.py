@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
-from gpuledger_common.meter import HOUR_MS
-from gpuledger_common.readings import WHOLE_GPU, Accelerator, Workload
+from gpuledger_common.readings import HOUR_MS, WHOLE_GPU, Accelerator, Workload
 
 DAY_MS = 24 * HOUR_MS
 BLOCK_MS = 4 * DAY_MS

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gpuledger_agent.clock import MAX_AHEAD_MS, STEP_TOLERANCE_MS, Clock
 from gpuledger_common.batches import BatchMaker
-from gpuledger_common.meter import HOUR_MS, MAX_METERED_RANGES, Meter
-from gpuledger_common.readings import Accelerator, Health, Holder, Sample, Workload
+from gpuledger_common.meter import MAX_METERED_RANGES, Meter
+from gpuledger_common.readings import HOUR_MS, Accelerator, Health, Holder, Sample, Workload
 
 START = 1_790_812_800_000
 GPU = Accelerator("GPU-a", "GPU-a", 0, "NVIDIA L4")

@@ -12,18 +12,20 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from gpuledger_collector.accounting.period import UTC_DAYS, Period, date_range
-from gpuledger_collector.cli import PANELS, budgets, build, doctor, forecast, recommend, terminal
+from gpuledger_collector.cli import PANELS, build, doctor, forecast, terminal
 from gpuledger_collector.cli.chargeback import _measure_column
 from gpuledger_collector.cli.common import Refusal, duration_ms, time_range
 from gpuledger_collector.cli.options import Format
 from gpuledger_collector.cli.output import Column, columns_of, csv_text, number, table_text
 from gpuledger_collector.cli.remediation import bad, note, ok
+from gpuledger_collector.export.budgets import STANDINGS
 from gpuledger_collector.export.chargeback import ALLOCATIONS, MEASURES
 from gpuledger_collector.export.findings import ANOMALIES, IDLE
+from gpuledger_collector.export.recommendations import ADVICE
 
 TABLES = {
     "anomalies": columns_of(ANOMALIES),
-    "budgets": budgets.TABLE,
+    "budgets": columns_of(STANDINGS),
     "chargeback": (
         Column("team"),
         Column("project"),
@@ -31,7 +33,7 @@ TABLES = {
     ),
     "forecast": forecast.TABLE,
     "idle": columns_of(IDLE),
-    "recommend": recommend.COLUMNS,
+    "recommend": columns_of(ADVICE),
 }
 NUMBER = "1234567.89"
 TEXT = "a rather long name of something"

@@ -9,7 +9,7 @@ import pytest
 
 from fakes.assistant import over
 from fakes.facts import DAY, SEPTEMBER_MS
-from gpuledger_collector.services import demand_forecast
+from gpuledger_collector.services import forecasts
 from gpuledger_collector.services.budget_status import forecast_owners, standings
 from gpuledger_collector.services.forecasts import forecast_pools, pool_demand
 from gpuledger_collector.storage.ledger import zones
@@ -117,7 +117,7 @@ def test_pools_of_less_demand_are_counted(books, monkeypatch) -> None:
     """As over HTTP: those of most demand, and a sentence about the others."""
     every = books.assistant().ask("forecast_demand").content
     assert (every["row_count"] > 1, every["notices"]) == (True, [])
-    monkeypatch.setattr(demand_forecast, "MOST_POOLS", 1)
+    monkeypatch.setattr(forecasts, "MOST_POOLS", 1)
     answer = books.assistant().ask("forecast_demand").content
     assert answer["row_count"] == 1
     assert answer["notices"] == [

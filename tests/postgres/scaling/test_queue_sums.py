@@ -3,7 +3,6 @@ otherwise.
 """
 
 import datetime as dt
-import json
 from collections import defaultdict
 
 import numpy as np
@@ -78,9 +77,7 @@ def write(connection, source, at_ms, waiting, version, now=NOW):
         queues.add(connection, [row], now)
         return
     total = sum(one.gpu_micro for one in waiting)
-    connection.execute(
-        OLD, (source, at_ms, len(waiting), total, json.dumps(queues._summed(row)), now)
-    )
+    connection.execute(OLD, (source, at_ms, len(waiting), total, row.sums_json(), now))
 
 
 def said(connection, group, start_ms, end_ms):

@@ -11,11 +11,12 @@ import pytest
 
 from fakes.postgres import fresh_database
 from fakes.two_teams import FOREIGN, OWN, day, two_teams
+from gpuledger_collector.accounting import disputes
 from gpuledger_collector.accounting.adjustments import Adjustment
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.billing import adjustments, disputes
+from gpuledger_collector.storage.billing import adjustments
 from gpuledger_collector.storage.database import Database
 
 
