@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 
-from gpuledger_collector.accounting.cash import AMORTIZED, CASH
+from gpuledger_collector.accounting.cash import AMORTIZED
 from gpuledger_collector.accounting.chargeback import DIMENSIONS, report
 from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import (
     REFUSALS,
@@ -32,16 +31,10 @@ from gpuledger_collector.api.context import (
 from gpuledger_collector.export.budgets import BUDGETS
 from gpuledger_collector.export.chargeback import as_json, shared_notes
 from gpuledger_collector.services.accelerators import UUID, list_activity
+from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.budget_status import statuses
-from gpuledger_collector.services.chargeback import (
-    NO_INVENTORY,
-    notices,
-    read_cash,
-    read_chargeback,
-)
+from gpuledger_collector.services.chargeback import read_bill
 from gpuledger_collector.services.nodes import list_heartbeats
-from gpuledger_collector.storage.billing import reports
-from gpuledger_collector.storage.ledger import zones
 
 StartUtc = Annotated[
     str, Query(alias="from", description="First day (UTC), included, as 2026-10-01.")
@@ -126,34 +119,12 @@ def chargeback_json(
 
     Raises ValueError for a viewer's cash view.
     """
-    if view == CASH and principal.owner is not None:
-        raise ValueError(
-            "view=cash is what is paid to providers, which is no owner's: ask with a token that"
-            " sees all"
-        )
     names = split_names(by) or ("team",)
     report([], names)  # refuses an unknown dimension before the database is asked
     if start and end:
         parse_days(start, end)  # refuses too many days
     with context.database.transaction(read_only=True) as connection:
-        period = requested_days(zones.calendar(connection), start, end, name)
-        if view == CASH:
-            chargeback = read_cash(connection, period, names, context.now_ms).report
-        else:
-            chargeback = read_chargeback(
-                connection, period, names, context.now_ms, principal.owner
-            ).report
-        checks = reports.conservation_checks(connection, period)
-        has_capacity = reports.has_capacity(connection, period)
-        months = zones.calendar(connection).months_of(period)
-        # Whoever sees one owner's part is told nothing of others' imports and disputes.
-        more = (
-            []
-            if principal.owner is not None
-            else notices(connection, period, context.now_ms, chargeback)
-        )
-    rated_ms = max((check.until_ms for check in checks), default=period.start_ms)
-    said = more or ([] if has_capacity else [NO_INVENTORY])
-    notes = [f"rated up to {format_instant(rated_ms)}", *said]
-    waste = whole_waste(chargeback.rows, has_capacity, months)
-    return as_json(chargeback, period, notes + shared_notes(chargeback.shared), waste)
+        period = requested_days(calendar_of(connection), start, end, name)
+        bill = read_bill(connection, period, names, context.now_ms, principal.owner, view)
+    notes = [f"rated up to {format_instant(bill.rated_ms)}", *bill.notices]
+    return as_json(bill.report, period, notes + shared_notes(bill.report.shared), bill.waste)

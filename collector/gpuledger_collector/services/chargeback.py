@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuledger_collector.accounting.cash import CASH
+from gpuledger_collector.accounting.cash import AMORTIZED, CASH
 from gpuledger_collector.accounting.chargeback import (
     UNATTRIBUTED,
     Allocations,
@@ -26,10 +26,10 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.shared_costs import AMOUNT
 from gpuledger_collector.accounting.usage import HELD, STRANDED
+from gpuledger_collector.accounting.waste import WholeWaste, whole_waste
 from gpuledger_collector.export.chargeback import shared_notes, stranded_text
 from gpuledger_collector.export.disputes import amounts, owner_text
 from gpuledger_collector.export.focus import Notices
-from gpuledger_collector.storage import row_level_security
 from gpuledger_collector.storage.billing import (
     cash,
     commitments,
@@ -43,6 +43,7 @@ from gpuledger_collector.storage.billing.cost_centers import BilledCodes
 from gpuledger_collector.storage.billing.owner_rows import owner_rows
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.row_level_security import as_viewer
 from gpuledger_common.plurals import plural
 
 NO_INVENTORY = (
@@ -60,6 +61,65 @@ class Chargeback:
     report: Report
     shares: Sequence[SharedPart] = field(default_factory=list)
     pool_use: Sequence[ShareUse] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """A report of a period with what its reader must know of it.
+
+    `notices`: whoever sees one owner's part is told nothing of others' imports and disputes.
+    """
+
+    report: Report
+    period: Period
+    months: Sequence[str]
+    has_inventory: bool
+    rated_ms: int
+    notices: Sequence[str]
+
+    @property
+    def waste(self) -> Sequence[WholeWaste]:
+        """Waste by currency."""
+        return whole_waste(self.report.rows, self.has_inventory, self.months)
+
+    def only(self, condition: Callable[[ReportRow], bool]) -> Bill:
+        """The rows that meet a condition, with their totals."""
+        rows = tuple(row for row in self.report.rows if condition(row))
+        return replace(self, report=replace(self.report, rows=rows, totals=totals(rows)))
+
+
+def read_bill(
+    connection: Connection,
+    period: Period,
+    by: Sequence[str],
+    now_ms: int,
+    owner: Mapping[str, str] | None = None,
+    view: str = AMORTIZED,
+) -> Bill:
+    """Report a period with its notices, as borne (`read_chargeback`) or as paid (`read_cash`).
+
+    Raises ValueError for a viewer's cash view.
+    """
+    if view == CASH:
+        if owner is not None:
+            raise ValueError(
+                "view=cash is what is paid to providers, which is no owner's: ask with a token that"
+                " sees all"
+            )
+        found = read_cash(connection, period, by, now_ms).report
+    else:
+        found = read_chargeback(connection, period, by, now_ms, owner).report
+    has_inventory = reports.has_capacity(connection, period)
+    checks = reports.conservation_checks(connection, period)
+    told = notices(connection, period, now_ms, found) if owner is None else []
+    return Bill(
+        report=found,
+        period=period,
+        months=zones.calendar(connection).months_of(period),
+        has_inventory=has_inventory,
+        rated_ms=max((check.until_ms for check in checks), default=period.start_ms),
+        notices=told or ([] if has_inventory else [NO_INVENTORY]),
+    )
 
 
 def read_chargeback(
@@ -84,8 +144,7 @@ def read_chargeback(
             connection, period, owner, now_ms, separate_corrections=separate_corrections
         )
         return Chargeback(_with_codes(connection, period, found, owner))
-    with row_level_security.as_viewer(connection, owner):
-        lines = visible_lines(connection, period, by, owner, separate_corrections=True)
+    lines = visible_lines(connection, period, by, owner, separate_corrections=True)
     # Outside of the viewer's rights: shares of one owner depend on what everybody else held.
     allocations = allocate(connection, period, by, now_ms, owner)
     if owner is not None:
@@ -109,8 +168,7 @@ def _owner_report(
     rows = _rows_of(
         connection, period, level, name, now_ms, separate_corrections=separate_corrections
     )
-    with row_level_security.as_viewer(connection, owner):
-        lines = visible_lines(connection, period, (level,), owner, separate_corrections=True)
+    lines = visible_lines(connection, period, (level,), owner, separate_corrections=True)
     # Usage without a price is one row of everybody's, of which a viewer sees its own part.
     unpriced = [line for line in lines if line.currency is None]
     if unpriced:
@@ -227,9 +285,8 @@ def direct_costs_by_team(
     a report of its own.
     """
     if owner is not None and set(owner) != {"team"}:
-        with row_level_security.as_viewer(connection, owner):
-            lines = visible_lines(connection, period, ("team",), owner, separate_corrections=True)
-            return report(lines, ("team",))
+        lines = visible_lines(connection, period, ("team",), owner, separate_corrections=True)
+        return report(lines, ("team",))
     if owner is None:
         return report(reports.charged_lines(connection, period, ("team",), apart=True), ("team",))
     rows = owner_rows(connection, period, "team", owner["team"], 0, is_allocated=False)
@@ -420,8 +477,11 @@ def visible_lines(
     *,
     separate_corrections: bool = False,
 ) -> list[ChargedLine]:
-    """The charged lines of an owner (None: of everybody), by these dimensions."""
-    return reports.charged_lines(connection, period, by, apart=separate_corrections, owner=owner)
+    """The charged lines of an owner (None: of everybody), by these dimensions, read with its rights."""
+    with as_viewer(connection, owner):
+        return reports.charged_lines(
+            connection, period, by, apart=separate_corrections, owner=owner
+        )
 
 
 def _visible_allocations(allocations: Allocations, cells: set[tuple[str, ...]]) -> Allocations:

@@ -148,6 +148,14 @@ def read_job(
     return replace(report, peers=peers, scaling=scaling)
 
 
+def name_workloads(
+    connection: Connection, keys: Sequence[str], viewer: Mapping[str, str] | None
+) -> Mapping[str, tuple[str, str]]:
+    """The name and the user of workloads that a viewer may see, as reported last, by key."""
+    with as_viewer(connection, viewer):
+        return workloads.names(connection, keys)
+
+
 def report_progress(
     database: Database, name: str, progress: Progress, node: str | None = None, *, dry_run: bool
 ) -> str:

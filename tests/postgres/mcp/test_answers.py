@@ -421,16 +421,12 @@ def test_a_fault_of_our_own_reaches_no_client(books, monkeypatch):
         return read
 
     monkeypatch.setattr(
-        bills, "read_chargeback", fail(RuntimeError("SELECT secret FROM /etc/passwd at 10.0.0.1"))
+        bills, "read_bill", fail(RuntimeError("SELECT secret FROM /etc/passwd at 10.0.0.1"))
     )
     assert books.assistant().ask("get_cost").text == "Error executing tool get_cost"
-    monkeypatch.setattr(
-        bills, "read_chargeback", fail(psycopg.OperationalError("10.0.0.1 refused"))
-    )
+    monkeypatch.setattr(bills, "read_bill", fail(psycopg.OperationalError("10.0.0.1 refused")))
     assert books.assistant().ask("get_cost").text.endswith("database unavailable; retry later")
-    monkeypatch.setattr(
-        bills, "read_chargeback", fail(psycopg.errors.QueryCanceled("statement timeout"))
-    )
+    monkeypatch.setattr(bills, "read_bill", fail(psycopg.errors.QueryCanceled("statement timeout")))
     assert "shorter period" in books.assistant().ask("get_cost").text
 
 

@@ -14,7 +14,7 @@ from fakes.postgres import administrator, fresh_database
 from fakes.replicas import until
 from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, token, two_teams
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.services import chargeback, runs
+from gpuledger_collector.services import runs
 from gpuledger_collector.services.upkeep import roll_up_series
 from gpuledger_collector.storage import overview, row_level_security
 from gpuledger_collector.storage.billing import allocation as beside
@@ -112,13 +112,6 @@ def sabotaged(monkeypatch):
     monkeypatch.setattr(Principal, "sees", lambda self, *_: True)
     monkeypatch.setattr(Principal, "require_fleet", anybody)
     monkeypatch.setattr(Principal, "require_admin", anybody)
-    monkeypatch.setattr(
-        chargeback,
-        "visible_lines",
-        lambda connection, period, names, _, *, separate_corrections=False: listed(
-            connection, period, names, apart=separate_corrections
-        ),
-    )
     monkeypatch.setattr(
         runs.runs,
         "list_charged",

@@ -5,59 +5,29 @@ see them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from gpuledger_collector.accounting.chargeback import Report, ReportRow, totals
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.waste import WholeWaste, whole_waste
 from gpuledger_collector.export.site import statement_path
 from gpuledger_collector.mcp import periods
-from gpuledger_collector.mcp.answers import name
-from gpuledger_collector.mcp.answers import notices as cut_notices
+from gpuledger_collector.mcp.answers import name, notices
 from gpuledger_collector.mcp.ledger import Snapshot
-from gpuledger_collector.services.chargeback import NO_INVENTORY, notices, read_chargeback
-from gpuledger_collector.storage.billing import reports
-from gpuledger_collector.storage.ledger import workloads, zones
+from gpuledger_collector.services.chargeback import Bill, read_bill
+from gpuledger_collector.services.runs import name_workloads
 
 NO_ROWS = "the ledger has no usage for this period, these conditions and this token"
 
 
-@dataclass(frozen=True, slots=True)
-class Bill:
-    """Rows of the chargeback.
-
-    `by`: the dimensions of their cells; those of conditions come last.
-    """
-
-    by: tuple[str, ...]
-    rows: Sequence[ReportRow]
-    totals: Sequence[ReportRow]
-    has_inventory: bool
-    notices: Sequence[str]
-    months: Sequence[str]
-
-    @property
-    def waste(self) -> Sequence[WholeWaste]:
-        """Waste by currency."""
-        return whole_waste(self.rows, self.has_inventory, self.months)
-
-
 def read(snapshot: Snapshot, period: Period, by: tuple[str, ...], where: Mapping[str, str]) -> Bill:
-    """The chargeback of a period by these dimensions, narrowed by conditions."""
-    ledger, connection = snapshot.ledger, snapshot.connection
+    """The chargeback of a period by these dimensions, narrowed by conditions, whose dimensions come
+    last.
+    """
+    ledger = snapshot.ledger
     every = (*by, *(dimension for dimension in where if dimension not in by))
-    report = read_chargeback(connection, period, every, ledger.now_ms, ledger.reader.owner).report
-    rows = [row for row in report.rows if meets(row.keys, every, where)]
-    has_capacity = reports.has_capacity(connection, period)
-    return Bill(
-        by=every,
-        rows=rows,
-        totals=totals(rows) if where else report.totals,
-        has_inventory=has_capacity,
-        notices=_notices(snapshot, period, report, has_capacity),
-        months=zones.calendar(connection).months_of(period),
-    )
+    bill = read_bill(snapshot.connection, period, every, ledger.now_ms, ledger.reader.owner)
+    bill = replace(bill, notices=notices(bill.notices))
+    return bill.only(lambda row: meets(row.keys, every, where)) if where else bill
 
 
 def meets(keys: Sequence[str], by: Sequence[str], where: Mapping[str, str]) -> bool:
@@ -76,17 +46,8 @@ def called(
     """
     if "workload" not in by:
         return {}
-    with snapshot.restricted() as connection:
-        return workloads.names(connection, [keys[by.index("workload")] for keys in cells])
-
-
-def _notices(
-    snapshot: Snapshot, period: Period, report: Report, has_capacity: bool
-) -> Sequence[str]:
-    # Whoever sees one owner's part is told nothing of others' imports and disputes.
-    if snapshot.ledger.reader.owner is not None:
-        return () if has_capacity else (NO_INVENTORY,)
-    return cut_notices(notices(snapshot.connection, period, snapshot.ledger.now_ms, report))
+    keys = [row[by.index("workload")] for row in cells]
+    return name_workloads(snapshot.connection, keys, snapshot.ledger.reader.owner)
 
 
 def link(snapshot: Snapshot, period: Period, by: Sequence[str], where: Mapping[str, str]) -> str:

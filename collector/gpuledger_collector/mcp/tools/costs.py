@@ -153,19 +153,21 @@ def get_cost(
     with ledger.snapshot() as snapshot:
         span = snapshot.period(period, start, end)
         bill = bills.read(snapshot, span, by, wanted)
-        called = bills.called(snapshot, bill.by, (row.keys for row in page.of(bill.rows)))
+        called = bills.called(
+            snapshot, bill.report.by, (row.keys for row in page.of(bill.report.rows))
+        )
         return page.answer(
-            bill.rows,
-            lambda row: _cost_row(row, names(bill.by, row.keys, called)),
+            bill.report.rows,
+            lambda row: _cost_row(row, names(bill.report.by, row.keys, called)),
             link=bills.link(snapshot, span, by, wanted),
             evidence=snapshot.evidence(span),
             totals=[
                 CostTotal(cost_exact=micro_money(total.cost_micro, total.currency), **_costs(total))
-                for total in bill.totals
+                for total in bill.report.totals
             ],
             notices=bill.notices,
             empty=bills.NO_ROWS,
-            next_step=_next_step(bill.rows, group_by),
+            next_step=_next_step(bill.report.rows, group_by),
         )
 
 
@@ -230,17 +232,17 @@ def get_gpu_waste(
     with ledger.snapshot() as snapshot:
         span = snapshot.period(period, start, end)
         bill = bills.read(snapshot, span, by, wanted)
-        rows = [row for row in bill.rows if row.waste_micro and row.waste_micro >= least]
+        rows = [row for row in bill.report.rows if row.waste_micro and row.waste_micro >= least]
         rows.sort(key=lambda row: (-(row.waste_micro or 0), row.keys))
-        called = bills.called(snapshot, bill.by, (row.keys for row in page.of(rows)))
+        called = bills.called(snapshot, bill.report.by, (row.keys for row in page.of(rows)))
         return page.answer(
             rows,
-            lambda row: _waste_row(row, names(bill.by, row.keys, called)),
+            lambda row: _waste_row(row, names(bill.report.by, row.keys, called)),
             link=bills.link(snapshot, span, by, wanted),
             evidence=snapshot.evidence(span),
             totals=[_waste_total(waste) for waste in bill.waste],
             notices=bill.notices,
-            empty=bills.NO_ROWS if not bill.rows else "no waste of that size is known here",
+            empty=bills.NO_ROWS if not bill.report.rows else "no waste of that size is known here",
             next_step=(
                 "list_idle_gpus shows what is idle now; get_rightsizing shows what to do about it"
                 if rows
@@ -301,12 +303,12 @@ def get_efficiency(
     with ledger.snapshot() as snapshot:
         span = snapshot.period(period, start, end)
         bill = bills.read(snapshot, span, by, wanted)
-        priced = [row for row in bill.rows if row.currency is not None]
-        called = bills.called(snapshot, bill.by, (row.keys for row in page.of(priced)))
+        priced = [row for row in bill.report.rows if row.currency is not None]
+        called = bills.called(snapshot, bill.report.by, (row.keys for row in page.of(priced)))
         return page.answer(
             priced,
             lambda row: EfficiencyRow(
-                names=names(bill.by, row.keys, called),
+                names=names(bill.report.by, row.keys, called),
                 state=row.state or HELD,
                 **_efficiency(row.currency or "", [row]),
             ),
@@ -321,10 +323,10 @@ def get_efficiency(
             notices=bill.notices,
             empty=(
                 bills.NO_ROWS
-                if not bill.rows
+                if not bill.report.rows
                 else "nothing here has a price, so there is no cost to compare"
             ),
-            next_step=_next_step(bill.rows, group_by),
+            next_step=_next_step(bill.report.rows, group_by),
         )
 
 

@@ -10,6 +10,7 @@ from psycopg.rows import class_row
 from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.charged_runs import NamedWorkload
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select
 
 
 def facts(connection: Connection, ids: Sequence[int]) -> dict[int, WorkloadFacts]:
@@ -25,10 +26,12 @@ def facts(connection: Connection, ids: Sequence[int]) -> dict[int, WorkloadFacts
 
 def names(connection: Connection, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
     """The name and the user of workloads as reported last, by key; empty where neither was."""
-    rows = connection.execute(
-        "SELECT key, name, user_name FROM workload WHERE key = ANY(%s)", (list(keys),)
+    rows = select(
+        connection,
+        "SELECT key, name, user_name FROM workload WHERE key = ANY(%s)",
+        (list(keys),),
     )
-    return {key: (name or "", user or "") for key, name, user in rows}
+    return {row.key: (row.name or "", row.user_name or "") for row in rows}
 
 
 def attributes(connection: Connection, ids: Sequence[int]) -> dict[int, WorkloadFacts]:
