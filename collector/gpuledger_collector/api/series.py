@@ -8,6 +8,7 @@ unknown, not zero.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Query
@@ -29,9 +30,16 @@ from gpuledger_collector.api.context import (
     require_reader,
     split_names,
 )
-from gpuledger_collector.storage.telemetry import series
+from gpuledger_collector.insight.owner_series import (
+    GROUPS,
+    OWNER_LEVELS,
+    STEP_MS,
+    OwnerSeries,
+    SeriesOverTime,
+)
+from gpuledger_collector.services.usage_series import read_series
 
-STEPS_MS = {"5m": series.STEP_MS, "1h": HOUR_MS, "1d": DAY_MS}
+STEPS_MS = {"5m": STEP_MS, "1h": HOUR_MS, "1d": DAY_MS}
 MAX_STEPS = 9_000
 """Thirty-one days at five minutes, a year by the hour."""
 DATE_LENGTH = len("2026-10-01")
@@ -76,8 +84,8 @@ def router(context: ReadContext) -> APIRouter:
         """
         period, step_ms = parse_instants(start, end), STEPS_MS[step]
         names = split_names(by)
-        if unknown := sorted(set(names) - set(series.GROUPS)):
-            raise ValueError(f"by: {unknown[0]!r} is not one of {', '.join(series.GROUPS)}")
+        if unknown := sorted(set(names) - set(GROUPS)):
+            raise ValueError(f"by: {unknown[0]!r} is not one of {', '.join(GROUPS)}")
         if period.start_ms % step_ms or period.end_ms % step_ms:
             raise ValueError(f"from and to: must be multiples of {step} in UTC")
         if period.ms // step_ms > MAX_STEPS:
@@ -87,14 +95,14 @@ def router(context: ReadContext) -> APIRouter:
             )
         _check_viewer(principal, state)
         with context.connection(principal) as connection:
-            rows = series.read(connection, period, step_ms, names, principal.owner, (state,))
-            known = series.known(connection, period, step_ms).tolist()
+            found = read_series(connection, period, step_ms, names, principal.owner, state)
+        rows = found.items[after : after + limit]
         return {
             "from": format_instant(period.start_ms),
             "to": format_instant(period.end_ms),
             "step_seconds": step_ms // 1000,
-            "items": [_as_json(row, names, known, step_ms) for row in rows[after : after + limit]],
-            "next": after + limit if len(rows) > after + limit else None,
+            "items": [_as_json(found, row, names, step_ms) for row in rows],
+            "next": after + limit if len(found.items) > after + limit else None,
         }
 
     return routes
@@ -117,7 +125,7 @@ def _check_viewer(principal: Principal, state: str) -> None:
     if principal.owner is None:
         return
     # The series keep no deeper levels: filtering by a higher one would show others' numbers.
-    if deeper := sorted(set(principal.owner) - set(series.OWNER_LEVELS)):
+    if deeper := sorted(set(principal.owner) - set(OWNER_LEVELS)):
         raise HTTPException(
             403, f"series exist by org, team and project: this token is limited to one {deeper[0]}"
         )
@@ -128,16 +136,10 @@ def _check_viewer(principal: Principal, state: str) -> None:
 
 
 def _as_json(
-    row: series.OwnerSeries, names: tuple[str, ...], known: list[bool], step_ms: int
+    found: SeriesOverTime, row: OwnerSeries, names: tuple[str, ...], step_ms: int
 ) -> dict[str, Any]:
     """A series with a value for each step: null where the step, or the measure in it, is unknown."""
-
-    def values(name: str, per: float) -> list[float | None]:
-        return [
-            round(value / per, 6) if is_known and value != series.UNKNOWN else None
-            for value, is_known in zip(row.values[name].tolist(), known, strict=True)
-        ]
-
+    values = partial(found.values, row)
     return {
         **dict(zip(names, row.key, strict=True)),
         "currency": row.currency,

@@ -106,7 +106,7 @@ def share_notes(connection: Connection, period: Period) -> list[str]:
     if shares:
         from gpuledger_collector.storage.telemetry import series  # numpy takes a tenth of a second
 
-        known = series.known(connection, period, STEP_MS)
+        known = series.known_steps(connection, period, STEP_MS)
         if missing := int((~known).sum()):
             hours = missing * STEP_MS / 3_600_000
             notes.append(
@@ -119,7 +119,9 @@ def share_notes(connection: Connection, period: Period) -> list[str]:
 def _steps(
     connection: Connection, period: Period, shares: Sequence[PoolShare]
 ) -> Iterator[PoolStep]:
-    from gpuledger_collector.storage.telemetry import series  # numpy takes a tenth of a second
+    # numpy takes a tenth of a second
+    from gpuledger_collector.insight.owner_series import UNKNOWN
+    from gpuledger_collector.storage.telemetry import series
 
     pools = {share.pool for share in shares}
     counted = queues.pools_with_capacity(connection, period)
@@ -144,7 +146,7 @@ def _steps(
             time_ns[pool, at] += spent_ns
             if state == "held":
                 before_ns, costs = held[pool, at].get(team or UNATTRIBUTED, (0, {}))
-                if one.currency is not None and micro[at] != series.UNKNOWN:
+                if one.currency is not None and micro[at] != UNKNOWN:
                     costs = {**costs, one.currency: costs.get(one.currency, 0) + micro[at]}
                 held[pool, at][team or UNATTRIBUTED] = before_ns + spent_ns, costs
     for pool, at in sorted(time_ns):

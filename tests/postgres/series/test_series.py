@@ -140,7 +140,7 @@ def test_what_is_too_old_is_expired_and_not_drawn_again(dsn, fleet, ledger, run)
     assert fleet.rows("SELECT min(at_ms) FROM owner_5min") >= [(OCTOBER + DAY,)]
     assert rolled(dsn, ledger, NOW_MS, keep_days=age) == 0
     with Database(dsn).transaction() as connection:
-        seen = series.known(connection, Period(OCTOBER, OCTOBER + 2 * DAY), HOUR)
+        seen = series.known_steps(connection, Period(OCTOBER, OCTOBER + 2 * DAY), HOUR)
     assert seen.tolist() == [False] * 24 + [True] * 24
 
 

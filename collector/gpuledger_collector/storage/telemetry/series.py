@@ -14,24 +14,16 @@ capacity. A day that was corrected after its month was closed is drawn as it was
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.insight.owner_series import GROUPS, OWNER_LEVELS, UNKNOWN, OwnerSeries
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select, select_values
 
-STEP_MS = 300_000
-GROUPS = ("org", "team", "project", "pool", "model", "state")
-"""What series can be grouped by."""
-OWNER_LEVELS = ("org", "team", "project")
-"""Levels of the owner tree that series distinguish."""
 MEASURES = ("gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "energy_mj", "cost_micro")
-UNKNOWN = -1
-"""Value of a measure that is unknown in a step: energy that nobody measured, cost without a price.
-"""
 _MAX_USAGE_INTERVAL_MS = DAY_MS
 
 
@@ -267,17 +259,6 @@ def expire(connection: Connection, before_ms: int) -> None:
     connection.execute("DELETE FROM series_day WHERE day_ms < %s", (before_ms,))
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerSeries:
-    """One series: its group, its currency (None: unpriced), and by measure a value a step; 0 where
-    it held nothing.
-    """
-
-    key: tuple[str, ...]
-    currency: str | None
-    values: Mapping[str, npt.NDArray[np.int64]]
-
-
 _COLUMNS = {"pool": "pool", "model": "gpu_model", "state": "state"}
 
 
@@ -365,17 +346,18 @@ def _sums(
     return sums
 
 
-def known(connection: Connection, period: Period, step_ms: int) -> npt.NDArray[np.bool_]:
+def known_steps(connection: Connection, period: Period, step_ms: int) -> npt.NDArray[np.bool_]:
     """Which steps of a period have series: the others were not rated, or expired, and are unknown
     instead of zero.
     """
-    rows = connection.execute(
+    rows = select(
+        connection,
         "SELECT s.day_ms, p.until_ms FROM series_day s JOIN conservation_check p USING (day_ms) "
         "WHERE p.until_ms > %s AND s.day_ms < %s",
         (period.start_ms, period.end_ms),
-    ).fetchall()
+    )
     starts = period.start_ms + step_ms * np.arange(period.ms // step_ms, dtype=np.int64)
     covered = np.zeros(len(starts), dtype=bool)
-    for start_ms, until_ms in rows:
-        covered |= (starts + step_ms > start_ms) & (starts < until_ms)
+    for row in rows:
+        covered |= (starts + step_ms > row.day_ms) & (starts < row.until_ms)
     return covered
