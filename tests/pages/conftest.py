@@ -19,6 +19,7 @@ from gpuledger_collector.api.auth.keys import Keys
 from gpuledger_collector.api.auth.principal import ANYBODY
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.page_routes import View
+from gpuledger_collector.services.forecasts import forecast_outlook
 from gpuledger_collector.services.tokens import TokenStore
 from gpuledger_collector.storage.database import Database
 from postgres.money.conftest import fleet, ledger, run, written
@@ -138,7 +139,7 @@ def overview(reads):
     """
 
     def make(who=ANYBODY, **parameters):
-        outlook = pages.HourlyCache(lambda: pages.forecast_outlook(reads))
+        outlook = pages.HourlyCache(lambda: forecast_outlook(reads.database, reads.now_ms))
         outlook.get(reads.now_ms, wait_s=60)
         view = View.of(who, parameters)
         return pages.overview_page(reads, outlook, "http://127.0.0.1:8440", view).body.decode()

@@ -19,6 +19,7 @@ from gpuledger_collector.accounting.period import parse_instant
 from gpuledger_collector.api import pages
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.page_routes import View
+from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook
 
 from .conftest import HOSTILE
 
@@ -125,7 +126,7 @@ def test_corrections_of_closed_months_are_named(rated, run, reads):
     run("chargeback", "--from", "2025-10-01", "--to", "2026-01-01")
     ((booked_ms, lines),) = rated.rows("SELECT booked_day_ms, count(*) FROM correction GROUP BY 1")
     reads.clock = lambda: dt.datetime.fromtimestamp(booked_ms / 1000 + 3600, dt.UTC)
-    page = Page(overview_text(reads, pages.HourlyCache(pages.Outlook)))
+    page = Page(overview_text(reads, pages.HourlyCache(Outlook)))
     assert page.faults == []
     assert f"{lines} lines correct months that are closed (0.00 USD in sum)" in page.text
     (table,) = [one for one in page.tables if one.rows[0][-1] == "cost, USD"]
@@ -301,7 +302,7 @@ def _away(*_):
 def test_the_page_does_not_wait_for_the_forecast(rated, reads):
     """It is rendered while the forecast is still being made."""
     finish = threading.Event()
-    outlook = pages.HourlyCache(lambda: (finish.wait(60) and None) or pages.Outlook())
+    outlook = pages.HourlyCache(lambda: (finish.wait(60) and None) or Outlook())
     try:
         assert overview_text(reads, outlook)
         assert not finish.is_set()
@@ -319,7 +320,7 @@ def test_the_forecast_is_made_once_an_hour_and_not_waited_for():
         made.append(1)
         if len(made) == 2:
             raise RuntimeError("no")
-        return [pages.PoolOutlook(f"p{len(made)}", (1.0,), (), "", 0)]
+        return [PoolOutlook(f"p{len(made)}", (1.0,), (), "", 0)]
 
     outlook = pages.HourlyCache(work)
     hour = 3_600_000
@@ -362,7 +363,7 @@ def assert_it_fits(taken, width):
 def test_a_pools_chart_has_its_days_under_it():
     """Those of its own hours, of the past and to come."""
     start = parse_instant("2025-10-29T12:00:00Z")
-    one = pages.PoolOutlook("p", (1.0,) * 72, ((1.0, 2.0, 3.0),) * 24, "", start)
+    one = PoolOutlook("p", (1.0,) * 72, ((1.0, 2.0, 3.0),) * 24, "", start)
     plot = pages.pool_facts(one)["plot"]
     assert re.findall(r">(\d+ [A-Z][a-z]+)</text>", plot) == ["30 Oct", "31 Oct", "1 Nov", "2 Nov"]
 

@@ -10,11 +10,12 @@ import pytest
 from fakes.collector import running
 from fakes.pages import Page
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant, parse_instant
-from gpuledger_collector.api import fleet_pages, pages, pool_page
+from gpuledger_collector.api import fleet_pages, pool_page
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.api.page_routes import HourlyCache, View
 from gpuledger_collector.export.plots import dates
 from gpuledger_collector.insight.demand import DEMAND_DAYS
+from gpuledger_collector.insight.pool_outlook import Outlook
 from gpuledger_collector.services.forecasts import store_forecasts
 from gpuledger_collector.services.scaling_advice import UnknownPool, advise_scaling
 
@@ -173,7 +174,7 @@ def test_the_demand_page_leads_to_every_pool_with_forecasts(left, reads, run, wr
     """Also before its own outlook is made, and where only the record of forecasts knows the pool."""
     with reads.database.transaction() as connection:
         connection.execute("DELETE FROM imported_usage")
-    text = fleet_pages.demand_page(reads, HourlyCache(pages.Outlook), View(ANYBODY)).body.decode()
+    text = fleet_pages.demand_page(reads, HourlyCache(Outlook), View(ANYBODY)).body.decode()
     assert f'href="{pool_page.pool_path(left)}"' in text
     assert backtest_of(reads, left) is not None
 

@@ -19,7 +19,9 @@ from gpuledger_collector.api import fleet_pages, list_pages, pages
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.page_routes import View
 from gpuledger_collector.export import shortened
-from gpuledger_collector.services.forecasts import MOST_POOLS
+from gpuledger_collector.insight.pool_outlook import Outlook
+from gpuledger_collector.services import month_proof
+from gpuledger_collector.services.forecasts import MOST_POOLS, forecast_outlook
 from gpuledger_collector.storage.findings import findings
 
 TEAMS = 130
@@ -58,7 +60,7 @@ def amounts(text, section):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda reads: pages.overview_page(reads, pages.HourlyCache(pages.Outlook), "", EVERYTHING),
+        lambda reads: pages.overview_page(reads, pages.HourlyCache(Outlook), "", EVERYTHING),
         lambda reads: pages.month_page(reads, "team", "2025-10", EVERYTHING),
     ],
     ids=["overview", "statements"],
@@ -143,7 +145,7 @@ def test_pools_of_less_demand_are_counted(fleet, reads, run):
         end = number * HOUR // (many + 1)
         fleet.evidence([Held(number, number, 0, end), Held(number, None, end, HOUR, "unallocated")])
     run("chargeback", "--from", "2025-10-01", "--to", "2025-11-01")
-    outlook = pages.HourlyCache(lambda: pages.forecast_outlook(reads))
+    outlook = pages.HourlyCache(lambda: forecast_outlook(reads.database, reads.now_ms))
     assert [pool.name for pool in outlook.get(reads.now_ms, wait_s=250).pools] == [
         f"pool-{number:03d}" for number in range(13, many + 1)
     ]
@@ -161,9 +163,9 @@ def test_refused_claims_are_counted(crowded, reads, monkeypatch):
         RefusedClaim(f"GPU-{n}", f"node-{n % 7}", "device", "", "home", n, n + 1)
         for n in range(5000)
     ]
-    true = fleet_pages.reconcile
+    true = month_proof.reconcile
     monkeypatch.setattr(
-        fleet_pages, "reconcile", lambda *given, **more: with_claims(true(*given, **more), claims)
+        month_proof, "reconcile", lambda *given, **more: with_claims(true(*given, **more), claims)
     )
     text = fleet_pages.trust_page(reads, EVERYTHING).body.decode()
     assert text.count("is reported by home and") == 10

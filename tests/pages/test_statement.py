@@ -400,7 +400,9 @@ def test_statements_of_all_are_those_of_each_owner(dsn, furnished, run, ledger, 
             assert [statement.owner for statement in together] == owners
             for statement in together:
                 asked.clear()
-                alone = read_statement(connection, "team", statement.owner, "2025-10", now_ms, bill)
+                (alone,) = read_statements(
+                    connection, "team", [statement.owner], "2025-10", now_ms, bill
+                )
                 assert len(asked) == count
                 assert as_html(statement) == as_html(alone)
                 name = "" if statement.owner == "(unattributed)" else statement.owner

@@ -44,6 +44,15 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerAhead:
+    """Where the spending of an owner ends with a month, in one currency."""
+
+    owner: str
+    currency: str
+    ahead: Ahead
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """A budget in one of its periods.
 

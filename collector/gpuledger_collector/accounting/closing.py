@@ -38,6 +38,15 @@ class ClosedPeriod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectionSum:
+    """Corrections of closed months in one currency: how many lines, and what they add up to."""
+
+    currency: str
+    lines: int
+    micro: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Invoice:
     """What one owner is billed for a closed month: the exact amount and the minor units that were
     booked.

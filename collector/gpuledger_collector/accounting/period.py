@@ -292,6 +292,11 @@ class Calendar:
         """The month `YYYY-MM`. Raises ValueError with a sentence."""
         return self.named(month(text))
 
+    def month_named(self, period: Period) -> str | None:
+        """The name of the month that a period is; None for any other."""
+        text = self.month_of(period.start_ms)
+        return text if self.month(text) == period else None
+
     def period(self, text: str) -> Period:
         """The period that `parse_period` reads. Raises ValueError with a sentence."""
         return self.named(parse_period(text, self.fiscal_month))

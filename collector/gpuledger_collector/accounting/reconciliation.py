@@ -19,6 +19,7 @@ from gpuledger_collector.accounting.identities import (
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.placement import RefusedClaim
+from gpuledger_collector.accounting.quantity import hours_decimal
 
 PARTS = ("owners", "unallocated", "unavailable", "unobserved", "stranded")
 """Where the time of the capacity went.
@@ -64,6 +65,28 @@ class DayCheck:
     holds: bool
 
 
+@dataclass(frozen=True, slots=True)
+class DatedCheck:
+    """A day's check with its date in the zone of the bill."""
+
+    date: str
+    check: DayCheck
+
+    @property
+    def hours(self) -> tuple[Decimal, Decimal]:
+        """GPU-hours of the capacity, and those that were observed."""
+        capacity, observed = hours_decimal([self.check.capacity_ns, self.check.observed_ns], 6)
+        return capacity, observed
+
+    @property
+    def observed_percent(self) -> str | None:
+        """The part that was observed, in percent with two places, cut off; None: no capacity."""
+        check = self.check
+        if not check.capacity_ns:
+            return None
+        return f"{check.observed_ns * 10_000 // check.capacity_ns / 100:.2f}"
+
+
 @dataclass(frozen=True)
 class Reconciliation:
     """The proof of a period, `parts` by the names of PARTS.
@@ -99,6 +122,12 @@ class Reconciliation:
     uncovered: Mapping[str, int] = field(default_factory=dict)
     """Declared rows, by table, that are older than the audit log, or of which it does not have all.
     """
+
+    @property
+    def dated_days(self) -> Sequence[DatedCheck]:
+        """Its days with their dates."""
+        dates = (self.calendar.date_of(day.day_ms).isoformat() for day in self.days)
+        return [DatedCheck(date, day) for date, day in zip(dates, self.days, strict=True)]
 
     @property
     def equation(self) -> str:

@@ -44,6 +44,7 @@ from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.api.page_routes import HourlyCache
 from gpuledger_collector.api.reader_limits import ReaderLimits
 from gpuledger_collector.ingest.queue_readings import Queue
+from gpuledger_collector.services.forecasts import forecast_outlook
 from gpuledger_common.wire import Answer, Batch
 
 
@@ -105,7 +106,7 @@ def create(
         pool_page,
     ):
         app.include_router(module.router(context))
-    outlook = HourlyCache(lambda: pages.forecast_outlook(context))
+    outlook = HourlyCache(lambda: forecast_outlook(context.database, context.now_ms))
     app.include_router(pages.router(context, outlook))
     app.include_router(fleet_pages.router(context, outlook))
     app.include_router(handbook.router(lambda: describe(app)))

@@ -96,12 +96,8 @@ def router(context: ReadContext) -> APIRouter:
         alerts.
         """
         with context.connection(principal) as connection:
-            standing = statuses(connection, context.now_ms)
-        return {
-            "budgets": [
-                BUDGETS.exact(status) for status in standing if principal.sees(status.budget.owner)
-            ]
-        }
+            listed = statuses(connection, context.now_ms, principal)
+        return {"budgets": [BUDGETS.exact(status) for status in listed]}
 
     return routes
 

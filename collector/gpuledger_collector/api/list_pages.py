@@ -34,6 +34,7 @@ from gpuledger_collector.export.runs import (
 )
 from gpuledger_collector.export.site import ANOMALIES, IDLE, JOBS, address, job_path
 from gpuledger_collector.insight.notifications.finding_rules import reclaim_command
+from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.findings import list_findings, list_idle_workloads
 from gpuledger_collector.services.nodes import read_fleet
 from gpuledger_collector.services.runs import (
@@ -43,7 +44,6 @@ from gpuledger_collector.services.runs import (
     list_runs,
     read_job,
 )
-from gpuledger_collector.storage.ledger import zones
 from gpuledger_common.plurals import plural
 
 SHOWN = 100
@@ -89,7 +89,7 @@ def idle_page(context: ReadContext, view: View) -> Response:
     is_now = not view.filters.period
     with context.database.transaction(read_only=True) as connection:
         # Ends are not included: one millisecond is what is ongoing at this instant.
-        span = view.period(zones.calendar(connection), Period(now_ms, now_ms + 1))
+        span = view.period(calendar_of(connection), Period(now_ms, now_ms + 1))
         found = list_findings(connection, "idle", span, view.reader, view.scope)
         found = found.ongoing if is_now else found
         if view.wants_csv:
@@ -143,7 +143,7 @@ def anomalies_page(context: ReadContext, view: View) -> Response:
     now_ms = context.now_ms
     with context.database.transaction(read_only=True) as connection:
         span = view.period(
-            zones.calendar(connection), Period(now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1)
+            calendar_of(connection), Period(now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1)
         )
         found = list_findings(connection, "anomaly", span, view.reader, view.scope)
         site = view.site(
@@ -174,7 +174,7 @@ def jobs_page(context: ReadContext, view: View, name: str, order: str) -> Respon
         raise ValueError(f"sort: {order!r} is none of {', '.join(ORDERS)}")
     now_ms = context.now_ms
     with context.database.transaction(read_only=True) as connection:
-        calendar = zones.calendar(connection)
+        calendar = calendar_of(connection)
         month = calendar.month_of(now_ms)
         span = view.period(calendar, calendar.month(month))
         charged = list_runs(

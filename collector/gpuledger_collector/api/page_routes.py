@@ -25,11 +25,9 @@ from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, as_http_error, 
 from gpuledger_collector.export import html
 from gpuledger_collector.export.pieces import csv_pieces
 from gpuledger_collector.export.site import Filters, Site
+from gpuledger_collector.services.database import Connection
+from gpuledger_collector.services.rated_period import LedgerExtent, read_extent
 from gpuledger_collector.services.statement import NoStatement
-from gpuledger_collector.storage import overview
-from gpuledger_collector.storage.billing import statements as stored
-from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.locks import Connection
 
 MAX_MONTHS = 13
 WAIT_SECONDS = 0.02
@@ -149,31 +147,30 @@ class View:
 
     def site(self, connection: Connection, path: str, now_ms: int, **more: Any) -> Site:
         """The frame of a page."""
-        calendar = zones.calendar(connection)
-        months = stored.months(connection)
-        now = calendar.month_of(now_ms)
+        return self.frame(read_extent(connection, now_ms), path, now_ms, **more)
+
+    def frame(self, extent: LedgerExtent, path: str, now_ms: int, **more: Any) -> Site:
+        """The frame of a page where it is known how far the ledger is."""
+        now = extent.calendar.month_of(now_ms)
         return Site(
             path=path,
-            month=self.filters.period if self.filters.period in months else now,
+            month=self.filters.period if self.filters.period in extent.months else now,
             sees_fleet=self.reader.owner is None,
             filters=self.filters,
             is_still=self.is_still,
             **{
-                "periods": months[:MAX_MONTHS],
-                "being_made": backlog_text(connection, now_ms),
+                "periods": extent.months[:MAX_MONTHS],
+                "being_made": backlog_text(extent),
                 **more,
             },
         )
 
 
-def backlog_text(connection: Connection, now_ms: int) -> str:
+def backlog_text(extent: LedgerExtent) -> str:
     """What of the past is not added up yet, in a sentence; empty when all is."""
-    since_ms = overview.backlog(connection, now_ms // HOUR_MS * HOUR_MS)
-    return (
-        ""
-        if since_ms is None
-        else f"New evidence from {format_date(since_ms)} on is being added up"
-    )
+    if extent.backlog_ms is None:
+        return ""
+    return f"New evidence from {format_date(extent.backlog_ms)} on is being added up"
 
 
 def require_page_reader(keys: Keys) -> Any:

@@ -6,19 +6,18 @@ The numbers are those of the commands.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow, sum_known
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, ReportRow, sum_known
 from gpuledger_collector.accounting.money import MICRO
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
+from gpuledger_collector.accounting.period import HOUR_MS, Period, format_instant
 from gpuledger_collector.accounting.waste import whole_waste
-from gpuledger_collector.api.auth.principal import Denied, Principal
+from gpuledger_collector.api.auth.principal import Denied
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.page_routes import (
     ANOTHER_OWNER,
@@ -31,62 +30,26 @@ from gpuledger_collector.api.page_routes import (
 )
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export import statement as forms
+from gpuledger_collector.export.cells import instant_text
 from gpuledger_collector.export.chargeback import csv_rows, unbilled_line, waste_line
 from gpuledger_collector.export.findings import counted, lasting
 from gpuledger_collector.export.shortened import is_rest, shortened
 from gpuledger_collector.export.site import Filters, Site, pool_path, statement_path
-from gpuledger_collector.insight.nodes import INVENTORY, SILENT_MS, UNINSTALLED, is_silent
+from gpuledger_collector.insight.nodes import FleetNode
+from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook
 from gpuledger_collector.services import new_nodes
-from gpuledger_collector.services.budget_status import standings
-from gpuledger_collector.services.chargeback import (
-    direct_costs_by_team,
-    notices,
-    read_chargeback,
-    read_owner_chargeback,
-)
-from gpuledger_collector.services.findings import list_findings
-from gpuledger_collector.services.forecasts import forecast_pools, largest_pools
+from gpuledger_collector.services.billing_calendar import calendar_of
+from gpuledger_collector.services.chargeback import notices
+from gpuledger_collector.services.overview import ANOMALY_DAYS, Overview, read_overview
+from gpuledger_collector.services.rated_period import read_extent
 from gpuledger_collector.services.statement import (
-    NoStatement,
-    monthly_chargeback,
+    read_month,
     read_statement,
-    require_level,
+    read_statement_jobs,
 )
-from gpuledger_collector.storage import overview
-from gpuledger_collector.storage.billing import declarations, month_proofs, periods, reports
-from gpuledger_collector.storage.billing import statements as stored
-from gpuledger_collector.storage.health import first_heard
-from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.row_level_security import as_viewer
 from gpuledger_common.plurals import plural
 
-TREND_DAYS = 30
-ANOMALY_DAYS = 7
 SHOWN = 6
-PAST_HOURS, HOURS_AHEAD = 72, 24
-
-
-@dataclass(frozen=True, slots=True)
-class PoolOutlook:
-    """Demand of a pool in GPUs: past hours (None: unknown), and low, middle and high of the coming
-    ones.
-    """
-
-    name: str
-    past: tuple[float | None, ...]
-    ahead: tuple[tuple[float, float, float], ...]
-    note: str
-    first_ms: int
-    """Start of the first past hour."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """Demand of the largest pools, by name, and how many others there are."""
-
-    pools: tuple[PoolOutlook, ...] = ()
-    left_out: int = 0
 
 
 def router(context: ReadContext, outlook: HourlyCache[Outlook]) -> APIRouter:
@@ -136,14 +99,10 @@ def statement_page(
     reader = view.reader
     if not reader.sees({level: owner}):
         raise Denied(403, ANOTHER_OWNER)
+    asked = (level, owner, month, context.now_ms, reader.owner)
     with context.database.transaction(read_only=True) as connection:
-        chargeback = monthly_chargeback(connection, level, month, context.now_ms, owner)
         if view.wants_csv:
-            period = zones.in_zone(connection, UTC_DAYS.month(month))
-            by = (level, "workload")
-            report = read_chargeback(connection, period, by, context.now_ms, reader.owner).report
-            rows = tuple(row for row in report.rows if row.keys[0] == owner)
-            return csv_file(csv_rows(replace(report, rows=rows)), "statement", month)
+            return csv_file(csv_rows(read_statement_jobs(connection, *asked)), "statement", month)
         narrowed = replace(view, filters=Filters(month, {level: owner}))
         path, _, is_dots = statement_path(level, owner, month).partition("?")
         extra = {"owner": owner} if is_dots else {}
@@ -156,71 +115,29 @@ def statement_page(
             extra=extra,
             is_filtered=False,
         )
-        try:
-            with as_viewer(connection, reader.owner):
-                reading = (connection, level, owner, month, context.now_ms, chargeback)
-                statement = read_statement(*reading, may_be_empty=True)
-        except NoStatement as error:
-            if reader.owner is None:
-                raise
-            # The sentence names other owners, which a viewer must not see.
-            raise NoStatement(f"{level} {owner!r} was billed nothing in {month}") from error
+        statement = read_statement(connection, *asked, may_be_empty=True)
     return page(forms.as_html(statement, site), site=site)
 
 
 def month_page(context: ReadContext, level: str, month: str, view: View) -> Response:
     """Who pays in a month, by a level: the rows of the chargeback that this reader may see."""
-    require_level(level)
-    nominal = UTC_DAYS.month(month)
     reader = view.reader
     with context.database.transaction(read_only=True) as connection:
-        period = zones.in_zone(connection, nominal)
-        report = _month_report(connection, period, level, context.now_ms, reader)
+        report = read_month(connection, level, month, context.now_ms, reader.owner)
         if view.wants_csv:
             # A notice may name other owners, which a viewer must not see.
+            period = calendar_of(connection).month(month)
             said = (
-                notices(connection, period, context.now_ms, report) if reader.owner is None else []
+                []
+                if reader.owner is not None
+                else notices(connection, period, context.now_ms, report)
             )
             return csv_file(csv_rows(report, said), level, month)
         narrowed = replace(view, filters=replace(view.filters, period=month))
         path = f"/statements/{level}/{month}"
-        site = narrowed.site(
-            connection, path, context.now_ms, has_csv=True, is_filtered=False, periods=()
-        )
-        months = stored.months(connection)
-    return page(forms.index(level, month, report, site, months), site=site)
-
-
-def _month_report(
-    connection: Connection, period: Period, level: str, now_ms: int, reader: Principal
-) -> Report:
-    """Who pays by a level; for a viewer its own rows of that, so that their cents are those of the
-    invoice.
-    """
-    if reader.owner is None:
-        return read_chargeback(connection, period, (level,), now_ms).report
-    if set(reader.owner) != {level}:
-        return Report((level,), (), ())
-    return read_owner_chargeback(connection, period, level, reader.owner[level], now_ms).report
-
-
-def forecast_outlook(context: ReadContext) -> Outlook:
-    """Past and coming demand of the largest pools; takes seconds."""
-    with context.database.connect() as connection:
-        largest = largest_pools(connection, context.now_ms)
-    pools = {series.name: series for series in largest.pools}
-    outlook = []
-    for forecast in forecast_pools(largest.pools, HOURS_AHEAD):
-        series = pools[forecast.series]
-        values = series.values[-PAST_HOURS:]
-        past = tuple(float(value) if np.isfinite(value) else None for value in values)
-        low, middle, high = (forecast.quantiles.index(quantile) for quantile in (0.1, 0.5, 0.9))
-        ahead = tuple(
-            (float(row[low]), float(row[middle]), float(row[high])) for row in forecast.values
-        )
-        first_ms = series.end_ms - (len(past) - 1) * HOUR_MS
-        outlook.append(PoolOutlook(forecast.series, past, ahead, forecast.note or "", first_ms))
-    return Outlook(tuple(outlook), largest.left_out)
+        extent = read_extent(connection, context.now_ms)
+    site = narrowed.frame(extent, path, context.now_ms, has_csv=True, is_filtered=False, periods=())
+    return page(forms.index(level, month, report, site, extent.months), site=site)
 
 
 def overview_page(
@@ -235,13 +152,12 @@ def overview_page(
     # One snapshot, so that the parts of a page agree with each other; rendering happens after it is
     # released.
     with context.database.transaction(read_only=True) as connection:
-        ledger = _ledger_facts(connection, now_ms, view)
-        is_open = context.keys.lets_anybody_report
-        current = _current_facts(
-            connection, now_ms, view, reports=ledger["fleet"].reports, is_open=is_open
-        )
+        calendar = calendar_of(connection)
+        month = calendar.month_of(now_ms)
+        period = view.period(calendar, calendar.month(month))
+        found = read_overview(connection, period, view.reader, view.scope, now_ms)
         site = view.site(connection, "/", now_ms)
-    empty = not ledger["fleet"].nodes and not ledger["has_rows"] and not site.periods
+    empty = not found.fleet.nodes and not found.direct.rows and not site.periods
     # Forecasting takes seconds: the page shows the last one, and none while there is none yet.
     pools = outlook.get(now_ms) if shows_fleet and not empty else None
     if shows_fleet and not empty and pools is None:
@@ -256,8 +172,8 @@ def overview_page(
         now=format_instant(now_ms - now_ms % 1000),
         pools=None if pools is None else [pool_facts(pool) for pool in pools.pools],
         pools_left_out=0 if pools is None else pools.left_out,
-        **ledger,
-        **current,
+        **_ledger_facts(found, view.filters.period or month, now_ms),
+        **_current_facts(found, now_ms, is_open=context.keys.lets_anybody_report),
     )
     return page(text, site=site)
 
@@ -267,123 +183,56 @@ def being_forecast(site: Site) -> Site:
     return replace(site, being_made=site.being_made or "The forecast is being computed", seconds=5)
 
 
-def _ledger_facts(connection: Connection, now_ms: int, view: View) -> dict[str, Any]:
+def _ledger_facts(found: Overview, month: str, now_ms: int) -> dict[str, Any]:
     """What the overview says about a month of the ledger, for the template."""
-    calendar = zones.calendar(connection)
-    month = calendar.month_of(now_ms)
-    name = view.filters.period or month
-    period = view.period(calendar, calendar.month(month))
-    last_ms = min(calendar.day_of(now_ms).start_ms, period.end_ms)
-    trend = Period(calendar.days_before(last_ms, TREND_DAYS), last_ms)
-    fleet = overview.fleet(connection, now_ms - SILENT_MS)
-    checks, proof = month_proofs.checks_and_proof(connection, period, calendar)
-    report = direct_costs_by_team(connection, period, view.owner)
-    with as_viewer(connection, view.reader.owner):
-        daily = overview.daily_by_team(connection, trend, view.owner or {})
-    rated_ms = max((check.until_ms for check in checks), default=None)
-    closed = periods.closed(connection)
-    # Whoever sees one owner's part is told of no unallocated time at all.
-    has_inventory = view.owner is not None or reports.has_capacity(connection, period)
+    rated, calendar, period = found.rated, found.rated.calendar, found.rated.period
     return {
-        "month": name,
+        "month": month,
         "is_over": period.end_ms <= now_ms,
         "statement_month": calendar.month_of(max(min(now_ms, period.end_ms - 1), period.start_ms)),
         "zone": calendar.zone_at(period.start_ms).name,
-        "known": None if rated_ms is None else format_instant(rated_ms - rated_ms % 1000),
-        "fleet": fleet,
-        "gpus": html.gpus(fleet.gpu_micro / MICRO),
-        "has_rows": bool(report.rows),
+        "known": instant_text(rated.rated_ms),
+        "fleet": found.fleet,
+        "gpus": html.gpus(found.fleet.gpu_micro / MICRO),
         "spend": [
-            _spend(report, total, daily, calendar.days(trend), has_inventory)
-            for total in report.totals
-            if total.currency is not None
+            _spend(found, total) for total in found.direct.totals if total.currency is not None
         ],
-        "unpriced_ns": sum(row.gpu_ns for row in report.rows if row.currency is None),
-        "has_shares": any(
-            declarations.SHARED_COSTS.in_force(connection, at)
-            for at in periods.declarations_at(connection, calendar, period).values()
-        ),
-        "nothing": None if report.rows else _nothing(connection, period, view, rated_ms),
-        "corrected": overview.corrected(connection, period) if view.owner is None else [],
-        "trust": forms.trust(checks, proof),
-        "closed": closed[-1] if closed else None,
+        "unpriced_ns": sum(row.gpu_ns for row in found.direct.rows if row.currency is None),
+        "has_shares": found.has_shares,
+        "nothing": found.nothing,
+        "corrected": found.corrections,
+        "trust": forms.trust(rated.checks, rated.proof),
+        "closed": rated.closed_months[-1] if rated.closed_months else None,
     }
 
 
-def _nothing(
-    connection: Connection, period: Period, view: View, rated_ms: int | None
-) -> tuple[str, str]:
-    """Say why a period has no amount: in a few words, and in a sentence with what to do."""
-    calendar = zones.calendar(connection)
-    if not overview.has_prices(connection):
-        return "no prices yet", "There are no prices yet: gpuledger import prices prices.csv."
-    if view.owner and not overview.is_owner(connection, view.owner):
-        named = ", ".join(f"{level} {name}" for level, name in view.owner.items())
-        return "nobody has this name", f"Nothing was ever charged to {named}: is the name right?"
-    if rated_ms is not None:
-        return (
-            "nothing was used",
-            "Nothing was charged in this period: it is rated, and none of its time was used.",
-        )
-    first_ms = overview.first_rated_ms(connection)
-    if first_ms is not None and period.end_ms <= first_ms:
-        began = calendar.date_of(first_ms)
-        return (
-            f"before {began}",
-            f"The ledger begins on {began}: nothing is known of the time before.",
-        )
-    return (
-        "nothing is rated yet",
-        "Nothing of it is rated yet: rating starts a minute after the first evidence.",
-    )
-
-
-def _current_facts(
-    connection: Connection, now_ms: int, view: View, *, reports: bool, is_open: bool
-) -> dict[str, Any]:
+def _current_facts(found: Overview, now_ms: int, *, is_open: bool) -> dict[str, Any]:
     """What the overview says about now: findings, budgets and nodes, for the template.
 
-    `reports`: whether a node does; `is_open`: whether any agent may, without a token.
+    `is_open`: whether any agent may report, without a token.
     """
-    scope = view.scope
-    idle = list_findings(
-        connection, "idle", Period(now_ms - DAY_MS, now_ms + 1), view.reader, scope
-    )
-    month = Period(now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1)
-    anomalies = list_findings(connection, "anomaly", month, view.reader, scope)
-    with as_viewer(connection, view.reader.owner):
-        budgets = [
-            status for status in standings(connection, now_ms) if scope.sees(status.budget.owner)
-        ]
-    nodes = overview.nodes(connection) if view.owner is None else []
-    heard = first_heard(connection, now_ms - DAY_MS) if view.owner is None and is_open else []
-    ongoing = idle.ongoing.dearest_first()
-    is_known = idle.looked_ms is not None and reports
+    ongoing = found.idle.ongoing.dearest_first()
+    heard = found.first_heard if is_open else ()
     return {
         "idle": [forms.finding_facts(item) for item in ongoing.items[:SHOWN]],
-        "idle_count": counted(ongoing.items) if ongoing.items or is_known else None,
+        "idle_count": counted(ongoing.items) if ongoing.items or found.is_idle_known else None,
         "idle_left_out": len(ongoing.items) - SHOWN,
         "idle_per_day": ongoing.per_day,
-        "anomalies": [forms.finding_facts(item) for item in anomalies.items[:SHOWN]],
+        "anomalies": [forms.finding_facts(item) for item in found.anomalies.items[:SHOWN]],
         "anomaly_days": ANOMALY_DAYS,
-        "budgets": [forms.budget_facts(status) for status in budgets],
-        "nodes": [_node_facts(node, now_ms) for node in nodes],
+        "budgets": [forms.budget_facts(status) for status in found.budgets],
+        "nodes": [_node_facts(node, now_ms) for node in found.nodes],
         "first_heard": new_nodes.sentence(heard) if heard else "",
         "first_heard_cure": new_nodes.CURE,
     }
 
 
-def _spend(
-    report: Report,
-    total: ReportRow,
-    daily: dict[str, dict[str, dict[int, int]]],
-    trend: Sequence[Period],
-    has_inventory: bool,
-) -> dict[str, Any]:
+def _spend(found: Overview, total: ReportRow) -> dict[str, Any]:
     """One currency: the rows of the chargeback, each with its trend; time without a holder is
     marked.
     """
-    currency = total.currency or ""
+    report, currency = found.direct, total.currency or ""
+    daily = found.costs_by_day.get(currency, {})
     own_rows = [row for row in report.rows if row.currency == currency and not row.correction_of]
     # Whoever may choose tags may invent teams by the thousand: the page lists the dearest.
     shown = shortened(replace(report, rows=tuple(own_rows))).rows
@@ -394,7 +243,7 @@ def _spend(
         "total": total,
         "unbilled": unbilled_line(report, total),
         "waste": [
-            waste_line(waste) for waste in whole_waste(own_rows + corrections, has_inventory)
+            waste_line(waste) for waste in whole_waste(own_rows + corrections, found.has_inventory)
         ],
         "rows": [
             {
@@ -403,7 +252,7 @@ def _spend(
                 "held": forms.is_owner(row.keys[0]),
                 "is_rest": is_rest(row),
                 "length": plots.length_bar(float(row.cost_minor or 0), float(highest)),
-                "trend": _trend(row.keys[0], daily.get(currency, {}), trend, currency),
+                "trend": _trend(row.keys[0], daily, found.trend, currency),
             }
             for row in shown
         ],
@@ -430,7 +279,10 @@ def _correction(month: str, rows: Sequence[ReportRow]) -> dict[str, Any]:
 
 
 def _trend(
-    owner: str, teams: dict[str, dict[int, int]], trend: Sequence[Period], currency: str
+    owner: str,
+    teams: Mapping[str, Mapping[int, int]],
+    trend: Sequence[Period],
+    currency: str,
 ) -> Any:
     days = teams.get("" if owner == UNATTRIBUTED else owner)
     if days is None:
@@ -470,14 +322,14 @@ def pool_facts(pool: PoolOutlook) -> dict[str, Any]:
     }
 
 
-def _node_facts(node: overview.Node, now_ms: int) -> dict[str, Any]:
-    silent = node.status not in {INVENTORY, UNINSTALLED} and is_silent(node.seen_ms, now_ms)
+def _node_facts(node: FleetNode, now_ms: int) -> dict[str, Any]:
+    state = node.state(now_ms)
     return {
         "name": node.name,
         "seen": f"{lasting(now_ms - node.seen_ms)} ago",
         "gpus": html.gpus(node.gpu_micro / MICRO),
         "slices": node.slices,
-        "state": "silent" if silent else node.status,
+        "state": state,
         "detail": node.detail,
-        "well": node.status == "ok" and not silent,
+        "well": state == "ok",
     }

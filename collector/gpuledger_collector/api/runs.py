@@ -29,8 +29,8 @@ from gpuledger_collector.api.intake import Intake, authenticate_agent
 from gpuledger_collector.api.limits import OverQuota
 from gpuledger_collector.export.runs import run_json
 from gpuledger_collector.services import runs
+from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.database import Database
-from gpuledger_collector.storage.ledger import zones
 
 PROGRESS_PATH = "/v1/runs/{workload:name}/progress"
 MAX_LISTED = 500
@@ -133,7 +133,7 @@ def router(context: ReadContext) -> APIRouter:
         """
         with context.database.transaction(read_only=True) as connection:
             try:
-                days = requested_days(zones.calendar(connection), start, end, period)
+                days = requested_days(calendar_of(connection), start, end, period)
             except ValueError as error:
                 raise HTTPException(400, str(error)) from error
             charged = runs.list_runs(

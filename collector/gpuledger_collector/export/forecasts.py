@@ -3,7 +3,25 @@
 from __future__ import annotations
 
 from gpuledger_collector.export.report import Column, Kind, Report
+from gpuledger_collector.insight.pool_outlook import DemandHour
 from gpuledger_collector.insight.spend import OwnerSpend
+
+
+def _gpus(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3f}"
+
+
+DEMAND_HOURS = Report[DemandHour](
+    "demand",
+    (
+        Column("pool", lambda item: item.pool),
+        Column("at", lambda item: item.at_ms, Kind.INSTANT),
+        Column("demand", lambda item: _gpus(item.demand), Kind.DECIMAL),
+        Column("low", lambda item: _gpus(item.low), Kind.DECIMAL),
+        Column("likely", lambda item: _gpus(item.likely), Kind.DECIMAL),
+        Column("high", lambda item: _gpus(item.high), Kind.DECIMAL),
+    ),
+)
 
 
 def spend_report(level: str) -> Report[OwnerSpend]:

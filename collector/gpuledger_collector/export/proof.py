@@ -17,14 +17,26 @@ from gpuledger_collector.accounting.identities import (
 from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
-from gpuledger_collector.accounting.reconciliation import Reconciliation
+from gpuledger_collector.accounting.reconciliation import DatedCheck, Reconciliation
 from gpuledger_collector.export.cells import lines_text
+from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_common.plurals import plural
 
 SHOWN_PLACES = 3
 """Amounts of each identity that are printed where it does not hold."""
 SHOWN_CLAIMS = 10
 """Refused claims that are printed, the oldest."""
+DAYS = Report[DatedCheck](
+    "days",
+    (
+        Column("day", lambda item: item.date),
+        Column("rated_until", lambda item: item.check.until_ms, Kind.INSTANT),
+        Column("capacity_gpu_hours", lambda item: item.hours[0], Kind.DECIMAL),
+        Column("observed_gpu_hours", lambda item: item.hours[1], Kind.DECIMAL),
+        Column("observed_percent", lambda item: item.observed_percent, Kind.DECIMAL),
+        Column("holds", lambda item: "yes" if item.check.holds else "no"),
+    ),
+)
 
 
 def _minor(sheet: Reconciliation, currency: str) -> tuple[dict[str, str], str]:

@@ -5,6 +5,7 @@ boards and alerts.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 RETIRED = "retired"
@@ -69,6 +70,55 @@ class NodeHeartbeat:
     agent_version: str
     source: str
     driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ailing:
+    """An accelerator that is not well, and why."""
+
+    node: str
+    accelerator: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """The fleet now: GPUs in millionths of whole devices, accelerators by state of health, the
+    first of those that ail, and its nodes.
+    """
+
+    slices: int
+    """How many accelerators are a part of a device (MIG), which counts by its share in `gpu_micro`."""
+    gpu_micro: int
+    healths: Sequence[tuple[str, int]]
+    causes: Sequence[Ailing]
+    nodes: int
+    silent: int
+    not_expected: int
+    """Nodes of which nobody expects a sign of life; they are not silent."""
+
+    @property
+    def reports(self) -> bool:
+        """Whether any node is heard of now; otherwise nothing that is so now is known."""
+        return self.nodes > self.silent + self.not_expected
+
+
+@dataclass(frozen=True, slots=True)
+class FleetNode:
+    """A node, when its agent was last seen, and the GPUs on it, whole devices in millionths."""
+
+    name: str
+    seen_ms: int
+    status: str
+    detail: str
+    gpu_micro: int
+    slices: int
+    """How many of its accelerators are a part of a device (MIG)."""
+
+    def state(self, now_ms: int) -> str:
+        """Its status, or `silent` where a sign of life was expected."""
+        is_expected = self.status not in {INVENTORY, UNINSTALLED}
+        return "silent" if is_expected and is_silent(self.seen_ms, now_ms) else self.status
 
 
 def is_silent(seen_ms: int, now_ms: int) -> bool:

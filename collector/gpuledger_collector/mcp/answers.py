@@ -17,6 +17,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from gpuledger_collector.accounting import money as amounts
+from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.export.report import Column, Item, Kind, Report
 from gpuledger_common.escapes import escape_text
@@ -253,6 +254,11 @@ def notices(texts: Sequence[str]) -> tuple[str, ...]:
     return (*shown, *([f"{more} more notices are in the chargeback"] if more else []))
 
 
+def instant(at_ms: int | None) -> str | None:
+    """RFC 3339 in UTC, to the second; None: unknown."""
+    return None if at_ms is None else format_instant(at_ms - at_ms % 1000)
+
+
 def money(minor: int | None, currency: str | None) -> Money | None:
     """An amount in minor units; None: unknown."""
     if minor is None or currency is None:
@@ -262,11 +268,12 @@ def money(minor: int | None, currency: str | None) -> Money | None:
 
 def micro_money(micro: int | None, currency: str | None) -> Money | None:
     """An amount to the micro-unit; None: unknown."""
-    return (
-        None
-        if micro is None or currency is None
-        else Money(amount=amounts.decimal_text(micro), currency=currency)
-    )
+    return None if micro is None or currency is None else exact_money(micro, currency)
+
+
+def exact_money(micro: int, currency: str) -> Money:
+    """A known amount to the micro-unit."""
+    return Money(amount=amounts.decimal_text(micro), currency=currency)
 
 
 def quantity(value: Decimal | int | None, unit: str) -> Quantity | None:

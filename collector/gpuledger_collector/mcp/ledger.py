@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol, TypeVar
 
-from gpuledger_collector.accounting.period import Calendar, Period, format_instant
+from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.export.site import address
 from gpuledger_collector.mcp import periods
 from gpuledger_collector.mcp.answers import Answer, Model, Proof, Span, Status, rest_of, shortened
-from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.row_level_security import as_viewer
+from gpuledger_collector.services.billing_calendar import calendar_of
+from gpuledger_collector.services.database import Connection, Database
+from gpuledger_collector.services.rated_period import read_rated_period
 
 STATEMENT_SECONDS = 60
 SESSION = (
@@ -72,7 +71,7 @@ class Ledger:
     def snapshot(self) -> Iterator[Snapshot]:
         """One snapshot for all that a tool reads."""
         with self.database.transaction(read_only=True) as connection:
-            yield Snapshot(self, connection, zones.calendar(connection))
+            yield Snapshot(self, connection, calendar_of(connection))
 
     def link(self, path: str, parameters: Mapping[str, str] | None = None) -> str:
         """The address of a page."""
@@ -94,19 +93,14 @@ class Snapshot:
     connection: Connection
     calendar: Calendar
 
-    @contextmanager
-    def restricted(self) -> Iterator[Connection]:
-        """The connection under row-level security where the reader is a viewer."""
-        with as_viewer(self.connection, self.ledger.reader.owner):
-            yield self.connection
-
     def period(self, text: str, start: str, end: str) -> Period:
         """The period of the parameters `period`, or `start` and `end`. Raises Refused."""
         return periods.resolve(self.calendar, self.ledger.now_ms, text, start, end)
 
     def evidence(self, period: Period) -> periods.Evidence:
         """What the ledger knows of a period, and what proves it."""
-        return periods.evidence(self.connection, self.calendar, period, self.ledger.now_ms)
+        rated = read_rated_period(self.connection, period, self.calendar)
+        return periods.evidence(rated, self.ledger.now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +163,3 @@ class Page:
         left_out = chain(items[: self.offset], items[self.offset + len(answer.rows) :])
         # One after the other: only those of the page are ever held together.
         return answer.model_copy(update={"rest": rest_of(map(build, left_out))})
-
-
-def instant(at_ms: int | None) -> str | None:
-    """RFC 3339 in UTC, to the second; None: unknown."""
-    return None if at_ms is None else format_instant(at_ms - at_ms % 1000)

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting.closing import ClosedPeriod
-from gpuledger_collector.accounting.month_proof import PeriodProof, Standing
+from gpuledger_collector.accounting.month_proof import Standing
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period, format_instant
-from gpuledger_collector.accounting.statement import compared_windows
-from gpuledger_collector.mcp.answers import Coverage, Proof, ProofState, Seal, Span
-from gpuledger_collector.storage.billing import month_proofs, periods, reports
-from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.accounting.rated_period import RatedPeriod
+from gpuledger_collector.export.cells import instant_text
+from gpuledger_collector.mcp.answers import Coverage, Proof, ProofState, Seal, Span, instant
 from gpuledger_common.plurals import plural
 
 MAX_DAYS = 400
@@ -60,44 +59,6 @@ def _named(calendar: Calendar, now_ms: int, text: str) -> Period:
     return month if text == "this-month" else calendar.month(calendar.month_of(month.start_ms - 1))
 
 
-def compared(
-    connection: Connection, calendar: Calendar, period: Period, now_ms: int
-) -> tuple[Period, Period] | None:
-    """What a period is compared with unless somebody says otherwise, and the days of it that are;
-    None: nothing.
-
-    Of an unfinished period its whole days: with the days to come it would always look cheaper. A
-    month is compared as its statements are.
-    """
-    if month_name(calendar, period) is not None:
-        known_ms = max(
-            (check.until_ms for check in reports.conservation_checks(connection, period)), default=0
-        )
-        past = reports.conservation_checks(connection, before(calendar, period))
-        return compared_windows(
-            period, known_ms, frozenset(check.day_ms for check in past), calendar
-        )
-    today = calendar.day_of(now_ms).start_ms
-    end_ms = today if period.start_ms < today < period.end_ms else period.end_ms
-    after = Period(period.start_ms, end_ms)
-    return before(calendar, after), after
-
-
-def before(calendar: Calendar, period: Period) -> Period:
-    """The month before a month, else as many days right before a period."""
-    if (month := month_name(calendar, period)) is not None:
-        return calendar.month(calendar.month_of(calendar.month(month).start_ms - 1))
-    return Period(
-        calendar.days_before(period.start_ms, len(calendar.days(period))), period.start_ms
-    )
-
-
-def month_name(calendar: Calendar, period: Period) -> str | None:
-    """The name of the month that a period is; None for any other."""
-    text = calendar.month_of(period.start_ms)
-    return text if calendar.month(text) == period else None
-
-
 def dates(calendar: Calendar, period: Period) -> tuple[str, str]:
     """First day and the day after the last one."""
     return str(calendar.date_of(period.start_ms)), str(calendar.date_of(period.end_ms))
@@ -111,26 +72,21 @@ class Evidence:
     coverage: Coverage
     proof: Proof
     gap: str
+    closed: Sequence[ClosedPeriod]
+    """The closed months in it."""
 
 
-def evidence(connection: Connection, calendar: Calendar, period: Period, now_ms: int) -> Evidence:
-    """Read what the ledger knows of a period, and what proves it."""
-    checks, kept = month_proofs.checks_and_proof(connection, period, calendar)
-    begun = period.clip(Period(period.start_ms, max(now_ms, period.start_ms + 1)))
-    days = 0 if now_ms <= period.start_ms or begun is None else len(calendar.days(begun))
-    rated_ms = max((check.until_ms for check in checks), default=None)
-    capacity = sum(check.capacity_ns for check in checks)
-    unobserved = sum(check.unobserved_ns for check in checks)
-    observed = percent(capacity - unobserved, capacity) if capacity else None
+def evidence(rated: RatedPeriod, now_ms: int) -> Evidence:
+    """What the ledger knows of a period, and what proves it, as answers show it."""
+    capacity = rated.capacity_ns
     coverage = Coverage(
-        rated_until=None if rated_ms is None else format_instant(rated_ms - rated_ms % 1000),
-        days=days,
-        days_rated=len(checks),
-        observed_percent=observed,
+        rated_until=instant(rated.rated_ms),
+        days=rated.days_until(now_ms),
+        days_rated=len(rated.checks),
+        observed_percent=percent(rated.observed_ns, capacity) if capacity else None,
     )
-    span = span_of(calendar, period)
-    proof = _proof(calendar, period, len(checks), kept, periods.closed(connection))
-    return Evidence(span, coverage, proof, _gap(period, coverage, rated_ms, now_ms))
+    span = span_of(rated.calendar, rated.period)
+    return Evidence(span, coverage, _proof(rated), _gap(rated, coverage, now_ms), rated.closed)
 
 
 def span_of(calendar: Calendar, period: Period) -> Span:
@@ -145,7 +101,8 @@ def percent(part: int, whole: int) -> str:
     return f"{hundredths // 100}.{hundredths % 100:02d}"
 
 
-def _gap(period: Period, coverage: Coverage, rated_ms: int | None, now_ms: int) -> str:
+def _gap(rated: RatedPeriod, coverage: Coverage, now_ms: int) -> str:
+    period, rated_ms = rated.period, rated.rated_ms
     if rated_ms is None:
         return "nothing of this period is rated"
     if coverage.days_rated < coverage.days:
@@ -159,35 +116,28 @@ def _gap(period: Period, coverage: Coverage, rated_ms: int | None, now_ms: int) 
     return ""
 
 
-def _proof(
-    calendar: Calendar, period: Period, days: int, kept: PeriodProof, closed: Sequence[ClosedPeriod]
-) -> Proof:
-    own = [month for month in closed if month.period.clip(period) is not None]
-    sealed_ms = sum(part.ms for month in own if (part := month.period.clip(period)) is not None)
-    standing = kept.standing
+def _proof(rated: RatedPeriod) -> Proof:
+    standing, days = rated.proof.standing, len(rated.checks)
     state: ProofState = (
-        "broken" if standing is Standing.broken else "sealed" if sealed_ms == period.ms else "open"
+        "broken" if standing is Standing.broken else "sealed" if rated.is_sealed else "open"
     )
-    first, last = dates(calendar, period)
-    wrong = sum(first <= day < last for day in kept.wrong_days)
-    month = month_name(calendar, period)
+    first, last = dates(rated.calendar, rated.period)
+    month = rated.calendar.month_named(rated.period)
     return Proof(
         state=state,
         standing=standing.value if days else "waiting",
-        text=kept.sentence if days else "",
+        text=rated.proof.sentence if days else "",
         days_checked=days,
-        days_holding=None if kept.asked_ms is None else days - wrong,
-        seals=[
-            Seal(
-                month=month.name,
-                seal=month.seal,
-                closed_at=format_instant(month.closed_ms - month.closed_ms % 1000),
-            )
-            for month in own[-MAX_SEALS:]
-        ],
+        days_holding=rated.days_holding,
+        seals=[seal_of(month) for month in rated.closed[-MAX_SEALS:]],
         verify=(
             f"gpuledger reconcile --period {month}"
             if month
             else f"gpuledger reconcile --from {first} --to {last}"
         ),
     )
+
+
+def seal_of(month: ClosedPeriod) -> Seal:
+    """The seal of a closed month as answers show it."""
+    return Seal(month=month.name, seal=month.seal, closed_at=instant_text(month.closed_ms))

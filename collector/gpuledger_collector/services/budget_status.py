@@ -13,18 +13,22 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
 
-from gpuledger_collector.accounting.budget_status import Ahead, Status
+from gpuledger_collector.accounting.budget_status import Ahead, OwnerAhead, Status
 from gpuledger_collector.accounting.budgets import MONTH, TOTAL, Budget
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
 from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, budget_exhaustion, forecast_spend
-from gpuledger_collector.storage.billing import budgets
+from gpuledger_collector.services.findings import WHOLE_FLEET, Viewer
+from gpuledger_collector.storage.billing import budgets, statements
 from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.billing.budgets import DaySpend
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.row_level_security import as_viewer
 from gpuledger_common.largest_remainder import split
 
 BURN_HOURS = (1, 6)
+PAYING_DAYS = 31
+"""Who paid within these days before a month has a forecast of it, too."""
 
 
 class RatedDays:
@@ -35,28 +39,39 @@ class RatedDays:
         self.since = cache(partial(budgets.rated_since, connection))
 
 
-def statuses(connection: Connection, at_ms: int) -> list[Status]:
-    """Report every budget in its period at an instant: ended ranges as they ended, future ones left
-    out.
+def statuses(connection: Connection, at_ms: int, viewer: Viewer = WHOLE_FLEET) -> list[Status]:
+    """Report every budget that a viewer may see in its period at an instant: ended ranges as they
+    ended, future ones left out.
     """
-    return [
-        replace(
-            status,
-            pace_percents=_pace(connection, status),
-            alerts=tuple(budgets.alerts(connection, status.budget, status.period)),
-        )
-        for status in standings(connection, at_ms)
-    ]
+    with as_viewer(connection, viewer.owner):
+        return [
+            replace(
+                status,
+                pace_percents=_pace(connection, status),
+                alerts=tuple(budgets.alerts(connection, status.budget, status.period)),
+            )
+            for status in standings(connection, at_ms, viewer)
+        ]
 
 
-def standings(connection: Connection, at_ms: int) -> list[Status]:
-    """The same without pace and alerts, which cost more to read than the rest."""
-    periods = [(budget, budget.period_at(at_ms)) for budget in budgets.current(connection)]
-    return standings_of(
-        connection,
-        [(budget, period) for budget, period in periods if period.start_ms <= at_ms],
-        at_ms,
-    )
+def standings(
+    connection: Connection,
+    at_ms: int,
+    viewer: Viewer = WHOLE_FLEET,
+    shown: Viewer | None = None,
+) -> list[Status]:
+    """The same without pace and alerts, which cost more to read than the rest; `shown` narrows it
+    further.
+    """
+    scope = viewer if shown is None else shown
+    with as_viewer(connection, viewer.owner):
+        periods = [(budget, budget.period_at(at_ms)) for budget in budgets.current(connection)]
+        wanted = [
+            (budget, period)
+            for budget, period in periods
+            if period.start_ms <= at_ms and scope.sees(budget.owner)
+        ]
+        return standings_of(connection, wanted, at_ms)
 
 
 def evaluate_shares(connection: Connection, budget: Budget, period: Period, at_ms: int) -> None:
@@ -186,6 +201,30 @@ def forecast_owners(
         if ahead is not None:
             forecasts[name][currency] = ahead
     return forecasts
+
+
+def forecast_billed_owners(
+    connection: Connection, level: str, at_ms: int, viewer: Viewer = WHOLE_FLEET
+) -> list[OwnerAhead]:
+    """Where the spending of each owner that a viewer may see ends with this month, the dearest
+    first.
+    """
+    calendar = zones.calendar(connection)
+    month = calendar.month(calendar.month_of(at_ms))
+    lately = Period(calendar.days_before(month.start_ms, PAYING_DAYS), month.end_ms)
+    with as_viewer(connection, viewer.owner):
+        owners = [
+            owner
+            for owner in statements.owners(connection, level, lately)
+            if viewer.sees({level: owner})
+        ]
+        forecasts = forecast_owners(connection, level, owners, month, at_ms)
+    ahead = [
+        OwnerAhead(owner, currency, end)
+        for owner, ends in forecasts.items()
+        for currency, end in ends.items()
+    ]
+    return sorted(ahead, key=lambda item: (-item.ahead.middle_micro, item.currency, item.owner))
 
 
 def _with_shares(by_day: Mapping[int, int], parts: Mapping[Period, int]) -> dict[int, int]:

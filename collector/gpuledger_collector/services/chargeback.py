@@ -24,6 +24,7 @@ from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.locations import NOWHERE
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period, format_instant
+from gpuledger_collector.accounting.reserved_names import is_reserved
 from gpuledger_collector.accounting.shared_costs import AMOUNT
 from gpuledger_collector.accounting.usage import HELD, STRANDED
 from gpuledger_collector.accounting.waste import WholeWaste, whole_waste
@@ -467,6 +468,34 @@ def _standing(connection: Connection, period: Period, now_ms: int) -> list[str]:
     return list(
         dict.fromkeys(text for month in months for text in (*month.whole, *month.of_pool.values()))
     )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldName:
+    """A name that the ledger has in a dimension, and the GPU-nanoseconds under it."""
+
+    name: str
+    gpu_ns: int
+
+
+def list_names(
+    connection: Connection,
+    period: Period,
+    dimension: str,
+    owner: Mapping[str, str] | None,
+    *,
+    contains: str = "",
+) -> list[HeldName]:
+    """Names of a dimension in what an owner is charged, most time first; `contains`, in any case."""
+    held: Counter[str] = Counter()
+    for line in visible_lines(connection, period, (dimension,), owner):
+        held[line.keys[0]] += line.gpu_ns
+    names = [
+        HeldName(name, gpu_ns)
+        for name, gpu_ns in held.items()
+        if name and not is_reserved(name) and contains.casefold() in name.casefold()
+    ]
+    return sorted(names, key=lambda item: (-item.gpu_ns, item.name))
 
 
 def visible_lines(

@@ -47,6 +47,9 @@ class WholeFleet:
         return True
 
 
+WHOLE_FLEET = WholeFleet()
+
+
 @dataclass(frozen=True, slots=True)
 class CurrencyTotal:
     """How many findings are priced in one currency (None: in none), and what each further day of

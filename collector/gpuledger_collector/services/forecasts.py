@@ -19,6 +19,7 @@ from gpuledger_collector.insight.forecast_history import (
     score_forecast,
     summarize_scores,
 )
+from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, OwnerSpend, forecast_spend
 from gpuledger_collector.services.refresh import refresh
@@ -40,6 +41,7 @@ MOST_POOLS = 50
 """Pools that an answer forecasts, those of most demand: whoever reports GPUs may name pools by the
 hundred, and each takes milliseconds.
 """
+OUTLOOK_PAST_HOURS, OUTLOOK_HOURS = 72, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,29 @@ def forecast_pools(pools: Sequence[Series], horizon_hours: int) -> list[Forecast
 def days_of_demand(step_ms: int) -> int:
     """How many days of demand there are to read in steps of this length."""
     return DAYS if step_ms == HOUR_MS else FINE_DAYS
+
+
+def forecast_outlook(database: Database, now_ms: int) -> Outlook:
+    """Past and coming demand of the largest pools; takes seconds."""
+    with database.connect() as connection:
+        largest = largest_pools(connection, now_ms)
+    pools = {series.name: series for series in largest.pools}
+    outlooks = []
+    for ahead in forecast_pools(largest.pools, OUTLOOK_HOURS):
+        values = pools[ahead.series].values[-OUTLOOK_PAST_HOURS:]
+        band = [ahead.quantiles.index(quantile) for quantile in (0.1, 0.5, 0.9)]
+        outlooks.append(
+            PoolOutlook(
+                name=ahead.series,
+                past=tuple(float(value) if np.isfinite(value) else None for value in values),
+                ahead=tuple(
+                    (low, middle, high) for low, middle, high in ahead.values[:, band].tolist()
+                ),
+                note=ahead.note or "",
+                first_ms=pools[ahead.series].end_ms - (len(values) - 1) * HOUR_MS,
+            )
+        )
+    return Outlook(tuple(outlooks), largest.left_out)
 
 
 def refresh_demand(database: Database, now_ms: int, group: str, step_ms: int) -> list[Series]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gpuledger_collector.accounting.closing import ClosedPeriod, CorrectionSum
 from gpuledger_collector.accounting.identities import CAPACITY, Depth
 from gpuledger_collector.accounting.month_proof import DEPTHS, MonthProof
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.reconciliation import Reconciliation
 from gpuledger_collector.services.reconciliation import reconcile
+from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.billing import month_proofs, periods
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
@@ -19,6 +21,18 @@ ASK_AGAIN_MS = DAY_MS
 """An open month is asked again after this time also where nothing was told: a row may have been
 changed by SQL.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """The proof of a period from derived tables, what it says of the months (`keep_results`), every
+    closed month, and the corrections that the period bills.
+    """
+
+    sheet: Reconciliation
+    results: Sequence[MonthProof]
+    closed_months: Sequence[ClosedPeriod]
+    corrections: Sequence[CorrectionSum]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,17 @@ def prove_period(
         results = results_of(connection, sheet, now_ms)
     keep_results(database, results)
     return sheet
+
+
+def read_trust(connection: Connection, period: Period, now_ms: int) -> Trust:
+    """Read why the numbers of a period can be trusted."""
+    sheet = reconcile(connection, period, anew=False)
+    return Trust(
+        sheet,
+        results_of(connection, sheet, now_ms),
+        periods.closed(connection),
+        overview.corrections(connection, period),
+    )
 
 
 def results_of(connection: Connection, sheet: Reconciliation, now_ms: int) -> list[MonthProof]:

@@ -6,7 +6,7 @@ import datetime as dt
 from difflib import get_close_matches
 
 from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.insight.nodes import SILENT_MS, ListedNode, NodeHeartbeat, NodeRow
+from gpuledger_collector.insight.nodes import SILENT_MS, Fleet, ListedNode, NodeHeartbeat, NodeRow
 from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import retirements
@@ -28,7 +28,7 @@ def list_heartbeats(connection: Connection, after: str, most: int) -> list[NodeH
     return retirements.heartbeats(connection, after, most)
 
 
-def read_fleet(connection: Connection, now_ms: int) -> overview.Fleet:
+def read_fleet(connection: Connection, now_ms: int) -> Fleet:
     """The fleet now, with the nodes that are silent."""
     return overview.fleet(connection, now_ms - SILENT_MS)
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from gpuledger_collector.accounting.budget_status import Ahead, Status
 from gpuledger_collector.accounting.budgets import Budget
-from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, ReportRow, SharedPart
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow, SharedPart
 from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.fair_share import ShareUse
 from gpuledger_collector.accounting.ledger import ConservationCheck
@@ -40,6 +40,7 @@ from gpuledger_collector.storage.billing import budgets, month_proofs, reports, 
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.row_level_security import as_viewer
 
 _Item = TypeVar("_Item")
 OWNERS_AT_ONCE = 500
@@ -81,6 +82,40 @@ def monthly_chargeback(
     if level != "team" or statements.closed(connection, period) is not None:
         return chargeback
     return replace(chargeback, pool_use=read_share_use(connection, period))
+
+
+def read_month(
+    connection: Connection,
+    level: str,
+    month: str,
+    now_ms: int,
+    viewer: Mapping[str, str] | None = None,
+) -> Report:
+    """Who pays in a month, by a level; for a viewer its own rows of that, so that their cents are
+    those of the invoice.
+    """
+    require_level(level)
+    period = zones.calendar(connection).month(month)
+    if viewer is None:
+        return read_chargeback(connection, period, (level,), now_ms).report
+    if set(viewer) != {level}:
+        return Report((level,), (), ())
+    return read_owner_chargeback(connection, period, level, viewer[level], now_ms).report
+
+
+def read_statement_jobs(
+    connection: Connection,
+    level: str,
+    owner: str,
+    month: str,
+    now_ms: int,
+    viewer: Mapping[str, str] | None = None,
+) -> Report:
+    """What an owner pays in a month by job, as a viewer may see it."""
+    require_level(level)
+    period = zones.calendar(connection).month(month)
+    found = read_chargeback(connection, period, (level, "workload"), now_ms, viewer).report
+    return replace(found, rows=tuple(row for row in found.rows if row.keys[0] == owner))
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,29 +325,33 @@ def read_statement(
     owner: str,
     month: str,
     now_ms: int,
-    chargeback: Chargeback | None = None,
+    viewer: Mapping[str, str] | None = None,
     *,
     may_be_empty: bool = False,
 ) -> Statement:
-    """Read the statement of one owner.
+    """Read the statement of one owner, with the rights of a viewer.
 
-    Raises ValueError (NoStatement: it was billed nothing in that month).
+    Raises ValueError (NoStatement: it was billed nothing in that month; a viewer is told of no
+    other owner).
 
-    `chargeback` is that of `monthly_chargeback`, where it is known already, or the connection sees
-    one owner only. `may_be_empty`: a name that is known has a statement of every month, which says
-    that nothing was billed.
+    `may_be_empty`: a name that is known has a statement of every month, which says that nothing was
+    billed.
     """
-    if chargeback is None:
-        chargeback = monthly_chargeback(connection, level, month, now_ms, owner)
-    of_month = _month_of(connection, level, month, now_ms, chargeback)
-    may_be_empty = may_be_empty and (
-        bool(of_month.budgets.get(owner)) or _is_known(connection, level, owner)
-    )
-    statement = next(replace(of_month, may_be_empty=may_be_empty).statements([owner]), None)
-    if statement is None:
+    # Cents and shares of one owner depend on all others, so they are read before the restriction.
+    chargeback = monthly_chargeback(connection, level, month, now_ms, owner)
+    with as_viewer(connection, viewer):
+        of_month = _month_of(connection, level, month, now_ms, chargeback)
+        may_be_empty = may_be_empty and (
+            bool(of_month.budgets.get(owner)) or _is_known(connection, level, owner)
+        )
+        statement = next(replace(of_month, may_be_empty=may_be_empty).statements([owner]), None)
+        if statement is not None:
+            return statement
+        sentence = f"{level} {owner!r} was billed nothing in {month}"
+        if viewer is not None:
+            raise NoStatement(sentence)
         billed = ", ".join(statements.owners(connection, level, of_month.period)[:20]) or "nobody"
-        raise NoStatement(f"{level} {owner!r} was billed nothing in {month}; billed were: {billed}")
-    return statement
+        raise NoStatement(f"{sentence}; billed were: {billed}")
 
 
 def _is_known(connection: Connection, level: str, owner: str) -> bool:

@@ -22,6 +22,7 @@ from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.page_routes import HourlyCache
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
+from gpuledger_collector.insight.pool_outlook import Outlook
 from gpuledger_collector.storage.server import backup
 
 MARKUP = "<script>alert(1)</script>"
@@ -53,7 +54,7 @@ def test_markup_in_names_is_text_on_every_page(marked):
     collector, secrets = marked
     names = {"level": "team", "month": MONTH, "owner": "%3Cscript%3Ealert(1)%3C%2Fscript%3E"}
     names |= {"pool": f"{names['owner']}-pool", "job": f"{names['owner']}-1"}
-    context, outlook = ReadContext(None, None, None), HourlyCache(pages.Outlook)
+    context, outlook = ReadContext(None, None, None), HourlyCache(Outlook)
     routers = [module.router(context, outlook) for module in (pages, fleet_pages)]
     routers += [module.router(context) for module in (list_pages, pool_page)]
     paths = [route.path for router in (*routers, handbook.router(dict)) for route in router.routes]

@@ -52,7 +52,7 @@ def called(
 
 def link(snapshot: Snapshot, period: Period, by: Sequence[str], where: Mapping[str, str]) -> str:
     """The page of a month by one level of the tree; for anything else the same rows as JSON."""
-    month = periods.month_name(snapshot.calendar, period)
+    month = snapshot.calendar.month_named(period)
     if month is not None and len(by) == 1 and by[0] in LEVELS:
         if not where:
             return snapshot.ledger.link(f"/statements/{by[0]}/{month}")

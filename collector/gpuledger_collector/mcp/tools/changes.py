@@ -4,20 +4,19 @@ which events.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gpuledger_collector.accounting import budgets
-from gpuledger_collector.accounting.budgets import HolderSpend
-from gpuledger_collector.accounting.chargeback import UNPRICED, shown_keys
-from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.period import Period as Days
+from gpuledger_collector.accounting.period_comparison import (
+    BilledCorrection,
+    Condition,
+    GroupChange,
+    PeriodComparison,
+)
 from gpuledger_collector.accounting.pricing import Price
-from gpuledger_collector.accounting.statement import days_left_out
 from gpuledger_collector.export.site import ANOMALIES
 from gpuledger_collector.insight.findings import AT_LISTED_RATES, NamedFinding
 from gpuledger_collector.mcp import periods
@@ -28,12 +27,14 @@ from gpuledger_collector.mcp.answers import (
     Quantity,
     Span,
     cut,
+    exact_money,
     gpu_hours,
+    instant,
     micro_money,
     name,
     names,
 )
-from gpuledger_collector.mcp.ledger import Ledger, Page, Snapshot, instant
+from gpuledger_collector.mcp.ledger import Ledger, Page, Snapshot
 from gpuledger_collector.mcp.tools import bills
 from gpuledger_collector.mcp.tools.costs import Names
 from gpuledger_collector.mcp.tools.parameters import (
@@ -49,9 +50,7 @@ from gpuledger_collector.mcp.tools.parameters import (
     conditions,
     dimensions,
 )
-from gpuledger_collector.services.chargeback import visible_lines
-from gpuledger_collector.services.findings import list_findings
-from gpuledger_collector.storage.billing import prices, reports
+from gpuledger_collector.services import period_comparison
 
 BasePeriod = Annotated[
     str,
@@ -122,35 +121,6 @@ class ExplainedTotal(ChangeTotal):
     """A change with what is recorded near it."""
 
     events: Sequence[Event] = ()
-
-
-@dataclass(slots=True)
-class _Sums:
-    """Costs in micro-units and time of a group in both periods."""
-
-    currency: str
-    keys: tuple[str, ...]
-    before: int = 0
-    after: int = 0
-    price: int = 0
-    volume: int = 0
-    mix: int = 0
-
-    @property
-    def change(self) -> int:
-        """After less before."""
-        return self.after - self.before
-
-
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    """Two periods compared by dimensions; hours in GPU-nanoseconds by currency (before, after)."""
-
-    by: tuple[str, ...]
-    before: Days
-    after: Days
-    groups: Sequence[_Sums]
-    hours: Mapping[str, tuple[int, int]]
 
 
 def compare_periods(
@@ -259,7 +229,7 @@ def _spans(
     except ValueError as error:
         raise ValueError(f"base_period, base_start and base_end: {error}") from None
     if before is None:
-        usual = periods.compared(
+        usual = period_comparison.choose_periods(
             snapshot.connection, snapshot.calendar, after, snapshot.ledger.now_ms
         )
         before, after = usual or (None, after)
@@ -269,12 +239,11 @@ def _spans(
     return (before if known else None), after
 
 
-def _left_out(snapshot: Snapshot, compared: _Comparison, own: tuple[str, str, str]) -> str:
+def _left_out(snapshot: Snapshot, compared: PeriodComparison, own: tuple[str, str, str]) -> str:
     """Why fewer whole days are compared than were asked for; empty where all of them are."""
-    asked = snapshot.period(*own)
-    checks = reports.conservation_checks(snapshot.connection, asked)
-    known_ms = max((check.until_ms for check in checks), default=0)
-    return days_left_out(compared.before, compared.after, asked, known_ms, snapshot.calendar)
+    return period_comparison.say_days_left_out(
+        snapshot.connection, compared, snapshot.period(*own), snapshot.calendar
+    )
 
 
 def _incomparable(snapshot: Snapshot, page: Page, after: Days) -> Answer[Any, Any]:
@@ -297,62 +266,18 @@ def _incomparable(snapshot: Snapshot, page: Page, after: Days) -> Answer[Any, An
 
 def _compare(
     snapshot: Snapshot, spans: tuple[Days, Days], by: tuple[str, ...], where: Mapping[str, str]
-) -> _Comparison:
+) -> PeriodComparison:
     every = (*by, *(dimension for dimension in where if dimension not in by))
-    # Prices hang on the model, so lines are read by it even where it is not shown.
-    lines_by = every if "model" in every else (*every, "model")
-    before, after = (_spend(snapshot, span, lines_by, where) for span in spans)
-    groups: dict[tuple[str, tuple[str, ...]], _Sums] = {}
-    for currency in sorted({*before, *after}):
-        for driver in budgets.drivers(before.get(currency, ()), after.get(currency, ())):
-            keys = driver.label[: len(every)]
-            sums = groups.setdefault((currency, keys), _Sums(currency, keys))
-            sums.before += driver.before_micro
-            sums.after += driver.after_micro
-            sums.price += driver.price_micro
-            sums.volume += driver.volume_micro
-            sums.mix += driver.mix_micro
-    hours = {
-        currency: (_hours(before.get(currency, ())), _hours(after.get(currency, ())))
-        for currency in sorted({*before, *after})
-    }
-    ordered = sorted(
-        groups.values(), key=lambda sums: (-abs(sums.change), sums.currency, sums.keys)
+    return period_comparison.compare_periods(
+        snapshot.connection, spans, every, _condition(where), snapshot.ledger.reader
     )
-    return _Comparison(every, *spans, ordered, hours)
 
 
-def _hours(spends: Iterable[HolderSpend]) -> int:
-    return sum(spend.gpu_ns for spend in spends)
+def _condition(where: Mapping[str, str]) -> Condition:
+    return lambda keys, by: bills.meets(keys, by, where)
 
 
-def _spend(
-    snapshot: Snapshot, span: Days, by: tuple[str, ...], where: Mapping[str, str]
-) -> Mapping[str, Sequence[HolderSpend]]:
-    """What every group had in a period, by currency."""
-    with snapshot.restricted() as connection:
-        lines = visible_lines(connection, span, by, snapshot.ledger.reader.owner)
-    spends: dict[str, list[HolderSpend]] = defaultdict(list)
-    for line in lines:
-        keys = _keys(line, by)
-        if keys is None or not bills.meets(keys, by, where):
-            continue
-        model = line.keys[by.index("model")]
-        spends[line.currency or ""].append(
-            HolderSpend(keys, model, line.gpu_ns, line.cost_micro or 0)
-        )
-    return spends
-
-
-def _keys(line: ChargedLine, by: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The cells of a line as the chargeback shows them; None of usage without a price, which has no
-    cost to compare.
-    """
-    keys = shown_keys(line, by)
-    return None if keys[:1] == (UNPRICED,) and line.currency is None else keys
-
-
-def _row(group: _Sums, cells: dict[str, str]) -> ChangeRow:
+def _row(group: GroupChange, cells: dict[str, str]) -> ChangeRow:
     status: ChangeStatus
     if not group.before and group.after:
         status = "new"
@@ -363,25 +288,18 @@ def _row(group: _Sums, cells: dict[str, str]) -> ChangeRow:
     return ChangeRow(names=cells, status=status, currency=group.currency, **_amounts(group))
 
 
-def _amounts(sums: _Sums) -> dict[str, Money]:
-    parts = ("before", "after", "change", "price", "volume", "mix")
-    labels = ("before", "after", "change", "by_price", "by_volume", "by_mix")
-    amounts = (micro_money(getattr(sums, part), sums.currency) for part in parts)
+def _amounts(group: GroupChange) -> dict[str, Money]:
     return {
-        label: amount for label, amount in zip(labels, amounts, strict=True) if amount is not None
+        name: exact_money(getattr(group, name), group.currency)
+        for name in ("before", "after", "change", "by_price", "by_volume", "by_mix")
     }
 
 
-def _total(snapshot: Snapshot, compared: _Comparison, currency: str) -> dict[str, Any]:
-    total = _Sums(currency, ())
-    for group in compared.groups:
-        if group.currency == currency:
-            for part in ("before", "after", "price", "volume", "mix"):
-                setattr(total, part, getattr(total, part) + getattr(group, part))
+def _total(snapshot: Snapshot, compared: PeriodComparison, currency: str) -> dict[str, Any]:
     before_ns, after_ns = compared.hours[currency]
     return {
         "currency": currency,
-        **_amounts(total),
+        **_amounts(compared.total(currency)),
         "hours_before": gpu_hours(before_ns),
         "hours_after": gpu_hours(after_ns),
         "base": periods.span_of(snapshot.calendar, compared.before),
@@ -390,39 +308,28 @@ def _total(snapshot: Snapshot, compared: _Comparison, currency: str) -> dict[str
     }
 
 
-def _gap(snapshot: Snapshot, compared: _Comparison) -> str:
+def _gap(snapshot: Snapshot, compared: PeriodComparison) -> str:
     """Why the comparison is not whole, in a sentence."""
     own, base = snapshot.evidence(compared.after).gap, snapshot.evidence(compared.before).gap
     return "; ".join(filter(None, [own, base and f"of the period compared with: {base}"]))
 
 
-def _events(snapshot: Snapshot, compared: _Comparison, where: Mapping[str, str]) -> Sequence[Event]:
+def _events(
+    snapshot: Snapshot, compared: PeriodComparison, where: Mapping[str, str]
+) -> Sequence[Event]:
     """What is recorded in both periods, oldest first."""
-    ledger, both = (
-        snapshot.ledger,
-        Days(compared.before.start_ms, max(compared.after.end_ms, compared.before.end_ms)),
+    recorded = period_comparison.list_events(
+        snapshot.connection,
+        compared,
+        tuple(where) or ("team",),
+        _condition(where),
+        snapshot.ledger.reader,
     )
-    anomalies = list_findings(snapshot.connection, "anomaly", both, ledger.reader)
-    with snapshot.restricted() as connection:
-        lines = visible_lines(
-            connection,
-            compared.after,
-            tuple(where) or ("team",),
-            ledger.reader.owner,
-            separate_corrections=True,
-        )
-    events = [(item.since_ms, _anomaly(item)) for item in anomalies.items if _matches(item, where)]
-    events += [
-        (compared.after.start_ms, event)
-        for event in _corrections(lines, tuple(where) or ("team",), where)
+    events = [
+        (item.since_ms, _anomaly(item)) for item in recorded.anomalies if _matches(item, where)
     ]
-    if ledger.reader.owner is None:
-        # The price book is the fleet's: what a viewer pays because of it is in `by_price`.
-        events += [
-            (price.effective_from_ms, _price(price))
-            for price in prices.current(snapshot.connection)
-            if both.start_ms < price.effective_from_ms < both.end_ms
-        ]
+    events += [(compared.after.start_ms, _correction(item)) for item in recorded.corrections]
+    events += [(price.effective_from_ms, _price(price)) for price in recorded.prices]
     return [event for _, event in sorted(events, key=lambda item: item[0])][:MAX_EVENTS]
 
 
@@ -444,21 +351,13 @@ def _anomaly(finding: NamedFinding) -> Event:
     )
 
 
-def _corrections(
-    lines: Sequence[ChargedLine], by: tuple[str, ...], where: Mapping[str, str]
-) -> Iterable[Event]:
-    sums: dict[tuple[str, str], int] = defaultdict(int)
-    for line in lines:
-        keys = shown_keys(line, by)
-        if line.correction_of and line.currency and bills.meets(keys, by, where):
-            sums[line.correction_of, line.currency] += line.cost_micro or 0
-    for (month, currency), micro in sorted(sums.items()):
-        yield Event(
-            kind="correction",
-            at=None,
-            text=f"corrections of the closed month {month} are billed in this period",
-            amount=micro_money(micro, currency),
-        )
+def _correction(item: BilledCorrection) -> Event:
+    return Event(
+        kind="correction",
+        at=None,
+        text=f"corrections of the closed month {item.month} are billed in this period",
+        amount=micro_money(item.micro, item.currency),
+    )
 
 
 def _price(price: Price) -> Event:

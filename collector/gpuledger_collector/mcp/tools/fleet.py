@@ -15,7 +15,6 @@ from gpuledger_collector.accounting.money import MICRO, decimal_text
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.period import Period as Days
 from gpuledger_collector.accounting.quantity import round_half_even_div
-from gpuledger_collector.accounting.reserved_names import is_reserved
 from gpuledger_collector.export.findings import IDLE as IDLE_REPORT
 from gpuledger_collector.export.site import IDLE
 from gpuledger_collector.insight.activity import AcceleratorActivity
@@ -31,12 +30,13 @@ from gpuledger_collector.mcp.answers import (
     Seal,
     cut,
     gpu_hours,
+    instant,
     name,
     row_model,
     row_of,
     typed_money,
 )
-from gpuledger_collector.mcp.ledger import Ledger, Page, Refused, instant
+from gpuledger_collector.mcp.ledger import Ledger, Page, Refused
 from gpuledger_collector.mcp.tools import bills
 from gpuledger_collector.mcp.tools.parameters import (
     LIMIT,
@@ -48,11 +48,10 @@ from gpuledger_collector.mcp.tools.parameters import (
     Start,
 )
 from gpuledger_collector.services.accelerators import list_activity
-from gpuledger_collector.services.chargeback import visible_lines
+from gpuledger_collector.services.chargeback import list_names
 from gpuledger_collector.services.findings import list_findings
+from gpuledger_collector.services.rated_period import read_extent, read_rated_period
 from gpuledger_collector.services.recommendations import list_recommendations
-from gpuledger_collector.storage.billing import periods as closed_periods
-from gpuledger_collector.storage.billing import statements
 
 ESTIMATED = Proof(state="estimated")
 RELEASE = "not a smaller bill until the capacity is given back"
@@ -184,16 +183,17 @@ def describe_ledger(ledger: Ledger) -> Answer[MonthRow, LedgerFacts]:
     what can be asked.
     """
     with ledger.snapshot() as snapshot:
-        closed = {month.name: month for month in closed_periods.closed(snapshot.connection)}
-        months = statements.months(snapshot.connection)
+        months = read_extent(snapshot.connection, ledger.now_ms).months
         this_month = snapshot.calendar.month(snapshot.calendar.month_of(ledger.now_ms))
+        rated = read_rated_period(snapshot.connection, this_month, snapshot.calendar)
+        closed = {month.name: month for month in rated.closed_months}
         facts = LedgerFacts(
             now=instant(ledger.now_ms) or "",
             today=str(snapshot.calendar.date_of(ledger.now_ms)),
             zone=snapshot.calendar.zone_at(ledger.now_ms).name,
             reader=name(ledger.reader.name),
             sees={level: name(value) for level, value in (ledger.reader.owner or {}).items()},
-            rated_until=snapshot.evidence(this_month).coverage.rated_until,
+            rated_until=instant(rated.rated_ms),
             dimensions=DIMENSIONS,
             periods=periods.NAMED,
             max_rows=MAX_ROWS,
@@ -202,8 +202,7 @@ def describe_ledger(ledger: Ledger) -> Answer[MonthRow, LedgerFacts]:
 
         def row(month: str) -> MonthRow:
             own = closed.get(month)
-            at = None if own is None else instant(own.closed_ms)
-            seal = None if own is None else Seal(month=month, seal=own.seal, closed_at=at or "")
+            seal = None if own is None else periods.seal_of(own)
             return MonthRow(month=month, state="open" if own is None else "closed", seal=seal)
 
         return Page(MAX_ROWS).answer(
@@ -246,20 +245,12 @@ def list_values(
     page = Page(limit, cursor)
     with ledger.snapshot() as snapshot:
         span = snapshot.period("" if start else period, start, end)
-        with snapshot.restricted() as connection:
-            lines = visible_lines(connection, span, (dimension,), ledger.reader.owner)
-        held: dict[str, int] = {}
-        for line in lines:
-            if line.keys[0] and not is_reserved(line.keys[0]):
-                held[line.keys[0]] = held.get(line.keys[0], 0) + line.gpu_ns
-        wanted = contains.casefold()
-        values = sorted(
-            (item for item in held.items() if wanted in item[0].casefold()),
-            key=lambda item: (-item[1], item),
+        values = list_names(
+            snapshot.connection, span, dimension, ledger.reader.owner, contains=contains
         )
         return page.answer(
             values,
-            lambda item: ValueRow(value=name(item[0]), held=gpu_hours(item[1])),
+            lambda item: ValueRow(value=name(item.name), held=gpu_hours(item.gpu_ns)),
             link=bills.link(snapshot, span, (dimension,), {}),
             evidence=snapshot.evidence(span),
             totals=[CountTotal(count=len(values))],

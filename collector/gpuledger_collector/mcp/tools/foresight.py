@@ -5,13 +5,14 @@ Forecasts are never billed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from gpuledger_collector.accounting.budget_status import Ahead, Status
+from gpuledger_collector.accounting.budget_status import Ahead, OwnerAhead, Status
 from gpuledger_collector.accounting.budgets import GPU_HOURS
 from gpuledger_collector.accounting.money import decimal_text
 from gpuledger_collector.accounting.owner_tree import LEVELS
@@ -27,23 +28,21 @@ from gpuledger_collector.mcp.answers import (
     Money,
     Quantity,
     Span,
-    micro_money,
+    exact_money,
+    instant,
     name,
     quantity,
 )
-from gpuledger_collector.mcp.ledger import Ledger, Page, Refused, Snapshot, instant
+from gpuledger_collector.mcp.ledger import Ledger, Page, Refused, Snapshot
 from gpuledger_collector.mcp.tools.fleet import ESTIMATED, CountTotal
 from gpuledger_collector.mcp.tools.parameters import LIMIT, TEXT_LENGTH, Cursor, Limit
-from gpuledger_collector.services.budget_status import forecast_owners, standings
+from gpuledger_collector.services.budget_status import forecast_billed_owners, standings
 from gpuledger_collector.services.forecasts import forecast_pools, largest_pools
 from gpuledger_collector.services.scaling_advice import UnknownPool
-from gpuledger_collector.storage.billing import statements
 from gpuledger_common.plurals import plural
 
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 MAX_HOURS = 168
-HISTORY_DAYS = 31
-"""Who paid within these days before the month has a forecast, too."""
 
 
 class EndRange(Model):
@@ -116,9 +115,7 @@ def list_budgets(
     """
     page = Page(limit, cursor)
     with ledger.snapshot() as snapshot:
-        with snapshot.restricted() as connection:
-            stands = standings(connection, ledger.now_ms)
-        own = [status for status in stands if ledger.reader.sees(status.budget.owner)]
+        own = standings(snapshot.connection, ledger.now_ms, ledger.reader)
         return page.answer(
             own,
             lambda status: _budget_row(snapshot, status),
@@ -135,7 +132,7 @@ def _budget_row(snapshot: Snapshot, status: Status) -> BudgetRow:
     def amount(micro: int) -> Money | Quantity:
         if budget.measure == GPU_HOURS:
             return Quantity(value=decimal_text(micro), unit="GPU-hour")
-        return Money(amount=decimal_text(micro), currency=budget.currency)
+        return exact_money(micro, budget.currency)
 
     return BudgetRow(
         budget=name(budget.name),
@@ -147,13 +144,7 @@ def _budget_row(snapshot: Snapshot, status: Status) -> BudgetRow:
         spent_percent=status.spent_percent,
         elapsed_percent=status.elapsed_percent,
         rated_until=instant(status.known_ms),
-        forecast=None
-        if ahead is None
-        else EndRange(
-            low=amount(ahead.low_micro),
-            middle=amount(ahead.middle_micro),
-            high=amount(ahead.high_micro),
-        ),
+        forecast=None if ahead is None else _end_range(ahead, amount),
         runs_out=None
         if ahead is None or ahead.run_out_ms is None
         else str(budget.calendar.date_of(ahead.run_out_ms)),
@@ -172,28 +163,15 @@ def forecast_spend(
 
     Estimates, never billed.
     """
-    page, reader = Page(limit, cursor), ledger.reader
+    page = Page(limit, cursor)
     if level not in LEVELS:
         raise Refused(f"level: give one of {', '.join(LEVELS)}")
     with ledger.snapshot() as snapshot:
         month = snapshot.calendar.month(snapshot.calendar.month_of(ledger.now_ms))
-        lately = Days(snapshot.calendar.days_before(month.start_ms, HISTORY_DAYS), month.end_ms)
-        with snapshot.restricted() as connection:
-            owners = [
-                owner
-                for owner in statements.owners(connection, level, lately)
-                if reader.sees({level: owner})
-            ]
-            ahead = forecast_owners(connection, level, owners, month, ledger.now_ms)
-        rows = [
-            (owner, currency, end)
-            for owner, ends in ahead.items()
-            for currency, end in ends.items()
-        ]
-        rows.sort(key=lambda row: (-row[2].middle_micro, row[1], row[0]))
+        rows = forecast_billed_owners(snapshot.connection, level, ledger.now_ms, ledger.reader)
         return page.answer(
             rows,
-            lambda row: _spend_row(*row),
+            _spend_row,
             link=ledger.link("/"),
             evidence=snapshot.evidence(month),
             proof=ESTIMATED,
@@ -202,17 +180,20 @@ def forecast_spend(
         )
 
 
-def _spend_row(owner: str, currency: str, ahead: Ahead) -> SpendRow:
-    low, middle, high = (
-        micro_money(micro, currency)
-        for micro in (ahead.low_micro, ahead.middle_micro, ahead.high_micro)
-    )
-    assert low is not None
-    assert middle is not None
-    assert high is not None
-    end = EndRange(low=low, middle=middle, high=high)
+def _spend_row(item: OwnerAhead) -> SpendRow:
     return SpendRow(
-        owner=name(owner), currency=currency, forecast=end, days_of_history=ahead.days_of_history
+        owner=name(item.owner),
+        currency=item.currency,
+        forecast=_end_range(item.ahead, lambda micro: exact_money(micro, item.currency)),
+        days_of_history=item.ahead.days_of_history,
+    )
+
+
+def _end_range(ahead: Ahead, amount: Callable[[int], Money | Quantity]) -> EndRange:
+    return EndRange(
+        low=amount(ahead.low_micro),
+        middle=amount(ahead.middle_micro),
+        high=amount(ahead.high_micro),
     )
 
 

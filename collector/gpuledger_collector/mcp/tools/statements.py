@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -28,8 +29,7 @@ from gpuledger_collector.mcp.ledger import Ledger, Page, Refused, Snapshot
 from gpuledger_collector.mcp.tools.parameters import LIMIT, Cursor, Limit
 from gpuledger_collector.services.close import verify
 from gpuledger_collector.services.reconciliation import reconcile
-from gpuledger_collector.services.statement import NoStatement, monthly_chargeback, read_statement
-from gpuledger_collector.storage.billing import periods as closed_periods
+from gpuledger_collector.services.statement import NoStatement, read_statement
 from gpuledger_common.plurals import plural
 
 Month = Annotated[str, Field(max_length=7, description="Calendar month of the bill, as 2026-10.")]
@@ -130,17 +130,10 @@ def get_statement(
         )
     with ledger.snapshot() as snapshot:
         period = snapshot.calendar.month(month)
-        # Cents depend on everybody's rows, so the chargeback is read before the restriction.
-        chargeback = monthly_chargeback(snapshot.connection, level, month, ledger.now_ms, owner)
+        asked = (snapshot.connection, level, owner, month, ledger.now_ms, ledger.reader.owner)
         statement: Statement | None = None
-        try:
-            with snapshot.restricted() as connection:
-                statement = read_statement(
-                    connection, level, owner, month, ledger.now_ms, chargeback
-                )
-        except NoStatement:
-            # Its sentence names other owners.
-            pass
+        with suppress(NoStatement):
+            statement = read_statement(*asked)
         lines = [] if statement is None else _lines(statement, section)
         return page.answer(
             lines,
@@ -247,9 +240,7 @@ def verify_statement(
     with ledger.snapshot() as snapshot:
         period = snapshot.calendar.month(month)
         evidence = snapshot.evidence(period)
-        known = next(
-            (one for one in closed_periods.closed(snapshot.connection) if one.name == month), None
-        )
+        known = next(iter(evidence.closed), None)
         checks = (
             _checks(snapshot, month, known, recompute=recompute)
             if evidence.proof.days_checked

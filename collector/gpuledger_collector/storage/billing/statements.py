@@ -54,17 +54,6 @@ def owners(connection: Connection, level: str, period: Period) -> list[str]:
     return [str(row[0]) for row in rows]
 
 
-def months(connection: Connection) -> list[str]:
-    """The months `YYYY-MM` that have a rated day, newest first."""
-    days = zones.calendar(connection)
-    return sorted(
-        {
-            days.month_of(day_ms)
-            for (day_ms,) in connection.execute("SELECT day_ms FROM conservation_check")
-        }
-    )[::-1]
-
-
 def months_of(connection: Connection, level: str, owner: str) -> list[str]:
     """The months `YYYY-MM` in which an owner was billed, newest first."""
     days = zones.calendar(connection)

@@ -1,0 +1,117 @@
+"""The overview: a month of the ledger and the fleet now, as a viewer may see them, in one snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuledger_collector.accounting.budget_status import Status
+from gpuledger_collector.accounting.chargeback import Report
+from gpuledger_collector.accounting.closing import CorrectionSum
+from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.rated_period import RatedPeriod
+from gpuledger_collector.insight.nodes import SILENT_MS, Fleet, FleetNode
+from gpuledger_collector.services.budget_status import standings
+from gpuledger_collector.services.chargeback import direct_costs_by_team
+from gpuledger_collector.services.findings import FindingList, Viewer, list_findings
+from gpuledger_collector.services.rated_period import read_rated_period
+from gpuledger_collector.storage import overview
+from gpuledger_collector.storage.billing import declarations, periods, reports
+from gpuledger_collector.storage.health import first_heard
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.row_level_security import as_viewer
+
+TREND_DAYS = 30
+ANOMALY_DAYS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What the overview shows; of whoever sees one owner's part everything about the entire fleet
+    is left out.
+
+    `nothing` says why a period has no amount: in a few words, and in a sentence with what to do.
+    `first_heard`: nodes that reported for the first time within a day.
+    """
+
+    rated: RatedPeriod
+    fleet: Fleet
+    direct: Report
+    trend: Sequence[Period]
+    costs_by_day: Mapping[str, Mapping[str, Mapping[int, int]]]
+    has_inventory: bool
+    has_shares: bool
+    nothing: tuple[str, str] | None
+    corrections: Sequence[CorrectionSum]
+    idle: FindingList
+    anomalies: FindingList
+    budgets: Sequence[Status]
+    nodes: Sequence[FleetNode]
+    first_heard: Sequence[str]
+
+    @property
+    def is_idle_known(self) -> bool:
+        """Whether a search has seen what nodes report now."""
+        return self.idle.looked_ms is not None and self.fleet.reports
+
+
+def read_overview(
+    connection: Connection, period: Period, viewer: Viewer, shown: Viewer, now_ms: int
+) -> Overview:
+    """Read the overview of a period and of now, with the rights of a viewer; `shown` narrows it
+    further.
+    """
+    rated = read_rated_period(connection, period)
+    calendar, owner = rated.calendar, shown.owner
+    last_ms = min(calendar.day_of(now_ms).start_ms, period.end_ms)
+    trend = Period(calendar.days_before(last_ms, TREND_DAYS), last_ms)
+    direct = direct_costs_by_team(connection, period, owner)
+    with as_viewer(connection, viewer.owner):
+        costs_by_day = overview.daily_by_team(connection, trend, owner or {})
+    day, week = (Period(now_ms - days * DAY_MS, now_ms + 1) for days in (1, ANOMALY_DAYS))
+    return Overview(
+        rated=rated,
+        fleet=overview.fleet(connection, now_ms - SILENT_MS),
+        direct=direct,
+        trend=calendar.days(trend),
+        costs_by_day=costs_by_day,
+        # Whoever sees one owner's part is told of no unallocated time at all.
+        has_inventory=owner is not None or reports.has_capacity(connection, period),
+        has_shares=any(
+            declarations.SHARED_COSTS.in_force(connection, at)
+            for at in periods.declarations_at(connection, calendar, period).values()
+        ),
+        nothing=None if direct.rows else _nothing(connection, rated, owner),
+        corrections=overview.corrections(connection, period) if owner is None else [],
+        idle=list_findings(connection, "idle", day, viewer, shown),
+        anomalies=list_findings(connection, "anomaly", week, viewer, shown),
+        budgets=standings(connection, now_ms, viewer, shown),
+        nodes=overview.nodes(connection) if owner is None else [],
+        first_heard=first_heard(connection, now_ms - DAY_MS) if owner is None else [],
+    )
+
+
+def _nothing(
+    connection: Connection, rated: RatedPeriod, owner: Mapping[str, str] | None
+) -> tuple[str, str]:
+    if not overview.has_prices(connection):
+        return "no prices yet", "There are no prices yet: gpuledger import prices prices.csv."
+    if owner and not overview.is_owner(connection, owner):
+        named = ", ".join(f"{level} {name}" for level, name in owner.items())
+        return "nobody has this name", f"Nothing was ever charged to {named}: is the name right?"
+    if rated.rated_ms is not None:
+        return (
+            "nothing was used",
+            "Nothing was charged in this period: it is rated, and none of its time was used.",
+        )
+    first_ms = overview.first_rated_ms(connection)
+    if first_ms is not None and rated.period.end_ms <= first_ms:
+        began = rated.calendar.date_of(first_ms)
+        return (
+            f"before {began}",
+            f"The ledger begins on {began}: nothing is known of the time before.",
+        )
+    return (
+        "nothing is rated yet",
+        "Nothing of it is rated yet: rating starts a minute after the first evidence.",
+    )
