@@ -12,6 +12,12 @@ from typing import Protocol
 CHUNK = 1024 * 1024
 MAX_TOML_BYTES = 8 * 1024 * 1024
 """Settings, profiles and declared tables: tens of thousands of lines."""
+MAX_TOML_PARTS = 500_000
+"""Keys and values of a file in TOML: each takes a kilobyte while it is parsed, whatever its text."""
+_BETWEEN_PARTS = "=[{,."
+"""Characters that stand between keys and values."""
+MAX_DOTS = 1_000
+"""Of a line: the parser's time grows with the square of the parts of a dotted key."""
 MAX_SECRET_BYTES = 1024 * 1024
 """A token file of the whole fleet holds thousands."""
 MOUNTED_SECRETS = (Path("/run/secrets"), Path("/var/run/secrets"))
@@ -38,6 +44,20 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     """The content of a file or a pipe. Raises OSError, FileTooLarge beyond the bound."""
     with path.open("rb") as file:
         return bytes(read_stream(file, path, max_bytes))
+
+
+def read_toml_text(path: Path) -> str:
+    """The text of a file in TOML, whose keys and values are counted before they are objects.
+
+    Raises OSError, FileTooLarge, and UnicodeDecodeError for what is not UTF-8 text.
+    """
+    text = read_bounded(path, MAX_TOML_BYTES).decode("utf-8")
+    if sum(map(text.count, _BETWEEN_PARTS)) > MAX_TOML_PARTS:
+        raise FileTooLarge(path, f"holds more than {MAX_TOML_PARTS} keys and values; split it")
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") > MAX_DOTS:
+            raise FileTooLarge(path, f"line {number} has more than {MAX_DOTS} dots; divide it")
+    return text
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:

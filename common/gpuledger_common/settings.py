@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuledger_common.bounded_file import MAX_TOML_BYTES, read_bounded
+from gpuledger_common.bounded_file import read_toml_text
 
 
 class SettingsError(Exception):
@@ -41,7 +41,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(read_bounded(path, MAX_TOML_BYTES).decode("utf-8"))
+        return tomllib.loads(read_toml_text(path))
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(
             f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})"
@@ -57,9 +57,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def lines_of(path: Path, names: Collection[str]) -> dict[str, str]:
     """`:LINE` of each name at the top of a TOML file, where a line begins with it."""
     lines: dict[str, str] = {}
-    for number, line in enumerate(
-        read_bounded(path, MAX_TOML_BYTES).decode("utf-8").splitlines(), 1
-    ):
+    for number, line in enumerate(read_toml_text(path).splitlines(), 1):
         name = (
             line.strip()
             .lstrip("[")

@@ -238,6 +238,52 @@ def test_the_walk_sees_a_new_listener(line, tmp_path):
     assert listening(tmp_path) == {"added.serves"}
 
 
+PARSES = re.compile(
+    r"\b(csv\.(reader|DictReader)|json\.loads?|tomllib\.loads?|gzip\.(open|GzipFile)|ZipFile"
+    r"|pd\.read_\w+|pq\.\w+|path\.read_(text|bytes))\("
+)
+BOUNDED_READERS = {
+    "gpuledger_collector.cli.read_series": "counts bytes, lines and cells before pandas reads",
+    "gpuledger_collector.config.bounded_csv": "bounds a row",
+    "gpuledger_collector.config.declared": "its text is counted by read_toml_text",
+    "gpuledger_collector.config.erp_template": "its text is counted by read_toml_text",
+    "gpuledger_collector.config.files": "bounds bytes and values",
+    "gpuledger_collector.config.workbook": "reads what its own process printed",
+    "gpuledger_collector.config.workbook_process": "bounded by the kernel",
+    "gpuledger_collector.export.focus_check_split": "of a cell, whose row is bounded",
+    "gpuledger_collector.ingest.files.bill": "reads what its own process printed",
+    "gpuledger_collector.ingest.files.headers": "of a first line that is cut",
+    "gpuledger_collector.ingest.files.parquet_process": "bounded by the kernel",
+}
+"""Modules that parse files of others, and what bounds them before."""
+
+
+def parsing(folder, *packages):
+    """Modules of these packages that parse a file or a text by what has no bound of its own."""
+    found = modules(folder)
+    return {name for name, _, text in found if name.startswith(packages) and PARSES.search(text)}
+
+
+def test_every_parser_of_a_file_is_bounded():
+    """Whatever parses CSV, JSON, TOML, archives or columns of files stands here, with its bound."""
+    packages = (
+        "gpuledger_collector.config.",
+        "gpuledger_collector.ingest.files.",
+        "gpuledger_collector.export.focus_check",
+        "gpuledger_collector.cli.read_",
+    )
+    assert parsing(ROOT / "collector", *packages) == set(BOUNDED_READERS)
+
+
+def test_the_walk_sees_a_new_parser(tmp_path):
+    """By whatever it parses."""
+    folder = tmp_path / "config"
+    folder.mkdir()
+    for number, line in enumerate(("csv.reader(x)", "json.load(x)", "path.read_text()")):
+        (folder / f"added{number}.py").write_text(line + "\n")
+    assert parsing(tmp_path, "config.") == {f"config.added{number}" for number in range(3)}
+
+
 def creating(*folders):
     """Modules of storage that create a role, and those that grant to one."""
     found = [

@@ -38,5 +38,16 @@ def in_order(problems: Iterable[Problem]) -> list[Problem]:
     return sorted(problems, key=lambda problem: (line(problem.source), problem.source))
 
 
+SHOWN = 100
+
+
+def shortened(problems: Iterable[Problem]) -> list[str]:
+    """The sentences of the first `SHOWN` problems by their line, the others as one count."""
+    ordered = in_order(problems)
+    left = len(ordered) - SHOWN
+    more = [f"and {left} more of the kind"] if left > 0 else []
+    return [*map(str, ordered[:SHOWN]), *more]
+
+
 class CurrencyChanged(DeclarationRefused):
     """A price would change its currency; `problems` name file and line of each."""

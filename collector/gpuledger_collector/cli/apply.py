@@ -10,7 +10,7 @@ from typer import Argument
 
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
-from gpuledger_collector.accounting.problems import DeclarationRefused, in_order
+from gpuledger_collector.accounting.problems import DeclarationRefused, shortened
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse
 from gpuledger_collector.cli.output import Column, emit, number
@@ -47,16 +47,16 @@ def apply(
     are rated again.
     """
     parsed = read_declared(file)
-    for problem in in_order(parsed.problems):
-        say(str(problem), error=True)
+    for sentence in shortened(parsed.problems):
+        say(sentence, error=True)
     if parsed.problems:
         refuse(f"{file}: {plural(len(parsed.problems), 'problem')}, nothing was applied")
     with open_session(dsn, config) as session:
         try:
             applied = apply_file(session.database, parsed, wiring.now(), dry_run=dry_run)
         except DeclarationRefused as error:
-            for problem in error.problems:
-                say(str(problem), error=True)
+            for sentence in shortened(error.problems):
+                say(sentence, error=True)
             refuse(f"{file}: {plural(len(error.problems), 'problem')}, nothing was applied")
     outcomes = applied.outcomes
     warn_of_regions(applied.unknown_regions)

@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from gpuledger_collector.accounting.period import Period, parse_date, parse_instant
-from gpuledger_collector.accounting.problems import in_order
+from gpuledger_collector.accounting.problems import shortened
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.chargeback import require_parquet, text_file
 from gpuledger_collector.cli.common import new_app, refuse, require_folder, time_range
@@ -158,8 +158,8 @@ def erp(
     asked = time_range(period, None, None)
     layout = read_template(template)
     if isinstance(layout, list):
-        for problem in in_order(layout):
-            say(str(problem), error=True)
+        for sentence in shortened(layout):
+            say(sentence, error=True)
         refuse(f"{template}: {plural(len(layout), 'problem')}, nothing was written")
     require_folder(output)
     with open_session(dsn, config) as session:

@@ -22,7 +22,7 @@ from gpuledger_collector.accounting.ledger_rows import (
     OtherSource,
 )
 from gpuledger_collector.accounting.period import parse_instant
-from gpuledger_collector.accounting.problems import Problem, in_order
+from gpuledger_collector.accounting.problems import Problem, shortened
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.apply import days_note, warn_of_regions
@@ -396,8 +396,8 @@ def bill(
             parsed = read_bill(file, provider, on_line)
     except NoArrow as error:
         refuse(str(error), UNAVAILABLE)
-    for sentence in (*in_order(parsed.problems), *(f"{file}: {note}" for note in parsed.notes)):
-        say(str(sentence), error=True)
+    for sentence in (*shortened(parsed.problems), *(f"{file}: {note}" for note in parsed.notes)):
+        say(sentence, error=True)
     if parsed.problems:
         refuse(f"{file}: {_bad_rows(parsed.problems)}, nothing was imported")
     _write_file(
@@ -478,11 +478,11 @@ def shares(
 
 
 def refuse_bad(file: Path, parsed: Parsed[Any], skip_bad: bool) -> None:
-    """Print every problem and note; end the command when there are problems that `--skip-bad` does
-    not skip.
+    """Print the first problems, a count of the others, and every note; end the command when there
+    are problems that `--skip-bad` does not skip.
     """
-    for problem in in_order(parsed.problems):
-        say(str(problem), error=True)
+    for sentence in shortened(parsed.problems):
+        say(sentence, error=True)
     for note in parsed.notes:
         say(f"{file}: {note}", error=True)
     parsed.notes.clear()

@@ -23,9 +23,16 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.cli.common import refuse
 from gpuledger_collector.cli.series_file import SeriesFile, WriteInstants
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.config.files import MAX_FILE_BYTES, read_content
+from gpuledger_collector.config.files import (
+    MAX_CELLS,
+    MAX_COLUMNS,
+    MAX_FILE_BYTES,
+    MAX_RECORDS,
+    MAX_ROW_CHARACTERS,
+    read_content,
+)
 from gpuledger_collector.insight.series import Ints, series_of
-from gpuledger_common.bounded_file import read_stream
+from gpuledger_common.bounded_file import FileTooLarge, read_stream
 
 SHOWN = 10
 DAY_MS = 86_400_000
@@ -40,25 +47,19 @@ def read_series(
     table = _table(path, ["ts", "series", value] if named else ["ts", value])
     at_ms, bad_at, write_instants = _instants(table["ts"])
     numbers, bad_value = _numbers(table[value])
-    problems = [
-        *(
-            _problem(
-                path,
-                row,
-                "ts",
-                f"{table['ts'].iloc[row]!r} is not an instant (RFC 3339 or unix seconds)",
-            )
-            for row in bad_at
-        ),
-        *(
-            _problem(
-                path, row, value, f"{table[value].iloc[row]!r} is not a number of zero or more"
-            )
-            for row in bad_value
-        ),
-    ]
-    if problems:
-        refuse_all(problems)
+    sentences = {
+        "ts": "is not an instant (RFC 3339 or unix seconds)",
+        value: "is not a number of zero or more",
+    }
+    wrong = [*((row, "ts") for row in bad_at), *((row, value) for row in bad_value)]
+    if wrong:
+        refuse_all(
+            [
+                _problem(path, row, name, f"{table[name].iloc[row]!r} {sentences[name]}")
+                for row, name in sorted(wrong)[:SHOWN]
+            ],
+            len(wrong),
+        )
     if named:
         code, names = pd.factorize(table["series"])
         keys = [str(name) for name in names]
@@ -66,17 +67,22 @@ def read_series(
         code, keys = np.zeros(len(table), dtype=np.int64), [value]
     series, faults = series_of(keys, np.asarray(code, dtype=np.int64), at_ms, numbers, step_ms)
     if faults:
-        refuse_all([_problem(path, fault.row, fault.column, fault.message) for fault in faults])
+        refuse_all(
+            [
+                _problem(path, fault.row, fault.column, fault.message)
+                for fault in sorted(faults, key=lambda fault: fault.row)[:SHOWN]
+            ],
+            len(faults),
+        )
     return SeriesFile(series, write_instants)
 
 
-def refuse_all(problems: Sequence[Problem]) -> NoReturn:
-    """Print the first few problems and end with the code of bad input."""
-    ordered = sorted(problems, key=lambda problem: int(problem.source.rsplit(":", 2)[1]))
-    *first, last = ordered[:SHOWN]
+def refuse_all(shown: Sequence[Problem], count: int) -> NoReturn:
+    """Print the first of so many problems and end with the code of bad input."""
+    *first, last = shown
     for problem in first:
         say(f"gpuledger: {problem}", error=True)
-    left = len(ordered) - SHOWN
+    left = count - len(shown)
     refuse(f"{last}" + (f" (and {left} more rows are wrong)" if left > 0 else ""))
 
 
@@ -94,6 +100,7 @@ def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
             if is_input
             else read_content(Path(path))
         )
+        _require_small_table(Path(path), content)
         source = io.BytesIO(content)
         # As text, with blank lines and without pandas' words for missing values: a row's number
         # stays its line's, and `NA` is refused instead of becoming a gap.
@@ -130,6 +137,30 @@ def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
     if not len(table):
         refuse(f"{path}:2: there are no rows below the header")
     return table
+
+
+def _require_small_table(path: Path, content: bytearray) -> None:
+    """Refuse what pandas would make into too many cells: it fills up rows that have fewer than the
+    header.
+
+    Raises FileTooLarge.
+    """
+    # Whatever ends the lines, as pandas reads them.
+    ends = max(content.count(b"\n"), content.count(b"\r"))
+    if ends > MAX_RECORDS:
+        raise FileTooLarge(path, f"more than {MAX_RECORDS} rows; split it")
+    bytes_ = np.frombuffer(content, dtype=np.uint8)
+    at = np.flatnonzero((bytes_ == ord("\n")) | (bytes_ == ord("\r")))
+    lengths = np.diff(at, prepend=-1, append=len(content))
+    if len(lengths) and lengths.max() > MAX_ROW_CHARACTERS:
+        raise FileTooLarge(path, f"a line is longer than {MAX_ROW_CHARACTERS} characters")
+    header = content[: at[0] if len(at) else None].count(b",") + 1
+    if header > MAX_COLUMNS:
+        raise FileTooLarge(
+            path, f"the header names {header} columns; at most {MAX_COLUMNS} are read"
+        )
+    if max(header * ends, content.count(b",")) > MAX_CELLS:
+        raise FileTooLarge(path, f"more than {MAX_CELLS} cells; leave columns out, or split it")
 
 
 def _instants(texts: pd.Series[str]) -> tuple[Ints, list[int], WriteInstants]:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuledger_collector.config import files, workbook_process
+from gpuledger_collector.config import bounded_process, files, workbook_process
+from gpuledger_collector.insight.series import MAX_STEPS
 from gpuledger_collector.storage.access import reader_watch, readers
 from gpuledger_collector.storage.server import embedded
 from gpuledger_common.admission import NONE, Admission
-from gpuledger_common.bounded_file import MAX_SECRET_BYTES, MAX_TOML_BYTES
+from gpuledger_common.bounded_file import (
+    MAX_DOTS,
+    MAX_SECRET_BYTES,
+    MAX_TOML_BYTES,
+    MAX_TOML_PARTS,
+)
 from gpuledger_common.profiles import fetch, lines, page
 
 _MIB = 1024 * 1024
 _CONTENT = f"{files.MAX_FILE_BYTES // _MIB} MiB"
-_ROWS = f"{files.MAX_RECORDS} rows"
+_ROWS = f"{files.MAX_RECORDS:,} rows"
 _LEDGER = "the ledger, by the rules that it imports"
 
 
@@ -36,40 +42,68 @@ def _file(
     )
 
 
+_ROW = (
+    f"rows of {files.MAX_ROW_CHARACTERS // _MIB} Mi characters, {files.MAX_COLUMNS:,} columns,"
+    f" {files.MAX_PROBLEMS:,} mistakes"
+)
+_PROCESS = (
+    f"its reader has {bounded_process.MAX_MEMORY_BYTES // _MIB} MiB of memory and"
+    f" {bounded_process.MAX_CPU_SECONDS} s of CPU"
+)
 _TABLE = _file(
-    "table of jobs or devices (CSV, .gz, .xlsx)",
+    "table of jobs or devices (CSV, sacct, .gz, .xlsx)",
     _CONTENT,
-    f"{_CONTENT}; of a workbook {workbook_process.MAX_INFLATED_BYTES // _MIB} MiB, and its reader"
-    f" has {workbook_process.MAX_MEMORY_BYTES // _MIB} MiB of memory",
-    _ROWS,
+    f"{_CONTENT}; of a workbook {workbook_process.MAX_INFLATED_BYTES // _MIB} MiB, and {_PROCESS}",
+    f"{_ROWS}; {_ROW}",
     _LEDGER,
-    f"{workbook_process.MAX_CPU_SECONDS} s of CPU for a workbook",
+    "linear in the file",
+)
+_SAMPLES = _file(
+    "samples (CSV, JSON lines, .gz)",
+    _CONTENT,
+    _CONTENT,
+    f"{_ROWS}, {_ROWS} of samples in them; {_ROW}",
+    _LEDGER,
+    "linear in the file",
 )
 _BILL = _file(
     "bill of a provider (FOCUS, CSV, .gz, Parquet)",
     _CONTENT,
-    f"{_CONTENT}; of Parquet, by its footer",
-    f"{_ROWS}, {files.PARQUET_ROWS} of Parquet at once",
+    f"{_CONTENT}; of Parquet, as text, and {_PROCESS}",
+    f"{_ROWS}; {_ROW}",
     _LEDGER,
+    "linear in the file",
 )
 _SERIES = _file(
-    "series of a forecast, anomaly or backtest (CSV, .gz)", _CONTENT, _CONTENT, NONE, "nothing"
+    "series of a forecast, anomaly or backtest (CSV, .gz)",
+    _CONTENT,
+    _CONTENT,
+    f"{_ROWS}, {files.MAX_CELLS:,} cells, {MAX_STEPS:,} steps of all series",
+    "nothing",
+    "linear in the file, before methods are asked",
 )
 _SHARES = _file(
-    "shares that sacctmgr or kubectl printed (.gz)", _CONTENT, _CONTENT, NONE, "shares of a pool"
+    "shares that sacctmgr or kubectl printed (.gz)",
+    _CONTENT,
+    _CONTENT,
+    f"{_ROWS}, {files.MAX_ACCOUNTS:,} accounts, {files.MAX_ACCOUNT_DEPTH} above each other;"
+    f" {files.MAX_JSON_VALUES:,} values of JSON",
+    "shares of a pool",
+    "linear in the file",
 )
 _FOCUS = _file(
     "FOCUS file to check",
-    f"lines of {files.MAX_LINE_CHARACTERS // _MIB} Mi characters",
+    f"lines and rows of {files.MAX_ROW_CHARACTERS // _MIB} Mi characters",
     NONE,
-    NONE,
+    f"{files.MAX_COLUMNS:,} columns",
     "nothing",
+    "linear in the file",
 )
 _TOML = _file(
     "table, template, profile or settings (TOML)",
     f"{MAX_TOML_BYTES // _MIB} MiB",
     NONE,
-    NONE,
+    f"{MAX_TOML_PARTS:,} keys and values, {MAX_DOTS:,} dots a line",
     _LEDGER,
 )
 _SECRET = _file("secret", f"{MAX_SECRET_BYTES // _MIB} MiB", NONE, NONE, "nothing")
@@ -103,7 +137,7 @@ FILES: Mapping[str, Admission] = {
     "import prices file": _TABLE,
     "import queue file": _TABLE,
     "import sacct file": _TABLE,
-    "import samples file": _TABLE,
+    "import samples file": _SAMPLES,
     "import shares file": _SHARES,
     "import usage file": _TABLE,
     "mcp token_file": _SECRET,

@@ -8,6 +8,7 @@ import gzip
 import itertools
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -17,8 +18,14 @@ from typing import Any, Generic, TypeVar
 from gpuledger_collector.accounting.import_progress import OnRow, tell_each, tell_nobody
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config import workbook
+from gpuledger_collector.config.bounded_csv import BoundedRows
 from gpuledger_collector.config.fields import Instants
-from gpuledger_collector.config.files import bounded_rows, read_content
+from gpuledger_collector.config.files import (
+    MAX_COLUMNS,
+    bounded_rows,
+    read_content,
+    require_few_problems,
+)
 from gpuledger_collector.config.model import Record, Row
 
 WINDOWS = "read as Windows-1252, because it is not UTF-8"
@@ -28,8 +35,6 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 Value = TypeVar("Value")
 AnyRow = TypeVar("AnyRow", bound=Row)
-# cells over MAX_TEXT are refused with their column; csv's own limit, 128 KiB by default, knows none
-csv.field_size_limit(1 << 20)
 
 
 @dataclass
@@ -208,11 +213,15 @@ def split_rows(
         return [], iter(())
     # Line by line: a StringIO takes four bytes for each character.
     lines = tell_each((match[0] for match in _LINE.finditer(text)), line_count(text), on_line)
-    reader = csv.reader(lines, strict=True, delimiter=delimiter)
+    reader = BoundedRows(lines, strict=True, delimiter=delimiter)
     try:
         header = [name.strip() for name in next(reader, [])]
     except csv.Error as error:
         problems.append(Problem("bad_csv", f"{path}:1", f"is not CSV: {error}"))
+        return [], iter(())
+    if len(header) > MAX_COLUMNS:
+        message = f"the header names {len(header)} columns; at most {MAX_COLUMNS} are read"
+        problems.append(Problem("bad_csv", f"{path}:1", message))
         return [], iter(())
     if not any(header):
         problems.append(
@@ -222,7 +231,7 @@ def split_rows(
         )
     problems.extend(
         Problem("double_column", f"{path}:1:{name}", "the header names this column twice")
-        for name in sorted({name for name in header if header.count(name) > 1})
+        for name in sorted(name for name, count in Counter(header).items() if count > 1)
     )
     if free is not None:
         return header, _rows(
@@ -232,11 +241,9 @@ def split_rows(
 
 
 class _JoiningReader:
-    """A csv.reader that puts the parts of one column together again."""
+    """A reader of rows that puts the parts of one column together again."""
 
-    def __init__(
-        self, reader: Iterator[list[str]], header: list[str], delimiter: str, free: str
-    ) -> None:
+    def __init__(self, reader: BoundedRows, header: list[str], delimiter: str, free: str) -> None:
         self._reader, self._width, self._delimiter, self._place = (
             reader,
             len(header),
@@ -246,7 +253,7 @@ class _JoiningReader:
 
     @property
     def line_num(self) -> int:
-        return self._reader.line_num  # type: ignore[attr-defined,no-any-return]  # csv.reader has it
+        return self._reader.line_num
 
     def __iter__(self) -> Iterator[list[str]]:
         return self
@@ -265,11 +272,12 @@ class _JoiningReader:
 
 
 def _rows(
-    file: str, reader: Iterator[list[str]], header: list[str], problems: list[Problem]
+    file: str, reader: BoundedRows | _JoiningReader, header: list[str], problems: list[Problem]
 ) -> Iterator[Record]:
     for _ in bounded_rows(file, itertools.count()):
+        require_few_problems(file, problems)
         # the line on which the row begins: a quoted cell may hold line ends
-        line = reader.line_num + 1  # type: ignore[attr-defined]  # csv.reader has it, Iterator does not
+        line = reader.line_num + 1
         try:
             cells = next(reader)
         except StopIteration:

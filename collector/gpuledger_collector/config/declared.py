@@ -9,6 +9,7 @@ kind that it does not name, nothing changes.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import re
 import tomllib
 from collections.abc import Mapping
@@ -24,11 +25,11 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config import toml
 from gpuledger_collector.config.fields import MONTHS, MonthName, Zone
 from gpuledger_collector.config.kinds import KINDS
-from gpuledger_collector.config.model import Record, unknown_key
+from gpuledger_collector.config.model import MAX_OF_ROW, Record, unknown_key
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_common.bounded_file import MAX_TOML_BYTES, read_bounded
+from gpuledger_common.bounded_file import read_toml_text
 
 BILLING_ZONE = "billing_zone"
 FISCAL_YEAR = "fiscal_year_begins"
@@ -57,8 +58,9 @@ def read_declared(path: Path) -> Declared:
     """What the file declares, or every problem in it. Raises OSError when it cannot be opened."""
     declared = Declared()
     text, content = _parse(path, declared.problems)
+    unknown = (name for name in content if name not in TABLES)
     declared.problems += [
-        unknown_key(str(path), name, TABLES) for name in content if name not in TABLES
+        unknown_key(str(path), name, TABLES) for name in itertools.islice(unknown, MAX_OF_ROW)
     ]
     if BILLING_ZONE in content:
         declared.billing_zone = _scalar(
@@ -95,7 +97,7 @@ def _parse(path: Path, problems: list[Problem]) -> tuple[str, Mapping[str, Any]]
     Numbers stay as they are written.
     """
     try:
-        text = read_bounded(path, MAX_TOML_BYTES).decode("utf-8")
+        text = read_toml_text(path)
     except UnicodeDecodeError:
         problems.append(Problem("bad_encoding", str(path), "is not UTF-8 text"))
         return "", {}

@@ -41,8 +41,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.fields import Flag, Scalar, matching, one_of, refusal
-from gpuledger_collector.config.model import Record, Row, unknown_key
-from gpuledger_common.bounded_file import MAX_TOML_BYTES, read_bounded
+from gpuledger_collector.config.model import MAX_OF_ROW, Record, Row, unknown_key
+from gpuledger_common.bounded_file import read_toml_text
 
 NAMING = (*LEVELS, "pool", "model", "kind", "cost_center", "gl_code")
 """Fields by which amounts are told apart, where a template has them."""
@@ -118,7 +118,7 @@ class Template:
 def read_template(path: Path) -> Template | list[Problem]:
     """The template, or every problem in it. Raises OSError when it cannot be opened."""
     try:
-        text = read_bounded(path, MAX_TOML_BYTES).decode("utf-8")
+        text = read_toml_text(path)
         content = tomllib.loads(text)
     except UnicodeDecodeError:
         return [Problem("bad_encoding", str(path), "is not UTF-8 text")]
@@ -151,9 +151,8 @@ def read_template(path: Path) -> Template | list[Problem]:
         for line, table in zip(lines, tables, strict=False)
     ]
     known = _Layout.cell_names()
-    problems += [
-        unknown_key(str(path), name, [*known, "column"]) for name in content if name not in known
-    ]
+    unknown = [name for name in content if name not in known]
+    problems += [unknown_key(str(path), name, [*known, "column"]) for name in unknown[:MAX_OF_ROW]]
     layout = _Layout.read(
         Record(str(path), 1, {name: content[name] for name in content if name in known}), problems
     )

@@ -1,30 +1,44 @@
-"""Files of commands: how large they may be, before and after decompression, and how many rows they
-may have.
+"""Files of commands: how large they may be, before and after decompression, and how many rows,
+values and mistakes they may have.
 
 A file beyond a bound is refused as a whole (FileTooLarge, exit 2), also where bad rows are skipped:
-the first part of a file of jobs would be a bill that is too small.
+the first part of a file of jobs would be a bill that is too small. A row beyond its bound is a bad
+row, because a person whose job is in the file may have written it.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from gpuledger_common.bounded_file import CHUNK, FileTooLarge, Readable, read_stream
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
 """Before and after decompression; as text a file takes this once more."""
 MAX_RECORDS = 5_000_000
-MAX_LINE_CHARACTERS = 4 * 1024 * 1024
-"""A line of a file that is read line by line."""
-PARQUET_ROWS = 1_000
-"""Rows of a Parquet file that are decoded at once: a long text that stands once in the file is in
-each of its rows.
-"""
+MAX_ROW_CHARACTERS = 1024 * 1024
+"""Of a row, which may hold line ends, or of a line that is read as JSON."""
+MAX_COLUMNS = 1024
+"""Of a header; a row has as many cells as its header."""
+MAX_JSON_VALUES = 1_000_000
+"""Of a JSON text as a whole: an empty list takes two characters, and 64 bytes of memory."""
+MAX_CELLS = 20_000_000
+"""Of a table of series, whose rows have as many cells as its header, written or not."""
+MAX_ACCOUNTS = 100_000
+MAX_ACCOUNT_DEPTH = 100
+"""Accounts that stand above each other: the digits of a share grow with them."""
+MAX_PROBLEMS = 1_000_000
+"""Mistakes of a file that are kept to be counted."""
+_LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+"""What ends a line for `str.splitlines`."""
+_OPENS_VALUE = "[{,"
+"""Characters before which, or after which, a value of JSON stands."""
 Item = TypeVar("Item")
 
 
@@ -62,7 +76,38 @@ def bounded_rows(path: Path | str, rows: Iterable[Item]) -> Iterator[Item]:
 
 def bounded_lines(path: Path, file: TextIO) -> Iterator[str]:
     """The lines of an open file. Raises FileTooLarge for one without end."""
-    while line := file.readline(MAX_LINE_CHARACTERS + 1):
-        if len(line) > MAX_LINE_CHARACTERS:
-            raise FileTooLarge(path, f"a line is longer than {MAX_LINE_CHARACTERS} characters")
+    while line := file.readline(MAX_ROW_CHARACTERS + 1):
+        if len(line) > MAX_ROW_CHARACTERS:
+            raise FileTooLarge(path, f"a line is longer than {MAX_ROW_CHARACTERS} characters")
         yield line
+
+
+def lines_of(text: str) -> Iterator[str]:
+    """The lines of a text without their ends, as `str.splitlines` has them, one by one: a list of
+    empty lines takes eight times what the text does.
+    """
+    start = 0
+    for end in _LINE_END.finditer(text):
+        yield text[start : end.start()]
+        start = end.end()
+    if start < len(text):
+        yield text[start:]
+
+
+def read_json(text: str) -> Any:
+    """The value of a JSON text, whose values are counted before they are objects.
+
+    Raises ValueError with what is wrong, also of what nests too deep.
+    """
+    if sum(map(text.count, _OPENS_VALUE)) > MAX_JSON_VALUES:
+        raise ValueError(f"holds more than {MAX_JSON_VALUES} values")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nests too deep") from None
+
+
+def require_few_problems(file: Path | str, problems: Sized) -> None:
+    """Refuse a file that has so many mistakes that they fill the memory. Raises FileTooLarge."""
+    if len(problems) > MAX_PROBLEMS:
+        raise FileTooLarge(Path(file), f"more than {MAX_PROBLEMS} mistakes; is it another file?")

@@ -16,7 +16,10 @@ from pydantic_core import ErrorDetails
 
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.fields import DECLARED, Day, Instants, after
+from gpuledger_collector.config.files import require_few_problems
 
+MAX_OF_ROW = 100
+"""Mistakes of a row or table that are named: one may have any number of unknown keys."""
 _BUILT_IN = {
     "missing": Problem("empty", "", "is empty"),
     "tuple_type": Problem("bad_list", "", 'must be a list, such as ["a", "b"] or [80, 100]'),
@@ -93,7 +96,8 @@ class Row(BaseModel):
             row = cls.model_validate(cells, context=instants)
         except ValidationError as error:
             entries = error.errors(include_url=False, include_context=False, include_input=False)
-            problems += [cls._problem(record.source, entry) for entry in entries]
+            problems += [cls._problem(record.source, entry) for entry in entries[:MAX_OF_ROW]]
+            require_few_problems(record.file, problems)
             return None
         return None if blank else row
 

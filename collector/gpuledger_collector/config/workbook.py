@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuledger_collector.config import files
-from gpuledger_common.bounded_file import FileTooLarge, read_stream
+from gpuledger_collector.config import bounded_process
 
 ZIP, OLE = b"PK\x03\x04", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 """How workbooks begin: .xlsx and .ods are archives; .xls, and whatever has a password, are of an
 older kind.
 """
 _ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
-_OUT_OF_BOUNDS = {-signal.SIGABRT, -signal.SIGKILL, -signal.SIGXCPU, -signal.SIGSEGV}
-"""How the process ends when the kernel refuses it memory or time; what is written in Rust aborts.
-"""
-_MEMORY_ERROR = "MemoryError"
+_PROCESS = "gpuledger_collector.config.workbook_process"
 
 
 class WorkbookRefused(Exception):
@@ -55,40 +48,17 @@ def read_sheet(path: Path, content: bytes | bytearray, name: str | None = None) 
         )
     if path.suffix == ".gz":
         raise WorkbookRefused("is a workbook in a .gz; unpack it: gunzip -k " + path.name)
-    output, code, errors = _run(path, name)
-    if code in _OUT_OF_BOUNDS or _MEMORY_ERROR in errors:
+    output = bounded_process.run(_PROCESS, path, [] if name is None else [name])
+    if output.is_out_of_bounds:
         raise WorkbookRefused(
             "is a workbook that takes over 1 GiB to read; save its sheet as CSV UTF-8"
         )
-    if code:
-        raise RuntimeError(f"the reader of workbooks ended with {code}: {errors.strip()[-500:]}")
-    first, _, text = output.partition("\n")
+    if output.code:
+        raise RuntimeError(
+            f"the reader of workbooks ended with {output.code}: {output.errors.strip()[-500:]}"
+        )
+    first, _, text = output.text.partition("\n")
     said = json.loads(first)
     if "problem" in said:
         raise WorkbookRefused(said["problem"])
     return Sheet(said["sheet"], text)
-
-
-def _run(path: Path, name: str | None) -> tuple[str, int, str]:
-    """What the process prints, how it ends, and what it says on standard error."""
-    module = "gpuledger_collector.config.workbook_process"
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        module,
-        str(path.absolute()),
-        *([] if name is None else [name]),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            output = read_stream(process.stdout, path, files.MAX_FILE_BYTES)
-        except FileTooLarge:
-            process.kill()
-            raise
-        # What it says there is a traceback, which fits into a pipe.
-        errors = process.stderr.read().decode(errors="replace")
-        code = process.wait()
-    return output.decode(), code, errors

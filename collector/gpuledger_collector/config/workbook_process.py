@@ -15,7 +15,6 @@ import csv
 import datetime as dt
 import json
 import posixpath
-import resource
 import sys
 import zipfile
 from decimal import Decimal
@@ -25,9 +24,9 @@ from typing import BinaryIO
 from xml.etree import ElementTree
 from xml.parsers import expat
 
+from gpuledger_collector.config.bounded_process import bound_process
+
 MAX_INFLATED_BYTES = 256 * 1024 * 1024
-MAX_MEMORY_BYTES = 1024 * 1024 * 1024
-MAX_CPU_SECONDS = 300
 SAVE_AS = "save its sheet as .xlsx, or as CSV UTF-8"
 _WORKBOOK, _RELATIONS = "xl/workbook.xml", "xl/_rels/workbook.xml.rels"
 _HOUR_SECONDS, _MINUTE_SECONDS = 3600, 60
@@ -35,13 +34,6 @@ _HOUR_SECONDS, _MINUTE_SECONDS = 3600, 60
 
 class NotReadable(Exception):
     """The sentence that says why a workbook cannot be read, without the name of the file."""
-
-
-def bound_process() -> None:
-    """Let the kernel refuse memory and time beyond the bounds, and write no core file."""
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_SECONDS, MAX_CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def sheet_parts(archive: zipfile.ZipFile) -> dict[str, str]:

@@ -10,9 +10,8 @@ one pass, line by line.
 from __future__ import annotations
 
 import csv
-import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +19,8 @@ from decimal import Decimal, localcontext
 
 from gpuledger_collector.accounting.currencies import was_currency
 from gpuledger_collector.accounting.money import minor_digits
+from gpuledger_collector.config.bounded_csv import BoundedRows
+from gpuledger_collector.config.files import MAX_COLUMNS
 from gpuledger_collector.export import focus_check_split
 from gpuledger_collector.export.cells import names
 
@@ -104,7 +105,8 @@ LEADERS = (
     ("CapacityReservationStatus", "CapacityReservationId"),
 )
 """A column that is null when the one that it is about is."""
-_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE]-?\d+)?")
+_NUMBER = re.compile(r"-?\d{1,40}(\.\d{1,40})?([eE]-?\d{1,2})?")
+"""No bill has numbers that are longer, and arithmetic with those may have no end."""
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _TIME = "Seconds|Minutes|Hours|Days|Months|Years"
 _WORD = r"[A-Z][A-Za-z0-9]*(?: [A-Z][A-Za-z0-9]*)*"
@@ -117,6 +119,8 @@ HALF_NANO_HOUR_S = Decimal("0.0000018")
 """GPU-hours written to nine places may differ by half a billionth of an hour from the seconds in
 the same row.
 """
+MOST_DIGITS = 200
+"""Of the longest number, written without an exponent."""
 PLACES = 60
 """Digits that products are formed with: no price or quantity of a bill has as many."""
 
@@ -226,11 +230,15 @@ def check(lines: Iterable[str], wanted: str | None = None) -> Iterator[Violation
 
     `wanted` is the version to check against (a key of VERSIONS); None: the one of the header.
     """
-    reader = csv.reader(lines, strict=True)
+    reader = BoundedRows(lines, strict=True)
     try:
         header = next(reader, None)
         if not header:
             raise NotFocus("the file is empty")
+        if len(header) > MAX_COLUMNS:
+            raise NotFocus(
+                f"the header names {len(header)} columns; at most {MAX_COLUMNS} are read"
+            )
         # Reported and then removed: one mark must not hide every other violation.
         if header[0].startswith("\ufeff"):
             yield Violation(1, "encoding", header[0], "the file begins with a byte order mark")
@@ -262,7 +270,7 @@ def _header(header: Sequence[str], version: FocusRules) -> Iterator[Violation]:
     for name in version.present:
         if name not in header:
             yield Violation(1, "column missing", name, f"FOCUS wants a column {name}")
-    for name in sorted({name for name in header if header.count(name) > 1}):
+    for name in sorted(name for name, count in Counter(header).items() if count > 1):
         yield Violation(1, "column twice", name, f"the column {name} is there twice")
     custom = False
     for name in header:
@@ -370,7 +378,7 @@ def _object(line: int, name: str, text: str) -> Iterator[Violation]:
     if not text:
         return
     try:
-        content = json.loads(text)
+        content = focus_check_split.load_object(text)
     except ValueError:
         content = None
     if not isinstance(content, dict):
@@ -554,7 +562,9 @@ class _Whole:
         yield from (Violation(line, *sentence) for line, sentence in self._origins.end())
         for name, invoice in self._invoices.items():
             digits = minor_digits(invoice.seen["BillingCurrency"])
-            if invoice.total != round(invoice.total, digits):
+            with localcontext(prec=MOST_DIGITS):
+                is_whole = invoice.total == round(invoice.total, digits)
+            if not is_whole:
                 sentence = (
                     f"invoice {name} adds up to {invoice.total}, which is no whole number of minor"
                     " units"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 Row = Mapping[str, str]
@@ -71,9 +71,11 @@ def ratio_of(row: Row) -> Decimal | None:
     """
     try:
         elements = _load_json(row.get("AllocatedMethodDetails", ""))["Elements"]
-        return sum((element["AllocatedRatio"] for element in elements), Decimal(0))
-    except (ValueError, KeyError, TypeError, InvalidOperation):
+        ratio = sum((element["AllocatedRatio"] for element in elements), Decimal(0))
+    except (ValueError, KeyError, TypeError, ArithmeticError):
         return None
+    # What is no ratio at all is said of its row, and would overflow a sum.
+    return ratio if abs(ratio) <= len(elements) else None
 
 
 def units_of(row: Row) -> list[str]:
@@ -91,7 +93,17 @@ def units_of(row: Row) -> list[str]:
 
 def _load_json(text: str) -> Any:
     # Decimals: ratios read as floats would not add up to 1.
-    return json.loads(text, parse_float=Decimal, parse_int=Decimal)
+    return load_object(text, parse_float=Decimal, parse_int=Decimal)
+
+
+def load_object(text: str, **options: Any) -> Any:
+    """The value of a JSON text. Raises ValueError, also for what nests too deep."""
+    try:
+        return json.loads(text, **options)
+    except RecursionError:
+        raise ValueError("nests too deep") from None
+    except ArithmeticError:
+        raise ValueError("holds a number that is too long") from None
 
 
 def _details(text: str) -> Iterator[Told]:
@@ -140,7 +152,7 @@ def _tags(row: Row) -> Iterator[Told]:
     if not text:
         return
     try:
-        allocated, tags = json.loads(text), json.loads(row.get("Tags", "") or "{}")
+        allocated, tags = load_object(text), load_object(row.get("Tags", "") or "{}")
     except ValueError:
         allocated, tags = None, {}
     if not isinstance(allocated, dict):

@@ -21,7 +21,9 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 MAX_STEPS = 20_000_000
-"""A longer series has a mistake in its instants (a year 1970 among years 2026)."""
+"""Of all series of a table: a longer one has a mistake in its instants (a year 1970 among years
+2026).
+"""
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,15 @@ def series_of(
     fallback = min((step for step in steps if step), default=HOUR_MS)
     out: list[Series] = []
     faults: list[Fault] = []
+    free = MAX_STEPS
     for name, rows, step in zip(names, parts, steps, strict=True):
         if not len(rows):
             continue
-        wrong = _faults(name, rows, at_ms, step or fallback)
+        wrong = _faults(name, rows, at_ms, step or fallback, free)
         faults.extend(wrong)
         if not wrong:
             out.append(_place(name, at_ms[rows], values[rows], step or fallback))
+            free -= len(out[-1].values)
     return out, sorted(faults, key=lambda fault: fault.row)
 
 
@@ -97,19 +101,17 @@ def _step(at_ms: Ints) -> int:
     return int(distances[np.argmax(count)])
 
 
-def _faults(name: str, rows: Ints, at_ms: Ints, step: int) -> list[Fault]:
+def _faults(name: str, rows: Ints, at_ms: Ints, step: int, free: int) -> list[Fault]:
     at = at_ms[rows]
     offset = at - at[0]
     if not (offset % step).any() and (np.diff(at) > 0).all():
-        if int(offset[-1]) // step < MAX_STEPS:
+        if int(offset[-1]) // step < free:
             return []
-        return [
-            Fault(
-                int(rows[-1]),
-                "ts",
-                f"series {name!r} would span more than {MAX_STEPS} steps of {step / 1000:g} s",
-            )
-        ]
+        others = "" if free == MAX_STEPS else ", with those before it,"
+        sentence = (
+            f"series {name!r}{others} would span more than {MAX_STEPS} steps of {step / 1000:g} s"
+        )
+        return [Fault(int(rows[-1]), "ts", sentence)]
     twice = np.concatenate([[False], np.diff(at) == 0])
     repeated = [
         Fault(int(rows[i]), "ts", f"series {name!r} has this instant twice")

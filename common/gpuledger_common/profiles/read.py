@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from gpuledger_common.bounded_file import MAX_TOML_BYTES, read_bounded
+from gpuledger_common.bounded_file import read_toml_text
 from gpuledger_common.catalog import BY_NAME
 from gpuledger_common.metrics import Metric
 from gpuledger_common.profiles.model import (
@@ -60,7 +60,7 @@ class ProfileError(SettingsError):
 def read_profile(path: Path) -> Profile:
     """Read a profile. Raises ProfileError."""
     try:
-        text = read_bounded(path, MAX_TOML_BYTES).decode("utf-8")
+        text = read_toml_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(
             f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})"

@@ -18,7 +18,6 @@ from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
 from gpuledger_collector.config import csv_rows, files
 from gpuledger_collector.config.fields import DECLARED
-from gpuledger_collector.ingest.files.bill import read_bill
 from gpuledger_collector.ingest.files.sacct import COLUMNS, read_sacct
 from gpuledger_collector.ingest.files.samples import read_samples
 from gpuledger_collector.ingest.files.shares import read_shares
@@ -120,22 +119,6 @@ def test_rows_are_bounded_even_where_bad_rows_are_skipped(tmp_path, monkeypatch)
         read_samples(samples, instants=DECLARED)
 
 
-def test_a_parquet_file_says_what_it_inflates_to(tmp_path, small_bound, monkeypatch):
-    """Its own bytes are few; the sizes in its footer are added up before a row is read."""
-    arrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
-    from gpuledger_collector.ingest.files import bill
-
-    monkeypatch.setattr(bill, "MAX_FILE_BYTES", CHUNK)
-    path = tmp_path / "bill.parquet"
-    table = arrow.table({"BilledCost": [bytes([number % 251]) * 10_000 for number in range(2_000)]})
-    pq.write_table(table, path, compression="zstd", use_dictionary=False)
-    assert path.stat().st_size < CHUNK
-    with pytest.raises(FileTooLarge, match="when it is decompressed"):
-        read_bill(path)
-
-
 def test_other_files_have_bounds_too(tmp_path, small_bound, monkeypatch):
     """Shares, tables in TOML, profiles and settings."""
     large = tmp_path / "large.toml"
@@ -149,7 +132,7 @@ def test_other_files_have_bounds_too(tmp_path, small_bound, monkeypatch):
         read_profile(large)
     done = CliRunner().invoke(build(), ["apply", str(large), "--dsn", "dbname=none"])
     assert explain(done.exception) == (f"{large}: larger than {MAX_TOML_BYTES} bytes", 2)
-    monkeypatch.setattr(files, "MAX_LINE_CHARACTERS", 1_000)
+    monkeypatch.setattr(files, "MAX_ROW_CHARACTERS", 1_000)
     line = tmp_path / "line.csv"
     line.write_text("a" * 1_001)
     done = CliRunner().invoke(build(), ["focus", "check", str(line)])

@@ -6,10 +6,11 @@ Only what a reconciliation needs is read. Amounts stay the decimals that were wr
 
 from __future__ import annotations
 
-import datetime as dt
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from pydantic import Field, PlainValidator
 from gpuledger_collector.accounting.import_progress import OnRow, tell_each, tell_nobody
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.provider_bill import PLACES, BillLine
+from gpuledger_collector.config import bounded_process
 from gpuledger_collector.config.csv_rows import decode, missing_columns, split_rows
 from gpuledger_collector.config.fields import (
     Currency,
@@ -28,10 +30,9 @@ from gpuledger_collector.config.fields import (
     read_text,
     refusal,
 )
-from gpuledger_collector.config.files import MAX_FILE_BYTES, PARQUET_ROWS, bounded_rows, sha256_of
+from gpuledger_collector.config.files import lines_of, sha256_of
 from gpuledger_collector.config.model import Record, Row
 from gpuledger_collector.extras import install_command
-from gpuledger_common.bounded_file import FileTooLarge
 
 PROVIDERS = ("ServiceProviderName", "ProviderName")
 MAX_PROBLEMS = 100
@@ -171,44 +172,43 @@ def _read_parquet(
     path: Path, problems: list[Problem], on_line: OnRow
 ) -> tuple[list[str], Iterator[Record]]:
     """Header and rows of a Parquet file, their values as the text that a CSV would hold."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
+    if find_spec("pyarrow") is None:
         raise NoArrow(
             f"Parquet needs pyarrow, which is not installed: {install_command('parquet')}"
-        ) from error
-    try:
-        file = pq.ParquetFile(path)
-    except (pa.ArrowInvalid, pa.ArrowIOError) as error:
-        problems.append(Problem("bad_parquet", str(path), f"is not Parquet: {error}"))
-        return [], iter(())
-    groups = [
-        file.metadata.row_group(number).total_byte_size
-        for number in range(file.metadata.num_row_groups)
-    ]
-    if sum(groups) > MAX_FILE_BYTES:
-        raise FileTooLarge(path, f"larger than {MAX_FILE_BYTES} bytes when it is decompressed")
-    header = list(file.schema_arrow.names)
+        )
     keys = _Line.cell_names()
+    output = bounded_process.run("gpuledger_collector.ingest.files.parquet_process", path, keys)
+    lines = lines_of(output.text)
+    try:
+        # A process that was ended may have left its last line in the middle.
+        first = json.loads(next(lines, "null")) if output.code == 0 else None
+    except ValueError:
+        first = None
+    problem = first.get("problem") if isinstance(first, dict) else _unreadable(output)
+    if problem is not None:
+        problems.append(Problem("bad_parquet", str(path), problem))
+        return [], iter(())
+    assert first is not None
+    header: list[str] = first["header"]
+    columns = [name for name in header if name in keys]
 
     def records() -> Iterator[Record]:
-        # bills have dozens of columns; only the needed ones are read
-        batches = file.iter_batches(PARQUET_ROWS, columns=[name for name in header if name in keys])
-        rows = (values for batch in batches for values in batch.to_pylist())
-        told = tell_each(rows, file.metadata.num_rows, on_line)
-        for line, values in enumerate(bounded_rows(path, told), 1):
-            yield Record(str(path), line, {name: _text(value) for name, value in values.items()})
+        for line, text in enumerate(tell_each(lines, first["rows"], on_line), 1):
+            cells = json.loads(text)
+            if isinstance(cells, dict):
+                problems.append(Problem("bad_parquet", str(path), cells["problem"]))
+                return
+            yield Record(str(path), line, dict(zip(columns, cells, strict=True)))
 
     return header, records()
 
 
-def _text(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, dt.datetime):
-        # FOCUS dates are UTC, and a timestamp of Parquet may carry no zone
-        return (value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)).isoformat()
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    return repr(value) if isinstance(value, float) else str(value)
+def _unreadable(output: bounded_process.Output) -> str:
+    """Why a process that read Parquet ended without an answer."""
+    if output.is_out_of_bounds:
+        return (
+            f"takes over {bounded_process.MAX_MEMORY_BYTES // 2**30} GiB to read, or is damaged;"
+            " write it as CSV"
+        )
+    last = next(reversed(output.errors.strip().splitlines()), f"code {output.code}")
+    return f"cannot be read as Parquet: {last[:500]}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from shlex import quote
 
 from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.config.files import MAX_COLUMNS, MAX_ROW_CHARACTERS
 from gpuledger_collector.ingest.files.held_time import DURATIONS
 from gpuledger_collector.ingest.files.instants import is_instant
 
@@ -110,6 +111,8 @@ _TRES = re.compile(r"(cpu|mem|node|billing)=[^,]+,|gres/", re.ASCII)
 """What begins as a column AllocTRES does."""
 _OF_SACCT = {"jobid", "jobname", "partition", "account", "alloccpus", "state", "exitcode"}
 """Words of the header that sacct prints by default."""
+_LISTED = 100
+"""Names of columns that a sentence lists."""
 _NEEDED_OF_SACCT = {"start": "Start", "end": "End", "gpus": "AllocTRES"}
 """What the header needs besides, by the names of sacct."""
 
@@ -130,11 +133,13 @@ class TableOptions:
 
 def delimiter_of(text: str) -> str:
     """The delimiter by which the first line names most known columns, then most columns."""
-    first = text.lstrip("\r\n").partition("\n")[0]
+    start = next((at for at, letter in enumerate(text) if letter not in "\r\n"), len(text))
+    first = text[start : start + MAX_ROW_CHARACTERS].partition("\n")[0]
 
     def score(delimiter: str) -> tuple[int, int]:
         names = next(csv.reader(io.StringIO(first), delimiter=delimiter), [])
-        return sum(_meaning(name, SYNONYMS) is not None for name in names), len(names)
+        known = sum(_meaning(name, SYNONYMS) is not None for name in names[:MAX_COLUMNS])
+        return known, len(names)
 
     return max(DELIMITERS, key=score)
 
@@ -377,4 +382,6 @@ def _nearest(meaning: str, unused: Sequence[str]) -> str | None:
 
 
 def _list_names(names: Sequence[str]) -> str:
-    return ", ".join(repr(name) for name in names)
+    left = len(names) - _LISTED
+    shown = ", ".join(repr(name) for name in names[:_LISTED])
+    return f"{shown} and {left} more" if left > 0 else shown

@@ -24,11 +24,11 @@ _EXCEL_DAYS = (36_526, 73_051)
 """Serial numbers of 2000-01-01 and 2100-01-01."""
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?)?", re.ASCII)
 _YEAR_FIRST = re.compile(
-    r"(?P<year>\d{4})[/.](?P<month>\d{1,2})[/.](?P<day>\d{1,2})(?P<clock>[T ,]+.*)?", re.ASCII
+    r"(?P<year>\d{4})[/.](?P<month>\d{1,2})[/.](?P<day>\d{1,2})(?P<clock>[T ,]++.*+)?", re.ASCII
 )
 _YEAR_LAST = re.compile(
     r"(?P<first>\d{1,2})(?P<mark>[./-])(?P<second>\d{1,2})(?P=mark)(?P<year>\d{4}|\d{2})(?P<clock>[T"
-    r" ,]+.*)?",
+    r" ,]++.*+)?",
     re.ASCII,
 )
 _CLOCK = re.compile(

@@ -52,8 +52,9 @@ from gpuledger_common.plurals import plural
 INSTANTS = ("start", "end", "submitted")
 SAMPLES = 3
 """Rows that show what a table is like."""
-_TRES_GPU = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)(?:,|$)", re.ASCII)
-_TRES_SHARES = re.compile(r"gres/(?:shard|mps)(?::[^=,]+)?=0*[1-9]", re.ASCII)
+_TRES_GPU = re.compile(r"gres/gpu(?::([^=,]{1,100}))?=(\d+)(?:,|$)", re.ASCII)
+_MAX_DIGITS = 20
+_TRES_SHARES = re.compile(r"gres/(?:shard|mps)(?::[^=,]{1,100})?=0*[1-9]", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"(\d+|[1-9]\d{0,2}(\.\d{3})+),\d+", re.ASCII)
 _DECIMAL_POINT = re.compile(r"(\d*|[1-9]\d{0,2}(,\d{3})+)\.\d+", re.ASCII)
 _POINT_THOUSANDS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+", re.ASCII)
@@ -575,7 +576,10 @@ class AllocationKinds:
         if "gres/" not in alloc_tres:
             return False
         self.mixed += (
-            len({kind for kind, count in _TRES_GPU.findall(alloc_tres) if kind and int(count)}) > 1
+            len(
+                {kind for kind, count in _TRES_GPU.findall(alloc_tres) if kind and count.strip("0")}
+            )
+            > 1
         )
         is_shared = gpus_of(alloc_tres)[0] == 0 and _TRES_SHARES.search(alloc_tres) is not None
         self.shared += is_shared
@@ -598,7 +602,11 @@ class AllocationKinds:
 def gpus_of(alloc_tres: str) -> tuple[int, str]:
     """GPUs of an AllocTRES, counted once, and their type where all are of one."""
     # `gres/gpu=2` sums up the typed entries beside it
-    counts = {kind: int(count) for kind, count in _TRES_GPU.findall(alloc_tres)}
+    counts = {
+        # A longer number is out of range, and int() refuses very long ones.
+        kind: int(count[:_MAX_DIGITS])
+        for kind, count in _TRES_GPU.findall(alloc_tres)
+    }
     untyped = counts.pop("", None)
     model = next(iter(counts)) if len(counts) == 1 else ""
     return sum(counts.values()) if untyped is None else untyped, model

@@ -12,6 +12,7 @@ rows of one id, told apart by their submission; suspended time is not held.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,9 +32,10 @@ from gpuledger_collector.accounting.ledger_rows import (
 )
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.config.csv_rows import decode
+from gpuledger_collector.config.csv_rows import decode, line_count
 from gpuledger_collector.config.fields import (
     DECLARED,
+    MAX_AMOUNT,
     Instants,
     Name,
     Text,
@@ -42,7 +44,12 @@ from gpuledger_collector.config.fields import (
     read_text,
     refusal,
 )
-from gpuledger_collector.config.files import bounded_rows
+from gpuledger_collector.config.files import (
+    MAX_ROW_CHARACTERS,
+    bounded_rows,
+    lines_of,
+    require_few_problems,
+)
 from gpuledger_collector.config.model import Record, Row
 from gpuledger_collector.ingest.files.instants import (
     InstantReader,
@@ -57,8 +64,10 @@ from gpuledger_common.plurals import plural
 _NEVER = {"", "None", "Unknown", "N/A"}
 _BEGINS = re.compile(r"\d+(\+\d+|_\d+)?\|")
 _ID_NAMES = {"jobid", "jobidraw"}
-_HEADER = re.compile(r"^jobidraw\|", re.IGNORECASE | re.MULTILINE)
-_PAIR = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*=\s*([^;,]*)")
+_HEADER_BEGINS = "jobidraw|"
+_HEADER = re.compile(f"^{re.escape(_HEADER_BEGINS)}", re.IGNORECASE | re.MULTILINE)
+_PAIR = re.compile(r"([A-Za-z_][\w.-]*+)\s*+(?:=\s*+([^;,]*+))?")
+"""A word, and its value where it is a name: each character is looked at once."""
 
 
 def _read_instant(value: object, info: ValidationInfo) -> int | None:
@@ -154,7 +163,11 @@ def is_sacct(path: Path) -> bool:
 
 
 def _is_header(line: str) -> bool:
-    return tuple(line.strip().lower().split("|")) == COLUMNS
+    return line.count("|") == len(COLUMNS) - 1 and _names_of(line) == COLUMNS
+
+
+def _names_of(line: str) -> tuple[str, ...]:
+    return tuple(line.strip().lower().split("|"))
 
 
 def read_sacct(
@@ -198,13 +211,18 @@ def read_sacct(
         if gpus == 0:
             without += 1
             continue
+        if gpus > MAX_AMOUNT:
+            source = f"{record.source}:alloctres"
+            parsed.problems.append(Problem("out_of_range", source, f"{gpus} GPUs are too many"))
+            continue
         known = record if clock is None else _with_unix_times(record, clock, parsed.problems)
         job = None if known is None else _Job.read(known, parsed.problems, instants)
         if job is not None:
             usage = job.usage(record, gpus, model, pool)
             rows.add(usage, f"{path}:{record.line}:jobidraw", parsed.problems)
     rows.finish(parsed)
-    parsed.notes += [*_left_out(len(_HEADER.findall(text)) - 1, waiting, without), *kinds.notes()]
+    headers = sum(1 for _ in _HEADER.finditer(text))
+    parsed.notes += [*_left_out(headers - 1, waiting, without), *kinds.notes()]
     if clock is not None and clock.repeated:
         parsed.notes.append(clock.repeated_note)
     return parsed
@@ -241,13 +259,16 @@ def _left_out(headers: int, waiting: int, without: int) -> Iterator[str]:
 
 def _other_columns(path: Path, text: str) -> Problem | None:
     """The problem of a file with other columns, which `gpuledger start` reads by their header."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines or _is_header(lines[0]):
+    lines = lines_of(text)
+    first = next((line for line in lines if line.strip()), None)
+    if first is None or _is_header(first):
         return None
-    has_names = not _BEGINS.match(lines[0]) and bool(
-        _ID_NAMES & set(re.split(r"[^a-z]+", lines[0].lower()))
+    has_names = not _BEGINS.match(first) and bool(
+        _ID_NAMES & set(re.split(r"[^a-z]+", first[:MAX_ROW_CHARACTERS].lower()))
     )
-    if not has_names and max(line.count("|") for line in lines) >= len(COLUMNS) - 1:
+    if not has_names and any(
+        line.count("|") >= len(COLUMNS) - 1 for line in itertools.chain([first], lines)
+    ):
         return None
     header = "under their header" if has_names else "under a header line: print it without -n"
     message = (
@@ -260,6 +281,11 @@ def _other_columns(path: Path, text: str) -> Problem | None:
 def _split(path: Path, text: str, problems: list[Problem], on_line: OnRow) -> Iterator[Record]:
     """Rows by their bars; a header line is ignored, and only the last column may hold a bar itself."""
     for line, raw in bounded_rows(path, _records(text, on_line)):
+        require_few_problems(path, problems)
+        if len(raw) > MAX_ROW_CHARACTERS:
+            message = f"is longer than {MAX_ROW_CHARACTERS} characters"
+            problems.append(Problem("bad_row", f"{path}:{line}", message))
+            continue
         cells = raw.split("|", len(COLUMNS) - 1)
         if len(cells) != len(COLUMNS):
             message = (
@@ -277,23 +303,24 @@ def _records(text: str, on_line: OnRow) -> Iterator[tuple[int, str]]:
 
     A record that has come as far as its comment takes lines until it has all its columns; a line
     that does not begin with a job id, though the record before is whole, still belongs to that
-    one's last column, the name.
+    one's last column, the name. What a record has beyond `MAX_ROW_CHARACTERS` is left out.
     """
-    begun, record = 0, ""
-    lines = text.splitlines()
-    for line, raw in enumerate(tell_each(lines, len(lines), on_line), start=1):
-        if not raw.strip() or raw.lower().startswith("jobidraw|"):
+    begun = characters = bars = 0
+    parts: list[str] = []
+    for line, raw in enumerate(tell_each(lines_of(text), line_count(text), on_line), start=1):
+        if not raw.strip() or raw[: len(_HEADER_BEGINS)].lower() == _HEADER_BEGINS:
             continue
-        if record.count("|") >= FREE_FROM and (
-            record.count("|") < len(COLUMNS) - 1 or not _BEGINS.match(raw)
-        ):
-            record += " " + raw
+        if bars >= FREE_FROM and (bars < len(COLUMNS) - 1 or not _BEGINS.match(raw)):
+            bars += raw.count("|")
+            if characters <= MAX_ROW_CHARACTERS:
+                parts.append(raw)
+                characters += len(raw) + 1
             continue
-        if record:
-            yield begun, record
-        begun, record = line, raw
-    if record:
-        yield begun, record
+        if parts:
+            yield begun, " ".join(parts)
+        begun, parts, characters, bars = line, [raw], len(raw), raw.count("|")
+    if parts:
+        yield begun, " ".join(parts)
 
 
 def tags_of(row: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,6 @@ rows: they are no reading of nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,9 +19,15 @@ from pydantic import Field, PlainValidator, create_model
 from gpuledger_collector.accounting.import_progress import OnRow, tell_each, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import SampleRow
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.config.csv_rows import Parsed, decode, read_records
+from gpuledger_collector.config.csv_rows import Parsed, decode, line_count, read_records
 from gpuledger_collector.config.fields import DECLARED, Instant, Instants, Text, read_text, refusal
-from gpuledger_collector.config.files import bounded_rows
+from gpuledger_collector.config.files import (
+    MAX_ROW_CHARACTERS,
+    bounded_rows,
+    lines_of,
+    read_json,
+    require_few_problems,
+)
 from gpuledger_collector.config.model import Record, Row
 from gpuledger_common.catalog import BY_NAME, HOT
 
@@ -116,13 +121,32 @@ def _first_without_sample(path: Path, problems: list[Problem]) -> list[Problem]:
 def _read_json(
     path: Path, text: str, start_ms: int | None, problems: list[Problem], on_line: OnRow
 ) -> Iterator[Record]:
-    lines = text.splitlines()
-    for number, line in enumerate(bounded_rows(path, tell_each(lines, len(lines), on_line)), 1):
+    # A line may hold any number of samples, so both are bounded.
+    samples = (
+        (number, sample, at)
+        for number, tick in _read_ticks(path, text, start_ms, problems, on_line)
+        for sample, at in _samples(tick, start_ms or 0)
+    )
+    for number, sample, at in bounded_rows(path, samples):
+        require_few_problems(path, problems)
+        if _is_sample(sample):
+            yield Record(str(path), number, _cells(sample, at))
+        else:
+            problems.append(Problem("no_sample", f"{path}:{number}", NO_SAMPLE))
+
+
+def _read_ticks(
+    path: Path, text: str, start_ms: int | None, problems: list[Problem], on_line: OnRow
+) -> Iterator[tuple[int, Any]]:
+    """What the lines hold, with their numbers, but for the header of a recording."""
+    lines = tell_each(lines_of(text), line_count(text), on_line)
+    for number, line in enumerate(bounded_rows(path, lines), 1):
+        require_few_problems(path, problems)
         if not line.strip():
             continue
         try:
-            tick = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            tick = _read_line(line)
+        except ValueError as error:
             problems.append(Problem("bad_json", f"{path}:{number}", f"is not JSON: {error}"))
             continue
         # one message is enough: all ticks of a recording lack the same start
@@ -132,11 +156,13 @@ def _read_json(
             return
         if isinstance(tick, dict) and "format" in tick:  # the header of a recording
             continue
-        for sample, at in _samples(tick, start_ms or 0):
-            if _is_sample(sample):
-                yield Record(str(path), number, _cells(sample, at))
-            else:
-                problems.append(Problem("no_sample", f"{path}:{number}", NO_SAMPLE))
+        yield number, tick
+
+
+def _read_line(line: str) -> Any:
+    if len(line) > MAX_ROW_CHARACTERS:
+        raise ValueError(f"it is longer than {MAX_ROW_CHARACTERS} characters")
+    return read_json(line)
 
 
 def _samples(tick: Any, start_ms: int) -> Iterator[tuple[Any, Any]]:

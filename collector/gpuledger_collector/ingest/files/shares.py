@@ -12,18 +12,27 @@ from __future__ import annotations
 
 import csv
 import datetime as dt
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_DOWN, Decimal
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 
 from gpuledger_collector.accounting.fair_share import PoolShare
 from gpuledger_collector.accounting.import_progress import OnRow, tell_each, tell_nobody
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.config.csv_rows import Parsed, decode
+from gpuledger_collector.config.bounded_csv import BoundedRows
+from gpuledger_collector.config.csv_rows import Parsed, decode, line_count
+from gpuledger_collector.config.files import (
+    MAX_ACCOUNT_DEPTH,
+    MAX_ACCOUNTS,
+    bounded_rows,
+    lines_of,
+    read_json,
+)
+from gpuledger_common.bounded_file import FileTooLarge
 
 COMMAND = "sacctmgr -P show assoc format=account,parentname,user,fairshare,grptres"
 SLURM, KUBERNETES = "slurm", "kubernetes"
@@ -38,10 +47,12 @@ _COLUMNS = {
     "grptres": "limits",
 }
 _NEEDED = {"account", "parent", "user", "limits"}
-_GPUS = re.compile(r"(?<![^,])gres/gpu(?::([^=,]+))?=(\d+)(?![^,])")
+_GPUS = re.compile(r"(?<![^,])gres/gpu(?::([^=,]+))?=(\d{1,9})(?![^,])")
 """A limit of GPUs, of one type or of all."""
 _REQUESTED = re.compile(r"requests\.[^/]+/gpu", re.ASCII)
 _DIGITS = Decimal("0.000001")
+_LISTED = 100
+"""Accounts that a note lists."""
 
 
 def read_shares(
@@ -71,8 +82,10 @@ def _read_quotas(
     on_quota: OnRow,
 ) -> None:
     try:
-        items = json.loads(text)["items"]
-        quotas = [(item["metadata"]["namespace"], item["spec"].get("hard", {})) for item in items]
+        items = read_json(text)["items"]
+        quotas = [
+            (str(item["metadata"]["namespace"]), {**item["spec"].get("hard", {})}) for item in items
+        ]
     except (ValueError, KeyError, TypeError, AttributeError):
         parsed.problems.append(
             Problem(
@@ -140,8 +153,17 @@ def _read_associations(
 
 
 def _read_tree(file: Path, text: str, parsed: Parsed[PoolShare], on_line: OnRow) -> _Tree | None:
-    raw = text.splitlines()
-    lines = csv.reader(tell_each(raw, len(raw), on_line), delimiter="|", quoting=csv.QUOTE_NONE)
+    raw = tell_each(lines_of(text), line_count(text), on_line)
+    lines = BoundedRows(raw, delimiter="|", quoting=csv.QUOTE_NONE)
+    try:
+        return _read_rows(file, lines, parsed)
+    except csv.Error as error:
+        message = f"is not what sacctmgr prints: {error}"
+        parsed.problems.append(Problem("bad_csv", f"{file}:{lines.line_num}", message))
+    return None
+
+
+def _read_rows(file: Path, lines: BoundedRows, parsed: Parsed[PoolShare]) -> _Tree | None:
     header = [name.replace(" ", "").lower() for name in next(lines, [])]
     columns = {_COLUMNS[name]: at for at, name in enumerate(header) if name in _COLUMNS}
     if missing := sorted(_NEEDED - columns.keys()):
@@ -149,16 +171,24 @@ def _read_tree(file: Path, text: str, parsed: Parsed[PoolShare], on_line: OnRow)
             Problem("columns", f"{file}:1", f"has no {', '.join(missing)}; run {COMMAND}")
         )
         return None
-    rows = [
-        {name: row[at].strip() for name, at in columns.items()}
-        for row in lines
-        if len(row) >= len(header)
-    ]
     users: dict[str, int] = {}
-    for row in rows:
+    accounts: dict[str, Mapping[str, str]] = {}
+    for cells in bounded_rows(file, lines):
+        if len(cells) < len(header):
+            continue
+        row = {name: cells[at].strip() for name, at in columns.items()}
         if row["user"]:
             users[row["account"]] = users.get(row["account"], 0) + (_weight(row) or 0)
-    return _Tree({row["account"]: row for row in rows if not row["user"]}, users)
+        else:
+            accounts[row["account"]] = row
+        if len(accounts) > MAX_ACCOUNTS:
+            raise FileTooLarge(file, f"more than {MAX_ACCOUNTS} accounts")
+    tree = _Tree(accounts, users)
+    if tree.depth() > MAX_ACCOUNT_DEPTH:
+        message = f"has accounts below each other more than {MAX_ACCOUNT_DEPTH} deep"
+        parsed.problems.append(Problem("out_of_range", str(file), message))
+        return None
+    return tree
 
 
 def _weight(row: Mapping[str, str]) -> int | None:
@@ -175,8 +205,30 @@ class _Tree:
     users: Mapping[str, int]
     """Accounts with users of their own -> the Shares of those users together."""
 
-    def children(self, account: str) -> list[str]:
-        return [name for name, row in self.accounts.items() if row["parent"] == account != name]
+    def children(self, account: str) -> Sequence[str]:
+        """The accounts below an account, in the order of the file."""
+        return self._children.get(account, ())
+
+    @cached_property
+    def _children(self) -> Mapping[str, Sequence[str]]:
+        below: dict[str, list[str]] = {}
+        for name, row in self.accounts.items():
+            if row["parent"] != name:
+                below.setdefault(row["parent"], []).append(name)
+        return below
+
+    def _parent(self, account: str) -> str:
+        return self.accounts[account]["parent"]
+
+    def depth(self) -> int:
+        """How many accounts stand above each other at most; of more than `MAX_ACCOUNT_DEPTH`, one more."""
+        level = set(self.accounts)
+        for depth in range(MAX_ACCOUNT_DEPTH + 1):
+            above = {self._parent(name) for name in level if self._parent(name) != name}
+            level = {name for name in above if name in self.accounts and name != ROOT}
+            if not level:
+                return depth
+        return MAX_ACCOUNT_DEPTH + 1
 
     def above(self, account: str) -> Iterator[str]:
         """The account, its parent, and so on up to the root."""
@@ -205,8 +257,8 @@ class _Tree:
             if below := self.children(account):
                 yield (
                     f"the limit of {account} is the share of team {account}; its accounts"
-                    f" {', '.join(sorted(below))} have none: name that team in a [[rule]] for their"
-                    " jobs"
+                    f" {_list_names(sorted(below))} have none: name that team in a [[rule]] for"
+                    " their jobs"
                 )
         without = [
             account
@@ -214,7 +266,7 @@ class _Tree:
             if not self.children(account) and not limited.keys() & {*self.above(account)}
         ]
         if without:
-            yield f"no limit of gres/gpu, hence no share: {', '.join(without)}"
+            yield f"no limit of gres/gpu, hence no share: {_list_names(without)}"
 
     def fractions(self) -> dict[str, Decimal]:
         """The part of the whole for each account in which jobs run, divided by Share from the root
@@ -241,6 +293,11 @@ class _Tree:
         return sorted(
             account for account, row in self.accounts.items() if row.get("share") == "parent"
         )
+
+
+def _list_names(names: Sequence[str]) -> str:
+    left = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {left} more" if left > 0 else "")
 
 
 def _limit(text: str, pool: str) -> int | None:
