@@ -606,6 +606,26 @@ def test_a_role_without_a_limit_of_its_own_has_that_of_the_server(server):
         deque(map(connection.execute, spills))
 
 
+def test_parallel_workers_are_counted_among_what_readers_write(server):
+    """A role may ask for workers, each with temporary files of its own, but not for more of them
+    than the server has; the page on security states the sum.
+    """
+    role = "asks_for_workers"
+    with psycopg.connect(server.admin_dsn) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'a password'")
+        connection.execute(f"GRANT CONNECT ON DATABASE gpuledger TO {role}")
+    asks = make_conninfo(server.dsn, user=role, password="a password")
+    with psycopg.connect(asks, autocommit=True) as connection:
+        connection.execute("SET max_parallel_workers_per_gather = 1024")
+        with pytest.raises(psycopg.errors.CantChangeRuntimeParam):
+            connection.execute("SET max_worker_processes = 1024")
+        row = connection.execute("SHOW max_worker_processes").fetchone()
+    assert row is not None
+    most = readers.TEMP_FILE_MB * (readers.CONNECTIONS + int(row[0]))
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    assert f"that is {most:,} MB for all ten" in page
+
+
 def test_a_connection_that_does_not_log_in_is_closed(server):
     """It holds a session meanwhile, whoever it is."""
     startup = b"user\0nobody\0database\0gpuledger\0\0"

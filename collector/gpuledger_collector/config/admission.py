@@ -188,7 +188,9 @@ def _role(way_in: str, payer: str, in_progress: str, deadline: str, query: str) 
 
 _READER_QUERY = (
     f"{readers.STATEMENT_TIMEOUT}, which it may lift up to {reader_watch.TRANSACTION_SECONDS} s; "
-    f"{readers.TEMP_FILE_LIMIT} of temporary files a session"
+    f"{readers.TEMP_FILE_LIMIT} of temporary files a session and parallel worker, of which all"
+    f" sessions of the embedded server have {embedded.WORKER_PROCESSES}:"
+    f" {readers.TEMP_FILE_MB * (readers.CONNECTIONS + embedded.WORKER_PROCESSES):,} MB"
 )
 _READER_DEADLINE = (
     f"transaction {reader_watch.TRANSACTION_SECONDS} s, idle {reader_watch.IDLE_SECONDS} s"

@@ -95,9 +95,10 @@ and list rows.
 """
 CONNECTIONS = 10
 """Concurrent sessions of a role: several boards of a person. Postgres refuses more."""
-TEMP_FILE_LIMIT = "64MB"
-"""Temporary files of a session, for sorts and joins; a role cannot raise it, as it can the other
-settings.
+TEMP_FILE_MB = 64
+TEMP_FILE_LIMIT = f"{TEMP_FILE_MB}MB"
+"""Temporary files of a process, for sorts and joins; a role cannot raise it, as it can the other
+settings. A statement may have processes beside that of its session.
 """
 STATEMENT_TIMEOUT = "30s"
 """Longest query of a reader: nobody waits longer for a board."""

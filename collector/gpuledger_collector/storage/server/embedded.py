@@ -67,11 +67,14 @@ LOGIN_SECONDS = 10
 """How long a connection may take to log in: it holds a session meanwhile, before anybody knows
 whose it is.
 """
+WORKER_PROCESSES = 8
+"""Of all sessions: a role may ask for parallel workers, each with temporary files of its own."""
 OPTIONS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
     "max_connections": "60",
     "reserved_connections": "30",
+    "max_worker_processes": str(WORKER_PROCESSES),
     "authentication_timeout": f"{LOGIN_SECONDS}s",
     "timezone": "UTC",
     "log_timezone": "UTC",
