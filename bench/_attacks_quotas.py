@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
@@ -18,15 +19,23 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psycopg
+import pyarrow
+import pyarrow.parquet
+from psycopg.conninfo import conninfo_to_dict
+
 from bench._attacks_arena import JSON, Arena, Row
 from bench._attacks_requests import NOW_MS
 from fakes import hostile_pages as pages
 from fakes.agents import Agent
 from fakes.batches import HOUR_MS, batch, body_of, samples, workload
 from fakes.hostile_pages import hostile
+from fakes.ports import free_port
 from fakes.processes import BIN, MSGPACK, environment
 from fakes.sink import sink
 from fakes.two_teams import OWN, day
+from gpuledger_agent.exposition import MAX_CONNECTIONS
+from gpuledger_collector.storage.server.embedded import LOGIN_SECONDS
 
 MIB = 1024 * 1024
 HOLD_S = 10
@@ -187,17 +196,26 @@ def disputes(arena: Arena) -> None:
 
 
 def files(arena: Arena) -> None:
-    """A file of a megabyte that inflates to one gigabyte, as jobs, a bill and shares; a secret for
-    everybody.
+    """A file of a megabyte that inflates to one gigabyte, as jobs and as a bill; one of commas, and
+    Parquet of some kilobytes whose rows have four gigabytes.
     """
     bomb = arena.folder / "bomb.csv.gz"
     with gzip.open(bomb, "wb") as file:
         for _ in range(BOMB_BYTES // MIB):
             file.write(b"A" * MIB)
-    with arena.attack("files that inflate", "whoever runs a command") as row:
+    commas = arena.folder / "commas.csv"
+    commas.write_text("," * 50_000_000)
+    parquet = arena.folder / "bill.parquet"
+    repeated = pyarrow.DictionaryArray.from_arrays([0] * 1_000, ["A" * 4_500_000])
+    pyarrow.parquet.write_table(
+        pyarrow.table({"ChargeDescription": repeated}), parquet, compression="zstd"
+    )
+    with arena.attack("files that inflate or ask for memory", "whoever runs a command") as row:
         for words in (
             ("start", str(bomb), "--dry-run"),
             ("import", "usage", str(bomb), "--dry-run"),
+            ("start", str(commas), "--dry-run"),
+            ("import", "bill", str(parquet), "--dry-run"),
         ):
             with (arena.folder / "command.log").open("wb") as log:
                 process = subprocess.Popen(
@@ -277,4 +295,69 @@ def _before_page(row: Row, name: str, respond: Callable[[socket.socket], None]) 
         )
 
 
-ATTACKS = (questions, disputes, queues, owners, files, agents)
+def listener(arena: Arena) -> None:
+    """Connections to an agent's /metrics that drip, four times as many as it takes: it sends its
+    batches all the while.
+    """
+    port = free_port()
+    with (
+        arena.attack("an agent's /metrics", "any user of a node") as row,
+        sink() as target,
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.ExitStack() as stack,
+    ):
+        running = Agent(Path(folder), target.url, metrics_listen=f"127.0.0.1:{port}").start()
+        stack.callback(running.process.kill)
+        running.wait_for(lambda: target.batches)
+        for _ in range(4 * MAX_CONNECTIONS):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+            with contextlib.suppress(OSError):
+                connection.sendall(b"GET /metrics HTTP/1.0\r\nX: ")
+            row.count("opened")
+        before, deadline = len(target.batches), time.monotonic() + 60
+        while len(target.batches) <= before + 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        row.expect(len(target.batches) > before + 2, "an agent sends nothing meanwhile")
+        threads = len(list(Path(f"/proc/{running.process.pid}/task").iterdir()))
+        row.expect(threads < 2 * MAX_CONNECTIONS + 16, f"it has {threads} threads")
+        row.expect(running.stop() == 0, "it does not end at SIGTERM")
+
+
+_WHO = b"user\0gpuledger\0database\0gpuledger\0\0"
+STARTUP = struct.pack("!ii", len(_WHO) + 8, 3 << 16) + _WHO
+"""What a connection sends before it is asked for a password."""
+
+
+def logins(arena: Arena) -> None:
+    """A hundred connections to the embedded Postgres that do not log in: no new session begins for
+    the time of a login, which security.md says, and not for longer; the sessions that the collector
+    has go on.
+    """
+    host = conninfo_to_dict(arena.dsn)
+    address = (str(host["host"]), int(str(host["port"])))
+    with (
+        arena.attack(
+            "connections that do not log in", "programs on the collector's machine"
+        ) as row,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(100):
+            connection = stack.enter_context(socket.create_connection(address, 30))
+            connection.sendall(STARTUP)
+            row.count("opened")
+        begun, is_refused = time.monotonic(), True
+        while is_refused and time.monotonic() < begun + 60:
+            try:
+                psycopg.connect(arena.dsn, connect_timeout=5).close()
+                is_refused = False
+            except psycopg.OperationalError:
+                row.count("a session of the ledger is refused")
+                time.sleep(0.5)
+        seconds = time.monotonic() - begun
+        row.expect(seconds < LOGIN_SECONDS + 10, f"sessions were refused for {seconds:.0f} s")
+        time.sleep(5)
+    # It begins a session of its own, and says rightly that there is none.
+    row.holes[:] = [hole for hole in row.holes if not hole.startswith("/readyz said 503")]
+
+
+ATTACKS = (questions, disputes, queues, owners, files, agents, listener)

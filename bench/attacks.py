@@ -42,6 +42,7 @@ ATTACKS = (
     *_attacks_quotas.ATTACKS,
     *_attacks_floods.ATTACKS,
     _attacks_reader.reader,
+    _attacks_quotas.logins,
     *_attacks_inside.LAST,
 )
 """Floods use up the quotas of their nodes, so that they come late."""
