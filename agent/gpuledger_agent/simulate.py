@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from gpuledger_agent.settings import Settings, duration_ms
 from gpuledger_agent.sources.exporter import ExporterSource
 from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
 from gpuledger_agent.spool import Spool
+from gpuledger_common.instants import to_datetime, to_ms
 from gpuledger_common.meter import Meter
 from gpuledger_common.plurals import plural
 from gpuledger_common.readings import HOUR_MS, OwnerSource, Source, SourceUnavailable
@@ -50,7 +51,7 @@ def instant_ms(text: str | None, name: str) -> int:
         ) from None
     if at.tzinfo is None:
         raise SettingsError(f"{name}: {text!r} has no zone")
-    return round(at.timestamp() * 1000)
+    return to_ms(at)
 
 
 def chosen_nodes(fleet: Fleet, only: str, without: str) -> list[str]:
@@ -80,7 +81,7 @@ def incidents(settings: Settings, start: str | None, end: str | None) -> str:
 
 def minute_text(at_ms: int) -> str:
     """An instant to the minute, in UTC."""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
+    return to_datetime(at_ms).strftime("%Y-%m-%dT%H:%MZ")
 
 
 def simulate(

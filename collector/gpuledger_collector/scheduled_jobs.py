@@ -55,6 +55,7 @@ from gpuledger_collector.wiring import (
     sender,
     tariff,
 )
+from gpuledger_common.instants import to_ms
 
 HOUR_SECONDS = 3_600
 DAY_SECONDS = 86_400
@@ -90,7 +91,7 @@ class _Context:
     @property
     def now_ms(self) -> int:
         """The instant, in unix milliseconds."""
-        return int(now().timestamp() * 1000)
+        return to_ms(now())
 
 
 def _ledger_jobs(c: _Context) -> list[Job]:

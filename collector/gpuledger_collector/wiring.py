@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpuledger_collector.settings import Settings
+from gpuledger_common.instants import to_ms
 
 if TYPE_CHECKING:
     import psycopg
@@ -226,7 +227,7 @@ def access_keys(settings: Settings, opened: Database, clock: Callable[[], dt.dat
 
     return Keys(
         TokenStore(opened.as_application("gpuledger-tokens", TOKENS_SESSION)),
-        lambda: round(clock().timestamp() * 1000),
+        lambda: to_ms(clock()),
         FileTokens.of(settings.agent_tokens(), settings.reader_tokens()),
         # Without tokens only this machine may talk to the collector; a proxy that names readers
         # needs them as well.
@@ -296,9 +297,7 @@ def mcp_endpoint(
         except ReadRefused as error:
             raise as_http_error(error) or error from error
 
-    source = Source(
-        opened, lambda: round(clock().timestamp() * 1000), http.reader_of, settings.public_url
-    )
+    source = Source(opened, lambda: to_ms(clock()), http.reader_of, settings.public_url)
     return http.Endpoint(
         source, authenticate, http.hosts_of(settings.public_url, settings.mcp_hosts), turn
     )
@@ -342,9 +341,7 @@ def mcp_server(
     except HTTPException as error:
         # Said at start, where whoever set it up looks, and not only in the answers to questions.
         raise SettingsError(f"mcp_token_file: {error.detail}") from error
-    source = server.Source(
-        opened, lambda: round(clock().timestamp() * 1000), reader, settings.public_url
-    )
+    source = server.Source(opened, lambda: to_ms(clock()), reader, settings.public_url)
     return server.create(source)
 
 
@@ -437,7 +434,7 @@ def partition_maker(clock: Callable[[], dt.datetime]) -> EnsurePartitions:
     def ensure(
         connection: psycopg.Connection[tuple[Any, ...]], table: str, days_ms: Iterable[int]
     ) -> object:
-        before_ms = partitions.coarse_before(round(clock().timestamp() * 1000))
+        before_ms = partitions.coarse_before(to_ms(clock()))
         return partitions.ensure(connection, table, days_ms, before_ms)
 
     return ensure
@@ -501,14 +498,14 @@ def scaling_gauge(
 
     def desired() -> Mapping[str, float]:
         with opened.connect() as connection:
-            now_ms = round(clock().timestamp() * 1000)
+            now_ms = to_ms(clock())
             return scaling_advice.desired_gpus(
                 connection, now_ms, settings.scaling_gauge_delay_seconds
             )
 
     def outcomes() -> Mapping[tuple[str, str], float]:
         with opened.connect() as connection:
-            return scaling_advice.outcome_gpu_seconds(connection, round(clock().timestamp() * 1000))
+            return scaling_advice.outcome_gpu_seconds(connection, to_ms(clock()))
 
     return ScalingGauge(desired, outcomes=outcomes)
 
@@ -658,7 +655,7 @@ def sender(settings: Settings, opened: Database) -> Sender:
     return Sender(
         Outbox(opened),
         transports,
-        lambda: int(now().timestamp() * 1000),
+        lambda: to_ms(now()),
         settings.mail_resend_unconfirmed,
     )
 

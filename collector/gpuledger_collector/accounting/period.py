@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal, InvalidOperation
 
+from gpuledger_common.instants import to_datetime, to_ms
+
 HOUR_MS = 3_600_000
 DAY_MS = 86_400_000
 _UNIX_SECONDS = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d{1,2})?", re.ASCII)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Bounds for what people write: milliseconds given by mistake for seconds lie outside of them.
 _YEAR_1900_MS = -2_208_988_800_000
 _YEAR_2200_MS = 7_258_118_400_000
@@ -71,10 +72,6 @@ def day_of(at_ms: int) -> Period:
     return Period(start, start + DAY_MS)
 
 
-def _to_ms(at: datetime) -> int:
-    return (at - _EPOCH) // timedelta(milliseconds=1)
-
-
 def parse_date(text: str) -> int:
     """The instant of midnight UTC of a date `YYYY-MM-DD`. Raises ValueError with a sentence."""
     try:
@@ -83,7 +80,7 @@ def parse_date(text: str) -> int:
         day = None
     if day is None:
         raise ValueError(f"{text!r} is not a date; write it as 2026-10-31")
-    return _to_ms(datetime(day.year, day.month, day.day, tzinfo=UTC))
+    return to_ms(datetime(day.year, day.month, day.day, tzinfo=UTC))
 
 
 def month(text: str) -> Period:
@@ -191,12 +188,12 @@ def _rfc3339_ms(text: str) -> int:
         raise ValueError(
             f"{text!r} has no zone; write 2026-10-31T12:00:00Z or 2026-10-31T12:00:00+01:00"
         )
-    return _to_ms(at)
+    return to_ms(at)
 
 
 def format_instant(at_ms: int) -> str:
     """RFC 3339 in UTC; milliseconds are written only when there are any."""
-    text = (_EPOCH + timedelta(milliseconds=at_ms)).isoformat()[:19]
+    text = to_datetime(at_ms).isoformat()[:19]
     return f"{text}.{at_ms % 1000:03d}Z" if at_ms % 1000 else f"{text}Z"
 
 
@@ -259,9 +256,7 @@ class Calendar:
         zone = self.zone_at(at_ms)
         # Right after a change of zone the new zone's clock may still show the day before; that time
         # belongs to its first day.
-        return max(
-            (_EPOCH + timedelta(milliseconds=at_ms)).astimezone(zone.tz).date(), zone.first_on
-        )
+        return max(to_datetime(at_ms).astimezone(zone.tz).date(), zone.first_on)
 
     def day_of(self, at_ms: int) -> Period:
         """The day that holds an instant, as a period."""
@@ -307,10 +302,7 @@ class Calendar:
 
     def named(self, nominal: Period) -> Period:
         """The days of the bill that have the names of these UTC days."""
-        bounds = (
-            (_EPOCH + timedelta(milliseconds=at_ms)).date()
-            for at_ms in (nominal.start_ms, nominal.end_ms)
-        )
+        bounds = (to_datetime(at_ms).date() for at_ms in (nominal.start_ms, nominal.end_ms))
         return Period(*(self.start_of(day) for day in bounds))
 
     def months_of(self, period: Period) -> list[str]:
@@ -330,4 +322,4 @@ UTC_DAYS = Calendar()
 def _midnight(day: date, tz: tzinfo) -> int:
     # In a gap `fold` 0 has the offset from before it, which makes this the instant of the jump; of
     # two, the first.
-    return _to_ms(datetime(day.year, day.month, day.day, tzinfo=tz).astimezone(UTC))
+    return to_ms(datetime(day.year, day.month, day.day, tzinfo=tz).astimezone(UTC))

@@ -28,6 +28,7 @@ from gpuledger_collector.services.acknowledgements import (
 )
 from gpuledger_collector.services.database import Database
 from gpuledger_common.escapes import escape_text
+from gpuledger_common.instants import to_ms
 
 PAGE = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="robots" content="noindex"></head>
@@ -119,7 +120,7 @@ def _add_budget_routes(
     ) -> HTMLResponse:
         """Acknowledge the budget's firing alerts of the period, once."""
         name, used_ms = read_link(budget, period, notified_at, mac)
-        at_ms = round(clock().timestamp() * 1000)
+        at_ms = to_ms(clock())
         count = use_budget_link(database, mac, name, period, at_ms)
         if count is None:
             return used_page(f"Budget {name}", used_ms or at_ms)
@@ -165,7 +166,7 @@ def _add_notification_routes(
     ) -> HTMLResponse:
         """Acknowledge the finding as intended for some days, once; it is recorded in the audit log."""
         linked = read_link(notification, expires, mac)
-        at_ms = round(clock().timestamp() * 1000)
+        at_ms = to_ms(clock())
         until_ms = at_ms + days * DAY_MS
         if not use_notification_link(database, mac, linked.notification.id, until_ms, at_ms):
             return used_page(linked.subject, linked.used_ms or at_ms)

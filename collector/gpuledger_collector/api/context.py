@@ -26,6 +26,7 @@ from gpuledger_collector.api.reader_limits import ReaderLimits, ReadRefused
 from gpuledger_collector.export.pieces import Packed
 from gpuledger_collector.services.database import Connection, Database, StorageError, TooManyLines
 from gpuledger_collector.services.scaling_advice import NoAdvice, UnknownPool
+from gpuledger_common.instants import to_ms
 
 RETRY_AFTER_SECONDS = "5"
 UNAVAILABLE = "database unavailable; retry later"
@@ -80,7 +81,7 @@ class ReadContext:
     @property
     def now_ms(self) -> int:
         """The current instant."""
-        return round(self.clock().timestamp() * 1000)
+        return to_ms(self.clock())
 
     def database_for(self, reader: Principal) -> Database:
         """The database, under row-level security where the reader is a viewer."""

@@ -28,6 +28,7 @@ from gpuledger_collector.cli.demo_stage import PORT, Stage, collector, end, free
 from gpuledger_collector.cli.demo_summary import Highlights, summary
 from gpuledger_collector.cli.shipped import shipped
 from gpuledger_collector.wiring import now
+from gpuledger_common.instants import to_ms
 
 app = new_app()
 LATE_NODE, LATE_DAYS = "l4-01", 2
@@ -234,7 +235,7 @@ def simulate_month(stage: Stage, month: Month) -> None:
     if month.days < ACTED_FROM_DAYS:
         stage.run_lanes(*fleet(stage, month, month.start, month.until))
         return
-    stage.environment["GPULEDGER_AGENT_GIVEN_BACK_MS"] = str(round(month.middle.timestamp() * 1000))
+    stage.environment["GPULEDGER_AGENT_GIVEN_BACK_MS"] = str(to_ms(month.middle))
     stage.run_lanes(*fleet(stage, month, month.start, month.middle))
     stage.say(
         "half of the month is over: one recommendation is accepted, and its saving measured from"

@@ -22,6 +22,7 @@ from gpuledger_collector.insight.queue_age import QUEUE_EXPIRED_MS, QUEUE_VALID_
 from gpuledger_collector.notifications.sender import channel_of
 from gpuledger_collector.settings import Settings
 from gpuledger_common.bounded_file import MAX_SECRET_BYTES, read_bounded
+from gpuledger_common.instants import to_ms
 
 MAX_SKEW_MS = 5_000
 """More than a slow answer of the database explains; jobs and leases depend on both clocks."""
@@ -205,7 +206,7 @@ def certificate(path: Path, now_ms: int) -> Iterator[Finding]:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         yield bad("certificate", f"{path} cannot be read: {reason}", remedy)
         return
-    days = (round(ends.timestamp() * 1000) - now_ms) // DAY_MS
+    days = (to_ms(ends) - now_ms) // DAY_MS
     sentence = f"{path} is valid until {ends:%Y-%m-%d}"
     if days < 0:
         yield bad(

@@ -31,6 +31,7 @@ from gpuledger_collector.accounting.period import (
 )
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 from gpuledger_collector.insight.notifications.messages import is_recipient
+from gpuledger_common.instants import to_datetime
 
 EARLIEST_MS = 946_684_800_000
 """2000-01-01: an instant before it is an empty cell that became 0, or a year with a typing error.
@@ -152,12 +153,6 @@ def _checked_instant(text: str, parse: Callable[[str], int], info: ValidationInf
     if problem is not None:
         raise refusal("bad_instant", problem)
     return at_ms
-
-
-def _utc(at_ms: int) -> dt.datetime:
-    return dt.datetime.fromtimestamp(at_ms // 1000, dt.UTC) + dt.timedelta(
-        milliseconds=at_ms % 1000
-    )
 
 
 def _whole_hour(at_ms: int) -> int:
@@ -340,7 +335,7 @@ Currency = Annotated[str, PlainValidator(_read_currency)]
 """A code of ISO 4217."""
 Instant = Annotated[int, PlainValidator(read_instant)]
 """Unix milliseconds."""
-DatedInstant = Annotated[int, PlainValidator(_read_dated_instant), PlainSerializer(_utc)]
+DatedInstant = Annotated[int, PlainValidator(_read_dated_instant), PlainSerializer(to_datetime)]
 """The same; a bare date is its midnight UTC."""
 HourInstant = Annotated[DatedInstant, AfterValidator(_whole_hour)]
 EffectiveTo = Annotated[DatedInstant | None, after("effective_from_ms", "effective_from")]
@@ -348,7 +343,7 @@ DayInstant = Annotated[
     int,
     PlainValidator(_read_dated_instant),
     AfterValidator(_whole_day),
-    PlainSerializer(lambda at_ms: _utc(at_ms).date()),
+    PlainSerializer(lambda at_ms: to_datetime(at_ms).date()),
 ]
 Day = Annotated[dt.date, PlainValidator(_read_day)]
 """A day of the bill, in its zone."""

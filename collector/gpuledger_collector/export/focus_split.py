@@ -27,6 +27,7 @@ from gpuledger_collector.accounting.providers import ProviderNames
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.export import focus
 from gpuledger_collector.export.cells import names, neutral
+from gpuledger_common.instants import to_ms
 from gpuledger_common.largest_remainder import split
 
 METHOD = "dominant-share-v1"
@@ -174,7 +175,7 @@ def periods(
         span = calendar.month(name)
         updated_ms = closed.get(name)
         if updated_ms is None:
-            updated_ms = int(rated[name].timestamp() * 1000) if name in rated else span.start_ms
+            updated_ms = to_ms(rated[name]) if name in rated else span.start_ms
         yield {
             "BillingPeriodCreated": format_instant(span.start_ms),
             "BillingPeriodEnd": format_instant(span.end_ms),

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from markupsafe import Markup
 
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_common.escapes import escape_text
+from gpuledger_common.instants import to_datetime
 
 HEADROOM = 1.08
 MAX_DATES = 6
@@ -100,10 +100,7 @@ def dates(first_ms: int, step_ms: int, steps: int) -> list[tuple[int, str]]:
     """The steps in which days (UTC) begin, with their dates, thinned out to MAX_DATES."""
     starts = [at for at in range(steps) if (first_ms + at * step_ms) % DAY_MS < step_ms]
     every = max(1, math.ceil(len(starts) / MAX_DATES))
-    days = (
-        (at, datetime.fromtimestamp((first_ms + at * step_ms) / 1000, UTC))
-        for at in starts[::every]
-    )
+    days = ((at, to_datetime(first_ms + at * step_ms)) for at in starts[::every])
     return [(at, f"{day.day} {day:%b}") for at, day in days]
 
 

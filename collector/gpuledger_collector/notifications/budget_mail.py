@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 
 from gpuledger_collector.accounting.budget_status import IdleNow, News, Status
 from gpuledger_collector.accounting.budgets import (
@@ -30,6 +29,7 @@ from gpuledger_collector.notifications.amounts import csv_text, exact
 from gpuledger_collector.notifications.links import AckLinks, PageLinks
 from gpuledger_collector.notifications.templating import environment, named
 from gpuledger_common.escapes import escape_text, neutral
+from gpuledger_common.instants import to_datetime
 from gpuledger_common.plurals import plural
 
 PARTS = ("price", "volume", "mix")
@@ -255,9 +255,7 @@ def _idle_text(workload: IdleNow, currency: str) -> str:
 
 
 def _data(status: Status) -> list[str]:
-    lines = [
-        f"Rated up to {datetime.fromtimestamp(status.known_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC."
-    ]
+    lines = [f"Rated up to {to_datetime(status.known_ms):%Y-%m-%d %H:%M} UTC."]
     spend = status.spend
     if spend.unpriced_gpu_ns:
         lines.append(

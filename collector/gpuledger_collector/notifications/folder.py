@@ -6,12 +6,12 @@ import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from gpuledger_collector.insight.notifications.messages import Message
 from gpuledger_collector.notifications.mime import compose
 from gpuledger_collector.notifications.transport import NotAccepted, OnStep, no_step
+from gpuledger_common.instants import to_datetime
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class MailFolder:
 
 def file_name(message: Message) -> str:
     """Time, kind, recipient and digest: names sort by time, and the same message has the same name."""
-    at = datetime.fromtimestamp(message.made_ms / 1000, UTC)
+    at = to_datetime(message.made_ms)
     label = re.sub(
         r"[^a-z0-9]+", "-", f"{message.kind} {message.recipient.partition('@')[0]}".lower()
     ).strip("-")

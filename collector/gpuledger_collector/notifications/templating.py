@@ -6,7 +6,6 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -15,6 +14,7 @@ from markupsafe import Markup, escape
 
 from gpuledger_collector.insight.notifications.messages import Content
 from gpuledger_common.escapes import escape_lines, escape_text
+from gpuledger_common.instants import to_datetime
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -148,19 +148,19 @@ def named(text: str, max_length: int = 120) -> str:
 
 def instant(at_ms: int, zone: str = "UTC") -> str:
     """`21 Nov, 03:10 UTC`, in a time zone."""
-    at = datetime.fromtimestamp(at_ms / 1000, UTC).astimezone(ZoneInfo(zone))
+    at = to_datetime(at_ms).astimezone(ZoneInfo(zone))
     return f"{at.day} {at:%b, %H:%M} {at.tzname() or zone}"
 
 
 def day(at_ms: int, zone: str = "UTC") -> str:
     """`21 Nov`."""
-    at = datetime.fromtimestamp(at_ms / 1000, UTC).astimezone(ZoneInfo(zone))
+    at = to_datetime(at_ms).astimezone(ZoneInfo(zone))
     return f"{at.day} {at:%b}"
 
 
 def date(at_ms: int, zone: str = "UTC") -> str:
     """`2026-11-21`, as commands take it, in a time zone."""
-    return f"{datetime.fromtimestamp(at_ms / 1000, UTC).astimezone(ZoneInfo(zone)):%Y-%m-%d}"
+    return f"{to_datetime(at_ms).astimezone(ZoneInfo(zone)):%Y-%m-%d}"
 
 
 def lasting(ms: int) -> str:

@@ -7,7 +7,6 @@ known a NoDispute, and what is asked wrongly a ValueError whose sentence begins 
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +46,7 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import usage, zones
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.row_level_security import as_viewer
+from gpuledger_common.instants import to_datetime
 
 Rate = Callable[[Period], None]
 """Brings the charges of a period up to date."""
@@ -202,7 +202,7 @@ def resolve_dispute(
         note = disputes.words_of(resolution.note, "note")
         before = rows.lock(connection, number)
         state = disputes.after_decision(before.state, remedy)
-        now = dt.datetime.fromtimestamp(resolution.now_ms / 1000, dt.UTC)
+        now = to_datetime(resolution.now_ms)
         facts: dict[str, object] = {"state": state, "note": note}
         days = 0
         if isinstance(remedy, Reversal):

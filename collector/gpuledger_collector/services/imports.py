@@ -29,6 +29,7 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import imports, inventory
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_common.instants import to_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def import_inventory(into: Writing, rows: Sequence[InventoryRow]) -> ImportOutco
 
 def import_samples(into: Writing, rows: Sequence[SampleRow]) -> ImportOutcome:
     """Write samples; where they have become coarse, only their rollup."""
-    before_ms = partitions.coarse_before(round(into.now.timestamp() * 1000))
+    before_ms = partitions.coarse_before(to_ms(into.now))
     with into.transaction() as connection:
         return imports.add_samples(connection, rows, before_ms, into.on_row)
 

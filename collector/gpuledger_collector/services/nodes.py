@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from difflib import get_close_matches
 
 from gpuledger_collector.accounting.period import format_instant
@@ -11,6 +10,7 @@ from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import retirements
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_datetime
 from gpuledger_common.plurals import plural
 
 
@@ -60,9 +60,7 @@ def retire(connection: Connection, name: str, at_ms: int | None, now_ms: int) ->
             "and gpuledger import inventory FILE"
         )
     try:
-        retirements.declare(
-            connection, name, at_ms, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
-        )
+        retirements.declare(connection, name, at_ms, to_datetime(now_ms))
     except ValueError as error:
         raise NodeRefused(f"--at: {error}") from error
     return _named(connection, name)
@@ -72,7 +70,7 @@ def keep(connection: Connection, name: str, now_ms: int) -> NodeRow:
     """Take the retirement of a node back. Raises NodeRefused."""
     if _named(connection, name).retired_ms is None:
         raise NodeRefused(f"{name} is not retired")
-    retirements.declare(connection, name, None, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC))
+    retirements.declare(connection, name, None, to_datetime(now_ms))
     return _named(connection, name)
 
 

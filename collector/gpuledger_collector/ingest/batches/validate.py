@@ -7,7 +7,6 @@ that the settings allow; instants that no clock can have shown are always refuse
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from gpuledger_collector.accounting.counters import COUNTERS, LATEST_DAYS, MAX_C
 from gpuledger_collector.ingest.batches.columns import DTYPES, Array, to_array
 from gpuledger_collector.ingest.batches.decode import DecodedBatch, RecordList, Refused
 from gpuledger_common.catalog import METRICS
+from gpuledger_common.instants import to_datetime
 from gpuledger_common.wire import (
     WIRE_VERSION,
     Count,
@@ -386,7 +386,7 @@ def _out_of_time(start_ms: int, oldest_ms: int) -> str:
 
 def too_old(oldest_ms: int) -> str:
     """The reason to refuse evidence from before an instant."""
-    oldest = dt.datetime.fromtimestamp(oldest_ms // 1000, dt.UTC)
+    oldest = to_datetime(oldest_ms)
     return (
         f"lies before {oldest:%Y-%m-%dT%H:%M:%SZ}, older than max_evidence_age_days allows: import"
         " it instead"

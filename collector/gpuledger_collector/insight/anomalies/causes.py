@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.quantity import GPU_MICRO
+from gpuledger_common.instants import to_datetime
 from gpuledger_common.plurals import plural
 
 MINUTE_MS = 60_000
@@ -474,4 +474,4 @@ def gpus_text(gpu_micro: int) -> str:
 
 def weekday(at_ms: int) -> str:
     """Write `Friday 18:00 UTC`."""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%A %H:%M UTC")
+    return to_datetime(at_ms).strftime("%A %H:%M UTC")

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, datetime, time, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.insight.notifications.messages import Content
+from gpuledger_common.instants import to_datetime, to_ms
 
 MINUTE_MS = 60_000
 DAILY, WEEKLY = "daily", "weekly"
@@ -153,7 +154,7 @@ def _minute(zone: str, at_ms: int) -> int:
 
 
 def _local(zone: str, at_ms: int) -> datetime:
-    return datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(ZoneInfo(zone))
+    return to_datetime(at_ms).astimezone(ZoneInfo(zone))
 
 
 def next_digest(rules: DeliveryRules, at_ms: int) -> int:
@@ -165,7 +166,7 @@ def next_digest(rules: DeliveryRules, at_ms: int) -> int:
     # A week and a day more: today's instant may have passed, and the weekly one be a week ahead.
     for ahead in range(9):
         day = first + timedelta(days=ahead)
-        due_ms = round(datetime.combine(day, clock, ZoneInfo(rules.zone)).timestamp()) * 1000
+        due_ms = to_ms(datetime.combine(day, clock, ZoneInfo(rules.zone)))
         if due_ms > at_ms and (rules.digest != WEEKLY or day.weekday() == rules.digest_on):
             return due_ms
     raise AssertionError("a week has every weekday")
@@ -185,7 +186,7 @@ def local_week(zone: str, at_ms: int) -> Period:
 
 
 def _midnight_ms(day: date, zone: str) -> int:
-    return round(datetime.combine(day, time(), ZoneInfo(zone)).timestamp()) * 1000
+    return to_ms(datetime.combine(day, time(), ZoneInfo(zone)))
 
 
 def count_kinds(messages: Sequence[DigestEntry]) -> list[tuple[str, int]]:

@@ -4,7 +4,6 @@ larger batch.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +31,7 @@ from gpuledger_collector.insight.recommendations.signature import (
     spare_time,
 )
 from gpuledger_collector.insight.recommendations.sizing import MIN_HELD_MS
+from gpuledger_common.instants import to_datetime
 
 NIGHT, MORNING = 20, 6
 """Hours (UTC) at which the night begins and ends; Saturdays and Sundays count as off."""
@@ -133,7 +133,7 @@ off_hours = Signature("off_hours", _quiet_nights, _observed_nights, _propose_nig
 
 def is_off(at_ms: int) -> bool:
     """Whether an instant lies in the night or on a weekend (UTC)."""
-    at = dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC)
+    at = to_datetime(at_ms)
     return at.weekday() >= 5 or at.hour >= NIGHT or at.hour < MORNING
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from psycopg.rows import dict_row
 
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_ms
 
 TABLES = {
     "price": "price",
@@ -171,8 +172,8 @@ def _rows(connection: Connection, table: str) -> tuple[frozenset[str], list[_Ver
         _Version(
             "",
             _content(_booked(row), numeric),
-            _ms(row["recorded_at"]),
-            _ms_or_none(row["superseded_at"]),
+            to_ms(row["recorded_at"]),
+            None if row["superseded_at"] is None else to_ms(row["superseded_at"]),
         )
         for row in rows
     ]
@@ -354,11 +355,3 @@ def _compare_zones(
         comparison.deviations.append(
             Deviation("billing_zone", stored[-1][0] if stored else "UTC", "zone")
         )
-
-
-def _ms(instant: dt.datetime) -> int:
-    return int(instant.timestamp() * 1000)
-
-
-def _ms_or_none(instant: dt.datetime | None) -> int | None:
-    return None if instant is None else _ms(instant)

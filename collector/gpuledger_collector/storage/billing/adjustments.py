@@ -34,6 +34,7 @@ from gpuledger_collector.storage.billing.prices import mark_dated
 from gpuledger_collector.storage.ledger import dated_rows, zones
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.rows import select_value
+from gpuledger_common.instants import to_ms
 
 _DECLARED = tuple(
     field.name
@@ -213,7 +214,7 @@ def book(
     audit.record(
         connection,
         [audit.Change("adjustment", entry.name, None, facts)],
-        int(now.timestamp() * 1000),
+        to_ms(now),
     )
     start_ms = zones.calendar(connection).start_of(entry.from_on)
     connection.execute("INSERT INTO day_recompute (day_ms) VALUES (%s)", (start_ms,))

@@ -33,6 +33,7 @@ from gpuledger_collector.storage.billing import declarations, periods, reports
 from gpuledger_collector.storage.billing.owner_shares import SplitCost, own_shares
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_datetime
 
 Lines = Callable[[Period], Sequence[ChargedLine]]
 
@@ -97,7 +98,7 @@ def shares(
     """
     calendar, allocations = zones.calendar(connection), Allocations()
     lines = cache(partial(_all_lines, connection, (level,)))
-    closing = None if at_ms is None else dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC)
+    closing = None if at_ms is None else to_datetime(at_ms)
     for month, part, at in months(connection, calendar, period):
         for split_cost in shared_costs(connection, at or closing, month, part, now_ms, calendar):
             _share(allocations, split_cost, lines, (level,))
@@ -126,7 +127,7 @@ def months(
         yield (
             month,
             part,
-            None if closed_ms is None else dt.datetime.fromtimestamp(closed_ms / 1000, dt.UTC),
+            None if closed_ms is None else to_datetime(closed_ms),
         )
         start_ms = part.end_ms
 

@@ -24,6 +24,7 @@ from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.ledger import inventory
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select_as
+from gpuledger_common.instants import to_ms
 
 _LINE = """line, start_ms, end_ms, category, charge_class, description, sku, resource, resource_name, region, service,
     commitment, quantity, unit, currency, billed, effective"""
@@ -87,7 +88,7 @@ def add(
                 "bill", provider, old, {"file": file_name, "sha256": sha256, "lines": len(lines)}
             )
         )
-    audit.record(connection, changes, int(now.timestamp() * 1000))
+    audit.record(connection, changes, to_ms(now))
     on_line(total, total)
     return ImportOutcome(added, updated, unchanged)
 
@@ -149,7 +150,7 @@ def replace_matches(
         for match in wanted
         if match not in known
     ]
-    audit.record(connection, changes, int(now.timestamp() * 1000))
+    audit.record(connection, changes, to_ms(now))
     new = sum(match not in known for match in wanted)
     return ImportOutcome(new, sum(match not in wanted for match in known), len(wanted) - new)
 

@@ -27,6 +27,7 @@ from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_ms
 
 _OWNER_COLUMNS = {
     "org": "o.org",
@@ -118,7 +119,7 @@ def replace(connection: Connection, wanted: Sequence[Budget], now: dt.datetime) 
             added += 1
         _insert(connection, budget, now)
     _supersede(connection, gone, now)
-    audit.record(connection, _changes(known, wanted), int(now.timestamp() * 1000))
+    audit.record(connection, _changes(known, wanted), to_ms(now))
     return ImportOutcome(added, updated + len(gone), unchanged)
 
 

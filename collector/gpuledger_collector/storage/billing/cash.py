@@ -26,6 +26,7 @@ from gpuledger_collector.accounting.period import Period, parse_instant
 from gpuledger_collector.storage.billing import commitments, locations, periods, reports
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_ms
 
 _DEPRECIATION = (
     "div(abs(l.gpu_ns) * ((p.basis #>> '{parts,depreciation}')::numeric * 1000000000),"
@@ -133,10 +134,6 @@ def _cell(payment: Purchase, dimension: str, places: Callable[[int], Locations])
 _PLACES = {"pool": "pool", "model": "gpu_model", "node": "node"}
 
 
-def _ms(at: dt.datetime | None) -> int | None:
-    return None if at is None else int(at.timestamp() * 1000)
-
-
 def _commitments(connection: Connection) -> list[Version]:
     versions = connection.execute(
         "SELECT id, recorded_at, superseded_at FROM commitment ORDER BY name, id"
@@ -177,6 +174,4 @@ def _hardware(connection: Connection) -> list[Version]:
 def _version(
     value: Commitment | Hardware, recorded: dt.datetime, superseded: dt.datetime | None
 ) -> Version:
-    recorded_ms = _ms(recorded)
-    assert recorded_ms is not None
-    return Version(value, recorded_ms, _ms(superseded))
+    return Version(value, to_ms(recorded), None if superseded is None else to_ms(superseded))

@@ -14,6 +14,7 @@ from gpuledger_collector.accounting.pricing import PurchaseChoice
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.dated_rows import DatedTable
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_ms
 
 COMMITMENTS = DatedTable(
     "commitment",
@@ -37,7 +38,7 @@ def replace_commitments(
     """
     before = COMMITMENTS.in_force(connection)
     outcome = COMMITMENTS.replace(connection, commitments, now)
-    now_ms = int(now.timestamp() * 1000)
+    now_ms = to_ms(now)
     marked = 0
     for commitment in set(before) ^ set(COMMITMENTS.in_force(connection)):
         marked += connection.execute(

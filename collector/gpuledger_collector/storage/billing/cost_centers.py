@@ -4,7 +4,6 @@ closed.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -19,6 +18,7 @@ from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_datetime
 
 _OWNER = "o.org, o.team, o.project, o.experiment, o.run, o.user_name"
 _BILLED = f"""
@@ -47,7 +47,7 @@ class BilledCodes:
         day = self._calendar.day_of(billed_ms)
         closed_ms = next((at for period, at in self._closed if period.clip(day)), None)
         if closed_ms not in self._versions:
-            at = None if closed_ms is None else dt.datetime.fromtimestamp(closed_ms / 1000, dt.UTC)
+            at = None if closed_ms is None else to_datetime(closed_ms)
             self._versions[closed_ms] = CostCenters(
                 declarations.COST_CENTERS.in_force(self._connection, at)
             )

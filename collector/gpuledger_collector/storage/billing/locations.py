@@ -17,6 +17,7 @@ from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.ledger.dated_rows import DatedTable
 from gpuledger_collector.storage.ledger.usage import mark_days_with_evidence
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_ms
 
 LOCATIONS = DatedTable("pool_location", PoolLocation, "pool, from_on NULLS FIRST, id")
 COMMITMENT_REGION, CORRECTED_DAY = "commitment region", "corrected day"
@@ -117,7 +118,7 @@ def replace_locations(
     moved = set(before) ^ set(wanted)
     if not moved or not connection.execute(_NAMED_REGIONS).fetchone():
         return outcome
-    calendar, now_ms = zones.calendar(connection), int(now.timestamp() * 1000)
+    calendar, now_ms = zones.calendar(connection), to_ms(now)
     starts = [
         0 if location.from_on is None else calendar.start_of(location.from_on) for location in moved
     ]

@@ -14,6 +14,7 @@ from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import sealed_tables
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_datetime
 
 
 def closed(connection: Connection) -> list[ClosedPeriod]:
@@ -35,10 +36,7 @@ def declarations_at(
     closed_ms = {month.name: month.closed_ms for month in closed(connection)}
     names = {calendar.month_of(day.start_ms) for day in calendar.days(period)}
     return {
-        name: (
-            dt.datetime.fromtimestamp(closed_ms[name] / 1000, dt.UTC) if name in closed_ms else None
-        )
-        for name in sorted(names)
+        name: to_datetime(closed_ms[name]) if name in closed_ms else None for name in sorted(names)
     }
 
 

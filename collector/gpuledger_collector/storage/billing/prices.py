@@ -18,6 +18,7 @@ from gpuledger_collector.storage.ledger import usage, zones
 from gpuledger_collector.storage.ledger.usage import mark_days_with_evidence
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.rows import select_as
+from gpuledger_common.instants import to_ms
 
 _SELECT = """SELECT id, pool, gpu_model, purchase, rate_per_gpu_hour AS rate, currency, effective_from_ms,
     effective_to_ms, list_rate, region, node, basis FROM price"""
@@ -97,10 +98,10 @@ def add(
         )
     _supersede(connection, [price.id for price in changed if price.id is not None], now)
     _insert(connection, new, now)
-    audit.record(connection, changes, int(now.timestamp() * 1000))
+    audit.record(connection, changes, to_ms(now))
     stages.pass_stage()
     # Old and new versions: days that only the old one covered must be rated again as well.
-    days = _mark(connection, changed, int(now.timestamp() * 1000))
+    days = _mark(connection, changed, to_ms(now))
     stages.pass_stage()
     return ImportOutcome(added, updated, len(prices) - added - updated, days)
 
@@ -118,7 +119,7 @@ def add_derived(connection: Connection, prices: Sequence[Price], now: dt.datetim
         if price.basis is not None and price.basis.get("name") in names
     )
     removed = [price for price in derived if price.identity not in wanted]
-    at_ms = int(now.timestamp() * 1000)
+    at_ms = to_ms(now)
     _supersede(connection, [price.id for price in removed if price.id is not None], now)
     audit.record(
         connection,
@@ -204,7 +205,7 @@ def mark_dated(
     connection: Connection, from_on: dt.date | None, to_on: dt.date | None, now: dt.datetime
 ) -> int:
     """Mark the days with evidence for which a dated declaration holds, up to now."""
-    calendar, now_ms = zones.calendar(connection), int(now.timestamp() * 1000)
+    calendar, now_ms = zones.calendar(connection), to_ms(now)
     first = 0 if from_on is None else calendar.start_of(from_on)
     last = now_ms if to_on is None else min(now_ms, calendar.start_of(to_on))
     return mark_days_with_evidence(connection, first, last) if last >= first else 0

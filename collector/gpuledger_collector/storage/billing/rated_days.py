@@ -17,6 +17,7 @@ from gpuledger_collector.storage.billing import rating_times
 from gpuledger_collector.storage.billing.reports import CHECK_COLUMNS
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_datetime
 
 _OWNER_COLUMNS = "org, team, project, experiment, run, user_name"
 _GIVEN = (
@@ -177,7 +178,7 @@ def replace_day(
         connection,
         "conservation_check",
         rated.check,
-        dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC),
+        to_datetime(now_ms),
     )
 
 
@@ -198,7 +199,7 @@ def correct_day(
     # Without a difference to what was billed, the stored check still holds.
     if lines:
         connection.execute("DELETE FROM corrected_day WHERE day_ms = %s", (day_ms,))
-        at = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
+        at = to_datetime(now_ms)
         _insert_check(connection, "corrected_day", rated.check, at)
 
 

@@ -17,6 +17,7 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.rows import select_as
+from gpuledger_common.instants import to_datetime, to_ms
 
 Declared = TypeVar("Declared")
 IN_FORCE = (
@@ -96,7 +97,7 @@ def after_closes(connection: Connection, now: dt.datetime) -> dt.datetime:
     row = connection.execute("SELECT max(closed_ms) FROM billing_period").fetchone()
     if row is None or row[0] is None:
         return now
-    return max(now, dt.datetime.fromtimestamp((row[0] + 1) / 1000, dt.UTC))
+    return max(now, to_datetime(row[0] + 1))
 
 
 def replace_rows(
@@ -138,7 +139,7 @@ def replace_rows(
     changes += [
         audit.Change(table, _subject(content), None, json.loads(content)) for content in new
     ]
-    audit.record(connection, changes, int(now.timestamp() * 1000))
+    audit.record(connection, changes, to_ms(now))
     return ImportOutcome(len(new), len(gone), len(wanted) - len(new))
 
 

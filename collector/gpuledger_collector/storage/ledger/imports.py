@@ -28,6 +28,7 @@ from gpuledger_collector.storage.ledger.usage_sources import resolve_overlap, st
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_common.catalog import HOT
+from gpuledger_common.instants import to_ms
 
 _INCOMING = """key, external_id, user_name, account, name, tags, start_ms, end_ms, gpu_micro, gpu_model, pool, node,
     submitted_ms, state"""
@@ -81,7 +82,7 @@ def add_usage(
     kept = _keep_known(connection, columns)
     _find_changed(connection)
     stages.pass_stage()
-    now_ms = int(now.timestamp() * 1000)
+    now_ms = to_ms(now)
     replaced = resolve_overlap(connection, source, on_overlap, now_ms)
     _write_workloads(connection, now)
     stages.pass_stage()

@@ -13,6 +13,7 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.placements import settle
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_ms
 
 INVENTORY_STAGES = 2
 """What every accelerator passes: writing, and the capacity that follows from its placements."""
@@ -97,10 +98,10 @@ def replace_inventory(
     if not changed:
         stages.pass_stage()
         return ImportOutcome(**counts)
-    audit.record(connection, changes, int(now.timestamp() * 1000))
+    audit.record(connection, changes, to_ms(now))
     settle(connection, changed, 0)
     since_ms = min(row.in_ms for row in rows)
-    days = usage.mark_days_with_evidence(connection, since_ms, int(now.timestamp() * 1000))
+    days = usage.mark_days_with_evidence(connection, since_ms, to_ms(now))
     stages.pass_stage()
     return ImportOutcome(**counts, days_to_recompute=days)
 

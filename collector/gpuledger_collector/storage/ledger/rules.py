@@ -11,6 +11,7 @@ from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_ms
 
 
 def current(connection: Connection) -> list[Rule]:
@@ -55,7 +56,7 @@ def replace_rules(connection: Connection, rules: Sequence[Rule], now: dt.datetim
         for content in wanted
         if content not in known
     ]
-    audit.record(connection, changes, int(now.timestamp() * 1000))
+    audit.record(connection, changes, to_ms(now))
     marked = 0
     changed = [known[content] for content in known if content not in wanted] + new
     usage.request_recompute_at(connection, edges_of(changed))

@@ -21,6 +21,7 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.schema import metadata
 from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_common.instants import to_datetime
 
 NAMED = {
     "workload": ("workload_id", "workload_ids"),
@@ -55,7 +56,7 @@ def expire_names(database: Database, before_ms: int, stopping: Callable[[], bool
     """Delete accelerators and workloads last named before an instant that nothing refers to; return
     how many.
     """
-    before = dt.datetime.fromtimestamp(before_ms / 1000, dt.UTC)
+    before = to_datetime(before_ms)
     deleted = 0
     for table in NAMED:
         with database.connect() as connection:

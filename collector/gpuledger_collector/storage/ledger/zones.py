@@ -14,6 +14,7 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_common.instants import to_ms
 
 
 def calendar(connection: Connection) -> Calendar:
@@ -79,7 +80,7 @@ def replace_fiscal_year(
     )
     old = None if before is None else {"first_month": before}
     change = audit.Change("fiscal_year", "fiscal year", old, {"first_month": first_month})
-    audit.record(connection, [change], int(now.timestamp() * 1000))
+    audit.record(connection, [change], to_ms(now))
     return ImportOutcome(1, gone, 0)
 
 
@@ -121,7 +122,7 @@ def replace_zone(connection: Connection, name: str, now: dt.datetime) -> ImportO
             {"zone": name, "from_ms": from_ms},
         )
     ]
-    audit.record(connection, changes, int(now.timestamp() * 1000))
+    audit.record(connection, changes, to_ms(now))
     return ImportOutcome(1, gone, 0, _make_again(connection, calendar(connection), from_ms))
 
 

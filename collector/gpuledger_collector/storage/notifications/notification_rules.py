@@ -16,6 +16,7 @@ from gpuledger_collector.insight.notifications.finding_rules import AnomalyFloor
 from gpuledger_collector.insight.notifications.reclaim_rules import ReclaimRule
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_ms
 
 RECIPIENT, CONTACT, ACTION, ANOMALY_FLOOR = "recipient", "contact", "action", "anomaly_floor"
 
@@ -110,7 +111,7 @@ def _replace(
                 (kind, name, json.dumps(plain[name]), now),
             )
     changes = [audit.Change(kind, name, known.get(name), plain.get(name)) for name in changed]
-    audit.record(connection, changes, int(now.timestamp() * 1000))
+    audit.record(connection, changes, to_ms(now))
     added = sum(name not in known for name in changed)
     unchanged = sum(known.get(name) == terms for name, terms in plain.items())
     return ImportOutcome(added, len(changed) - added, unchanged)

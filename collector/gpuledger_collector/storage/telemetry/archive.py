@@ -13,7 +13,6 @@ bit is a repetition of it.
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from gpuledger_collector.storage.telemetry import day_rows
 from gpuledger_collector.storage.telemetry.day_rows import DayRows
 from gpuledger_collector.storage.telemetry.sample_codec import DamagedBlob, pack, same, unpack
 from gpuledger_common.catalog import HOT
+from gpuledger_common.instants import to_datetime
 
 KINDS = {metric.name: metric.column_kind for metric in HOT}
 LOCK_WAIT = "5s"
@@ -180,7 +180,7 @@ def expire_usage_intervals(database: Database, day_ms: int, now_ms: int) -> bool
             connection.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT}'")
             connection.execute(
                 "INSERT INTO expired_day (day_ms, dropped_at) VALUES (%s, %s)",
-                (day_ms, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)),
+                (day_ms, to_datetime(now_ms)),
             )
             connection.execute(
                 "DELETE FROM hour_recompute WHERE hour_ms >= %s AND hour_ms < %s",
@@ -348,10 +348,7 @@ def _open(day_ms: int, accelerator_id: int, blob: bytes, digest: bytes) -> Readi
 
 
 def _blob_name(day_ms: int, accelerator_id: int) -> str:
-    return (
-        f"the archive of accelerator {accelerator_id} on"
-        f" {dt.datetime.fromtimestamp(day_ms / 1000, dt.UTC):%Y-%m-%d}"
-    )
+    return f"the archive of accelerator {accelerator_id} on {to_datetime(day_ms):%Y-%m-%d}"
 
 
 def merged(packed: Readings | None, late: Readings) -> Readings:

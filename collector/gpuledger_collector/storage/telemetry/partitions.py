@@ -21,6 +21,7 @@ from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.storage import distribution, locks
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.rows import select, select_value, select_values
+from gpuledger_common.instants import to_datetime, to_ms
 
 PARTITIONED = {"gpu_sample": "at_ms", "usage_interval": "start_ms"}
 """Partitioned tables and their key."""
@@ -54,31 +55,23 @@ def day_of(instant_ms: int) -> int:
 
 def partition_name(table: str, day_ms: int) -> str:
     """The name of a table's partition for the day that starts at `day_ms`."""
-    return f"{table}_p{_at(day_ms):%Y%m%d}"
+    return f"{table}_p{to_datetime(day_ms):%Y%m%d}"
 
 
 def month_name(table: str, day_ms: int) -> str:
     """The name of a table's partition for the month of a day."""
-    return f"{table}_p{_at(day_ms):%Y%m}"
+    return f"{table}_p{to_datetime(day_ms):%Y%m}"
 
 
 def month_of(day_ms: int) -> tuple[int, int]:
     """Start and end of the UTC month of a day."""
-    first = _at(day_ms).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    return _ms(first), _ms((first + dt.timedelta(days=31)).replace(day=1))
+    first = to_datetime(day_ms).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return to_ms(first), to_ms((first + dt.timedelta(days=31)).replace(day=1))
 
 
 def coarse_before(now_ms: int) -> int:
     """Months that ended by this instant lie in one partition each."""
     return day_of(now_ms) - COARSE_AFTER_DAYS * DAY_MS
-
-
-def _at(instant_ms: int) -> dt.datetime:
-    return dt.datetime.fromtimestamp(instant_ms // 1000, dt.UTC)
-
-
-def _ms(instant: dt.datetime) -> int:
-    return int(instant.timestamp()) * 1000
 
 
 def ensure(
@@ -230,6 +223,6 @@ def bounds_in(name: str) -> tuple[int, int]:
     # Bounds are part of the name, so that no catalog entry has to be parsed.
     digits = name.rsplit("_p", 1)[1]
     if len(digits) == len("YYYYMM"):
-        return month_of(_ms(dt.datetime.strptime(digits, "%Y%m").replace(tzinfo=dt.UTC)))
-    day_ms = _ms(dt.datetime.strptime(digits, "%Y%m%d").replace(tzinfo=dt.UTC))
+        return month_of(to_ms(dt.datetime.strptime(digits, "%Y%m").replace(tzinfo=dt.UTC)))
+    day_ms = to_ms(dt.datetime.strptime(digits, "%Y%m%d").replace(tzinfo=dt.UTC))
     return day_ms, day_ms + DAY_MS
