@@ -19,12 +19,14 @@ import psycopg
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.faults import sentence
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_common.instants import to_datetime
 
 KEEP_RUNS_DAYS = 14
 
@@ -92,14 +94,14 @@ class Leadership:
 class Schedule:
     """Runs jobs on their intervals while this replica leads.
 
-    `clock` tells the time, aware and in UTC.
+    `clock` tells the time.
     """
 
     def __init__(
         self,
         jobs: Sequence[Job],
         database: Database,
-        clock: Callable[[], dt.datetime],
+        clock: Callable[[], int],
         metrics: Metrics,
         stopping: threading.Event | None = None,
     ) -> None:
@@ -120,7 +122,7 @@ class Schedule:
 
     def start(self) -> None:
         """Start; every job runs at once and then on its interval, one at a time in their order."""
-        begin = self._clock()
+        begin = to_datetime(self._clock())
         for place, job in enumerate(self._jobs):
             self._scheduler.add_job(
                 self.run,
@@ -184,7 +186,7 @@ class Schedule:
     def _record_start(self, name: str) -> int | None:
         row = self._record(
             "INSERT INTO job_run (job, started_at) VALUES (%s, %s) RETURNING id",
-            (name, self._clock()),
+            (name, to_datetime(self._clock())),
         )
         return None if row is None else int(row[0])
 
@@ -193,7 +195,7 @@ class Schedule:
             self._record(
                 "UPDATE job_run SET ended_at = %s, outcome = %s, detail = %s WHERE id = %s"
                 " RETURNING id",
-                (self._clock(), outcome, detail[:2000].replace("\0", ""), run_id),
+                (to_datetime(self._clock()), outcome, detail[:2000].replace("\0", ""), run_id),
             )
 
     def _record(self, statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:
@@ -205,8 +207,9 @@ class Schedule:
             return None
 
 
-def delete_old_runs(connection: Connection, now: dt.datetime) -> None:
+def delete_old_runs(connection: Connection, now_ms: int) -> None:
     """Delete the records of runs older than KEEP_RUNS_DAYS."""
     connection.execute(
-        "DELETE FROM job_run WHERE started_at < %s", (now - dt.timedelta(days=KEEP_RUNS_DAYS),)
+        "DELETE FROM job_run WHERE started_at < %s",
+        (to_datetime(now_ms - KEEP_RUNS_DAYS * DAY_MS),),
     )

@@ -48,14 +48,13 @@ from gpuledger_collector.wiring import (
     merged_tables,
     metering,
     notification_writers,
-    now,
     page_links,
+    read_clock,
     reclaim_backends,
     retention_days,
     sender,
     tariff,
 )
-from gpuledger_common.instants import to_ms
 
 HOUR_SECONDS = 3_600
 DAY_SECONDS = 86_400
@@ -67,7 +66,7 @@ def schedule(settings: Settings, database: Database, metrics: Metrics) -> Schedu
     stopping = threading.Event()
     database = database.as_application("gpuledger-jobs")
     return Schedule(
-        scheduled_jobs(settings, database, stopping.is_set), database, now, metrics, stopping
+        scheduled_jobs(settings, database, stopping.is_set), database, read_clock, metrics, stopping
     )
 
 
@@ -91,7 +90,7 @@ class _Context:
     @property
     def now_ms(self) -> int:
         """The instant, in unix milliseconds."""
-        return to_ms(now())
+        return read_clock()
 
 
 def _ledger_jobs(c: _Context) -> list[Job]:
@@ -261,7 +260,7 @@ def _tidy(c: _Context) -> None:
     left unsummed.
     """
     with c.database.connect() as connection:
-        delete_old_runs(connection, now())
+        delete_old_runs(connection, c.now_ms)
         for delete_old in (
             outbox.expire,
             counters.delete_old,

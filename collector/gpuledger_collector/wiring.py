@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime as dt
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpuledger_collector.settings import Settings
-from gpuledger_common.instants import to_ms
 
 if TYPE_CHECKING:
     import psycopg
@@ -64,9 +63,9 @@ TOKENS_SESSION = "-c statement_timeout=10000 -c lock_timeout=2000"
 """Every request waits for the tokens, so that a blocked read fails soon."""
 
 
-def now() -> dt.datetime:
-    """The current instant, aware and in UTC: the only place where the collector reads the clock."""
-    return dt.datetime.now(dt.UTC)
+def read_clock() -> int:
+    """Read the clock: the only place where the collector does."""
+    return time.time_ns() // 1_000_000
 
 
 @contextlib.contextmanager
@@ -145,21 +144,21 @@ class Collector:
     """Set once the process is asked to stop."""
     readiness: Readiness
 
-    def last_error(self) -> tuple[dt.datetime, str] | None:
+    def last_error(self) -> tuple[int, str] | None:
         """When and why batches last failed to be written."""
         failures = [
             failure
             for failure in (self.commit.failure, self.remote.commit.failure)
             if failure is not None
         ]
-        newest = max(failures, key=lambda failure: failure.at, default=None)
-        return None if newest is None else (newest.at, newest.reason)
+        newest = max(failures, key=lambda failure: failure.at_ms, default=None)
+        return None if newest is None else (newest.at_ms, newest.reason)
 
 
 def collector(
     settings: Settings,
     opened: Database,
-    clock: Callable[[], dt.datetime] = now,
+    clock: Callable[[], int] = read_clock,
     group: WorkerGroup | None = None,
 ) -> Collector:
     """Create the application and its writers over a database. Nothing is started.
@@ -219,7 +218,7 @@ def collector(
     return Collector(application, intake, remote, intake.commit, metrics, leaving, readiness)
 
 
-def access_keys(settings: Settings, opened: Database, clock: Callable[[], dt.datetime]) -> Keys:
+def access_keys(settings: Settings, opened: Database, clock: Callable[[], int]) -> Keys:
     """Create the check of who may send and read."""
     from gpuledger_collector.api.auth.keys import FileTokens, Keys
     from gpuledger_collector.api.auth.proxy import Proxy
@@ -227,7 +226,7 @@ def access_keys(settings: Settings, opened: Database, clock: Callable[[], dt.dat
 
     return Keys(
         TokenStore(opened.as_application("gpuledger-tokens", TOKENS_SESSION)),
-        lambda: to_ms(clock()),
+        clock,
         FileTokens.of(settings.agent_tokens(), settings.reader_tokens()),
         # Without tokens only this machine may talk to the collector; a proxy that names readers
         # needs them as well.
@@ -267,7 +266,7 @@ def require_mcp() -> None:
 def mcp_endpoint(
     settings: Settings,
     opened: Database,
-    clock: Callable[[], dt.datetime],
+    clock: Callable[[], int],
     keys: Keys,
     readers: ReaderLimits,
 ) -> Endpoint | None:
@@ -297,14 +296,14 @@ def mcp_endpoint(
         except ReadRefused as error:
             raise as_http_error(error) or error from error
 
-    source = Source(opened, lambda: to_ms(clock()), http.reader_of, settings.public_url)
+    source = Source(opened, clock, http.reader_of, settings.public_url)
     return http.Endpoint(
         source, authenticate, http.hosts_of(settings.public_url, settings.mcp_hosts), turn
     )
 
 
 def mcp_server(
-    settings: Settings, opened: Database, clock: Callable[[], dt.datetime] = now
+    settings: Settings, opened: Database, clock: Callable[[], int] = read_clock
 ) -> MCPServer[Any]:
     """Create the server of assistants for standard input and output.
 
@@ -341,7 +340,7 @@ def mcp_server(
     except HTTPException as error:
         # Said at start, where whoever set it up looks, and not only in the answers to questions.
         raise SettingsError(f"mcp_token_file: {error.detail}") from error
-    source = server.Source(opened, lambda: to_ms(clock()), reader, settings.public_url)
+    source = server.Source(opened, clock, reader, settings.public_url)
     return server.create(source)
 
 
@@ -356,7 +355,7 @@ def warn_of_new_nodes(keys: Keys, names: Sequence[str]) -> None:
 def intakes(
     settings: Settings,
     opened: Database,
-    clock: Callable[[], dt.datetime],
+    clock: Callable[[], int],
     keys: Keys,
     metrics: Metrics,
     is_shared: bool = False,
@@ -427,14 +426,14 @@ def series_reader(settings: Settings) -> SeriesReader:
     return SeriesReader(all_profiles(settings.profile_files))
 
 
-def partition_maker(clock: Callable[[], dt.datetime]) -> EnsurePartitions:
+def partition_maker(clock: Callable[[], int]) -> EnsurePartitions:
     """Create the function that creates partitions for days: a whole month for old days."""
     from gpuledger_collector.storage.telemetry import partitions
 
     def ensure(
         connection: psycopg.Connection[tuple[Any, ...]], table: str, days_ms: Iterable[int]
     ) -> object:
-        before_ms = partitions.coarse_before(to_ms(clock()))
+        before_ms = partitions.coarse_before(clock())
         return partitions.ensure(connection, table, days_ms, before_ms)
 
     return ensure
@@ -489,29 +488,26 @@ def max_age_ms(settings: Settings) -> int | None:
     return settings.max_evidence_age_days * 86_400_000 or None
 
 
-def scaling_gauge(
-    settings: Settings, opened: Database, clock: Callable[[], dt.datetime]
-) -> ScalingGauge:
+def scaling_gauge(settings: Settings, opened: Database, clock: Callable[[], int]) -> ScalingGauge:
     """The gauge of every pool's desired GPUs."""
     from gpuledger_collector.api.scaling_gauge import ScalingGauge
     from gpuledger_collector.services import scaling_advice
 
     def desired() -> Mapping[str, float]:
         with opened.connect() as connection:
-            now_ms = to_ms(clock())
             return scaling_advice.desired_gpus(
-                connection, now_ms, settings.scaling_gauge_delay_seconds
+                connection, clock(), settings.scaling_gauge_delay_seconds
             )
 
     def outcomes() -> Mapping[tuple[str, str], float]:
         with opened.connect() as connection:
-            return scaling_advice.outcome_gpu_seconds(connection, to_ms(clock()))
+            return scaling_advice.outcome_gpu_seconds(connection, clock())
 
     return ScalingGauge(desired, outcomes=outcomes)
 
 
 def presence(
-    opened: Database, last_error: Callable[[], tuple[dt.datetime, str] | None] = lambda: None
+    opened: Database, last_error: Callable[[], tuple[int, str] | None] = lambda: None
 ) -> Presence:
     """Create the heartbeat of this process, which carries when and why a write last failed.
 
@@ -619,7 +615,7 @@ def metering(settings: Settings) -> ScrapeMeter:
     limits = MeterLimits(
         settings.remote_write_gap_seconds * 1000, settings.remote_write_window_seconds * 1000
     )
-    store = Store(partition_maker(now), placements.settle)
+    store = Store(partition_maker(read_clock), placements.settle)
     return ScrapeMeter(store, limits)
 
 
@@ -655,7 +651,7 @@ def sender(settings: Settings, opened: Database) -> Sender:
     return Sender(
         Outbox(opened),
         transports,
-        lambda: to_ms(now()),
+        read_clock,
         settings.mail_resend_unconfirmed,
     )
 

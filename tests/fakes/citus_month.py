@@ -29,6 +29,7 @@ from gpuledger_collector.cli.common import explain
 from gpuledger_collector.services.upkeep import RetentionDays, expire, roll_up_node_utilization
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import retention
+from gpuledger_common.instants import to_ms
 
 TODAY = dt.datetime.now(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 FIRST = TODAY.replace(day=1)
@@ -273,13 +274,13 @@ def person(played: Played) -> str:
 
 def retire(played: Played) -> str:
     """What is removed a quarter later: usage intervals of the closed month, minutes, states, names."""
-    later = TODAY + dt.timedelta(days=100)
+    later_ms = to_ms(TODAY + dt.timedelta(days=100))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wiring, "now", lambda: later)
+        patch.setattr(wiring, "read_clock", lambda: later_ms)
         patch.setenv("GPULEDGER_KEEP_USAGE_INTERVAL_DAYS", "39")
         patch.setenv("GPULEDGER_KEEP_ARCHIVE_DAYS", "60")
         packed = re.sub(r", \d+ bytes to \d+", "", played.command("db", "pack"))
-    database, later_ms = Database(played.dsn), int(later.timestamp()) * 1000
+    database = Database(played.dsn)
     # Not by the job, which keeps minutes of days whose node utilization another hourly job has yet
     # to compute.
     minutes = retention.expire_minutes(database, later_ms - 30 * DAY_MS, lambda: False)

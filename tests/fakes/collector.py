@@ -1,7 +1,6 @@
 """A real collector in this process: HTTP on loopback, writers, a real database."""
 
 import contextlib
-import datetime as dt
 import http.client
 import json
 import socket
@@ -63,7 +62,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    dsn: str, *, clock: Callable[[], dt.datetime] = wiring.now, **settings: object
+    dsn: str, *, clock: Callable[[], int] = wiring.read_clock, **settings: object
 ) -> Iterator[Running]:
     """A collector over this database until the block ends; it takes evidence of any age, as tests
     have fixed days.

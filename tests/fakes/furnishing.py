@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fakes.books import Command
-from fakes.fleet import NOW, Fleet
+from fakes.fleet import NOW_MS, Fleet
 
 
 class Runner:
@@ -43,7 +43,7 @@ class Files:
 
 @contextlib.contextmanager
 def furnishing(dsn: str) -> Iterator[tuple[Fleet, Runner, Files]]:
-    """A fleet and commands on an empty ledger, at the time `fakes.fleet.NOW`; nothing stays
+    """A fleet and commands on an empty ledger, at the time `fakes.fleet.NOW_MS`; nothing stays
     connected.
     """
     fleet = Fleet(dsn)
@@ -52,5 +52,5 @@ def furnishing(dsn: str) -> Iterator[tuple[Fleet, Runner, Files]]:
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory() as folder,
     ):
-        patch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
+        patch.setattr("gpuledger_collector.wiring.read_clock", lambda: NOW_MS)
         yield fleet, Runner(dsn), Files(Path(folder))

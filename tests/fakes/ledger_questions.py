@@ -8,7 +8,6 @@ Citus distributes (`fakes.statements`), and the answers are compared between one
 from __future__ import annotations
 
 import csv
-import datetime as dt
 import io
 import json
 import re
@@ -56,7 +55,6 @@ RECORDING = {
 }
 DAYS = 17
 NOW_MS = OCTOBER + DAYS * DAY
-NOW = dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC)
 MONTH = ("--period", "2025-10")
 DECLARED = """
 [[price]]
@@ -93,7 +91,7 @@ def ask(dsn: str, folder: Path, answer: Callable[[str, Callable[[], object]], No
     def among_workers(*arguments: Any, is_shared: bool) -> Any:
         return alone(*arguments, is_shared=True)
 
-    with mock.patch.multiple(wiring, now=lambda: NOW, intakes=among_workers):
+    with mock.patch.multiple(wiring, read_clock=lambda: NOW_MS, intakes=among_workers):
         asking.run("apply", asking.file("declared.toml", DECLARED))
         _furnish(asking.fleet)
         with running(dsn) as asking.collector:

@@ -7,7 +7,7 @@ November, so that it is soon made.
 
     from fakes.rich_ledger import rich
 
-    def test_of_mine(rich, run): ... # a copy of its own; the time of commands is `fakes.fleet.NOW`
+    def test_of_mine(rich, run): ... # a copy of its own; the time of commands is `fakes.fleet.NOW_MS`
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import datetime as dt
 
 import pytest
 
-from fakes.fleet import DAY, HOUR, NOW, Fleet, Held
+from fakes.fleet import DAY, HOUR, NOW_MS, Fleet, Held
 from fakes.furnishing import Files, Runner, furnishing
 from fakes.worlds import world
 
@@ -220,7 +220,7 @@ def furnish(dsn: str) -> None:
 @world(furnish)
 def rich(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """The ledger of `furnish`, at its time."""
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: NOW_MS)
     return fleet
 
 

@@ -26,11 +26,10 @@ SLOW_MINUTES = 40
 """So long the month of this demo seems to take: evidence is older than what may be judged as now.
 """
 SLOWLY = f"""
-import datetime as dt
 from gpuledger_collector.__main__ import main
 from gpuledger_collector.cli import demo
-clock, earlier = demo.now, [dt.timedelta(minutes={SLOW_MINUTES})]
-demo.now = lambda: clock() - (earlier.pop() if earlier else dt.timedelta())
+clock, earlier = demo.read_clock, [{SLOW_MINUTES} * 60_000]
+demo.read_clock = lambda: clock() - (earlier.pop() if earlier else 0)
 main()
 """
 STEP_H = Decimal(5) / 60

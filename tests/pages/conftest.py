@@ -2,7 +2,6 @@
 unknown activity.
 """
 
-import datetime as dt
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +13,7 @@ from fakes.fleet import DAY, HOUR, Held
 from fakes.furnishing import furnishing
 from fakes.postgres import database, dsn, postgres
 from fakes.worlds import world
+from gpuledger_collector.accounting.period import parse_instant
 from gpuledger_collector.api import pages
 from gpuledger_collector.api.auth.keys import Keys
 from gpuledger_collector.api.auth.principal import ANYBODY
@@ -42,7 +42,7 @@ FLAGS = (
     "--hide-scrollbars",
     "--allow-file-access-from-files",
 )
-OCTOBER_NIGHT = dt.datetime(2025, 10, 31, 12, tzinfo=dt.UTC)
+OCTOBER_NIGHT_MS = parse_instant("2025-10-31T12:00:00Z")
 
 
 def furnish(dsn):
@@ -128,8 +128,8 @@ def reads(dsn):
     """What the pages read, with a clock that stands in the last night of October."""
     database = Database(dsn)
     book = TokenStore(database)
-    keys = Keys(book, lambda: int(OCTOBER_NIGHT.timestamp() * 1000))
-    return ReadContext(database, lambda: OCTOBER_NIGHT, keys)
+    keys = Keys(book, lambda: OCTOBER_NIGHT_MS)
+    return ReadContext(database, lambda: OCTOBER_NIGHT_MS, keys)
 
 
 @pytest.fixture

@@ -2,9 +2,8 @@
 to nothing.
 """
 
-import datetime as dt
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import unescape
 from urllib.parse import urldefrag
 
@@ -12,6 +11,7 @@ import pytest
 
 from fakes.collector import running
 from fakes.pages import Page
+from gpuledger_collector.accounting.period import parse_instant
 
 BUDGET = (
     '[[budget]]\nname = "theirs"\nteam = "not-begun"\nperiod = "month"\namount = 400\ncurrency ='
@@ -50,14 +50,14 @@ STARTS = (
 class Clock:
     """The collector's clock, which a test sets."""
 
-    now: dt.datetime = field(default_factory=lambda: dt.datetime.fromisoformat(MONTH_BEGINS))
+    now_ms: int = parse_instant(MONTH_BEGINS)
 
-    def __call__(self) -> dt.datetime:
-        return self.now
+    def __call__(self) -> int:
+        return self.now_ms
 
     def set(self, instant: str) -> None:
         """Let it stand at an instant."""
-        self.now = dt.datetime.fromisoformat(instant)
+        self.now_ms = parse_instant(instant)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_an_empty_month_says_so(rated, dsn, declare, now, month, said):
     A budget changes nothing of it.
     """
     declare(BUDGET.replace("not-begun", "vision"))
-    clock = Clock(dt.datetime.fromisoformat(now))
+    clock = Clock(parse_instant(now))
     with running(dsn, clock=clock) as collector:
         status, _, text = ask(collector, f"/statements/team/vision/{month}")
         page = Page(text)

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from fakes import assistant
-from fakes.fleet import DAY, HOUR, NOW, NOW_MS, Held
+from fakes.fleet import DAY, HOUR, NOW_MS, Held
 from fakes.pages import Page
 from gpuledger_collector.accounting.period import month
 from gpuledger_collector.api import fleet_pages
@@ -38,7 +38,7 @@ MEND = TAMPER.replace("+ 1", "- 1")
 @pytest.fixture
 def october(rated, monkeypatch):
     """October, rated on 20 November, of which the proof was not asked yet."""
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: NOW_MS)
     return rated
 
 
@@ -140,7 +140,7 @@ def test_the_overview_of_imported_usage_says_what_is_not_proven(
     fleet, run, written, ledger, overview, monkeypatch
 ):
     """Its hours are those of the rows; that the GPUs were held nobody knows. In one sentence."""
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: NOW_MS)
     row = "1,2025-10-02T00:00:00Z,2025-10-02T01:00:00Z,2"
     assert (
         run("import", "usage", written("usage.csv", f"workload_id,start,end,gpus\n{row}\n"))[0] == 0

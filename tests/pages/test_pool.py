@@ -19,11 +19,11 @@ from gpuledger_collector.insight.pool_outlook import Outlook
 from gpuledger_collector.services.forecasts import store_forecasts
 from gpuledger_collector.services.scaling_advice import UnknownPool, advise_scaling
 
-from .conftest import HOSTILE, OCTOBER_NIGHT
+from .conftest import HOSTILE, OCTOBER_NIGHT_MS
 
 pytestmark = pytest.mark.slow
 
-NOW_MS = round(OCTOBER_NIGHT.timestamp() * 1000)
+NOW_MS = OCTOBER_NIGHT_MS
 DAYS = 16
 
 
@@ -71,7 +71,7 @@ def pool_text(reads, backtest, pool, who=ANYBODY):
 
 def test_its_numbers_are_those_of_the_commands(pool, reads, run, monkeypatch, request):
     """The back-test row by row, the last decision, the share of hours in their band; its picture."""
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: OCTOBER_NIGHT)
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: OCTOBER_NIGHT_MS)
     text = page_of(reads, pool)
     page = Page(text)
     assert page.faults == []

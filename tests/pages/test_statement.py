@@ -35,11 +35,11 @@ from gpuledger_collector.services.statement import (
 )
 from gpuledger_collector.storage.billing import statements
 
-from .conftest import HOSTILE, OCTOBER_NIGHT
+from .conftest import HOSTILE, OCTOBER_NIGHT_MS
 
 pytestmark = pytest.mark.slow
 
-NOW_MS = int(OCTOBER_NIGHT.timestamp() * 1000) + 10 * DAY
+NOW_MS = OCTOBER_NIGHT_MS + 10 * DAY
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 TEAMS = ("vision", HOSTILE, "(unattributed)")
 

@@ -17,6 +17,7 @@ from gpuledger_collector.ingest.batches import commit
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.health import read_health
 from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_common.instants import to_datetime
 
 Usage = namedtuple("Usage", "total used free")
 NOW = int(dt.datetime.now(dt.UTC).timestamp()) * 1000
@@ -64,7 +65,7 @@ def test_writers_that_fail_are_told_until_they_are_tried_again(collector, monkey
     was written.
     """
     store = collector.parts.commit._store
-    true, clock = type(store).flush, [dt.datetime.now(dt.UTC)]
+    true, clock = type(store).flush, [NOW]
     collector.parts.commit._clock = lambda: clock[0]
 
     def full(*_):
@@ -79,7 +80,7 @@ def test_writers_that_fail_are_told_until_they_are_tried_again(collector, monkey
     assert "could not extend file: No space left on device" in reason
     assert "HINT" not in reason
     assert collector.parts.last_error()[1] == "could not extend file: No space left on device"
-    clock[0] += dt.timedelta(seconds=commit.FAULT_SECONDS)
+    clock[0] += commit.FAULT_SECONDS * 1000
     assert ready(collector) == (200, None)
     assert collector.send(batch(1))[0] == 503
     monkeypatch.setattr(type(store), "flush", true)
@@ -143,7 +144,7 @@ def test_doctor_tells_partitions_and_what_writers_could_not_write(database, monk
     """Both are bad findings with a cure; a failure of long ago, or of a collector that has gone, is
     none.
     """
-    failed = dt.datetime.now(dt.UTC)
+    failed_ms = NOW
 
     def findings():
         with database.transaction() as connection:
@@ -153,7 +154,7 @@ def test_doctor_tells_partitions_and_what_writers_could_not_write(database, monk
             }
 
     assert {topic: one.verdict for topic, one in findings().items()} == {"partitions": "ok"}
-    presence = wiring.presence(database, lambda: (failed, "out of shared memory"))
+    presence = wiring.presence(database, lambda: (failed_ms, "out of shared memory"))
     presence.beat()
     monkeypatch.setattr(doctor, "MAX_PARTITIONS", -1)
     found = findings()
@@ -161,8 +162,11 @@ def test_doctor_tells_partitions_and_what_writers_could_not_write(database, monk
         "writer": "bad",
         "partitions": "bad",
     }
-    assert f"{failed:%Y-%m-%d %H:%M:%S}Z: out of shared memory" in found["writer"].sentence
+    assert (
+        f"{to_datetime(failed_ms):%Y-%m-%d %H:%M:%S}Z: out of shared memory"
+        in found["writer"].sentence
+    )
     assert "merge_partitions" in found["partitions"].remedy
-    failed -= dt.timedelta(days=2)
+    failed_ms -= 2 * 86_400_000
     presence.beat()
     assert "writer" not in findings()

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from fakes.replicas import until
+from gpuledger_collector import wiring
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.cli import demo_stage
 from gpuledger_collector.schedule import KEEP_RUNS_DAYS, Job, Leadership, Schedule, delete_old_runs
@@ -15,8 +16,10 @@ from gpuledger_collector.scheduled_jobs import scheduled_jobs
 from gpuledger_collector.settings import Settings, load
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import ServerUnavailable
+from gpuledger_common.instants import to_ms
 
 NOON = dt.datetime(2026, 10, 1, 12, tzinfo=dt.UTC)
+NOON_MS = to_ms(NOON)
 
 
 def runs(database) -> list[tuple]:
@@ -61,7 +64,7 @@ def test_every_run_leaves_a_row_and_no_failure_stops_the_rest(database):
         Job("away", 60, away),
         Job("quiet", 60, int),
     ]
-    schedule = Schedule(made, database, lambda: NOON, metrics)
+    schedule = Schedule(made, database, lambda: NOON_MS, metrics)
     for job in made:
         schedule.run(job)
     schedule._leadership.close()
@@ -83,7 +86,7 @@ def test_a_replica_that_does_not_lead_runs_nothing(database):
     """While another one holds the lock, a job is left to it."""
     other = Leadership(database)
     assert other.holds()
-    schedule = Schedule([], database, lambda: NOON, Metrics())
+    schedule = Schedule([], database, lambda: NOON_MS, Metrics())
     schedule.run(Job("job", 60, lambda: pytest.fail("must not run")))
     assert runs(database) == []
     other.close()
@@ -95,7 +98,7 @@ def test_jobs_run_at_once_and_again_until_stopped(database):
     """
     order: list[str] = []
     made = [Job(name, 1, lambda name=name: order.append(name)) for name in ("a", "b", "c")]
-    schedule = Schedule(made, database, lambda: dt.datetime.now(dt.UTC), Metrics())
+    schedule = Schedule(made, database, wiring.read_clock, Metrics())
     schedule.start()
     until(lambda: len(order) >= 6)
     schedule.stop(60)
@@ -108,7 +111,7 @@ def test_jobs_run_at_once_and_again_until_stopped(database):
 def test_a_database_that_is_away_stops_no_schedule():
     """Without a database nobody leads, and nothing is raised."""
     schedule = Schedule(
-        [], Database("postgresql://nobody@127.0.0.1:1/none"), lambda: NOON, Metrics()
+        [], Database("postgresql://nobody@127.0.0.1:1/none"), lambda: NOON_MS, Metrics()
     )
     schedule.run(Job("job", 60, lambda: pytest.fail("must not run")))
 
@@ -119,7 +122,7 @@ def test_old_runs_are_forgotten(database):
         for days in (KEEP_RUNS_DAYS + 1, KEEP_RUNS_DAYS - 1):
             at = NOON - dt.timedelta(days=days)
             connection.execute("INSERT INTO job_run (job, started_at) VALUES ('x', %s)", (at,))
-        delete_old_runs(connection, NOON)
+        delete_old_runs(connection, NOON_MS)
     assert len(runs(database)) == 1
 
 
@@ -137,7 +140,7 @@ def test_a_job_apart_holds_no_other_up(database):
         assert release.wait(60)
         return "packed"
 
-    schedule = Schedule([], database, lambda: NOON, metrics, stopping)
+    schedule = Schedule([], database, lambda: NOON_MS, metrics, stopping)
     thread = threading.Thread(target=schedule.run, args=[Job("long", 60, long, apart=True)])
     thread.start()
     try:

@@ -7,7 +7,6 @@ after some days the finding is notified again.
 
 from __future__ import annotations
 
-import datetime as dt
 import html
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -28,7 +27,6 @@ from gpuledger_collector.services.acknowledgements import (
 )
 from gpuledger_collector.services.database import Database
 from gpuledger_common.escapes import escape_text
-from gpuledger_common.instants import to_ms
 
 PAGE = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="robots" content="noindex"></head>
@@ -84,7 +82,7 @@ def _escape(text: str) -> str:
     return html.escape(escape_text(text))
 
 
-def router(ack_links: AckLinks, database: Database, clock: Callable[[], dt.datetime]) -> APIRouter:
+def router(ack_links: AckLinks, database: Database, clock: Callable[[], int]) -> APIRouter:
     """The routes."""
     routes = APIRouter(tags=["budgets"], responses=REFUSALS, route_class=LedgerRoute)
     _add_budget_routes(routes, ack_links, database, clock)
@@ -93,7 +91,7 @@ def router(ack_links: AckLinks, database: Database, clock: Callable[[], dt.datet
 
 
 def _add_budget_routes(
-    routes: APIRouter, ack_links: AckLinks, database: Database, clock: Callable[[], dt.datetime]
+    routes: APIRouter, ack_links: AckLinks, database: Database, clock: Callable[[], int]
 ) -> None:
     def read_link(budget: int, period: int, notified_at: int, mac: str) -> tuple[str, int | None]:
         """The budget's name, and when the link was used."""
@@ -120,7 +118,7 @@ def _add_budget_routes(
     ) -> HTMLResponse:
         """Acknowledge the budget's firing alerts of the period, once."""
         name, used_ms = read_link(budget, period, notified_at, mac)
-        at_ms = to_ms(clock())
+        at_ms = clock()
         count = use_budget_link(database, mac, name, period, at_ms)
         if count is None:
             return used_page(f"Budget {name}", used_ms or at_ms)
@@ -133,13 +131,13 @@ def _add_budget_routes(
 
 
 def _add_notification_routes(
-    routes: APIRouter, ack_links: AckLinks, database: Database, clock: Callable[[], dt.datetime]
+    routes: APIRouter, ack_links: AckLinks, database: Database, clock: Callable[[], int]
 ) -> None:
     def read_link(notification_id: int, expires: int, mac: str) -> LinkedNotification:
         """The notification of a link. Raises HTTPException."""
         if not ack_links.holds_notification(notification_id, expires, mac):
             raise HTTPException(403, "the signature of this link is wrong")
-        if clock().timestamp() * 1000 >= expires:
+        if clock() >= expires:
             raise HTTPException(
                 410, "this link has expired; use `gpuledger notifications ack` instead"
             )
@@ -166,7 +164,7 @@ def _add_notification_routes(
     ) -> HTMLResponse:
         """Acknowledge the finding as intended for some days, once; it is recorded in the audit log."""
         linked = read_link(notification, expires, mac)
-        at_ms = to_ms(clock())
+        at_ms = clock()
         until_ms = at_ms + days * DAY_MS
         if not use_notification_link(database, mac, linked.notification.id, until_ms, at_ms):
             return used_page(linked.subject, linked.used_ms or at_ms)

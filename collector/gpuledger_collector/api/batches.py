@@ -40,7 +40,6 @@ from gpuledger_collector.ingest.batches.decode import (
 )
 from gpuledger_collector.ingest.batches.store import NewItems
 from gpuledger_collector.ingest.batches.validate import Accepted, accept
-from gpuledger_common.instants import to_ms
 from gpuledger_common.wire import MAX_DECODED_BYTES, Answer
 
 PATH = "/v1/batches"
@@ -165,7 +164,7 @@ async def answer_request(request: AnyRequest, intake: Intake) -> tuple[int, Answ
         intake.metrics.bytes.inc(len(body))
 
         def read() -> Accepted:
-            now_ms = to_ms(intake.clock())
+            now_ms = intake.clock()
             skew_ms = (
                 None
                 if sent_at_ms is None or abs(now_ms - sent_at_ms) >= MAX_SKEW_MS

@@ -8,7 +8,6 @@ owner's subtree.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from gpuledger_collector.api.reader_limits import ReaderLimits, ReadRefused
 from gpuledger_collector.export.pieces import Packed
 from gpuledger_collector.services.database import Connection, Database, StorageError, TooManyLines
 from gpuledger_collector.services.scaling_advice import NoAdvice, UnknownPool
-from gpuledger_common.instants import to_ms
 
 RETRY_AFTER_SECONDS = "5"
 UNAVAILABLE = "database unavailable; retry later"
@@ -75,13 +73,13 @@ class ReadContext:
     """What reading routes need."""
 
     database: Database
-    clock: Callable[[], dt.datetime]
+    clock: Callable[[], int]
     keys: Keys
 
     @property
     def now_ms(self) -> int:
         """The current instant."""
-        return to_ms(self.clock())
+        return self.clock()
 
     def database_for(self, reader: Principal) -> Database:
         """The database, under row-level security where the reader is a viewer."""

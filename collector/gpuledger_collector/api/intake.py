@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -39,7 +38,7 @@ class Intake:
 
     commit: GroupCommit[Accepted, Answer]
     metrics: Metrics
-    clock: Callable[[], dt.datetime]
+    clock: Callable[[], int]
     keys: Keys
     max_bytes: int = 256 * 1024 * 1024
     body_seconds: float = BODY_SECONDS

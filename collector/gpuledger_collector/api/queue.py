@@ -18,7 +18,6 @@ from gpuledger_collector.ingest.batches.commit import Unavailable
 from gpuledger_collector.ingest.batches.decode import JSON_TYPES, Refused
 from gpuledger_collector.insight.queue_rows import QueueRow
 from gpuledger_collector.services.database import Database
-from gpuledger_common.instants import to_ms
 
 PATH = "/v1/queue"
 MAX_BYTES = 32 * 1024 * 1024
@@ -115,7 +114,7 @@ def _refusals_as_answers(intake: Intake) -> Iterator[None]:
 
 async def _read(body: bytes, intake: Intake, sender: Principal) -> tuple[QueueRow, str]:
     """The reading in a body and its sums, which the sender pays. Raises Refused."""
-    now_ms = to_ms(intake.clock())
+    now_ms = intake.clock()
 
     def read() -> tuple[QueueRow, str]:
         row = queue_readings.decode_reading(body, now_ms, intake.oldest_ms(now_ms))

@@ -43,7 +43,6 @@ from gpuledger_collector.ingest.remote_write.decode import (
 )
 from gpuledger_collector.ingest.remote_write.series import SeriesCache
 from gpuledger_collector.ingest.remote_write.store import WriteResult
-from gpuledger_common.instants import to_ms
 
 PATH = "/api/v1/write"
 PROTOBUF = "application/x-protobuf"
@@ -199,7 +198,7 @@ async def commit(
     body: bytes, size: int, version: int, remote: RemoteIntake, sender: str
 ) -> Outcome:
     """Decode and commit a body of `size` decompressed bytes."""
-    now_ms = to_ms(remote.intake.clock())
+    now_ms = remote.intake.clock()
     cache, oldest_ms = remote.current_cache(), remote.intake.oldest_ms(now_ms)
     decoded = None
     if size <= INLINE_BYTES:

@@ -33,6 +33,7 @@ from gpuledger_collector.export.disputes import owner_text
 from gpuledger_collector.services import adjustments
 from gpuledger_collector.services.provider_bill import NoBill
 from gpuledger_collector.services.true_up import ProposedTrueUp, book_true_up, propose_true_up
+from gpuledger_common.instants import to_datetime
 
 app = new_app(
     name="adjustments", help="What owners pay beside the rate of their time.", no_args_is_help=True
@@ -137,7 +138,7 @@ def _entry(kind: str) -> None:
         with open_session(dsn, config) as session:
             try:
                 entry, unknown = adjustments.book_entry(
-                    session.database, declared[0], wiring.now(), dry_run=dry_run
+                    session.database, declared[0], to_datetime(wiring.read_clock()), dry_run=dry_run
                 )
             except EntryRefused as error:
                 refuse(str(error))
@@ -185,7 +186,7 @@ def reverse(
                 name,
                 reason.strip(),
                 approver.strip(),
-                wiring.now(),
+                to_datetime(wiring.read_clock()),
                 dry_run=dry_run,
             )
         except EntryRefused as error:
@@ -248,7 +249,11 @@ def true_up(
                     connection, provider, span, key.value, chosen, effective=effective
                 )
                 entries = book_true_up(
-                    connection, proposed, reason.strip(), approver.strip(), wiring.now()
+                    connection,
+                    proposed,
+                    reason.strip(),
+                    approver.strip(),
+                    to_datetime(wiring.read_clock()),
                 )
         except (NoBill, ValueError) as error:
             refuse(str(error))

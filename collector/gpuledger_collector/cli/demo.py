@@ -27,8 +27,8 @@ from gpuledger_collector.cli.demo_grafana import ROLE, GrafanaFiles
 from gpuledger_collector.cli.demo_stage import PORT, Stage, collector, end, free_port, set_up
 from gpuledger_collector.cli.demo_summary import Highlights, summary
 from gpuledger_collector.cli.shipped import shipped
-from gpuledger_collector.wiring import now
-from gpuledger_common.instants import to_ms
+from gpuledger_collector.wiring import read_clock
+from gpuledger_common.instants import to_datetime, to_ms
 
 app = new_app()
 LATE_NODE, LATE_DAYS = "l4-01", 2
@@ -218,7 +218,7 @@ def demo(
 
 def month_until_now(stage: Stage, days: int) -> Month:
     """So many whole days of the fleet, and today up to now."""
-    until = now().replace(second=0, microsecond=0)
+    until = to_datetime(read_clock()).replace(second=0, microsecond=0)
     until -= timedelta(minutes=until.minute % STEP_MINUTES)
     start = (until - timedelta(days=days)).replace(hour=0, minute=0)
     return Month(start, until, days, stage.run("gpuledger-agent", "simulate", "--list-nodes"))
@@ -294,7 +294,7 @@ def catch_up(stage: Stage, month: Month) -> None:
     """Simulate the time that the demo took, where that was long: what is idle now is judged by the
     last minutes.
     """
-    end = now()
+    end = to_datetime(read_clock())
     if end - month.until > CATCH_UP_FROM:
         stage.say(
             f"simulating the {round((end - month.until) / timedelta(minutes=1))} minutes that this"

@@ -524,7 +524,7 @@ def _all_or_nothing() -> Iterator[None]:
 def _write(session: Session, noun: str, work: Work, dry_run: bool) -> str:
     """Do the work in one transaction, undone in a dry run, and return what changed."""
     with _all_or_nothing(), bar(f"writing {noun}") as on_row:
-        outcome = work(Writing(session.database, wiring.now(), dry_run, on_row))
+        outcome = work(Writing(session.database, wiring.read_clock(), dry_run, on_row))
     changes = f"{outcome.added} added, {outcome.updated} updated, {outcome.unchanged} unchanged"
     kept = (
         f"; {plural(outcome.kept, 'row')} kept what their file has no column for"

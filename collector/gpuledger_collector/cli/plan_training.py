@@ -58,6 +58,7 @@ from gpuledger_collector.insight.plans.training import (
 )
 from gpuledger_collector.insight.rates import GpuHourRate
 from gpuledger_collector.services.training_plan import find_rate, find_similar_runs, save_budget
+from gpuledger_common.instants import to_datetime
 
 app = new_app()
 MAX_CHECKPOINT_SHARE = 0.05
@@ -341,7 +342,7 @@ def _save_budget(
         refuse("--save-budget: there is no money without --rate or --price-book")
     if owner is None:
         refuse("--save-budget: say whose it is, for example --owner team=vision")
-    first = _first_day(start, wiring.now().date())
+    first = _first_day(start, to_datetime(wiring.read_clock()).date())
     try:
         last = first + dt.timedelta(seconds=expected.wall_seconds) + dt.timedelta(days=1)
     except OverflowError:
@@ -360,7 +361,7 @@ def _save_budget(
     if problems:
         texts = [f"{problem.source.rsplit(':', 1)[-1]} {problem.message}" for problem in problems]
         refuse("--save-budget: " + "; ".join(texts))
-    outcome = save_budget(session.database, added[0], wiring.now())
+    outcome = save_budget(session.database, added[0], to_datetime(wiring.read_clock()))
     verdict = (
         "saved"
         if outcome.added

@@ -115,7 +115,7 @@ def set_price(
         if changed:
             refuse("; ".join(f"--currency: {problem.message}" for problem in changed))
 
-    into = Writing(session.database, wiring.now(), dry_run)
+    into = Writing(session.database, wiring.read_clock(), dry_run)
     outcome, unknown = import_prices(into, declared, refuse_currencies)
     warn_of_regions(unknown)
     verdict = (

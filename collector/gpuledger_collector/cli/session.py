@@ -22,7 +22,6 @@ from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.services.billing_calendar import read_calendar
 from gpuledger_collector.services.database import Database
 from gpuledger_collector.settings import Settings, load
-from gpuledger_common.instants import to_ms
 
 Parameters = ParamSpec("Parameters")
 CONFIG_VARIABLE = "GPULEDGER_CONFIG"
@@ -48,7 +47,7 @@ def load_settings(config: Path | None = None, dsn: str | None = None) -> Setting
 
 def clock_ms() -> int:
     """The instant now, in unix ms."""
-    return to_ms(wiring.now())
+    return wiring.read_clock()
 
 
 @contextlib.contextmanager

@@ -239,8 +239,8 @@ def _start_prometheus(
     if asked.dry_run:
         print(f"nothing was read{dry_run_note(asked.dry_run)}")
         return
-    prometheus.declare_teams(session, known, wiring.now())
-    past = prometheus.read_past(session, settings, api, period, wiring.now())
+    prometheus.declare_teams(session, known, wiring.read_clock())
+    past = prometheus.read_past(session, settings, api, period, wiring.read_clock())
     say(prometheus.summary(past))
     state = read_state(session.database)
     has_team = any(labels.get("team") for labels, _ in known.series)
@@ -438,7 +438,7 @@ def _set_price(session: Session, price: Price, dry_run: bool) -> str:
             " --rate"
         )
 
-    into = Writing(session.database, wiring.now(), dry_run)
+    into = Writing(session.database, wiring.read_clock(), dry_run)
     outcome, _ = import_prices(into, [price], check)
     if outcome.updated:
         return f" instead of the rate in force; {days_note(outcome)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 import ssl
 import sys
@@ -29,6 +28,7 @@ from gpuledger_collector.ingest.remote_write.prometheus_api import (
 from gpuledger_collector.ingest.remote_write.series import SeriesCache, SeriesReader
 from gpuledger_collector.services.first_start import declare_first_rules, require_not_imported
 from gpuledger_collector.settings import Settings, read_secret
+from gpuledger_common.instants import to_datetime
 from gpuledger_common.plurals import plural
 
 DEFAULT_DAYS = 30
@@ -157,26 +157,26 @@ def refuse_imported(session: Session, known: Known, period: Period) -> None:
         refuse(str(error))
 
 
-def declare_teams(session: Session, known: Known, now: dt.datetime) -> None:
+def declare_teams(session: Session, known: Known, now_ms: int) -> None:
     """Make the namespace of a pod its team, in a ledger that has no rules yet."""
     if not any(
         series.workload is not None and series.workload.tags.get("namespace")
         for _, series in known.series
     ):
         return
-    if declare_first_rules(session.database, NAMESPACE_RULES, now):
+    if declare_first_rules(session.database, NAMESPACE_RULES, to_datetime(now_ms)):
         team = "a pod's team is its label `team`, else its namespace"
         say(f"rules: {team}; [[rule]] tables of `gpuledger apply` replace them")
 
 
 def read_past(
-    session: Session, settings: Settings, api: PrometheusApi, period: Period, now: dt.datetime
+    session: Session, settings: Settings, api: PrometheusApi, period: Period, now_ms: int
 ) -> Past:
     """Bring the usage of a period into the ledger; refuses an address that stops answering."""
     history = History(api, wiring.metering(settings), SeriesCache(wiring.series_reader(settings)))
     try:
         with bar(f"reading {api.name}") as on_range:
-            past = history.read(session.database, period, now, on_range)
+            past = history.read(session.database, period, now_ms, on_range)
     except BadAddress as error:
         refuse(str(error))
     except NoAnswer as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -101,7 +100,7 @@ def _waiting_rows(waiting: Sequence[WaitingWorkload]) -> Iterable[WaitingRow]:
     return rows.values()
 
 
-def store_reading(database: Database, row: QueueRow, sums: str, now: dt.datetime) -> bool:
+def store_reading(database: Database, row: QueueRow, sums: str, now_ms: int) -> bool:
     """Store a reading with its sums; False when it is stored already."""
     with database.transaction() as connection:
-        return queues.store(connection, row, sums, now) != "unchanged"
+        return queues.store(connection, row, sums, now_ms) != "unchanged"

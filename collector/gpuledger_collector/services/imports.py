@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import imports, inventory
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_common.instants import to_ms
+from gpuledger_common.instants import to_datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Writing:
     """Where an import is written, and when; `on_row` is told how far it is."""
 
     database: Database
-    now: dt.datetime
+    now_ms: int
     dry_run: bool = False
     on_row: OnRow = tell_nobody
 
@@ -54,7 +53,7 @@ def import_usage(into: Writing, parsed: UsageFile, on_overlap: OnOverlap) -> Imp
         return imports.add_usage(
             connection,
             parsed.rows,
-            into.now,
+            to_datetime(into.now_ms),
             parsed.columns,
             parsed.source,
             on_overlap,
@@ -88,19 +87,19 @@ def import_prices(
         check(problems)
         bad = {problem.source.rpartition(":")[0] for problem in problems}
         good = [price for price in rows if price.source not in bad]
-        outcome = prices.add(connection, good, into.now, into.on_row)
+        outcome = prices.add(connection, good, to_datetime(into.now_ms), into.on_row)
         return outcome, locations.unknown_regions(connection)
 
 
 def import_inventory(into: Writing, rows: Sequence[InventoryRow]) -> ImportOutcome:
     """Replace the placements of the accelerators that a file names."""
     with into.transaction() as connection:
-        return inventory.replace_inventory(connection, rows, into.now, into.on_row)
+        return inventory.replace_inventory(connection, rows, to_datetime(into.now_ms), into.on_row)
 
 
 def import_samples(into: Writing, rows: Sequence[SampleRow]) -> ImportOutcome:
     """Write samples; where they have become coarse, only their rollup."""
-    before_ms = partitions.coarse_before(to_ms(into.now))
+    before_ms = partitions.coarse_before(into.now_ms)
     with into.transaction() as connection:
         return imports.add_samples(connection, rows, before_ms, into.on_row)
 
@@ -112,16 +111,20 @@ def import_bills(into: Writing, parsed: BillFile, file: str) -> ImportOutcome:
         for key, lines in parsed.bills.items()
     ]
     with into.transaction() as connection:
-        return bills.add(connection, rows, file, parsed.sha256, into.now, into.on_row)
+        return bills.add(
+            connection, rows, file, parsed.sha256, to_datetime(into.now_ms), into.on_row
+        )
 
 
 def import_queue(into: Writing, rows: Sequence[QueueRow]) -> ImportOutcome:
     """Write what waited for GPUs."""
     with into.transaction() as connection:
-        return queues.add(connection, rows, into.now, into.on_row)
+        return queues.add(connection, rows, into.now_ms, into.on_row)
 
 
 def import_shares(into: Writing, rows: Sequence[PoolShare], read_from: str) -> ImportOutcome:
     """Replace the shares of a pool that were read from the same scheduler."""
     with into.transaction() as connection:
-        return declarations.replace_shares(connection, rows, into.now, read_from, into.on_row)
+        return declarations.replace_shares(
+            connection, rows, to_datetime(into.now_ms), read_from, into.on_row
+        )

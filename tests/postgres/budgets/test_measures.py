@@ -152,7 +152,7 @@ def test_hours_count_whatever_they_cost(october, apply, watch, run, dsn, monkeyp
     )
     refresh(Database(dsn), WHOLE, NOW_MS)
     apply(HOURS)
-    monkeypatch.setattr(wiring, "now", lambda: dt.datetime(2025, 10, 11, tzinfo=dt.UTC))
+    monkeypatch.setattr(wiring, "read_clock", lambda: dt.datetime(2025, 10, 11, tzinfo=dt.UTC))
     (row,) = json.loads(run("budgets", "--format", "json")[1])["budgets"]
     facts = [
         row[name]

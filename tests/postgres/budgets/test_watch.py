@@ -11,6 +11,7 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
 from gpuledger_collector.accounting.money import MICRO
+from gpuledger_collector.accounting.period import parse_instant
 from gpuledger_collector.export.budgets import BUDGETS
 from gpuledger_collector.notifications import budget_mail
 from gpuledger_collector.services.budget_status import statuses
@@ -290,11 +291,10 @@ def test_a_replay_tells_what_would_have_been_told(october, apply, run) -> None:
 
 def test_every_form_shows_the_same(october, apply, run, connect, monkeypatch) -> None:
     """Table, CSV and JSON of `gpuledger budgets`; a spent budget ends with 1 when asked for."""
-    import datetime as dt
 
     from gpuledger_collector import wiring
 
-    monkeypatch.setattr(wiring, "now", lambda: dt.datetime(2025, 10, 20, tzinfo=dt.UTC))
+    monkeypatch.setattr(wiring, "read_clock", lambda: parse_instant("2025-10-20T00:00:00Z"))
     apply(VISION)
     code, out, _ = run("budgets", "--format", "json", "--exit-code")
     (row,) = json.loads(out)["budgets"]
@@ -350,7 +350,6 @@ currency = "EUR"
 
 def test_the_api_says_what_the_command_says(october, apply, run, connect, dsn, monkeypatch) -> None:
     """GET /v1/budgets gives the rows of `gpuledger budgets --format json`."""
-    import datetime as dt
 
     from fastapi import FastAPI
     from fastapi.testclient import TestClient
@@ -363,13 +362,13 @@ def test_the_api_says_what_the_command_says(october, apply, run, connect, dsn, m
     from gpuledger_collector.services.tokens import TokenStore
     from gpuledger_collector.storage.database import Database
 
-    at = dt.datetime(2025, 10, 20, tzinfo=dt.UTC)
-    monkeypatch.setattr(wiring, "now", lambda: at)
+    at_ms = parse_instant("2025-10-20T00:00:00Z")
+    monkeypatch.setattr(wiring, "read_clock", lambda: at_ms)
     apply(VISION)
     app = FastAPI()
     keys = Keys(TokenStore(Database(dsn)), lambda: 0)
     app.state.reader_limits = ReaderLimits(keys)
-    app.include_router(ledger.router(ReadContext(Database(dsn), lambda: at, keys)))
+    app.include_router(ledger.router(ReadContext(Database(dsn), lambda: at_ms, keys)))
     answer = TestClient(app).get("/v1/budgets")
     assert answer.status_code == 200
     assert answer.json() == json.loads(run("budgets", "--format", "json")[1])

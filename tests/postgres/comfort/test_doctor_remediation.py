@@ -190,8 +190,8 @@ def test_what_is_cured_is_not_told(fleet, run, tmp_path, monkeypatch):
 
 def test_two_clocks_that_differ_are_told(fleet, run, monkeypatch):
     """The collector's clock runs a minute ahead of the database's."""
-    real = wiring.now
-    monkeypatch.setattr(wiring, "now", lambda: real() + dt.timedelta(minutes=1))
+    real = wiring.read_clock
+    monkeypatch.setattr(wiring, "read_clock", lambda: real() + 60_000)
     code, found = topics(run)
     assert (code, found["clock"]["verdict"]) == (1, "bad")
     assert found["clock"]["sentence"].endswith("60 s apart")

@@ -25,8 +25,7 @@ LINE = ("plan", "capacity", "--pool", "train")
 @pytest.fixture(autouse=True)
 def november(monkeypatch):
     """It is 20 November 2025."""
-    at = dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC)
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: at)
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: NOW_MS)
 
 
 @pytest.fixture

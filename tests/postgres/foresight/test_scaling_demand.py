@@ -2,7 +2,6 @@
 said aloud.
 """
 
-import datetime as dt
 import json
 
 import numpy as np
@@ -116,10 +115,9 @@ def test_every_way_out_says_the_same_of_a_silent_queue(held, run, dsn, tmp_path,
     """503 with the sentence for HTTP and KEDA, no series in the gauge, exit code 1 with the
     sentence at the command.
     """
-    now = dt.datetime.fromtimestamp((OCTOBER + END + 2 * MINUTE) / 1000, dt.UTC)
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: now)
+    now_ms = OCTOBER + END + 2 * MINUTE
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: now_ms)
     opened = Database(dsn)
-    now_ms = round(now.timestamp() * 1000)
 
     def ask(pool):
         with opened.connect() as connection:

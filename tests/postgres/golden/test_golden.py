@@ -18,7 +18,7 @@ import pytest
 from fakes.assistant import over
 from fakes.books import Command
 from fakes.collector import running
-from fakes.fleet import DAY, HOUR, NOW, NOW_MS, OCTOBER
+from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
 from fakes.rich_ledger import CLOSED, OPEN, rich
 from gpuledger_collector.api import admission
 from gpuledger_collector.mcp.tools import TOOLS
@@ -251,7 +251,7 @@ def addresses(dsn):
         for row in admission.ADMISSIONS
         if row.way_in.startswith("GET /v1/")
     ]
-    with running(dsn, clock=lambda: NOW) as collector:
+    with running(dsn, clock=lambda: NOW_MS) as collector:
         for path in reads:
             if path.endswith("/ack") or path in CHANGING:
                 continue

@@ -3,7 +3,6 @@ were new each time.
 """
 
 import dataclasses
-import datetime as dt
 import itertools
 import random
 import uuid
@@ -22,8 +21,7 @@ from gpuledger_collector.storage.ledger import placements
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.wire import Samples, encode
 
-NOW = dt.datetime.fromtimestamp(NOON_MS / 1000 + 40_000, dt.UTC)
-NOW_MS = int(NOW.timestamp() * 1000)
+NOW_MS = NOON_MS + 40_000_000
 MINUTE_MS = 60_000
 _worlds = itertools.count(1)
 _seqs = itertools.count(1)
@@ -160,7 +158,7 @@ class World:
             group = [
                 self.take(build(self.name, told, seq)) for told, seq in zip(what, seqs, strict=True)
             ]
-            self.answers += self.store.flush(self.connection, group, NOW)
+            self.answers += self.store.flush(self.connection, group, NOW_MS)
 
     def written(self):
         """All that is in the database, by names, without the world's own."""
@@ -250,7 +248,7 @@ def test_a_list_is_as_its_bytes_say(connection):
                     held(1, start_ms, start_ms + 9, 1),
                 ],
             )
-            store.flush(connection, [accepted(made)], NOW)
+            store.flush(connection, [accepted(made)], NOW_MS)
     assert connection.execute(
         "SELECT n.name, w.key, count(*) FROM usage_interval s JOIN node n ON n.id = node_id JOIN"
         " workload w ON w.id = workload_id WHERE w.external_id = 'lists-7' GROUP BY 1, 2 ORDER BY"
@@ -274,7 +272,7 @@ def test_a_full_directory_forgets_and_learns_again(connection, monkeypatch):
             accepted(batch(round_, f"full-{node}", start_ms=NOON_MS + round_ * MINUTE_MS))
             for node in range(3)
         ]
-        assert {answer.status for answer in store.flush(connection, group, NOW)} == {"committed"}
+        assert {answer.status for answer in store.flush(connection, group, NOW_MS)} == {"committed"}
         assert len(store.ids.accelerators) <= 6
     found = connection.execute(
         "SELECT a.uuid, n.name, count(*) FROM usage_interval s JOIN accelerator a ON a.id ="
@@ -447,8 +445,8 @@ def test_an_inventory_that_changes_is_never_seen_half_changed(connection):
     before it.
     """
     store = Store(partitions.ensure, placements.settle)
-    store.flush(connection, [accepted(batch(1, "half-a"))], NOW)
-    [numbered] = store.ids.resolve(connection, [accepted(batch(2, "half-a"))], NOW)
+    store.flush(connection, [accepted(batch(1, "half-a"))], NOW_MS)
+    [numbered] = store.ids.resolve(connection, [accepted(batch(2, "half-a"))], NOW_MS)
     assert store._is_confirmed(numbered)
     looked = []
 
@@ -462,7 +460,7 @@ def test_an_inventory_that_changes_is_never_seen_half_changed(connection):
     later_ms = NOON_MS + 2 * MINUTE_MS
     usage_intervals = [held(number, later_ms, later_ms + MINUTE_MS) for number in range(2)]
     store.flush(
-        connection, [accepted(of(moved, node="half-b", usage_intervals=usage_intervals))], NOW
+        connection, [accepted(of(moved, node="half-b", usage_intervals=usage_intervals))], NOW_MS
     )
     assert looked
     assert {row.node_id for row in store._placements.values()} != {numbered.node_id}

@@ -4,7 +4,6 @@ never in the way.
 
 import asyncio
 import contextlib
-import datetime as dt
 import threading
 import time
 
@@ -35,7 +34,7 @@ from gpuledger_collector.storage.ledger import placements
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.wire import ABSENT_INT64, encode
 
-NOW = dt.datetime.fromtimestamp(NOON_MS / 1000 + 60, dt.UTC)
+NOW_MS = NOON_MS + 60_000
 HOT = list(HOT_KINDS)
 CARDS, NODES = range(900_001, 900_005), 3
 
@@ -123,7 +122,7 @@ def encode_json(beat):
 
 def beat_of(seq, status, second, epoch="0190a5c8-0000-7000-8000-000000000001"):
     heartbeat = validate.Heartbeat(agent_version="1", source="s", status=status)
-    return NodeHeartbeat(epoch, seq, heartbeat, None, NOW + dt.timedelta(seconds=second))
+    return NodeHeartbeat(epoch, seq, heartbeat, None, NOW_MS + second * 1000)
 
 
 @examples(20)
@@ -214,7 +213,7 @@ class Connection:
 @contextlib.contextmanager
 def writing(store, **limits):
     Connection.open = 0
-    made = GroupCommit(store, Connection, lambda: NOW, Limits(**limits))
+    made = GroupCommit(store, Connection, lambda: NOW_MS, Limits(**limits))
     made.start()
     try:
         yield made
@@ -261,7 +260,7 @@ def test_settling_goes_on_after_any_fault(error, monkeypatch):
 def test_what_is_left_is_written_at_the_end():
     """A collector that stops writes what was left for later, also after its connection was lost."""
     store = Fake()
-    made = GroupCommit(store, Connection, lambda: NOW, Limits())
+    made = GroupCommit(store, Connection, lambda: NOW_MS, Limits())
     made.start()
     assert asyncio.run(answers(made, [One(1)])) == [1]
     made.close(5)
@@ -322,12 +321,14 @@ def test_what_waits_is_written_when_it_is_settled_and_only_then(connection):
     """
     store, node = Store(partitions.ensure, placements.settle), "kept"
     for seq in range(3):
-        store.flush(connection, [accepted(seq, node, NOON_MS + seq * 60_000)], NOW, lambda: False)
+        store.flush(
+            connection, [accepted(seq, node, NOON_MS + seq * 60_000)], NOW_MS, lambda: False
+        )
     assert newest_of(connection, node) == (None, None)
     assert store.is_flush_due(True)
     store.flush_deferred(connection)
     assert newest_of(connection, node) == (NOON_MS + 170_000, "2")
-    store.flush(connection, [accepted(7, node, NOON_MS - 60_000)], NOW, lambda: False)
+    store.flush(connection, [accepted(7, node, NOON_MS - 60_000)], NOW_MS, lambda: False)
     store.flush_deferred(connection)
     assert newest_of(connection, node) == (NOON_MS + 170_000, "7")
     assert not store.is_flush_due(True)
@@ -341,7 +342,7 @@ def test_a_database_that_dies_while_settling_takes_nothing(connection):
 
     def settle_while_it_dies():
         with Database(connection.dsn).connect() as doomed:
-            store.flush(doomed, [accepted(1, node)], NOW, lambda: False)
+            store.flush(doomed, [accepted(1, node)], NOW_MS, lambda: False)
             connection.execute("SELECT pg_terminate_backend(%s)", (doomed.info.backend_pid,))
             store.flush_deferred(doomed)
 
@@ -349,7 +350,7 @@ def test_a_database_that_dies_while_settling_takes_nothing(connection):
     # committed.
     with pytest.raises(psycopg.OperationalError):
         settle_while_it_dies()
-    store.flush(connection, [accepted(2, node, NOON_MS + 60_000)], NOW, lambda: True)
+    store.flush(connection, [accepted(2, node, NOON_MS + 60_000)], NOW_MS, lambda: True)
     assert newest_of(connection, node)[1] is None
     store.flush_deferred(connection)
     assert newest_of(connection, node) == (NOON_MS + 110_000, "2")
@@ -364,7 +365,7 @@ def test_what_the_database_refuses_does_not_stay_in_the_way(connection):
     )
     with pytest.raises(psycopg.DataError):
         store.flush_deferred(connection)
-    store.flush(connection, [accepted(1, node)], NOW)
+    store.flush(connection, [accepted(1, node)], NOW_MS)
     assert newest_of(connection, node) == (NOON_MS + 50_000, "1")
 
 
@@ -376,7 +377,7 @@ def test_writers_and_the_settler_at_once(connection):
     made = GroupCommit(
         store,
         lambda: psycopg.connect(connection.dsn, autocommit=True),
-        lambda: NOW,
+        lambda: NOW_MS,
         Limits(writers=2, flush_batches=3),
     )
     made.start()

@@ -2,7 +2,6 @@
 never for ever.
 """
 
-import datetime as dt
 import threading
 
 import msgspec
@@ -20,7 +19,7 @@ from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.wire import Samples, encode
 
 HOUR_MS = 3_600_000
-NOW = dt.datetime.fromtimestamp(NOON_MS / 1000 + 30 * 3600, dt.UTC)
+NOW_MS = NOON_MS + 30 * HOUR_MS
 
 
 @pytest.fixture
@@ -44,9 +43,7 @@ def seen(seq, node, at_ms, *uuids):
         workloads=[workload()],
         usage_intervals=[held(place, at_ms, at_ms + HOUR_MS) for place in range(len(accelerators))],
     )
-    return validate.accept(
-        decode(encode(made), "application/msgpack", ""), int(NOW.timestamp() * 1000)
-    )
+    return validate.accept(decode(encode(made), "application/msgpack", ""), NOW_MS)
 
 
 def nodes(connection):
@@ -63,17 +60,17 @@ def test_a_row_that_was_settled_before_another_is_not_remembered_after_it(connec
     late = []
     for seq, node in ((1, "n1"), (1, "n2")):
         one = seen(seq, node, NOON_MS + (node == "n2") * 2 * HOUR_MS)
-        numbered = store.ids.resolve(connection, [one], NOW)
+        numbered = store.ids.resolve(connection, [one], NOW_MS)
         store.ensure_days(connection, [one])
         with connection.transaction():
             after = []
-            store._write(connection, numbered, NOW, after)
+            store._write(connection, numbered, NOW_MS, after)
         late.append(after)
     for after in reversed(late):
         for remember in after:
             remember()
     store.flush(
-        connection, [seen(2, "n1", NOON_MS + HOUR_MS), seen(3, "n1", NOON_MS + 2 * HOUR_MS)], NOW
+        connection, [seen(2, "n1", NOON_MS + HOUR_MS), seen(3, "n1", NOON_MS + 2 * HOUR_MS)], NOW_MS
     )
     assert nodes(connection) == [("n1",)]
 
@@ -83,10 +80,10 @@ def test_what_another_replica_changed_is_seen_within_a_day(connection):
     passed over.
     """
     one, other = (Store(partitions.ensure, placements.settle) for _ in range(2))
-    one.flush(connection, [seen(1, "n1", NOON_MS)], NOW)
-    other.flush(connection, [seen(1, "n2", NOON_MS + 2 * HOUR_MS)], NOW)
-    one.flush(connection, [seen(2, "n1", NOON_MS + 2 * HOUR_MS)], NOW)
-    later = NOW + dt.timedelta(days=1)
+    one.flush(connection, [seen(1, "n1", NOON_MS)], NOW_MS)
+    other.flush(connection, [seen(1, "n2", NOON_MS + 2 * HOUR_MS)], NOW_MS)
+    one.flush(connection, [seen(2, "n1", NOON_MS + 2 * HOUR_MS)], NOW_MS)
+    later = NOW_MS + 24 * HOUR_MS
     one.flush(connection, [seen(3, "n1", NOON_MS + 20 * HOUR_MS)], later)
     assert nodes(connection) == [("n1",)]
 
@@ -94,8 +91,8 @@ def test_what_another_replica_changed_is_seen_within_a_day(connection):
 def test_boards_are_locked_in_the_order_in_which_accelerators_are_written(database, connection):
     """Whoever waits for one board holds none whose name comes after it, whatever ids they have."""
     store = Store(partitions.ensure, placements.settle)
-    store.flush(connection, [seen(1, "n1", NOON_MS, "GPU-b")], NOW)
-    store.flush(connection, [seen(2, "n1", NOON_MS, "GPU-a")], NOW)
+    store.flush(connection, [seen(1, "n1", NOON_MS, "GPU-b")], NOW_MS)
+    store.flush(connection, [seen(2, "n1", NOON_MS, "GPU-a")], NOW_MS)
     lock = "SELECT FROM accelerator WHERE uuid = %s FOR NO KEY UPDATE NOWAIT"
     ids = [row[0] for row in connection.execute("SELECT id FROM accelerator ORDER BY id")]
     done = threading.Event()

@@ -2,7 +2,6 @@
 written.
 """
 
-import datetime as dt
 import itertools
 
 import msgspec
@@ -15,14 +14,14 @@ from fakes.postgres import fresh_database
 from fakes.profiles import examples
 from gpuledger_collector.ingest.batches import validate
 from gpuledger_collector.ingest.batches.decode import decode
-from gpuledger_collector.ingest.batches.store import RENEW_SHARED_AFTER, Store
+from gpuledger_collector.ingest.batches.store import RENEW_SHARED_AFTER_MS, Store
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import placements
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.wire import encode
 
 MINUTE_MS = 60_000
-NOW = dt.datetime.fromtimestamp(NOON_MS / 1000 + 7200, dt.UTC)
+NOW_MS = NOON_MS + 7_200_000
 _numbers = itertools.count(1)
 
 
@@ -49,9 +48,7 @@ def report(seq, node, xid, health="ok"):
         samples=samples(1, [start_ms], gpu_last_xid=[xid]),
     )
     made = msgspec.structs.replace(made, accelerators=[accelerator(0, node, health=health)])
-    return validate.accept(
-        decode(encode(made), "application/msgpack", ""), int(NOW.timestamp() * 1000)
-    )
+    return validate.accept(decode(encode(made), "application/msgpack", ""), NOW_MS)
 
 
 def slow_readings(connection, node):
@@ -77,8 +74,8 @@ def test_slow_metrics_change_where_they_changed(connection, reports):
     spread, alone = f"spread-{number}", f"alone-{number}"
     stores, one = [new_store() for _ in range(3)], Store(partitions.ensure, placements.settle)
     for seq, (process, xid) in enumerate(reports, 1):
-        stores[process].flush(connection, [report(seq, spread, xid)], NOW)
-        one.flush(connection, [report(seq, alone, xid)], NOW)
+        stores[process].flush(connection, [report(seq, spread, xid)], NOW_MS)
+        one.flush(connection, [report(seq, alone, xid)], NOW_MS)
     assert slow_readings(connection, spread) == slow_readings(connection, alone) != []
 
 
@@ -87,8 +84,8 @@ def test_what_pages_show_of_an_accelerator_is_right_again_within_minutes(connect
     renewed.
     """
     first, second, node = new_store(), new_store(), "healed"
-    first.flush(connection, [report(1, node, 0.0)], NOW)
-    second.flush(connection, [report(2, node, 0.0, "degraded")], NOW)
-    first.flush(connection, [report(3, node, 0.0)], NOW + RENEW_SHARED_AFTER)
+    first.flush(connection, [report(1, node, 0.0)], NOW_MS)
+    second.flush(connection, [report(2, node, 0.0, "degraded")], NOW_MS)
+    first.flush(connection, [report(3, node, 0.0)], NOW_MS + RENEW_SHARED_AFTER_MS)
     health = "SELECT health FROM accelerator WHERE uuid = %s"
     assert connection.execute(health, (f"GPU-{node}-0",)).fetchone() == ("ok",)

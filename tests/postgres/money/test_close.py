@@ -16,7 +16,7 @@ from fakes.books import Command
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Fleet, Held
 from fakes.furnishing import furnishing
 from fakes.worlds import world
-from gpuledger_collector.accounting.period import Period, month
+from gpuledger_collector.accounting.period import Period, month, parse_instant
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.statement import read_statement
@@ -342,9 +342,7 @@ def late(fleet):
 
 def at(monkeypatch, instant):
     """Set the clock of the command."""
-    monkeypatch.setattr(
-        "gpuledger_collector.wiring.now", lambda: dt.datetime.fromisoformat(instant)
-    )
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: parse_instant(instant))
 
 
 NOVEMBER = ("--from", "2025-11-01", "--to", "2025-12-01")

@@ -1,7 +1,5 @@
 """A closed month keeps the shares and exchange rates that were declared when it was closed."""
 
-import datetime as dt
-
 import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, Held
@@ -18,9 +16,7 @@ VIEWS = {
 @pytest.fixture
 def october(fleet, run, monkeypatch):
     """Vision holds one of two GPUs at 2.00 EUR for an hour, nlp both for the next."""
-    monkeypatch.setattr(
-        "gpuledger_collector.wiring.now", lambda: dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC)
-    )
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: NOW_MS)
     run("prices", "set", "--rate", "2", "--currency", "EUR", "--from", "2025-01-01")
     fleet.workload(1, team="vision")
     fleet.workload(2, team="nlp")

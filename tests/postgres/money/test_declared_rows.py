@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from fakes import rich_ledger
-from fakes.fleet import NOW
+from fakes.fleet import NOW_MS
 from fakes.furnishing import furnishing
 from fakes.rich_ledger import CLOSED, OPEN
 from fakes.worlds import world
@@ -41,7 +41,7 @@ def furnish(dsn):
 @world(furnish)
 def declared(fleet, monkeypatch):
     """The ledger of `furnish`, at its time."""
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: NOW_MS)
     return fleet
 
 

@@ -2,7 +2,6 @@
 preview says.
 """
 
-import datetime as dt
 import json
 import re
 
@@ -38,9 +37,7 @@ def october(fleet, run, monkeypatch):
     USD.
     """
     run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
-    monkeypatch.setattr(
-        "gpuledger_collector.wiring.now", lambda: dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC)
-    )
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: NOW_MS)
     fleet.workload(1, team="vision")
     fleet.capacity(1, 0, 10 * DAY)
     fleet.evidence([Held(1, 1, day * DAY, (day + 1) * DAY) for day in range(10)])

@@ -2,7 +2,6 @@
 discounts.
 """
 
-import datetime as dt
 import re
 
 import pytest
@@ -32,9 +31,7 @@ def october(fleet, run, written, monkeypatch):
     217.50.
     """
     run("prices", "set", "--rate", "2.5", "--currency", "USD", "--from", "2025-01-01")
-    monkeypatch.setattr(
-        "gpuledger_collector.wiring.now", lambda: dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC)
-    )
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: NOW_MS)
     assert run("apply", written("adjustments.toml", ADJUSTMENTS))[0] == 0
     fleet.workload(1, team="vision")
     fleet.workload(2, team="nlp")

@@ -10,11 +10,12 @@ import json
 import pytest
 
 from fakes.books import Command
-from fakes.fleet import DAY, HOUR, NOW, NOW_MS, Held
+from fakes.fleet import DAY, HOUR, NOW_MS, Held
 from fakes.furnishing import furnishing
 from fakes.worlds import world
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import rate_usage
+from gpuledger_common.instants import to_ms
 
 TIER = (
     '[[adjustment]]\nname = "volume"\nkind = "tiered"\nper = "team"\ncurrency = "USD"\n'
@@ -43,7 +44,7 @@ def furnish(dsn):
 @world(furnish)
 def october(fleet, monkeypatch):
     """The ledger of `furnish`, at its time."""
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: NOW_MS)
     return fleet
 
 
@@ -135,7 +136,8 @@ def test_what_a_correction_command_shows_first_is_all(october, run):
 def test_today_is_rated_under_a_volume_price(october, run, monkeypatch):
     """A day that has not ended: nothing comes after it yet, in whatever order its evidence arrives."""
     monkeypatch.setattr(
-        "gpuledger_collector.wiring.now", lambda: dt.datetime(2025, 10, 3, 9, tzinfo=dt.UTC)
+        "gpuledger_collector.wiring.read_clock",
+        lambda: to_ms(dt.datetime(2025, 10, 3, 9, tzinfo=dt.UTC)),
     )
     october.evidence([Held(2, 1, 2 * DAY + HOUR, 2 * DAY + 5 * HOUR)])
     assert [cost(run, *OCTOBER)[0] for _ in range(2)] == ["164.000000"] * 2

@@ -6,7 +6,7 @@ from typing import get_args
 import psycopg
 import pytest
 
-from fakes.fleet import DAY, HOUR, NOW, NOW_MS, OCTOBER, Held
+from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from fakes.furnishing import furnishing
 from fakes.worlds import world
 from gpuledger_collector.accounting import identities
@@ -62,7 +62,7 @@ def furnish(dsn):
 @world(furnish)
 def october(fleet, monkeypatch):
     """The ledger of `furnish`, at its time."""
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: NOW_MS)
     return fleet
 
 
@@ -243,7 +243,7 @@ def test_what_was_imported_as_counts_says_what_is_proven(fleet, run, written, mo
     the GPUs.
     """
     run("prices", "set", "--rate", "2.5", "--currency", "USD", "--from", "2025-01-01")
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: NOW_MS)
     assert run("import", "usage", written("jobs.csv", IMPORT))[0] == 0
     code, text, _ = run("reconcile", *MONTH)
     assert code == 0

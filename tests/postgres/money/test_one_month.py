@@ -15,7 +15,7 @@ from beancount import loader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes.fleet import DAY, HOUR, NOW, Held
+from fakes.fleet import DAY, HOUR, NOW_MS, Held
 from fakes.pages import Page
 from gpuledger_collector.accounting.chargeback import Allocations, SharedPart, report
 from gpuledger_collector.accounting.closing import invoices
@@ -247,7 +247,7 @@ def test_a_report_is_of_one_state_of_the_ledger(month, fleet, dsn, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("gpuledger_collector.services.chargeback.allocate", rated_after_it)
         assert billed(month) == before
-    context = ReadContext(Database(dsn), lambda: NOW, None)
+    context = ReadContext(Database(dsn), lambda: NOW_MS, None)
     asked = ("2025-10-01", "2025-11-01", "team", Principal("finance", "amina"))
     before = json.loads("".join(chargeback_json(context, *asked)))
     monkeypatch.setattr("gpuledger_collector.services.chargeback.allocate", rated_before_it)

@@ -5,7 +5,6 @@ region is one place.
 from __future__ import annotations
 
 import csv
-import datetime as dt
 import io
 import json
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, Fleet, Held
-from gpuledger_collector.accounting.period import month
+from gpuledger_collector.accounting.period import month, parse_instant
 from gpuledger_collector.services.chargeback import read_chargeback
 from gpuledger_collector.storage.database import Database
 
@@ -119,8 +118,8 @@ def test_a_forecast_starts_at_what_is_spent(
     adjusted: Fleet, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`forecast spend` says what the chargeback of the month so far says, adjustments included."""
-    now = dt.datetime(2025, 10, 2, 12, tzinfo=dt.UTC)
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: now)
+    now_ms = parse_instant("2025-10-02T12:00:00Z")
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: now_ms)
     said = table(answer(run, "forecast", "spend", "--format", "csv"))
     charged = table(answer(run, "chargeback", *OCTOBER, "--format", "csv"))
     assert {team: said[team]["spent"] for team in ("team-1", "team-2")} == {
@@ -136,8 +135,8 @@ def test_waste_follows_a_price_that_is_corrected(
 
     Hours of which nothing is known are those of both months, less what late evidence says of them.
     """
-    now = dt.datetime(2025, 11, 20, tzinfo=dt.UTC)
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: now)
+    now_ms = parse_instant("2025-11-20T00:00:00Z")
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: now_ms)
     fleet.capacity(1, 0, DAY)
     fleet.evidence([Held(1, 1, 0, 4 * HOUR, busy=3 * HOUR, idle=HOUR)])
     price = ("prices", "set", "--currency", "USD", "--from", "2025-01-01", "--rate")

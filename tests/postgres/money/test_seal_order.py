@@ -5,7 +5,7 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from fakes.fleet import DAY, HOUR, NOW, Held
+from fakes.fleet import DAY, HOUR, NOW_MS, Held
 from gpuledger_collector.accounting.period import month
 from gpuledger_collector.services.close import seal_of, verify
 from gpuledger_collector.storage.billing import periods, reports
@@ -40,7 +40,7 @@ def october(fleet, run, written, monkeypatch):
     """Teams hold GPUs of one pool and model on two nodes, of which one costs euros: a markup in two
     currencies.
     """
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: NOW)
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: NOW_MS)
     assert run("apply", written("declared.toml", DECLARED))[0] == 0
     for job in range(TEAMS):
         fleet.workload(job + 1, team=f"team-{job}")

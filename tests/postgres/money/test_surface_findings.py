@@ -4,7 +4,6 @@ Both ledgers have a node cost and a markup, which are in no amount of a finding:
 so.
 """
 
-import datetime as dt
 import json
 from decimal import Decimal
 
@@ -50,9 +49,7 @@ accelerators.
 
 
 def at(monkeypatch, ms):
-    monkeypatch.setattr(
-        "gpuledger_collector.wiring.now", lambda: dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
-    )
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: ms)
 
 
 def day(number):

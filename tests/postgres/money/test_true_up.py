@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from fakes.fleet import DAY, HOUR, Held
 from gpuledger_collector.cli import build
+from gpuledger_common.instants import to_ms
 
 OCTOBER = ("--period", "2025-10")
 MATCH = '[[bill_match]]\nprovider = "big cloud"\nsku = "gpu.*"\npool = "train"\n'
@@ -36,7 +37,8 @@ def october(fleet, run, tmp_path, monkeypatch):
     it, and a tax.
     """
     monkeypatch.setattr(
-        "gpuledger_collector.wiring.now", lambda: dt.datetime(2025, 11, 20, 12, tzinfo=dt.UTC)
+        "gpuledger_collector.wiring.read_clock",
+        lambda: to_ms(dt.datetime(2025, 11, 20, 12, tzinfo=dt.UTC)),
     )
     run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
     fleet.capacity(1, 0, 2 * DAY)

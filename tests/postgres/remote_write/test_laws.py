@@ -2,7 +2,6 @@
 protobuf reads.
 """
 
-import datetime as dt
 import itertools
 import random
 import threading
@@ -66,7 +65,7 @@ class Bench:
         body = snappy(one(points) if version == 1 else two(points))
         writing = decode(body, version, self.book, NOW)
         assert writing.refusals == 0
-        [written] = self.store.flush(self.connection, [writing], dt.datetime.now(dt.UTC))
+        [written] = self.store.flush(self.connection, [writing], time.time_ns() // 1_000_000)
         assert (written.samples, written.too_old) == (len(points), 0)
 
     def meter(self):
@@ -221,7 +220,7 @@ def test_replicas_that_get_the_same_scrapes_at_once_store_each_reading_once(ledg
             with Database(ledger.dsn).connect() as connection:
                 for first in range(0, len(points), 13):
                     writing = decode(snappy(one(points[first : first + 13])), 1, ledger.book, NOW)
-                    store.flush(connection, [writing], dt.datetime.now(dt.UTC))
+                    store.flush(connection, [writing], time.time_ns() // 1_000_000)
                     wiring.metering(Settings()).run(Database(ledger.dsn))
         except Exception as error:
             faults.append(error)

@@ -110,7 +110,7 @@ def test_a_name_in_use_is_seen_each_day_and_learnt_anew_when_it_has_gone(dsn, mo
         assert rows(
             dsn, "SELECT count(*) FROM workload WHERE last_seen_at > now() - interval '1 day'"
         ) == [(0,)]
-        store.ids._since -= attributes.RENEW_AFTER
+        store.ids._since_ms -= attributes.RENEW_AFTER_MS
         assert collector.send(batch(3, start_ms=NOON_MS + 120_000))[0] == 200
         for table in ("workload", "accelerator"):
             query = f"SELECT count(*) FROM {table} WHERE last_seen_at < now() - interval '1 day'"

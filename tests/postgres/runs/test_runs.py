@@ -355,7 +355,7 @@ def test_progress_by_command_is_idempotent_and_bad_input_is_said(priced, run, mo
     from fakes.fleet import NOW
     from gpuledger_collector import wiring
 
-    monkeypatch.setattr(wiring, "now", lambda: NOW)
+    monkeypatch.setattr(wiring, "read_clock", lambda: NOW)
     start = int(NOW.timestamp() * 1000) - 4 * HOUR - OCTOBER
     priced.capacity(3, start, start + 2 * HOUR)
     priced.evidence([Held(3, 1, start, start + 2 * HOUR, busy=2 * HOUR)])

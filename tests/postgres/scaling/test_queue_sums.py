@@ -2,7 +2,6 @@
 otherwise.
 """
 
-import datetime as dt
 from collections import defaultdict
 
 import numpy as np
@@ -17,9 +16,10 @@ from gpuledger_collector.scheduled_jobs import scheduled_jobs
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.capacity import demand, queues, scaling
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.wiring import read_clock
+from gpuledger_common.instants import to_datetime
 
 NOW_MS = 1_760_000_000_000
-NOW = dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC)
 MINUTE = 60_000
 KEYS = {"pool": "pool", "model": "gpu_model", "team": "team", "user": "user"}
 NAMES = st.sampled_from(["", "train", "infer", "NULL", 'a"b', "{x,y}", "\\", "zürich pool"])
@@ -71,13 +71,16 @@ def connection(dsn):
         yield made
 
 
-def write(connection, source, at_ms, waiting, version, now=NOW):
+def write(connection, source, at_ms, waiting, version, now_ms=NOW_MS):
     row = QueueRow(source, at_ms, tuple(waiting))
     if version == "new":
-        queues.add(connection, [row], now)
+        queues.add(connection, [row], now_ms)
         return
     total = sum(one.gpu_micro for one in waiting)
-    connection.execute(OLD, (source, at_ms, len(waiting), total, row.sums_json(), now))
+    connection.execute(
+        OLD,
+        (source, at_ms, len(waiting), total, row.sums_json(), to_datetime(now_ms)),
+    )
 
 
 def said(connection, group, start_ms, end_ms):
@@ -154,7 +157,7 @@ def test_sums_are_what_the_readings_say_whoever_wrote_them(connection, database,
     """
     connection.execute("DELETE FROM queue_reading")
     for number, one in enumerate(written):
-        write(connection, *one, now=NOW + dt.timedelta(seconds=number))
+        write(connection, *one, now_ms=NOW_MS + number * 1000)
     check(connection, database)
     queues.sum_missing(connection, NOW_MS)
     assert queues.sum_missing(connection, NOW_MS) == 0
@@ -182,7 +185,7 @@ def test_a_kept_sum_is_read_and_one_of_another_reading_is_not(connection, databa
         NOW_MS,
         [job, WaitingRow("other", 500_000, pool="infer")],
         "old",
-        NOW + dt.timedelta(microseconds=1),
+        NOW_MS + 1,
     )
     expected = {"slurm": {NOW_MS: {"train": 2.0, "infer": 0.5}}}
     assert as_said(told(database, "pool", 0, NOW_MS + 1)) == expected
@@ -195,7 +198,7 @@ def test_the_daily_tidying_sums_what_came_before_the_sums(connection, database):
     """The last 60 days; what is older is never asked for all the time, and is summed where it is
     read.
     """
-    now_ms = int(dt.datetime.now(dt.UTC).timestamp() * 1000)
+    now_ms = read_clock()
     for days in (0, 1, 56, 59, 61):
         write(
             connection, "slurm", now_ms - days * DAY_MS, [WaitingRow("job", 1, pool="train")], "old"
@@ -214,7 +217,7 @@ def test_the_daily_tidying_sums_what_came_before_the_sums(connection, database):
 def test_a_row_that_is_no_list_holds_up_no_other(connection, database):
     """Somebody's hand may have written it: nothing waits in it, as before, and the rest is summed."""
     write(connection, "slurm", NOW_MS - 1, [WaitingRow("job", 1_000_000, pool="train")], "old")
-    connection.execute(OLD, ("slurm", NOW_MS, 0, 0, "{}", NOW))
+    connection.execute(OLD, ("slurm", NOW_MS, 0, 0, "{}", to_datetime(NOW_MS)))
     expected = {"slurm": {NOW_MS - 1: {"train": 1.0}, NOW_MS: {}}}
     for _ in range(2):
         assert as_said(told(database, "pool", 0, NOW_MS + 1)) == expected

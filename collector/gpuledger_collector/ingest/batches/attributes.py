@@ -12,7 +12,6 @@ and never deadlock.
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import json
 import threading
@@ -22,14 +21,16 @@ from typing import Any
 
 import psycopg
 
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.ingest.batches.validate import NODE_SCOPED_KINDS, Accepted, workload_key
+from gpuledger_common.instants import to_datetime
 from gpuledger_common.wire import WireAccelerator, WireWorkload
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _Entry = tuple[str, Any, int]
 """Name, the record to write, the latest instant of its batch."""
 MAX_CACHED = 500_000
-RENEW_AFTER = dt.timedelta(days=1)
+RENEW_AFTER_MS = DAY_MS
 """Names are written as seen again after this time: retention removes names that were not seen for
 weeks.
 """
@@ -145,16 +146,16 @@ class IdCache:
     """Replaced when a cached record changes or is forgotten; lists that were resolved before are
     looked up again.
     """
-    _since: dt.datetime | None = None
+    _since_ms: int | None = None
 
     def resolve(
-        self, connection: Connection, batches: Sequence[Accepted], now: dt.datetime
+        self, connection: Connection, batches: Sequence[Accepted], now_ms: int
     ) -> list[ResolvedBatch]:
         """Attach ids to batches; new or changed names are written first.
 
         A list that an agent repeats is looked up once per generation of the cache.
         """
-        self._renew(now)
+        self._renew(now_ms)
         cached = [self._cached_ids(batch) for batch in batches]
         others = [
             batch for batch, resolved in zip(batches, cached, strict=True) if resolved is None
@@ -164,7 +165,7 @@ class IdCache:
         # Taken before the look-ups: ids are stored with a list only if no record changed in the
         # meantime.
         generation = self._generation
-        ids = self.register(connection, others, now)
+        ids = self.register(connection, others, now_ms)
         self._cache_lists(others, generation)
         return [
             resolved or ids.resolve(batch) for batch, resolved in zip(batches, cached, strict=True)
@@ -257,13 +258,11 @@ class IdCache:
             ids[place], attributes[place] = cached.id, attributes_id
         return _CachedList(generation, ids, attributes)
 
-    def register(
-        self, connection: Connection, batches: Sequence[Accepted], now: dt.datetime
-    ) -> Ids:
+    def register(self, connection: Connection, batches: Sequence[Accepted], now_ms: int) -> Ids:
         """Return the ids of everything that these batches name; new or changed names are written
         first.
         """
-        self._renew(now)
+        self._renew(now_ms)
         ids = Ids({}, {}, {})
         # The lock covers the look-ups, not the statements below: writers must not queue for the
         # cache during I/O. Two writers may then write the same name, which ON CONFLICT makes
@@ -296,7 +295,7 @@ class IdCache:
         # rolled back. The order of the tables is fixed as well: nodes, accelerators, workloads,
         # then the attributes that refer to them.
         with connection.transaction():
-            node_ids, new_nodes = write_nodes(connection, [name for name, _, _ in nodes], now)
+            node_ids, new_nodes = write_nodes(connection, [name for name, _, _ in nodes], now_ms)
             ids.nodes.update(node_ids)
             # Two nodes may report one GPU (a moved card, a copied image): the node in the inventory
             # decides what pages show.
@@ -306,7 +305,7 @@ class IdCache:
             ids.accelerators.update(
                 write_accelerators(connection, [record for _, record, _ in accelerators])
             )
-            ids.workloads.update(write_workloads(connection, workloads, now))
+            ids.workloads.update(write_workloads(connection, workloads, now_ms))
             ids.attributes.update(
                 write_accelerator_attributes(connection, missing, ids.accelerators)
             )
@@ -329,16 +328,16 @@ class IdCache:
             self.nodes, self.accelerators, self.workloads, self.attributes = {}, {}, {}, {}
             self._generation = object()
 
-    def generation(self, now: dt.datetime) -> object:
+    def generation(self, now_ms: int) -> object:
         """The present generation: ids that were registered in it are those of the records as they
         were reported.
         """
-        self._renew(now)
+        self._renew(now_ms)
         return self._generation
 
-    def _renew(self, now: dt.datetime) -> None:
-        if self._since is None or not dt.timedelta(0) <= now - self._since < RENEW_AFTER:
-            self._since = now
+    def _renew(self, now_ms: int) -> None:
+        if self._since_ms is None or not 0 <= now_ms - self._since_ms < RENEW_AFTER_MS:
+            self._since_ms = now_ms
             self.forget()
 
     def _forget_when_full(self) -> None:
@@ -431,7 +430,7 @@ def node_scope(batch: Accepted) -> str:
 
 
 def write_nodes(
-    connection: Connection, names: list[str], now: dt.datetime
+    connection: Connection, names: list[str], now_ms: int
 ) -> tuple[dict[str, int], list[str]]:
     """Write rows for new nodes; return ids by name, and the names that are new."""
     if not names:
@@ -441,7 +440,7 @@ def write_nodes(
         # statement.
         "INSERT INTO node (name, first_seen_at, last_seen_at) SELECT name, %s, %s FROM"
         " unnest(%s::text[]) AS name ON CONFLICT (name) DO NOTHING RETURNING name",
-        (now, now, names),
+        (to_datetime(now_ms), to_datetime(now_ms), names),
     ).fetchall()
     ids = connection.execute("SELECT name, id FROM node WHERE name = ANY(%s)", (names,)).fetchall()
     return dict(ids), [name for (name,) in new]
@@ -511,9 +510,7 @@ def write_accelerators(connection: Connection, records: list[WireAccelerator]) -
     )
 
 
-def write_workloads(
-    connection: Connection, entries: list[_Entry], now: dt.datetime
-) -> dict[str, int]:
+def write_workloads(connection: Connection, entries: list[_Entry], now_ms: int) -> dict[str, int]:
     """Write rows for new or changed workloads; return ids by key."""
     if not entries:
         return {}
@@ -529,7 +526,7 @@ def write_workloads(
             name = coalesce(excluded.name, old.name), tags = excluded.tags, last_seen_at = excluded.last_seen_at
         """,
         (
-            now,
+            to_datetime(now_ms),
             keys,
             *[
                 [getattr(record, name) for record in records]

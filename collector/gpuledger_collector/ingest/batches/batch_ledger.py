@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Sequence
 
@@ -11,15 +10,14 @@ import numpy as np
 from gpuledger_collector.ingest.batches.attributes import Connection, ResolvedBatch
 from gpuledger_collector.ingest.batches.columns import BinaryArray
 from gpuledger_collector.ingest.batches.validate import Accepted
+from gpuledger_common.instants import to_datetime
 from gpuledger_common.wire import Answer, Rejected
 
 Key = tuple[str, object, int]
 """Node, epoch and sequence number."""
 
 
-def insert_keys(
-    connection: Connection, resolved: Sequence[ResolvedBatch], now: dt.datetime
-) -> set[Key]:
+def insert_keys(connection: Connection, resolved: Sequence[ResolvedBatch], now_ms: int) -> set[Key]:
     """Insert the ledger rows of these batches, in the order of their keys; return the keys that
     were new.
     """
@@ -37,7 +35,7 @@ def insert_keys(
         ON CONFLICT DO NOTHING RETURNING node_id, epoch, seq
         """,
         (
-            now,
+            to_datetime(now_ms),
             BinaryArray(np.array([entry.node_id for entry in resolved], dtype="<i8")),
             # Psycopg would encode an array value by value; these are single copies of memory.
             BinaryArray(np.frombuffer(b"".join([batch.epoch.bytes for batch in batches]), "V16")),
@@ -100,11 +98,11 @@ def answer_repeated(batch: Accepted, sha256: bytes, rejected: list[Rejected]) ->
     return Answer("partial", rejected=rejected) if rejected else Answer("duplicate")
 
 
-def record_conflicts(connection: Connection, batches: Sequence[Accepted], now: dt.datetime) -> None:
+def record_conflicts(connection: Connection, batches: Sequence[Accepted], now_ms: int) -> None:
     """Record batches that reuse a key with other bytes: the mark of a forger or of a copied spool."""
     for batch in batches:
         connection.execute(
             "INSERT INTO ingest_conflict (node_name, epoch, seq, sha256, received_at) VALUES (%s,"
             " %s, %s, %s, %s)",
-            (batch.node, batch.epoch, batch.seq, batch.sha256, now),
+            (batch.node, batch.epoch, batch.seq, batch.sha256, to_datetime(now_ms)),
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
 import logging
 import threading
 import time
@@ -23,6 +22,7 @@ import psycopg
 
 from gpuledger_collector.faults import sentence
 from gpuledger_collector.ingest.batches.attributes import Connection
+from gpuledger_common.instants import to_datetime
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class BatchStore(Protocol[B_contra, A_co]):
         self,
         connection: Connection,
         batches: Sequence[B_contra],
-        now: dt.datetime,
+        now_ms: int,
         is_idle: Callable[[], bool],
         /,
     ) -> Sequence[A_co]:
@@ -104,7 +104,7 @@ class BatchStore(Protocol[B_contra, A_co]):
 class Failure:
     """Why and when batches could not be written most recently."""
 
-    at: dt.datetime
+    at_ms: int
     reason: str
 
 
@@ -156,7 +156,7 @@ class GroupCommit(Generic[B, A]):
         self,
         store: BatchStore[B, A],
         connect: Callable[[], Connection],
-        clock: Callable[[], dt.datetime],
+        clock: Callable[[], int],
         limits: Limits,
         on_flush: Callable[[int, int, float], None] = lambda _batches, _samples, _seconds: None,
     ) -> None:
@@ -260,9 +260,9 @@ class GroupCommit(Generic[B, A]):
         if (
             self._failing
             and failed is not None
-            and (self._clock() - failed.at).total_seconds() < FAULT_SECONDS
+            and self._clock() - failed.at_ms < FAULT_SECONDS * 1000
         ):
-            return f"batches could not be written at {failed.at:%H:%M:%S}: {failed.reason}"
+            return f"batches could not be written at {to_datetime(failed.at_ms):%H:%M:%S}: {failed.reason}"
         return None
 
     def close(self, seconds: float) -> None:

@@ -10,7 +10,6 @@ only the merged ones, and each node's next batch brings newer ones.
 
 from __future__ import annotations
 
-import datetime as dt
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from gpuledger_collector.ingest.batches.samples import HOT_KINDS, SampleRows
 from gpuledger_collector.ingest.batches.usage_intervals import STATES, LatestStates
 from gpuledger_collector.ingest.batches.validate import storable
 from gpuledger_collector.insight.nodes import UNINSTALLED
+from gpuledger_common.instants import to_datetime
 from gpuledger_common.wire import Heartbeat
 
 MAX_DELAY_SECONDS = 5.0
@@ -69,7 +69,7 @@ class NodeHeartbeat:
     seq: int
     heartbeat: Heartbeat | None
     clock_skew_ms: int | None
-    seen_at: dt.datetime
+    seen_ms: int
 
     def merge_after(self, before: NodeHeartbeat | None) -> NodeHeartbeat:
         """Merge with an earlier arrival: the later content, and the later arrival.
@@ -81,8 +81,8 @@ class NodeHeartbeat:
         # Sequence numbers order the batches of one epoch; between epochs only the order of arrival
         # is known.
         later = self if before.epoch != self.epoch or before.seq < self.seq else before
-        seen_at = max(self.seen_at, before.seen_at)
-        return later if later.seen_at == seen_at else replace(later, seen_at=seen_at)
+        seen_ms = max(self.seen_ms, before.seen_ms)
+        return later if later.seen_ms == seen_ms else replace(later, seen_ms=seen_ms)
 
     def content(self) -> dict[str, Any]:
         """The JSON object that is stored."""
@@ -104,7 +104,7 @@ class PendingUpdates:
 
     values: list[LatestValues] = field(default_factory=list)
     heartbeats: dict[int, NodeHeartbeat] = field(default_factory=dict)
-    scraped: dict[int, dt.datetime] = field(default_factory=dict)
+    scraped: dict[int, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.values or self.heartbeats or self.scraped)
@@ -170,7 +170,7 @@ def updates_of(
     batches: Sequence[ResolvedBatch],
     samples: SampleRows | None,
     states: LatestStates,
-    now: dt.datetime,
+    now_ms: int,
 ) -> PendingUpdates:
     """The updates that these batches bring."""
     values = latest_values(samples, states)
@@ -178,7 +178,7 @@ def updates_of(
     for resolved in batches:
         batch = resolved.batch
         heartbeat = NodeHeartbeat(
-            str(batch.epoch), batch.seq, batch.heartbeat, batch.clock_skew_ms, now
+            str(batch.epoch), batch.seq, batch.heartbeat, batch.clock_skew_ms, now_ms
         )
         updates.heartbeats[resolved.node_id] = heartbeat.merge_after(
             updates.heartbeats.get(resolved.node_id)
@@ -316,7 +316,7 @@ def write_heartbeats(connection: Connection, heartbeats: dict[int, NodeHeartbeat
     rows = [
         {
             "id": node_id,
-            "seen_at": heartbeats[node_id].seen_at,
+            "seen_at": to_datetime(heartbeats[node_id].seen_ms),
             "beat": heartbeats[node_id].content(),
         }
         for node_id in sorted(heartbeats)
@@ -342,7 +342,7 @@ def write_heartbeats(connection: Connection, heartbeats: dict[int, NodeHeartbeat
     )
 
 
-def mark_nodes_seen(connection: Connection, nodes: Mapping[int, dt.datetime]) -> None:
+def mark_nodes_seen(connection: Connection, nodes: Mapping[int, int]) -> None:
     """Record when scraped nodes were seen; what their own agents report is not overwritten."""
     connection.execute(
         "UPDATE node SET last_seen_at = greatest(last_seen_at, seen_at), status = CASE WHEN status"
@@ -350,5 +350,5 @@ def mark_nodes_seen(connection: Connection, nodes: Mapping[int, dt.datetime]) ->
         " source = CASE WHEN agent_version = '' THEN %s ELSE source END FROM (SELECT id AS node_id,"
         " seen_at FROM node JOIN unnest(%s::bigint[], %s::timestamptz[]) AS new (id, seen_at) USING"
         " (id) ORDER BY id FOR NO KEY UPDATE OF node) AS new WHERE id = node_id",
-        (SOURCE, sorted(nodes), [nodes[number] for number in sorted(nodes)]),
+        (SOURCE, sorted(nodes), [to_datetime(nodes[number]) for number in sorted(nodes)]),
     )

@@ -8,7 +8,6 @@ writers that meet wait and never deadlock.
 
 from __future__ import annotations
 
-import datetime as dt
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.placement import Placement
 from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.ingest.batches.attributes import (
-    RENEW_AFTER,
+    RENEW_AFTER_MS,
     Connection,
     IdCache,
     ResolvedBatch,
@@ -56,7 +55,7 @@ from gpuledger_collector.ingest.batches.usage_intervals import (
 from gpuledger_collector.ingest.batches.validate import DAY_MS, Accepted, days_of
 from gpuledger_common.wire import Answer, WireWorkload
 
-RENEW_SHARED_AFTER = dt.timedelta(minutes=5)
+RENEW_SHARED_AFTER_MS = 300_000
 """How long names and placements are cached where other processes write them too."""
 EnsurePartitions = Callable[[Connection, str, Iterable[int]], object]
 """Create the partitions of a table for days (unix milliseconds of their start); storage's
@@ -118,7 +117,7 @@ class Store:
     _turn: int = 0
     """Number of settlings so far; those up to `_forgotten` are no longer cached."""
     _forgotten: int = 0
-    _since: dt.datetime | None = None
+    _since_ms: int | None = None
     """Since when placements are cached; another replica may have changed them."""
     _last_batches: dict[int, tuple[object, int]] = field(default_factory=dict)
     """Epoch and number of the last batch of each node that this store wrote; kept only when shared.
@@ -129,7 +128,7 @@ class Store:
         self,
         connection: Connection,
         batches: Sequence[Accepted],
-        now: dt.datetime,
+        now_ms: int,
         is_idle: Callable[[], bool] = lambda: True,
     ) -> list[Answer]:
         """Commit these batches and answer each, in order.
@@ -140,8 +139,8 @@ class Store:
         """
         # Ids are resolved in a transaction of their own, so a cached id is never one that a
         # rollback removes.
-        self.renew(now)
-        resolved = self.ids.resolve(connection, batches, now)
+        self.renew(now_ms)
+        resolved = self.ids.resolve(connection, batches, now_ms)
         # An agent that got no answer sends a batch again, so one group may contain a key twice: the
         # first of them is written, the others are compared with it.
         first: dict[Key, ResolvedBatch] = {}
@@ -160,10 +159,10 @@ class Store:
         with connection.transaction():
             # From here on the transaction holds the keys: whatever is written below exists exactly
             # if the keys do.
-            new_keys = insert_keys(connection, unique, now)
+            new_keys = insert_keys(connection, unique, now_ms)
             if new_keys:
                 new = [entry for entry in unique if entry.batch.key in new_keys]
-                updates = self._write(connection, new, now, after_commit)
+                updates = self._write(connection, new, now_ms, after_commit)
                 is_deferred = not (is_idle() and self.deferred.is_empty)
                 if not is_deferred:
                     write_updates(connection, updates)
@@ -186,7 +185,7 @@ class Store:
                     answers.append(answer_repeated(batch, *known))
             pairs = zip(batches, answers, strict=True)
             record_conflicts(
-                connection, [batch for batch, answer in pairs if answer.status == "refused"], now
+                connection, [batch for batch, answer in pairs if answer.status == "refused"], now_ms
             )
         # Only after COMMIT: a cache that knew rows of a failed transaction would suppress writing
         # them again.
@@ -225,20 +224,20 @@ class Store:
             self._days, self.slow, self._last_batches = set(), SlowValues(), {}
             self._forget_placements()
 
-    def renew(self, now: dt.datetime) -> None:
+    def renew(self, now_ms: int) -> None:
         """Forget placements now and then, to see changes by other processes: settling looks back
         two days.
         """
         with self._lock:
-            if self._since is None or not dt.timedelta(0) <= now - self._since < self._renew_after:
-                self._since = now
+            if self._since_ms is None or not 0 <= now_ms - self._since_ms < self._renew_after_ms:
+                self._since_ms = now_ms
                 self._forget_placements()
                 if self.is_shared:
                     self.ids.forget()
 
     @property
-    def _renew_after(self) -> dt.timedelta:
-        return RENEW_SHARED_AFTER if self.is_shared else RENEW_AFTER
+    def _renew_after_ms(self) -> int:
+        return RENEW_SHARED_AFTER_MS if self.is_shared else RENEW_AFTER_MS
 
     def _taken_over(
         self, batches: Sequence[ResolvedBatch], after_commit: list[Callable[[], None]]
@@ -307,7 +306,7 @@ class Store:
         self,
         connection: Connection,
         batches: Sequence[ResolvedBatch],
-        now: dt.datetime,
+        now_ms: int,
         after_commit: list[Callable[[], None]],
     ) -> PendingUpdates:
         """Write what bills depend on and return the other updates.
@@ -333,7 +332,7 @@ class Store:
         counters.store_readings(connection, _counter_readings(batches))
         # 4. Latest values are returned, not written: the caller decides whether they are deferred.
         states = latest_states(join_usage_intervals(own) if changed else intervals)
-        return updates_of(batches, samples, states, now)
+        return updates_of(batches, samples, states, now_ms)
 
     def update_inventory(
         self,

@@ -9,7 +9,6 @@ unobserved.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -129,7 +128,7 @@ class History:
     meter: ScrapeMeter
     cache: SeriesCache = field(default_factory=SeriesCache)
 
-    def read(self, database: Database, period: Period, now: dt.datetime, on_range: OnRange) -> Past:
+    def read(self, database: Database, period: Period, now_ms: int, on_range: OnRange) -> Past:
         """Write the usage of whole slots of a period, range by range.
 
         Raises BadAddress, NoAnswer, psycopg.Error.
@@ -147,7 +146,7 @@ class History:
             for asked, series in self._ranges(
                 Period(whole.start_ms - gap_ms, whole.start_ms), whole
             ):
-                scrapes = self._scrapes(connection, series, asked, now, past) if series else {}
+                scrapes = self._scrapes(connection, series, asked, now_ms, past) if series else {}
                 for accelerator_id, entries in tail.items():
                     scrapes[accelerator_id] = entries + scrapes.get(accelerator_id, [])
                 self.meter.write_past(connection, scrapes, max(asked.start_ms, whole.start_ms))
@@ -194,7 +193,7 @@ class History:
         connection: Connection,
         series: Sequence[RawSeries],
         asked: Period,
-        now: dt.datetime,
+        now_ms: int,
         past: Past,
     ) -> dict[int, list[tuple[int, Scrape]]]:
         """The scrapes of a range by accelerator, in order of time; what they name is registered."""
@@ -207,7 +206,7 @@ class History:
         batches = rows.by_node(lambda _: page_health({}))
         store = self.meter.store
         ids = SeriesIds(self.cache)
-        ids.add(rows, store.ids.register(connection, batches, now))
+        ids.add(rows, store.ids.register(connection, batches, now_ms))
         for index, at_ms, scrape in zip(
             rows.accelerator.tolist(), rows.at_ms.tolist(), rows.scrapes(ids), strict=True
         ):

@@ -8,7 +8,6 @@ their own labels do not distinguish series.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.ingest.batches.attributes import Connection
 from gpuledger_collector.ingest.batches.validate import check_workload, workload_key
 from gpuledger_common import serving_counters
+from gpuledger_common.instants import to_datetime
 from gpuledger_common.readings import Workload
 from gpuledger_common.wire import WireWorkload
 
@@ -100,15 +100,15 @@ def inference_series(
 class InferenceCounterStore:
     """Writes samples of counters; caches their workloads for a while."""
 
-    _workloads: dict[tuple[str, str], tuple[int, dt.datetime]] = field(default_factory=dict)
+    _workloads: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
     def store(
-        self, connection: Connection, samples: Sequence[InferenceSample], now: dt.datetime
+        self, connection: Connection, samples: Sequence[InferenceSample], now_ms: int
     ) -> None:
         """Commit these samples. Raises psycopg.Error; then none was committed."""
         if not samples:
             return
-        ids = self._workload_ids(connection, {series for series, _, _ in samples}, now)
+        ids = self._workload_ids(connection, {series for series, _, _ in samples}, now_ms)
         rows = [
             (
                 counters.Series(
@@ -127,7 +127,7 @@ class InferenceCounterStore:
             counters.store_readings(connection, rows)
 
     def _workload_ids(
-        self, connection: Connection, all_series: Iterable[InferenceSeries], now: dt.datetime
+        self, connection: Connection, all_series: Iterable[InferenceSeries], now_ms: int
     ) -> dict[tuple[str, str], int]:
         if len(self._workloads) > MAX_CACHED:
             self._workloads.clear()
@@ -137,14 +137,14 @@ class InferenceCounterStore:
         for series in sorted(all_series, key=lambda series: (series.kind, series.external_id)):
             key = series.kind, series.external_id
             cached = self._workloads.get(key)
-            if cached is None or cached[1] <= now:
-                expires = now + dt.timedelta(seconds=CACHE_SECONDS)
-                cached = self._workloads[key] = _workload_id(connection, series, now), expires
+            if cached is None or cached[1] <= now_ms:
+                expires_ms = now_ms + CACHE_SECONDS * 1000
+                cached = self._workloads[key] = _workload_id(connection, series, now_ms), expires_ms
             ids[key] = cached[0]
         return ids
 
 
-def _workload_id(connection: Connection, series: InferenceSeries, now: dt.datetime) -> int:
+def _workload_id(connection: Connection, series: InferenceSeries, now_ms: int) -> int:
     if series.kind == "kubernetes":
         row = connection.execute(
             "SELECT id FROM workload WHERE kind = 'kubernetes' AND tags ->> 'namespace' = %s AND"
@@ -165,7 +165,7 @@ def _workload_id(connection: Connection, series: InferenceSeries, now: dt.dateti
             series.external_id,
             series.pod or series.external_id,
             json.dumps(tags),
-            now,
+            to_datetime(now_ms),
         ),
     )
     row = connection.execute("SELECT id FROM workload WHERE key = %s", (key,)).fetchone()

@@ -9,7 +9,6 @@ repetition changes (union and maximum).
 
 from __future__ import annotations
 
-import datetime as dt
 import struct
 import time
 from collections import defaultdict
@@ -107,7 +106,7 @@ class RemoteStore:
         self,
         connection: Connection,
         batches: Sequence[WriteRequest],
-        now: dt.datetime,
+        now_ms: int,
         is_idle: Callable[[], bool] = lambda: True,
     ) -> list[WriteResult]:
         """Commit these requests and answer each.
@@ -126,12 +125,12 @@ class RemoteStore:
             ]
             if places:
                 results = self._flush(
-                    connection, cache, [batches[place] for place in places], now, is_idle
+                    connection, cache, [batches[place] for place in places], now_ms, is_idle
                 )
                 for place, (good, too_old) in zip(places, results, strict=True):
                     written[place] = written[place][0] + good, too_old
         self.counters.store(
-            connection, [sample for request in batches for sample in request.inference], now
+            connection, [sample for request in batches for sample in request.inference], now_ms
         )
         return [WriteResult(*numbers) for numbers in written]
 
@@ -156,15 +155,15 @@ class RemoteStore:
         connection: Connection,
         cache: SeriesCache,
         requests: Sequence[WriteRequest],
-        now: dt.datetime,
+        now_ms: int,
         is_idle: Callable[[], bool],
     ) -> list[tuple[int, int]]:
         """The numbers of samples written, and too old, of each request."""
-        self.store.renew(now)
+        self.store.renew(now_ms)
         # 1. Join the samples to rows of accelerator and instant, and register what their labels
         # name.
         rows = ScrapeRows.join_requests(cache, requests)
-        ids = self._register(connection, rows, now)
+        ids = self._register(connection, rows, now_ms)
         days = set(np.unique(rows.at_ms // DAY_MS).tolist())
         self.store.ensure_table_days(connection, {"gpu_sample": days, "usage_interval": days})
         accelerators = rows.accelerator.tolist()
@@ -172,7 +171,7 @@ class RemoteStore:
             [ids.accelerators[index].accelerator for index in accelerators], dtype="<i8"
         )
         updates = PendingUpdates(
-            scraped={ids.accelerators[index].node: now for index in accelerators}
+            scraped={ids.accelerators[index].node: now_ms for index in accelerators}
         )
         # 2. Write under the locks of the heads: two replicas of Prometheus send the same scrape at
         # the same time.
@@ -207,9 +206,9 @@ class RemoteStore:
         # written together.
         return time.monotonic() - self._flushed_at >= QUIET_SECONDS
 
-    def _register(self, connection: Connection, rows: ScrapeRows, now: dt.datetime) -> SeriesIds:
+    def _register(self, connection: Connection, rows: ScrapeRows, now_ms: int) -> SeriesIds:
         """The ids of what these rows name; what is new or changed is written first."""
-        generation = self.store.ids.generation(now)
+        generation = self.store.ids.generation(now_ms)
         if (
             self._ids is None
             or self._ids[0] is not generation
@@ -223,7 +222,7 @@ class RemoteStore:
             ids.latest_accelerators.forget(uuid)
         if not ids.has_all(rows):
             batches = rows.by_node(lambda uuid: page_health(self._health.get(uuid, {})))
-            ids.add(rows, self.store.ids.register(connection, batches, now))
+            ids.add(rows, self.store.ids.register(connection, batches, now_ms))
         return ids
 
     def _write(

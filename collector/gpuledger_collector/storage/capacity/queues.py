@@ -8,7 +8,6 @@ computed again from the items.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Sequence
 from typing import Literal
 
@@ -18,6 +17,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.insight.queue_rows import QueueRow
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select, select_value
+from gpuledger_common.instants import to_datetime
 
 KEEP_MS = 400 * DAY_MS
 SUMMED_DAYS = 60
@@ -48,25 +48,25 @@ _ADD = f"""INSERT INTO queue_reading AS old
 
 
 def add(
-    connection: Connection, rows: Sequence[QueueRow], now: dt.datetime, on_row: OnRow = tell_nobody
+    connection: Connection, rows: Sequence[QueueRow], now_ms: int, on_row: OnRow = tell_nobody
 ) -> ImportOutcome:
     """Store readings; one of the same source and instant is replaced. Commits nothing.
 
     `on_row` is told how far it is.
     """
     stages = RowStages(rows, 1, on_row)
-    outcomes = [store(connection, row, row.sums_json(), now) for row in stages.one_by_one()]
+    outcomes = [store(connection, row, row.sums_json(), now_ms) for row in stages.one_by_one()]
     return ImportOutcome(
         *(outcomes.count(outcome) for outcome in ("added", "updated", "unchanged"))
     )
 
 
 def store(
-    connection: Connection, row: QueueRow, sums: str, now: dt.datetime
+    connection: Connection, row: QueueRow, sums: str, now_ms: int
 ) -> Literal["added", "updated", "unchanged"]:
     """Store a reading with its sums, as `QueueRow.sums_json` returns them. Commits nothing."""
     gpu_micro = sum(item.gpu_micro for item in row.waiting)
-    values = (row.source, row.at_ms, len(row.waiting), gpu_micro, now, sums)
+    values = (row.source, row.at_ms, len(row.waiting), gpu_micro, to_datetime(now_ms), sums)
     is_new = select_value(connection, _ADD, values)
     if is_new is None:
         return "unchanged"

@@ -7,7 +7,6 @@ agree.
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
 import socket
 import threading
@@ -20,6 +19,7 @@ import psycopg
 from gpuledger_collector import __version__
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
+from gpuledger_common.instants import to_datetime
 
 BEAT_SECONDS = 10.0
 ALIVE_SECONDS = 60
@@ -38,7 +38,7 @@ class Presence:
         self,
         database: Database,
         revision: str,
-        last_error: Callable[[], tuple[dt.datetime, str] | None] = lambda: None,
+        last_error: Callable[[], tuple[int, str] | None] = lambda: None,
     ) -> None:
         self.id = uuid.uuid4()
         self.error = ""
@@ -56,7 +56,8 @@ class Presence:
 
     def beat(self) -> None:
         """Record that this process is alive, and delete rows that were silent for a day."""
-        failed_at, reason = self._last_error() or (None, "")
+        failed_ms, reason = self._last_error() or (None, "")
+        failed_at = None if failed_ms is None else to_datetime(failed_ms)
         # Each replica removes the rows of dead ones, so none has to be elected for it.
         self._execute(
             "WITH silent AS (DELETE FROM replica WHERE seen_at < now() - interval '1 day') INSERT"

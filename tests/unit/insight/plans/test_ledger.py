@@ -1,6 +1,5 @@
 """Plans beside a ledger: its rates, its past runs, and the budget that a plan becomes."""
 
-import datetime as dt
 import json
 
 import pytest
@@ -28,8 +27,7 @@ LINE = (
 @pytest.fixture(autouse=True)
 def november(monkeypatch):
     """It is 20 November 2025."""
-    at = dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC)
-    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: at)
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: NOW_MS)
 
 
 def planned(run, *more):
