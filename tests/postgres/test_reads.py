@@ -11,9 +11,9 @@ from gpuledger_collector.services import forecasts
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.wiring import read_clock
 
-NOW = dt.datetime.now(dt.UTC)
-NOW_MS = int(NOW.timestamp() * 1000)
+NOW_MS = read_clock()
 TODAY = NOW_MS // DAY_MS * DAY_MS
 
 

@@ -181,7 +181,7 @@ class Story:
             "",
             given["node"] or "",
         )
-        prices.add(self.connection, [price], self._now())
+        prices.add(self.connection, [price], self.now_ms)
 
     def do_commitment(self, text: str) -> None:
         given = match(
@@ -208,13 +208,13 @@ class Story:
             for other in commitments.COMMITMENTS.in_force(self.connection)
             if other.name != one.name
         ]
-        commitments.replace_commitments(self.connection, [*kept, one], self._now())
+        commitments.replace_commitments(self.connection, [*kept, one], self.now_ms)
 
     def do_withdraw(self, text: str) -> None:
         kept = [
             one for one in commitments.COMMITMENTS.in_force(self.connection) if one.name != text
         ]
-        commitments.replace_commitments(self.connection, kept, self._now())
+        commitments.replace_commitments(self.connection, kept, self.now_ms)
 
     def do_owned(self, text: str) -> None:
         given = match(
@@ -242,7 +242,7 @@ class Story:
             energy="measured" if given["measured"] else "rated",
             gpu_model=given["model"],
         )
-        prices.add_derived(self.connection, one.prices(), self._now())
+        prices.add_derived(self.connection, one.prices(), self.now_ms)
 
     def do_buy(self, text: str) -> None:
         given = match(
@@ -264,7 +264,7 @@ class Story:
             maybe(given["end"]),
         )
         self.choices.append(one)
-        commitments.replace_choices(self.connection, self.choices, self._now())
+        commitments.replace_choices(self.connection, self.choices, self.now_ms)
 
     def do_exchange(self, text: str) -> None:
         given = match(
@@ -277,7 +277,7 @@ class Story:
         commitments.EXCHANGE_RATES.replace(
             self.connection,
             [*commitments.EXCHANGE_RATES.in_force(self.connection), one],
-            self._now(),
+            self.now_ms,
         )
 
     def do_rule(self, text: str) -> None:
@@ -293,10 +293,10 @@ class Story:
             ends,
         )
         self.rules.append(rule)
-        rules.replace_rules(self.connection, self.rules, self._now())
+        rules.replace_rules(self.connection, self.rules, self.now_ms)
 
     def do_zone(self, text: str) -> None:
-        zones.replace_zone(self.connection, text, self._now())
+        zones.replace_zone(self.connection, text, self.now_ms)
 
     def do_shared(self, text: str) -> None:
         given = match(
@@ -328,7 +328,7 @@ class Story:
         declarations.SHARED_COSTS.replace(
             self.connection,
             [*declarations.SHARED_COSTS.in_force(self.connection), cost],
-            self._now(),
+            self.now_ms,
         )
 
     def do_adjust(self, text: str) -> None:
@@ -360,7 +360,7 @@ class Story:
         kept = [
             one for one in adjustments.list_declared(self.connection) if one.name != policy.name
         ]
-        adjustments.replace_adjustments(self.connection, [*kept, policy], self._now())
+        adjustments.replace_adjustments(self.connection, [*kept, policy], self.now_ms)
 
     def do_nodecost(self, text: str) -> None:
         given = match(
@@ -385,11 +385,11 @@ class Story:
             for one in node_costs.NODE_COSTS.in_force(self.connection)
             if (one.name, one.pool, one.node) != place
         ]
-        node_costs.replace_node_costs(self.connection, [*kept, cost], self._now())
+        node_costs.replace_node_costs(self.connection, [*kept, cost], self.now_ms)
 
     def do_drop(self, text: str) -> None:
         kept = [one for one in adjustments.list_declared(self.connection) if one.name != text]
-        adjustments.replace_adjustments(self.connection, kept, self._now())
+        adjustments.replace_adjustments(self.connection, kept, self.now_ms)
 
     def do_book(self, text: str) -> None:
         given = match(
@@ -409,11 +409,11 @@ class Story:
             reason="agreed",
             approver="finance",
         )
-        adjustments.book(self.connection, entry, self._now())
+        adjustments.book(self.connection, entry, self.now_ms)
 
     def do_reverse(self, text: str) -> None:
         try:
-            adjustments.reverse(self.connection, text, "booked in error", "finance", self._now())
+            adjustments.reverse(self.connection, text, "booked in error", "finance", self.now_ms)
         except EntryRefused as error:
             raise Wrong(str(error)) from error
 
@@ -428,7 +428,7 @@ class Story:
             "grid", given["pool"] or "", Decimal(given["grams"]), Decimal(given["pue"] or 1), starts
         )
         declarations.CARBON.replace(
-            self.connection, [*declarations.CARBON.in_force(self.connection), one], self._now()
+            self.connection, [*declarations.CARBON.in_force(self.connection), one], self.now_ms
         )
 
     # what happens
@@ -802,9 +802,6 @@ class Story:
             " %s::bigint, %s) d WHERE d IN (SELECT day_ms FROM conservation_check)",
             (start_ms - start_ms % DAY, stop, DAY),
         )
-
-    def _now(self) -> dt.datetime:
-        return dt.datetime.fromtimestamp(self.now_ms / 1000, dt.UTC)
 
     def _one(self, query: str, *values: object):
         row = self.connection.execute(query, values).fetchone()

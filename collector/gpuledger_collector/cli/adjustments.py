@@ -33,7 +33,6 @@ from gpuledger_collector.export.disputes import owner_text
 from gpuledger_collector.services import adjustments
 from gpuledger_collector.services.provider_bill import NoBill
 from gpuledger_collector.services.true_up import ProposedTrueUp, book_true_up, propose_true_up
-from gpuledger_common.instants import to_datetime
 
 app = new_app(
     name="adjustments", help="What owners pay beside the rate of their time.", no_args_is_help=True
@@ -138,7 +137,7 @@ def _entry(kind: str) -> None:
         with open_session(dsn, config) as session:
             try:
                 entry, unknown = adjustments.book_entry(
-                    session.database, declared[0], to_datetime(wiring.read_clock()), dry_run=dry_run
+                    session.database, declared[0], wiring.read_clock(), dry_run=dry_run
                 )
             except EntryRefused as error:
                 refuse(str(error))
@@ -186,7 +185,7 @@ def reverse(
                 name,
                 reason.strip(),
                 approver.strip(),
-                to_datetime(wiring.read_clock()),
+                wiring.read_clock(),
                 dry_run=dry_run,
             )
         except EntryRefused as error:
@@ -253,7 +252,7 @@ def true_up(
                     proposed,
                     reason.strip(),
                     approver.strip(),
-                    to_datetime(wiring.read_clock()),
+                    wiring.read_clock(),
                 )
         except (NoBill, ValueError) as error:
             refuse(str(error))

@@ -19,7 +19,6 @@ from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.declared import read_declared
 from gpuledger_collector.export.disputes import owner_text
 from gpuledger_collector.services.declarations import apply_file
-from gpuledger_common.instants import to_datetime
 from gpuledger_common.plurals import plural
 
 app = new_app()
@@ -54,9 +53,7 @@ def apply(
         refuse(f"{file}: {plural(len(parsed.problems), 'problem')}, nothing was applied")
     with open_session(dsn, config) as session:
         try:
-            applied = apply_file(
-                session.database, parsed, to_datetime(wiring.read_clock()), dry_run=dry_run
-            )
+            applied = apply_file(session.database, parsed, wiring.read_clock(), dry_run=dry_run)
         except DeclarationRefused as error:
             for sentence in shortened(error.problems):
                 say(sentence, error=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import enum
 from collections import Counter
 from pathlib import Path
@@ -89,10 +88,10 @@ def periods(
     """
     with open_session(dsn, config) as session, session.database.transaction() as connection:
         closed = {period.name: period.closed_ms for period in closed_periods.closed(connection)}
-        rated: dict[str, dt.datetime] = {}
-        for day_ms, at in reports.proved(connection):
+        rated: dict[str, int] = {}
+        for day_ms, rated_ms in reports.proved(connection):
             name = session.calendar.month_of(day_ms)
-            rated[name] = max(at, rated.get(name, at))
+            rated[name] = max(rated_ms, rated.get(name, rated_ms))
         rows = focus_split.periods(
             {*closed, *rated}, rated, closed, focus.Issuer(), session.calendar
         )

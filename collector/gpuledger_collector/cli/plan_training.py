@@ -361,7 +361,7 @@ def _save_budget(
     if problems:
         texts = [f"{problem.source.rsplit(':', 1)[-1]} {problem.message}" for problem in problems]
         refuse("--save-budget: " + "; ".join(texts))
-    outcome = save_budget(session.database, added[0], to_datetime(wiring.read_clock()))
+    outcome = save_budget(session.database, added[0], wiring.read_clock())
     verdict = (
         "saved"
         if outcome.added

@@ -28,7 +28,6 @@ from gpuledger_collector.ingest.remote_write.prometheus_api import (
 from gpuledger_collector.ingest.remote_write.series import SeriesCache, SeriesReader
 from gpuledger_collector.services.first_start import declare_first_rules, require_not_imported
 from gpuledger_collector.settings import Settings, read_secret
-from gpuledger_common.instants import to_datetime
 from gpuledger_common.plurals import plural
 
 DEFAULT_DAYS = 30
@@ -164,7 +163,7 @@ def declare_teams(session: Session, known: Known, now_ms: int) -> None:
         for _, series in known.series
     ):
         return
-    if declare_first_rules(session.database, NAMESPACE_RULES, to_datetime(now_ms)):
+    if declare_first_rules(session.database, NAMESPACE_RULES, now_ms):
         team = "a pod's team is its label `team`, else its namespace"
         say(f"rules: {team}; [[rule]] tables of `gpuledger apply` replace them")
 

@@ -8,7 +8,6 @@ kind that it does not name, nothing changes.
 
 from __future__ import annotations
 
-import datetime as dt
 import itertools
 import re
 import tomllib
@@ -146,7 +145,7 @@ def _records(
 
 
 def apply_declared(
-    connection: Connection, declared: Declared, now: dt.datetime
+    connection: Connection, declared: Declared, now_ms: int
 ) -> dict[str, ImportOutcome]:
     """Put in force what a file declares; outcomes by title.
 
@@ -159,12 +158,14 @@ def apply_declared(
     locks.take(connection, Lock.PRICES)
     outcomes = {}
     if declared.billing_zone is not None:
-        outcomes["billing zone"] = zones.replace_zone(connection, declared.billing_zone, now)
+        outcomes["billing zone"] = zones.replace_zone(connection, declared.billing_zone, now_ms)
     if declared.fiscal_month is not None:
-        outcomes["fiscal year"] = zones.replace_fiscal_year(connection, declared.fiscal_month, now)
+        outcomes["fiscal year"] = zones.replace_fiscal_year(
+            connection, declared.fiscal_month, now_ms
+        )
     for name, kind in KINDS.items():
         if name in declared.values and (declared.values[name] or not kind.adds_only):
-            outcomes[kind.title] = kind.replace(connection, declared.values[name], now)
+            outcomes[kind.title] = kind.replace(connection, declared.values[name], now_ms)
     return outcomes
 
 

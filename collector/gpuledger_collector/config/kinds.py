@@ -4,7 +4,6 @@ exported.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +48,7 @@ class Kind:
 
     title: str
     model: type[Declaration]
-    replace: Callable[[Connection, Any, dt.datetime], ImportOutcome]
+    replace: Callable[[Connection, Any, int], ImportOutcome]
     current: Callable[[Connection], Iterable[Any]] | None
     """What is in force; None for values that are stored as those of another kind."""
     adds_only: bool = False
@@ -57,9 +56,9 @@ class Kind:
 
 
 def _replace_recipients(
-    connection: Connection, recipients: Iterable[tuple[str, Any]], now: dt.datetime
+    connection: Connection, recipients: Iterable[tuple[str, Any]], now_ms: int
 ) -> ImportOutcome:
-    return stored_notifications.replace_recipients(connection, dict(recipients), now)
+    return stored_notifications.replace_recipients(connection, dict(recipients), now_ms)
 
 
 def _pools(connection: Connection) -> list[ScalingTerms]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from itertools import groupby
 
 from gpuledger_collector.accounting.cash import Purchase
@@ -27,7 +26,6 @@ from gpuledger_collector.accounting.providers import ProviderNames
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.export import focus
 from gpuledger_collector.export.cells import names, neutral
-from gpuledger_common.instants import to_ms
 from gpuledger_common.largest_remainder import split
 
 METHOD = "dominant-share-v1"
@@ -161,7 +159,7 @@ def _receiver(exported: ExportedCharge, device: str) -> Mapping[str, str]:
 
 def periods(
     months: Iterable[str],
-    rated: Mapping[str, datetime],
+    rated: Mapping[str, int],
     closed: Mapping[str, int],
     issuer: focus.Issuer,
     calendar: Calendar = UTC_DAYS,
@@ -169,13 +167,13 @@ def periods(
     """FOCUS 1.4's billing periods: a row for each month, Open or Closed; a closed one never opens
     again.
 
-    `rated` is when a month was rated last, `closed` when it was closed (unix ms).
+    `rated` is when a month was rated last, `closed` when it was closed.
     """
     for name in sorted(months):
         span = calendar.month(name)
         updated_ms = closed.get(name)
         if updated_ms is None:
-            updated_ms = to_ms(rated[name]) if name in rated else span.start_ms
+            updated_ms = rated.get(name, span.start_ms)
         yield {
             "BillingPeriodCreated": format_instant(span.start_ms),
             "BillingPeriodEnd": format_instant(span.end_ms),

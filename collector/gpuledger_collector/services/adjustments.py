@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 
 from gpuledger_collector.accounting.adjustments import Adjustment, ListedAdjustment
@@ -19,7 +18,7 @@ def list_adjustments(database: Database) -> list[ListedAdjustment]:
 
 
 def book_entry(
-    database: Database, entry: Adjustment, now: dt.datetime, *, dry_run: bool = False
+    database: Database, entry: Adjustment, now_ms: int, *, dry_run: bool = False
 ) -> tuple[Adjustment, Sequence[Mapping[str, str]]]:
     """Book a credit or debit once; its owner, if nobody of that name was ever charged.
 
@@ -27,7 +26,7 @@ def book_entry(
     """
     with database.transaction(dry_run=dry_run) as connection:
         unknown = adjustments.uncharged_owners(connection, [entry])
-        return adjustments.book(connection, entry, now), unknown
+        return adjustments.book(connection, entry, now_ms), unknown
 
 
 def reverse_entry(
@@ -35,10 +34,10 @@ def reverse_entry(
     name: str,
     reason: str,
     approver: str,
-    now: dt.datetime,
+    now_ms: int,
     *,
     dry_run: bool = False,
 ) -> Adjustment:
     """Take a booked entry back by an entry of the opposite amounts. Raises EntryRefused."""
     with database.transaction(dry_run=dry_run) as connection:
-        return adjustments.reverse(connection, name, reason, approver, now)
+        return adjustments.reverse(connection, name, reason, approver, now_ms)

@@ -340,13 +340,13 @@ def _exchange(
     months: list[tuple[Period, Exchange]] = []
     today: list[str] = []
     has_rate = False
-    for name, at in periods.declarations_at(connection, calendar, period).items():
+    for name, closed_ms in periods.declarations_at(connection, calendar, period).items():
         rates = [
             rate
-            for rate in commitments.EXCHANGE_RATES.in_force(connection, at)
+            for rate in commitments.EXCHANGE_RATES.in_force(connection, closed_ms)
             if rate.to_currency == currency
         ]
-        if not rates and at is not None:
+        if not rates and closed_ms is not None:
             rates = [
                 rate
                 for rate in commitments.EXCHANGE_RATES.in_force(connection)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,11 +23,11 @@ class Applied:
 
 
 def apply_file(
-    database: Database, declared: Declared, now: dt.datetime, *, dry_run: bool = False
+    database: Database, declared: Declared, now_ms: int, *, dry_run: bool = False
 ) -> Applied:
     """Put in force what a file declares. Raises DeclarationRefused."""
     with database.transaction(dry_run=dry_run) as connection:
-        outcomes = apply_declared(connection, declared, now)
+        outcomes = apply_declared(connection, declared, now_ms)
         return Applied(
             outcomes,
             locations.unknown_regions(connection),

@@ -46,7 +46,6 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import usage, zones
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.row_level_security import as_viewer
-from gpuledger_common.instants import to_datetime
 
 Rate = Callable[[Period], None]
 """Brings the charges of a period up to date."""
@@ -202,19 +201,18 @@ def resolve_dispute(
         note = disputes.words_of(resolution.note, "note")
         before = rows.lock(connection, number)
         state = disputes.after_decision(before.state, remedy)
-        now = to_datetime(resolution.now_ms)
         facts: dict[str, object] = {"state": state, "note": note}
         days = 0
         if isinstance(remedy, Reversal):
             opposites = opposites_of(connection, before, f"dispute {number}: {note}", who)
             for opposite in opposites:
-                adjustments.book(connection, opposite, now)
+                adjustments.book(connection, opposite, resolution.now_ms)
             days = len({opposite.from_on for opposite in opposites})
             facts["booked"] = [opposite.name for opposite in opposites]
         elif remedy is not None:
             facts["to"] = "unavailable" if remedy.owner is None else dict(remedy.owner)
             decisions = reattributions_of(connection, before, remedy)
-            days = reattributions.add(connection, number, decisions, now)
+            days = reattributions.add(connection, number, decisions, resolution.now_ms)
         rows.update_state(connection, number, state, resolution.now_ms)
         rows.insert_entry(connection, number, DisputeEntry(resolution.now_ms, who, state, note))
         change = _change(number, {"state": before.state}, facts)

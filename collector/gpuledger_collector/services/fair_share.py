@@ -57,9 +57,9 @@ def shares_of(connection: Connection, period: Period) -> tuple[list[PoolShare], 
     calendar = zones.calendar(connection)
     shares: list[PoolShare] = []
     today: list[str] = []
-    for name, at in periods.declarations_at(connection, calendar, period).items():
-        declared = declarations.POOL_SHARES.in_force(connection, at)
-        if not declared and at is not None:
+    for name, closed_ms in periods.declarations_at(connection, calendar, period).items():
+        declared = declarations.POOL_SHARES.in_force(connection, closed_ms)
+        if not declared and closed_ms is not None:
             declared = declarations.POOL_SHARES.in_force(connection)
             today += [name] if declared else []
         month = calendar.month(name)

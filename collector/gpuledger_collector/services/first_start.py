@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,11 +37,11 @@ def require_not_imported(
         usage_sources.refuse_beside_imported(connection, period, nodes, pools)
 
 
-def declare_first_rules(database: Database, first: Sequence[Rule], now: dt.datetime) -> bool:
+def declare_first_rules(database: Database, first: Sequence[Rule], now_ms: int) -> bool:
     """Declare rules in a ledger that has none yet; return whether it had none."""
     with database.transaction() as connection:
         locks.take(connection, Lock.PRICES)
         if rules.current(connection):
             return False
-        rules.replace_rules(connection, first, now)
+        rules.replace_rules(connection, first, now_ms)
         return True

@@ -28,7 +28,6 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import imports, inventory
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_common.instants import to_datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def import_usage(into: Writing, parsed: UsageFile, on_overlap: OnOverlap) -> Imp
         return imports.add_usage(
             connection,
             parsed.rows,
-            to_datetime(into.now_ms),
+            into.now_ms,
             parsed.columns,
             parsed.source,
             on_overlap,
@@ -87,14 +86,14 @@ def import_prices(
         check(problems)
         bad = {problem.source.rpartition(":")[0] for problem in problems}
         good = [price for price in rows if price.source not in bad]
-        outcome = prices.add(connection, good, to_datetime(into.now_ms), into.on_row)
+        outcome = prices.add(connection, good, into.now_ms, into.on_row)
         return outcome, locations.unknown_regions(connection)
 
 
 def import_inventory(into: Writing, rows: Sequence[InventoryRow]) -> ImportOutcome:
     """Replace the placements of the accelerators that a file names."""
     with into.transaction() as connection:
-        return inventory.replace_inventory(connection, rows, to_datetime(into.now_ms), into.on_row)
+        return inventory.replace_inventory(connection, rows, into.now_ms, into.on_row)
 
 
 def import_samples(into: Writing, rows: Sequence[SampleRow]) -> ImportOutcome:
@@ -111,9 +110,7 @@ def import_bills(into: Writing, parsed: BillFile, file: str) -> ImportOutcome:
         for key, lines in parsed.bills.items()
     ]
     with into.transaction() as connection:
-        return bills.add(
-            connection, rows, file, parsed.sha256, to_datetime(into.now_ms), into.on_row
-        )
+        return bills.add(connection, rows, file, parsed.sha256, into.now_ms, into.on_row)
 
 
 def import_queue(into: Writing, rows: Sequence[QueueRow]) -> ImportOutcome:
@@ -125,6 +122,4 @@ def import_queue(into: Writing, rows: Sequence[QueueRow]) -> ImportOutcome:
 def import_shares(into: Writing, rows: Sequence[PoolShare], read_from: str) -> ImportOutcome:
     """Replace the shares of a pool that were read from the same scheduler."""
     with into.transaction() as connection:
-        return declarations.replace_shares(
-            connection, rows, to_datetime(into.now_ms), read_from, into.on_row
-        )
+        return declarations.replace_shares(connection, rows, into.now_ms, read_from, into.on_row)

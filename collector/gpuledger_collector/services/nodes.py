@@ -10,7 +10,6 @@ from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import retirements
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_common.instants import to_datetime
 from gpuledger_common.plurals import plural
 
 
@@ -60,7 +59,7 @@ def retire(connection: Connection, name: str, at_ms: int | None, now_ms: int) ->
             "and gpuledger import inventory FILE"
         )
     try:
-        retirements.declare(connection, name, at_ms, to_datetime(now_ms))
+        retirements.declare(connection, name, at_ms, now_ms)
     except ValueError as error:
         raise NodeRefused(f"--at: {error}") from error
     return _named(connection, name)
@@ -70,7 +69,7 @@ def keep(connection: Connection, name: str, now_ms: int) -> NodeRow:
     """Take the retirement of a node back. Raises NodeRefused."""
     if _named(connection, name).retired_ms is None:
         raise NodeRefused(f"{name} is not retired")
-    retirements.declare(connection, name, None, to_datetime(now_ms))
+    retirements.declare(connection, name, None, now_ms)
     return _named(connection, name)
 
 

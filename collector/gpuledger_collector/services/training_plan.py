@@ -4,8 +4,6 @@ budget.
 
 from __future__ import annotations
 
-import datetime as dt
-
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.pricing import PriceBook, model_match
@@ -49,9 +47,9 @@ def find_similar_runs(database: Database, gpu_model: str, gpus: int, now_ms: int
     return SimilarRuns(gpu_model, *sizes, runs)
 
 
-def save_budget(database: Database, budget: Budget, now: dt.datetime) -> ImportOutcome:
+def save_budget(database: Database, budget: Budget, now_ms: int) -> ImportOutcome:
     """Add a budget to those in force, or replace the one of its name."""
     # One snapshot, so that the budgets that are kept are those that are replaced.
     with database.transaction(one_snapshot=True) as connection:
         others = [other for other in budgets.current(connection) if other.name != budget.name]
-        return budgets.replace(connection, [*others, budget], now)
+        return budgets.replace(connection, [*others, budget], now_ms)

@@ -63,7 +63,7 @@ def propose_true_up(
 
 
 def book_true_up(
-    connection: Connection, proposed: ProposedTrueUp, reason: str, approver: str, now: dt.datetime
+    connection: Connection, proposed: ProposedTrueUp, reason: str, approver: str, now_ms: int
 ) -> list[Adjustment]:
     """Book what is proposed, an entry for each currency; nothing where the bill is trued up
     already.
@@ -92,7 +92,7 @@ def book_true_up(
             shares=tuple(shares),
         )
         evidence = _evidence(connection, proposed, currency, month)
-        entries.append(adjustments.book(connection, entry, now, evidence))
+        entries.append(adjustments.book(connection, entry, now_ms, evidence))
     return entries
 
 

@@ -5,7 +5,6 @@ everywhere.
 from __future__ import annotations
 
 import csv
-import datetime as dt
 import io
 import json
 
@@ -14,7 +13,7 @@ import pytest
 from fakes.fleet import DAY, NOW_MS, OCTOBER, Held
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.money import MICRO
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import Period, parse_instant
 from gpuledger_collector.export.budgets import BUDGETS
 from gpuledger_collector.export.statement import budget_facts
 from gpuledger_collector.services.budget_status import evaluate_shares, statuses
@@ -152,7 +151,7 @@ def test_hours_count_whatever_they_cost(october, apply, watch, run, dsn, monkeyp
     )
     refresh(Database(dsn), WHOLE, NOW_MS)
     apply(HOURS)
-    monkeypatch.setattr(wiring, "read_clock", lambda: dt.datetime(2025, 10, 11, tzinfo=dt.UTC))
+    monkeypatch.setattr(wiring, "read_clock", lambda: parse_instant("2025-10-11T00:00:00Z"))
     (row,) = json.loads(run("budgets", "--format", "json")[1])["budgets"]
     facts = [
         row[name]

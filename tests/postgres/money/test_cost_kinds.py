@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes.fleet import DAY, HOUR, NOW, OCTOBER, Held
+from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.owned_hardware import Owned, add_months, rounded
 from gpuledger_collector.accounting.period import parse_date
 from gpuledger_collector.accounting.pricing import Price, PriceBook
@@ -155,7 +155,7 @@ def test_days_before_the_first_rate_keep_their_currency(committed, run):
     rows = commitments.EXCHANGE_RATES.in_force(committed.connection)
     later = type(rows[0])("USD", "EUR", Decimal("0.5"), OCTOBER + DAY)
     with committed.connection.transaction():
-        commitments.EXCHANGE_RATES.replace(committed.connection, [later], NOW)
+        commitments.EXCHANGE_RATES.replace(committed.connection, [later], NOW_MS)
     span = ("--from", "2025-10-01", "--to", "2025-10-03")
     code, out, err = run("chargeback", *span, "--format", "csv", "--currency", "EUR")
     assert code == 0

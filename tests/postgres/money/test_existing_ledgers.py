@@ -12,6 +12,7 @@ from fakes.rich_ledger import CLOSED, rich
 from fakes.surfaces import MONTHS
 from gpuledger_collector.storage.billing import rating_times
 from gpuledger_collector.storage.server import migrate
+from gpuledger_common.instants import to_ms
 
 __all__ = ["rich"]
 pytestmark = pytest.mark.slow
@@ -57,7 +58,7 @@ def test_times_of_before_are_hashed_as_rating_hashes_them(rich, dsn):
             f"SELECT day_ms, proved_at FROM {table} ORDER BY day_ms LIMIT 1"
         )
         at = proved_at + dt.timedelta(milliseconds=120)
-        changed = at, rating_times.hash_check(rich.connection, table, day_ms, at), day_ms
+        changed = at, rating_times.hash_check(rich.connection, table, day_ms, to_ms(at)), day_ms
         rich.connection.execute(
             f"UPDATE {table} SET proved_at = %s, times_sha256 = %s WHERE day_ms = %s", changed
         )

@@ -3,7 +3,6 @@ order.
 """
 
 import contextlib
-import datetime as dt
 import threading
 
 import psycopg
@@ -222,9 +221,7 @@ def test_another_zone_has_other_months(rated, ledger):
     bounds.
     """
     with rated.connection.transaction():
-        zones.replace_zone(
-            rated.connection, "Europe/Berlin", dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC)
-        )
+        zones.replace_zone(rated.connection, "Europe/Berlin", NOW_MS)
     assert rated.rows(KEPT) == []
     refresh(ledger, Period(SEPTEMBER, NOW_MS), NOW_MS)
     (month,) = [row[:2] for row in rated.rows(KEPT)]

@@ -12,7 +12,7 @@ import random
 import psycopg
 import pytest
 
-from fakes.fleet import DAY, NOW, NOW_MS, OCTOBER
+from fakes.fleet import DAY, NOW_MS, OCTOBER
 from gpuledger_collector.accounting.adjustments import KINDS
 from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, totals
@@ -159,12 +159,12 @@ def furnish(connection, seed):
         f"INSERT INTO ledger_day ({KEYS_OF_DAYS}, {', '.join(SUMS_OF_DAYS)}) SELECT {KEYS_OF_DAYS},"
         f" {', '.join(f'sum({name})' for name in SUMS_OF_DAYS)} FROM charge GROUP BY {KEYS_OF_DAYS}"
     )
-    declarations.SHARED_COSTS.replace(connection, list(shared_costs(draw)), NOW)
+    declarations.SHARED_COSTS.replace(connection, list(shared_costs(draw)), NOW_MS)
     intensities = [
         Intensity("r", "", 380, 1),
         Intensity("s", "eu", 41, 2, dt.date(2025, 10, 2), dt.date(2025, 11, 3)),
     ]
-    declarations.CARBON.replace(connection, intensities[draw.randrange(2) :], NOW)
+    declarations.CARBON.replace(connection, intensities[draw.randrange(2) :], NOW_MS)
     connection.execute(
         "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level, lines,"
         " seal, receipt) VALUES (%s, %s, '2025-10', %s, 'me', 'team', 1, 'seal', '{}')",

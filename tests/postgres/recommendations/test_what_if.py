@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from fakes.fleet import DAY, HOUR, NOW, NOW_MS, OCTOBER, Fleet, Held
+from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Fleet, Held
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.services.refresh import refresh
@@ -122,9 +122,9 @@ def test_each_day_of_the_billing_zone_is_priced_once(furnished, ledger, zone):
     """
     at = OCTOBER + 18 * HOUR + 2_718_281
     with ledger.transaction() as connection:
-        zones.replace_zone(connection, zone, NOW)
+        zones.replace_zone(connection, zone, NOW_MS)
         prices.add(
-            connection, [Price(None, "", "H100", "on_demand", Decimal("3.3"), "USD", at)], NOW
+            connection, [Price(None, "", "H100", "on_demand", Decimal("3.3"), "USD", at)], NOW_MS
         )
         days = zones.in_zone(connection, TWO_DAYS)
     refresh(ledger, days, NOW_MS)
@@ -165,7 +165,7 @@ def test_a_rate_that_changes_elsewhere_is_cut_where_it_changes(furnished, ledger
         told = lines(rate_again(connection, TWO_DAYS, PriceBook(other), NOW_MS, ("team",)))
     furnished.connection.execute("UPDATE price SET superseded_at = now()")
     with ledger.transaction() as connection:
-        prices.add(connection, other, NOW)
+        prices.add(connection, other, NOW_MS)
         furnished.connection.execute(
             "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT DISTINCT accelerator_id, "
             "hour_ms - hour_ms %% %s FROM usage_hour",

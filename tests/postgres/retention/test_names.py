@@ -1,23 +1,23 @@
 """Names that nobody uses go; whatever refers to one keeps it, and what is in use counts as seen."""
 
-import datetime as dt
-
 import psycopg
 import pytest
 
 from fakes.batches import NOON_MS, batch, workload
 from fakes.collector import running
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.ingest.batches import attributes
 from gpuledger_collector.services.upkeep import Expired, RetentionDays, expire
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import unused_names as names
 from gpuledger_collector.storage.schema import metadata
+from gpuledger_collector.wiring import read_clock
 
 pytestmark = pytest.mark.slow
 
-NOW = dt.datetime.now(dt.UTC)
-LATER_MS = round(NOW.timestamp() * 1000) + 60 * 86_400_000
+NOW_MS = read_clock()
+LATER_MS = NOW_MS + 60 * 86_400_000
 KEEP = RetentionDays(0, 0, 0, 0, 37)
 
 
@@ -36,7 +36,7 @@ def test_made_up_names_go_and_those_with_evidence_stay(dsn):
         assert collector.send(batch(2, workloads=[workload(), *made_up]))[0] == 200
         idle = batch(1, "node-9", usage_intervals=[], samples=batch(accelerators=0).samples)
         assert collector.send(idle)[0] == 200
-        assert expire(Database(dsn), KEEP, round(NOW.timestamp() * 1000)) == Expired(0, 0, 0)
+        assert expire(Database(dsn), KEEP, NOW_MS) == Expired(0, 0, 0)
         assert expire(Database(dsn), KEEP, LATER_MS) == Expired(0, 0, 0, 52)
         assert rows(dsn, "SELECT external_id FROM workload") == [("job-1",)]
         assert rows(dsn, "SELECT uuid FROM accelerator ORDER BY uuid") == [
@@ -90,7 +90,7 @@ def test_whatever_refers_to_a_name_keeps_it(dsn, table):
             connection.execute(f"ALTER TABLE {other} RENAME TO set_aside")
             connection.execute(f"ALTER TABLE copied RENAME TO {other}")
             with psycopg.connect(dsn, autocommit=True) as job:
-                assert names.forget_unused(job, table, NOW + dt.timedelta(days=1)) == 1, other
+                assert names.forget_unused(job, table, NOW_MS + 1 * DAY_MS) == 1, other
             assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (1,)
             connection.execute(f"DROP TABLE {other}")
             connection.execute(f"ALTER TABLE set_aside RENAME TO {other}")
@@ -125,9 +125,9 @@ def test_names_of_before_this_was_noted_have_their_time_before_them(dsn):
             " VALUES ('x', 'slurm', 'x', now() - interval '1 year', NULL)"
         )
         with psycopg.connect(dsn, autocommit=True) as job:
-            assert names.forget_unused(job, "workload", NOW - dt.timedelta(days=37)) == 0
+            assert names.forget_unused(job, "workload", NOW_MS - 37 * DAY_MS) == 0
         with psycopg.connect(dsn, autocommit=True) as job:
-            assert names.forget_unused(job, "workload", NOW + dt.timedelta(days=37)) == 1
+            assert names.forget_unused(job, "workload", NOW_MS + 37 * DAY_MS) == 1
 
 
 def test_a_program_that_stops_gives_way(dsn):
@@ -144,6 +144,6 @@ def test_a_program_that_stops_gives_way(dsn):
         psycopg.connect(dsn, autocommit=True) as job,
         psycopg.connect(dsn, autocommit=True) as other,
     ):
-        assert names.forget_unused(job, "workload", NOW + dt.timedelta(days=1), lambda: True) == 0
+        assert names.forget_unused(job, "workload", NOW_MS + 1 * DAY_MS, lambda: True) == 0
         assert locks.seize(other, locks.Lock.IMPORTS)
     assert rows(dsn, "SELECT count(*) FROM workload") == [(2,)]

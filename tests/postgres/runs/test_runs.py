@@ -352,11 +352,11 @@ def test_the_page_needs_nothing_else_and_escapes_names(priced, run, tmp_path):
 
 def test_progress_by_command_is_idempotent_and_bad_input_is_said(priced, run, monkeypatch):
     """The training script's own totals; a wrong instant, a wrong name and nothing said are refused."""
-    from fakes.fleet import NOW
+    from fakes.fleet import NOW_MS
     from gpuledger_collector import wiring
 
-    monkeypatch.setattr(wiring, "read_clock", lambda: NOW)
-    start = int(NOW.timestamp() * 1000) - 4 * HOUR - OCTOBER
+    monkeypatch.setattr(wiring, "read_clock", lambda: NOW_MS)
+    start = NOW_MS - 4 * HOUR - OCTOBER
     priced.capacity(3, start, start + 2 * HOUR)
     priced.evidence([Held(3, 1, start, start + 2 * HOUR, busy=2 * HOUR)])
     for hours, steps in ((4, 0), (3, 50), (2, 100), (3, 50)):

@@ -18,6 +18,7 @@ from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.billing import adjustments
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.wiring import read_clock
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +237,7 @@ def test_finance_takes_a_contested_adjustment_back(ask, fleet):
     terms = {"amount_micro": 7_500_000, "currency": "EUR", "reason": "seats", "approver": "kim"}
     entry = Adjustment(None, "licenses", "debit", {"team": OWN}, **dates, **terms)
     with database.transaction() as connection:
-        adjustments.book(connection, entry, dt.datetime.now(dt.UTC))
+        adjustments.book(connection, entry, read_clock())
         until = connection.execute("SELECT max(until_ms) FROM conservation_check").fetchone()[0]
     refresh(database, ALWAYS, until)
     status, made = ask("viewer", "POST", "", opening(**{"from": day(-20), "to": day(-19)}))

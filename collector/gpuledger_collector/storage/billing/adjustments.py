@@ -34,7 +34,7 @@ from gpuledger_collector.storage.billing.prices import mark_dated
 from gpuledger_collector.storage.ledger import dated_rows, zones
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.rows import select_value
-from gpuledger_common.instants import to_ms
+from gpuledger_common.instants import to_datetime
 
 _DECLARED = tuple(
     field.name
@@ -105,7 +105,7 @@ def tiered_between(connection: Connection, from_on: dt.date, to_on: dt.date) -> 
 
 
 def replace_adjustments(
-    connection: Connection, wanted: Sequence[Adjustment], now: dt.datetime
+    connection: Connection, wanted: Sequence[Adjustment], now_ms: int
 ) -> ImportOutcome:
     """Policies become these; entries are booked unless they are.
 
@@ -122,20 +122,20 @@ def replace_adjustments(
         "adjustment",
         _DECLARED,
         rows,
-        now,
+        now_ms,
         among="kind IN ('tiered', 'markup', 'discount')",
     )
     after = [adjustment for adjustment in current(connection) if adjustment.kind in POLICIES]
     kept = {adjustment.id for adjustment in before} & {adjustment.id for adjustment in after}
     marked = 0
     for policy in (adjustment for adjustment in [*before, *after] if adjustment.id not in kept):
-        marked += mark_dated(connection, policy.from_on, policy.to_on, now)
+        marked += mark_dated(connection, policy.from_on, policy.to_on, now_ms)
     booked = {adjustment.name: adjustment for adjustment in current(connection)}
     added = 0
     for entry in (adjustment for adjustment in wanted if adjustment.kind not in POLICIES):
         known = booked.get(entry.name)
         if known is None:
-            book(connection, entry, now)
+            book(connection, entry, now_ms)
             added += 1
             marked += 1
         elif _cells(known) != _cells(entry):
@@ -176,7 +176,7 @@ def uncharged_owners(
 def book(
     connection: Connection,
     entry: Adjustment,
-    now: dt.datetime,
+    now_ms: int,
     evidence: Mapping[str, object] | None = None,
 ) -> Adjustment:
     """Book an entry, audited; its first day is marked for rating.
@@ -195,7 +195,7 @@ def book(
         "shares": json.dumps(shares) if shares else None,
         "evidence": None if evidence is None else json.dumps(dict(evidence), sort_keys=True),
         "reverses": entry.reverses,
-        "recorded_at": now,
+        "recorded_at": to_datetime(now_ms),
     }
     number: int = select_value(
         connection,
@@ -214,7 +214,7 @@ def book(
     audit.record(
         connection,
         [audit.Change("adjustment", entry.name, None, facts)],
-        to_ms(now),
+        now_ms,
     )
     start_ms = zones.calendar(connection).start_of(entry.from_on)
     connection.execute("INSERT INTO day_recompute (day_ms) VALUES (%s)", (start_ms,))
@@ -222,14 +222,14 @@ def book(
 
 
 def reverse(
-    connection: Connection, name: str, reason: str, approver: str, now: dt.datetime
+    connection: Connection, name: str, reason: str, approver: str, now_ms: int
 ) -> Adjustment:
     """Take a booked entry back by an entry of the opposite amounts; neither is ever deleted.
 
     Raises EntryRefused.
     """
     locks.take(connection, Lock.LEDGER)
-    return book(connection, opposite_of(current(connection), name, reason, approver), now)
+    return book(connection, opposite_of(current(connection), name, reason, approver), now_ms)
 
 
 def evidence_of(connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:

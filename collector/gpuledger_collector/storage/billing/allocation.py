@@ -7,7 +7,6 @@ report stays the same ever after.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +32,6 @@ from gpuledger_collector.storage.billing import declarations, periods, reports
 from gpuledger_collector.storage.billing.owner_shares import SplitCost, own_shares
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_common.instants import to_datetime
 
 Lines = Callable[[Period], Sequence[ChargedLine]]
 
@@ -55,10 +53,10 @@ def allocate(
         return replace(allocations, shared=own.shared, parts=own.parts)
     calendar, allocations = zones.calendar(connection), Allocations()
     lines = cache(partial(_all_lines, connection, by))
-    for month, part, at in months(connection, calendar, period):
-        for split_cost in shared_costs(connection, at, month, part, now_ms, calendar):
+    for month, part, closed_ms in months(connection, calendar, period):
+        for split_cost in shared_costs(connection, closed_ms, month, part, now_ms, calendar):
             _share(allocations, split_cost, lines, by)
-        for run, in_force in intensities(connection, at, part, calendar):
+        for run, in_force in intensities(connection, closed_ms, part, calendar):
             _emit(allocations, in_force, lines(run), by)
     return allocations
 
@@ -70,8 +68,8 @@ def own_shared(
     dimensions.
     """
     calendar, allocations = zones.calendar(connection), Allocations()
-    for month, part, at in months(connection, calendar, period):
-        split_costs = list(shared_costs(connection, at, month, part, now_ms, calendar))
+    for month, part, closed_ms in months(connection, calendar, period):
+        split_costs = list(shared_costs(connection, closed_ms, month, part, now_ms, calendar))
         _share_own(allocations, connection, split_costs, by, owner)
     return allocations
 
@@ -81,8 +79,8 @@ def own_carbon(
 ) -> Allocations:
     """The grams of an owner (level -> value) in a period, by these dimensions."""
     calendar, allocations = zones.calendar(connection), Allocations()
-    for _, part, at in months(connection, calendar, period):
-        for run, in_force in intensities(connection, at, part, calendar):
+    for _, part, closed_ms in months(connection, calendar, period):
+        for run, in_force in intensities(connection, closed_ms, part, calendar):
             with row_level_security.as_viewer(connection, owner):
                 lines = reports.charged_lines(connection, run, (*DIMENSIONS, *by), owner=owner)
             _emit(allocations, in_force, lines, by)
@@ -98,9 +96,9 @@ def shares(
     """
     calendar, allocations = zones.calendar(connection), Allocations()
     lines = cache(partial(_all_lines, connection, (level,)))
-    closing = None if at_ms is None else to_datetime(at_ms)
-    for month, part, at in months(connection, calendar, period):
-        for split_cost in shared_costs(connection, at or closing, month, part, now_ms, calendar):
+    for month, part, closed_ms in months(connection, calendar, period):
+        as_of_ms = at_ms if closed_ms is None else closed_ms
+        for split_cost in shared_costs(connection, as_of_ms, month, part, now_ms, calendar):
             _share(allocations, split_cost, lines, (level,))
     return allocations.parts
 
@@ -112,7 +110,7 @@ def _all_lines(connection: Connection, by: Sequence[str], part: Period) -> Seque
 
 def months(
     connection: Connection, calendar: Calendar, period: Period
-) -> Iterator[tuple[Period, Period, dt.datetime | None]]:
+) -> Iterator[tuple[Period, Period, int | None]]:
     """Each month, its part of the period, and when it was closed."""
     closed = {
         closed_period.period.start_ms: closed_period.closed_ms
@@ -123,18 +121,17 @@ def months(
         month = calendar.month(calendar.month_of(start_ms))
         part = Period(start_ms, min(month.end_ms, period.end_ms))
         # A closed month is shared by the declarations that were in force when it was closed.
-        closed_ms = closed.get(month.start_ms)
         yield (
             month,
             part,
-            None if closed_ms is None else to_datetime(closed_ms),
+            closed.get(month.start_ms),
         )
         start_ms = part.end_ms
 
 
 def shared_costs(
     connection: Connection,
-    at: dt.datetime | None,
+    at_ms: int | None,
     month: Period,
     part: Period,
     now_ms: int,
@@ -143,7 +140,7 @@ def shared_costs(
     """The costs that are shared in a part of a month up to now, as declared at an instant (None:
     now).
     """
-    for cost in declarations.SHARED_COSTS.in_force(connection, at):
+    for cost in declarations.SHARED_COSTS.in_force(connection, at_ms):
         days = _held_days(cost, calendar.days(part), calendar)
         held = None if days is None else days.clip(Period(0, now_ms))
         if held is None:
@@ -157,10 +154,10 @@ def shared_costs(
 
 
 def intensities(
-    connection: Connection, at: dt.datetime | None, part: Period, calendar: Calendar
+    connection: Connection, at_ms: int | None, part: Period, calendar: Calendar
 ) -> Iterator[tuple[Period, Sequence[Intensity]]]:
     """Each run of days of a part of a month with the carbon intensities that hold on them."""
-    known = declarations.CARBON.in_force(connection, at)
+    known = declarations.CARBON.in_force(connection, at_ms)
     if not known:
         return
 

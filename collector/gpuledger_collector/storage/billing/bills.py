@@ -4,7 +4,6 @@ one before.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
@@ -24,7 +23,7 @@ from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.ledger import inventory
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select_as
-from gpuledger_common.instants import to_ms
+from gpuledger_common.instants import to_datetime
 
 _LINE = """line, start_ms, end_ms, category, charge_class, description, sku, resource, resource_name, region, service,
     commitment, quantity, unit, currency, billed, effective"""
@@ -49,7 +48,7 @@ def add(
     bills: Sequence[tuple[str, Period, Sequence[BillLine]]],
     file_name: str,
     sha256: str,
-    now: dt.datetime,
+    now_ms: int,
     on_line: OnRow = tell_nobody,
 ) -> ImportOutcome:
     """Keep these bills (provider, billing period, lines); the same file again changes nothing.
@@ -72,11 +71,21 @@ def add(
             added += 1
         else:
             updated += 1
-            connection.execute("UPDATE bill SET superseded_at = %s WHERE id = %s", (now, before.id))
+            connection.execute(
+                "UPDATE bill SET superseded_at = %s WHERE id = %s", (to_datetime(now_ms), before.id)
+            )
         row = connection.execute(
             "INSERT INTO bill (provider, period_start_ms, period_end_ms, file_name, sha256, lines,"
             " imported_at) VALUES (%s, %s, %s, %s, %s, %s, %s) RETURNING id",
-            (provider, period.start_ms, period.end_ms, file_name, sha256, len(lines), now),
+            (
+                provider,
+                period.start_ms,
+                period.end_ms,
+                file_name,
+                sha256,
+                len(lines),
+                to_datetime(now_ms),
+            ),
         ).fetchone()
         assert row is not None
         with connection.cursor().copy(f"COPY bill_line (bill_id, {_LINE}) FROM STDIN") as copy:
@@ -88,7 +97,7 @@ def add(
                 "bill", provider, old, {"file": file_name, "sha256": sha256, "lines": len(lines)}
             )
         )
-    audit.record(connection, changes, to_ms(now))
+    audit.record(connection, changes, now_ms)
     on_line(total, total)
     return ImportOutcome(added, updated, unchanged)
 
@@ -125,20 +134,21 @@ def matches(connection: Connection) -> list[BillMatch]:
 
 
 def replace_matches(
-    connection: Connection, wanted: Sequence[BillMatch], now: dt.datetime
+    connection: Connection, wanted: Sequence[BillMatch], now_ms: int
 ) -> ImportOutcome:
     """The matches in force become these, in this order; the same again changes nothing."""
     known = matches(connection)
     if known == list(wanted):
         return ImportOutcome(unchanged=len(known))
     connection.execute(
-        "UPDATE bill_match SET superseded_at = %s WHERE superseded_at IS NULL", (now,)
+        "UPDATE bill_match SET superseded_at = %s WHERE superseded_at IS NULL",
+        (to_datetime(now_ms),),
     )
     with connection.cursor() as cursor:
         cursor.executemany(
             f"INSERT INTO bill_match (position, {_MATCH}, recorded_at) "
             "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
-            [(at, *astuple(match), now) for at, match in enumerate(wanted, 1)],
+            [(at, *astuple(match), to_datetime(now_ms)) for at, match in enumerate(wanted, 1)],
         )
     changes = [
         audit.Change("bill_match", _name(match), _facts(match), None)
@@ -150,7 +160,7 @@ def replace_matches(
         for match in wanted
         if match not in known
     ]
-    audit.record(connection, changes, to_ms(now))
+    audit.record(connection, changes, now_ms)
     new = sum(match not in known for match in wanted)
     return ImportOutcome(new, sum(match not in wanted for match in known), len(wanted) - new)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_common.instants import to_ms
+from gpuledger_common.instants import to_datetime
 
 _OWNER_COLUMNS = {
     "org": "o.org",
@@ -88,7 +87,7 @@ def _budget(row: Sequence[Any], days: Calendar) -> Budget:
     )
 
 
-def replace(connection: Connection, wanted: Sequence[Budget], now: dt.datetime) -> ImportOutcome:
+def replace(connection: Connection, wanted: Sequence[Budget], now_ms: int) -> ImportOutcome:
     """The budgets in force become these.
 
     Another amount, measure, owner or period is a new budget, whose thresholds are fresh; other
@@ -113,13 +112,13 @@ def replace(connection: Connection, wanted: Sequence[Budget], now: dt.datetime) 
             updated += 1
             continue
         if old is not None:
-            _supersede(connection, [old.id], now)
+            _supersede(connection, [old.id], now_ms)
             updated += 1
         else:
             added += 1
-        _insert(connection, budget, now)
-    _supersede(connection, gone, now)
-    audit.record(connection, _changes(known, wanted), to_ms(now))
+        _insert(connection, budget, now_ms)
+    _supersede(connection, gone, now_ms)
+    audit.record(connection, _changes(known, wanted), now_ms)
     return ImportOutcome(added, updated + len(gone), unchanged)
 
 
@@ -161,11 +160,13 @@ def _terms(budget: Budget) -> str:
     return json.dumps(asdict(budget.terms))
 
 
-def _supersede(connection: Connection, ids: Sequence[int], now: dt.datetime) -> None:
-    connection.execute("UPDATE budget SET superseded_at = %s WHERE id = ANY(%s)", (now, list(ids)))
+def _supersede(connection: Connection, ids: Sequence[int], now_ms: int) -> None:
+    connection.execute(
+        "UPDATE budget SET superseded_at = %s WHERE id = ANY(%s)", (to_datetime(now_ms), list(ids))
+    )
 
 
-def _insert(connection: Connection, budget: Budget, now: dt.datetime) -> None:
+def _insert(connection: Connection, budget: Budget, now_ms: int) -> None:
     span = (None, None) if budget.span is None else (budget.span.start_ms, budget.span.end_ms)
     connection.execute(
         "INSERT INTO budget (name, owner, period, start_ms, end_ms, amount_micro, currency,"
@@ -180,7 +181,7 @@ def _insert(connection: Connection, budget: Budget, now: dt.datetime) -> None:
             budget.currency,
             budget.measure,
             _terms(budget),
-            now,
+            to_datetime(now_ms),
         ),
     )
 

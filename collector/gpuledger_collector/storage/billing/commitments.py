@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 from collections.abc import Sequence
 
 from gpuledger_collector.accounting.commitments import Commitment
@@ -14,7 +13,6 @@ from gpuledger_collector.accounting.pricing import PurchaseChoice
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.dated_rows import DatedTable
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_common.instants import to_ms
 
 COMMITMENTS = DatedTable(
     "commitment",
@@ -31,14 +29,13 @@ EXCHANGE_RATES = DatedTable(
 
 
 def replace_commitments(
-    connection: Connection, commitments: Sequence[Commitment], now: dt.datetime
+    connection: Connection, commitments: Sequence[Commitment], now_ms: int
 ) -> ImportOutcome:
     """The commitments become these; the days of the terms of those that came or went are marked for
     rating.
     """
     before = COMMITMENTS.in_force(connection)
-    outcome = COMMITMENTS.replace(connection, commitments, now)
-    now_ms = to_ms(now)
+    outcome = COMMITMENTS.replace(connection, commitments, now_ms)
     marked = 0
     for commitment in set(before) ^ set(COMMITMENTS.in_force(connection)):
         marked += connection.execute(
@@ -54,11 +51,11 @@ def replace_commitments(
 
 
 def replace_choices(
-    connection: Connection, wanted: Sequence[PurchaseChoice], now: dt.datetime
+    connection: Connection, wanted: Sequence[PurchaseChoice], now_ms: int
 ) -> ImportOutcome:
     """The choices become these; every rated day is marked when one came or went."""
     before = CHOICES.in_force(connection)
-    outcome = CHOICES.replace(connection, wanted, now)
+    outcome = CHOICES.replace(connection, wanted, now_ms)
     marked = 0
     if outcome.added or outcome.updated:
         bounds = {

@@ -18,7 +18,6 @@ from gpuledger_collector.storage.billing import declarations, periods
 from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_common.instants import to_datetime
 
 _OWNER = "o.org, o.team, o.project, o.experiment, o.run, o.user_name"
 _BILLED = f"""
@@ -47,9 +46,8 @@ class BilledCodes:
         day = self._calendar.day_of(billed_ms)
         closed_ms = next((at for period, at in self._closed if period.clip(day)), None)
         if closed_ms not in self._versions:
-            at = None if closed_ms is None else to_datetime(closed_ms)
             self._versions[closed_ms] = CostCenters(
-                declarations.COST_CENTERS.in_force(self._connection, at)
+                declarations.COST_CENTERS.in_force(self._connection, closed_ms)
             )
         return self._versions[closed_ms].codes(owner, self._calendar.date_of(day.start_ms))
 

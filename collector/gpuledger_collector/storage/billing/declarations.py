@@ -4,7 +4,6 @@ and carbon. No charge changes by them: reports compute and look up.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Sequence
 
 from gpuledger_collector.accounting.carbon import Intensity
@@ -31,7 +30,7 @@ def declared_shares(connection: Connection) -> list[PoolShare]:
 def replace_shares(
     connection: Connection,
     wanted: Sequence[PoolShare],
-    now: dt.datetime,
+    now_ms: int,
     read_from: str = "",
     on_row: OnRow = tell_nobody,
 ) -> ImportOutcome:
@@ -41,5 +40,5 @@ def replace_shares(
     """
     known = POOL_SHARES.in_force(connection)
     others = [share for share in known if share.read_from != read_from]
-    outcome = POOL_SHARES.replace(connection, [*others, *wanted], now, on_row)
+    outcome = POOL_SHARES.replace(connection, [*others, *wanted], now_ms, on_row)
     return ImportOutcome(outcome.added, outcome.updated, outcome.unchanged - len(others))

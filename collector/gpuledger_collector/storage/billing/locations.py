@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.ledger.dated_rows import DatedTable
 from gpuledger_collector.storage.ledger.usage import mark_days_with_evidence
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_common.instants import to_ms
 
 LOCATIONS = DatedTable("pool_location", PoolLocation, "pool, from_on NULLS FIRST, id")
 COMMITMENT_REGION, CORRECTED_DAY = "commitment region", "corrected day"
@@ -40,8 +38,8 @@ def by_month(connection: Connection, period: Period) -> Mapping[str, Locations]:
     calendar = zones.calendar(connection)
     instants = periods.declarations_at(connection, calendar, period)
     return {
-        name: Locations(LOCATIONS.in_force(connection, at), calendar)
-        for name, at in instants.items()
+        name: Locations(LOCATIONS.in_force(connection, closed_ms), calendar)
+        for name, closed_ms in instants.items()
     }
 
 
@@ -108,17 +106,17 @@ def _region(places: Locations, pool: str, committed: str, at_ms: int, state: str
 
 
 def replace_locations(
-    connection: Connection, wanted: Sequence[PoolLocation], now: dt.datetime
+    connection: Connection, wanted: Sequence[PoolLocation], now_ms: int
 ) -> ImportOutcome:
     """Replace the locations in force; days are rated again where a rate or a commitment names a
     region.
     """
     before = LOCATIONS.in_force(connection)
-    outcome = LOCATIONS.replace(connection, wanted, now)
+    outcome = LOCATIONS.replace(connection, wanted, now_ms)
     moved = set(before) ^ set(wanted)
     if not moved or not connection.execute(_NAMED_REGIONS).fetchone():
         return outcome
-    calendar, now_ms = zones.calendar(connection), to_ms(now)
+    calendar = zones.calendar(connection)
     starts = [
         0 if location.from_on is None else calendar.start_of(location.from_on) for location in moved
     ]

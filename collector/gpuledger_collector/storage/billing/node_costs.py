@@ -26,12 +26,12 @@ def list_holding(connection: Connection, day_on: dt.date) -> list[NodeCost]:
 
 
 def replace_node_costs(
-    connection: Connection, wanted: Sequence[NodeCost], now: dt.datetime
+    connection: Connection, wanted: Sequence[NodeCost], now_ms: int
 ) -> ImportOutcome:
     """Replace the node costs in force; the days of those that came or went are marked for rating."""
     locks.take(connection, Lock.LEDGER)
     before = NODE_COSTS.in_force(connection)
-    outcome = NODE_COSTS.replace(connection, wanted, now)
+    outcome = NODE_COSTS.replace(connection, wanted, now_ms)
     different = set(before) ^ set(NODE_COSTS.in_force(connection))
     if not different:
         return outcome
@@ -40,4 +40,6 @@ def replace_node_costs(
     ends = [cost.to_on for cost in different if cost.to_on is not None]
     first = min(starts) if len(starts) == len(different) else None
     last = max(ends) if len(ends) == len(different) else None
-    return dataclasses.replace(outcome, days_to_recompute=mark_dated(connection, first, last, now))
+    return dataclasses.replace(
+        outcome, days_to_recompute=mark_dated(connection, first, last, now_ms)
+    )

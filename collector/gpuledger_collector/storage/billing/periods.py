@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import sealed_tables
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_common.instants import to_datetime
 
 
 def closed(connection: Connection) -> list[ClosedPeriod]:
@@ -31,13 +29,11 @@ def closed(connection: Connection) -> list[ClosedPeriod]:
 
 def declarations_at(
     connection: Connection, calendar: Calendar, period: Period
-) -> dict[str, dt.datetime | None]:
+) -> dict[str, int | None]:
     """Return as of when declarations count for each month of a period: its close; None: now."""
     closed_ms = {month.name: month.closed_ms for month in closed(connection)}
     names = {calendar.month_of(day.start_ms) for day in calendar.days(period)}
-    return {
-        name: to_datetime(closed_ms[name]) if name in closed_ms else None for name in sorted(names)
-    }
+    return {name: closed_ms.get(name) for name in sorted(names)}
 
 
 def marked(connection: Connection) -> list[Period]:

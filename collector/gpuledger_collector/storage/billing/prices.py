@@ -18,7 +18,7 @@ from gpuledger_collector.storage.ledger import usage, zones
 from gpuledger_collector.storage.ledger.usage import mark_days_with_evidence
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.rows import select_as
-from gpuledger_common.instants import to_ms
+from gpuledger_common.instants import to_datetime
 
 _SELECT = """SELECT id, pool, gpu_model, purchase, rate_per_gpu_hour AS rate, currency, effective_from_ms,
     effective_to_ms, list_rate, region, node, basis FROM price"""
@@ -63,7 +63,7 @@ def currency_changes(connection: Connection, prices: Sequence[Price]) -> list[Pr
 
 
 def add(
-    connection: Connection, prices: Sequence[Price], now: dt.datetime, on_row: OnRow = tell_nobody
+    connection: Connection, prices: Sequence[Price], now_ms: int, on_row: OnRow = tell_nobody
 ) -> ImportOutcome:
     """Add these prices; a row that says the same as the one in force changes nothing, another one
     supersedes it.
@@ -96,17 +96,17 @@ def add(
                 "price", _place(price), None if old is None else _facts(old), _facts(price)
             )
         )
-    _supersede(connection, [price.id for price in changed if price.id is not None], now)
-    _insert(connection, new, now)
-    audit.record(connection, changes, to_ms(now))
+    _supersede(connection, [price.id for price in changed if price.id is not None], now_ms)
+    _insert(connection, new, now_ms)
+    audit.record(connection, changes, now_ms)
     stages.pass_stage()
     # Old and new versions: days that only the old one covered must be rated again as well.
-    days = _mark(connection, changed, to_ms(now))
+    days = _mark(connection, changed, now_ms)
     stages.pass_stage()
     return ImportOutcome(added, updated, len(prices) - added - updated, days)
 
 
-def add_derived(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> ImportOutcome:
+def add_derived(connection: Connection, prices: Sequence[Price], now_ms: int) -> ImportOutcome:
     """Add these derived prices; others that were derived from hardware of the same names are
     superseded.
     """
@@ -119,26 +119,27 @@ def add_derived(connection: Connection, prices: Sequence[Price], now: dt.datetim
         if price.basis is not None and price.basis.get("name") in names
     )
     removed = [price for price in derived if price.identity not in wanted]
-    at_ms = to_ms(now)
-    _supersede(connection, [price.id for price in removed if price.id is not None], now)
+    _supersede(connection, [price.id for price in removed if price.id is not None], now_ms)
     audit.record(
         connection,
         [audit.Change("price", _place(price), _facts(price), None) for price in removed],
-        at_ms,
+        now_ms,
     )
-    days = _mark(connection, removed, at_ms)
-    done = add(connection, prices, now)
+    days = _mark(connection, removed, now_ms)
+    done = add(connection, prices, now_ms)
     return ImportOutcome(
         done.added, done.updated + len(removed), done.unchanged, done.days_to_recompute + days
     )
 
 
-def _supersede(connection: Connection, ids: Sequence[int], now: dt.datetime) -> None:
+def _supersede(connection: Connection, ids: Sequence[int], now_ms: int) -> None:
     if ids:
-        connection.execute("UPDATE price SET superseded_at = %s WHERE id = ANY(%s)", (now, ids))
+        connection.execute(
+            "UPDATE price SET superseded_at = %s WHERE id = ANY(%s)", (to_datetime(now_ms), ids)
+        )
 
 
-def _insert(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> None:
+def _insert(connection: Connection, prices: Sequence[Price], now_ms: int) -> None:
     with connection.cursor().copy(f"COPY price ({_WRITTEN}) FROM STDIN") as copy:
         for price in prices:
             copy.write_row(
@@ -154,7 +155,7 @@ def _insert(connection: Connection, prices: Sequence[Price], now: dt.datetime) -
                     price.region,
                     price.node,
                     None if price.basis is None else json.dumps(price.basis),
-                    now,
+                    to_datetime(now_ms),
                 )
             )
 
@@ -202,10 +203,10 @@ def _mark(connection: Connection, changed: Sequence[Price], now_ms: int) -> int:
 
 
 def mark_dated(
-    connection: Connection, from_on: dt.date | None, to_on: dt.date | None, now: dt.datetime
+    connection: Connection, from_on: dt.date | None, to_on: dt.date | None, now_ms: int
 ) -> int:
     """Mark the days with evidence for which a dated declaration holds, up to now."""
-    calendar, now_ms = zones.calendar(connection), to_ms(now)
+    calendar = zones.calendar(connection)
     first = 0 if from_on is None else calendar.start_of(from_on)
     last = now_ms if to_on is None else min(now_ms, calendar.start_of(to_on))
     return mark_days_with_evidence(connection, first, last) if last >= first else 0

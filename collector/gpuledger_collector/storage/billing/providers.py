@@ -21,6 +21,8 @@ def by_month(connection: Connection, period: Period) -> Mapping[str, Mapping[str
     """
     instants = periods.declarations_at(connection, zones.calendar(connection), period)
     return {
-        name: {provider.pool: provider.names for provider in PROVIDERS.in_force(connection, at)}
-        for name, at in instants.items()
+        name: {
+            provider.pool: provider.names for provider in PROVIDERS.in_force(connection, closed_ms)
+        }
+        for name, closed_ms in instants.items()
     }

@@ -4,7 +4,6 @@ checks.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -178,7 +177,7 @@ def replace_day(
         connection,
         "conservation_check",
         rated.check,
-        to_datetime(now_ms),
+        now_ms,
     )
 
 
@@ -199,8 +198,7 @@ def correct_day(
     # Without a difference to what was billed, the stored check still holds.
     if lines:
         connection.execute("DELETE FROM corrected_day WHERE day_ms = %s", (day_ms,))
-        at = to_datetime(now_ms)
-        _insert_check(connection, "corrected_day", rated.check, at)
+        _insert_check(connection, "corrected_day", rated.check, now_ms)
 
 
 def owner_ids(connection: Connection, charges: Iterable[Charge]) -> dict[OwnerPath, int]:
@@ -286,7 +284,7 @@ def _line_cells(line: DayLine, owners: Mapping[OwnerPath, int]) -> tuple[object,
 
 
 def _insert_check(
-    connection: Connection, table: str, check: ConservationCheck, now: dt.datetime
+    connection: Connection, table: str, check: ConservationCheck, now_ms: int
 ) -> None:
     values = {name: getattr(check, name) for name in CHECK_COLUMNS}
     costs = {
@@ -299,7 +297,7 @@ def _insert_check(
         values
         | costs
         | {
-            "proved_at": now,
-            "times": rating_times.hash_check(connection, table, check.day_ms, now),
+            "proved_at": to_datetime(now_ms),
+            "times": rating_times.hash_check(connection, table, check.day_ms, now_ms),
         },
     )

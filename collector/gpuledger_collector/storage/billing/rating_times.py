@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from gpuledger_collector.accounting.identities import TIMES, Mismatch
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_datetime
 
 TABLES = ("conservation_check", "corrected_day")
 """Tables of checks; only that of corrected days is about lines of corrections."""
@@ -30,10 +31,10 @@ contracted rates.
 """
 
 
-def hash_check(connection: Connection, table: str, day_ms: int, proved_at: dt.datetime) -> str:
+def hash_check(connection: Connection, table: str, day_ms: int, proved_ms: int) -> str:
     """Hash the instants of a day's check, and what its corrections are hashed by, as they are now."""
     lines = _lines(connection, Period(day_ms, day_ms + 1)) if table == "corrected_day" else {}
-    return _hash(proved_at, lines.get(day_ms, ()))
+    return _hash(to_datetime(proved_ms), lines.get(day_ms, ()))
 
 
 def changed(connection: Connection, period: Period, calendar: Calendar) -> list[Mismatch]:

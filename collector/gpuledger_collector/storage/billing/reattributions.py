@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Sequence
 
@@ -10,6 +9,7 @@ from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath, path_of
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.reattribution import Reattribution
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_datetime
 
 
 def of(connection: Connection, period: Period) -> list[Reattribution]:
@@ -37,7 +37,7 @@ def of(connection: Connection, period: Period) -> list[Reattribution]:
 
 
 def add(
-    connection: Connection, dispute_id: int, decisions: Sequence[Reattribution], now: dt.datetime
+    connection: Connection, dispute_id: int, decisions: Sequence[Reattribution], now_ms: int
 ) -> int:
     """Keep these decisions of a dispute under numbers of their own; how many rated days are to be
     rated again.
@@ -57,7 +57,7 @@ def add(
                     decision.state,
                     None if decision.owner is None else json.dumps(_levels(decision.owner)),
                     json.dumps(dict(decision.contested)),
-                    now,
+                    to_datetime(now_ms),
                 )
                 for decision in decisions
             ],

@@ -4,7 +4,6 @@ checks.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -34,6 +33,7 @@ from gpuledger_collector.storage.billing.locations import (
 from gpuledger_collector.storage.cancellation import admit_lines, line_limit
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select_as
+from gpuledger_common.instants import to_ms
 
 LEVEL_COLUMNS = {
     "org": "o.org",
@@ -454,13 +454,12 @@ def conservation_check(row: Mapping[str, Any]) -> ConservationCheck:
     return ConservationCheck(**values)
 
 
-def proved(connection: Connection) -> list[tuple[int, dt.datetime]]:
+def proved(connection: Connection) -> list[tuple[int, int]]:
     """List rated days (their start) and when they were last rated, without corrections of closed
     days.
     """
-    return connection.execute(
-        "SELECT day_ms, proved_at FROM conservation_check ORDER BY day_ms"
-    ).fetchall()
+    rows = connection.execute("SELECT day_ms, proved_at FROM conservation_check ORDER BY day_ms")
+    return [(day_ms, to_ms(at)) for day_ms, at in rows]
 
 
 def held_by_workloads(connection: Connection, period: Period) -> list[HeldUsage]:

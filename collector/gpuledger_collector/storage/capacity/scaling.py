@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -47,12 +46,10 @@ KEEP_MS = 400 * DAY_MS
 """How long decisions and outcomes are kept; each pool may have one every five minutes."""
 
 
-def replace(
-    connection: Connection, wanted: Sequence[ScalingTerms], now: dt.datetime
-) -> ImportOutcome:
+def replace(connection: Connection, wanted: Sequence[ScalingTerms], now_ms: int) -> ImportOutcome:
     """Replace the declared terms of pools; every change is audited."""
     rows = [{"pool": each.pool, "terms": each.facts()} for each in wanted]
-    return replace_rows(connection, "scaling_pool", ("pool", "terms"), rows, now)
+    return replace_rows(connection, "scaling_pool", ("pool", "terms"), rows, now_ms)
 
 
 def terms(connection: Connection) -> dict[str, ScalingTerms]:

@@ -4,7 +4,6 @@ audited. Their columns are the fields of the type of their rows.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,8 +15,8 @@ from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_collector.storage.rows import select_as
-from gpuledger_common.instants import to_datetime, to_ms
+from gpuledger_collector.storage.rows import select_as, select_value
+from gpuledger_common.instants import to_datetime
 
 Declared = TypeVar("Declared")
 IN_FORCE = (
@@ -52,9 +51,13 @@ class DatedTable(Generic[Declared]):
         """What is declared: columns by their fields, without the number of a row."""
         return {name: self.renamed.get(name, name) for name in self.fields if name != "id"}
 
-    def in_force(self, connection: Connection, at: dt.datetime | None = None) -> list[Declared]:
+    def in_force(self, connection: Connection, at_ms: int | None = None) -> list[Declared]:
         """Read the rows in force, now or at an instant."""
-        return self._read(connection, f"{IN_FORCE} ORDER BY {self.order}", {"at": at})
+        return self._read(
+            connection,
+            f"{IN_FORCE} ORDER BY {self.order}",
+            {"at": None if at_ms is None else to_datetime(at_ms)},
+        )
 
     def by_id(self, connection: Connection, ids: Iterable[int]) -> dict[int, Declared]:
         """Read rows by number, superseded ones too: charges name the version that they follow from."""
@@ -72,7 +75,7 @@ class DatedTable(Generic[Declared]):
         self,
         connection: Connection,
         wanted: Iterable[Declared],
-        now: dt.datetime,
+        now_ms: int,
         on_row: OnRow = tell_nobody,
     ) -> ImportOutcome:
         """Replace the rows in force; rows of the same content stay.
@@ -82,22 +85,20 @@ class DatedTable(Generic[Declared]):
         rows = [
             {column: getattr(row, name) for name, column in self.columns.items()} for row in wanted
         ]
-        since = after_closes(connection, now) if self.is_read_at_closes else now
+        since = after_closes(connection, now_ms) if self.is_read_at_closes else now_ms
         columns = list(self.columns.values())
         return replace_rows(connection, self.name, columns, rows, since, on_row=on_row)
 
 
-def after_closes(connection: Connection, now: dt.datetime) -> dt.datetime:
+def after_closes(connection: Connection, now_ms: int) -> int:
     """Return now, or just after the last close: a declaration during a close does not belong to the
     closed month.
 
     The ledger lock keeps months from being closed until the transaction ends.
     """
     locks.take(connection, Lock.LEDGER)
-    row = connection.execute("SELECT max(closed_ms) FROM billing_period").fetchone()
-    if row is None or row[0] is None:
-        return now
-    return max(now, to_datetime(row[0] + 1))
+    closed_ms = select_value(connection, "SELECT max(closed_ms) FROM billing_period")
+    return now_ms if closed_ms is None else max(now_ms, int(closed_ms) + 1)
 
 
 def replace_rows(
@@ -105,7 +106,7 @@ def replace_rows(
     table: str,
     columns: Sequence[str],
     rows: Sequence[Mapping[str, Any]],
-    now: dt.datetime,
+    now_ms: int,
     among: str = "true",
     on_row: OnRow = tell_nobody,
 ) -> ImportOutcome:
@@ -124,14 +125,14 @@ def replace_rows(
     new = [content for content in wanted if content not in known]
     connection.execute(
         f"UPDATE {table} SET superseded_at = %s WHERE id = ANY(%s)",
-        (now, [known[content] for content in gone]),
+        (to_datetime(now_ms), [known[content] for content in gone]),
     )
     for content in RowStages(new, 1, on_row).one_by_one():
         cells = [_cell(wanted[content][name]) for name in columns]
         given = ", ".join(["%s"] * (len(columns) + 1))
         connection.execute(
             f"INSERT INTO {table} ({', '.join(columns)}, recorded_at) VALUES ({given})",
-            (*cells, now),
+            (*cells, to_datetime(now_ms)),
         )
     changes = [
         audit.Change(table, _subject(content), json.loads(content), None) for content in gone
@@ -139,7 +140,7 @@ def replace_rows(
     changes += [
         audit.Change(table, _subject(content), None, json.loads(content)) for content in new
     ]
-    audit.record(connection, changes, to_ms(now))
+    audit.record(connection, changes, now_ms)
     return ImportOutcome(len(new), len(gone), len(wanted) - len(new))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Iterable, Sequence
 
@@ -28,7 +27,7 @@ from gpuledger_collector.storage.ledger.usage_sources import resolve_overlap, st
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_common.catalog import HOT
-from gpuledger_common.instants import to_ms
+from gpuledger_common.instants import to_datetime
 
 _INCOMING = """key, external_id, user_name, account, name, tags, start_ms, end_ms, gpu_micro, gpu_model, pool, node,
     submitted_ms, state"""
@@ -59,7 +58,7 @@ def workload_key(workload_id: str) -> str:
 def add_usage(
     connection: Connection,
     rows: Sequence[UsageRow],
-    now: dt.datetime,
+    now_ms: int,
     columns: UsageColumns = ALL_COLUMNS,
     source: UsageSource = UsageSource.table,
     on_overlap: OnOverlap = OnOverlap.refuse,
@@ -82,9 +81,8 @@ def add_usage(
     kept = _keep_known(connection, columns)
     _find_changed(connection)
     stages.pass_stage()
-    now_ms = to_ms(now)
     replaced = resolve_overlap(connection, source, on_overlap, now_ms)
-    _write_workloads(connection, now)
+    _write_workloads(connection, now_ms)
     stages.pass_stage()
     before = _replace_usage(connection, source)
     stages.pass_stage()
@@ -127,14 +125,14 @@ def _find_changed(connection: Connection) -> None:
     )
 
 
-def _write_workloads(connection: Connection, now: dt.datetime) -> None:
+def _write_workloads(connection: Connection, now_ms: int) -> None:
     """Write the workloads of changed rows."""
     connection.execute(
         "INSERT INTO workload (key, kind, external_id, user_name, account, name, tags,"
         " first_seen_at) SELECT key, 'imported', external_id, user_name, account, name, tags, %s"
         " FROM changed ORDER BY key ON CONFLICT (key) DO UPDATE SET user_name = excluded.user_name,"
         " account = excluded.account, name = excluded.name, tags = excluded.tags",
-        (now,),
+        (to_datetime(now_ms),),
     )
 
 

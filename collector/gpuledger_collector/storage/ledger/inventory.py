@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +12,7 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.placements import settle
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_common.instants import to_ms
+from gpuledger_common.instants import to_datetime
 
 INVENTORY_STAGES = 2
 """What every accelerator passes: writing, and the capacity that follows from its placements."""
@@ -50,7 +49,7 @@ def gpus_by_node(connection: Connection, names: Sequence[str], period: Period) -
 def replace_inventory(
     connection: Connection,
     rows: Sequence[InventoryRow],
-    now: dt.datetime,
+    now_ms: int,
     on_row: OnRow = tell_nobody,
 ) -> ImportOutcome:
     """Replace the inventory of every accelerator named here; others keep theirs.
@@ -62,7 +61,7 @@ def replace_inventory(
     for row in rows:
         placements[row.uuid].append(row)
     connection.execute("LOCK TABLE inventory IN SHARE ROW EXCLUSIVE MODE")
-    nodes = _nodes(connection, sorted({row.node for row in rows}), now)
+    nodes = _nodes(connection, sorted({row.node for row in rows}), now_ms)
     accelerators = _accelerators(connection, placements)
     known = _known(connection, list(accelerators.values()))
     there = connection.execute(
@@ -98,10 +97,10 @@ def replace_inventory(
     if not changed:
         stages.pass_stage()
         return ImportOutcome(**counts)
-    audit.record(connection, changes, to_ms(now))
+    audit.record(connection, changes, now_ms)
     settle(connection, changed, 0)
     since_ms = min(row.in_ms for row in rows)
-    days = usage.mark_days_with_evidence(connection, since_ms, to_ms(now))
+    days = usage.mark_days_with_evidence(connection, since_ms, now_ms)
     stages.pass_stage()
     return ImportOutcome(**counts, days_to_recompute=days)
 
@@ -126,11 +125,11 @@ def _said(rows: Sequence[Stated], nodes: Mapping[str, int]) -> dict[str, object]
     }
 
 
-def _nodes(connection: Connection, names: Sequence[str], now: dt.datetime) -> dict[str, int]:
+def _nodes(connection: Connection, names: Sequence[str], now_ms: int) -> dict[str, int]:
     connection.execute(
         "INSERT INTO node (name, first_seen_at, last_seen_at, status, source) SELECT name, %s, %s,"
         " 'inventory', 'inventory' FROM unnest(%s::text[]) AS name ON CONFLICT (name) DO NOTHING",
-        (now, now, list(names)),
+        (to_datetime(now_ms), to_datetime(now_ms), list(names)),
     )
     rows = connection.execute("SELECT name, id FROM node WHERE name = ANY(%s)", (list(names),))
     return dict(rows.fetchall())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.placement import SEEN
 from gpuledger_collector.insight.nodes import RETIRED, UNINSTALLED, NodeHeartbeat, NodeRow
@@ -63,7 +61,7 @@ def uninstalled(connection: Connection) -> list[str]:
     return [name for (name,) in rows]
 
 
-def declare(connection: Connection, node: str, at_ms: int | None, now: dt.datetime) -> None:
+def declare(connection: Connection, node: str, at_ms: int | None, now_ms: int) -> None:
     """Retire a node at an instant, or (None) take its retirement back.
 
     Its accelerators are placed again, and the hours and days that change are requested. Raises
@@ -78,7 +76,7 @@ def declare(connection: Connection, node: str, at_ms: int | None, now: dt.dateti
     before = known.pop(node, None)
     wanted = known | ({} if at_ms is None else {node: at_ms})
     content = [dict(zip(_COLUMNS, row, strict=True)) for row in sorted(wanted.items())]
-    instant = dated_rows.after_closes(connection, now)
+    instant = dated_rows.after_closes(connection, now_ms)
     dated_rows.replace_rows(connection, "node_retirement", _COLUMNS, content, instant)
     connection.execute(
         "UPDATE node SET status = %s, status_detail = '' WHERE name = %s",

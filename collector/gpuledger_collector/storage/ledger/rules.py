@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Sequence
 
@@ -11,7 +10,7 @@ from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_common.instants import to_ms
+from gpuledger_common.instants import to_datetime
 
 
 def current(connection: Connection) -> list[Rule]:
@@ -23,14 +22,15 @@ def current(connection: Connection) -> list[Rule]:
     return [Rule(*row) for row in rows]
 
 
-def replace_rules(connection: Connection, rules: Sequence[Rule], now: dt.datetime) -> ImportOutcome:
+def replace_rules(connection: Connection, rules: Sequence[Rule], now_ms: int) -> ImportOutcome:
     """Replace the rules in force; rules of the same content stay. Requests every rated day."""
     known = {_content(rule): rule for rule in current(connection)}
     wanted = {_content(rule): rule for rule in rules}
     gone = [rule.id for content, rule in known.items() if content not in wanted]
     new = [rule for content, rule in wanted.items() if content not in known]
     connection.execute(
-        "UPDATE attribution_rule SET superseded_at = %s WHERE id = ANY(%s)", (now, gone)
+        "UPDATE attribution_rule SET superseded_at = %s WHERE id = ANY(%s)",
+        (to_datetime(now_ms), gone),
     )
     for rule in new:
         connection.execute(
@@ -43,7 +43,7 @@ def replace_rules(connection: Connection, rules: Sequence[Rule], now: dt.datetim
                 json.dumps(dict(rule.assign)),
                 rule.effective_from_ms,
                 rule.effective_to_ms,
-                now,
+                to_datetime(now_ms),
             ),
         )
     changes = [
@@ -56,7 +56,7 @@ def replace_rules(connection: Connection, rules: Sequence[Rule], now: dt.datetim
         for content in wanted
         if content not in known
     ]
-    audit.record(connection, changes, to_ms(now))
+    audit.record(connection, changes, now_ms)
     marked = 0
     changed = [known[content] for content in known if content not in wanted] + new
     usage.request_recompute_at(connection, edges_of(changed))

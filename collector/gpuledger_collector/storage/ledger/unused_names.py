@@ -11,7 +11,6 @@ seen.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Iterator
 
 from psycopg import sql
@@ -56,18 +55,17 @@ def expire_names(database: Database, before_ms: int, stopping: Callable[[], bool
     """Delete accelerators and workloads last named before an instant that nothing refers to; return
     how many.
     """
-    before = to_datetime(before_ms)
     deleted = 0
     for table in NAMED:
         with database.connect() as connection:
-            deleted += forget_unused(connection, table, before, stopping)
+            deleted += forget_unused(connection, table, before_ms, stopping)
     return deleted
 
 
 def forget_unused(
     connection: Connection,
     table: str,
-    before: dt.datetime,
+    before_ms: int,
     stopping: Callable[[], bool] = lambda: False,
 ) -> int:
     """Delete names of this table last seen before an instant that nothing refers to; return how
@@ -80,13 +78,13 @@ def forget_unused(
         # The lock precedes the snapshot, which shows all finished imports, and no import runs until
         # the end.
         with locks.snapshot(connection, Lock.IMPORTS):
-            return _forget(connection, table, before, stopping)
+            return _forget(connection, table, before_ms, stopping)
     except _Stopping:
         return 0
 
 
 def _forget(
-    connection: Connection, table: str, before: dt.datetime, stopping: Callable[[], bool]
+    connection: Connection, table: str, before_ms: int, stopping: Callable[[], bool]
 ) -> int:
     names = {"table": sql.Identifier(table)}
     with connection.transaction():
@@ -104,7 +102,7 @@ def _forget(
                 "INSERT INTO candidate SELECT id FROM {table} WHERE last_seen_at < %s ORDER BY"
                 " last_seen_at LIMIT %s"
             ).format(**names),
-            (before, CANDIDATES),
+            (to_datetime(before_ms), CANDIDATES),
         ).rowcount
         if not looked_at:
             return 0

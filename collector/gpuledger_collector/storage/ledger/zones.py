@@ -14,7 +14,7 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_common.instants import to_ms
+from gpuledger_common.instants import to_datetime
 
 
 def calendar(connection: Connection) -> Calendar:
@@ -65,22 +65,22 @@ def is_known(name: str) -> bool:
     return True
 
 
-def replace_fiscal_year(
-    connection: Connection, first_month: int, now: dt.datetime
-) -> ImportOutcome:
+def replace_fiscal_year(connection: Connection, first_month: int, now_ms: int) -> ImportOutcome:
     """Set the month in which fiscal years begin. No charge changes: it names periods."""
     before = calendar(connection).fiscal_month
     if before == first_month:
         return ImportOutcome(0, 0, 1)
     gone = connection.execute(
-        "UPDATE fiscal_year SET superseded_at = %s WHERE superseded_at IS NULL", (now,)
+        "UPDATE fiscal_year SET superseded_at = %s WHERE superseded_at IS NULL",
+        (to_datetime(now_ms),),
     ).rowcount
     connection.execute(
-        "INSERT INTO fiscal_year (first_month, recorded_at) VALUES (%s, %s)", (first_month, now)
+        "INSERT INTO fiscal_year (first_month, recorded_at) VALUES (%s, %s)",
+        (first_month, to_datetime(now_ms)),
     )
     old = None if before is None else {"first_month": before}
     change = audit.Change("fiscal_year", "fiscal year", old, {"first_month": first_month})
-    audit.record(connection, [change], to_ms(now))
+    audit.record(connection, [change], now_ms)
     return ImportOutcome(1, gone, 0)
 
 
@@ -89,7 +89,7 @@ def zone_in_force(connection: Connection) -> str:
     return calendar(connection).zones[-1].name
 
 
-def replace_zone(connection: Connection, name: str, now: dt.datetime) -> ImportOutcome:
+def replace_zone(connection: Connection, name: str, now_ms: int) -> ImportOutcome:
     """Set the billing zone from the end of the last closed month on, and rate open days again.
 
     Closed months keep their bounds. Call it in one transaction: it holds the ledger lock until the
@@ -107,12 +107,12 @@ def replace_zone(connection: Connection, name: str, now: dt.datetime) -> ImportO
     gone = connection.execute(
         "UPDATE billing_zone SET superseded_at = %s WHERE superseded_at IS NULL AND from_ms >= %s"
         " RETURNING 1",
-        (now, from_ms),
+        (to_datetime(now_ms), from_ms),
     ).rowcount
     if name != zone_in_force(connection) or from_ms == 0:
         connection.execute(
             "INSERT INTO billing_zone (zone, from_ms, recorded_at) VALUES (%s, %s, %s)",
-            (name, from_ms, now),
+            (name, from_ms, to_datetime(now_ms)),
         )
     changes = [
         audit.Change(
@@ -122,7 +122,7 @@ def replace_zone(connection: Connection, name: str, now: dt.datetime) -> ImportO
             {"zone": name, "from_ms": from_ms},
         )
     ]
-    audit.record(connection, changes, to_ms(now))
+    audit.record(connection, changes, now_ms)
     return ImportOutcome(1, gone, 0, _make_again(connection, calendar(connection), from_ms))
 
 

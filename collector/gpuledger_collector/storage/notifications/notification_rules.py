@@ -4,7 +4,6 @@ superseded.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from gpuledger_collector.insight.notifications.finding_rules import AnomalyFloor
 from gpuledger_collector.insight.notifications.reclaim_rules import ReclaimRule
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_common.instants import to_ms
+from gpuledger_common.instants import to_datetime
 
 RECIPIENT, CONTACT, ACTION, ANOMALY_FLOOR = "recipient", "contact", "action", "anomaly_floor"
 
@@ -55,39 +54,39 @@ def _tuple(value: object) -> object:
 
 
 def replace_recipients(
-    connection: Connection, wanted: Mapping[str, DeliveryRules], now: dt.datetime
+    connection: Connection, wanted: Mapping[str, DeliveryRules], now_ms: int
 ) -> ImportOutcome:
     """Replace the rules of recipients."""
     return _replace(
-        connection, RECIPIENT, {name: asdict(rules) for name, rules in wanted.items()}, now
+        connection, RECIPIENT, {name: asdict(rules) for name, rules in wanted.items()}, now_ms
     )
 
 
 def replace_contacts(
-    connection: Connection, wanted: Sequence[Contact], now: dt.datetime
+    connection: Connection, wanted: Sequence[Contact], now_ms: int
 ) -> ImportOutcome:
     """Replace the contacts."""
-    return _replace(connection, CONTACT, {each.name: asdict(each) for each in wanted}, now)
+    return _replace(connection, CONTACT, {each.name: asdict(each) for each in wanted}, now_ms)
 
 
 def replace_actions(
-    connection: Connection, wanted: Sequence[ReclaimRule], now: dt.datetime
+    connection: Connection, wanted: Sequence[ReclaimRule], now_ms: int
 ) -> ImportOutcome:
     """Replace the reclaim rules."""
-    return _replace(connection, ACTION, {each.name: asdict(each) for each in wanted}, now)
+    return _replace(connection, ACTION, {each.name: asdict(each) for each in wanted}, now_ms)
 
 
 def replace_anomaly_floors(
-    connection: Connection, wanted: Sequence[AnomalyFloor], now: dt.datetime
+    connection: Connection, wanted: Sequence[AnomalyFloor], now_ms: int
 ) -> ImportOutcome:
     """Replace what an anomaly must cost before it is mailed."""
     return _replace(
-        connection, ANOMALY_FLOOR, {each.currency: asdict(each) for each in wanted}, now
+        connection, ANOMALY_FLOOR, {each.currency: asdict(each) for each in wanted}, now_ms
     )
 
 
 def _replace(
-    connection: Connection, kind: str, wanted: Mapping[str, Mapping[str, Any]], now: dt.datetime
+    connection: Connection, kind: str, wanted: Mapping[str, Mapping[str, Any]], now_ms: int
 ) -> ImportOutcome:
     plain = {name: json.loads(json.dumps(terms)) for name, terms in wanted.items()}
     rows = connection.execute(
@@ -101,17 +100,17 @@ def _replace(
     connection.execute(
         "UPDATE notification_rule SET superseded_at = %s WHERE kind = %s AND superseded_at IS NULL"
         " AND name = ANY(%s)",
-        (now, kind, changed),
+        (to_datetime(now_ms), kind, changed),
     )
     for name in changed:
         if name in plain:
             connection.execute(
                 "INSERT INTO notification_rule (kind, name, terms, recorded_at) VALUES (%s, %s,"
                 " %s::jsonb, %s)",
-                (kind, name, json.dumps(plain[name]), now),
+                (kind, name, json.dumps(plain[name]), to_datetime(now_ms)),
             )
     changes = [audit.Change(kind, name, known.get(name), plain.get(name)) for name in changed]
-    audit.record(connection, changes, to_ms(now))
+    audit.record(connection, changes, now_ms)
     added = sum(name not in known for name in changed)
     unchanged = sum(known.get(name) == terms for name, terms in plain.items())
     return ImportOutcome(added, len(changed) - added, unchanged)
