@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpuledger_collector.accounting.audit_log import Entry
+from gpuledger_collector.accounting.personal_data import Place
 from gpuledger_collector.accounting.tokens import ListedToken
 from gpuledger_collector.export.report import Column, Kind, Report
-from gpuledger_collector.storage.access.privacy import Place
 
 TOKENS: Report[ListedToken] = Report(
     "tokens",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.personal_data import Place
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.access import audit, privacy
-from gpuledger_collector.storage.access.privacy import Place
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 

@@ -4,8 +4,9 @@ import re
 
 import sqlalchemy as sa
 
+from gpuledger_collector.accounting.personal_data import Person
 from gpuledger_collector.storage.schema import metadata
-from gpuledger_collector.storage.schema.columns import Person, personal_columns
+from gpuledger_collector.storage.schema.columns import personal_columns
 
 NAMED_LIKE_A_PERSON = re.compile(r"^(user|user_name|username|account|who|.*_by)$")
 

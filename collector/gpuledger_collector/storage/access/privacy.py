@@ -13,34 +13,21 @@ from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import dataclass
 
 from psycopg import sql
 
+from gpuledger_collector.accounting.personal_data import Person, Place
 from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.schema import metadata as metadata
-from gpuledger_collector.storage.schema.columns import Person, personal_columns
+from gpuledger_collector.storage.schema.columns import personal_columns
 
 KEYS = ("user", "user_name", "account", "username")
 """Keys below which a JSON column holds a person's name."""
 OVER = ("sent", "unconfirmed", "dead", "joined")
 """States of finished messages: they are emptied, since what they reported is in the ledger."""
 ON_ITS_WAY = "still to be sent: erase again afterwards"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A column that contains a name, and in how many rows; `kept` says why it stays, empty: it can
-    be erased.
-    """
-
-    table: str
-    column: str
-    rows: int
-    kept: str
-    person: Person = Person.MESSAGE
 
 
 def show(connection: Connection, name: str) -> list[Place]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
+from gpuledger_collector.accounting.personal_data import Person
 from gpuledger_collector.storage.locks import ABOUT, LEDGER_PARTS, Lock
 from gpuledger_collector.storage.schema.columns import (
     BIG,
     INSTANT,
     JSONB,
     TEXT,
-    Person,
     column,
     identity,
     key,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from gpuledger_collector.accounting.personal_data import Person
 from gpuledger_collector.storage.schema.columns import (
     BIG,
     INSTANT,
@@ -11,7 +12,6 @@ from gpuledger_collector.storage.schema.columns import (
     RATE,
     SUM,
     TEXT,
-    Person,
     column,
     foreign,
     identity,

@@ -5,27 +5,13 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import Enum, auto
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
+from gpuledger_collector.accounting.personal_data import Person
 from gpuledger_common.catalog import HOT
-
-
-class Person(Enum):
-    """How a column may hold the name of a person; `gpuledger privacy` looks there."""
-
-    NAME = auto()
-    """It is the name."""
-    WORDS = auto()
-    """A text for people, or a name of a series, that may contain it as a word."""
-    KEYS = auto()
-    """JSON that may have it below certain keys, or in an address."""
-    MESSAGE = auto()
-    """A part of a message, which is emptied once it is sent."""
-
 
 metadata = sa.MetaData(
     naming_convention={

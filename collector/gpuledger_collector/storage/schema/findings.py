@@ -5,11 +5,11 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
+from gpuledger_collector.accounting.personal_data import Person
 from gpuledger_collector.storage.schema.columns import (
     BIG,
     JSONB,
     TEXT,
-    Person,
     column,
     identity,
     index,

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from gpuledger_collector.accounting.personal_data import Person
 from gpuledger_collector.storage.schema.columns import (
     BIG,
     INSTANT,
@@ -15,7 +16,6 @@ from gpuledger_collector.storage.schema.columns import (
     SUM,
     TEXT,
     TIMES_NS,
-    Person,
     column,
     foreign,
     identity,
