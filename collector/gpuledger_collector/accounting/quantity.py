@@ -71,3 +71,9 @@ def hours_decimal(values_ns: Sequence[int], digits: int = 6) -> list[Decimal]:
     """GPU-hours to `digits` places; the rows add up to the rounded total exactly."""
     unit = GPU_NS_PER_HOUR // 10**digits
     return [Decimal(count).scaleb(-digits) for count in round_together(values_ns, unit)]
+
+
+def percent_text(part: int, whole: int) -> str:
+    """Percent with two places, cut off."""
+    hundredths = part * 10_000 // whole
+    return f"{hundredths // 100}.{hundredths % 100:02d}"

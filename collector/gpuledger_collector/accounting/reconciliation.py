@@ -19,7 +19,7 @@ from gpuledger_collector.accounting.identities import (
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.placement import RefusedClaim
-from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.accounting.quantity import hours_decimal, percent_text
 
 PARTS = ("owners", "unallocated", "unavailable", "unobserved", "stranded")
 """Where the time of the capacity went.
@@ -82,9 +82,7 @@ class DatedCheck:
     def observed_percent(self) -> str | None:
         """The part that was observed, in percent with two places, cut off; None: no capacity."""
         check = self.check
-        if not check.capacity_ns:
-            return None
-        return f"{check.observed_ns * 10_000 // check.capacity_ns / 100:.2f}"
+        return percent_text(check.observed_ns, check.capacity_ns) if check.capacity_ns else None
 
 
 @dataclass(frozen=True)

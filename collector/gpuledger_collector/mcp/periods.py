@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.month_proof import Standing
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period, format_instant
+from gpuledger_collector.accounting.quantity import percent_text
 from gpuledger_collector.accounting.rated_period import RatedPeriod
 from gpuledger_collector.export.cells import instant_text
 from gpuledger_collector.mcp.answers import Coverage, Proof, ProofState, Seal, Span, instant
@@ -83,7 +84,7 @@ def evidence(rated: RatedPeriod, now_ms: int) -> Evidence:
         rated_until=instant(rated.rated_ms),
         days=rated.days_until(now_ms),
         days_rated=len(rated.checks),
-        observed_percent=percent(rated.observed_ns, capacity) if capacity else None,
+        observed_percent=percent_text(rated.observed_ns, capacity) if capacity else None,
     )
     span = span_of(rated.calendar, rated.period)
     return Evidence(span, coverage, _proof(rated), _gap(rated, coverage, now_ms), rated.closed)
@@ -93,12 +94,6 @@ def span_of(calendar: Calendar, period: Period) -> Span:
     """A period as answers show it."""
     zone = calendar.zone_at(period.start_ms).name
     return Span(start=format_instant(period.start_ms), end=format_instant(period.end_ms), zone=zone)
-
-
-def percent(part: int, whole: int) -> str:
-    """Percent with two places, cut off."""
-    hundredths = part * 10_000 // whole
-    return f"{hundredths // 100}.{hundredths % 100:02d}"
 
 
 def _gap(rated: RatedPeriod, coverage: Coverage, now_ms: int) -> str:
