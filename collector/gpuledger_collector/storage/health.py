@@ -97,7 +97,7 @@ def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: i
         ),
         unpriced_ns=number(f"{held} AND l.currency IS NULL", since=since_ms),
         failed_jobs=pairs(failed, since=since_ms),
-        last_job_ms=number("SELECT round(extract(epoch FROM max(started_at)) * 1000) FROM job_run")
+        last_job_ms=number("SELECT floor(extract(epoch FROM max(started_at)) * 1000) FROM job_run")
         or None,
         conflicts=number("SELECT count(*) FROM ingest_conflict"),
         claims=tuple(claims.since(connection, since_ms, MAX_CLAIMS)),

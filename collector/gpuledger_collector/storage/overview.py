@@ -99,7 +99,7 @@ def nodes(connection: Connection) -> list[FleetNode]:
         connection,
         FleetNode,
         f"""
-        SELECT n.name, (extract(epoch FROM n.last_seen_at) * 1000)::bigint AS seen_ms, n.status,
+        SELECT n.name, floor(extract(epoch FROM n.last_seen_at) * 1000)::bigint AS seen_ms, n.status,
             n.status_detail AS detail, coalesce(sum(a.gpu_micro), 0)::bigint AS gpu_micro,
             count(a.id) FILTER (WHERE a.gpu_micro < {MICRO}) AS slices
         FROM node n LEFT JOIN capacity c ON c.node_id = n.id AND c.out_ms IS NULL

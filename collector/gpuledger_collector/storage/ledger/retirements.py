@@ -20,7 +20,7 @@ _COLUMNS = ("node", "at_ms")
 def nodes(connection: Connection) -> list[NodeRow]:
     """Read all nodes, by name."""
     query = f"""
-        SELECT n.name, (extract(epoch FROM n.last_seen_at) * 1000)::bigint AS seen_ms, n.status,
+        SELECT n.name, floor(extract(epoch FROM n.last_seen_at) * 1000)::bigint AS seen_ms, n.status,
             n.status_detail AS detail, n.agent_version, max(l.at_ms) AS read_ms, r.at_ms AS retired_ms,
             count(c.id) AS accelerators, count(c.id) FILTER (WHERE c.source <> '{SEEN}') AS stated
         FROM node n LEFT JOIN node_retirement r ON r.node = n.name AND r.superseded_at IS NULL
