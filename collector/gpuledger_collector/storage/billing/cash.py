@@ -4,6 +4,7 @@ before.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import partial
@@ -25,6 +26,7 @@ from gpuledger_collector.accounting.period import Period, parse_instant
 from gpuledger_collector.storage.billing import commitments, locations, periods, reports
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.instants import to_ms
 
 _DEPRECIATION = (
     "div(abs(l.gpu_ns) * ((p.basis #>> '{parts,depreciation}')::numeric * 1000000000),"
@@ -169,5 +171,7 @@ def _hardware(connection: Connection) -> list[Version]:
     return found
 
 
-def _version(value: Commitment | Hardware, recorded_ms: int, superseded_ms: int | None) -> Version:
-    return Version(value, recorded_ms, None if superseded_ms is None else superseded_ms)
+def _version(
+    value: Commitment | Hardware, recorded: dt.datetime, superseded: dt.datetime | None
+) -> Version:
+    return Version(value, to_ms(recorded), None if superseded is None else to_ms(superseded))
