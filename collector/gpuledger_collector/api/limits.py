@@ -45,6 +45,7 @@ PROGRESS_SAMPLES = 100
 """What a report of progress takes of the samples: it is a transaction of its own, a sample is part
 of one.
 """
+_TELLS_BODY = hasattr(AutoHTTPProtocol, "on_body")
 COMPLETE_BODY = "gpuledger.complete_body"
 """Extension of a request's scope: its body has arrived completely, in one part."""
 
@@ -230,6 +231,8 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     _cycle: Any = None
     """The request whose head came last."""
     _head_bytes = 0
+    _has_body = False
+    """Whether the bytes that came last hold a part of a body."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Accept a connection and wait for its first head."""
@@ -242,6 +245,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def data_received(self, data: bytes) -> None:
         """Handle bytes of a head, of a body, or of the next request."""
         was_body = self._cycle is not None and self._cycle.more_body
+        self._has_body = False
         super().data_received(data)
         cycle: Any = self.cycle
         if cycle is not None and cycle is not self._cycle:
@@ -258,11 +262,23 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             if self._deadline is None:
                 self._set_deadline(self.head_seconds)
         elif was_body and not cycle.more_body:
+            self._head_bytes = 0
             self._set_deadline(None)
+        # Trailers behind the last chunk, which are kept as headers are; h11 bounds them itself.
+        elif was_body and _TELLS_BODY:
+            if self._has_body:
+                self._head_bytes = 0
+            else:
+                self._count_head(len(data))
         # While an answer is computed: once the next head is complete, nothing more is read until
         # then.
         elif not was_body and not getattr(self, "pipeline", ()):
             self._count_head(len(data))
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body from the parser."""
+        self._has_body = True
+        super().on_body(body)
 
     def _count_head(self, size: int) -> None:
         """Count bytes of an incomplete head, or between requests."""
