@@ -37,6 +37,15 @@ class ClosedPeriod:
     seal: str
 
 
+@dataclass(frozen=True, slots=True)
+class BillingMonth:
+    """A month that was rated: when its charges changed last, and whether they still may."""
+
+    period: Period
+    updated_ms: int
+    is_closed: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionSum:
     """Corrections of closed months in one currency: how many lines, and what they add up to."""

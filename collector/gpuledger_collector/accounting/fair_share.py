@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.period import Calendar
 from gpuledger_common.largest_remainder import split
 
@@ -76,6 +77,32 @@ class ShareUse:
     waited_ns: int | None = None
     lent_micro: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     borrowed_micro: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+
+@dataclass(frozen=True, slots=True)
+class ShareLine:
+    """What a team had of its share of a pool, with the costs of one currency; times are on the
+    first line of a team alone.
+    """
+
+    use: ShareUse
+    lent: Money | None = None
+    borrowed: Money | None = None
+    has_times: bool = True
+
+
+def list_lines(uses: Iterable[ShareUse]) -> Iterator[ShareLine]:
+    """A line for each pool and team, with a further one for each further currency."""
+    for use in uses:
+        currencies = sorted(use.lent_micro.keys() | use.borrowed_micro.keys())
+        if not currencies:
+            yield ShareLine(use)
+        for currency in currencies:
+            lent, borrowed = (
+                Money(micro.get(currency, 0), currency)
+                for micro in (use.lent_micro, use.borrowed_micro)
+            )
+            yield ShareLine(use, lent, borrowed, currency == currencies[0])
 
 
 def share_use(

@@ -29,7 +29,7 @@ from gpuledger_collector.api.context import (
     split_names,
 )
 from gpuledger_collector.export.budgets import BUDGETS
-from gpuledger_collector.export.chargeback import as_json, shared_notes
+from gpuledger_collector.export.chargeback import as_json
 from gpuledger_collector.services.accelerators import UUID, list_activity
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.budget_status import statuses
@@ -122,5 +122,5 @@ def chargeback_json(
     with context.database.transaction(read_only=True) as connection:
         period = requested_days(calendar_of(connection), start, end, name)
         bill = read_bill(connection, period, names, context.now_ms, principal.owner, view)
-    notes = [f"rated up to {format_instant(bill.rated_ms)}", *bill.notices]
-    return as_json(bill.report, period, notes + shared_notes(bill.report.shared), bill.waste)
+    notes = [f"rated up to {format_instant(bill.rated_ms)}", *bill.notes]
+    return as_json(bill.report, period, notes, bill.waste)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -14,9 +14,10 @@ from typer import Option
 
 from gpuledger_collector.accounting.cash import AMORTIZED, CASH
 from gpuledger_collector.accounting.chargeback import DIMENSIONS, Report, ReportRow
+from gpuledger_collector.accounting.fair_share import list_lines
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
-from gpuledger_collector.accounting.waste import WholeWaste, whole_waste
+from gpuledger_collector.accounting.waste import WholeWaste
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import (
     UNAVAILABLE,
@@ -30,45 +31,36 @@ from gpuledger_collector.cli.common import (
 )
 from gpuledger_collector.cli.output import (
     Column,
+    report_text,
     table_text,
     terminal_width,
     write_pieces,
     write_text,
 )
-from gpuledger_collector.cli.session import open_session
+from gpuledger_collector.cli.session import Session, ledger_command
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.export import beancount, focus, focus_split, parquet
-from gpuledger_collector.export.cells import rows_as
+from gpuledger_collector.export import beancount, focus, parquet
 from gpuledger_collector.export.chargeback import (
     NUMBERED,
     as_json,
     cash_line,
     csv_rows,
-    shared_notes,
     table_columns,
     texts,
     unbilled_line,
     waste_line,
 )
-from gpuledger_collector.export.fair_share import COLUMNS as SHARE_COLUMNS
-from gpuledger_collector.export.fair_share import share_rows
+from gpuledger_collector.export.fair_share import SHARES
 from gpuledger_collector.export.pieces import csv_pieces
 from gpuledger_collector.export.shortened import MOST_TERMINAL_ROWS, shortened
-from gpuledger_collector.services.chargeback import (
-    convert_chargeback,
-    no_price_note,
-    notices,
-    notices_by_month,
-    read_before_prices,
-    read_cash,
-    read_chargeback,
+from gpuledger_collector.services.bill_exports import (
+    FocusExport,
+    FocusVersion,
+    export_focus,
+    read_journal,
 )
-from gpuledger_collector.services.fair_share import read_share_use, roll_up_period, share_notes
-from gpuledger_collector.storage.billing import cash, locations, periods, providers, reports
-from gpuledger_collector.storage.billing.allocation import shares
-from gpuledger_collector.storage.billing.cost_centers import BilledCodes
-from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.services.chargeback import read_priced_bill
+from gpuledger_collector.services.fair_share import compare_shares
 
 app = new_app()
 SHARE = "share"
@@ -96,15 +88,10 @@ class View(enum.StrEnum):
     cash = CASH
 
 
-class FocusVersion(enum.StrEnum):
-    """Versions of FOCUS that are written."""
-
-    v1_2 = "1.2"
-    v1_4 = "1.4"
-
-
 @app.command(epilog="Example: gpuledger chargeback --period 2026-10 --by team,project")
+@ledger_command
 def chargeback(
+    session: Session,
     period: options.PeriodName = None,
     start: options.FirstDay = None,
     end: options.LastDay = None,
@@ -152,8 +139,6 @@ def chargeback(
     ] = View.amortized,
     zone: options.BillingZone = None,
     exit_code: options.ExitCode = False,
-    dsn: options.Dsn = None,
-    config: options.Config = None,
 ) -> None:
     """Say who pays for what; time that nobody held, that nobody is known to pay or that has no rate
     has its own rows.
@@ -166,118 +151,61 @@ def chargeback(
     if by == SHARE:
         if view is View.cash:
             refuse("--by share has no --view cash: it compares what was charged for the time")
-        _write_shares(asked, form, currency, output, zone, dsn, config)
+        _write_shares(session, asked, form, currency, output, zone)
         return
     names = column_names(by, DIMENSIONS)
-    with open_session(dsn, config) as session:
-        session.require_zone(zone)
-        now_ms, span = session.now_ms, session.rated(asked)
-        with session.database.transaction(read_only=True) as connection:
-            bill, said, notes = _read_bill(connection, span, names, view, currency, now_ms)
-            if form is ChargebackFormat.focus:
-                _write_focus(connection, span, _owner_level(names), now_ms, focus_version, output)
-            elif form is ChargebackFormat.beancount:
-                _write_journal(connection, span, _owner_level(names), now_ms, output)
-            elif output is not None and form is ChargebackFormat.parquet:
-                lines = csv_rows(bill, said)
-                columns = list(map(str, next(lines)))
-                rows = (dict(zip(columns, map(str, line), strict=True)) for line in lines)
-                parquet.write(rows, output, parquet.chargeback_kinds(columns, bill.by))
-            else:
-                heading = (
-                    range_line(span, session.calendar) if form is ChargebackFormat.table else ""
-                )
-                write_pieces(
-                    chain([heading], _list_text(connection, bill, span, form, notes, said, output)),
-                    output,
-                )
-    for note in notes:
-        say(f"gpuledger: {note}", error=True)
-    end_with(bool(bill.unpriced), exit_code)
-
-
-def _list_text(
-    connection: Connection,
-    bill: Report,
-    span: Period,
-    form: ChargebackFormat,
-    notes: list[str],
-    said: list[str],
-    output: Path | None,
-) -> Iterator[str]:
-    """The chargeback as table, CSV or JSON."""
-    width = terminal_width() if output is None else None
-    waste = whole_waste(
-        bill.rows,
-        reports.has_capacity(connection, span),
-        zones.calendar(connection).months_of(span),
-    )
-    return report_text(bill, span, options.Format(form.value), notes, width, waste, said)
-
-
-def _read_bill(
-    connection: Connection,
-    period: Period,
-    names: tuple[str, ...],
-    view: View,
-    currency: str,
-    now_ms: int,
-) -> tuple[Report, list[str], list[str]]:
-    """The report, the notes that change how a number is read, and all notes."""
-    read = read_cash if view is View.cash else read_chargeback
-    bill = read(connection, period, names, now_ms).report
-    said = notices(connection, period, now_ms, bill)
-    notes = said + shared_notes(bill.shared)
-    if bill.has_no_price and view is View.amortized:
-        bill = read_before_prices(connection, period, names)
-        notes.append(no_price_note(period))
-    if currency:
+    level = next((name for name in names if name in LEVELS), "team")
+    session.require_zone(zone)
+    span, now_ms = session.rated(asked), session.now_ms
+    with session.database.transaction(read_only=True) as connection:
         try:
-            bill, missing = convert_chargeback(connection, period, names, currency, now_ms)
+            bill = read_priced_bill(connection, span, names, now_ms, view.value, currency)
         except ValueError as error:
             refuse(f"--currency: {error}")
-        said, notes = said + missing, notes + missing
-    return bill, said, notes
+        if form is ChargebackFormat.focus:
+            _write_focus(export_focus(connection, span, level, now_ms, focus_version), output)
+        elif form is ChargebackFormat.beancount:
+            journal = read_journal(connection, span, level, now_ms)
+            with text_file(output) as file:
+                beancount.write(journal, file)
+        elif output is not None and form is ChargebackFormat.parquet:
+            parquet.write_chargeback(bill.report, bill.notices, output)
+        else:
+            width = terminal_width() if output is None else None
+            pieces = list_pieces(
+                bill.report,
+                span,
+                options.Format(form.value),
+                width,
+                notices=bill.notices,
+                notes=bill.notes,
+                waste=bill.waste,
+            )
+            is_table = form is ChargebackFormat.table
+            heading = range_line(span, session.calendar) if is_table else ""
+            write_pieces(chain([heading], pieces), output)
+    for note in bill.notes:
+        say(f"gpuledger: {note}", error=True)
+    end_with(bill.report.unpriced, exit_code)
 
 
 def _write_shares(
+    session: Session,
     asked: TimeRange,
     form: ChargebackFormat,
     currency: str,
     output: Path | None,
     zone: str | None,
-    dsn: str | None,
-    config: Path | None,
 ) -> None:
     """Write what teams held of their shares of pools."""
     if form not in LISTS or currency:
         refuse("--by share is a table, csv or json, in the ledger's currencies")
-    with open_session(dsn, config) as session:
-        session.require_zone(zone)
-        span = session.rated(asked)
-        roll_up_period(session.database, span)
-        with session.database.transaction(read_only=True) as connection:
-            uses, notes = read_share_use(connection, span), share_notes(connection, span)
-    if not uses:
-        notes.append(
-            "no team has a share of a pool; declare [[share]] tables, or run gpuledger import"
-            " shares FILE --pool POOL"
-        )
-    rows = share_rows(uses)
-    columns = [
-        (
-            Column(name)
-            if name in {"pool", "team", "currency"}
-            else Column(name, name, is_number=True, is_optional=True)
-        )
-        for name in SHARE_COLUMNS
-    ]
-    if form is ChargebackFormat.table:
-        text = table_text(columns, rows, terminal_width() if output is None else None, [])
-    else:
-        text = rows_as(form.value, SHARE_COLUMNS, [list(row.values()) for row in rows])
-    write_text(text, output)
-    for note in notes:
+    session.require_zone(zone)
+    answer = compare_shares(session.database, session.rated(asked))
+    width = terminal_width() if output is None else None
+    lines = list(list_lines(answer.uses))
+    write_text(report_text(options.Format(form.value), SHARES, lines, width), output)
+    for note in answer.notes:
         say(f"gpuledger: {note}", error=True)
 
 
@@ -289,24 +217,30 @@ def range_line(period: Period, calendar: Calendar) -> str:
     return f"{days}, days of {calendar.zone_at(period.start_ms).name}\n"
 
 
-def report_text(
+def list_pieces(
     bill: Report,
     period: Period,
     form: options.Format,
-    notes: list[str],
     width: int | None,
+    *,
+    notices: Sequence[str] = (),
+    notes: Sequence[str] = (),
     waste: Sequence[WholeWaste] = (),
-    said: Sequence[str] = (),
 ) -> Iterator[str]:
-    """A chargeback in pieces, as CSV, JSON or a table of at most `width` columns, totals and the
-    whole waste last.
-
-    `said` are those of the notes that change how a number is read.
-    """
+    """A chargeback in pieces, as CSV, JSON or a table of at most `width` columns."""
     if form is options.Format.csv:
-        return csv_pieces(csv_rows(bill, said))
+        return csv_pieces(csv_rows(bill, notices))
     if form is options.Format.json:
         return as_json(bill, period, notes, waste)
+    return table_pieces(bill, width, waste)
+
+
+def table_pieces(
+    bill: Report, width: int | None, waste: Sequence[WholeWaste] = ()
+) -> Iterator[str]:
+    """A chargeback as a table of at most `width` columns, in pieces, totals and the whole waste
+    last.
+    """
     # A terminal lists the dearest rows, a pipe or a file all of them.
     rows = bill.rows if width is None else shortened(bill, MOST_TERMINAL_ROWS).rows
     shown = table_columns(bill)
@@ -326,8 +260,8 @@ def report_text(
     ]
     lines += [waste_line(one) for one in waste if one.minor is not None]
     lines += filter(None, (unbilled_line(bill, total) for total in bill.totals))
-    table = table_text(columns, [_table_row(row, bill) for row in rows], width, totals)
-    return chain([table], (f"{line}\n" for line in lines))
+    yield table_text(columns, [_table_row(row, bill) for row in rows], width, totals)
+    yield from (f"{line}\n" for line in lines)
 
 
 def _table_row(row: ReportRow, bill: Report) -> dict[str, str]:
@@ -377,10 +311,6 @@ def require_parquet(output: Path | None, example: str) -> None:
         refuse(str(error), UNAVAILABLE)
 
 
-def _owner_level(names: tuple[str, ...]) -> str:
-    return next((name for name in names if name in LEVELS), "team")
-
-
 @contextmanager
 def text_file(output: Path | None) -> Iterator[TextIO]:
     """The file to write to, or standard output."""
@@ -391,52 +321,9 @@ def text_file(output: Path | None) -> Iterator[TextIO]:
         yield file
 
 
-def _write_focus(
-    connection: Connection,
-    period: Period,
-    level: str,
-    now_ms: int,
-    version: FocusVersion,
-    output: Path | None,
-) -> None:
-    closed = {closed_period.name for closed_period in periods.closed(connection)}
-    make_lines: Callable[..., Iterator[dict[str, str]]]
-    make_lines, columns = (
-        (focus.lines, focus.COLUMNS)
-        if version is FocusVersion.v1_2
-        else (focus_split.lines, focus_split.COLUMNS)
-    )
-    calendar = zones.calendar(connection)
-    shared = shares(connection, period, level, now_ms)
-    charges = BilledCodes(connection).tagged(reports.charges(connection, period))
-    payments = cash.payments(connection, period, now_ms)
-    lines = make_lines(
-        charges,
-        level,
-        focus.Issuer(),
-        closed,
-        calendar,
-        shared,
-        payments,
-        providers.by_month(connection, period),
-        notices_by_month(connection, period, now_ms),
-        locations.by_month(connection, period),
-    )
+def _write_focus(export: FocusExport, output: Path | None) -> None:
     if output is not None and output.suffix == ".parquet":
-        parquet.write(lines, output, parquet.focus_kinds(columns))
+        parquet.write(export.rows, output, parquet.focus_kinds(export.columns))
         return
     with text_file(output) as file:
-        focus.write(lines, file, columns)
-
-
-def _write_journal(
-    connection: Connection, period: Period, level: str, now_ms: int, output: Path | None
-) -> None:
-    calendar = zones.calendar(connection)
-    days = [
-        (day, reports.charged_lines(connection, day, (level,))) for day in calendar.days(period)
-    ]
-    shared = shares(connection, period, level, now_ms)
-    codes = BilledCodes(connection).of_owners(period, level)
-    with text_file(output) as file:
-        beancount.write(days, level, file, calendar, shared, codes)
+        focus.write(export.rows, file, export.columns)

@@ -16,7 +16,7 @@ from typer import Option
 from gpuledger_collector.accounting.period import Period, month, parse_period
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.amounts import instant_text
-from gpuledger_collector.cli.chargeback import report_text
+from gpuledger_collector.cli.chargeback import list_pieces
 from gpuledger_collector.cli.common import FINDINGS, new_app, refuse, require_folder, require_level
 from gpuledger_collector.cli.output import Column, emit, number, terminal_width, write_text
 from gpuledger_collector.cli.progress import bar
@@ -191,7 +191,7 @@ def corrections(
     if not bill.rows and form is options.Format.table:
         print(f"{period} has no correction")
     else:
-        sys.stdout.writelines(report_text(bill, span, form, [], terminal_width()))
+        sys.stdout.writelines(list_pieces(bill, span, form, terminal_width()))
 
 
 def _checked(result: Verification | None) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -11,16 +10,15 @@ import typer
 from typer import Argument, Option
 
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.chargeback import text_file
 from gpuledger_collector.cli.common import FINDINGS, new_app, refuse
-from gpuledger_collector.cli.output import print_json
-from gpuledger_collector.cli.session import open_session
+from gpuledger_collector.cli.output import print_json, write_pieces
+from gpuledger_collector.cli.session import Session, ledger_command
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.files import bounded_lines
-from gpuledger_collector.export import focus, focus_split
 from gpuledger_collector.export.focus_check import NotFocus, Violation, check
-from gpuledger_collector.storage.billing import periods as closed_periods
-from gpuledger_collector.storage.billing import reports
+from gpuledger_collector.export.focus_split import BILLING_PERIODS
+from gpuledger_collector.export.pieces import csv_pieces
+from gpuledger_collector.services.bill_exports import FocusVersion, list_billing_months
 
 app = new_app(
     name="focus", help="Files in FOCUS, the FinOps Foundation's format.", no_args_is_help=True
@@ -29,18 +27,11 @@ SHOWN = 5
 """Violations of one rule in one column that are shown, unless all are asked for."""
 
 
-class Version(enum.StrEnum):
-    """Versions of FOCUS that can be checked."""
-
-    v1_2 = "1.2"
-    v1_4 = "1.4"
-
-
 @app.command("check", epilog="Example: gpuledger focus check october.csv")
 def check_file(
     path: Annotated[Path, Argument(metavar="FILE", help="A file of charges in FOCUS (CSV).")],
     version: Annotated[
-        Version | None,
+        FocusVersion | None,
         Option("--focus-version", help="Version to check against; else the one of its header."),
     ] = None,
     everything: Annotated[bool, Option("--all", help="Show every violation.")] = False,
@@ -79,21 +70,11 @@ def check_file(
 
 
 @app.command(epilog="Example: gpuledger focus periods -o billing-periods.csv")
-def periods(
-    output: options.Output = None, dsn: options.Dsn = None, config: options.Config = None
-) -> None:
+@ledger_command
+def periods(session: Session, output: options.Output = None) -> None:
     """Write FOCUS 1.4's billing periods: every month that was rated, Open or Closed.
 
     A closed month never opens again; what is found later is a Correction row of an open one.
     """
-    with open_session(dsn, config) as session, session.database.transaction() as connection:
-        closed = {period.name: period.closed_ms for period in closed_periods.closed(connection)}
-        rated: dict[str, int] = {}
-        for day_ms, rated_ms in reports.proved(connection):
-            name = session.calendar.month_of(day_ms)
-            rated[name] = max(rated_ms, rated.get(name, rated_ms))
-        rows = focus_split.periods(
-            {*closed, *rated}, rated, closed, focus.Issuer(), session.calendar
-        )
-        with text_file(output) as file:
-            focus.write(rows, file, focus_split.PERIOD_COLUMNS)
+    months = list_billing_months(session.database)
+    write_pieces(csv_pieces(BILLING_PERIODS.csv_rows(months)), output)

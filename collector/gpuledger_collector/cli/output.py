@@ -68,15 +68,27 @@ def emit(
 
     JSON has all keys of a row, also those that are no column.
     """
-    if form is options.Format.csv:
-        sys.stdout.write(csv_text(columns, rows))
-    elif form is options.Format.json:
-        names = [column.name for column in columns]
-        print_json([{name: row[name] for name in names if name in row} | dict(row) for row in rows])
-    else:
-        sys.stdout.write(table_text(columns, rows, terminal_width(), totals))
+    sys.stdout.write(list_text(form, columns, rows, terminal_width(), totals))
+    if form is options.Format.table:
         for line in footer:
             say(line)
+
+
+def list_text(
+    form: options.Format,
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    width: int | None,
+    totals: Sequence[Row] = (),
+) -> str:
+    """A list as text; a table of at most `width` columns."""
+    if form is options.Format.csv:
+        return csv_text(columns, rows)
+    if form is options.Format.table:
+        return table_text(columns, rows, width, totals)
+    names = [column.name for column in columns]
+    objects = [{name: row[name] for name in names if name in row} | dict(row) for row in rows]
+    return f"{json_text(objects)}\n"
 
 
 def columns_of(report: Report[Any]) -> tuple[Column, ...]:
@@ -110,6 +122,13 @@ def emit_report(
     """
     cells = report.exact if is_exact and form is options.Format.json else report.texts
     emit(form, columns_of(report), [cells(item) for item in items], footer, totals)
+
+
+def report_text(
+    form: options.Format, report: Report[Item], items: Iterable[Item], width: int | None
+) -> str:
+    """A list as text, by what its report says of its columns."""
+    return list_text(form, columns_of(report), list(map(report.texts, items)), width)
 
 
 def print_json(content: object) -> None:

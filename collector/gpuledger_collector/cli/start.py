@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from gpuledger_collector import wiring
+from gpuledger_collector.accounting.cash import AMORTIZED
 from gpuledger_collector.accounting.ledger_rows import OnOverlap, UsageRow
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period, format_instant
@@ -21,7 +22,7 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.cli import imports, options
 from gpuledger_collector.cli import start_prometheus as prometheus
 from gpuledger_collector.cli.apply import days_note
-from gpuledger_collector.cli.chargeback import report_text
+from gpuledger_collector.cli.chargeback import table_pieces
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse, time_range
 from gpuledger_collector.cli.output import Column, table_text, terminal_width
 from gpuledger_collector.cli.session import Session, clock_ms, load_settings, open_session
@@ -41,12 +42,7 @@ from gpuledger_collector.ingest.files.usage import (
     understand,
 )
 from gpuledger_collector.ingest.remote_write.prometheus_api import PrometheusApi
-from gpuledger_collector.services.chargeback import (
-    chargeback_notes,
-    no_price_note,
-    read_before_prices,
-    read_chargeback,
-)
+from gpuledger_collector.services.chargeback import read_priced_bill
 from gpuledger_collector.services.first_start import read_state
 from gpuledger_collector.services.imports import Writing, find_overfull_nodes, import_prices
 from gpuledger_collector.settings import Settings
@@ -455,18 +451,14 @@ def _print_bill(session: Session, first_ms: int, last_ms: int, level: str) -> No
     )
     session.rate(period)
     with session.database.transaction(read_only=True) as connection:
-        bill = read_chargeback(connection, period, (level,), now_ms).report
-        notes = chargeback_notes(connection, period, now_ms, bill)
-        if bill.has_no_price:
-            bill = read_before_prices(connection, period, (level,))
-            notes.append(no_price_note(period))
+        bill = read_priced_bill(connection, period, (level,), now_ms, AMORTIZED, "")
     days = f"--from {calendar.date_of(period.start_ms)} --to {calendar.date_of(period.end_ms)}"
     print()
     say(f"gpuledger chargeback {days} --by {level}")
-    sys.stdout.writelines(report_text(bill, period, options.Format.table, notes, terminal_width()))
-    for note in notes:
+    sys.stdout.writelines(table_pieces(bill.report, terminal_width()))
+    for note in bill.notes:
         say(f"gpuledger: {note}", error=True)
-    if bill.unpriced and not bill.has_no_price:
+    if bill.report.unpriced and not bill.report.has_no_price:
         say(
             "gpuledger: some usage has no rate; --rate 2.50, or gpuledger prices set, gives it one",
             error=True,

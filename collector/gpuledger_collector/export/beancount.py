@@ -13,13 +13,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TextIO
 
 from gpuledger_collector.accounting.chargeback import SharedPart, shown_keys
 from gpuledger_collector.accounting.cost_centers import Codes
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.money import decimal_text
-from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
+from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_common.escapes import escape_text
 
 INCOME = "Income:Capacity"
@@ -27,19 +28,24 @@ INCOME_SHARED = "Income:Shared"
 _WORD = re.compile(r"[^A-Za-z0-9]+")
 
 
-def write(
-    days: Iterable[tuple[Period, Sequence[ChargedLine]]],
-    level: str,
-    file: TextIO,
-    calendar: Calendar = UTC_DAYS,
-    shares: Sequence[SharedPart] = (),
-    codes: Mapping[str, Codes] | None = None,
-) -> None:
-    """The journal of some days, each with its lines by `level`; usage without a rate has no money
-    and is left out.
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """What a journal is made of: days with their lines by a level of the owner tree, shares of
+    common costs, and where finance books an owner.
     """
-    sums = [(day, _sums(lines, level)) for day, lines in days]
-    paid_parts = [part for part in shares if part.micro]
+
+    level: str
+    calendar: Calendar
+    days: Sequence[tuple[Period, Sequence[ChargedLine]]]
+    shares: Sequence[SharedPart]
+    codes: Mapping[str, Codes]
+
+
+def write(journal: Journal, file: TextIO) -> None:
+    """The journal of some days; usage without a rate has no money and is left out."""
+    level, calendar = journal.level, journal.calendar
+    sums = [(day, _sums(lines, level)) for day, lines in journal.days]
+    paid_parts = [part for part in journal.shares if part.micro]
     names = sorted(
         {owner for _, amounts in sums for owner, _ in amounts}
         | {part.keys[0] for part in paid_parts}
@@ -59,7 +65,7 @@ def write(
         file.write(f"{first} open {INCOME_SHARED}\n")
     for name in names:
         file.write(f'{first} open {accounts[name]}\n  owner: "{_text(name)}"\n')
-        file.writelines(_metadata((codes or {}).get(name, Codes())))
+        file.writelines(_metadata(journal.codes.get(name, Codes())))
     totals: dict[tuple[str, str], int] = defaultdict(int)
     for day, amounts in sums:
         for currency in currencies:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -57,19 +55,6 @@ def lines_text(lines: Iterable[str]) -> str:
     line.
     """
     return "".join(f"{escape_text(line)}\n" for line in lines)
-
-
-def rows_as(shape: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Plain rows as `csv` (texts made harmless) or `json` (a list of objects); None is an empty
-    cell, or null.
-    """
-    if shape == "json":
-        return json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2) + "\n"
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(harmless(row) for row in rows)
-    return text.getvalue()
 
 
 def csv_of(

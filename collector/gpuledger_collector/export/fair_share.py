@@ -1,63 +1,74 @@
-"""Shares of pools as rows of text, for a table, CSV, JSON and pages."""
+"""Shares of pools as a list, for a table, CSV, JSON and pages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
-from gpuledger_collector.accounting.fair_share import ShareUse
+from gpuledger_collector.accounting.fair_share import ShareLine, ShareUse
 from gpuledger_collector.accounting.quantity import hours_decimal
-from gpuledger_collector.export.cells import minor_amount
-
-COLUMNS = (
-    "pool",
-    "team",
-    "gpu_hours_share",
-    "gpu_hours_held",
-    "used_of_share",
-    "gpu_hours_lent",
-    "gpu_hours_borrowed",
-    "gpu_hours_waited",
-    "cost_lent",
-    "cost_borrowed",
-    "currency",
-)
+from gpuledger_collector.export.report import Column, Kind, Report
 
 
-def share_rows(uses: Sequence[ShareUse], digits: int = 6) -> list[dict[str, str]]:
-    """A row for each pool and team, with a further one, of costs alone, for each further currency.
-
-    `used_of_share`: time held within the share over the share. Empty where something is not known
-    or does not apply.
+def shares_report(digits: int = 6) -> Report[ShareLine]:
+    """The list, with hours to so many places; empty where something is not known or does not
+    apply.
     """
-    rows = []
-    for use in uses:
-        hours = hours_decimal(
-            [use.share_ns, use.held_ns, use.lent_ns, use.borrowed_ns, use.waited_ns or 0], digits
+
+    def number(
+        name: str, value: Callable[[ShareUse], str | None], about: str = ""
+    ) -> Column[ShareLine]:
+        return Column(
+            name,
+            lambda line: value(line.use) if line.has_times else None,
+            Kind.DECIMAL,
+            heading=name,
+            about=about,
+            is_optional=True,
         )
-        share, held, lent, borrowed, waited = map(str, hours)
-        times = {
-            "gpu_hours_share": share if use.share_ns else "",
-            "gpu_hours_held": held,
-            "used_of_share": f"{100 * use.within_ns / use.share_ns:.1f}%" if use.share_ns else "",
-            "gpu_hours_lent": lent,
-            "gpu_hours_borrowed": borrowed,
-            "gpu_hours_waited": "" if use.waited_ns is None else waited,
-        }
-        for currency in sorted(use.lent_micro.keys() | use.borrowed_micro.keys()) or [""]:
-            costs = {
-                "cost_lent": minor_amount(use.lent_micro.get(currency, 0), currency)
-                if currency
-                else "",
-                "cost_borrowed": minor_amount(use.borrowed_micro.get(currency, 0), currency)
-                if currency
-                else "",
-                "currency": currency,
-            }
-            rows.append(
-                {
-                    name: {"pool": use.pool, "team": use.team, **times, **costs}.get(name, "")
-                    for name in COLUMNS
-                }
-            )
-            times = {}
-    return rows
+
+    def hours(at: int) -> Callable[[ShareUse], str]:
+        """One of the hours of a line, which are rounded together."""
+        return lambda use: str(
+            hours_decimal(
+                [use.share_ns, use.held_ns, use.lent_ns, use.borrowed_ns, use.waited_ns or 0],
+                digits,
+            )[at]
+        )
+
+    return Report(
+        "shares",
+        (
+            Column("pool", lambda line: line.use.pool),
+            Column("team", lambda line: line.use.team),
+            number("gpu_hours_share", lambda use: hours(0)(use) if use.share_ns else None),
+            number("gpu_hours_held", hours(1)),
+            number(
+                "used_of_share",
+                lambda use: f"{100 * use.within_ns / use.share_ns:.1f}%" if use.share_ns else None,
+                "Time held within the share over the share.",
+            ),
+            number("gpu_hours_lent", hours(2)),
+            number("gpu_hours_borrowed", hours(3)),
+            number(
+                "gpu_hours_waited", lambda use: None if use.waited_ns is None else hours(4)(use)
+            ),
+            Column(
+                "cost_lent",
+                lambda line: line.lent,
+                Kind.MONEY,
+                heading="cost_lent",
+                is_optional=True,
+            ),
+            Column(
+                "cost_borrowed",
+                lambda line: line.borrowed,
+                Kind.MONEY,
+                heading="cost_borrowed",
+                is_optional=True,
+            ),
+            Column("currency", lambda line: line.lent and line.lent.currency),
+        ),
+    )
+
+
+SHARES = shares_report()

@@ -145,15 +145,18 @@ class Notices:
 class Book:
     """The invoices of an export so far.
 
-    `closed` names the closed months, `providers` who provides which pool and `locations` where
-    pools stand, by month, and `notices` what changes how rows are read.
+    `level` is the level of the owner tree that is invoiced, a sub-account each. `closed` names the
+    closed months, `providers` who provides which pool and `locations` where pools stand, by month,
+    and `notices` what changes how rows are read.
     """
 
+    level: str
     closed: Collection[str] = ()
     calendar: Calendar = UTC_DAYS
     providers: Mapping[str, Mapping[str, ProviderNames]] = field(default_factory=dict)
     notices: Mapping[str, Notices] = field(default_factory=dict)
     locations: Mapping[str, Locations] = field(default_factory=dict)
+    issuer: Issuer = field(default_factory=Issuer)
     invoices: dict[Key, FocusInvoice] = field(default_factory=dict)
     terms: dict[tuple[object, ...], Row] = field(default_factory=dict)
     """What Usage rows of the same kind have in common."""
@@ -171,10 +174,10 @@ class Book:
             invoice = self.invoices[key] = FocusInvoice(self.calendar.month(month))
         return key, invoice
 
-    def names(self, pool: str, at_ms: int, issuer: Issuer) -> ProviderNames:
+    def names(self, pool: str, at_ms: int) -> ProviderNames:
         """Who provides a pool in a month: as declared for it, for every pool, or the issuer itself."""
         declared = self.providers.get(self._month_of(at_ms), {})
-        return declared.get(pool) or declared.get("") or issuer.names
+        return declared.get(pool) or declared.get("") or self.issuer.names
 
     def locations_of(self, booked_ms: int) -> Locations:
         """Where pools stand, as declared for the month in which something is booked."""
@@ -188,34 +191,25 @@ class Book:
 
 
 def lines(
+    book: Book,
     charges: Iterable[ExportedCharge],
-    level: str,
-    issuer: Issuer,
-    closed: Collection[str] = (),
-    calendar: Calendar = UTC_DAYS,
-    shares: Iterable[SharedPart] = (),
-    payments: Iterable[Purchase] = (),
-    providers: Mapping[str, Mapping[str, ProviderNames]] | None = None,
-    notices: Mapping[str, Notices] | None = None,
-    locations: Mapping[str, Locations] | None = None,
+    payments: Iterable[Purchase],
+    shares: Iterable[SharedPart],
 ) -> Iterator[Row]:
     """Usage rows in the order of the charges, payments, shares, then one rounding row per invoice.
 
-    Unpriced charges have no row.
-
-    `level` is the level of the owner tree that is invoiced (a sub-account each), and at which
-    `shares` are. `closed` names the closed months: only their invoices have a number. A correction
-    is billed in the month in which it is booked, for the day that it amends.
+    Unpriced charges have no row. `shares` are at the level of the book. Only the invoices of closed
+    months have a number. A correction is billed in the month in which it is booked, for the day
+    that it amends.
     """
-    book = Book(closed, calendar, providers or {}, notices or {}, locations or {})
-    for _, row in usage_rows(charges, level, issuer, book):
+    for _, row in usage_rows(book, charges):
         yield row
-    yield from purchase_rows(payments, level, issuer, book)
-    yield from adjustments(book, level, issuer, shares)
+    yield from purchase_rows(book, payments)
+    yield from adjustments(book, shares)
 
 
 def usage_rows(
-    charges: Iterable[ExportedCharge], level: str, issuer: Issuer, book: Book
+    book: Book, charges: Iterable[ExportedCharge]
 ) -> Iterator[tuple[ExportedCharge, Row]]:
     """Each priced charge with its Usage row; `book` counts what the rows of each invoice add up to."""
     for exported in charges:
@@ -223,11 +217,11 @@ def usage_rows(
         if charge.currency is not None and (
             charge.gpu_ns or (charge.commitment is not None and charge.cost_micro)
         ):
-            yield exported, _usage(exported, level, issuer, book)
+            yield exported, _usage(exported, book)
         elif charge.adjustment is not None and charge.cost_micro:
-            yield exported, _adjustment(exported, charge.adjustment, level, issuer, book)
+            yield exported, _adjustment(exported, charge.adjustment, book)
         elif charge.node_cost is not None and charge.cost_micro:
-            yield exported, _node_share(exported, charge.node_cost, level, issuer, book)
+            yield exported, _node_share(exported, charge.node_cost, book)
 
 
 def write(rows: Iterable[Row], file: TextIO, columns: Sequence[str] = COLUMNS) -> None:
@@ -237,7 +231,7 @@ def write(rows: Iterable[Row], file: TextIO, columns: Sequence[str] = COLUMNS) -
     writer.writerows(escape_cells(list(map(row.get, columns, repeat("")))) for row in rows)
 
 
-def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> Row:
+def _usage(exported: ExportedCharge, book: Book) -> Row:
     charge = exported.charge
     # Nano-hours x nano-units are units of 1e-18: quantity, price and cost are written with 9, 9 and
     # 18 places, and FOCUS's ListCost = ListUnitPrice x PricingQuantity holds to the last digit.
@@ -246,12 +240,12 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
     # A commitment's share is an amount, not a price: it is billed as it is.
     cost = hours * rate if charge.commitment is None else (charge.cost_micro or 0) * 10**12
     unused = charge.state == COMMITMENT_UNUSED
-    owner = billed_to(charge, level)
+    owner = billed_to(charge, book.level)
     billed = 0 if charge.commitment is not None else cost - hours * depreciation_nano(charge.price)
     # A correction is billed in the open month, while its charge period stays the day that it
     # amends.
     booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
-    names = book.names(charge.pool, booked_ms, issuer)
+    names = book.names(charge.pool, booked_ms)
     key, invoice = book.invoice(booked_ms, charge.currency or "", owner, names)
     invoice.borne.micros[exported.correction_of] += charge.cost_micro or 0
     invoice.borne.written += cost
@@ -275,7 +269,7 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
             exported, (rate, listed), names, book.notices.get(key[0], Notices())
         )
     row = {
-        **_common(key, invoice, level, issuer, book.closed),
+        **_common(key, invoice, book),
         **terms,
         **_costs(cost, hours * rate, hours * listed, billed),
         "ChargeDescription": neutral(_description(exported)),
@@ -284,7 +278,7 @@ def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> 
         "ChargePeriodEnd": _instant(-(-charge.end_ms // 1000) * 1000),
         "PricingQuantity": fixed(hours, 9),
         **_place(_location(charge, book, booked_ms)),
-        "Tags": flat_json(_tags(exported, level, owner)),
+        "Tags": flat_json(_tags(exported, book.level, owner)),
         **_measured(charge, cost),
     }
     if charge.commitment is not None:
@@ -327,17 +321,15 @@ def _usage_terms(
     }
 
 
-def _adjustment(
-    exported: ExportedCharge, adjustment: Adjustment, level: str, issuer: Issuer, book: Book
-) -> Row:
+def _adjustment(exported: ExportedCharge, adjustment: Adjustment, book: Book) -> Row:
     """The row of a markup, discount, tier, credit, debit or true-up: no usage, and of no resource."""
     charge = exported.charge
     booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
     # The provider asks for a true-up; everything else is between the platform and its owners.
-    names = (
-        book.names(charge.pool, booked_ms, issuer) if adjustment.kind == TRUE_UP else issuer.names
+    names = book.names(charge.pool, booked_ms) if adjustment.kind == TRUE_UP else book.issuer.names
+    key, invoice = book.invoice(
+        booked_ms, charge.currency or "", billed_to(charge, book.level), names
     )
-    key, invoice = book.invoice(booked_ms, charge.currency or "", billed_to(charge, level), names)
     cost, paid = ((micro or 0) * 10**12 for micro in (charge.cost_micro, paid_micro(charge)))
     for amount, value in ((invoice.borne, cost), (invoice.paid, paid)):
         amount.micros[exported.correction_of] += value // 10**12
@@ -345,8 +337,8 @@ def _adjustment(
     description = neutral(f"{adjustment.kind.replace('_', '-').capitalize()}: {adjustment.name}")
     about = Period(charge.start_ms, charge.end_ms)
     return {
-        **_common(key, invoice, level, issuer, book.closed),
-        **_adjusted(description, about, cost, paid, level, key[2]),
+        **_common(key, invoice, book),
+        **_adjusted(description, about, cost, paid, book.level, key[2]),
         **_costs(
             cost,
             (charge.contracted_cost_micro or 0) * 10**12,
@@ -355,21 +347,21 @@ def _adjustment(
         ),
         "ChargeCategory": "Credit" if adjustment.kind == CREDIT else "Adjustment",
         "ChargeClass": "Correction" if exported.booked_day_ms is not None else "",
-        "Tags": flat_json(_tags(exported, level, key[2])),
+        "Tags": flat_json(_tags(exported, book.level, key[2])),
         "x_CostBasis": charge.state,
         "x_GpuModel": neutral(charge.gpu_model),
         "x_Pool": neutral(charge.pool),
     }
 
 
-def _node_share(
-    exported: ExportedCharge, node_cost: NodeCost, level: str, issuer: Issuer, book: Book
-) -> Row:
+def _node_share(exported: ExportedCharge, node_cost: NodeCost, book: Book) -> Row:
     """The row of a share of what a node costs: node-hours at its price, and no GPU-time."""
     charge = exported.charge
     booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
-    names = book.names(charge.pool, booked_ms, issuer)
-    key, invoice = book.invoice(booked_ms, charge.currency or "", billed_to(charge, level), names)
+    names = book.names(charge.pool, booked_ms)
+    key, invoice = book.invoice(
+        booked_ms, charge.currency or "", billed_to(charge, book.level), names
+    )
     rate = rate_nano(node_cost.rate)
     # The charge is a share of price x time, so its price gives the node-hours that it is.
     hours = round_half_even_div((charge.cost_micro or 0) * 1000 * NANO, rate)
@@ -379,7 +371,7 @@ def _node_share(
         amount.written += cost
     rate_text, quantity = fixed(rate, 9), fixed(hours, 9)
     return {
-        **_common(key, invoice, level, issuer, book.closed),
+        **_common(key, invoice, book),
         "PublisherName": _name(names.publisher),
         **_costs(cost, cost, cost, cost),
         "ServiceCategory": "Compute",
@@ -408,7 +400,7 @@ def _node_share(
         "SkuMeter": "Node time",
         "SkuPriceId": neutral(f"{node_cost.name}/{node_cost.from_on or 'always'}/{node_cost.id}"),
         "SkuPriceDetails": _price_details(charge.gpu_model, charge.pool),
-        "Tags": flat_json(_tags(exported, level, key[2])),
+        "Tags": flat_json(_tags(exported, book.level, key[2])),
         "x_CostBasis": charge.state,
         "x_GpuModel": _name(charge.gpu_model),
         "x_Pool": _name(charge.pool),
@@ -490,14 +482,12 @@ def _place(location: PoolLocation | None) -> Row:
     }
 
 
-def purchase_rows(
-    payments: Iterable[Purchase], level: str, issuer: Issuer, book: Book
-) -> Iterator[Row]:
+def purchase_rows(book: Book, payments: Iterable[Purchase]) -> Iterator[Row]:
     """A Purchase row for each payment: billed in full, and borne by the rows that it covers."""
     for payment in payments:
         source = payment.source
         names, locations = (
-            book.names(source.pool, payment.booked_ms, issuer),
+            book.names(source.pool, payment.booked_ms),
             book.locations_of(payment.booked_ms),
         )
         key, invoice = book.invoice(payment.booked_ms, source.currency, f"({PURCHASE})", names)
@@ -506,7 +496,7 @@ def purchase_rows(
         invoice.paid.written += cost
         quantity, unit, price, listed = _bought(payment)
         yield {
-            **_common(key, invoice, level, issuer, book.closed),
+            **_common(key, invoice, book),
             "PublisherName": neutral(names.publisher),
             **_costs(0, listed, listed, cost),
             "ChargeCategory": "Purchase",
@@ -525,7 +515,7 @@ def purchase_rows(
             "PricingCurrencyListUnitPrice": fixed(price, 9),
             **_purchase_terms(payment, quantity, unit),
             **_place(locations.of_purchase(source.pool, source.region, payment.span.start_ms)),
-            "Tags": flat_json({level: f"({PURCHASE})"}),
+            "Tags": flat_json({book.level: f"({PURCHASE})"}),
             "x_CostBasis": PURCHASE,
             "x_GpuModel": neutral(source.gpu_model),
             "x_Pool": neutral(source.pool),
@@ -591,25 +581,23 @@ def _purchase_terms(payment: Purchase, quantity: int, unit: str) -> Row:
     }
 
 
-def _common(
-    key: Key, invoice: FocusInvoice, level: str, issuer: Issuer, closed: Collection[str]
-) -> Row:
+def _common(key: Key, invoice: FocusInvoice, book: Book) -> Row:
     """What every row of an invoice says; the invoice has a number when its month is closed."""
     if invoice.common:
         return invoice.common
     billing_month, currency, owner, provider = key
     number = f"{billing_month}/{currency}/{owner}" + (
-        f"/{provider}" if provider != issuer.name else ""
+        f"/{provider}" if provider != book.issuer.name else ""
     )
     invoice.common = {
-        "BillingAccountId": neutral(issuer.account_id),
-        "BillingAccountName": neutral(issuer.account_name),
+        "BillingAccountId": neutral(book.issuer.account_id),
+        "BillingAccountName": neutral(book.issuer.account_name),
         "BillingAccountType": "Organization",
         "BillingCurrency": currency,
         "BillingPeriodStart": format_instant(invoice.period.start_ms),
         "BillingPeriodEnd": format_instant(invoice.period.end_ms),
         # Without an invoice InvoiceId is null; ours are issued when the month is closed.
-        "InvoiceId": number if billing_month in closed else "",
+        "InvoiceId": number if billing_month in book.closed else "",
         # FOCUS: who is paid; a third party that is paid instead would make every BilledCost 0.
         "InvoiceIssuerName": neutral(provider),
         "ProviderName": neutral(provider),
@@ -617,9 +605,9 @@ def _common(
         "ServiceCategory": "AI and Machine Learning",
         "ServiceName": "GPU Compute",
         "ServiceSubcategory": "Other (AI and Machine Learning)",
-        "SubAccountId": neutral(f"{level}/{owner}"),
+        "SubAccountId": neutral(f"{book.level}/{owner}"),
         "SubAccountName": neutral(owner),
-        "SubAccountType": level.capitalize(),
+        "SubAccountType": book.level.capitalize(),
         "PricingCurrency": currency,
         "x_BilledToOwner": "yes" if is_paid(owner) else "no",
     }
@@ -727,23 +715,21 @@ def _measured(charge: Charge, cost: int) -> Row:
     }
 
 
-def adjustments(
-    book: Book, level: str, issuer: Issuer, shares: Iterable[SharedPart] = ()
-) -> Iterator[Row]:
+def adjustments(book: Book, shares: Iterable[SharedPart]) -> Iterator[Row]:
     """A row for each share of a common cost, then one per invoice that brings it to the minor units
     booked.
     """
     for part in shares:
         if part.micro:
-            yield _share(part, level, issuer, book)
+            yield _share(part, book)
     borne = _rests(book, lambda invoice: invoice.borne)
     paid = _rests(book, lambda invoice: invoice.paid)
     description = "Rounding of the invoice to the currency's minor unit (largest remainder)"
     for key in sorted(borne):
         invoice = book.invoices[key]
         yield (
-            _common(key, invoice, level, issuer, book.closed)
-            | _adjusted(description, invoice.period, borne[key], paid[key], level, key[2])
+            _common(key, invoice, book)
+            | _adjusted(description, invoice.period, borne[key], paid[key], book.level, key[2])
             | {"x_Notice": neutral("; ".join(book.notices.get(key[0], Notices()).whole))}
         )
 
@@ -793,11 +779,13 @@ def _by_month(owners: Mapping[str, Sequence[tuple[Key, Amount]]]) -> dict[str, d
     return months
 
 
-def _share(part: SharedPart, level: str, issuer: Issuer, book: Book) -> Row:
+def _share(part: SharedPart, book: Book) -> Row:
     """The row of what an invoice pays of a shared cost; what is moved between owners is paid to
     nobody.
     """
-    key, invoice = book.invoice(part.period.start_ms, part.currency, part.keys[0], issuer.names)
+    key, invoice = book.invoice(
+        part.period.start_ms, part.currency, part.keys[0], book.issuer.names
+    )
     cost = part.micro * 10**12
     paid = cost if part.cost.source == AMOUNT else 0
     invoice.borne.shared += part.micro
@@ -805,10 +793,10 @@ def _share(part: SharedPart, level: str, issuer: Issuer, book: Book) -> Row:
     invoice.paid.shared += paid // 10**12
     invoice.paid.written += paid
     description = neutral(f"Shared cost {part.cost.name}, by {part.cost.key} per {part.cost.level}")
-    row = _common(key, invoice, level, issuer, book.closed)
+    row = _common(key, invoice, book)
     return (
         row
-        | _adjusted(description, part.period, cost, paid, level, part.keys[0])
+        | _adjusted(description, part.period, cost, paid, book.level, part.keys[0])
         | {"x_CostBasis": "shared"}
     )
 

@@ -14,18 +14,17 @@ amend charges that were split before, and are not split again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from gpuledger_collector.accounting.cash import Purchase
 from gpuledger_collector.accounting.chargeback import SharedPart
+from gpuledger_collector.accounting.closing import BillingMonth
 from gpuledger_collector.accounting.ledger import ExportedCharge
-from gpuledger_collector.accounting.locations import Locations
-from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, format_instant
-from gpuledger_collector.accounting.providers import ProviderNames
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.export import focus
 from gpuledger_collector.export.cells import names, neutral
+from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_common.largest_remainder import split
 
 METHOD = "dominant-share-v1"
@@ -46,30 +45,31 @@ COLUMNS = (
     "ServiceProviderName",
     *(name for name in focus.COLUMNS if name.startswith("x_")),
 )
-PERIOD_COLUMNS = names("""
-    BillingPeriodCreated BillingPeriodEnd BillingPeriodLastUpdated BillingPeriodStart BillingPeriodStatus
-    InvoiceIssuerName
-    """)
+BILLING_PERIODS: Report[BillingMonth] = Report(
+    "billing-periods",
+    (
+        Column("BillingPeriodCreated", lambda month: month.period.start_ms, Kind.INSTANT),
+        Column("BillingPeriodEnd", lambda month: month.period.end_ms, Kind.INSTANT),
+        Column("BillingPeriodLastUpdated", lambda month: month.updated_ms, Kind.INSTANT),
+        Column("BillingPeriodStart", lambda month: month.period.start_ms, Kind.INSTANT),
+        Column("BillingPeriodStatus", lambda month: "Closed" if month.is_closed else "Open"),
+        Column("InvoiceIssuerName", lambda _: focus.Issuer().name),
+    ),
+)
+"""FOCUS 1.4's billing periods: a row for each month; a closed one never opens again."""
 Pair = tuple[ExportedCharge, focus.Row]
 
 
 def lines(
+    book: focus.Book,
     charges: Iterable[ExportedCharge],
-    level: str,
-    issuer: focus.Issuer,
-    closed: Collection[str] = (),
-    calendar: Calendar = UTC_DAYS,
-    shares: Iterable[SharedPart] = (),
-    payments: Iterable[Purchase] = (),
-    providers: Mapping[str, Mapping[str, ProviderNames]] | None = None,
-    notices: Mapping[str, focus.Notices] | None = None,
-    locations: Mapping[str, Locations] | None = None,
+    payments: Iterable[Purchase],
+    shares: Iterable[SharedPart],
 ) -> Iterator[focus.Row]:
     """The rows of `focus.lines` as FOCUS 1.4 has them; `charges` come day by day, as
-    `Unit.exported` gives them.
+    `reports.charges` gives them.
     """
-    book = focus.Book(closed, calendar, providers or {}, notices or {}, locations or {})
-    pairs = focus.usage_rows(charges, level, issuer, book)
+    pairs = focus.usage_rows(book, charges)
     for (booked_ms, _), day in groupby(
         pairs, lambda pair: (pair[0].booked_day_ms, pair[0].charge.day_ms)
     ):
@@ -80,10 +80,8 @@ def lines(
             _split(pairs_of_day)
         for _, row in pairs_of_day:
             yield _rename_columns(row)
-    for row in focus.purchase_rows(payments, level, issuer, book):
-        yield _rename_columns(row)
-    for row in focus.adjustments(book, level, issuer, shares):
-        yield _rename_columns(row)
+    yield from map(_rename_columns, focus.purchase_rows(book, payments))
+    yield from map(_rename_columns, focus.adjustments(book, shares))
 
 
 def _rename_columns(row: focus.Row) -> focus.Row:
@@ -155,30 +153,3 @@ def _receiver(exported: ExportedCharge, device: str) -> Mapping[str, str]:
             "AllocatedResourceName": neutral(f"{exported.accelerator_uuid} ({name})"),
         }
     return {"AllocatedResourceId": neutral(workload), "AllocatedResourceName": neutral(name)}
-
-
-def periods(
-    months: Iterable[str],
-    rated: Mapping[str, int],
-    closed: Mapping[str, int],
-    issuer: focus.Issuer,
-    calendar: Calendar = UTC_DAYS,
-) -> Iterator[focus.Row]:
-    """FOCUS 1.4's billing periods: a row for each month, Open or Closed; a closed one never opens
-    again.
-
-    `rated` is when a month was rated last, `closed` when it was closed.
-    """
-    for name in sorted(months):
-        span = calendar.month(name)
-        updated_ms = closed.get(name)
-        if updated_ms is None:
-            updated_ms = rated.get(name, span.start_ms)
-        yield {
-            "BillingPeriodCreated": format_instant(span.start_ms),
-            "BillingPeriodEnd": format_instant(span.end_ms),
-            "BillingPeriodLastUpdated": format_instant(updated_ms - updated_ms % 1000),
-            "BillingPeriodStart": format_instant(span.start_ms),
-            "BillingPeriodStatus": "Closed" if name in closed else "Open",
-            "InvoiceIssuerName": neutral(issuer.name),
-        }

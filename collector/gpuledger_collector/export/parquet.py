@@ -15,7 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpuledger_collector.export.chargeback import NUMBERED
+from gpuledger_collector.accounting.chargeback import Report
+from gpuledger_collector.export.chargeback import NUMBERED, csv_rows
 from gpuledger_collector.export.focus_check import INSTANTS, NUMBERS
 from gpuledger_collector.extras import install_command
 
@@ -65,12 +66,18 @@ def focus_kinds(columns: Sequence[str]) -> dict[str, Kind]:
     return kinds
 
 
-def chargeback_kinds(columns: Sequence[str], by: Sequence[str]) -> dict[str, Kind]:
-    """What each column of a chargeback's CSV holds: amounts of six places at most, and texts."""
-    return {
-        name: "decimal(38, 6)" if name in NUMBERED and name not in by else "text"
+def write_chargeback(report: Report, notices: Sequence[str], path: Path) -> None:
+    """The rows of a chargeback's CSV as typed columns: amounts of six places at most, and texts.
+
+    Raises ArrowMissing.
+    """
+    lines = csv_rows(report, notices)
+    columns = list(map(str, next(lines)))
+    kinds: dict[str, Kind] = {
+        name: "decimal(38, 6)" if name in NUMBERED and name not in report.by else "text"
         for name in columns
     }
+    write((dict(zip(columns, map(str, line), strict=True)) for line in lines), path, kinds)
 
 
 def write(rows: Iterable[Mapping[str, str]], path: Path, kinds: Mapping[str, Kind]) -> int:

@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.budget_status import Ahead, Status
 from gpuledger_collector.accounting.budgets import top
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow
 from gpuledger_collector.accounting.closing import ClosedPeriod
-from gpuledger_collector.accounting.fair_share import ShareUse
+from gpuledger_collector.accounting.fair_share import ShareUse, list_lines
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.money import MICRO
@@ -33,7 +33,7 @@ from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.chargeback import source_text, waste_line
 from gpuledger_collector.export.disputes import amounts, days_text
-from gpuledger_collector.export.fair_share import share_rows
+from gpuledger_collector.export.fair_share import shares_report
 from gpuledger_collector.export.findings import STATES
 from gpuledger_collector.export.shortened import is_rest, shortened
 from gpuledger_collector.export.site import (
@@ -49,6 +49,7 @@ from gpuledger_collector.export.site import (
 from gpuledger_collector.insight.findings import NamedFinding
 from gpuledger_common.plurals import plural
 
+SHARES = shares_report(1)
 SHOWN_DRIVERS = 8
 SHOWN_FINDINGS = 8
 SHOWN_UUID = 12
@@ -114,7 +115,7 @@ def as_html(statement: Statement, site: Site | None = None) -> str:
         amended=[
             (currency, micro) for currency, micro in sorted(statement.amended.items()) if micro
         ],
-        shares=share_rows(statement.shares, 1),
+        shares=list(map(SHARES.texts, list_lines(statement.shares))),
         contested=[_contested(contested) for contested in statement.contested],
         marks={
             contested.job: "contested"

@@ -68,7 +68,8 @@ class Chargeback:
 class Bill:
     """A report of a period with what its reader must know of it.
 
-    `notices`: whoever sees one owner's part is told nothing of others' imports and disputes.
+    `notices` change how a number is read, and every form has them; whoever sees one owner's part is
+    told nothing of others' imports and disputes. `notes` are all sentences about it.
     """
 
     report: Report
@@ -77,6 +78,7 @@ class Bill:
     has_inventory: bool
     rated_ms: int
     notices: Sequence[str]
+    notes: Sequence[str]
 
     @property
     def waste(self) -> Sequence[WholeWaste]:
@@ -112,14 +114,40 @@ def read_bill(
         found = read_chargeback(connection, period, by, now_ms, owner).report
     has_inventory = reports.has_capacity(connection, period)
     checks = reports.conservation_checks(connection, period)
-    told = notices(connection, period, now_ms, found) if owner is None else []
+    told = [] if has_inventory else [NO_INVENTORY]
+    if owner is None:
+        told = notices(connection, period, now_ms, found)
     return Bill(
         report=found,
         period=period,
         months=zones.calendar(connection).months_of(period),
         has_inventory=has_inventory,
         rated_ms=max((check.until_ms for check in checks), default=period.start_ms),
-        notices=told or ([] if has_inventory else [NO_INVENTORY]),
+        notices=told,
+        notes=told + shared_notes(found.shared),
+    )
+
+
+def read_priced_bill(
+    connection: Connection, period: Period, by: Sequence[str], now_ms: int, view: str, currency: str
+) -> Bill:
+    """Report a period to everybody, in another currency where one is given (else empty).
+
+    While nothing has a price, it is hours by who held them. Raises ValueError without any exchange
+    rate into the currency.
+    """
+    bill = read_bill(connection, period, by, now_ms, view=view)
+    if bill.report.has_no_price and view != CASH:
+        hours = _read_before_prices(connection, period, by)
+        bill = replace(bill, report=hours, notes=[*bill.notes, _no_price_note(period)])
+    if not currency:
+        return bill
+    converted, missing = convert_chargeback(connection, period, by, currency, now_ms)
+    return replace(
+        bill,
+        report=converted,
+        notices=[*bill.notices, *missing],
+        notes=[*bill.notes, *missing],
     )
 
 
@@ -364,7 +392,7 @@ def _exchange(
     return (ExchangeByMonth(months), notes) if has_rate else (None, [])
 
 
-def no_price_note(period: Period) -> str:
+def _no_price_note(period: Period) -> str:
     """What makes the hours of a period a bill."""
     price = (
         "gpuledger prices set --rate 2.50 --currency USD --from"
@@ -373,19 +401,12 @@ def no_price_note(period: Period) -> str:
     return f"these are hours: nothing has a price yet. One makes them a bill: {price}"
 
 
-def read_before_prices(connection: Connection, period: Period, by: Sequence[str]) -> Report:
+def _read_before_prices(connection: Connection, period: Period, by: Sequence[str]) -> Report:
     """Report who held what while nothing has a price: hours by these dimensions, cost unknown, most
     hours first.
     """
     held = report(reports.charged_lines(connection, period, by), by, unpriced_by_holder=True)
     return replace(held, rows=tuple(sorted(held.rows, key=lambda row: (-row.gpu_ns, row.keys))))
-
-
-def chargeback_notes(
-    connection: Connection, period: Period, now_ms: int, chargeback: Report
-) -> list[str]:
-    """What a reader of the full bill should know: `notices`, and where shared costs come from."""
-    return notices(connection, period, now_ms, chargeback) + shared_notes(chargeback.shared)
 
 
 def displaced_notices(connection: Connection, period: Period) -> dict[str, str]:

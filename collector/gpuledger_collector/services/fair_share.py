@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.fair_share import (
@@ -77,6 +77,29 @@ def _within(shares: Sequence[PoolShare], from_on: dt.date, to_on: dt.date) -> It
             yield replace(share, from_on=first, to_on=end)
 
 
+@dataclass(frozen=True, slots=True)
+class SharesAnswer:
+    """What teams had of their shares of pools, and what the comparison leaves out, in sentences."""
+
+    uses: Sequence[ShareUse]
+    notes: Sequence[str]
+
+
+def compare_shares(database: Database, period: Period) -> SharesAnswer:
+    """Bring the series of a rated period up to date, and compare what teams held in it with their
+    shares.
+    """
+    roll_up_period(database, period)
+    with database.transaction(read_only=True) as connection:
+        uses, notes = read_share_use(connection, period), _share_notes(connection, period)
+    if not uses:
+        notes.append(
+            "no team has a share of a pool; declare [[share]] tables, or run gpuledger import"
+            " shares FILE --pool POOL"
+        )
+    return SharesAnswer(uses, notes)
+
+
 def read_share_use(connection: Connection, period: Period) -> list[ShareUse]:
     """What each team held, lent and borrowed in pools of which somebody has a share; empty without
     any share.
@@ -87,7 +110,7 @@ def read_share_use(connection: Connection, period: Period) -> list[ShareUse]:
     return share_use(_steps(connection, period, shares), shares, zones.calendar(connection))
 
 
-def share_notes(connection: Connection, period: Period) -> list[str]:
+def _share_notes(connection: Connection, period: Period) -> list[str]:
     """Sentences on what the comparison leaves out."""
     shares, today = shares_of(connection, period)
     counted = queues.pools_with_capacity(connection, period)

@@ -128,7 +128,7 @@ def test_every_amount_of_other_tables_is_compared():
         *("BilledCost", "EffectiveCost", "ContractedCost", "ListCost"),
         *("PricingCurrencyEffectiveCost", "x_HeldIdleCost", "x_WasteCost"),
     }, "test_surfaces.py, test_focus_check.py"
-    assert {name for name in fair_share.COLUMNS if "cost" in name} == {
+    assert {column.name for column in fair_share.SHARES.columns if "cost" in column.name} == {
         "cost_lent",
         "cost_borrowed",
     }, "test_fair_share.py"

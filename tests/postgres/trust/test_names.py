@@ -10,6 +10,7 @@ import re
 import unicodedata
 from dataclasses import replace
 from html import unescape
+from operator import itemgetter
 from urllib.parse import unquote, urljoin
 
 import psycopg
@@ -29,7 +30,9 @@ from gpuledger_agent.diagnostics import once_text
 from gpuledger_collector.cli import build
 from gpuledger_collector.config import toml
 from gpuledger_collector.export import beancount, html, plots, site
-from gpuledger_collector.export.cells import rows_as
+from gpuledger_collector.export.cells import json_text
+from gpuledger_collector.export.pieces import csv_pieces
+from gpuledger_collector.export.report import Column, Report
 from gpuledger_collector.insight.notifications.delivery_rules import Digest
 from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.logs import escaped
@@ -116,15 +119,15 @@ def test_a_row_of_a_csv_is_a_line(rows: list[list[str]]) -> None:
     """No name splits a row, for readers that end a line at a carriage return either; JSON gives the
     exact text.
     """
-    text = rows_as("csv", ("team", "job"), rows)
+    listed = Report("jobs", (Column("team", itemgetter(0)), Column("job", itemgetter(1))))
+    text = "".join(csv_pieces(listed.csv_rows(rows)))
     assert list(csv.reader(io.StringIO(text))) == [
         ["team", "job"],
         *([neutral(cell) for cell in row] for row in rows),
     ]
     assert len(text.splitlines()) == len(rows) + 1
-    assert [
-        list(row.values()) for row in json.loads(rows_as("json", ("team", "job"), rows))
-    ] == rows
+    answer = json_text([listed.texts(row) for row in rows])
+    assert [list(row.values()) for row in json.loads(answer)] == rows
 
 
 @given(stored)

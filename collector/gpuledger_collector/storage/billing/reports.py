@@ -32,7 +32,7 @@ from gpuledger_collector.storage.billing.locations import (
 )
 from gpuledger_collector.storage.cancellation import admit_lines, line_limit
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select_as
+from gpuledger_collector.storage.rows import select, select_as
 from gpuledger_common.instants import to_ms
 
 LEVEL_COLUMNS = {
@@ -454,12 +454,10 @@ def conservation_check(row: Mapping[str, Any]) -> ConservationCheck:
     return ConservationCheck(**values)
 
 
-def proved(connection: Connection) -> list[tuple[int, int]]:
-    """List rated days (their start) and when they were last rated, without corrections of closed
-    days.
-    """
-    rows = connection.execute("SELECT day_ms, proved_at FROM conservation_check ORDER BY day_ms")
-    return [(day_ms, to_ms(at)) for day_ms, at in rows]
+def rated_at(connection: Connection) -> dict[int, int]:
+    """When each rated day (its start) was rated last, without corrections of closed days."""
+    rows = select(connection, "SELECT day_ms, proved_at FROM conservation_check")
+    return {row.day_ms: to_ms(row.proved_at) for row in rows}
 
 
 def held_by_workloads(connection: Connection, period: Period) -> list[HeldUsage]:
