@@ -7,7 +7,8 @@ parts of an owner add up to its invoice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import datetime as dt
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuledger_collector.accounting.statement import split_minor
@@ -27,6 +28,17 @@ class Posting:
     names: Mapping[str, str]
     minor: int
     gpu_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PostedMonth:
+    """A month's postings; `closed_on` None: it is open, and its invoices have no number yet."""
+
+    name: str
+    first_day: dt.date
+    last_day: dt.date
+    closed_on: dt.date | None
+    postings: Sequence[Posting]
 
 
 @dataclass(slots=True)

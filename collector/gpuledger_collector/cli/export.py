@@ -15,16 +15,15 @@ from gpuledger_collector.cli.chargeback import require_parquet, text_file
 from gpuledger_collector.cli.common import new_app, refuse, require_folder, time_range
 from gpuledger_collector.cli.output import write_text
 from gpuledger_collector.cli.progress import over
-from gpuledger_collector.cli.session import open_database, open_session
+from gpuledger_collector.cli.session import Session, ledger_command
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.declared import export_declared
 from gpuledger_collector.config.erp_template import read_template
 from gpuledger_collector.export import erp as erp_export
 from gpuledger_collector.export import parquet
 from gpuledger_collector.export.samples import write_csv
-from gpuledger_collector.services.erp import read_postings
+from gpuledger_collector.services.erp import post_month
 from gpuledger_collector.services.samples import METRICS, accelerators_named, stream_samples
-from gpuledger_collector.storage.billing import periods
 from gpuledger_common.plurals import plural
 
 app = new_app(name="export", help="What the ledger holds, as files.", no_args_is_help=True)
@@ -44,7 +43,9 @@ class SampleFormat(enum.StrEnum):
         " samples.csv"
     )
 )
+@ledger_command
 def samples(
+    session: Session,
     period: options.PeriodName = None,
     start: Annotated[
         str | None, Option("--from", metavar="TIME", help="Or: date (UTC) or instant, included.")
@@ -62,8 +63,6 @@ def samples(
         SampleFormat, Option("--format", help="Form of the output.")
     ] = SampleFormat.csv,
     output: options.Output = None,
-    dsn: options.Dsn = None,
-    config: options.Config = None,
 ) -> None:
     """Write raw samples, recent and packed ones alike; `gpuledger import samples` reads the file.
 
@@ -78,23 +77,22 @@ def samples(
     asked = time_range(period, *((start, end) if exact is None else (None, None)), days)
     if form is SampleFormat.parquet:
         require_parquet(output, "samples")
-    with open_session(dsn, config) as session:
-        session.require_zone(zone)
-        span = exact or asked.resolve(session.calendar, session.now_ms)
-        with session.database.transaction() as connection:
-            placements = accelerators_named(connection, span, node=node, uuid=gpu)
-            if not placements:
-                refuse(
-                    f"--gpu: no accelerator is called {gpu}"
-                    if gpu
-                    else f"--node: nothing was on {node} then"
-                )
-            parts = stream_samples(connection, over("reading samples", placements, len(placements)))
-            if form is SampleFormat.parquet and output is not None:
-                parquet.write_samples(parts, output, METRICS)
-            else:
-                with text_file(output) as file:
-                    write_csv(parts, file, METRICS)
+    session.require_zone(zone)
+    span = exact or asked.resolve(session.calendar, session.now_ms)
+    with session.database.transaction() as connection:
+        placements = accelerators_named(connection, span, node=node, uuid=gpu)
+        if not placements:
+            refuse(
+                f"--gpu: no accelerator is called {gpu}"
+                if gpu
+                else f"--node: nothing was on {node} then"
+            )
+        parts = stream_samples(connection, over("reading samples", placements, len(placements)))
+        if form is SampleFormat.parquet and output is not None:
+            parquet.write_samples(parts, output, METRICS)
+        else:
+            with text_file(output) as file:
+                write_csv(parts, file, METRICS)
 
 
 def _instants(start: str, end: str) -> Period:
@@ -118,9 +116,8 @@ def _instants(start: str, end: str) -> Period:
         "Example: gpuledger export config -o ledger.toml && gpuledger apply ledger.toml --dry-run"
     )
 )
-def config(
-    output: options.Output = None, dsn: options.Dsn = None, settings_file: options.Config = None
-) -> None:
+@ledger_command
+def config(session: Session, output: options.Output = None) -> None:
     """Write what is applied as a TOML file: `gpuledger apply` takes it back unchanged, here or in
     another ledger.
 
@@ -129,10 +126,7 @@ def config(
     derived from them.
     """
     require_folder(output)
-    with (
-        open_database(dsn, settings_file) as database,
-        database.transaction(read_only=True) as connection,
-    ):
+    with session.database.transaction(read_only=True) as connection:
         text = export_declared(connection)
     write_text(text, output)
 
@@ -140,14 +134,14 @@ def config(
 @app.command(
     epilog="Example: gpuledger export erp --template erp.toml --period 2026-10 -o postings.csv"
 )
+@ledger_command
 def erp(
+    session: Session,
     template: Annotated[
         Path, Option("--template", metavar="FILE.toml", help="The columns of the file.")
     ],
     period: options.Month = None,
     output: options.Output = None,
-    dsn: options.Dsn = None,
-    config: options.Config = None,
 ) -> None:
     """Write a month's invoices for the import of an ERP, laid out by a template: columns with a
     field or a constant.
@@ -162,28 +156,16 @@ def erp(
             say(sentence, error=True)
         refuse(f"{template}: {plural(len(layout), 'problem')}, nothing was written")
     require_folder(output)
-    with open_session(dsn, config) as session:
-        span = session.rated(asked)
-        name = session.calendar.month_of(span.start_ms)
-        if session.calendar.month(name) != span and period is not None:
-            refuse("--period: invoices are of a month; write it as 2026-10")
-        with session.database.transaction(read_only=True) as connection:
-            span = session.calendar.month(name)
-            postings = read_postings(connection, span, layout.level, layout.naming, session.now_ms)
-            closed = next(
-                (closed for closed in periods.closed(connection) if closed.name == name), None
-            )
-    month = erp_export.PostedMonth(
-        name=name,
-        first_day=session.calendar.date_of(span.start_ms),
-        last_day=session.calendar.date_of(span.end_ms - 1),
-        closed_on=None if closed is None else session.calendar.date_of(closed.closed_ms),
-    )
+    span = session.rated(asked)
+    name = session.calendar.month_of(span.start_ms)
+    if session.calendar.month(name) != span and period is not None:
+        refuse("--period: invoices are of a month; write it as 2026-10")
+    month = post_month(session.database, name, layout.level, layout.naming, session.now_ms)
     with text_file(output) as file:
-        erp_export.write(postings, month, layout, file)
-    if closed is None:
+        erp_export.write(month, layout, file)
+    if month.closed_on is None:
         say(f"gpuledger: {name} is not closed: its invoices may still change", error=True)
-    owners = erp_export.without_codes(postings)
+    owners = erp_export.without_codes(month.postings)
     if owners:
         say(
             f"gpuledger: no cost center is declared for {', '.join(owners)} ([[cost_center]])",

@@ -23,18 +23,16 @@ from gpuledger_collector.cli.common import (
 )
 from gpuledger_collector.cli.output import write_text
 from gpuledger_collector.cli.progress import over
-from gpuledger_collector.cli.session import open_session
+from gpuledger_collector.cli.session import Session, ledger_command
 from gpuledger_collector.export.statement import as_html, index
 from gpuledger_collector.services.fair_share import roll_up_period
 from gpuledger_collector.services.statement import (
+    MonthStatements,
     NoStatement,
-    monthly_chargeback,
+    read_every_statement,
     read_statement,
-    read_statements,
     require_level,
 )
-from gpuledger_collector.storage.billing import statements
-from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
 
 app = new_app()
@@ -42,7 +40,9 @@ MAX_FILE_NAME = 80
 
 
 @app.command(epilog="Example: gpuledger statement --owner vision --period 2026-10 -o vision.html")
+@ledger_command
 def statement(
+    session: Session,
     period: options.StatementPeriod = None,
     zone: options.BillingZone = None,
     owner: Annotated[
@@ -64,8 +64,6 @@ def statement(
     folder: Annotated[
         Path | None, Option("--dir", metavar="DIR", help="Where --all writes its pages.")
     ] = None,
-    dsn: options.Dsn = None,
-    config: options.Config = None,
 ) -> None:
     """Write the statement of an owner for a month: held, used, wasted, what changed and why,
     budgets and findings.
@@ -90,32 +88,29 @@ def statement(
     except ValueError as error:
         refuse(str(error))
     require_folder(output)
-    with open_session(dsn, config) as session:
-        session.require_zone(zone)
-        names = (
-            []
-            if period is None
-            else session.calendar.months_of(named_period(session.calendar, period))
-        )
-        for name in names or [session.calendar.month_of(session.now_ms)]:
-            span = session.calendar.named(month(name))
-            if len(names) > 1 and span.start_ms > session.now_ms:
-                break
-            # The page compares with the month before, so both are rated.
-            session.rate(Period(month_before(span, session.calendar).start_ms, span.end_ms))
-            roll_up_period(session.database, span)
-            with session.database.transaction(read_only=True) as connection:
-                if folder is not None:
-                    own = folder / name if len(names) > 1 else folder
-                    _write_all(connection, level, name, span, own, session.now_ms)
-                    continue
-                try:
-                    text = as_html(
-                        read_statement(connection, level, owner or "", name, session.now_ms)
-                    )
-                except NoStatement as error:
-                    refuse(str(error), FINDINGS)
-                write_text(text, output)
+    session.require_zone(zone)
+    names = (
+        [] if period is None else session.calendar.months_of(named_period(session.calendar, period))
+    )
+    for name in names or [session.calendar.month_of(session.now_ms)]:
+        span = session.calendar.named(month(name))
+        if len(names) > 1 and span.start_ms > session.now_ms:
+            break
+        # The page compares with the month before, so both are rated.
+        session.rate(Period(month_before(span, session.calendar).start_ms, span.end_ms))
+        roll_up_period(session.database, span)
+        with session.database.transaction(read_only=True) as connection:
+            if folder is not None:
+                own = folder / name if len(names) > 1 else folder
+                _write_all(
+                    read_every_statement(connection, level, name, session.now_ms), level, name, own
+                )
+                continue
+            try:
+                text = as_html(read_statement(connection, level, owner or "", name, session.now_ms))
+            except NoStatement as error:
+                refuse(str(error), FINDINGS)
+            write_text(text, output)
 
 
 def _split_owner(level: str | None, owner: str | None) -> tuple[str, str | None]:
@@ -130,21 +125,16 @@ def _split_owner(level: str | None, owner: str | None) -> tuple[str, str | None]
     return own_level, name
 
 
-def _write_all(
-    connection: Connection, level: str, name: str, period: Period, folder: Path, now_ms: int
-) -> None:
+def _write_all(month: MonthStatements, level: str, name: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
     taken = {"index.html"}
-    month_bill = monthly_chargeback(connection, level, name, now_ms)
-    owners = statements.owners(connection, level, period)
-    pages = read_statements(connection, level, owners, name, now_ms, month_bill)
-    for statement in over("writing statements", pages, len(owners)):
+    for statement in over("writing statements", month.statements, len(month.owners)):
         file = _free_name(statement.owner, taken)
         (folder / file).write_text(as_html(statement), encoding="utf-8")
         files[statement.owner] = quote(file)
     (folder / "index.html").write_text(
-        index(level, name, month_bill.report, files=files), encoding="utf-8"
+        index(level, name, month.bill, files=files), encoding="utf-8"
     )
     print(f"{plural(len(files), 'statement')} of {name} and index.html in {folder}")
 

@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import csv
-import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import TextIO
 
 from gpuledger_collector.accounting.money import Money
-from gpuledger_collector.accounting.postings import Posting
+from gpuledger_collector.accounting.postings import PostedMonth, Posting
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.config.erp_template import Template
 from gpuledger_collector.export.cells import neutral
 
 
-@dataclass(frozen=True, slots=True)
-class PostedMonth:
-    """The month that is posted; `closed_on` None: it is open, and its invoices have no number yet."""
-
-    name: str
-    first_day: dt.date
-    last_day: dt.date
-    closed_on: dt.date | None
-
-
-def write(
-    postings: Sequence[Posting], month: PostedMonth, template: Template, file: TextIO
-) -> None:
+def write(month: PostedMonth, template: Template, file: TextIO) -> None:
     """Write a row for each posting; LF, texts neutralized against spreadsheet formulas."""
     writer = csv.writer(file, delimiter=template.delimiter, lineterminator="\n")
     if template.header:
         writer.writerow([neutral(column.name) for column in template.columns])
-    hours = hours_decimal([posting.gpu_ns for posting in postings])
-    for number, (posting, gpu_hours) in enumerate(zip(postings, hours, strict=True), 1):
+    hours = hours_decimal([posting.gpu_ns for posting in month.postings])
+    for number, (posting, gpu_hours) in enumerate(zip(month.postings, hours, strict=True), 1):
         fields = _fields(posting, month, template)
         numbers = {
             "number": str(number),

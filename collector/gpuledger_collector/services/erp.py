@@ -12,21 +12,40 @@ from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.money import MICRO, minor_digits
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.postings import SHARED, TIME, InvoiceParts, Posting
+from gpuledger_collector.accounting.postings import SHARED, TIME, InvoiceParts, PostedMonth, Posting
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.services.chargeback import read_chargeback
-from gpuledger_collector.storage.billing import reports
+from gpuledger_collector.storage.billing import periods, reports
 from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.billing.cost_centers import BilledCodes
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 _DIMENSIONS = (*LEVELS, "pool", "model")
 
 
-def read_postings(
+def post_month(
+    database: Database, name: str, level: str, naming: Sequence[str], now_ms: int
+) -> PostedMonth:
+    """Post the invoices of a month by these fields; call `refresh` before it."""
+    with database.transaction(read_only=True) as connection:
+        calendar = zones.calendar(connection)
+        period = calendar.month(name)
+        closed_ms = {month.name: month.closed_ms for month in periods.closed(connection)}.get(name)
+        return PostedMonth(
+            name=name,
+            first_day=calendar.date_of(period.start_ms),
+            last_day=calendar.date_of(period.end_ms - 1),
+            closed_on=None if closed_ms is None else calendar.date_of(closed_ms),
+            postings=_postings(connection, period, level, naming, now_ms),
+        )
+
+
+def _postings(
     connection: Connection, period: Period, level: str, naming: Sequence[str], now_ms: int
 ) -> list[Posting]:
-    """The invoices of a month by these fields, in the order of owners; call `refresh` before it.
+    """The invoices of a month, in the order of owners.
 
     Time that nobody held and usage without a price are posted to nobody.
     """

@@ -375,6 +375,27 @@ def read_statements(
         yield from of_month.statements(owners[first : first + OWNERS_AT_ONCE])
 
 
+@dataclass(frozen=True, slots=True)
+class MonthStatements:
+    """The month's bill by a level, whoever was billed for something held, and the statements of
+    all of them, read as they are taken.
+    """
+
+    bill: Report
+    owners: Sequence[str]
+    statements: Iterator[Statement]
+
+
+def read_every_statement(
+    connection: Connection, level: str, month: str, now_ms: int
+) -> MonthStatements:
+    """Read the statements of a month, while the caller's snapshot lasts."""
+    chargeback = monthly_chargeback(connection, level, month, now_ms)
+    owners = statements.owners(connection, level, zones.calendar(connection).month(month))
+    pages = read_statements(connection, level, owners, month, now_ms, chargeback)
+    return MonthStatements(chargeback.report, owners, pages)
+
+
 def _owner_of(finding: NamedFinding, level: str) -> str:
     """Whose a finding is at a level of the owner tree."""
     return finding.owner.get(level) or (finding.team if level == "team" else "") or UNATTRIBUTED
