@@ -4,7 +4,6 @@ before.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import partial
@@ -22,10 +21,12 @@ from gpuledger_collector.accounting.cash import (
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.locations import REGION, Locations
+from gpuledger_collector.accounting.measures import SUMMED
 from gpuledger_collector.accounting.period import Period, parse_instant
 from gpuledger_collector.storage.billing import commitments, locations, periods, reports
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select
 from gpuledger_common.instants import to_ms
 
 _DEPRECIATION = (
@@ -59,13 +60,17 @@ def lines(
         return locations.lines_by_region(
             connection, period, by, partial(lines, connection, apart=apart)
         )
-    keys = [f"coalesce({reports.CHARGE_DIMENSIONS[name]}, '')" for name in by]
+    keys = [
+        f"coalesce({reports.CHARGE_DIMENSIONS[name]}, '') AS k{at}" for at, name in enumerate(by)
+    ]
+    summed = {**{name: f"l.{name}" for name in SUMMED}, "cost_micro": _PAID}
+    sums = ", ".join(f"sum({value}) AS {name}" for name, value in summed.items())
     groups = ", ".join(str(at + 1) for at in range(len(by) + 3))
-    rows = connection.execute(
+    rows = select(
+        connection,
         f"""
-        SELECT {"".join(key + ", " for key in keys)} l.state, l.currency, l.correction_of, sum(l.gpu_ns),
-            sum(l.busy_ns), sum(l.idle_ns), sum(l.unknown_ns), sum({_PAID}), sum(l.idle_cost_micro), sum(l.energy_mj),
-            sum(l.cost_micro)
+        SELECT {"".join(key + ", " for key in keys)} l.state, l.currency, l.correction_of, {sums},
+            sum(l.cost_micro) AS borne_micro
         FROM (
             SELECT {_COLUMNS}, NULL::bigint AS amended_ms, '' AS correction_of FROM charge
             WHERE day_ms >= %(start)s AND day_ms < %(end)s
@@ -82,26 +87,17 @@ def lines(
             "internal": list(INTERNAL),
         },
     )
-    names = (
-        "gpu_ns",
-        "busy_ns",
-        "idle_ns",
-        "unknown_ns",
-        "cost_micro",
-        "idle_cost_micro",
-        "energy_mj",
-    )
-    found = []
-    for row in rows:
-        cells, (state, currency, month), amounts = (
-            row[: len(by)],
-            row[len(by) : len(by) + 3],
-            row[len(by) + 3 :],
+    return [
+        ChargedLine(
+            tuple(getattr(row, f"k{at}") for at in range(len(by))),
+            row.state,
+            row.currency,
+            row.correction_of,
+            effective_cost_micro=None if row.borne_micro is None else int(row.borne_micro),
+            **reports.sums_of(row),
         )
-        known = [None if amount is None else int(amount) for amount in amounts]
-        measures: dict[str, Any] = dict(zip((*names, "effective_cost_micro"), known, strict=True))
-        found.append(ChargedLine(cells, state, currency, month, **measures))
-    return found
+        for row in rows
+    ]
 
 
 def purchase_lines(
@@ -135,43 +131,43 @@ _PLACES = {"pool": "pool", "model": "gpu_model", "node": "node"}
 
 
 def _commitments(connection: Connection) -> list[Version]:
-    versions = connection.execute(
-        "SELECT id, recorded_at, superseded_at FROM commitment ORDER BY name, id"
-    ).fetchall()
-    found = commitments.COMMITMENTS.by_id(connection, [row[0] for row in versions])
-    return [
-        _version(found[number], recorded, superseded) for number, recorded, superseded in versions
-    ]
+    versions = select(
+        connection, "SELECT id, recorded_at, superseded_at FROM commitment ORDER BY name, id"
+    )
+    found = commitments.COMMITMENTS.by_id(connection, [version.id for version in versions])
+    return [_version(found[version.id], version) for version in versions]
 
 
 def _hardware(connection: Connection) -> list[Version]:
-    rows = connection.execute("""
-        SELECT basis->>'name', basis->'from', currency, pool, gpu_model, node, region, recorded_at, superseded_at,
-            effective_from_ms
+    rows = select(
+        connection,
+        """
+        SELECT basis->>'name' AS name, basis->'from' AS facts, currency, pool, gpu_model, node, region, recorded_at,
+            superseded_at, effective_from_ms
         FROM price WHERE basis #>> '{from,count}' IS NOT NULL ORDER BY 1, id
-        """)
+        """,
+    )
     found = []
-    for name, facts, currency, pool, model, node, region, recorded, superseded, from_ms in rows:
-        bought_ms = parse_instant(facts["in_service"])
+    for row in rows:
+        bought_ms = parse_instant(row.facts["in_service"])
         # The rate after the hardware is written off names the same purchase, and is no second one.
-        if from_ms == bought_ms:
-            value = Hardware(
-                name,
-                int(facts["count"]),
-                facts["per"],
-                Decimal(facts["capex"]),
-                currency,
+        if row.effective_from_ms == bought_ms:
+            hardware = Hardware(
+                row.name,
+                int(row.facts["count"]),
+                row.facts["per"],
+                Decimal(row.facts["capex"]),
+                row.currency,
                 bought_ms,
-                pool,
-                model,
-                node,
-                region,
+                row.pool,
+                row.gpu_model,
+                row.node,
+                row.region,
             )
-            found.append(_version(value, recorded, superseded))
+            found.append(_version(hardware, row))
     return found
 
 
-def _version(
-    value: Commitment | Hardware, recorded: dt.datetime, superseded: dt.datetime | None
-) -> Version:
-    return Version(value, to_ms(recorded), None if superseded is None else to_ms(superseded))
+def _version(value: Commitment | Hardware, row: Any) -> Version:
+    superseded_ms = None if row.superseded_at is None else to_ms(row.superseded_at)
+    return Version(value, to_ms(row.recorded_at), superseded_ms)

@@ -32,7 +32,7 @@ from gpuledger_collector.storage.billing.locations import (
 )
 from gpuledger_collector.storage.cancellation import admit_lines, line_limit
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select, select_as
+from gpuledger_collector.storage.rows import select, select_as, select_value, select_values
 from gpuledger_common.instants import to_ms
 
 LEVEL_COLUMNS = {
@@ -203,21 +203,27 @@ def held_costs(connection: Connection, period: Period) -> dict[Place, HeldCost]:
     adjustments tell apart.
     """
     columns = "day_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, cost_micro"
-    rows = connection.execute(
-        f"SELECT {', '.join(LEVEL_COLUMNS.values())}, l.pool, l.gpu_model, l.currency,"
-        " sum(l.gpu_ns)::bigint, "
+    levels = ", ".join(f'{column} AS "{level}"' for level, column in LEVEL_COLUMNS.items())
+    rows = select(
+        connection,
+        f"SELECT {levels}, l.pool, l.gpu_model, l.currency, sum(l.gpu_ns)::bigint AS gpu_ns, "
         # Held time with a currency has a cost; where somebody removed it, the proof says so and
         # must not fail.
-        f"coalesce(sum(l.cost_micro), 0)::bigint FROM (SELECT {columns} FROM ledger_day "
-        f"UNION ALL SELECT {columns} FROM correction) AS l JOIN owner o ON o.id = l.owner_id "
-        "WHERE l.day_ms >= %s AND l.day_ms < %s AND l.state = 'held' AND l.currency IS NOT NULL "
-        "GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9",
+        f"coalesce(sum(l.cost_micro), 0)::bigint AS cost_micro FROM (SELECT {columns} FROM"
+        f" ledger_day UNION ALL SELECT {columns} FROM correction) AS l JOIN owner o ON o.id ="
+        " l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s AND l.state = 'held' AND l.currency IS"
+        " NOT NULL GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9",
         (period.start_ms, period.end_ms),
     )
     return {
-        Place(OwnerPath(*row[:-5]), *row[-5:-2]): HeldCost(*row[-2:])
+        Place(
+            OwnerPath(**{level: getattr(row, level) for level in LEVELS}),
+            row.pool,
+            row.gpu_model,
+            row.currency,
+        ): HeldCost(row.gpu_ns, row.cost_micro)
         for row in rows
-        if row[-2] or row[-1]
+        if row.gpu_ns or row.cost_micro
     }
 
 
@@ -225,25 +231,24 @@ def corrections_of(connection: Connection, period: Period, level: str) -> list[C
     """Sum the corrections of the period's days, wherever they are booked, by a level of the owner
     tree.
     """
-    rows = connection.execute(
-        f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.state, l.currency, {AMENDS},"
-        f" {', '.join(sum_of(name) for name in SUMMED)} FROM correction l LEFT JOIN owner o ON o.id"
-        " = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s GROUP BY 1, 2, 3, 4 ORDER BY 1, 2,"
-        " 3, 4",
+    sums = ", ".join(f"{sum_of(name)} AS {name}" for name in SUMMED)
+    rows = select(
+        connection,
+        f"SELECT coalesce({LEVEL_COLUMNS[level]}, '') AS owner, l.state, l.currency, {AMENDS} AS"
+        f" month, {sums} FROM correction l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >="
+        " %s AND l.day_ms < %s GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
         (period.start_ms, period.end_ms),
     )
-    return [_line(row, 1) for row in rows]
+    return [
+        ChargedLine((row.owner,), row.state, row.currency, row.month, **sums_of(row))
+        for row in rows
+    ]
 
 
-def measures_of(values: Sequence[Any]) -> dict[str, Any]:
-    """The last columns of a row, named by the first of MEASURES; sums come as Decimal.
-
-    Others stay unknown.
-    """
-    return {
-        name: None if value is None else int(value)
-        for name, value in zip(MEASURES, values, strict=False)
-    }
+def sums_of(row: Any) -> dict[str, Any]:
+    """What a row has added up of SUMMED, by name; sums come as Decimal."""
+    sums = {name: getattr(row, name) for name in SUMMED}
+    return {name: None if value is None else int(value) for name, value in sums.items()}
 
 
 def _line(row: tuple[Any, ...], width: int) -> ChargedLine:
@@ -252,9 +257,10 @@ def _line(row: tuple[Any, ...], width: int) -> ChargedLine:
         row[width : width + 3],
         row[width + 3 :],
     )
-    amounts = measures_of(measures)
-    if len(measures) > len(MEASURES) and measures[-1] is not None:
-        amounts[COMPARED_COST] = int(measures[-1])
+    amounts: dict[str, Any] = {
+        name: None if value is None else int(value)
+        for name, value in zip((*MEASURES, COMPARED_COST), measures, strict=True)
+    }
     return ChargedLine(keys, state, currency, correction_of, **amounts)
 
 
@@ -353,9 +359,9 @@ def billed_of(
     The accelerator and the workload restrict it when given.
     """
     named = " AND ".join(f"{LEVEL_COLUMNS[level]} = %s" for level in owner)
-    rows = connection.execute(f"SELECT o.id FROM owner o WHERE {named}", list(owner.values()))
+    ids = select_values(connection, f"SELECT o.id FROM owner o WHERE {named}", list(owner.values()))
     where = "day_ms >= %s AND day_ms < %s AND owner_id = ANY(%s)"
-    bounds: list[object] = [period.start_ms, period.end_ms, [row[0] for row in rows]]
+    bounds: list[object] = [period.start_ms, period.end_ms, ids]
     for column, number in (("accelerator_id", accelerator_id), ("workload_id", workload_id)):
         if number is not None:
             where += f" AND {column} = %s"
@@ -473,18 +479,18 @@ def held_by_workloads(connection: Connection, period: Period) -> list[HeldUsage]
 
 def has_capacity(connection: Connection, period: Period) -> bool:
     """Whether any accelerator was available in the period."""
-    row = connection.execute(
-        "SELECT EXISTS (SELECT FROM capacity WHERE in_ms < %s AND (out_ms IS NULL OR out_ms > %s))",
-        (period.end_ms, period.start_ms),
-    ).fetchone()
-    return bool(row and row[0])
+    query = (
+        "SELECT EXISTS (SELECT FROM capacity WHERE in_ms < %s AND (out_ms IS NULL OR out_ms > %s))"
+    )
+    return bool(select_value(connection, query, (period.end_ms, period.start_ms)))
 
 
 def displaced_imports(connection: Connection, period: Period) -> list[tuple[str, int]]:
     """List pools whose imported usage overlaps observed accelerators, with the number of workloads."""
-    rows = connection.execute(
+    rows = select(
+        connection,
         """
-        SELECT u.pool, count(DISTINCT u.workload_id) FROM imported_usage u JOIN (
+        SELECT u.pool, count(DISTINCT u.workload_id) AS workloads FROM imported_usage u JOIN (
             -- Merged: a pool has thousands of accelerators, and imports tens of thousands of rows.
             SELECT pool, range_agg(int8range(in_ms, coalesce(out_ms, %(end)s))) AS observed FROM capacity
             WHERE in_ms < %(end)s AND coalesce(out_ms, %(end)s) > %(start)s GROUP BY 1
@@ -494,4 +500,4 @@ def displaced_imports(connection: Connection, period: Period) -> list[tuple[str,
         """,
         {"start": period.start_ms, "end": period.end_ms},
     )
-    return [(str(row[0]), int(row[1])) for row in rows]
+    return [(row.pool, row.workloads) for row in rows]

@@ -18,14 +18,18 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.accounting.statement import Contested, OwnerDay, OwnerJob
 from gpuledger_collector.storage.billing import disputes, periods
-from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS, measures_of
+from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS, sums_of
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select, select_values
 
 UNKNOWN = "(unknown)"
 MAX_MS = 2**62
 """Later than any day."""
 _SUMS = ", ".join(f"sum(l.{name}) AS {name}" for name in SUMMED)
+_JOB = """coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id) AS name,
+    coalesce(CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END, '') AS user_name"""
+"""Name and user of a workload; as sealed where the month is closed."""
 _PAID = ", ".join(f"'{state}'" for state in sorted(PAID_BY_OWNERS))
 _DAILY = ", ".join(("owner_id", "state", "gpu_model", "currency", *SUMMED))
 _BILLED = """
@@ -46,24 +50,25 @@ def owners(connection: Connection, level: str, period: Period) -> list[str]:
     nobody is known.
     """
     lines = _BILLED.format(columns=_DAILY, table="ledger_day")
-    rows = connection.execute(
+    return select_values(
+        connection,
         f"SELECT DISTINCT {_owner(level)} FROM ({lines}) l "
         f"LEFT JOIN owner o ON o.id = l.owner_id WHERE l.state IN ({_PAID}) ORDER BY 1",
         {"start": period.start_ms, "end": period.end_ms},
     )
-    return [str(row[0]) for row in rows]
 
 
 def months_of(connection: Connection, level: str, owner: str) -> list[str]:
     """The months `YYYY-MM` in which an owner was billed, newest first."""
     days = zones.calendar(connection)
-    rows = connection.execute(
+    billed = select_values(
+        connection,
         f"SELECT DISTINCT l.at_ms FROM ({_BILLED.format(columns=_DAILY, table='ledger_day')}) l"
         f" LEFT JOIN owner o ON o.id = l.owner_id WHERE l.state IN ({_PAID}) AND {_owner(level)} ="
         " %(owner)s",
         {"start": 0, "end": MAX_MS, "owner": owner},
     )
-    return sorted({days.month_of(at_ms) for (at_ms,) in rows}, reverse=True)
+    return sorted(set(map(days.month_of, billed)), reverse=True)
 
 
 def parts(
@@ -74,16 +79,18 @@ def parts(
     """
     inner = "''" if below is None else f"coalesce({LEVEL_COLUMNS[below]}, '')"
     lines = _BILLED.format(columns=_DAILY, table="ledger_day")
-    rows = connection.execute(
-        f"SELECT {_owner(level)}, l.at_ms, l.amended_ms, {inner}, l.gpu_model, l.currency, {_SUMS}"
-        f" FROM ({lines}) l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.state IN ({_PAID}) AND"
-        f" {_owner(level)} = ANY(%(owners)s) GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 2, 3 NULLS FIRST,"
-        " 4, 5, 6",
+    rows = select(
+        connection,
+        f"SELECT {_owner(level)} AS owner, l.at_ms, l.amended_ms, {inner} AS below, l.gpu_model,"
+        f" l.currency, {_SUMS} FROM ({lines}) l LEFT JOIN owner o ON o.id = l.owner_id WHERE"
+        f" l.state IN ({_PAID}) AND {_owner(level)} = ANY(%(owners)s) GROUP BY 1, 2, 3, 4, 5, 6"
+        " ORDER BY 2, 3 NULLS FIRST, 4, 5, 6",
         {"start": period.start_ms, "end": period.end_ms, "owners": list(owners)},
     )
     days: dict[str, list[OwnerDay]] = defaultdict(list)
     for row in rows:
-        days[row[0]].append(OwnerDay(*row[1:6], **measures_of(row[6:])))
+        place = row.at_ms, row.amended_ms, row.below, row.gpu_model, row.currency
+        days[row.owner].append(OwnerDay(*place, **sums_of(row)))
     return days
 
 
@@ -103,7 +110,8 @@ def workloads(
         f" ANY(%(owners)s)){nobody})"
     )
     lines = _BILLED.format(columns=f"{_DAILY}, workload_id", table="charge")
-    rows = connection.execute(
+    rows = select(
+        connection,
         f"""
         WITH held AS MATERIALIZED (
             SELECT l.workload_id, l.owner_id, nullif(l.state, 'held') AS adjusting, l.gpu_model, l.currency,
@@ -111,10 +119,8 @@ def workloads(
                     WHERE p.start_ms <= l.amended_ms AND p.end_ms > l.amended_ms), '') AS correction_of, {_SUMS}
             FROM ({lines}) l WHERE l.state IN ({_PAID}) AND {belongs} GROUP BY 1, 2, 3, 4, 5, 6
         )
-        SELECT {_owner(level)}, l.adjusting,
-            coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id),
-            coalesce(CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END, ''),
-            coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model, l.currency, l.correction_of, {_SUMS}
+        SELECT {_owner(level)} AS owner, l.adjusting, {_JOB}, coalesce(nullif(o.project, ''), o.team, '') AS project,
+            l.gpu_model, l.currency, l.correction_of, {_SUMS}
         FROM held l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
         LEFT JOIN closed_workload k ON k.workload_id = l.workload_id AND k.period_start_ms = (
             SELECT start_ms FROM billing_period WHERE start_ms <= %(start)s AND end_ms > %(start)s)
@@ -123,10 +129,11 @@ def workloads(
         {"start": period.start_ms, "end": period.end_ms, "owners": list(owners)},
     )
     jobs: dict[str, list[OwnerJob]] = defaultdict(list)
-    for owner, adjusting, name, *key in rows:
+    for row in rows:
         # An adjustment is no job's: it stands under its kind.
-        called = _called(name) if adjusting is None else f"({adjusting})"
-        jobs[owner].append(OwnerJob(called, *key[:5], **measures_of(key[5:])))
+        called = _called(row.name) if row.adjusting is None else f"({row.adjusting})"
+        place = row.user_name, row.project, row.gpu_model, row.currency, row.correction_of
+        jobs[row.owner].append(OwnerJob(called, *place, **sums_of(row)))
     return jobs
 
 
@@ -141,16 +148,17 @@ def amended_later(
     """Micro-units by owner and currency of corrections of the period's days that are booked after
     it.
     """
-    rows = connection.execute(
-        f"SELECT {_owner(level)}, l.currency, sum(l.cost_micro) FROM correction l LEFT JOIN owner o"
+    rows = select(
+        connection,
+        f"SELECT {_owner(level)} AS owner, l.currency, sum(l.cost_micro) AS micro FROM correction l LEFT JOIN owner o"
         " ON o.id = l.owner_id WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND"
         f" l.booked_day_ms >= %(end)s AND l.state IN ({_PAID}) AND {_owner(level)} ="
         " ANY(%(owners)s) AND l.currency IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2",
         {"start": period.start_ms, "end": period.end_ms, "owners": list(owners)},
     )
     amended: dict[str, dict[str, int]] = defaultdict(dict)
-    for owner, currency, cost in rows:
-        amended[owner][str(currency)] = int(cost)
+    for row in rows:
+        amended[row.owner][row.currency] = int(row.micro)
     return amended
 
 
@@ -163,27 +171,27 @@ def contested(
     for dispute in disputes.waiting(connection, period):
         # Of owners that lie in the part of the tree that contests.
         where = "".join(f" AND {LEVEL_COLUMNS[at]} = %s" for at in dispute.owner)
-        rows = connection.execute(
+        contesting = select_values(
+            connection,
             f"SELECT DISTINCT {_owner(level)} FROM owner o WHERE {LEVEL_COLUMNS[level]} ="
             f" ANY(%s){where}",
             [names, *dispute.owner.values()],
-        ).fetchall()
-        job = _job_of(connection, dispute.workload, period) if rows else None
-        for (owner,) in rows:
+        )
+        job = _job_of(connection, dispute.workload, period) if contesting else None
+        for owner in contesting:
             found[owner].append(Contested(dispute, job))
     return found
 
 
 def _job_of(connection: Connection, key: str | None, period: Period) -> tuple[str, str] | None:
     """Name and user of a workload as the tables of a statement have them."""
-    row = connection.execute(
-        "SELECT coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''),"
-        " w.external_id), coalesce(CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE"
-        " k.user_name END, '') FROM workload w LEFT JOIN closed_workload k ON k.workload_id = w.id"
+    rows = select(
+        connection,
+        f"SELECT {_JOB} FROM workload w LEFT JOIN closed_workload k ON k.workload_id = w.id"
         " AND k.period_start_ms = %s WHERE w.key = %s",
         (period.start_ms, key),
-    ).fetchone()
-    return None if row is None else (_called(row[0]), row[1])
+    )
+    return next(((_called(row.name), row.user_name) for row in rows), None)
 
 
 def closed(connection: Connection, period: Period) -> ClosedPeriod | None:
