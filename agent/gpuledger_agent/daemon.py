@@ -126,7 +126,7 @@ class Daemon:
         """Run until a signal; returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        self._is_uninstalled()  # of an uninstallation that never stopped an agent: this one is installed
+        self._take_goodbye()  # of an uninstallation that never stopped an agent: this one is installed
         # Sampling stays in the main thread: Python delivers signals there, and the handler's queue
         # wakes it.
         pushing = threading.Thread(target=self._push, name="push", daemon=True)
@@ -224,14 +224,14 @@ class Daemon:
                 " twice"
             )
             self.sampler.meter.clock_set()
-        if self._is_released() or (not self._open and not self._try_open()):
+        if self._follow_release() or (not self._open and not self._try_open()):
             return
         try:
             self.sampler.tick(self.clock.at_ms, tiers)
         except SourceUnavailable as error:
             self._source_lost(str(error))
 
-    def _is_released(self) -> bool:
+    def _follow_release(self) -> bool:
         """Whether a release is in force; its first round closes every handle and confirms that in
         the note.
         """
@@ -255,7 +255,7 @@ class Daemon:
                 release.write(folder, dataclasses.replace(note, confirmed=True))
         return True
 
-    def _is_uninstalled(self) -> bool:
+    def _take_goodbye(self) -> bool:
         """Whether `gpuledger-agent goodbye` was run; asking removes its note."""
         try:
             return goodbye.clear(self.settings.spool_folder)
@@ -371,7 +371,7 @@ class Daemon:
         deadline = time.monotonic() + LAST_SEND_S
         self.stop.set()
         self.wake_push.set()
-        self.sampler.uninstalled = self._is_uninstalled()
+        self.sampler.uninstalled = self._take_goodbye()
         self._flush()  # before the source is closed, which may hang in the driver
         # A request in flight usually ends soon; the last send would begin with the same batch and
         # send it twice.

@@ -187,7 +187,7 @@ class AgentCollector(Collector):
         yield _gauge(
             "gpuledger_agent_conservation_violation",
             "1 when a batch is unaccounted for",
-            int(not counts.conserved),
+            int(not counts.is_conserved),
         )
         lost = self._spool.lost_counts()
         records = CounterMetricFamily(

@@ -130,7 +130,7 @@ class BatchCounts:
     dead: int
 
     @property
-    def conserved(self) -> bool:
+    def is_conserved(self) -> bool:
         """Whether every batch produced is accounted for."""
         return self.produced == self.acked + self.pending + self.dropped + self.dead
 
@@ -576,7 +576,7 @@ def _check_rows(database: sqlite3.Connection) -> None:
     epochs = [
         value for name, value in database.execute("SELECT name, value FROM meta") if name == "epoch"
     ]
-    if not counts.conserved or highest > counts.produced or not _EPOCH.fullmatch(str(epochs[0])):
+    if not counts.is_conserved or highest > counts.produced or not _EPOCH.fullmatch(str(epochs[0])):
         raise sqlite3.DatabaseError(
             f"the numbers do not add up: {counts}, highest {highest}, epoch {epochs[0]!r}"
         )

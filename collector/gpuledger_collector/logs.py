@@ -42,11 +42,11 @@ class FirstTraceback:
             return event
         file, line = faults.origin(error)
         event["event"] = f"{event['event']}: {faults.sentence(error)} ({Path(file).name}:{line})"
-        if self._is_new((type(error), file, line)):
+        if self._admit((type(error), file, line)):
             event["exception"] = faults.report(error)
         return event
 
-    def _is_new(self, fault: tuple[type[BaseException], str, int]) -> bool:
+    def _admit(self, fault: tuple[type[BaseException], str, int]) -> bool:
         with self._lock:
             if fault in self._seen or len(self._seen) >= self._max_faults:
                 return False
@@ -64,7 +64,7 @@ def _exception(given: object) -> BaseException | None:
     return value if isinstance(value, BaseException) else None
 
 
-def escaped(
+def escape_event(
     _logger: object, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
     """Escape invisible characters, so that a record is one line; lines of a traceback are indented
@@ -101,7 +101,7 @@ def configure_logging(settings: Settings, worker: int | None = None) -> None:
         if as_json
         else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
-    lines = [] if as_json else [escaped]
+    lines = [] if as_json else [escape_event]
     last: list[structlog.typing.Processor] = [FirstTraceback(), *lines, renderer]
     handler = logging.StreamHandler()
     handler.setFormatter(

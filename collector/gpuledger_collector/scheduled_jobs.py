@@ -181,7 +181,7 @@ def _insight_jobs(c: _Context) -> list[Job]:
                 database,
                 c.now_ms,
                 reclaim_backends(settings),
-                finding_mail.acted,
+                finding_mail.write_reclaim_mail,
                 enabled=settings.actions,
             ),
         ),

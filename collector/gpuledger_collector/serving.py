@@ -225,7 +225,9 @@ def stop(settings: Settings, parts: Collector, schedule: Schedule) -> None:
 def reload_tokens(settings: Settings, parts: Collector) -> None:
     """Read the token files again; an unreadable file leaves the old tokens in force."""
     try:
-        parts.intake.keys.files = FileTokens.of(settings.agent_tokens(), settings.reader_tokens())
+        parts.intake.keys.files = FileTokens.from_secrets(
+            settings.agent_tokens(), settings.reader_tokens()
+        )
         log.info("the files of tokens were read again")
     except SettingsError as error:
         log.error("the old tokens stay in force: %s", error)  # noqa: TRY400 - the sentence says it all

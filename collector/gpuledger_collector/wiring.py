@@ -227,7 +227,7 @@ def access_keys(settings: Settings, opened: Database, clock: Callable[[], int]) 
     return Keys(
         TokenStore(opened.as_application("gpuledger-tokens", TOKENS_SESSION)),
         clock,
-        FileTokens.of(settings.agent_tokens(), settings.reader_tokens()),
+        FileTokens.from_secrets(settings.agent_tokens(), settings.reader_tokens()),
         # Without tokens only this machine may talk to the collector; a proxy that names readers
         # needs them as well.
         settings.require_tokens or not settings.on_loopback or bool(settings.identity_header),
@@ -493,7 +493,7 @@ def scaling_gauge(settings: Settings, opened: Database, clock: Callable[[], int]
     from gpuledger_collector.api.scaling_gauge import ScalingGauge
     from gpuledger_collector.services import scaling_advice
 
-    def desired() -> Mapping[str, float]:
+    def read_gauge() -> Mapping[str, float]:
         with opened.connect() as connection:
             return scaling_advice.desired_gpus(
                 connection, clock(), settings.scaling_gauge_delay_seconds
@@ -503,7 +503,7 @@ def scaling_gauge(settings: Settings, opened: Database, clock: Callable[[], int]
         with opened.connect() as connection:
             return scaling_advice.outcome_gpu_seconds(connection, clock())
 
-    return ScalingGauge(desired, outcomes=outcomes)
+    return ScalingGauge(read_gauge, outcomes=outcomes)
 
 
 def presence(

@@ -90,7 +90,7 @@ class WorkerGroup:
         return self._state.restarts
 
     @property
-    def wanted(self) -> int:
+    def wanted_count(self) -> int:
         """How many workers there should be."""
         return self._state.wanted
 
@@ -101,4 +101,4 @@ class WorkerGroup:
 
     def summary(self) -> str:
         """How many workers serve, as `3 of 4`."""
-        return f"{len(self.pids)} of {self.wanted}"
+        return f"{len(self.pids)} of {self.wanted_count}"

@@ -141,7 +141,7 @@ def test_an_upgrade_keeps_row_level_security(engines):
     )
     before = set(citus.value(query))
     with psycopg.connect(citus.dsn, autocommit=True) as connection:
-        own = row_level_security.OWNED.keys() - row_level_security.unfiltered(connection)
+        own = row_level_security.OWNED.keys() - row_level_security.unfiltered_tables(connection)
         assert row_level_security.disable(connection) == len(own)
     assert citus.value(query) is None
     citus.command("db", "upgrade")

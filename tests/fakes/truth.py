@@ -231,7 +231,7 @@ def ends_of(node: Node, verdict: Verdict) -> set[Key]:
         dead=counts.dead,
         waiting=counts.pending,
     )
-    if not counts.conserved:
+    if not counts.is_conserved:
         verdict.unaccounted.append(f"{node.name}: {counts}")
     mine = {key for key in node.truth.made if key[0] == node.name}
     seqs = sorted(key[2] for key in mine)

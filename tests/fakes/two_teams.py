@@ -147,7 +147,7 @@ def idle_job(dsn: str, team: str) -> None:
             workload_id=row[1],
             evidence={"node": f"{team}-node", "wasted_gpu_ns": {}},
         )
-        findings.put(connection, [found])
+        findings.upsert(connection, [found])
         findings.set_progress(connection, "idle", NOW_MS)
         findings.set_progress(connection, "anomaly", NOW_MS)
 
@@ -182,7 +182,7 @@ def two_teams(dsn: str, folder) -> Iterator[tuple[Running, dict[str, str]]]:
         )
         assert applied.exit_code == 0, applied.output
         with psycopg.connect(dsn) as connection:
-            findings.put(
+            findings.upsert(
                 connection,
                 [finding_of(team, kind) for team in (OWN, FOREIGN) for kind in ("idle", "anomaly")],
             )

@@ -70,7 +70,7 @@ def test_a_disk_that_fails_stops_no_sampling_and_loses_no_second(
         spans = abutting(target.batches)
     counts = running.counts()
     assert len(spans) == 8
-    assert counts.conserved
+    assert counts.is_conserved
     assert (counts.pending, counts.dropped, counts.dead) == (0, 0, 0)
     assert sorted(seq for _, seq in target.committed()) == list(range(1, counts.produced + 1))
 
@@ -137,7 +137,7 @@ def test_a_small_disk_that_others_fill_and_empty(small_disk, seed):
     assert lost.usage_intervals_dropped == 0, lost
     spans = abutting(once)
     assert refused + counts.dropped > 0
-    assert counts.conserved
+    assert counts.is_conserved
     for ranges in spans.values():
         assert (min(ranges)[0], max(ranges)[1]) == (START, now_ms)
     assert len(spans) == len(sampler.latest.accelerators)

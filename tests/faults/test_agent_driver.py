@@ -110,4 +110,4 @@ def test_a_sick_driver_costs_only_what_it_hides(agent, scene, rounds):
     unavailable = [end - start for start, end, state in lines[2] if state == "unavailable"]
     assert sum(unavailable) >= rounds * INTERVAL_S * 1000
     assert gaps_ms(lines[2]) <= reloads_s * 1000 + slack_ms
-    assert running.counts().conserved
+    assert running.counts().is_conserved

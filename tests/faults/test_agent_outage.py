@@ -89,7 +89,7 @@ def test_72_hours_without_a_collector_cost_no_second(tmp_path, spool_bytes, step
         node.away, back_ms = False, node.now_ms
         node.live(back_ms + 6 * HOUR_MS)
         counts, lost = spool.counts(), spool.lost_counts()
-    assert counts.conserved
+    assert counts.is_conserved
     assert counts.pending <= 2
     assert counts.dead == 0
     assert node.largest <= spool_bytes

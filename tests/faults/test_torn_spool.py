@@ -73,7 +73,7 @@ def started(main, log=b"", stalled=False):
                 spool.acknowledge(batch.seq)
                 delivered += 1
             counts = spool.counts()
-            assert counts.conserved, counts
+            assert counts.is_conserved, counts
             if took >= 2:
                 assert not stalled, took
                 return started(main, log, stalled=True)

@@ -249,5 +249,5 @@ def away(fleet, node, slot, first, last):
     return sum(
         60_000
         for at in range(first, last, 60_000)
-        if fleet.failed(node, slot, at) or fleet.silent(node, at)
+        if fleet.is_failed(node, slot, at) or fleet.silent(node, at)
     )

@@ -73,7 +73,7 @@ def boards_without_an_end(patch: Patch) -> None:
 
 def names_as_they_are(patch: Patch) -> None:
     """A reserved name is an owner like any other."""
-    patch.setattr("gpuledger_collector.accounting.attribution.escaped", lambda name: name)
+    patch.setattr("gpuledger_collector.accounting.attribution.escape_name", lambda name: name)
 
 
 def disputes_move_all(patch: Patch) -> None:

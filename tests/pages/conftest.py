@@ -141,7 +141,7 @@ def overview(reads):
     def make(who=ANYBODY, **parameters):
         outlook = pages.HourlyCache(lambda: forecast_outlook(reads.database, reads.now_ms))
         outlook.get(reads.now_ms, wait_s=60)
-        view = View.of(who, parameters)
+        view = View.narrow(who, parameters)
         return pages.overview_page(reads, outlook, "http://127.0.0.1:8440", view).body.decode()
 
     return make

@@ -194,7 +194,7 @@ def test_what_a_deeper_question_found_is_not_taken_back_by_a_shallower_one(
 def test_the_trust_page_tells_the_others(october, reads, said):
     """Whoever opens it asks the proof."""
     past_triggers(october, TAMPER)
-    view = View.of(Principal("admin", "a"), {"period": "2025-10"})
+    view = View.narrow(Principal("admin", "a"), {"period": "2025-10"})
     assert "NOT equal" in fleet_pages.trust_page(reads, view).body.decode()
     assert said()["standing"] == "broken"
 

@@ -127,7 +127,7 @@ def test_findings_that_are_not_listed_are_counted(fleet, reads, kind, make):
         "until_ms": reads.now_ms,
     }
     found = [replace(finding_of(f"crowd-{number:03d}", kind), **times) for number in range(TEAMS)]
-    findings.put(fleet.connection, found)
+    findings.upsert(fleet.connection, found)
     text = make(reads, EVERYTHING).body.decode()
     assert len(set(re.findall(r"crowd-\d{3}", text))) == list_pages.SHOWN
     assert f"and {TEAMS - list_pages.SHOWN} more in the" in text

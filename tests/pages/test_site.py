@@ -239,7 +239,7 @@ def test_what_nobody_holds_is_no_owners_part(fleet, monkeypatch):
     free = replace(idle, key="free", state="unallocated", subject="GPU-free")
     unknown = replace(idle, key="unknown", state="gone_idle", subject="GPU-unknown")
     with psycopg.connect(collector.dsn) as connection:
-        findings.put(connection, [free, unknown])
+        findings.upsert(connection, [free, unknown])
     try:
         assert "GPU-free" in ask(fleet, "/idle")[2]
         for path in (

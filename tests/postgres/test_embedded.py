@@ -256,14 +256,16 @@ def test_root_with_everything_below_a_private_home(tmp_path, shared_root, monkey
     """
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
-    package = binaries.installed().parent
+    package = binaries.installed_root().parent
     for name in (package.name, f"{package.name}.libs"):
         shutil.copytree(
             package.parent / name,
             home / name,
             ignore=shutil.ignore_patterns("pginstall", "*.a", "include"),
         )
-    monkeypatch.setattr(binaries, "installed", lambda: home / package.name / binaries_name(package))
+    monkeypatch.setattr(
+        binaries, "installed_root", lambda: home / package.name / binaries_name(package)
+    )
     server = EmbeddedServer(home / "ledger", user="nobody")
     dsn = server.acquire()
     keep_rows(dsn)

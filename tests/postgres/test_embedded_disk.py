@@ -204,13 +204,13 @@ def test_a_cluster_elsewhere_belongs_to_one_data_folder(folder, monkeypatch):
     home = seat.elsewhere(original)
     home.mkdir()
     seat.remember(original, home)
-    assert seat.remembered(original) == home
+    assert seat.remembered_folder(original) == home
     copy(original, folder / "copy")
     with pytest.raises(EnvironmentLacks, match=f"is a copy of {original}"):
-        seat.remembered(folder / "copy")
+        seat.remembered_folder(folder / "copy")
     shutil.rmtree(folder / "copy")
     original.rename(folder / "moved")
-    assert seat.remembered(folder / "moved") == home
+    assert seat.remembered_folder(folder / "moved") == home
     copy(folder / "moved", folder / "copy")
     with pytest.raises(EnvironmentLacks, match=f"is a copy of {folder / 'moved'}"):
-        seat.remembered(folder / "copy")
+        seat.remembered_folder(folder / "copy")

@@ -88,7 +88,7 @@ def test_an_empty_database_is_behind_until_upgraded(empty_dsn):
     before = migrate.status(empty_dsn)
     assert before.current is None
     assert not before.up_to_date
-    assert before.supported
+    assert before.is_supported
     with pytest.raises(SchemaBehind, match="gpuledger db upgrade"):
         migrate.require_current(empty_dsn)
     assert migrate.upgrade(empty_dsn).done == before.pending != ()

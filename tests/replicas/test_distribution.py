@@ -20,7 +20,7 @@ from gpuledger_collector.storage.distribution import (
     DISTRIBUTED,
     REFERENCE,
     NotDistributable,
-    converted,
+    converted_tables,
     plan,
     violations,
 )
@@ -357,7 +357,7 @@ def refused_policies(connection):
     """Policies that Citus does not take, by their text: with a subquery, or reading a table that it
     takes over.
     """
-    taken = converted(connection)
+    taken = converted_tables(connection)
     policies = connection.execute(
         "SELECT tablename, policyname, coalesce(qual, '') FROM pg_policies"
     ).fetchall()
@@ -378,7 +378,7 @@ def drop_policies(connection):
 def test_tables_that_foreign_keys_tie_to_replicated_ones_are_known(dsn):
     """Citus converts them, and with them its rules hold."""
     with psycopg.connect(dsn) as connection:
-        assert converted(connection) == {*DISTRIBUTED, *REFERENCE, *TIED}
+        assert converted_tables(connection) == {*DISTRIBUTED, *REFERENCE, *TIED}
 
 
 def test_the_page_names_the_tables():
@@ -403,11 +403,11 @@ def test_citus_takes_the_policies_that_are_left(dsn, monkeypatch):
         }
         drop_policies(connection)
         assert refused_policies(connection) == set()
-        monkeypatch.setattr(distribution, "managed", lambda _: {*DISTRIBUTED, *REFERENCE})
+        monkeypatch.setattr(distribution, "managed_tables", lambda _: {*DISTRIBUTED, *REFERENCE})
         row_level_security.disable(connection)
         assert row_level_security.enable(connection) == ""
         assert refused_policies(connection) == set()
-        unfiltered = row_level_security.unfiltered(connection)
+        unfiltered = row_level_security.unfiltered_tables(connection)
         assert unfiltered == {"accelerator", "workload", "counter_series", "counter_hour"}
         rows = connection.execute(
             "SELECT tablename FROM pg_policies WHERE policyname = 'gpuledger_viewer'"

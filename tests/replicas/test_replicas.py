@@ -171,7 +171,7 @@ def test_the_leader_is_killed_and_the_other_tells_of_a_budget_once(pair, shared,
     leader, other = leader_of(pair)
     with psycopg.connect(shared) as connection:
         for number in range(40):
-            outbox.put(connection, message(f"event-{number}", f"reader-{number}@example.com"))
+            outbox.insert(connection, message(f"event-{number}", f"reader-{number}@example.com"))
     until(lambda: len(inbox.mails) >= 5)
     leader.kill()
     until(other.leads)

@@ -610,7 +610,9 @@ class Story:
         kind, _, rest = text.partition(" ")
         if kind == "proof":
             with Database(self.dsn).transaction(Lock.LEDGER) as connection:
-                sheet = reconcile(connection, zones.calendar(connection).named(period_of(rest)))
+                sheet = reconcile(
+                    connection, zones.calendar(connection).days_named(period_of(rest))
+                )
             check(
                 sheet.holds,
                 f"the proof does not hold: {[day for day in sheet.days if not day.holds]}",

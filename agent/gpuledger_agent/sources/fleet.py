@@ -448,7 +448,7 @@ class Fleet:
             *period, Workload(external, "simulated", user, team or None, name, tags), lane.shape
         )
 
-    def failed(self, node: str, slot: int, at_ms: int) -> bool:
+    def is_failed(self, node: str, slot: int, at_ms: int) -> bool:
         """Whether this GPU is off the bus: half a day in every four weeks."""
         return (node, slot) == FAILED_GPU and FAILED_FROM <= at_ms % CYCLE_MS < FAILED_UNTIL
 

@@ -81,7 +81,7 @@ class SimulatedSource:
     def _sample(
         self, slot: int, entry: Accelerator, at_ms: int, monotonic_ns: int, *, slow: bool
     ) -> Sample:
-        if self._fleet.failed(self._node.name, slot, at_ms):
+        if self._fleet.is_failed(self._node.name, slot, at_ms):
             return Sample(
                 entry.uuid,
                 monotonic_ns,

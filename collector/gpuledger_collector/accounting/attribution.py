@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath, path_of
-from gpuledger_collector.accounting.reserved_names import escaped
+from gpuledger_collector.accounting.reserved_names import escape_name
 
 FACTS = ("kind", "user", "account", "name", "pool", "node")
 """Names that a rule may match in addition to tags."""
@@ -105,7 +105,7 @@ class Attribution:
         for rule in self.matching(facts, at_ms):
             levels |= _assign_owner(rule, facts)
         # Escaped after the rules, since a rule may put a user's text into a level.
-        return path_of({level: escaped(name) for level, name in levels.items()})
+        return path_of({level: escape_name(name) for level, name in levels.items()})
 
     def matching(self, facts: WorkloadFacts, at_ms: int) -> list[Rule]:
         """The rules that hold for this workload at this instant, in order."""

@@ -117,7 +117,7 @@ class Budget:
         )
 
     @property
-    def measured(self) -> str:
+    def measure_text(self) -> str:
         """What counts against it, as people say it."""
         return MEASURED[self.measure]
 
@@ -132,7 +132,7 @@ class Budget:
     def period_at(self, at_ms: int) -> Period:
         """The period that holds an instant, in the billing zone; a range is always itself."""
         if self.span is not None:
-            return self.calendar.named(self.span)
+            return self.calendar.days_named(self.span)
         at = self.calendar.date_of(at_ms)
         first, months = (at.month, 1) if self.kind == MONTH else ((at.month - 1) // 3 * 3 + 1, 3)
         last = first + months

@@ -29,7 +29,7 @@ from gpuledger_collector.accounting.quantity import (
     round_half_even_div,
     round_in_lists,
 )
-from gpuledger_collector.accounting.reserved_names import escaped, is_reserved
+from gpuledger_collector.accounting.reserved_names import escape_name, is_reserved
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.usage import HELD, STRANDED, UNALLOCATED
 
@@ -196,7 +196,7 @@ class Report:
     view: str = "amortized"
 
     @property
-    def unpriced(self) -> bool:
+    def has_unpriced(self) -> bool:
         """Whether some usage has no rate."""
         return any(row.currency is None for row in self.rows)
 
@@ -406,7 +406,7 @@ def holder_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
 
 
 def _show_key(key: str, dimension: str) -> str:
-    return key if dimension in LEVELS else escaped(key)
+    return key if dimension in LEVELS else escape_name(key)
 
 
 def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[ReportRow]:
@@ -482,7 +482,7 @@ class PlaceInList:
     before: int
     """How many amounts have a larger remainder, or an equal one and an earlier row."""
 
-    def rounded(self, unit: int) -> int:
+    def round_in_list(self, unit: int) -> int:
         """The amount in units, as `round_together` rounds it among the whole list."""
         left = round_half_even_div(self.total, unit) - self.floors
         return self.value // unit + (self.before < left)
@@ -503,7 +503,7 @@ def row_of_list(
     for printed, exact, unit, digits in PRINTED:
         place = places[exact]
         sums[exact] = None if place is None else place.value
-        units = None if place is None else place.rounded(unit or minor_unit(currency))
+        units = None if place is None else place.round_in_list(unit or minor_unit(currency))
         sums[printed] = units if unit is None or units is None else Decimal(units).scaleb(-digits)
     return ReportRow(
         keys=cells,
@@ -522,7 +522,7 @@ def minor_unit(currency: str | None) -> int:
     return int(MICRO // 10**digits)
 
 
-def unbilled(rows: Iterable[ReportRow]) -> int | None:
+def unbilled_minor(rows: Iterable[ReportRow]) -> int | None:
     """Minor units, shares included, of the rows of one currency that no owner pays."""
     return sum_known(row.total_minor for row in rows if row.is_billed is False)
 

@@ -46,7 +46,7 @@ class ChargedRun:
     energy_mj: int | None
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """The display name."""
         return self.name or self.external_id
 

@@ -192,7 +192,7 @@ class Coverage:
     unused: list[tuple[Period, CoveredShare]] = field(default_factory=list)
     costs: list[CommitmentCost] = field(default_factory=list)
 
-    def of(self, key: Key) -> Mapping[int, Sequence[CoveredShare]] | None:
+    def shares_of(self, key: Key) -> Mapping[int, Sequence[CoveredShare]] | None:
         """The shares of one place by rating interval, None where nothing covers it."""
         return self.shares.get(key)
 

@@ -83,7 +83,7 @@ def _depth(center: CostCenter) -> int:
     return max(LEVELS.index(level) for level in center.owner)
 
 
-def joined(codes: Sequence[Codes]) -> Codes:
+def join_codes(codes: Sequence[Codes]) -> Codes:
     """Several codes in one cell each, in the order of their names; what has none is left out."""
     return Codes(
         "; ".join(sorted({code.cost_center for code in codes if code.cost_center})),

@@ -86,7 +86,7 @@ OwnerOf = Callable[[int, int, int | None], OwnerPath]
 _Place = tuple[int, int | None, int]
 
 
-def merged(changes: Iterable[UsageChange]) -> dict[_Place, UsageChange]:
+def merge_changes(changes: Iterable[UsageChange]) -> dict[_Place, UsageChange]:
     """One change for each accelerator, holder and rating interval: of several the largest part, and
     the lowest rate.
     """
@@ -114,7 +114,7 @@ def _both(known: UsageChange, change: UsageChange) -> UsageChange:
     )
 
 
-def changed(
+def apply_changes(
     pieces: Iterable[HourlyUsage], changes: Mapping[_Place, UsageChange]
 ) -> tuple[list[HourlyUsage], dict[Price, list[HourlyUsage]]]:
     """The pieces after the changes; what moves stays among them as MOVED, and is given again under
@@ -173,7 +173,7 @@ def compare(
     """Rate one accelerator and day in both ledgers and add the difference to the sums, by currency
     ('': unpriced).
     """
-    after, moved = changed(pieces, changes)
+    after, moved = apply_changes(pieces, changes)
     # Both ledgers by the same function as the bill: a saving is in the bill's own micro-units.
     before = rate_accelerator_day(accelerator, day, capacity, pieces, book, owner_of, until_ms)
     other = rate_accelerator_day(accelerator, day, capacity, after, book, owner_of, until_ms)

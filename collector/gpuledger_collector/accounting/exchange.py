@@ -55,7 +55,7 @@ class Exchange:
     ) -> None:
         own_rates = [rate for rate in rates if rate.to_currency == to_currency]
         begins = (
-            calendar.named(Period(rate.effective_from_ms, rate.effective_from_ms)).start_ms
+            calendar.days_named(Period(rate.effective_from_ms, rate.effective_from_ms)).start_ms
             for rate in own_rates
         )
         self.to_currency = to_currency

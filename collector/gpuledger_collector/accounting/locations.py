@@ -58,7 +58,7 @@ class Locations:
         bounds = [period.start_ms, *sorted(moves), period.end_ms]
         return [Period(start_ms, end_ms) for start_ms, end_ms in pairwise(bounds)]
 
-    def at(self, pool: str, at_ms: int) -> PoolLocation | None:
+    def location_at(self, pool: str, at_ms: int) -> PoolLocation | None:
         """Where a pool stands at an instant; None: not declared."""
         for name in (pool, ""):
             for start_ms, end_ms, location in self._of_pool.get(name, ()):
@@ -70,7 +70,7 @@ class Locations:
         """Where something stands that was bought for a pool and a region, both may be empty; None:
         not declared.
         """
-        location = self.at(pool, at_ms) if pool else None
+        location = self.location_at(pool, at_ms) if pool else None
         if not region or (location is not None and location.region == region):
             return location
         every = [location for places in self._of_pool.values() for _, _, location in places]
@@ -81,7 +81,7 @@ class Locations:
         """The region of a pool at an instant; empty: not declared."""
         # Rating asks this for every interval of every accelerator, and most ledgers have no
         # locations.
-        location = self.at(pool, at_ms) if self._of_pool else None
+        location = self.location_at(pool, at_ms) if self._of_pool else None
         return "" if location is None else location.region
 
 

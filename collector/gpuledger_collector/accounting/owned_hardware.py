@@ -107,7 +107,7 @@ class Owned:
         return [self._price(starts, ends, written_off=done) for starts, ends, done in spans]
 
     def _price(self, starts_ms: int, ends_ms: int | None, *, written_off: bool) -> Price:
-        parts = rounded(self.parts(written_off=written_off))
+        parts = round_parts(self.parts(written_off=written_off))
         basis: dict[str, object] = {
             "name": self.name,
             "parts": {name: f"{part:f}" for name, part in parts.items()},
@@ -151,7 +151,7 @@ class Owned:
         }
 
 
-def rounded(parts: Mapping[str, Fraction]) -> dict[str, Decimal]:
+def round_parts(parts: Mapping[str, Fraction]) -> dict[str, Decimal]:
     """Parts to the places of a rate, by largest remainder: they add up to the rounded sum."""
     # On a common denominator the parts are integers, and the rounding is exact.
     unit = lcm(*(part.denominator for part in parts.values()))

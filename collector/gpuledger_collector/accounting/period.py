@@ -285,7 +285,7 @@ class Calendar:
 
     def month(self, text: str) -> Period:
         """The month `YYYY-MM`. Raises ValueError with a sentence."""
-        return self.named(month(text))
+        return self.days_named(month(text))
 
     def month_named(self, period: Period) -> str | None:
         """The name of the month that a period is; None for any other."""
@@ -294,13 +294,13 @@ class Calendar:
 
     def period(self, text: str) -> Period:
         """The period that `parse_period` reads. Raises ValueError with a sentence."""
-        return self.named(parse_period(text, self.fiscal_month))
+        return self.days_named(parse_period(text, self.fiscal_month))
 
     def date_range(self, start: str, end: str) -> Period:
         """From a date (in) to a date (out). Raises ValueError with a sentence."""
-        return self.named(date_range(start, end))
+        return self.days_named(date_range(start, end))
 
-    def named(self, nominal: Period) -> Period:
+    def days_named(self, nominal: Period) -> Period:
         """The days of the bill that have the names of these UTC days."""
         bounds = (to_datetime(at_ms).date() for at_ms in (nominal.start_ms, nominal.end_ms))
         return Period(*(self.start_of(day) for day in bounds))

@@ -255,12 +255,12 @@ def place(board: Board) -> TimeLine:
         settled, refused = _settle_pools(
             list(rows), board.imported, former, seen_ms.get(accelerator_id, 0)
         )
-        placements += merged(settled)
+        placements += merge_placements(settled)
         claims += refused
     return TimeLine(placements, _merged_claims(claims))
 
 
-def merged(rows: Sequence[Placement]) -> list[Placement]:
+def merge_placements(rows: Sequence[Placement]) -> list[Placement]:
     """Rows of one accelerator in order of time, with those that follow each other and say the same
     as one.
     """
@@ -278,13 +278,13 @@ def merged(rows: Sequence[Placement]) -> list[Placement]:
     return joined
 
 
-def spliced(
+def splice_placements(
     before: Sequence[Placement], placed: Sequence[Placement], at_ms: int
 ) -> list[Placement]:
     """Join the rows of `before` up to an instant with those of `placed`, which begin at it."""
     # Merged again at the seam: a row that goes on unchanged must not look as if it had ended.
     kept = [replace(row, out_ms=at_ms) if row.holds(at_ms) else row for row in before]
-    return merged([*kept, *placed])
+    return merge_placements([*kept, *placed])
 
 
 def changes(old: Sequence[Placement], new: Sequence[Placement]) -> list[Period]:

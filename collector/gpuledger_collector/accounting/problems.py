@@ -41,7 +41,7 @@ def in_order(problems: Iterable[Problem]) -> list[Problem]:
 SHOWN = 100
 
 
-def shortened(problems: Iterable[Problem]) -> list[str]:
+def shorten_problems(problems: Iterable[Problem]) -> list[str]:
     """The sentences of the first `SHOWN` problems by their line, the others as one count."""
     ordered = in_order(problems)
     left = len(ordered) - SHOWN

@@ -41,7 +41,7 @@ class RatedPeriod:
         return self.capacity_ns - sum(check.unobserved_ns for check in self.checks)
 
     @property
-    def closed(self) -> Sequence[ClosedPeriod]:
+    def months_touched(self) -> Sequence[ClosedPeriod]:
         """The closed months that it touches."""
         return [month for month in self.closed_months if month.period.clip(self.period)]
 

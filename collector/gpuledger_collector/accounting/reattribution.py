@@ -86,7 +86,9 @@ class Reattributions:
                     payer = decision.owner
         return payer
 
-    def applied(self, pieces: Sequence[HourlyUsage], owner_of: OwnerOf) -> list[HourlyUsage]:
+    def apply_to_pieces(
+        self, pieces: Sequence[HourlyUsage], owner_of: OwnerOf
+    ) -> list[HourlyUsage]:
         """The pieces, those that were decided to be unavailable as such; their lengths stay as they
         are.
 

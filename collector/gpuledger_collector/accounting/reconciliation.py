@@ -130,13 +130,13 @@ class Reconciliation:
     @property
     def equation(self) -> str:
         """What the charges must add up to, in words."""
-        commitments = [] if self.charged is self.parts else ["commitments"]
+        commitments = [] if self.charged_parts is self.parts else ["commitments"]
         return " + ".join(
             ["capacity x rate", *commitments, *(["node costs"] if self.nodes else [])]
         )
 
     @property
-    def charged(self) -> Mapping[str, Sums]:
+    def charged_parts(self) -> Mapping[str, Sums]:
         """What was charged, by name: `parts`, and what commitments left unused where there are any."""
         return (
             {**self.parts, "commitment_unused": self.unused} if self.unused.gpu_ns else self.parts
@@ -162,7 +162,7 @@ class Reconciliation:
         return all(mismatch.identity is not identity for mismatch in self.mismatches)
 
     @property
-    def misadjusted(self) -> list[int]:
+    def misadjusted_days(self) -> list[int]:
         """Days (unix ms) whose adjustments are not what policies and entries make of what was held."""
         dates = {
             mismatch.place["day"]

@@ -4,7 +4,7 @@ Reports name time that nobody pays for in parentheses: (unattributed), (unalloca
 (unobserved), (unpriced), (commitment_unused), (stranded), (unshared), (corrections), (total). An
 owner of such a name would vanish into that row. Every name in parentheses is therefore reserved, so
 that a row added later is safe as well. What people declare under a reserved name is refused;
-evidence keeps its time, under the name that `escaped` gives it.
+evidence keeps its time, under the name that `escape_name` gives it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_reserved(name: str) -> bool:
     return plain.startswith("(") and plain.endswith(")")
 
 
-def escaped(name: str) -> str:
+def escape_name(name: str) -> str:
     """The name under which evidence is shown and booked; two names never become one, and none
     becomes reserved.
 

@@ -19,7 +19,7 @@ from gpuledger_collector.accounting.disputes import Dispute
 from gpuledger_collector.accounting.measures import Measures, total
 from gpuledger_collector.accounting.money import MICRO, minor_digits
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
-from gpuledger_collector.accounting.reserved_names import escaped
+from gpuledger_collector.accounting.reserved_names import escape_name
 from gpuledger_collector.accounting.shared_costs import SharedCost
 
 _Line = TypeVar("_Line", bound=Measures)
@@ -174,7 +174,7 @@ def make_section(
         models=_table(
             row,
             owner_days,
-            lambda part: (escaped(part.model) or UNNAMED, *_correction(part, calendar)),
+            lambda part: (escape_name(part.model) or UNNAMED, *_correction(part, calendar)),
         ),
         jobs=_table(row, jobs, _job_label, MAX_JOBS),
         corrections=tuple(

@@ -85,7 +85,7 @@ def rating_intervals(day: Period, cuts: Sequence[int]) -> list[Period]:
     return [Period(start, end) for start, end in pairwise(edges)]
 
 
-def merged(pieces: Sequence[HourlyUsage]) -> list[HourlyUsage]:
+def merge_pieces(pieces: Sequence[HourlyUsage]) -> list[HourlyUsage]:
     """Add up the pieces that one holder, by one report of it, has of a rating interval; the order
     of the first ones is kept.
 

@@ -92,7 +92,7 @@ class Outcome(BaseModel):
     unavailable: bool = False
     reverse: bool = False
 
-    def accepted(self) -> Remedy | Reversal:
+    def acceptance(self) -> Remedy | Reversal:
         """What happens to the time, or to the adjustments. Raises ValueError."""
         if (self.to is not None) + self.unavailable + self.reverse != 1:
             raise ValueError(
@@ -118,7 +118,7 @@ class Decision(Outcome):
                     "a rejection changes nothing: `to`, `unavailable` and `reverse` go with accept"
                 )
             return None
-        return self.accepted()
+        return self.acceptance()
 
 
 def sort_levels(given: dict[Level, str]) -> dict[str, str]:
@@ -200,7 +200,7 @@ def _add_party_routes(routes: APIRouter, context: ReadContext) -> None:
         owner = sort_levels(opening.owner)
         if not principal.sees(owner):
             raise HTTPException(403, "this token sees another owner's part: contest your own lines")
-        period = read_calendar(context.database).named(parse_days(opening.start, opening.end))
+        period = read_calendar(context.database).days_named(parse_days(opening.start, opening.end))
         contest = Contest(owner, period, opening.accelerator, opening.workload, opening.line)
         return as_object(
             disputes.open_dispute(
@@ -239,7 +239,7 @@ def _add_finance_routes(routes: APIRouter, context: ReadContext) -> None:
         `reverse` books.
         """
         effect, is_rated = preview_acceptance(
-            context.database, number, outcome.accepted(), context.now_ms
+            context.database, number, outcome.acceptance(), context.now_ms
         )
         return {**effect_object(effect, read_calendar(context.database)), "rated": is_rated}
 

@@ -312,7 +312,7 @@ class BodyLimit:
         """Forward to the app; 413 when it reads more than MAX_BODY_BYTES."""
         remaining = MAX_BODY_BYTES
 
-        async def bounded() -> Message:
+        async def receive_bounded() -> Message:
             nonlocal remaining
             message = await receive()
             remaining -= len(message.get("body", b""))
@@ -320,7 +320,9 @@ class BodyLimit:
                 raise HTTPException(413, f"the body is over {MAX_BODY_BYTES} bytes")
             return message
 
-        await self.app(scope, receive if scope.get("path") in self.exempt else bounded, send)
+        await self.app(
+            scope, receive if scope.get("path") in self.exempt else receive_bounded, send
+        )
 
 
 def bounded_protocol(max_connections: int) -> type[asyncio.Protocol]:

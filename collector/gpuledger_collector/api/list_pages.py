@@ -119,11 +119,11 @@ def idle_page(context: ReadContext, view: View) -> Response:
         rows=shown,
         left_out=len(found.items) - len(shown),
         count=len(found.items),
-        counted=reports.counted(found.items) if is_now else plural(len(found.items), "finding"),
+        counted=reports.count_gpus(found.items) if is_now else plural(len(found.items), "finding"),
         ongoing=len(found.ongoing.items),
         so_far=found.costs,
         per_day=found.per_day,
-        unpriced=found.unpriced,
+        unpriced=found.unpriced_count,
     )
     return page(text, site=site)
 

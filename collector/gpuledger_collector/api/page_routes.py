@@ -115,12 +115,12 @@ class View:
     is_still: bool = False
 
     @classmethod
-    def of(cls, reader: Principal, parameters: Mapping[str, str]) -> View:
+    def narrow(cls, reader: Principal, parameters: Mapping[str, str]) -> View:
         """Narrow a reader to what an address asks for.
 
         Raises Denied where that is another's part.
         """
-        filters = Filters.of(parameters)
+        filters = Filters.from_parameters(parameters)
         # Nobody's time is stored under an empty team.
         wanted = {
             level: "" if name == UNATTRIBUTED else name for level, name in filters.owner.items()
@@ -191,7 +191,7 @@ def require_view(keys: Keys, *, fleet: bool = False) -> Any:
         principal = keys.person(request, bearer_header(request.headers.get("authorization", "")))
         if fleet:
             principal.require_fleet()
-        return View.of(principal, request.query_params)
+        return View.narrow(principal, request.query_params)
 
     return Depends(view)
 

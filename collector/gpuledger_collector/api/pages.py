@@ -32,8 +32,8 @@ from gpuledger_collector.export import html, plots
 from gpuledger_collector.export import statement as forms
 from gpuledger_collector.export.cells import instant_text
 from gpuledger_collector.export.chargeback import csv_rows, unbilled_line, waste_line
-from gpuledger_collector.export.findings import counted, lasting
-from gpuledger_collector.export.shortened import is_rest, shortened
+from gpuledger_collector.export.findings import count_gpus, lasting
+from gpuledger_collector.export.shortened import is_rest, shorten_report
 from gpuledger_collector.export.site import Filters, Site, pool_path, statement_path
 from gpuledger_collector.insight.nodes import FleetNode
 from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook
@@ -215,7 +215,7 @@ def _current_facts(found: Overview, now_ms: int, *, is_open: bool) -> dict[str, 
     heard = found.first_heard if is_open else ()
     return {
         "idle": [forms.finding_facts(item) for item in ongoing.items[:SHOWN]],
-        "idle_count": counted(ongoing.items) if ongoing.items or found.is_idle_known else None,
+        "idle_count": count_gpus(ongoing.items) if ongoing.items or found.is_idle_known else None,
         "idle_left_out": len(ongoing.items) - SHOWN,
         "idle_per_day": ongoing.per_day,
         "anomalies": [forms.finding_facts(item) for item in found.anomalies.items[:SHOWN]],
@@ -235,7 +235,7 @@ def _spend(found: Overview, total: ReportRow) -> dict[str, Any]:
     daily = found.costs_by_day.get(currency, {})
     own_rows = [row for row in report.rows if row.currency == currency and not row.correction_of]
     # Whoever may choose tags may invent teams by the thousand: the page lists the dearest.
-    shown = shortened(replace(report, rows=tuple(own_rows))).rows
+    shown = shorten_report(replace(report, rows=tuple(own_rows))).rows
     corrections = [row for row in report.rows if row.currency == currency and row.correction_of]
     highest = max((row.cost_minor or 0 for row in own_rows), default=0)
     return {

@@ -97,7 +97,7 @@ class ReaderLimits:
         # noticed.
         answering.add_done_callback(lambda _: sessions.release_lines())
         answering.add_done_callback(lambda _: release())
-        departure = asyncio.create_task(_disconnected(request))
+        departure = asyncio.create_task(_wait_for_disconnect(request))
         try:
             await asyncio.wait(
                 {answering, departure},
@@ -195,7 +195,7 @@ async def _run(handler: Callable[[Request], Awaitable[Response]], request: Reque
     return await handler(request)
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     """Wait until the client is gone; only where no body is expected, which is the handler's to
     receive.
     """

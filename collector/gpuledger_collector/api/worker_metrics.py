@@ -53,7 +53,7 @@ class WorkerProcesses(Collector):
             "gpuledger_workers", "Workers that serve.", value=len(self._group.pids)
         )
         wanted = GaugeMetricFamily(
-            "gpuledger_workers_wanted", "Workers that there should be.", self._group.wanted
+            "gpuledger_workers_wanted", "Workers that there should be.", self._group.wanted_count
         )
         restarts = CounterMetricFamily(
             "gpuledger_worker_restarts_total",

@@ -240,7 +240,7 @@ def true_up(
     asked = time_range(period, None, None, None)
     chosen = [kind.strip() for kind in kinds.split(",") if kind.strip()]
     with open_session(dsn, config) as session:
-        span = session.rated(asked)
+        span = session.rate_range(asked)
         try:
             with session.database.transaction(dry_run=dry_run) as connection:
                 effective = amount is Amount.effective
@@ -287,11 +287,11 @@ def _sentences(proposed: ProposedTrueUp, entries: Sequence[Adjustment], dry_run:
             "nothing is to be booked: no difference of these kinds, or nobody held anything"
         )
     return lines + [
-        _left_line(kind, currency, rows) for (kind, currency), rows in _left(proposed).items()
+        _left_line(kind, currency, rows) for (kind, currency), rows in _group_left(proposed).items()
     ]
 
 
-def _left(proposed: ProposedTrueUp) -> dict[tuple[str, str], list[Difference]]:
+def _group_left(proposed: ProposedTrueUp) -> dict[tuple[str, str], list[Difference]]:
     left: dict[tuple[str, str], list[Difference]] = {}
     for difference in proposed.split.left:
         left.setdefault((difference.kind, difference.currency), []).append(difference)

@@ -10,7 +10,7 @@ from typer import Argument
 
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
-from gpuledger_collector.accounting.problems import DeclarationRefused, shortened
+from gpuledger_collector.accounting.problems import DeclarationRefused, shorten_problems
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse
 from gpuledger_collector.cli.output import Column, emit, number
@@ -47,7 +47,7 @@ def apply(
     are rated again.
     """
     parsed = read_declared(file)
-    for sentence in shortened(parsed.problems):
+    for sentence in shorten_problems(parsed.problems):
         say(sentence, error=True)
     if parsed.problems:
         refuse(f"{file}: {plural(len(parsed.problems), 'problem')}, nothing was applied")
@@ -55,7 +55,7 @@ def apply(
         try:
             applied = apply_file(session.database, parsed, wiring.read_clock(), dry_run=dry_run)
         except DeclarationRefused as error:
-            for sentence in shortened(error.problems):
+            for sentence in shorten_problems(error.problems):
                 say(sentence, error=True)
             refuse(f"{file}: {plural(len(error.problems), 'problem')}, nothing was applied")
     outcomes = applied.outcomes

@@ -52,7 +52,7 @@ from gpuledger_collector.export.chargeback import (
 )
 from gpuledger_collector.export.fair_share import SHARES
 from gpuledger_collector.export.pieces import csv_pieces
-from gpuledger_collector.export.shortened import MOST_TERMINAL_ROWS, shortened
+from gpuledger_collector.export.shortened import MOST_TERMINAL_ROWS, shorten_report
 from gpuledger_collector.services.bill_exports import (
     FocusExport,
     FocusVersion,
@@ -156,7 +156,7 @@ def chargeback(
     names = column_names(by, DIMENSIONS)
     level = next((name for name in names if name in LEVELS), "team")
     session.require_zone(zone)
-    span, now_ms = session.rated(asked), session.now_ms
+    span, now_ms = session.rate_range(asked), session.now_ms
     with session.database.transaction(read_only=True) as connection:
         try:
             bill = read_priced_bill(connection, span, names, now_ms, view.value, currency)
@@ -186,7 +186,7 @@ def chargeback(
             write_pieces(chain([heading], pieces), output)
     for note in bill.notes:
         say(f"gpuledger: {note}", error=True)
-    end_with(bill.report.unpriced, exit_code)
+    end_with(bill.report.has_unpriced, exit_code)
 
 
 def _write_shares(
@@ -201,7 +201,7 @@ def _write_shares(
     if form not in LISTS or currency:
         refuse("--by share is a table, csv or json, in the ledger's currencies")
     session.require_zone(zone)
-    answer = compare_shares(session.database, session.rated(asked))
+    answer = compare_shares(session.database, session.rate_range(asked))
     width = terminal_width() if output is None else None
     lines = list(list_lines(answer.uses))
     write_text(report_text(options.Format(form.value), SHARES, lines, width), output)
@@ -242,7 +242,7 @@ def table_pieces(
     last.
     """
     # A terminal lists the dearest rows, a pipe or a file all of them.
-    rows = bill.rows if width is None else shortened(bill, MOST_TERMINAL_ROWS).rows
+    rows = bill.rows if width is None else shorten_report(bill, MOST_TERMINAL_ROWS).rows
     shown = table_columns(bill)
     if bill.has_no_price:
         known = [texts(row) for row in bill.rows]

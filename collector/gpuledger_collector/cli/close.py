@@ -79,7 +79,7 @@ def close(
     nominal = _month(period)
     require_folder(output)
     with open_session(dsn, config) as session:
-        span = session.calendar.named(nominal)
+        span = session.calendar.days_named(nominal)
         # A month that is not over cannot be closed; rating it first would only delay the refusal.
         if session.now_ms >= span.end_ms:
             with bar("rating") as on_day:
@@ -145,7 +145,7 @@ def periods(
             "closed_by": period.closed_by,
             "lines": period.lines,
             "seal": period.seal,
-            **_checked(checked.get(period.name)),
+            **_verification_columns(checked.get(period.name)),
         }
         for period in closed
     ]
@@ -161,7 +161,7 @@ def periods(
         say(f"         seal {row['seal']}{_verdict(checked.get(str(row['period'])))}")
         for sentence in checked[str(row["period"])].failures if row["period"] in checked else ():
             say(f"         {sentence}")
-        for sentence in _uncovered(checked.get(str(row["period"]))):
+        for sentence in _uncovered_sentences(checked.get(str(row["period"]))):
             say(f"         {sentence}")
     if not all(result.holds for result in checked.values()):
         raise typer.Exit(FINDINGS)
@@ -183,7 +183,7 @@ def corrections(
     require_level(level, "--by")
     nominal = _month(period)
     with open_session(dsn, config) as session:
-        span = session.calendar.named(nominal)
+        span = session.calendar.days_named(nominal)
         try:
             bill = bill_corrections(session.database, period, span, level, session.now_ms)
         except StillOpen:
@@ -194,7 +194,7 @@ def corrections(
         sys.stdout.writelines(list_pieces(bill, span, form, terminal_width()))
 
 
-def _checked(result: Verification | None) -> dict[str, object]:
+def _verification_columns(result: Verification | None) -> dict[str, object]:
     """The columns of a month that was verified."""
     if result is None:
         return {}
@@ -206,7 +206,7 @@ def _checked(result: Verification | None) -> dict[str, object]:
     }
 
 
-def _uncovered(result: Verification | None) -> list[str]:
+def _uncovered_sentences(result: Verification | None) -> list[str]:
     """A sentence where the close of a month, by an earlier version, recorded less than closes do
     now.
     """
@@ -269,11 +269,11 @@ def _page(receipt: Mapping[str, Any], dry_run: bool) -> str:
         "",
         *(
             f"{invoice['owner']:{width}}  {invoice['amount']:>{money}}"
-            f" {invoice['currency']}{_shared(invoice)}"
+            f" {invoice['currency']}{_shared_text(invoice)}"
             for invoice in invoices
         ),
         *(
-            f"{'total':{width}}  {total:>{money}} {currency}{_unbilled(receipt, currency)}"
+            f"{'total':{width}}  {total:>{money}} {currency}{_unbilled_text(receipt, currency)}"
             for currency, total in receipt["totals"].items()
         ),
         "",
@@ -287,13 +287,13 @@ def _page(receipt: Mapping[str, Any], dry_run: bool) -> str:
     return lines_text(lines)
 
 
-def _unbilled(receipt: Mapping[str, Any], currency: str) -> str:
+def _unbilled_text(receipt: Mapping[str, Any], currency: str) -> str:
     """How much of a total no owner pays, if any."""
     amount = receipt.get("not_billed", {}).get(currency, "0")
     return f"  of it {amount} not billed to any owner" if Decimal(amount) else ""
 
 
-def _shared(invoice: Mapping[str, Any]) -> str:
+def _shared_text(invoice: Mapping[str, Any]) -> str:
     """How much of an invoice is shared cost, if any, and whether an owner pays it; old receipts do
     not say that.
     """

@@ -103,7 +103,7 @@ class TimeRange:
         if self.name is not None:
             return named_period(calendar, self.name)
         if self.nominal is not None:
-            return calendar.named(self.nominal)
+            return calendar.days_named(self.nominal)
         if self.last_days is None:
             return calendar.month(calendar.month_of(now_ms))
         today = calendar.day_of(now_ms)

@@ -88,13 +88,19 @@ def check(
         status = upkeep.schema_status(database)
     server = f"{status.server_major}.{status.server_version % 10_000}"
     if form is not options.Format.table:
-        values = (server, status.supported, status.current or "", status.head, len(status.pending))
+        values = (
+            server,
+            status.is_supported,
+            status.current or "",
+            status.head,
+            len(status.pending),
+        )
         names = [column.name for column in VERSION_COLUMNS]
         emit(form, VERSION_COLUMNS, [dict(zip(names, values, strict=True))])
     else:
         verdict = (
             "supported"
-            if status.supported
+            if status.is_supported
             else f"not supported: {upkeep.SUPPORTED[0]} to {upkeep.SUPPORTED[-1]} are"
         )
         print(f"server    PostgreSQL {server} ({verdict})")
@@ -104,7 +110,7 @@ def check(
             print(f"pending   {migration}{note}")
         for name in status.ahead:
             print(f"ahead     {name} (of a newer version, which this one can work with)")
-    if status.pending or not status.supported:
+    if status.pending or not status.is_supported:
         raise typer.Exit(FINDINGS)
 
 

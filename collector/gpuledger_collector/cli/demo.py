@@ -26,7 +26,7 @@ from gpuledger_collector.cli.demo_commands import Command, preload
 from gpuledger_collector.cli.demo_grafana import ROLE, GrafanaFiles
 from gpuledger_collector.cli.demo_stage import PORT, Stage, collector, end, free_port, set_up
 from gpuledger_collector.cli.demo_summary import Highlights, summary
-from gpuledger_collector.cli.shipped import shipped
+from gpuledger_collector.cli.shipped import shipped_folder
 from gpuledger_collector.wiring import read_clock
 from gpuledger_common.instants import to_datetime, to_ms
 
@@ -150,7 +150,7 @@ class Month:
         return self.start + timedelta(days=self.days // 2)
 
     @property
-    def closed(self) -> tuple[str, datetime] | None:
+    def closed_month(self) -> tuple[str, datetime] | None:
         """Name and end of the calendar month before this one; None when the demo has seen too
         little of it.
         """
@@ -279,8 +279,8 @@ def fleet(stage: Stage, month: Month, start: datetime, end: datetime) -> list[li
         ]
     ]
     for node in month.nodes:
-        if node == LATE_NODE and month.closed is not None:
-            _, over = month.closed
+        if node == LATE_NODE and month.closed_month is not None:
+            _, over = month.closed_month
             before = simulation(
                 stage, start, min(end, over - timedelta(days=LATE_DAYS)), "--only", node
             )
@@ -313,8 +313,8 @@ def replay_pages(stage: Stage, month: Month) -> None:
     prices.
     """
     stage.say("replaying the pages of an AMD and a TPU node through the real agent code ...")
-    stage.run("gpuledger", "apply", str(shipped("examples") / MIXED / "ledger.toml"))
-    pages = str(shipped("examples") / MIXED)
+    stage.run("gpuledger", "apply", str(shipped_folder("examples") / MIXED / "ledger.toml"))
+    pages = str(shipped_folder("examples") / MIXED)
     stage.run_lanes(simulation(stage, month.start, month.until, "--pages", pages, step=PAGE_STEP))
 
 
@@ -379,13 +379,13 @@ def report(stage: Stage, month: Month) -> Highlights:
     printed = stage.run_lanes(
         [*bill(month), proof, *budgets(month), *outlook(month)], waste(month, anomalies)
     )
-    if month.closed is not None:
-        close_month(stage, *month.closed)
+    if month.closed_month is not None:
+        close_month(stage, *month.closed_month)
     stage.run_lanes(
         *(
             [("gpuledger", "statement", "--all", "--period", name, "--dir", f"statements/{name}")]
             for name in [
-                *([] if month.closed is None else [month.closed[0]]),
+                *([] if month.closed_month is None else [month.closed_month[0]]),
                 f"{month.until:%Y-%m}",
             ]
         )
@@ -398,7 +398,7 @@ def report(stage: Stage, month: Month) -> Highlights:
         recommended=printed[RECOMMEND],
         forecast=printed[FORECAST],
         advice=printed[ADVISE],
-        closed=None if month.closed is None else month.closed[0],
+        closed=None if month.closed_month is None else month.closed_month[0],
     )
 
 
@@ -473,7 +473,7 @@ def live(stage: Stage, month: Month, mixed: bool) -> None:
     agents: list[subprocess.Popen[bytes]] = []
     pages = {
         folder.name: folder
-        for folder in (shipped("examples") / MIXED).iterdir()
+        for folder in (shipped_folder("examples") / MIXED).iterdir()
         if mixed and folder.is_dir()
     }
     names = [*month.nodes, *sorted(pages)]

@@ -136,7 +136,7 @@ def _become(command: Command, environment: Mapping[str, str], folder: Path, outp
 def _end(runs: Sequence[Run]) -> None:
     """SIGTERM to all, patience, then SIGKILL."""
     processes = [run.process for run in runs if run.process is not None]
-    with uninterrupted():
+    with ignore_interrupts():
         for process in processes:
             process.terminate()
         for process in processes:
@@ -147,7 +147,7 @@ def _end(runs: Sequence[Run]) -> None:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def ignore_interrupts() -> Iterator[None]:
     """Ignore interrupts while the block runs: a second Ctrl-C must leave no process behind."""
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in INTERRUPTS}
     try:

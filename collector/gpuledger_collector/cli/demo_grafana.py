@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuledger_collector.cli.shipped import shipped
+from gpuledger_collector.cli.shipped import shipped_folder
 
-DASHBOARDS = shipped("dashboards")
+DASHBOARDS = shipped_folder("dashboards")
 ROLE, DATABASE, ALERT_ADDRESS = "grafana", "gpuledger", "platform@example.com"
 PROMETHEUS = "127.0.0.1:9090"
 SCRAPES = """global:

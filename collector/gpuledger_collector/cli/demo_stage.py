@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuledger_collector.cli.common import UNAVAILABLE, refuse
-from gpuledger_collector.cli.demo_commands import Command, Run, run_lanes, uninterrupted
+from gpuledger_collector.cli.demo_commands import Command, Run, ignore_interrupts, run_lanes
 
 READY_SECONDS = 60
 PATIENCE_SECONDS = 40
@@ -90,7 +90,7 @@ class Stage:
         printed: dict[Command, list[str]] = {}
         for command, run in zip([command for lane in lanes for command in lane], runs, strict=True):
             if run.process is not None:
-                printed[command] = self._logged(run).splitlines()
+                printed[command] = self._log_output(run).splitlines()
         for command, run in zip([command for lane in lanes for command in lane], runs, strict=True):
             if run.code:
                 last = (
@@ -100,7 +100,7 @@ class Stage:
                 refuse(f"{sentence} (see {self.log})", UNAVAILABLE)
         return printed
 
-    def _logged(self, run: Run) -> str:
+    def _log_output(self, run: Run) -> str:
         """What a command printed, once it is in the log."""
         output = run.text()
         shown = f"\n$ {shlex.join(own_command(run.command))}\n{output}"
@@ -234,7 +234,7 @@ def wait_ready(stage: Stage, server: subprocess.Popen[bytes]) -> None:
 
 def end(*processes: subprocess.Popen[bytes]) -> None:
     """SIGTERM to all, patience, then SIGKILL: to processes that the demo started, and to no other."""
-    with uninterrupted():
+    with ignore_interrupts():
         for process in processes:
             process.terminate()
         for process in processes:

@@ -93,7 +93,7 @@ def lines(
     payer = declared_owner(_as_levels(owner))
     asked = time_range(period, start, end, days)
     with open_session(dsn, config) as session:
-        contest = Contest(payer, session.rated(asked), accelerator, workload, None)
+        contest = Contest(payer, session.rate_range(asked), accelerator, workload, None)
         try:
             charges = disputes.list_contestable_lines(session.database, contest)
         except ValueError as error:
@@ -138,7 +138,7 @@ def open_dispute(
     payer = declared_owner(_as_levels(owner))
     asked = time_range(period, start, end, days)
     with open_session(dsn, config) as session:
-        contest = Contest(payer, session.rated(asked), accelerator, workload, line)
+        contest = Contest(payer, session.rate_range(asked), accelerator, workload, line)
         with _refusals():
             dispute = disputes.open_dispute(
                 session.database, contest, reason, person(), session.now_ms, dry_run=dry_run
@@ -291,7 +291,7 @@ def resolve(
         paid = more_or_less({currency: -micro for currency, micro in loss.items() if micro})
         say(f"{plural(len(accepted.days), 'day')} rated again; {owner_text(owner)} pays {paid}")
         return
-    changed = difference_text(owner, loss, accepted.to, gain)
+    changed = difference_text(owner, loss, accepted.recipient, gain)
     say(f"{plural(accepted.to_rate, 'day')} rated again; {changed}")
 
 

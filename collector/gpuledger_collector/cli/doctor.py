@@ -16,7 +16,7 @@ from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import DONE, FINDINGS, UNAVAILABLE, explain, new_app
 from gpuledger_collector.cli.output import print_json
-from gpuledger_collector.cli.remediation import Finding, bad, note, ok, remediation
+from gpuledger_collector.cli.remediation import Diagnosis, bad, note, ok, remediation
 from gpuledger_collector.cli.session import clock_ms, load_settings, open_database
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.insight.ledger_health import MAX_PARTITIONS, LedgerHealth
@@ -65,7 +65,7 @@ def doctor(
     )
 
 
-def database_findings(chosen: Settings, dsn: str | None, config: Path | None) -> list[Finding]:
+def database_findings(chosen: Settings, dsn: str | None, config: Path | None) -> list[Diagnosis]:
     """What the database shows. Raises what a database that cannot be reached raises."""
     with open_database(dsn, config) as database:
         now_ms = clock_ms()
@@ -78,7 +78,7 @@ def database_findings(chosen: Settings, dsn: str | None, config: Path | None) ->
     return [
         ok("database", f"PostgreSQL {version} answers, its schema is current"),
         *ledger(seen.health, now_ms),
-        *unasked(seen.health, chosen),
+        *unasked_nodes(seen.health, chosen),
         *proofs(seen.broken_proofs),
         viewers(seen.viewers_remedy, seen.unfiltered),
         *roles(seen.unlimited_readers),
@@ -87,7 +87,7 @@ def database_findings(chosen: Settings, dsn: str | None, config: Path | None) ->
     ]
 
 
-def machine(chosen: Settings) -> Iterator[Finding]:
+def machine(chosen: Settings) -> Iterator[Diagnosis]:
     """The machine: where the database lies, room on its disk, who may reach the collector."""
     if chosen.database_dsn() is None:
         folder = next(path for path in (chosen.data_dir, *chosen.data_dir.parents) if path.exists())
@@ -116,7 +116,7 @@ def machine(chosen: Settings) -> Iterator[Finding]:
     yield from assistants(chosen)
 
 
-def assistants(chosen: Settings) -> Iterator[Finding]:
+def assistants(chosen: Settings) -> Iterator[Diagnosis]:
     """Whether assistants that are to be answered can be."""
     if chosen.mcp and not wiring.has_mcp():
         yield bad(
@@ -126,7 +126,7 @@ def assistants(chosen: Settings) -> Iterator[Finding]:
         )
 
 
-def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
+def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Diagnosis]:
     """What the ledger shows: agents, prices, attribution, proofs, jobs."""
     yield from agents(seen)
     if seen.prices == 0:
@@ -158,7 +158,7 @@ def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
         )
     yield from jobs(seen, now_ms)
     yield from writing(seen)
-    yield from refused(seen)
+    yield from refused_senders(seen)
     for claim in seen.claims:
         yield bad(
             "integrity", claim.sentence(), "look at the node; gpuledger import inventory decides it"
@@ -177,7 +177,7 @@ def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
         )
 
 
-def viewers(remedy: str, unfiltered: Sequence[str] = ()) -> Finding:
+def viewers(remedy: str, unfiltered: Sequence[str] = ()) -> Diagnosis:
     """Whether row-level security holds viewers over HTTP to their rows; `remedy`: what to run where
     it does not.
 
@@ -197,7 +197,7 @@ def viewers(remedy: str, unfiltered: Sequence[str] = ()) -> Finding:
     )
 
 
-def proofs(wrong: Sequence[str]) -> Iterator[Finding]:
+def proofs(wrong: Sequence[str]) -> Iterator[Diagnosis]:
     """Whether what the ledger states twice is equal; `wrong`: what is not, in sentences."""
     if wrong:
         yield bad(
@@ -207,7 +207,7 @@ def proofs(wrong: Sequence[str]) -> Iterator[Finding]:
         )
 
 
-def rights(grant: str) -> Iterator[Finding]:
+def rights(grant: str) -> Iterator[Diagnosis]:
     """Whether every session may create the partition of a new day; `grant`: the statement that is
     missing.
     """
@@ -220,7 +220,7 @@ def rights(grant: str) -> Iterator[Finding]:
         )
 
 
-def roles(unlimited: Sequence[str]) -> Iterator[Finding]:
+def roles(unlimited: Sequence[str]) -> Iterator[Diagnosis]:
     """Roles of dashboards that could take more than their share of the database."""
     for role in unlimited:
         yield note(
@@ -231,7 +231,7 @@ def roles(unlimited: Sequence[str]) -> Iterator[Finding]:
         )
 
 
-def agents(seen: LedgerHealth) -> Iterator[Finding]:
+def agents(seen: LedgerHealth) -> Iterator[Diagnosis]:
     """Nodes and what they report."""
     if seen.nodes == 0:
         yield note(
@@ -272,7 +272,7 @@ def agents(seen: LedgerHealth) -> Iterator[Finding]:
         )
 
 
-def unasked(seen: LedgerHealth, chosen: Settings) -> Iterator[Finding]:
+def unasked_nodes(seen: LedgerHealth, chosen: Settings) -> Iterator[Diagnosis]:
     """Nodes that were taken without a token, the day they were first heard of."""
     asks = (
         chosen.require_tokens
@@ -284,7 +284,7 @@ def unasked(seen: LedgerHealth, chosen: Settings) -> Iterator[Finding]:
         yield note("tokens", new_nodes.sentence(seen.first_heard), new_nodes.CURE)
 
 
-def jobs(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
+def jobs(seen: LedgerHealth, now_ms: int) -> Iterator[Diagnosis]:
     """The scheduled work."""
     for job, detail in seen.failed_jobs:
         yield bad(
@@ -300,7 +300,7 @@ def jobs(seen: LedgerHealth, now_ms: int) -> Iterator[Finding]:
         yield ok("jobs", f"the last one began {(now_ms - seen.last_job_ms) // 1000} s ago")
 
 
-def refused(seen: LedgerHealth) -> Iterator[Finding]:
+def refused_senders(seen: LedgerHealth) -> Iterator[Diagnosis]:
     """Senders whose reports are refused for a limit."""
     for payer, count in seen.refused:
         yield bad(
@@ -311,7 +311,7 @@ def refused(seen: LedgerHealth) -> Iterator[Finding]:
         )
 
 
-def writing(seen: LedgerHealth) -> Iterator[Finding]:
+def writing(seen: LedgerHealth) -> Iterator[Diagnosis]:
     """What keeps, or kept, batches from being written."""
     for host, error in seen.failed_writers:
         yield bad(
@@ -336,7 +336,7 @@ def _mark(verdict: str) -> str:
     return f"\x1b[{COLORS[verdict]}m{MARKS[verdict]}\x1b[0m" if is_colored else MARKS[verdict]
 
 
-def print_findings(findings: Sequence[Finding]) -> None:
+def print_findings(findings: Sequence[Diagnosis]) -> None:
     """Print a line for each finding, and one for its remedy."""
     for finding in findings:
         print(f"{_mark(finding.verdict)}  {escape_text(f'{finding.topic:12} {finding.sentence}')}")

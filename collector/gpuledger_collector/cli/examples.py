@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Argument
 
 from gpuledger_collector.cli.common import new_app, refuse
-from gpuledger_collector.cli.shipped import shipped
+from gpuledger_collector.cli.shipped import shipped_folder
 from gpuledger_common.plurals import plural
 
 app = new_app()
@@ -29,8 +29,8 @@ def examples(
     """
     if folder.exists():
         refuse(f"{folder} exists already: name another folder")
-    shutil.copytree(shipped("examples"), folder, ignore=CODE)
-    shutil.copytree(shipped("dashboards"), folder / "dashboards", ignore=CODE)
+    shutil.copytree(shipped_folder("examples"), folder, ignore=CODE)
+    shutil.copytree(shipped_folder("dashboards"), folder / "dashboards", ignore=CODE)
     for path in sorted(path for path in folder.rglob("*") if path.is_dir()):
         if not any(path.iterdir()):
             path.rmdir()

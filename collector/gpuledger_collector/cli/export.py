@@ -9,12 +9,12 @@ from typing import Annotated
 from typer import Option
 
 from gpuledger_collector.accounting.period import Period, parse_date, parse_instant
-from gpuledger_collector.accounting.problems import shortened
+from gpuledger_collector.accounting.problems import shorten_problems
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.chargeback import require_parquet, text_file
 from gpuledger_collector.cli.common import new_app, refuse, require_folder, time_range
 from gpuledger_collector.cli.output import write_text
-from gpuledger_collector.cli.progress import over
+from gpuledger_collector.cli.progress import show_progress
 from gpuledger_collector.cli.session import Session, ledger_command
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.declared import export_declared
@@ -87,7 +87,9 @@ def samples(
                 if gpu
                 else f"--node: nothing was on {node} then"
             )
-        parts = stream_samples(connection, over("reading samples", placements, len(placements)))
+        parts = stream_samples(
+            connection, show_progress("reading samples", placements, len(placements))
+        )
         if form is SampleFormat.parquet and output is not None:
             parquet.write_samples(parts, output, METRICS)
         else:
@@ -152,11 +154,11 @@ def erp(
     asked = time_range(period, None, None)
     layout = read_template(template)
     if isinstance(layout, list):
-        for sentence in shortened(layout):
+        for sentence in shorten_problems(layout):
             say(sentence, error=True)
         refuse(f"{template}: {plural(len(layout), 'problem')}, nothing was written")
     require_folder(output)
-    span = session.rated(asked)
+    span = session.rate_range(asked)
     name = session.calendar.month_of(span.start_ms)
     if session.calendar.month(name) != span and period is not None:
         refuse("--period: invoices are of a month; write it as 2026-10")

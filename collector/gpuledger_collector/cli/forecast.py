@@ -143,9 +143,9 @@ def forecast(
         file = read_series(series)
     else:
         file = read_demand(dsn, config, group, only, step_ms)
-    usable = [entry for entry in file.series if entry.known]
+    usable = [entry for entry in file.series if entry.known_count]
     for entry in file.series:
-        if not entry.known:
+        if not entry.known_count:
             say(
                 f"gpuledger: series {entry.name!r} has no known value: no forecast of it",
                 error=True,

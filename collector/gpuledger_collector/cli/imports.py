@@ -22,7 +22,7 @@ from gpuledger_collector.accounting.ledger_rows import (
     OtherSource,
 )
 from gpuledger_collector.accounting.period import parse_instant
-from gpuledger_collector.accounting.problems import Problem, shortened
+from gpuledger_collector.accounting.problems import Problem, shorten_problems
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.apply import days_note, warn_of_regions
@@ -396,7 +396,10 @@ def bill(
             parsed = read_bill(file, provider, on_line)
     except NoArrow as error:
         refuse(str(error), UNAVAILABLE)
-    for sentence in (*shortened(parsed.problems), *(f"{file}: {note}" for note in parsed.notes)):
+    for sentence in (
+        *shorten_problems(parsed.problems),
+        *(f"{file}: {note}" for note in parsed.notes),
+    ):
         say(sentence, error=True)
     if parsed.problems:
         refuse(f"{file}: {_bad_rows(parsed.problems)}, nothing was imported")
@@ -481,7 +484,7 @@ def refuse_bad(file: Path, parsed: Parsed[Any], skip_bad: bool) -> None:
     """Print the first problems, a count of the others, and every note; end the command when there
     are problems that `--skip-bad` does not skip.
     """
-    for sentence in shortened(parsed.problems):
+    for sentence in shorten_problems(parsed.problems):
         say(sentence, error=True)
     for note in parsed.notes:
         say(f"{file}: {note}", error=True)

@@ -178,7 +178,7 @@ def run(dsn: options.Dsn = None, config: options.Config = None) -> None:
             session.database,
             session.now_ms,
             reclaim_backends(settings),
-            finding_mail.acted,
+            finding_mail.write_reclaim_mail,
             enabled=True,
         )
     print(result)

@@ -49,14 +49,14 @@ class Page:
 
 def count(text: str, option: str) -> float:
     """A number such as 70e9, 70B or 1.4T; refuses other texts, naming the option."""
-    return _scaled(
+    return _read_scaled(
         text, option, COUNT, "a number above 0 and to 1e18; write for example 70e9, 70B or 1.4T"
     )
 
 
 def size_bytes(text: str, option: str) -> float:
     """Bytes of 2MB, 1.5TiB or 4096; refuses other texts, naming the option."""
-    return _scaled(
+    return _read_scaled(
         text,
         option,
         SIZE,
@@ -64,7 +64,7 @@ def size_bytes(text: str, option: str) -> float:
     )
 
 
-def _scaled(text: str, option: str, units: Mapping[str, float], expected: str) -> float:
+def _read_scaled(text: str, option: str, units: Mapping[str, float], expected: str) -> float:
     match = _NUMBER.fullmatch(text.strip())
     scale = None if match is None else units.get(match[2].lower())
     value = float(match[1]) * scale if match is not None and scale is not None else 0.0
@@ -131,7 +131,7 @@ def print_page(page: Page, form: options.PageFormat) -> None:
     if form is options.PageFormat.json:
         print_json({**page.record, "notes": list(page.notes)})
         return
-    print(_wrapped(page.title, ""))
+    print(_wrap_text(page.title, ""))
     width = max((len(label) for label, _ in page.lines), default=0)
     for label, text in page.lines:
         print(f"  {label:<{width}}  {text}")
@@ -142,10 +142,10 @@ def print_page(page: Page, form: options.PageFormat) -> None:
     if page.notes:
         print()
     for note in page.notes:
-        print(_wrapped(f"- {note}", "  "))
+        print(_wrap_text(f"- {note}", "  "))
 
 
-def _wrapped(text: str, indent: str) -> str:
+def _wrap_text(text: str, indent: str) -> str:
     """The text in lines of the terminal; unchanged where something else reads it."""
     if not sys.stdout.isatty():
         return text

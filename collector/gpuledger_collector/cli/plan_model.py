@@ -12,7 +12,11 @@ from typer import Option
 
 from gpuledger_collector.cli.common import refuse
 from gpuledger_collector.cli.plan_forms import count
-from gpuledger_collector.insight.plans.architecture import Architecture, assumed_from, known
+from gpuledger_collector.insight.plans.architecture import (
+    Architecture,
+    assumed_from,
+    published_shape,
+)
 
 T = TypeVar("T")
 
@@ -70,7 +74,7 @@ def find_model(parameters: str | None, known_as: str | None) -> tuple[Architectu
     parameters.
     """
     if known_as is not None:
-        model = or_refuse(lambda: known(known_as))
+        model = or_refuse(lambda: published_shape(known_as))
         return model, model.parameters if parameters is None else count(parameters, "--parameters")
     if parameters is None:
         refuse("give --parameters N or --architecture NAME, for example --parameters 70e9")

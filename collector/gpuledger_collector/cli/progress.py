@@ -34,7 +34,7 @@ def busy(title: str) -> Iterator[None]:
         yield
 
 
-def over(title: str, items: Iterable[Item], total: int) -> Iterator[Item]:
+def show_progress(title: str, items: Iterable[Item], total: int) -> Iterator[Item]:
     """The items one after the other, with a bar that shows how many of them are done."""
     with bar(title) as advance:
         for done, item in enumerate(items):

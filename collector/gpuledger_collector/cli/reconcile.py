@@ -80,7 +80,7 @@ def prove(
             "--evidence folds hours again in a transaction that is rolled back: run it on the"
             " primary"
         )
-    span = session.rated(asked)
+    span = session.rate_range(asked)
     sheet = prove_period(session.database, span, session.now_ms, evidence=evidence)
     sys.stdout.write(proof.as_json(sheet) if form is options.Format.json else proof.as_text(sheet))
     return sheet.holds and not sheet.unpriced_ns and not sheet.claims
@@ -90,7 +90,7 @@ def compare_bill(
     session: Session, asked: TimeRange, provider: str, amount: Amount, form: options.Format
 ) -> bool:
     """Print the differences to a provider's bill; whether none has to be asked about."""
-    span = session.rated(asked)
+    span = session.rate_range(asked)
     with session.database.transaction() as connection:
         try:
             comparison = reconcile_bill(

@@ -34,7 +34,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One thing looked at: `bad` needs a remedy, `note` is worth knowing, `ok` is as it should be."""
 
     verdict: Literal["ok", "note", "bad"]
@@ -43,10 +43,10 @@ class Finding:
     remedy: str = ""
 
 
-ok, note, bad = (partial(Finding, verdict) for verdict in ("ok", "note", "bad"))
+ok, note, bad = (partial(Diagnosis, verdict) for verdict in ("ok", "note", "bad"))
 
 
-def remediation(declared: Declarations, chosen: Settings, now_ms: int) -> Iterator[Finding]:
+def remediation(declared: Declarations, chosen: Settings, now_ms: int) -> Iterator[Diagnosis]:
     """What of the declarations needs a remedy.
 
     `now_ms` is the collector's clock when `found` was read.
@@ -74,7 +74,7 @@ def remediation(declared: Declarations, chosen: Settings, now_ms: int) -> Iterat
         yield from certificate(chosen.tls_certificate_file, now_ms)
 
 
-def clock(server_ms: int, now_ms: int) -> Iterator[Finding]:
+def clock(server_ms: int, now_ms: int) -> Iterator[Diagnosis]:
     """Whether the clocks of database and collector agree."""
     apart_ms = abs(server_ms - now_ms)
     if apart_ms > MAX_SKEW_MS:
@@ -85,7 +85,7 @@ def clock(server_ms: int, now_ms: int) -> Iterator[Finding]:
         )
 
 
-def zones(names: Sequence[str]) -> Iterator[Finding]:
+def zones(names: Sequence[str]) -> Iterator[Diagnosis]:
     """Billing zones that this machine has no data of: their months have no bounds."""
     for name in names:
         yield bad(
@@ -95,7 +95,7 @@ def zones(names: Sequence[str]) -> Iterator[Finding]:
         )
 
 
-def commitments(ends: Sequence[tuple[str, int]], now_ms: int) -> Iterator[Finding]:
+def commitments(ends: Sequence[tuple[str, int]], now_ms: int) -> Iterator[Diagnosis]:
     """Commitments that ended recently or will soon: their usage is charged on demand afterwards."""
     remedy = "renew it as another [[commitment]] in the applied file, or let its GPUs be on demand"
     for name, ends_ms in ends:
@@ -110,7 +110,9 @@ def commitments(ends: Sequence[tuple[str, int]], now_ms: int) -> Iterator[Findin
             yield note("commitment", f"{name} ends on {day}", remedy)
 
 
-def messages(budgets: Sequence[tuple[str, tuple[str, ...]]], chosen: Settings) -> Iterator[Finding]:
+def messages(
+    budgets: Sequence[tuple[str, tuple[str, ...]]], chosen: Settings
+) -> Iterator[Diagnosis]:
     """Budgets without recipients, or with recipients that no configured channel reaches."""
     for name, recipients in budgets:
         channels = {channel_of(recipient) for recipient in recipients}
@@ -134,7 +136,7 @@ def messages(budgets: Sequence[tuple[str, tuple[str, ...]]], chosen: Settings) -
             )
 
 
-def queues(readings: Sequence[tuple[str, int]], now_ms: int) -> Iterator[Finding]:
+def queues(readings: Sequence[tuple[str, int]], now_ms: int) -> Iterator[Diagnosis]:
     """Queues that were not read for longer than a reading is valid, and not long enough to be
     forgotten.
     """
@@ -148,7 +150,7 @@ def queues(readings: Sequence[tuple[str, int]], now_ms: int) -> Iterator[Finding
             )
 
 
-def disputes(starts: Sequence[tuple[int, int]], keep_days: int, now_ms: int) -> Iterator[Finding]:
+def disputes(starts: Sequence[tuple[int, int]], keep_days: int, now_ms: int) -> Iterator[Diagnosis]:
     """Open disputes about days whose evidence expires."""
     for number, start_ms in starts:
         if keep_days and start_ms < now_ms - keep_days * DAY_MS:
@@ -160,7 +162,7 @@ def disputes(starts: Sequence[tuple[int, int]], keep_days: int, now_ms: int) -> 
             )
 
 
-def versions(agents: Sequence[tuple[str, str]]) -> Iterator[Finding]:
+def versions(agents: Sequence[tuple[str, str]]) -> Iterator[Diagnosis]:
     """Agents of another minor version than the collector's; a text that is not a version is left
     alone.
     """
@@ -197,7 +199,7 @@ def _first(names: list[str]) -> str:
     )
 
 
-def certificate(path: Path, now_ms: int) -> Iterator[Finding]:
+def certificate(path: Path, now_ms: int) -> Iterator[Diagnosis]:
     """How long the server's certificate is valid."""
     remedy = "put a new certificate and key in place; the collector takes them at its next start"
     try:

@@ -120,12 +120,12 @@ def runs(
     asked = time_range(period, start, end, days)
     if scaling:
         with open_session(dsn, config) as session:
-            span = session.rated(asked)
+            span = session.rate_range(asked)
             with session.database.transaction() as connection:
                 _print_scaling(compare_sizes(connection, span, levels)[: top or None], form)
         return
     with open_session(dsn, config) as session:
-        span = session.rated(asked)
+        span = session.rate_range(asked)
         with session.database.transaction() as connection:
             charged = list_runs(connection, span, levels, order=sort.value, top=top or None)
     if form is options.Format.json:
@@ -177,7 +177,7 @@ def show(
     is_limited = (period, start, days) != (None, None, None)
     bucket = Bucket.day if by is None and form is RunFormat.html else by
     with open_session(dsn, config) as session:
-        span = session.rated(asked) if is_limited else None
+        span = session.rate_range(asked) if is_limited else None
         if span is None:
             session.rate(ALWAYS)
         with session.database.transaction() as connection:

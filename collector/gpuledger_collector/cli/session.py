@@ -75,19 +75,19 @@ class Session:
         return load_settings(self._config, self._dsn)
 
     @cached_property
-    def _opened(self) -> tuple[Database, int]:
+    def _database_and_now(self) -> tuple[Database, int]:
         opened = self._exits.enter_context(wiring.database(self.settings))
         return self._exits.enter_context(opened.sharing_connection()), clock_ms()
 
     @property
     def database(self) -> Database:
         """The database of `--dsn`, of the settings, or the embedded one."""
-        return self._opened[0]
+        return self._database_and_now[0]
 
     @property
     def now_ms(self) -> int:
         """When the database was opened: the clock is read once, so that all parts agree on now."""
-        return self._opened[1]
+        return self._database_and_now[1]
 
     def as_of(self, now_ms: int) -> Session:
         """The same ledger, asked at another instant."""
@@ -120,7 +120,7 @@ class Session:
         with bar("rating") as on_day:
             refresh(self.database, period, self.now_ms, on_day)
 
-    def rated(self, days: TimeRange) -> Period:
+    def rate_range(self, days: TimeRange) -> Period:
         """The period asked for, once it is rated."""
         period = days.resolve(self.calendar, self.now_ms)
         self.rate(period)

@@ -7,7 +7,7 @@ from pathlib import Path
 from gpuledger_collector.cli.common import UNAVAILABLE, Refusal
 
 
-def shipped(name: str) -> Path:
+def shipped_folder(name: str) -> Path:
     """The folder of that name: in an installed package, or in the repository.
 
     Refuses where there is none.

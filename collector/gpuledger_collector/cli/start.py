@@ -254,7 +254,7 @@ def _set_rate(session: Session, asked: _Asked, question: str) -> None:
     price = asked.price
     new_rate = "" if price is None else _set_price(session, price, dry_run=True)
     if not asked.dry_run and not asked.yes:
-        _ask(f"{question}{_rated(price, new_rate)}?")
+        _ask(f"{question}{_at_rate_text(price, new_rate)}?")
     if price is not None and new_rate:
         say(f"rate: {_rate_text(price)}{_set_price(session, price, asked.dry_run)}")
 
@@ -263,7 +263,7 @@ def _rate_text(price: Price) -> str:
     return f"{price.rate:f} {price.currency} a GPU-hour"
 
 
-def _rated(price: Price | None, new_rate: str) -> str:
+def _at_rate_text(price: Price | None, new_rate: str) -> str:
     if price is None:
         return ""
     return f" at {_rate_text(price)}{new_rate if 'instead' in new_rate else ''}"
@@ -458,7 +458,7 @@ def _print_bill(session: Session, first_ms: int, last_ms: int, level: str) -> No
     sys.stdout.writelines(table_pieces(bill.report, terminal_width()))
     for note in bill.notes:
         say(f"gpuledger: {note}", error=True)
-    if bill.report.unpriced and not bill.report.has_no_price:
+    if bill.report.has_unpriced and not bill.report.has_no_price:
         say(
             "gpuledger: some usage has no rate; --rate 2.50, or gpuledger prices set, gives it one",
             error=True,

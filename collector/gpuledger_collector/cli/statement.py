@@ -22,7 +22,7 @@ from gpuledger_collector.cli.common import (
     require_folder,
 )
 from gpuledger_collector.cli.output import write_text
-from gpuledger_collector.cli.progress import over
+from gpuledger_collector.cli.progress import show_progress
 from gpuledger_collector.cli.session import Session, ledger_command
 from gpuledger_collector.export.statement import as_html, index
 from gpuledger_collector.services.fair_share import roll_up_period
@@ -93,7 +93,7 @@ def statement(
         [] if period is None else session.calendar.months_of(named_period(session.calendar, period))
     )
     for name in names or [session.calendar.month_of(session.now_ms)]:
-        span = session.calendar.named(month(name))
+        span = session.calendar.days_named(month(name))
         if len(names) > 1 and span.start_ms > session.now_ms:
             break
         # The page compares with the month before, so both are rated.
@@ -129,7 +129,7 @@ def _write_all(month: MonthStatements, level: str, name: str, folder: Path) -> N
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
     taken = {"index.html"}
-    for statement in over("writing statements", month.statements, len(month.owners)):
+    for statement in show_progress("writing statements", month.statements, len(month.owners)):
         file = _free_name(statement.owner, taken)
         (folder / file).write_text(as_html(statement), encoding="utf-8")
         files[statement.owner] = quote(file)

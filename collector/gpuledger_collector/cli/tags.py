@@ -41,7 +41,7 @@ def check(
     """
     require_level(level)
     asked = time_range(period, start, end, days)
-    result = check_tags(session.database, session.rated(asked), level)
+    result = check_tags(session.database, session.rate_range(asked), level)
     if form is options.Format.table:
         sys.stdout.write(as_text(result, level))
     elif form is options.Format.json:

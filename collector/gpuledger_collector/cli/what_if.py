@@ -43,6 +43,6 @@ def what_if(
     parsed = read_prices(prices)
     if parsed.problems:
         refuse("; ".join(f"{problem.source}: {problem.message}" for problem in parsed.problems[:3]))
-    span = session.rated(asked)
+    span = session.rate_range(asked)
     rows = compare_prices(session.database, span, parsed.rows, session.now_ms, names)
     emit_report(form, what_if_report(names), rows, ["nothing was changed in the ledger"])

@@ -62,8 +62,8 @@ from gpuledger_collector.config.fields import (
     Name,
     PositiveMicroAmount,
     Text,
-    after,
     decimal,
+    end_after,
     one_of,
     read_bounded,
     refusal,
@@ -106,7 +106,7 @@ class DeclaredAdjustment(Declaration):
     amount_micro: PositiveMicroAmount | None = Field(None, alias="amount", validate_default=True)
     currency: Currency | None = Field(None, validate_default=True)
     from_on: Day | None = Field(None, alias="effective_from", validate_default=True)
-    to_on: Annotated[Day | None, after("from_on", "effective_from")] = Field(
+    to_on: Annotated[Day | None, end_after("from_on", "effective_from")] = Field(
         None, alias="effective_to", validate_default=True
     )
     reason: Text = Field("", validate_default=True)

@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 
 from gpuledger_collector.accounting.attribution import Rule
 from gpuledger_collector.accounting.owner_tree import LEVELS
-from gpuledger_collector.accounting.reserved_names import escaped, reserved_message
+from gpuledger_collector.accounting.reserved_names import escape_name, reserved_message
 from gpuledger_collector.config.fields import DatedInstant, EffectiveTo, Scalar, Text, refusal
 from gpuledger_collector.config.model import Declaration
 
@@ -39,7 +39,7 @@ class DeclaredRule(Declaration):
             check_level(level)
             # attribution escapes such a name once more, so that no report would show the owner as
             # declared
-            if escaped(owner) != owner:
+            if escape_name(owner) != owner:
                 raise refusal("reserved_name", reserved_message(owner))
         if not assign:
             raise refusal("empty", "assigns nothing")

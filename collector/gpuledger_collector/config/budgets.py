@@ -31,7 +31,7 @@ from gpuledger_collector.config.fields import (
     QuietHours,
     Recipients,
     Text,
-    after,
+    end_after,
     one_of,
     refusal,
     whole,
@@ -70,7 +70,7 @@ class DeclaredBudget(Declaration):
     # a period decides whether there must be days, so even missing ones are checked
     period: Annotated[str, one_of(PERIODS)]
     start_ms: DayInstant | None = Field(None, alias="from", validate_default=True)
-    end_ms: Annotated[DayInstant | None, after("start_ms", "from")] = Field(
+    end_ms: Annotated[DayInstant | None, end_after("start_ms", "from")] = Field(
         None, alias="to", validate_default=True
     )
     # the measure decides whether there must be a currency

@@ -311,7 +311,7 @@ def _read_recipient(value: object) -> str:
     return text
 
 
-def after(start: str, key: str, or_at: bool = False) -> AfterValidator:
+def end_after(start: str, key: str, or_at: bool = False) -> AfterValidator:
     """Ends that lie after the field `start`, or at it; `key` is its key in the file."""
 
     def check(end: Any, info: ValidationInfo) -> Any:
@@ -338,7 +338,7 @@ Instant = Annotated[int, PlainValidator(read_instant)]
 DatedInstant = Annotated[int, PlainValidator(_read_dated_instant), PlainSerializer(to_datetime)]
 """The same; a bare date is its midnight UTC."""
 HourInstant = Annotated[DatedInstant, AfterValidator(_whole_hour)]
-EffectiveTo = Annotated[DatedInstant | None, after("effective_from_ms", "effective_from")]
+EffectiveTo = Annotated[DatedInstant | None, end_after("effective_from_ms", "effective_from")]
 DayInstant = Annotated[
     int,
     PlainValidator(_read_dated_instant),

@@ -65,7 +65,7 @@ def _pools(connection: Connection) -> list[ScalingTerms]:
     rows = connection.execute(
         "SELECT pool, terms FROM scaling_pool WHERE superseded_at IS NULL ORDER BY pool"
     )
-    return [ScalingTerms.of(pool, terms) for pool, terms in rows]
+    return [ScalingTerms.from_facts(pool, terms) for pool, terms in rows]
 
 
 KINDS: Mapping[str, Kind] = {
@@ -105,7 +105,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "rule": Kind("rules", DeclaredRule, rules.replace_rules, rules.current),
     "budget": Kind(
-        "budgets", budgets.DeclaredBudget, stored_budgets.replace, stored_budgets.current
+        "budgets", budgets.DeclaredBudget, stored_budgets.replace_budgets, stored_budgets.current
     ),
     "adjustment": Kind(
         "adjustments",
@@ -170,5 +170,5 @@ KINDS: Mapping[str, Kind] = {
     "bill_match": Kind(
         "bill matches", bill_matches.DeclaredBillMatch, bills.replace_matches, bills.matches
     ),
-    "pool": Kind("pools", scaling.DeclaredPool, stored_pools.replace, _pools),
+    "pool": Kind("pools", scaling.DeclaredPool, stored_pools.replace_terms, _pools),
 }

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.config.fields import DECLARED, Day, Instants, after
+from gpuledger_collector.config.fields import DECLARED, Day, Instants, end_after
 from gpuledger_collector.config.files import require_few_problems
 
 MAX_OF_ROW = 100
@@ -205,7 +205,7 @@ class Dated(Declaration):
     """A declaration for days of the bill; `to_on` is not included."""
 
     from_on: Day | None = Field(None, alias="effective_from")
-    to_on: Annotated[Day | None, after("from_on", "effective_from")] = Field(
+    to_on: Annotated[Day | None, end_after("from_on", "effective_from")] = Field(
         None, alias="effective_to"
     )
 

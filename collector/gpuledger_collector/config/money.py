@@ -61,8 +61,8 @@ from gpuledger_collector.config.fields import (
     Name,
     Rate,
     Text,
-    after,
     decimal,
+    end_after,
     one_of,
     refusal,
     whole,
@@ -91,7 +91,7 @@ class DeclaredCommitment(_Place):
     upfront_micro: MicroAmount = Field(0, alias="upfront", validate_default=True)
     currency: Currency
     starts_ms: HourInstant = Field(alias="starts")
-    ends_ms: Annotated[HourInstant, after("starts_ms", "starts")] = Field(alias="ends")
+    ends_ms: Annotated[HourInstant, end_after("starts_ms", "starts")] = Field(alias="ends")
     region: Text = ""
 
     value_type = Commitment
@@ -160,9 +160,9 @@ class DeclaredPurchase(_Place):
     purchase: Annotated[str, one_of(PURCHASES)]
     tags: dict[str, Text] = Field({})
     effective_from_ms: HourInstant | None = Field(None, alias="effective_from")
-    effective_to_ms: Annotated[HourInstant | None, after("effective_from_ms", "effective_from")] = (
-        Field(None, alias="effective_to")
-    )
+    effective_to_ms: Annotated[
+        HourInstant | None, end_after("effective_from_ms", "effective_from")
+    ] = Field(None, alias="effective_to")
 
     value_type = PurchaseChoice
 

@@ -22,7 +22,7 @@ def value(content: object) -> str:
     if isinstance(content, Mapping):
         return (
             "{ "
-            + ", ".join(f"{quoted(str(key))} = {value(each)}" for key, each in content.items())
+            + ", ".join(f"{quote_text(str(key))} = {value(each)}" for key, each in content.items())
             + " }"
         )
     if isinstance(content, list | tuple):
@@ -34,10 +34,10 @@ def value(content: object) -> str:
         return content.astimezone(dt.UTC).isoformat(timespec=unit).replace("+00:00", "Z")
     if isinstance(content, int | dt.date):
         return str(content)
-    return quoted(str(content))
+    return quote_text(str(content))
 
 
-def quoted(text: str) -> str:
+def quote_text(text: str) -> str:
     """A basic string: as in JSON, with invisible characters as escapes of TOML, which has no
     surrogate pairs.
     """

@@ -34,7 +34,7 @@ def _pace(window: int) -> Callable[[Status], int | None]:
     return lambda item: None if item.pace_percents is None else item.pace_percents[window]
 
 
-def _fired(status: Status) -> list[str]:
+def _fired_alerts(status: Status) -> list[str]:
     return [
         f"{alert.rule} {alert.percent} % {alert.state}"
         for alert in status.alerts
@@ -68,7 +68,7 @@ BUDGETS = Report[Status](
             Kind.COUNT,
         ),
         Column("rated_up_to", lambda item: item.known_ms, Kind.INSTANT),
-        Column("alerts", _fired, Kind.LIST),
+        Column("alerts", _fired_alerts, Kind.LIST),
         Column("measure", lambda item: item.budget.measure),
         Column("unit", lambda item: item.budget.unit),
     ),
@@ -97,7 +97,7 @@ def _when_spent(status: Status) -> str:
     return _day(status, status.ahead.run_out_ms) or "not by then"
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     return NOTHING_YET if value is None else str(value)
 
 
@@ -106,7 +106,9 @@ STANDINGS = Report[Status](
     (
         Column("budget", _label),
         Column("until", lambda item: _day(item, item.period.end_ms), is_optional=True),
-        Column("measure", lambda item: item.budget.measured, heading="of what", is_optional=True),
+        Column(
+            "measure", lambda item: item.budget.measure_text, heading="of what", is_optional=True
+        ),
         Column(
             "spent",
             lambda item: (
@@ -115,7 +117,7 @@ STANDINGS = Report[Status](
             Kind.DECIMAL,
         ),
         Column("of", lambda item: item.budget.number(item.budget.amount_micro), Kind.DECIMAL),
-        Column("percent", lambda item: _shown(item.spent_percent), Kind.DECIMAL, heading="%"),
+        Column("percent", lambda item: _show_value(item.spent_percent), Kind.DECIMAL, heading="%"),
         Column(
             "elapsed",
             lambda item: item.elapsed_percent,
@@ -136,7 +138,7 @@ STANDINGS = Report[Status](
             heading="pace 1h, 6h",
             is_optional=True,
         ),
-        Column("alerts", lambda item: "; ".join(_fired(item)) or "none", is_optional=True),
+        Column("alerts", lambda item: "; ".join(_fired_alerts(item)) or "none", is_optional=True),
     ),
 )
 """Budgets as a terminal shows them; `-` where nothing can be said yet."""

@@ -12,7 +12,7 @@ from gpuledger_collector.accounting.chargeback import (
     ReportRow,
     SharedOut,
     sum_known,
-    unbilled,
+    unbilled_minor,
 )
 from gpuledger_collector.accounting.measures import add_known
 from gpuledger_collector.accounting.money import Money
@@ -26,7 +26,7 @@ from gpuledger_collector.export.pieces import json_pieces
 from gpuledger_collector.export.report import Column, Kind, cells_of
 
 
-def _printed(units: str, micro: str) -> Callable[[ReportRow], Money | None]:
+def _printed_amount(units: str, micro: str) -> Callable[[ReportRow], Money | None]:
     """An amount of a row in the minor units that are printed, which add up, with the exact amount
     behind it.
     """
@@ -63,10 +63,10 @@ MEASURES: tuple[Column[ReportRow], ...] = (
     Column(
         "gpu_hours_held_idle", _places("gpu_hours_held_idle", 6), Kind.DECIMAL, is_optional=True
     ),
-    Column("cost", _printed("cost_minor", "cost_micro"), Kind.MONEY),
+    Column("cost", _printed_amount("cost_minor", "cost_micro"), Kind.MONEY),
     Column(
         "cost_held_idle",
-        _printed("cost_held_idle_minor", "idle_cost_micro"),
+        _printed_amount("cost_held_idle_minor", "idle_cost_micro"),
         Kind.MONEY,
         is_optional=True,
     ),
@@ -75,7 +75,7 @@ MEASURES: tuple[Column[ReportRow], ...] = (
 ALLOCATIONS: tuple[Column[ReportRow], ...] = (
     Column(
         "cost_shared",
-        _printed("shared_minor", "shared_micro"),
+        _printed_amount("shared_minor", "shared_micro"),
         Kind.MONEY,
         about="Share of common costs.",
     ),
@@ -84,31 +84,31 @@ ALLOCATIONS: tuple[Column[ReportRow], ...] = (
     Column("co2e_grams", _places("co2e_grams", 3), Kind.DECIMAL),
     Column(
         "cost_list",
-        _printed("list_minor", "list_micro"),
+        _printed_amount("list_minor", "list_micro"),
         Kind.MONEY,
         about="The compared cost at list rates.",
     ),
     Column(
         "cost_contracted",
-        _printed("contracted_minor", "contracted_micro"),
+        _printed_amount("contracted_minor", "contracted_micro"),
         Kind.MONEY,
         about="The compared cost at the rates of the price book.",
     ),
     Column(
         "cost_compared",
-        _printed("compared_minor", "compared_micro"),
+        _printed_amount("compared_minor", "compared_micro"),
         Kind.MONEY,
         about="The part of the cost of which both are known.",
     ),
     Column(
         "cost_effective",
-        _printed("effective_minor", "effective_micro"),
+        _printed_amount("effective_minor", "effective_micro"),
         Kind.MONEY,
         about="The cost as it is borne: with commitments amortized, the same as the cost.",
     ),
     Column(
         "cost_waste",
-        _printed("waste_minor", "waste_micro"),
+        _printed_amount("waste_minor", "waste_micro"),
         Kind.MONEY,
         about="The part that is waste.",
     ),
@@ -122,7 +122,7 @@ ALLOCATIONS: tuple[Column[ReportRow], ...] = (
     ),
     Column(
         "cost_adjustments",
-        _printed("adjusted_minor", "adjusted_micro"),
+        _printed_amount("adjusted_minor", "adjusted_micro"),
         Kind.MONEY,
         about="How much of the direct cost is adjustments.",
     ),
@@ -134,13 +134,13 @@ RATE: Column[ReportRow] = Column(
 )
 NODES: Column[ReportRow] = Column(
     "cost_nodes",
-    _printed("node_minor", "node_micro"),
+    _printed_amount("node_minor", "node_micro"),
     Kind.MONEY,
     about="How much of the direct cost is node costs.",
 )
 PAID: Column[ReportRow] = Column(
     "cost_cash",
-    _printed("cost_minor", "cost_micro"),
+    _printed_amount("cost_minor", "cost_micro"),
     Kind.MONEY,
     about="What is paid, in the cash view alone.",
 )
@@ -207,7 +207,8 @@ def as_json(
             "by": list(report.by),
             "rows": (_object(row, report.by, report.view) for row in report.rows),
             "totals": [
-                _object(row, (), report.view) | _unbilled(report, row) for row in report.totals
+                _object(row, (), report.view) | _unbilled_amounts(report, row)
+                for row in report.totals
             ],
             "waste": [_waste_object(one) for one in waste],
             "notes": list(notes),
@@ -255,7 +256,7 @@ def cash_line(report: Report, total: ReportRow) -> str:
     )
 
 
-def _unbilled(report: Report, total: ReportRow) -> dict[str, object]:
+def _unbilled_amounts(report: Report, total: ReportRow) -> dict[str, object]:
     """What of a total no owner pays, and what owners pay."""
     if total.currency is None:
         return {"cost_billed": None, "cost_not_billed": None}
@@ -264,7 +265,7 @@ def _unbilled(report: Report, total: ReportRow) -> dict[str, object]:
         for row in report.rows
         if (row.currency, row.exchange) == (total.currency, total.exchange)
     ]
-    minor = unbilled(rows) or 0
+    minor = unbilled_minor(rows) or 0
     return {
         "cost_billed": Money.from_minor((total.total_minor or 0) - minor, total.currency).plain(),
         "cost_not_billed": Money.from_minor(minor, total.currency).plain(),
@@ -278,7 +279,7 @@ def unbilled_line(report: Report, total: ReportRow) -> str:
         for row in report.rows
         if (row.currency, row.exchange) == (total.currency, total.exchange)
     ]
-    minor = unbilled(rows)
+    minor = unbilled_minor(rows)
     if minor is None or total.currency is None:
         return ""
     names = dict.fromkeys(

@@ -228,7 +228,7 @@ def idle_facts(
     }
 
 
-def counted(findings: Sequence[NamedFinding]) -> str:
+def count_gpus(findings: Sequence[NamedFinding]) -> str:
     """How many GPUs are idle: `5 GPUs, 1 MIG slice`."""
     slices = sum(finding.is_slice for finding in findings)
     parts = [plural(len(findings) - slices, "GPU")] if len(findings) > slices or not slices else []

@@ -133,7 +133,7 @@ class Notices:
     whole: Sequence[str] = ()
     of_pool: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, charge: Charge) -> str:
+    def notices_of(self, charge: Charge) -> str:
         """What a reader of one charge must know."""
         texts = [self.of_pool.get(charge.pool, "")]
         if charge.state == STRANDED:
@@ -276,17 +276,17 @@ def _usage(exported: ExportedCharge, book: Book) -> Row:
         # FOCUS has whole seconds: outwards, so that the period never excludes consumed time.
         "ChargePeriodStart": _instant(charge.start_ms - charge.start_ms % 1000),
         "ChargePeriodEnd": _instant(-(-charge.end_ms // 1000) * 1000),
-        "PricingQuantity": fixed(hours, 9),
+        "PricingQuantity": fixed_decimal(hours, 9),
         **_place(_location(charge, book, booked_ms)),
         "Tags": flat_json(_tags(exported, book.level, owner)),
-        **_measured(charge, cost),
+        **_own_columns(charge, cost),
     }
     if charge.commitment is not None:
         row["CommitmentDiscountQuantity"] = row["PricingQuantity"]
     # FOCUS: what a commitment left unused was not consumed, and has no resource.
     if not unused:
         row |= _resource(exported)
-        row["ConsumedQuantity"] = fixed(charge.gpu_ns, 9)
+        row["ConsumedQuantity"] = fixed_decimal(charge.gpu_ns, 9)
     return row
 
 
@@ -297,7 +297,7 @@ def _usage_terms(
     common.
     """
     charge = exported.charge
-    rate_text, listed_text = (fixed(price, 9) for price in unit_prices)
+    rate_text, listed_text = (fixed_decimal(price, 9) for price in unit_prices)
     return {
         "PublisherName": neutral(names.publisher),
         "ChargeCategory": "Usage",
@@ -317,7 +317,7 @@ def _usage_terms(
         "x_CostBasis": charge.state,
         "x_GpuModel": neutral(charge.gpu_model),
         "x_Pool": neutral(charge.pool),
-        "x_Notice": neutral(notices.of(charge)),
+        "x_Notice": neutral(notices.notices_of(charge)),
     }
 
 
@@ -338,7 +338,7 @@ def _adjustment(exported: ExportedCharge, adjustment: Adjustment, book: Book) ->
     about = Period(charge.start_ms, charge.end_ms)
     return {
         **_common(key, invoice, book),
-        **_adjusted(description, about, cost, paid, book.level, key[2]),
+        **_adjustment_row(description, about, cost, paid, book.level, key[2]),
         **_costs(
             cost,
             (charge.contracted_cost_micro or 0) * 10**12,
@@ -369,7 +369,7 @@ def _node_share(exported: ExportedCharge, node_cost: NodeCost, book: Book) -> Ro
     for amount in (invoice.borne, invoice.paid):
         amount.micros[exported.correction_of] += charge.cost_micro or 0
         amount.written += cost
-    rate_text, quantity = fixed(rate, 9), fixed(hours, 9)
+    rate_text, quantity = fixed_decimal(rate, 9), fixed_decimal(hours, 9)
     return {
         **_common(key, invoice, book),
         "PublisherName": _name(names.publisher),
@@ -404,8 +404,8 @@ def _node_share(exported: ExportedCharge, node_cost: NodeCost, book: Book) -> Ro
         "x_CostBasis": charge.state,
         "x_GpuModel": _name(charge.gpu_model),
         "x_Pool": _name(charge.pool),
-        "x_WasteCost": fixed(cost, 18) if charge.state in WASTED_STATES else "",
-        "x_Notice": neutral(book.notices.get(key[0], Notices()).of(charge)),
+        "x_WasteCost": fixed_decimal(cost, 18) if charge.state in WASTED_STATES else "",
+        "x_Notice": neutral(book.notices.get(key[0], Notices()).notices_of(charge)),
     }
 
 
@@ -469,7 +469,7 @@ def _location(charge: Charge, book: Book, booked_ms: int) -> PoolLocation | None
         return locations.of_purchase(
             charge.commitment.pool, charge.commitment.region, charge.day_ms
         )
-    return locations.at(charge.pool, charge.day_ms)
+    return locations.location_at(charge.pool, charge.day_ms)
 
 
 def _place(location: PoolLocation | None) -> Row:
@@ -507,12 +507,12 @@ def purchase_rows(book: Book, payments: Iterable[Purchase]) -> Iterator[Row]:
                 payment.span.start_ms - payment.span.start_ms % 1000
             ),
             "ChargePeriodEnd": format_instant(-(-payment.span.end_ms // 1000) * 1000),
-            "PricingQuantity": fixed(quantity, 9),
+            "PricingQuantity": fixed_decimal(quantity, 9),
             "PricingUnit": unit,
-            "ContractedUnitPrice": fixed(price, 9),
-            "ListUnitPrice": fixed(price, 9),
-            "PricingCurrencyContractedUnitPrice": fixed(price, 9),
-            "PricingCurrencyListUnitPrice": fixed(price, 9),
+            "ContractedUnitPrice": fixed_decimal(price, 9),
+            "ListUnitPrice": fixed_decimal(price, 9),
+            "PricingCurrencyContractedUnitPrice": fixed_decimal(price, 9),
+            "PricingCurrencyListUnitPrice": fixed_decimal(price, 9),
             **_purchase_terms(payment, quantity, unit),
             **_place(locations.of_purchase(source.pool, source.region, payment.span.start_ms)),
             "Tags": flat_json({book.level: f"({PURCHASE})"}),
@@ -575,7 +575,7 @@ def _purchase_terms(payment: Purchase, quantity: int, unit: str) -> Row:
         "CommitmentDiscountCategory": "Usage",
         "CommitmentDiscountId": neutral(source.name),
         "CommitmentDiscountName": neutral(source.name),
-        "CommitmentDiscountQuantity": fixed(quantity, 9),
+        "CommitmentDiscountQuantity": fixed_decimal(quantity, 9),
         "CommitmentDiscountType": "Reserved GPUs",
         "CommitmentDiscountUnit": unit,
     }
@@ -616,13 +616,13 @@ def _common(key: Key, invoice: FocusInvoice, book: Book) -> Row:
 
 def _costs(cost: int, contracted: int, list_cost: int, billed: int) -> Row:
     """The four costs and their twin, from units of 1e-18."""
-    text = fixed(cost, 18)
+    text = fixed_decimal(cost, 18)
     # The four are mostly the same amount.
     return {
-        "BilledCost": text if billed == cost else fixed(billed, 18),
+        "BilledCost": text if billed == cost else fixed_decimal(billed, 18),
         "EffectiveCost": text,
-        "ContractedCost": text if contracted == cost else fixed(contracted, 18),
-        "ListCost": text if list_cost == cost else fixed(list_cost, 18),
+        "ContractedCost": text if contracted == cost else fixed_decimal(contracted, 18),
+        "ListCost": text if list_cost == cost else fixed_decimal(list_cost, 18),
         "PricingCurrencyEffectiveCost": text,
     }
 
@@ -687,28 +687,28 @@ def _tags(exported: ExportedCharge, level: str, owner: str) -> dict[str, str]:
     return tags
 
 
-def _measured(charge: Charge, cost: int) -> Row:
+def _own_columns(charge: Charge, cost: int) -> Row:
     """Our own columns: what was done with the time and its cost (units of 1e-18).
 
     Empty where nothing is known.
     """
     known = charge.state == HELD and charge.unknown_ns < charge.gpu_ns
-    idle_cost = "" if charge.idle_cost_micro is None else fixed(charge.idle_cost_micro, 6)
+    idle_cost = "" if charge.idle_cost_micro is None else fixed_decimal(charge.idle_cost_micro, 6)
     waste = (
-        fixed(cost, 18)
+        fixed_decimal(cost, 18)
         if charge.state in WASTED_STATES
         else idle_cost
         if charge.state == HELD
         else ""
     )
     return {
-        "x_BusyGpuSeconds": fixed(charge.busy_ns, 9) if known else "",
-        "x_HeldIdleGpuSeconds": fixed(charge.idle_ns, 9) if known else "",
+        "x_BusyGpuSeconds": fixed_decimal(charge.busy_ns, 9) if known else "",
+        "x_HeldIdleGpuSeconds": fixed_decimal(charge.idle_ns, 9) if known else "",
         # A watt-hour is 3.6e6 millijoules; in millionths of one that is mJ x 10 / 36.
         "x_EnergyWh": (
             ""
             if charge.energy_mj is None
-            else fixed(round_half_even_div(charge.energy_mj * 10, 36), 6)
+            else fixed_decimal(round_half_even_div(charge.energy_mj * 10, 36), 6)
         ),
         "x_HeldIdleCost": idle_cost,
         "x_WasteCost": waste,
@@ -729,7 +729,9 @@ def adjustments(book: Book, shares: Iterable[SharedPart]) -> Iterator[Row]:
         invoice = book.invoices[key]
         yield (
             _common(key, invoice, book)
-            | _adjusted(description, invoice.period, borne[key], paid[key], book.level, key[2])
+            | _adjustment_row(
+                description, invoice.period, borne[key], paid[key], book.level, key[2]
+            )
             | {"x_Notice": neutral("; ".join(book.notices.get(key[0], Notices()).whole))}
         )
 
@@ -796,12 +798,12 @@ def _share(part: SharedPart, book: Book) -> Row:
     row = _common(key, invoice, book)
     return (
         row
-        | _adjusted(description, part.period, cost, paid, book.level, part.keys[0])
+        | _adjustment_row(description, part.period, cost, paid, book.level, part.keys[0])
         | {"x_CostBasis": "shared"}
     )
 
 
-def _adjusted(
+def _adjustment_row(
     description: str, period: Period, cost: int, billed: int, level: str, owner: str
 ) -> Row:
     """An Adjustment of what is borne and of what is paid, in units of 1e-18."""
@@ -816,7 +818,7 @@ def _adjusted(
     }
 
 
-def fixed(units: int, digits: int) -> str:
+def fixed_decimal(units: int, digits: int) -> str:
     """An integer count of 10^-digits as plain decimal text with at least one place."""
     if units == 0:
         return "0.0"

@@ -124,7 +124,7 @@ def _allocate(device: str, pairs: Sequence[Pair]) -> None:
         # Quantities are written as they stand in the row: JSON numbers made from floats would not
         # be exact.
         element = (
-            f'{{"AllocatedRatio": {focus.fixed(ratio, 9)}, "UsageUnit": "GPU-Seconds", '
+            f'{{"AllocatedRatio": {focus.fixed_decimal(ratio, 9)}, "UsageUnit": "GPU-Seconds", '
             f'"UsageQuantity": {row["ConsumedQuantity"]}}}'
         )
         row |= span | {

@@ -49,7 +49,7 @@ def environment() -> Environment:
     templates = Environment(
         loader=PackageLoader("gpuledger_collector"),
         autoescape=True,
-        finalize=shown,
+        finalize=show_value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -59,15 +59,15 @@ def environment() -> Environment:
         "micro": micro,
         "about": about,
         "hours": hours,
-        "booked": booked,
-        "signed": signed,
+        "booked": booked_hours,
+        "signed": signed_amount,
         "date": format_date,
         "gpus": gpus,
-        "coded": coded,
+        "coded": mark_code,
         "plural": plural,
         "amounts": amounts,
         "sums": sums,
-        "capitalized": capitalized,
+        "capitalized": capitalize_sentence,
         "minute": minute,
         "unit_price": unit_price,
         "grouped": group_digits,
@@ -86,7 +86,7 @@ def environment() -> Environment:
     return templates
 
 
-def shown(value: Any) -> Any:
+def show_value(value: Any) -> Any:
     """What a template writes: texts in one line, with what is not seen as escapes; markup of ours
     keeps its lines.
     """
@@ -162,17 +162,17 @@ def minute(at_ms: int) -> str:
     return f"{format_instant(at_ms)[:16]}Z"
 
 
-def capitalized(sentence: str) -> str:
+def capitalize_sentence(sentence: str) -> str:
     """A sentence with a capital first letter; names in it stay as they are."""
     return sentence[:1].upper() + sentence[1:]
 
 
-def coded(text: str) -> Markup:
+def mark_code(text: str) -> Markup:
     """A sentence of ours: what stands between backticks as code, all else escaped."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped before
 
 
-def signed(amount: int, currency: str) -> str:
+def signed_amount(amount: int, currency: str) -> str:
     """A change in micro-units, with its sign."""
     return Money(amount, currency).signed()
 
@@ -184,7 +184,7 @@ def hours(gpu_ns: int | None, digits: int = 1) -> str:
     return f"{Decimal(gpu_ns) / GPU_NS_PER_HOUR:,.{digits}f}"
 
 
-def booked(gpu_ns: int | None) -> str:
+def booked_hours(gpu_ns: int | None) -> str:
     """GPU-hours of a row: `12.0`; what a correction takes back is `12.0 fewer`; None: not known."""
     return hours(gpu_ns) if gpu_ns is None or gpu_ns >= 0 else f"{hours(-gpu_ns)} fewer"
 

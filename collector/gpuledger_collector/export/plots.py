@@ -33,7 +33,7 @@ class Stack:
     layers: tuple[float, ...] | None
 
 
-def drawn(
+def draw_plot(
     width: int, height: int, title: str, description: str, body: Sequence[Markup], kind: str
 ) -> Markup:
     """A plot of these parts, with its title and what it says in words."""
@@ -66,7 +66,7 @@ def label(x: float, y: float, text: str, anchor: str = "start") -> Markup:
     )
 
 
-def ruled(css: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
+def draw_line(css: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
     """A straight line."""
     return Markup('<line class="{}" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(
         css, number(x1), number(y1), number(x2), number(y2)
@@ -104,11 +104,11 @@ def dates(first_ms: int, step_ms: int, steps: int) -> list[tuple[int, str]]:
     return [(at, f"{day.day} {day:%b}") for at, day in days]
 
 
-def dated(x: float, top: float, height: float, width: float, date: str) -> Markup:
+def draw_date(x: float, top: float, height: float, width: float, date: str) -> Markup:
     """A date under its place of an axis, and its line from `top` down; one at the right edge stays
     inside.
     """
-    line = ruled("grid", x, top, x, height - DATES_HEIGHT)
+    line = draw_line("grid", x, top, x, height - DATES_HEIGHT)
     inside = x < width - 32
     return line + label(x if inside else width, height - 5, date, "middle" if inside else "end")
 
@@ -129,7 +129,10 @@ def stacked_bars(
     body: list[Markup] = []
     for part in (0.0, 0.5, 1.0):
         y = floor - room * part
-        body += [ruled("grid", left, y, width, y), label(left - 6, y + 4, short(top * part), "end")]
+        body += [
+            draw_line("grid", left, y, width, y),
+            label(left - 6, y + 4, short(top * part), "end"),
+        ]
     slot = (width - left) / max(len(stacks), 1)
     bar = max(slot * 0.72, 1.0)
     every = max(1, math.ceil(len(stacks) * 44 / (width - left)))
@@ -154,7 +157,7 @@ def stacked_bars(
                         f"{stack.label}: {name} {value:,.1f} {unit}",
                     )
                 )
-    return drawn(width, height, title, description, body, "bars")
+    return draw_plot(width, height, title, description, body, "bars")
 
 
 def spark(
@@ -180,7 +183,7 @@ def spark(
     room = height - bottom - (14 if axis else 6)
     steps = max(len(values) + len(band) - 1, 1)
 
-    def at(index: float, value: float) -> tuple[float, float]:
+    def point_at(index: float, value: float) -> tuple[float, float]:
         return (
             left + (width - left - 4) * index / steps,
             height - bottom - room * max(value, 0.0) / top,
@@ -191,24 +194,24 @@ def spark(
         for part in (0.0, 0.5, 1.0):
             y = height - bottom - room * part
             body += [
-                ruled("grid", left, y, width, y),
+                draw_line("grid", left, y, width, y),
                 label(left - 6, y + 4, short(top * part), "end"),
             ]
-        body += [dated(at(index, 0)[0], 14, height, width, date) for index, date in days]
+        body += [draw_date(point_at(index, 0)[0], 14, height, width, date) for index, date in days]
     if band:
         start = len(values)
-        upper = [at(start + i, high) for i, (_, _, high) in enumerate(band)]
-        lower = [at(start + i, low) for i, (low, _, _) in enumerate(band)]
-        middle = [at(start + i, value) for i, (_, value, _) in enumerate(band)]
+        upper = [point_at(start + i, high) for i, (_, _, high) in enumerate(band)]
+        lower = [point_at(start + i, low) for i, (low, _, _) in enumerate(band)]
+        middle = [point_at(start + i, value) for i, (_, value, _) in enumerate(band)]
         if known and values[-1] is not None:
-            joint = at(start - 1, values[-1])
+            joint = point_at(start - 1, values[-1])
             upper, lower, middle = [joint, *upper], [joint, *lower], [joint, *middle]
         body.append(
             Markup('<polygon class="band" points="{}"/>').format(path([*upper, *reversed(lower)]))
         )
         body.append(Markup('<polyline class="ahead" points="{}"/>').format(path(middle)))
     for run in _runs(values):
-        points = [at(index, value) for index, value in run]
+        points = [point_at(index, value) for index, value in run]
         if len(points) == 1:
             body.append(
                 Markup('<circle class="dot" cx="{}" cy="{}" r="2"/>').format(
@@ -217,7 +220,7 @@ def spark(
             )
         else:
             body.append(Markup('<polyline class="line" points="{}"/>').format(path(points)))
-    return drawn(width, height, title, description, body, "chart" if axis else "spark")
+    return draw_plot(width, height, title, description, body, "chart" if axis else "spark")
 
 
 def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
@@ -260,10 +263,10 @@ def budget_bar(
         body.append(_rect("band", x(ahead[0]), 4, max(x(ahead[2]) - x(ahead[0]), 2), 16))
     body.append(_rect("fill-over" if spent >= amount else "fill-busy", 0, 4, x(spent), 16))
     if ahead is not None:
-        body.append(ruled("ahead", x(ahead[1]), 4, x(ahead[1]), 20))
-    body.append(ruled("limit", x(amount), 0, x(amount), 24))
+        body.append(draw_line("ahead", x(ahead[1]), 4, x(ahead[1]), 20))
+    body.append(draw_line("limit", x(amount), 0, x(amount), 24))
     body.append(_rect("time", 0, 25, x(amount) * min(elapsed, 1.0), 3))
-    return drawn(width, height, title, description, body, "budget")
+    return draw_plot(width, height, title, description, body, "budget")
 
 
 def share_bar(parts: Sequence[tuple[str, float]], title: str, description: str) -> Markup:
@@ -278,7 +281,7 @@ def share_bar(parts: Sequence[tuple[str, float]], title: str, description: str) 
                 _rect(f"fill-{name}", x, 0, size, height, f"{name} {100 * value / whole:.1f} %")
             )
         x += size
-    return drawn(width, height, title, description, body, "share")
+    return draw_plot(width, height, title, description, body, "share")
 
 
 def length_bar(value: float, most: float) -> Markup:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from gpuledger_collector.export.plots import drawn, label, number, path, ruled, short
+from gpuledger_collector.export.plots import draw_line, draw_plot, label, number, path, short
 
 
 def frontier(
@@ -30,7 +30,7 @@ def frontier(
     low, high = low - 0.06 * spread, high + 0.16 * spread
     most = 10.0 ** math.ceil(math.log10(max([10 * lowest, *(wait for _, _, wait in points)])))
 
-    def at(cost: float, wait: float) -> tuple[float, float]:
+    def point_at(cost: float, wait: float) -> tuple[float, float]:
         share = math.log(max(wait, lowest) / lowest) / math.log(most / lowest)
         place = (cost - low) / (high - low)
         return left + (width - left - 8) * place, height - bottom - (
@@ -40,8 +40,8 @@ def frontier(
     body: list[Markup] = []
     decade = lowest
     while decade <= most * 1.001:
-        _, y = at(low, decade)
-        body += [ruled("grid", left, y, width, y), label(left - 6, y + 4, f"{decade:g}", "end")]
+        _, y = point_at(low, decade)
+        body += [draw_line("grid", left, y, width, y), label(left - 6, y + 4, f"{decade:g}", "end")]
         decade *= 10
     for part in (0.1, 0.5, 0.9):
         body.append(
@@ -53,12 +53,12 @@ def frontier(
             )
         )
     body.append(label(width - 4, height - 4, unit, "end"))
-    inside = [at(cost, wait) for cost, wait in front if low <= cost <= high]
+    inside = [point_at(cost, wait) for cost, wait in front if low <= cost <= high]
     if len(inside) > 1:
         body.append(Markup('<polyline class="ahead" points="{}"/>').format(path(inside)))
     taken: list[tuple[float, float]] = []
-    for name, cost, wait in sorted(points, key=lambda point: at(point[1], point[2])[1]):
-        x, y = at(cost, wait)
+    for name, cost, wait in sorted(points, key=lambda point: point_at(point[1], point[2])[1]):
+        x, y = point_at(cost, wait)
         line = y + 4
         while any(abs(line - other) < 13 and abs(x - place) < 170 for place, other in taken):
             line += 1 if y < height / 2 else -1
@@ -70,4 +70,4 @@ def frontier(
         body.append(
             label(x + 8, line, name) if x < width * 0.72 else label(x - 8, line, name, "end")
         )
-    return drawn(width, height, title, description, body, "chart")
+    return draw_plot(width, height, title, description, body, "chart")

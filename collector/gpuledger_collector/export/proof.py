@@ -45,10 +45,12 @@ def _minor(sheet: Reconciliation, currency: str) -> tuple[dict[str, str], str]:
     """
     # The parts are rounded together and the capacity by itself: where the proof holds, both are the
     # same number.
-    parts = round_amounts([sums.cost.get(currency, 0) for sums in sheet.charged.values()], currency)
+    parts = round_amounts(
+        [sums.cost.get(currency, 0) for sums in sheet.charged_parts.values()], currency
+    )
     whole = Money(sheet.capacity.cost.get(currency, 0), currency)
     return {
-        name: part.plain() for name, part in zip(sheet.charged, parts, strict=True)
+        name: part.plain() for name, part in zip(sheet.charged_parts, parts, strict=True)
     }, whole.plain()
 
 
@@ -57,10 +59,12 @@ def as_json(sheet: Reconciliation) -> str:
     money = {}
     for currency in sheet.currencies:
         parts, whole = _minor(sheet, currency)
-        micros = {name: sums.cost.get(currency, 0) for name, sums in sheet.charged.items()}
+        micros = {name: sums.cost.get(currency, 0) for name, sums in sheet.charged_parts.items()}
         capacity_micro = sheet.capacity.cost.get(currency, 0)
         money[currency] = {
-            **{name: {"micro": micros[name], "amount": parts[name]} for name in sheet.charged},
+            **{
+                name: {"micro": micros[name], "amount": parts[name]} for name in sheet.charged_parts
+            },
             "capacity_x_rate": {"micro": capacity_micro, "amount": whole},
             "difference_micro": sum(micros.values()) - capacity_micro,
         }
@@ -82,7 +86,7 @@ def as_json(sheet: Reconciliation) -> str:
         "node_costs_micro": {name: dict(sums) for name, sums in sorted(sheet.nodes.items())},
         "adjustments_micro": {name: dict(sums) for name, sums in sorted(sheet.adjusted.items())},
         "misadjusted_days": [
-            sheet.calendar.date_of(day_ms).isoformat() for day_ms in sheet.misadjusted
+            sheet.calendar.date_of(day_ms).isoformat() for day_ms in sheet.misadjusted_days
         ],
         "unpriced_gpu_ns": sheet.unpriced_ns,
         "refused_claims": [
@@ -134,11 +138,11 @@ def as_json(sheet: Reconciliation) -> str:
 def as_text(sheet: Reconciliation) -> str:
     """One screen: the sums, whether they agree, the days that do not, what was outside."""
     out = io.StringIO()
-    names = [*sheet.charged, sheet.equation]
+    names = [*sheet.charged_parts, sheet.equation]
     hours = [
         f"{value:.6f}" for value in hours_decimal([sums.gpu_ns for sums in sheet.parts.values()])
     ]
-    hours += [""] * (len(sheet.charged) - len(sheet.parts))
+    hours += [""] * (len(sheet.charged_parts) - len(sheet.parts))
     hours.append(f"{hours_decimal([sheet.capacity.gpu_ns])[0]:.6f}")
     columns = [("", names), ("GPU-hours", hours)]
     for currency in sheet.currencies:
@@ -171,7 +175,7 @@ def table(sheet: Reconciliation) -> list[tuple[str, int | None, list[str]]]:
             sheet.parts[name].gpu_ns if name in sheet.parts else None,
             [parts[name] for parts, _ in money],
         )
-        for name in sheet.charged
+        for name in sheet.charged_parts
     ]
     return [*rows, (sheet.equation, sheet.capacity.gpu_ns, [whole for _, whole in money])]
 
@@ -184,7 +188,7 @@ def is_proved(sheet: Reconciliation) -> bool:
 def _verdict(sheet: Reconciliation) -> str:
     days = plural(sum(day.capacity_ns > 0 for day in sheet.days), "day")
     charged = {
-        currency: sum(sums.cost.get(currency, 0) for sums in sheet.charged.values())
+        currency: sum(sums.cost.get(currency, 0) for sums in sheet.charged_parts.values())
         for currency in sheet.currencies
     }
     micros = [
@@ -261,8 +265,8 @@ def failures(sheet: Reconciliation) -> list[str]:
         f" {month.start_ms}; has it added up anew."
         for month in sheet.untrue_months
     ]
-    if sheet.misadjusted:
-        days = ", ".join(str(sheet.calendar.date_of(day_ms)) for day_ms in sheet.misadjusted)
+    if sheet.misadjusted_days:
+        days = ", ".join(str(sheet.calendar.date_of(day_ms)) for day_ms in sheet.misadjusted_days)
         said.append(f"Adjustments do NOT follow from what was held on {days}.")
     return said + places(sheet.mismatches)
 

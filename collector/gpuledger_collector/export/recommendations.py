@@ -71,7 +71,7 @@ def _range(saving: str) -> Callable[[StoredRecommendation], str]:
     return cell
 
 
-def _realized(item: StoredRecommendation) -> str:
+def _realized_text(item: StoredRecommendation) -> str:
     amount = item.money(item.realized_micro)
     if amount is not None:
         return amount.plain()
@@ -91,7 +91,7 @@ ADVICE = Report[StoredRecommendation](
         ),
         Column("currency", lambda item: item.currency),
         Column("state", lambda item: item.state),
-        Column("realized", _realized, Kind.DECIMAL, is_optional=True),
+        Column("realized", _realized_text, Kind.DECIMAL, is_optional=True),
     ),
 )
 """A row of a terminal's table, each saving in one cell."""

@@ -100,7 +100,7 @@ RUNS = Report[ListedRun](
     "runs",
     (
         Column("run", lambda item: item.run.key),
-        Column("name", lambda item: item.run.called, is_optional=True),
+        Column("name", lambda item: item.run.display_name, is_optional=True),
         Column("user", lambda item: item.run.user, in_table=False),
         Column("team", lambda item: item.run.team),
         Column("model", lambda item: item.run.gpu_model, in_table=False),
@@ -322,13 +322,13 @@ def as_text(report: RunReport) -> str:
         ]
         lines += [
             f"  {html.minute(part.start_ms)} to {html.minute(part.end_ms)}:"
-            f" {_gpus(part.accelerators)}, {_held(part.held_ms)},"
+            f" {_gpus(part.accelerators)}, {_held_text(part.held_ms)},"
             f" {html.amounts(part.cost_micro) or 'no price'}"
             for part in report.parts
         ]
     lines += ["", "What holds it back"]
     lines += [
-        f"  {bottleneck.kind}: {bottleneck.says}. {html.capitalized(bottleneck.advice)}."
+        f"  {bottleneck.kind}: {bottleneck.says}. {html.capitalize_sentence(bottleneck.advice)}."
         for bottleneck in report.judgment.verdicts
     ]
     if report.judgment.fine:
@@ -359,7 +359,7 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'s' * (count != 1)}" if count else f"which GPUs is {html.UNKNOWN}"
 
 
-def _held(ms: int) -> str:
+def _held_text(ms: int) -> str:
     return (
         f"{ms / HOUR_MS:,.1f} accelerator-hours"
         if ms
@@ -494,7 +494,7 @@ def _readings(gpus: Sequence[GpuReadings], verdict: Bottleneck) -> list[Any]:
     groups = [[gpu] for gpu in gpus[:8]] if verdict.kind == "imbalance" else [list(gpus)]
     for name in verdict.drawn:
         for group in groups:
-            values = thinned(mean_by_minute(group, name))
+            values = thin_out(mean_by_minute(group, name))
             known = [value for value in values if value is not None]
             if known:
                 whose = f" of {group[0].uuid}" if verdict.kind == "imbalance" else ""
@@ -513,7 +513,7 @@ def _readings(gpus: Sequence[GpuReadings], verdict: Bottleneck) -> list[Any]:
     return drawn
 
 
-def thinned(values: Sequence[float | None]) -> list[float | None]:
+def thin_out(values: Sequence[float | None]) -> list[float | None]:
     """At most MAX_POINTS means of neighboring values; where none of them is known, a gap."""
     step = -(-len(values) // MAX_POINTS) or 1
     means: list[float | None] = []

@@ -22,7 +22,7 @@ _AMOUNTS = tuple(field.name for field in fields(ReportRow) if field.name not in 
 _Group = tuple[str | None, str, str]
 
 
-def shortened(report: Report, most: int = MOST_ROWS) -> Report:
+def shorten_report(report: Report, most: int = MOST_ROWS) -> Report:
     """The report with the dearest rows of owners; the others of a currency are one row with their
     number and sums.
     """
@@ -40,7 +40,7 @@ def shortened(report: Report, most: int = MOST_ROWS) -> Report:
         if id(row) not in hidden:
             shown.append(row)
         elif row is rest[_group_of(row)][0]:
-            shown.append(_summed(rest[_group_of(row)], len(report.by)))
+            shown.append(_sum_rows(rest[_group_of(row)], len(report.by)))
     return replace(report, rows=tuple(shown))
 
 
@@ -53,7 +53,7 @@ def _group_of(row: ReportRow) -> _Group:
     return row.currency, row.exchange, row.correction_of
 
 
-def _summed(rows: Sequence[ReportRow], key_count: int) -> ReportRow:
+def _sum_rows(rows: Sequence[ReportRow], key_count: int) -> ReportRow:
     states = {row.state for row in rows}
     sums: dict[str, Any] = {
         name: sum_known(getattr(row, name) for row in rows) for name in _AMOUNTS

@@ -63,7 +63,7 @@ class Filters:
     owner: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, parameters: Mapping[str, str]) -> Filters:
+    def from_parameters(cls, parameters: Mapping[str, str]) -> Filters:
         """Read them from the parameters of an address."""
         owner = {level: parameters[level] for level in LEVELS if parameters.get(level)}
         return cls(parameters.get("period", ""), owner)
@@ -132,11 +132,11 @@ class Site:
         pages += [("Demand", DEMAND), ("Trust", TRUST)] if self.sees_fleet else []
         pages += [("API", "/docs")]
         return [
-            Link(name, self._narrowed(path), "/" + path.split("/")[1] == here)
+            Link(name, self._narrow_address(path), "/" + path.split("/")[1] == here)
             for name, path in pages
         ]
 
-    def _narrowed(self, path: str) -> str:
+    def _narrow_address(self, path: str) -> str:
         """The address of another page, with the filters that it understands."""
         if path.startswith("/statements") or path in {DEMAND, "/docs"}:
             return path

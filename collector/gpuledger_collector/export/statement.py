@@ -35,7 +35,7 @@ from gpuledger_collector.export.chargeback import source_text, waste_line
 from gpuledger_collector.export.disputes import amounts, days_text
 from gpuledger_collector.export.fair_share import shares_report
 from gpuledger_collector.export.findings import STATES
-from gpuledger_collector.export.shortened import is_rest, shortened
+from gpuledger_collector.export.shortened import is_rest, shorten_report
 from gpuledger_collector.export.site import (
     ANOMALIES,
     IDLE,
@@ -116,7 +116,7 @@ def as_html(statement: Statement, site: Site | None = None) -> str:
             (currency, micro) for currency, micro in sorted(statement.amended.items()) if micro
         ],
         shares=list(map(SHARES.texts, list_lines(statement.shares))),
-        contested=[_contested(contested) for contested in statement.contested],
+        contested=[_contested_row(contested) for contested in statement.contested],
         marks={
             contested.job: "contested"
             for contested in statement.contested
@@ -149,7 +149,9 @@ def index(
             return files.get(owner)
         return statement_path(level, owner, month) if is_owner(owner) else None
 
-    listed = shortened(report).rows if files is None else report.rows  # an exported site is whole
+    listed = (
+        shorten_report(report).rows if files is None else report.rows
+    )  # an exported site is whole
     ordered = sorted(listed, key=lambda row: bool(row.correction_of))
     return html.render(
         "statements.html",
@@ -255,7 +257,7 @@ def budget_facts(status: Status) -> dict[str, Any]:
     return {
         "name": budget.name,
         "owner": budget.owner_label,
-        "measure": budget.measured,
+        "measure": budget.measure_text,
         "unit": budget.unit,
         "spent": html.UNKNOWN if spent is None else budget.number(spent),
         "amount": budget.number(budget.amount_micro),
@@ -358,7 +360,7 @@ def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:
     }
 
 
-def _contested(contested: Contested) -> dict[str, Any]:
+def _contested_row(contested: Contested) -> dict[str, Any]:
     """A dispute that waits, as a row of a table."""
     dispute = contested.dispute
     parts = (
@@ -394,14 +396,16 @@ def _allocations(row: ReportRow) -> dict[str, Any]:
         "contracted": html.minor(row.contracted_minor, currency),
         "compared": html.minor(row.compared_minor, currency) if is_part else None,
         "saved": (
-            None if saved is None or not row.list_minor else _saved(saved, row.list_minor, currency)
+            None
+            if saved is None or not row.list_minor
+            else _saved_text(saved, row.list_minor, currency)
         ),
         "kwh": None if row.energy_kwh is None else f"{row.energy_kwh:,.1f}",
         "co2e_kg": None if row.co2e_grams is None else f"{row.co2e_grams / 1000:,.1f}",
     }
 
 
-def _saved(saved: int, at_list: int, currency: str) -> str:
+def _saved_text(saved: int, at_list: int, currency: str) -> str:
     """How much less than at list prices is paid, or more where there are markups, in words."""
     part = f"{html.minor(abs(saved), currency)} ({abs(100 * saved / at_list):.1f} %)"
     return f"you save {part}" if saved >= 0 else f"you pay {part} more"
@@ -466,13 +470,13 @@ def _change(change: SpendChange, currency: str, statement: Statement) -> dict[st
     return {
         "before": html.micro(change.before_micro, currency),
         "after": html.micro(change.after_micro, currency),
-        "change": html.signed(more, currency),
+        "change": html.signed_amount(more, currency),
         "percent": (
             None if not change.before_micro else f"{100 * more / change.before_micro:+.1f} %"
         ),
-        "price": html.signed(price, currency),
-        "volume": html.signed(volume, currency),
-        "mix": html.signed(mix, currency),
+        "price": html.signed_amount(price, currency),
+        "volume": html.signed_amount(volume, currency),
+        "mix": html.signed_amount(mix, currency),
         "drivers": top(change.drivers, SHOWN_DRIVERS),
         "before_days": _first_and_last(change.before, calendar),
         "after_days": _first_and_last(change.after, calendar),

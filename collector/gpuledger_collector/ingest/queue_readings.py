@@ -103,4 +103,4 @@ def _waiting_rows(waiting: Sequence[WaitingWorkload]) -> Iterable[WaitingRow]:
 def store_reading(database: Database, row: QueueRow, sums: str, now_ms: int) -> bool:
     """Store a reading with its sums; False when it is stored already."""
     with database.transaction() as connection:
-        return queues.store(connection, row, sums, now_ms) != "unchanged"
+        return queues.upsert(connection, row, sums, now_ms) != "unchanged"

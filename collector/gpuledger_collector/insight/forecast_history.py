@@ -83,11 +83,11 @@ def forecast_at(
 ) -> list[StoredForecast]:
     """Forecast each hourly series that has an hour at `origin_ms`, from what was known up to it."""
     past = [
-        hourly.until((origin_ms - hourly.start_ms) // HOUR_MS + 1)
+        hourly.known_before((origin_ms - hourly.start_ms) // HOUR_MS + 1)
         for hourly in series
         if hourly.start_ms <= origin_ms <= hourly.end_ms
     ]
-    usable = [hourly for hourly in past if hourly.known]
+    usable = [hourly for hourly in past if hourly.known_count]
     replayed = now_ms - origin_ms > DAY_MS + HOUR_MS
     return [
         _to_stored(result, grouped, origin_ms, now_ms, replayed)

@@ -43,11 +43,11 @@ class Series:
         return self.start_ms + (len(self.values) - 1) * self.step_ms
 
     @property
-    def known(self) -> int:
+    def known_count(self) -> int:
         """Number of instants with a value."""
         return int(np.isfinite(self.values).sum())
 
-    def until(self, index: int) -> Series:
+    def known_before(self, index: int) -> Series:
         """Return the series as it was known before `values[index]`."""
         return Series(self.name, self.start_ms, self.step_ms, self.values[:index])
 

@@ -216,11 +216,15 @@ def row_model(report: Report[Any], about: str) -> type[Model]:
 def row_of(model: type[RowModel], report: Report[Item], item: Item) -> RowModel:
     """An item as a row of an answer."""
     return model(
-        **{column.name: _typed(column, item) for column in report.columns if column.in_answers}
+        **{
+            column.name: _typed_value(column, item)
+            for column in report.columns
+            if column.in_answers
+        }
     )
 
 
-def _typed(column: Column[Item], item: Item) -> Any:
+def _typed_value(column: Column[Item], item: Item) -> Any:
     value = column.value(item)
     if column.kind is Kind.TEXT:
         return name(value)
@@ -323,7 +327,7 @@ def rest_of(rows: Iterable[Model]) -> Rest | None:
     return Rest(rows=count, sums=texts) if count else None
 
 
-def shortened(answer: Answer[Any, Any], offset: int) -> Answer[Any, Any]:
+def shorten_answer(answer: Answer[Any, Any], offset: int) -> Answer[Any, Any]:
     """The answer with as many of its rows as MAX_CHARACTERS allow; totals stay whole."""
     while len(answer.model_dump_json()) > MAX_CHARACTERS - REST_CHARACTERS and len(answer.rows) > 1:
         rows = answer.rows[: len(answer.rows) // 2]

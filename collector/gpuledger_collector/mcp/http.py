@@ -57,7 +57,7 @@ class Endpoint:
             json_response=True,
             stateless_http=True,
             max_request_body_size=MAX_BODY_BYTES,
-            transport_security=allowed(hosts),
+            transport_security=allow_hosts(hosts),
         )
 
     @asynccontextmanager
@@ -81,7 +81,7 @@ def reader_of(request: Request | None) -> Reader:
     return reader
 
 
-def allowed(hosts: Sequence[str]) -> TransportSecuritySettings:
+def allow_hosts(hosts: Sequence[str]) -> TransportSecuritySettings:
     """Loopback names with any port, and these hosts (`name` or `name:port`), as Host and as Origin."""
     names = [*(f"{name}:*" for name in LOOPBACK), *LOOPBACK, *hosts]
     origins = [f"{scheme}://{name}" for scheme in ("http", "https") for name in names]

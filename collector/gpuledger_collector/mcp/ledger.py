@@ -13,7 +13,15 @@ from typing import Any, Protocol, TypeVar
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.export.site import address
 from gpuledger_collector.mcp import periods
-from gpuledger_collector.mcp.answers import Answer, Model, Proof, Span, Status, rest_of, shortened
+from gpuledger_collector.mcp.answers import (
+    Answer,
+    Model,
+    Proof,
+    Span,
+    Status,
+    rest_of,
+    shorten_answer,
+)
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.database import Connection, Database
 from gpuledger_collector.services.rated_period import read_rated_period
@@ -117,7 +125,7 @@ class Page:
             raise Refused("cursor: give next_cursor of the previous answer, or leave it out")
         object.__setattr__(self, "offset", int(self.cursor or 0))
 
-    def of(self, items: Sequence[Item]) -> Sequence[Item]:
+    def slice_items(self, items: Sequence[Item]) -> Sequence[Item]:
         """The items of this page."""
         return items[self.offset : self.offset + self.limit]
 
@@ -140,7 +148,7 @@ class Page:
 
         `span`: the period of estimates.
         """
-        shown = [build(item) for item in self.of(items)]
+        shown = [build(item) for item in self.slice_items(items)]
         more = len(items) > self.offset + len(shown)
         reason = partial or ("" if evidence is None else evidence.gap)
         status: Status = "empty" if not items else "partial" if reason else "ok"
@@ -159,7 +167,7 @@ class Page:
             notices=notices,
             rows=shown,
         )
-        answer = shortened(answer, self.offset)
+        answer = shorten_answer(answer, self.offset)
         left_out = chain(items[: self.offset], items[self.offset + len(answer.rows) :])
         # One after the other: only those of the page are ever held together.
         return answer.model_copy(update={"rest": rest_of(map(build, left_out))})

@@ -40,14 +40,14 @@ def resolve(calendar: Calendar, now_ms: int, text: str, start: str, end: str) ->
         except ValueError as error:
             raise ValueError(f"period: {error}; or one of {', '.join(NAMED)}") from None
     else:
-        period = _named(calendar, now_ms, text or "this-month")
+        period = _named_period(calendar, now_ms, text or "this-month")
     # An hour more than the days have, for days of 25 hours.
     if period.ms > MAX_DAYS * DAY_MS + DAY_MS // 24:
         raise ValueError(f"period, start and end: at most {MAX_DAYS} days at once")
     return period
 
 
-def _named(calendar: Calendar, now_ms: int, text: str) -> Period:
+def _named_period(calendar: Calendar, now_ms: int, text: str) -> Period:
     today = calendar.day_of(now_ms)
     if text == "today":
         return today
@@ -87,7 +87,9 @@ def evidence(rated: RatedPeriod, now_ms: int) -> Evidence:
         observed_percent=percent_text(rated.observed_ns, capacity) if capacity else None,
     )
     span = span_of(rated.calendar, rated.period)
-    return Evidence(span, coverage, _proof(rated), _gap(rated, coverage, now_ms), rated.closed)
+    return Evidence(
+        span, coverage, _proof(rated), _gap(rated, coverage, now_ms), rated.months_touched
+    )
 
 
 def span_of(calendar: Calendar, period: Period) -> Span:
@@ -124,7 +126,7 @@ def _proof(rated: RatedPeriod) -> Proof:
         text=rated.proof.sentence if days else "",
         days_checked=days,
         days_holding=rated.days_holding,
-        seals=[seal_of(month) for month in rated.closed[-MAX_SEALS:]],
+        seals=[seal_of(month) for month in rated.months_touched[-MAX_SEALS:]],
         verify=(
             f"gpuledger reconcile --period {month}"
             if month

@@ -19,7 +19,7 @@ class Question:
     tool: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def of(self, owner: str, month: str) -> Question:
+    def fill_in(self, owner: str, month: str) -> Question:
         """The question about an owner and a month."""
 
         def fill(value: Any) -> Any:

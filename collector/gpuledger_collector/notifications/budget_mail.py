@@ -27,7 +27,7 @@ from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.insight.notifications.messages import Content
 from gpuledger_collector.notifications.amounts import csv_text, exact
 from gpuledger_collector.notifications.links import AckLinks, PageLinks
-from gpuledger_collector.notifications.templating import environment, named
+from gpuledger_collector.notifications.templating import environment, safe_name
 from gpuledger_common.escapes import escape_text, neutral
 from gpuledger_common.instants import to_datetime
 from gpuledger_common.plurals import plural
@@ -249,7 +249,7 @@ def _actions(news: News) -> list[tuple[str, str]]:
 def _idle_text(workload: IdleNow, currency: str) -> str:
     cost, per_day = Money(workload.cost_micro, currency), Money(workload.per_day_micro, currency)
     return (
-        f"{named(workload.label, 60)} holds {plural(workload.gpus, 'idle GPU')}: {cost} so far,"
+        f"{safe_name(workload.label, 60)} holds {plural(workload.gpus, 'idle GPU')}: {cost} so far,"
         f" {per_day} a day"
     )
 

@@ -16,7 +16,7 @@ from gpuledger_collector.notifications.templating import (
     MailPage,
     day,
     instant,
-    named,
+    safe_name,
 )
 from gpuledger_common.plurals import plural
 
@@ -51,10 +51,10 @@ def write(digest: Digest) -> Content:
 def _block(message: DigestEntry, zone: str) -> MailBlock:
     paragraph = message.text.strip().split("\n\n", 1)[0].replace("\n", " ")
     return MailBlock(
-        named(message.subject, 200),
+        safe_name(message.subject, 200),
         instant(message.made_ms, zone),
         (),
-        [(named(paragraph, 400), "")] if paragraph else [],
+        [(safe_name(paragraph, 400), "")] if paragraph else [],
         (
             ("Respond", message.link)
             if message.link
@@ -66,5 +66,5 @@ def _block(message: DigestEntry, zone: str) -> MailBlock:
 
 
 def _full_text(message: DigestEntry, zone: str) -> str:
-    head = f"{RULE}\n{named(message.subject, 400)}\n{instant(message.made_ms, zone)}\n{RULE}"
+    head = f"{RULE}\n{safe_name(message.subject, 400)}\n{instant(message.made_ms, zone)}\n{RULE}"
     return f"{head}\n{message.text.rstrip()}\n"

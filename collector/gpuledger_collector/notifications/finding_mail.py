@@ -39,7 +39,7 @@ from gpuledger_collector.notifications.templating import (
     day,
     instant,
     lasting,
-    named,
+    safe_name,
 )
 from gpuledger_common.escapes import neutral
 from gpuledger_common.plurals import plural
@@ -93,7 +93,7 @@ def idle(
     gpus = plural(sum(len(workload.accelerators) for workload in workloads), "GPU")
     cost, per_day = _costs(workloads)
     subject_name = (
-        named(workloads[0].label, 60) if len(workloads) == 1 else f"{len(workloads)} workloads"
+        safe_name(workloads[0].label, 60) if len(workloads) == 1 else f"{len(workloads)} workloads"
     )
     since = instant(min(workload.since_ms for workload in workloads))
     subject = f"[GPU idle] {subject_name}: {gpus} idle since {since}" + (
@@ -160,7 +160,7 @@ def _workload_block(section: Section, notice: IdleNotice, links: AckLinks | None
     workload = section.workload
     accelerators = workload.accelerators
     kind = KINDS.get(workload.kind, workload.kind)
-    user = f", {named(workload.user, 60)}" if workload.user else ""
+    user = f", {safe_name(workload.user, 60)}" if workload.user else ""
     held = plural(max(workload.held, len(accelerators)), "GPU")
     cost, per_day = _costs([workload])
     states = sorted({STATES.get(each.finding.state, each.finding.state) for each in accelerators})
@@ -178,8 +178,8 @@ def _workload_block(section: Section, notice: IdleNotice, links: AckLinks | None
     link = None
     if links is not None:
         link = (INTENDED, links.notification(section.notification_id, notice.at_ms + LINK_MS))
-    place = f"{kind} {named(workload.external_id, 60)}{user}"
-    return MailBlock(named(workload.label), place, rows, _commands(workload), link)
+    place = f"{kind} {safe_name(workload.external_id, 60)}{user}"
+    return MailBlock(safe_name(workload.label), place, rows, _commands(workload), link)
 
 
 def _commands(workload: IdleWorkload) -> list[tuple[str, str]]:
@@ -210,7 +210,7 @@ def _places(accelerators: Sequence[IdleAccelerator]) -> str:
             if accelerator.gpu_index is None
             else str(accelerator.gpu_index)
         )
-        nodes.setdefault(named(accelerator.node, 60), []).append(index)
+        nodes.setdefault(safe_name(accelerator.node, 60), []).append(index)
     text = "; ".join(f"{node} GPU {', '.join(indexes)}".strip() for node, indexes in nodes.items())
     hidden = len(accelerators) - MAX_ACCELERATORS
     models = ", ".join(
@@ -300,10 +300,10 @@ def anomaly(
     cost = finding.cost_micro or 0
     # A storm of short runs, or a dearer rate in a quiet week, may cost less than the hours before.
     change = f"{Money(abs(cost), finding.currency or '')} {'more' if cost >= 0 else 'less'}"
-    who = named(finding.subject, 80)
+    who = safe_name(finding.subject, 80)
     # The cost is that of the one job; the team as a whole may have spent less.
     if finding.state == STORM:
-        who = f"{named(str(evidence['workloads'][0]), 60)} of {who}"
+        who = f"{safe_name(str(evidence['workloads'][0]), 60)} of {who}"
     since = instant(finding.since_ms)
     days_before = int(evidence.get("days_before", 7))
     before = "a week" if days_before == 7 else plural(days_before, "day")
@@ -364,7 +364,7 @@ def _anomaly_blocks(finding: Finding) -> list[MailBlock]:
     amounts = _amounts([int(driver["change_micro"]) for driver in drivers], finding.currency or "")
     changes = [
         (
-            named(str(driver["workload"]), 60)
+            safe_name(str(driver["workload"]), 60)
             + (f" ({driver['model']})" if driver.get("model") else ""),
             amount,
         )
@@ -399,14 +399,14 @@ def _cause_text(evidence: Mapping[str, Any]) -> str:
     """`a runaway: train has run for 44 hours ...`."""
     article = {"many small": "many small things", "price": "a price", "scale-up": "a scale-up"}
     kind = str(evidence["cause"])
-    return f"{article.get(kind, 'a ' + kind)}: {named(str(evidence.get('sentence', '')), 400)}"
+    return f"{article.get(kind, 'a ' + kind)}: {safe_name(str(evidence.get('sentence', '')), 400)}"
 
 
-def acted(action: ReclaimAction, workload: IdleWorkload | None) -> Content:
+def write_reclaim_mail(action: ReclaimAction, workload: IdleWorkload | None) -> Content:
     """The mail about a workload that was ended, to those who had been notified before."""
     external_id = str(action.target.get("workload", ""))
-    name = named(str(action.target.get("name") or external_id), 60)
-    rows = [("Workload", f"{name} ({named(external_id, 60)})"), ("Done", action.what)]
+    name = safe_name(str(action.target.get("name") or external_id), 60)
+    rows = [("Workload", f"{name} ({safe_name(external_id, 60)})"), ("Done", action.what)]
     if workload is not None and (cost := _costs([workload])[0]):
         rows.append(("It had cost", cost))
     return MailPage(
@@ -427,7 +427,7 @@ def acted(action: ReclaimAction, workload: IdleWorkload | None) -> Content:
 
 def summary(week: WeeklySummary, pages: PageLinks | None = None) -> Content:
     """The mail about a team's week, on one screen."""
-    team = named(week.team, 80) or UNATTRIBUTED_NAME
+    team = safe_name(week.team, 80) or UNATTRIBUTED_NAME
     span = f"{day(week.start_ms, week.zone)} to {day(week.end_ms - 1, week.zone)}"
     hours = f"{_hours(sum(usage.gpu_ns for usage in week.wasted))} GPU-hours"
     costs: dict[str, int] = {}
@@ -452,7 +452,7 @@ def summary(week: WeeklySummary, pages: PageLinks | None = None) -> Content:
         )
     notes = ["GPU-hours and cost are of this week alone, at the rates that were in force."]
     if week.unreachable:
-        users = ", ".join(named(user, 40) for user in week.unreachable[:20])
+        users = ", ".join(safe_name(user, 40) for user in week.unreachable[:20])
         notes.insert(
             0,
             f"Nobody could be notified of the GPUs of {users}: add their addresses in [[contact]].",
@@ -530,7 +530,7 @@ def _amounts(micros: Sequence[int], currency: str) -> list[str]:
 
 
 def _week_row(usage: WastedUsage, cost: str) -> tuple[str, str]:
-    name = named(usage.label, 40) + (f" ({named(usage.user, 30)})" if usage.user else "")
+    name = safe_name(usage.label, 40) + (f" ({safe_name(usage.user, 30)})" if usage.user else "")
     return name, f"{_hours(usage.gpu_ns)} GPU-hours, {cost}" + (
         ", ongoing" if usage.ongoing else ""
     )

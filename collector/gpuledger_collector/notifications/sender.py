@@ -105,13 +105,13 @@ class Sender:
             return False
         # Recorded after delivery: a crash in between leaves the claim in doubt, never a message
         # unsent and marked as sent.
-        claim.sent(self.clock())
+        claim.note_sent(self.clock())
         self.on_step("recorded")
         report.sent += 1
         return True
 
     def _note_unconfirmed(self, claim: Claim, report: SendReport, sentence: str) -> None:
-        claim.unconfirmed(sentence)
+        claim.note_unconfirmed(sentence)
         report.unconfirmed += 1
         log.warning(
             "delivery of a message to %s is unconfirmed: %s", claim.message.recipient, sentence

@@ -95,7 +95,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters |= {"filled": filled, "together": together, "coded": coded}
+    templates.filters |= {"filled": fill_paragraph, "together": together, "coded": mark_code}
     return templates
 
 
@@ -116,7 +116,7 @@ def finalize(value: Any) -> Any:
     return escape_text(value) if isinstance(value, str) else value
 
 
-def filled(text: str, indent: str = "") -> Lines:
+def fill_paragraph(text: str, indent: str = "") -> Lines:
     """A paragraph in lines of WIDTH; words, and amounts with their unit, are not broken."""
     paragraph = textwrap.fill(
         together(escape_text(text)).replace(NO_BREAK, "\0"),
@@ -133,12 +133,12 @@ def together(text: str) -> str:
     return re.sub(r"(?<=\d) (?=%|[A-Z]{3}\b)|(?<=\b[A-Z]{3}) (?=-?\d)", NO_BREAK, text)
 
 
-def coded(text: str) -> Markup:
+def mark_code(text: str) -> Markup:
     """A sentence in HTML: text between backticks as code, everything else escaped."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped before
 
 
-def named(text: str, max_length: int = 120) -> str:
+def safe_name(text: str, max_length: int = 120) -> str:
     """A name that users gave, safe to show: one line, no invisible characters, not longer than
     `max_length`.
     """

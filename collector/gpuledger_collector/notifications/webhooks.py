@@ -75,7 +75,7 @@ class WebhookTransport:
         try:
             # Resolved here and connected to exactly that address: a name that is resolved again at
             # the connection may point into the private network by then (DNS rebinding).
-            pinned = resolved(address, self.timeout_s, private=is_private)
+            pinned = resolve_address(address, self.timeout_s, private=is_private)
             connection = BoundedConnection(
                 address, timeout_s=self.timeout_s, max_bytes=MAX_ANSWER, pinned=pinned
             )
@@ -216,7 +216,7 @@ class PrivateAddress(Exception):
     """A hook's name resolves to an address outside of the public network."""
 
 
-def resolved(address: str, timeout_s: float, *, private: bool) -> tuple[str, int]:
+def resolve_address(address: str, timeout_s: float, *, private: bool) -> tuple[str, int]:
     """Resolve the name of an address once.
 
     Raises OSError, and PrivateAddress when no result may be used.

@@ -13,7 +13,7 @@ from gpuledger_common.admission import NONE, Admission
 _MIB = 1024 * 1024
 
 
-def _asked(
+def _asked_row(
     way_in: str, max_bytes: str, records: str, in_progress: str, deadline: str, adds: str
 ) -> Admission:
     """The row of an answer that the collector asks for: no other request waits for it."""
@@ -35,7 +35,7 @@ def _asked(
 _JOB = "one, in a job of its own"
 ASKED: Mapping[str, tuple[Admission, ...]] = {
     "gpuledger_collector.notifications.webhooks": (
-        _asked(
+        _asked_row(
             "answer of a receiver of messages (Slack, Teams, webhook)",
             f"{webhooks.MAX_ANSWER // 1024} KiB, which are dropped",
             "a status",
@@ -45,7 +45,7 @@ ASKED: Mapping[str, tuple[Admission, ...]] = {
         ),
     ),
     "gpuledger_collector.notifications.smtp": (
-        _asked(
+        _asked_row(
             "answers of a mail server",
             "lines of 8 KiB",
             NONE,
@@ -56,7 +56,7 @@ ASKED: Mapping[str, tuple[Admission, ...]] = {
         ),
     ),
     "gpuledger_collector.notifications.reclaim": (
-        _asked(
+        _asked_row(
             "answer of the Kubernetes API server about an eviction",
             f"{reclaim.MAX_ANSWER // _MIB} MiB",
             "one object",
@@ -66,7 +66,7 @@ ASKED: Mapping[str, tuple[Admission, ...]] = {
         ),
     ),
     "gpuledger_collector.ingest.remote_write.prometheus_api": (
-        _asked(
+        _asked_row(
             "answer of a Prometheus that `start` reads",
             f"{prometheus_api.MAX_ANSWER // _MIB} MiB",
             "series of a range, which is halved where they are too many",

@@ -64,7 +64,7 @@ def find_anomalies(database: Database, now_ms: int) -> int:
         ]
         findings.drop(connection, vanished)
         findings.set_progress(connection, KIND, end_ms)
-        return findings.put(connection, current.values())
+        return findings.upsert(connection, current.values())
 
 
 def team_spending(connection: Connection, usage: Sequence[WorkloadUsage]) -> list[TeamSpending]:
@@ -73,7 +73,7 @@ def team_spending(connection: Connection, usage: Sequence[WorkloadUsage]) -> lis
     owners = Owners(rules.current(connection), facts)
 
     def team_of(use: WorkloadUsage) -> str:
-        at = owners.at(use.pool, use.node)
+        at = owners.owners_at(use.pool, use.node)
         return at(use.workload_id, use.rating_interval_ms, None).team
 
     return spending_by_team(usage, price_book.current(connection), facts, team_of)

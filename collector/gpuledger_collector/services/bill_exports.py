@@ -42,7 +42,7 @@ def export_focus(
     """
     book = focus.Book(
         level,
-        {month.name for month in periods.closed(connection)},
+        {month.name for month in periods.list_closed(connection)},
         zones.calendar(connection),
         providers.by_month(connection, period),
         notices_by_month(connection, period, now_ms),
@@ -50,7 +50,7 @@ def export_focus(
     )
     made_of = (
         book,
-        BilledCodes(connection).tagged(reports.charges(connection, period)),
+        BilledCodes(connection).tag_charges(reports.charges(connection, period)),
         cash.payments(connection, period, now_ms),
         shares(connection, period, level, now_ms),
     )
@@ -75,7 +75,7 @@ def list_billing_months(database: Database) -> list[BillingMonth]:
     """List every month that was rated or closed, by time."""
     with database.transaction() as connection:
         calendar = zones.calendar(connection)
-        closed = {month.name: month.closed_ms for month in periods.closed(connection)}
+        closed = {month.name: month.closed_ms for month in periods.list_closed(connection)}
         updated: dict[str, int] = {}
         for day_ms, at_ms in reports.rated_at(connection).items():
             name = calendar.month_of(day_ms)

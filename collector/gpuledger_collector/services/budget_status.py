@@ -88,7 +88,7 @@ def evaluate_shares(connection: Connection, budget: Budget, period: Period, at_m
         for span in (Period(since_ms, period.start_ms), Period(period.start_ms, known_ms))
         for part in _months(budget.calendar, span)
     ]
-    budgets.store_shares(
+    budgets.upsert_shares(
         connection, budget, {part: shared_cost(connection, budget, part, at_ms) for part in parts}
     )
 

@@ -114,7 +114,7 @@ def _watch(begin: Begin, budget: Budget, period: Period, at_ms: int, write: Writ
         notified = _highest_by_rule(evaluation.fired)
         late = [alert for alert in after.values() if must_escalate(budget, alert, at_ms)]
         escalated = [replace(alert, escalated_ms=at_ms) for alert in late]
-        budgets.store_alerts(
+        budgets.upsert_alerts(
             connection, budget, period, [*evaluation.changed, *escalated], status.spend.micro
         )
         if not notified and not escalated:
@@ -157,7 +157,7 @@ def _put(
     not_before = send_at(budget.terms, alert, at_ms)
     urgent = is_urgent(alert)
     return sum(
-        outbox.put(
+        outbox.insert(
             connection, Message(key, KIND, recipient, content, at_ms, not_before, thread, urgent)
         )
         for recipient in recipients

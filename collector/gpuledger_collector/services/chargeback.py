@@ -431,7 +431,7 @@ def standing_notices(connection: Connection, period: Period) -> Notices:
 def notices_by_month(connection: Connection, period: Period, now_ms: int) -> dict[str, Notices]:
     """For an export; a closed month keeps those of its close, so that its export stays the same."""
     calendar = zones.calendar(connection)
-    closed = {month.name for month in periods.closed(connection)}
+    closed = {month.name for month in periods.list_closed(connection)}
     found: dict[str, Notices] = {}
     for name in dict.fromkeys(calendar.month_of(day.start_ms) for day in calendar.days(period)):
         if name in closed:
@@ -482,7 +482,7 @@ def _standing(connection: Connection, period: Period, now_ms: int) -> list[str]:
     """
     calendar = zones.calendar(connection)
     names = {calendar.month_of(day.start_ms) for day in calendar.days(period)}
-    if names.isdisjoint(month.name for month in periods.closed(connection)):
+    if names.isdisjoint(month.name for month in periods.list_closed(connection)):
         standing = standing_notices(connection, period)
         return [*standing.whole, *standing.of_pool.values()]
     months = notices_by_month(connection, period, now_ms).values()

@@ -30,7 +30,7 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.export import proof
 from gpuledger_collector.services.chargeback import standing_notices
-from gpuledger_collector.services.reconciliation import reconcile, undeclared
+from gpuledger_collector.services.reconciliation import declaration_mismatches, reconcile
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.access import audited
 from gpuledger_collector.storage.billing import (
@@ -88,7 +88,7 @@ def close_period(
         raise CannotClose(
             f"{name} is not over: it can be closed from {calendar.date_of(period.end_ms)} on"
         )
-    known = next((month for month in periods.closed(connection) if month.name == name), None)
+    known = next((month for month in periods.list_closed(connection) if month.name == name), None)
     if known is not None:
         raise CannotClose(
             f"{name} is closed already (by {known.closed_by}); its seal is {known.seal}"
@@ -162,7 +162,7 @@ def close_month(
 def list_closed(database: Database) -> list[ClosedPeriod]:
     """List the closed months, by time."""
     with database.transaction(Lock.LEDGER) as connection:
-        return periods.closed(connection)
+        return periods.list_closed(connection)
 
 
 def verify_month(database: Database, name: str) -> tuple[ClosedPeriod, Verification]:
@@ -187,7 +187,7 @@ def bill_corrections(
 
 
 def _closed_month(connection: Connection, name: str) -> ClosedPeriod:
-    for month in periods.closed(connection):
+    for month in periods.list_closed(connection):
         if month.name == name:
             return month
     raise StillOpen(name)
@@ -239,10 +239,12 @@ def verify(connection: Connection, closed: ClosedPeriod) -> Verification:
             receipt_direct(content),
         ),
         *differences(
-            INVOICES, receipt_amounts(content), identities.invoiced(connection, closed.period)
+            INVOICES,
+            receipt_amounts(content),
+            identities.invoiced_amounts(connection, closed.period),
         ),
-        *(_changed(table, closed) for table in tables.changed),
-        *undeclared(audited.compare(connection)),
+        *(_changed_table(table, closed) for table in tables.changed),
+        *declaration_mismatches(audited.compare(connection)),
     ]
     return Verification(
         sealed, [*proof.failures(sums), *proof.places(mismatches)], tables.uncovered
@@ -256,6 +258,6 @@ def _is_sealed_untied(connection: Connection, closed: ClosedPeriod) -> bool:
     return seal_of(reports.charges(connection, closed.period, ties=False)) == closed.seal
 
 
-def _changed(table: str, closed: ClosedPeriod) -> Mismatch:
+def _changed_table(table: str, closed: ClosedPeriod) -> Mismatch:
     place = {"table": table, "month": closed.name}
     return Mismatch(identity=SEALED_TABLES, place=place, measure="", expected=None, stored=None)

@@ -44,7 +44,7 @@ def book_of(connection: Connection) -> PriceBook:
     )
 
 
-def placed(
+def list_places(
     placements: Mapping[int, Sequence[RatedPlacement]], day: Period
 ) -> Iterator[tuple[Key, RatedPlacement, list[Period]]]:
     """Each accelerator in each of its places and when it was there; one that went and came back is
@@ -63,11 +63,11 @@ def node_places(
     placements: Mapping[int, Sequence[RatedPlacement]], day: Period
 ) -> Iterator[NodePlace]:
     """Node and pool of each accelerator on a day, and when it was there."""
-    for _, placement, capacity in placed(placements, day):
+    for _, placement, capacity in list_places(placements, day):
         yield placement.accelerator.node, placement.accelerator.pool, capacity
 
 
-def counted(usage: ImportedUsage) -> Key:
+def key_of_count(usage: ImportedUsage) -> Key:
     """The key of usage imported as a count."""
     return (1, usage.workload_id, usage.start_ms)
 
@@ -93,7 +93,7 @@ def cover_day(
         return Coverage()
     parts = rating_intervals(day, book.cuts(day))
     demands = []
-    for key, placement, capacity in placed(placements, day):
+    for key, placement, capacity in list_places(placements, day):
         accelerator = placement.accelerator
         ns = {
             part.start_ms: gpu_ns(accelerator.gpu_micro, present_ms(capacity, part, until_ms))
@@ -114,7 +114,7 @@ def cover_day(
     begins: dict[Key, dict[int, int]] = {}
     for usage in imported:
         intervals = imported_rating_intervals(usage, day, book, until_ms)
-        begins[counted(usage)] = {
+        begins[key_of_count(usage)] = {
             starts[bisect_right(starts, interval.start_ms) - 1]: interval.start_ms
             for interval in intervals
         }
@@ -126,7 +126,7 @@ def cover_day(
         }
         demands.append(
             Demand(
-                key=counted(usage),
+                key=key_of_count(usage),
                 pool=usage.pool,
                 gpu_model=usage.gpu_model,
                 node=usage.node,

@@ -89,7 +89,7 @@ def restore(database: Database, file: Path) -> Restored:
     backup.restore(database.dsn, file)
     migrated = migrate.upgrade(database.dsn).done
     with database.transaction(Lock.LEDGER) as connection:
-        closed = periods.closed(connection)
+        closed = periods.list_closed(connection)
         broken = [period.name for period in closed if not verify(connection, period).holds]
     return Restored(migrated, broken)
 

@@ -30,7 +30,7 @@ from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.rating import Charge, held_costs
 from gpuledger_collector.accounting.reattribution import Reattribution
 from gpuledger_collector.services.commitment_coverage import book_of
-from gpuledger_collector.services.rating import DayUsage, priced, usage_of
+from gpuledger_collector.services.rating import DayUsage, price_usage, usage_of
 from gpuledger_collector.storage.billing import adjustments, periods
 from gpuledger_collector.storage.billing import disputes as rows
 from gpuledger_collector.storage.database import Database
@@ -134,7 +134,7 @@ def preview_decision(
     It is the difference of two ratings of what is folded and rated: evidence that waits for either
     is not seen.
     """
-    closed, book = periods.closed(connection), book_of(connection)
+    closed, book = periods.list_closed(connection), book_of(connection)
     calendar = zones.calendar(connection)
     to = decisions[0].owner
     moves: list[Move] = []
@@ -146,8 +146,10 @@ def preview_decision(
             month, moved = calendar.month_of(day.start_ms), {}
         # Both sides by the same rating: whatever else has changed since the days were rated is on
         # both.
-        before, *_ = priced(usage_of(connection, day, now_ms), book)
-        after, *_ = priced(_with_volumes(usage_of(connection, day, now_ms, decisions), moved), book)
+        before, *_ = price_usage(usage_of(connection, day, now_ms), book)
+        after, *_ = price_usage(
+            _with_volumes(usage_of(connection, day, now_ms, decisions), moved), book
+        )
         for charges, sign in ((before, -1), (after, 1)):
             for place, gpu_ns in _volumes(charges).items():
                 moved[place] = moved.get(place, 0) + sign * gpu_ns
@@ -162,7 +164,7 @@ def preview_reversals(
     connection: Connection, opposites: Sequence[Adjustment]
 ) -> list[ReversedShare]:
     """What booking these entries, which take contested adjustments back, would change."""
-    closed, calendar = periods.closed(connection), zones.calendar(connection)
+    closed, calendar = periods.list_closed(connection), zones.calendar(connection)
     shares = []
     for opposite in opposites:
         day = calendar.day_of(adjustments.span_of(opposite, calendar).start_ms)

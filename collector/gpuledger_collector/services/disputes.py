@@ -75,7 +75,7 @@ class Acceptance:
     """Rated days that are rated again for it."""
 
     @property
-    def to(self) -> OwnerPath | None:
+    def recipient(self) -> OwnerPath | None:
         """Who gets the time; None: it is unavailable, or no time moves."""
         owner = self.remedy.owner if isinstance(self.remedy, Remedy) else None
         return None if owner is None else path_of(owner)
@@ -212,7 +212,7 @@ def resolve_dispute(
         elif remedy is not None:
             facts["to"] = "unavailable" if remedy.owner is None else dict(remedy.owner)
             decisions = reattributions_of(connection, before, remedy)
-            days = reattributions.add(connection, number, decisions, resolution.now_ms)
+            days = reattributions.insert(connection, number, decisions, resolution.now_ms)
         rows.update_state(connection, number, state, resolution.now_ms)
         rows.insert_entry(connection, number, DisputeEntry(resolution.now_ms, who, state, note))
         change = _change(number, {"state": before.state}, facts)
@@ -258,7 +258,7 @@ def measure_change(
     _rate_days(acceptance.days, acceptance.remedy, rate)
     with database.transaction(read_only=True) as connection:
         after = rows.costs_of_days(connection, acceptance.days)
-    return compare_costs(acceptance.before, after, acceptance.to)
+    return compare_costs(acceptance.before, after, acceptance.recipient)
 
 
 def _rate_days(days: Sequence[Period], remedy: Remedy | Reversal, rate: Rate) -> None:

@@ -32,7 +32,9 @@ def post_month(
     with database.transaction(read_only=True) as connection:
         calendar = zones.calendar(connection)
         period = calendar.month(name)
-        closed_ms = {month.name: month.closed_ms for month in periods.closed(connection)}.get(name)
+        closed_ms = {month.name: month.closed_ms for month in periods.list_closed(connection)}.get(
+            name
+        )
         return PostedMonth(
             name=name,
             first_day=calendar.date_of(period.start_ms),
@@ -112,7 +114,7 @@ def _parts(
 def _names(
     owner: OwnerPath, pool: str, model: str, kind: str, codes: BilledCodes, billed_ms: int
 ) -> Mapping[str, str]:
-    own = codes.on(owner, billed_ms)
+    own = codes.codes_on(owner, billed_ms)
     return {
         **{level: owner.level(level) for level in LEVELS},
         "pool": pool,

@@ -58,17 +58,17 @@ def unlike_evidence(connection: Connection, period: Period) -> Iterator[Mismatch
 
 def _unlike_hours(connection: Connection, day: Period, calendar: Calendar) -> list[Mismatch]:
     """Fold the hours of a day again, and compare; rating then sees them as folded."""
-    identities.keep_hours(connection, day)
+    identities.copy_hours(connection, day)
     # Requests of no row: nothing is removed that waits to be folded.
     requests = [RecomputeRequest(0, *hour) for hour in identities.evident_hours(connection, day)]
     for at in range(0, len(requests), BATCH):
         fold_requested(connection, requests[at : at + BATCH])
     expected, stored = identities.unlike_hours(connection, day)
     date = calendar.date_of(day.start_ms).isoformat()
-    return differences(HOURS, _dated(date, expected), _dated(date, stored))
+    return differences(HOURS, _prefix_date(date, expected), _prefix_date(date, stored))
 
 
-def _dated(date: str, rows: dict[tuple[str, ...], Amounts]) -> dict[tuple[str, ...], Amounts]:
+def _prefix_date(date: str, rows: dict[tuple[str, ...], Amounts]) -> dict[tuple[str, ...], Amounts]:
     return {(date, *key): amounts for key, amounts in rows.items()}
 
 
@@ -80,7 +80,7 @@ def _unlike_charges(
     """
     date = calendar.date_of(day.start_ms).isoformat()
     rated = rated_again(connection, day)
-    billed = list(reports.billed(connection, day.start_ms))
+    billed = list(reports.billed_so_far(connection, day.start_ms))
     # A correction states what changed, not from when to when the line reaches.
     is_corrected = any(line.booked_day_ms is not None for line in billed)
     sides = (

@@ -63,13 +63,15 @@ def shares_of(connection: Connection, period: Period) -> tuple[list[PoolShare], 
             declared = declarations.POOL_SHARES.in_force(connection)
             today += [name] if declared else []
         month = calendar.month(name)
-        shares += _within(
+        shares += _clip_shares(
             declared, calendar.date_of(month.start_ms), calendar.date_of(month.end_ms)
         )
     return shares, today
 
 
-def _within(shares: Sequence[PoolShare], from_on: dt.date, to_on: dt.date) -> Iterator[PoolShare]:
+def _clip_shares(
+    shares: Sequence[PoolShare], from_on: dt.date, to_on: dt.date
+) -> Iterator[PoolShare]:
     """Shares on days between two dates only."""
     for share in shares:
         first, end = max(share.from_on or from_on, from_on), min(share.to_on or to_on, to_on)

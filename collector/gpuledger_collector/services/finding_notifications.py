@@ -113,7 +113,7 @@ class _Run:
             for workload in idle_workloads(self._connection, self._at_ms)
         }
         past = [
-            self._updated(notification, workloads.get(notification.subject))
+            self._update_notification(notification, workloads.get(notification.subject))
             for notification in finding_notifications.recent(
                 self._connection, IDLE, self._at_ms - HISTORY_MS
             )
@@ -152,7 +152,9 @@ class _Run:
         for leads, waiting in sorted(unanswered.items(), key=lambda entry: entry[0]):
             self._escalate(leads, waiting)
 
-    def _updated(self, notification: Notification, workload: IdleWorkload | None) -> Notification:
+    def _update_notification(
+        self, notification: Notification, workload: IdleWorkload | None
+    ) -> Notification:
         """Bring a notification up to date: its episode is ongoing, has ended, or its
         acknowledgement has expired.
         """
@@ -220,7 +222,7 @@ class _Run:
 
     def _add(self, **facts: Any) -> int | None:
         notification = Notification(id=0, notified_ms=self._at_ms, **facts)
-        return finding_notifications.add(self._connection, notification)
+        return finding_notifications.insert(self._connection, notification)
 
     def _put(
         self, key: str, kind: str, recipients: Sequence[str], content: Content, thread: str = ""
@@ -232,7 +234,7 @@ class _Run:
             )
             # False where a message with this key exists: a run that is repeated writes nothing
             # twice.
-            if outbox.put(self._connection, message):
+            if outbox.insert(self._connection, message):
                 self.report.messages.append(message)
                 count += 1
         return count

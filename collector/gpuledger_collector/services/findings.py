@@ -108,7 +108,7 @@ class FindingList:
         return totals
 
     @property
-    def unpriced(self) -> int:
+    def unpriced_count(self) -> int:
         """How many have no price."""
         return sum(item.currency is None for item in self.items)
 

@@ -68,7 +68,7 @@ def largest_pools(connection: Connection, now_ms: int, pool: str | None = None) 
 
     Raises UnknownPool.
     """
-    known = [series for series in pool_demand(connection, now_ms, pool) if series.known]
+    known = [series for series in pool_demand(connection, now_ms, pool) if series.known_count]
     by_demand = sorted(known, key=lambda series: (-float(np.nansum(series.values)), series.name))
     largest = sorted(by_demand[:MOST_POOLS], key=lambda series: series.name)
     return LargestPools(tuple(largest), len(known) - len(largest))
@@ -76,7 +76,7 @@ def largest_pools(connection: Connection, now_ms: int, pool: str | None = None) 
 
 def forecast_pools(pools: Sequence[Series], horizon_hours: int) -> list[Forecast]:
     """Forecast the demand of these pools; those without a known hour are left out."""
-    return forecast([series for series in pools if series.known], horizon_hours)
+    return forecast([series for series in pools if series.known_count], horizon_hours)
 
 
 def days_of_demand(step_ms: int) -> int:
@@ -135,7 +135,7 @@ def store_forecasts(database: Database, now_ms: int) -> int:
             }
             stored = {
                 (each.origin_ms, each.series)
-                for each in backtests.stored(connection, group, start_ms)
+                for each in backtests.list_stored(connection, group, start_ms)
             }
             for origin_ms in daily_origins(now_ms):
                 missing = [each for name, each in series.items() if (origin_ms, name) not in stored]
@@ -143,7 +143,7 @@ def store_forecasts(database: Database, now_ms: int) -> int:
                 backtests.insert(connection, forecasts)
                 count += len(forecasts)
             since_ms = now_ms - HORIZON_HOURS * HOUR_MS - LATE_MS if stored else start_ms
-            for past in backtests.stored(connection, group, since_ms):
+            for past in backtests.list_stored(connection, group, since_ms):
                 if past.series in series:
                     score = score_forecast(past, series[past.series])
                     backtests.update_score(connection, past, score, now_ms)

@@ -27,7 +27,7 @@ from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import adjustments, rated_days
-from gpuledger_collector.storage.database import Database, retried
+from gpuledger_collector.storage.database import Database, retry_conflicts
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import claims, inventory, usage, zones
 from gpuledger_collector.storage.locks import Connection, Lock
@@ -61,7 +61,7 @@ def fold_usage(
             # so this loop ends.
             while requested == BATCH and not stopping():
                 # A claim that lasts for days is kept by the fold of each of them.
-                requested, hours = retried(partial(_fold_batch, shared, day_ms))
+                requested, hours = retry_conflicts(partial(_fold_batch, shared, day_ms))
                 folded += hours
     return folded
 
@@ -157,7 +157,7 @@ def _fold_day(
     connection: Connection, hours: Mapping[int, Sequence[int]], book: PriceBook, calendar: Calendar
 ) -> None:
     span = Period(min(map(min, hours.values())), max(map(max, hours.values())) + HOUR_MS)
-    placements = placements_of(_of(inventory.capacity(connection, span), hours))
+    placements = placements_of(_rows_of(inventory.capacity(connection, span), hours))
     # Where the billing zone is offset by half an hour, its midnight falls inside a UTC hour, and
     # the piece must be cut there.
     midnights = () if calendar.is_utc else calendar.cuts(span)
@@ -173,7 +173,7 @@ def _fold_day(
             number: hours_ms for number, hours_ms in own_hours.items() if number not in added_up
         }
         for accelerator_ids in _parts(others):
-            pieces = _folded(
+            pieces = _fold_pieces(
                 connection, accelerator_ids, own_hours, own_span, placements, book, midnights
             )
             usage.replace_hourly_usage(connection, _pairs(own_hours, accelerator_ids), pieces)
@@ -222,14 +222,14 @@ def _added_up(
         if (
             all(evidence_sum.is_additive for evidence_sum in own)
             and cut_hours_ms.isdisjoint(hours_ms)
-            and _stayed(inside, own_placements)
+            and _is_of_one_place(inside, own_placements)
         ):
             added_up.append(accelerator_id)
             pieces += map(_piece, inside)
     return pieces, added_up
 
 
-def _stayed(sums: Sequence[EvidenceSum], placements: Sequence[RatedPlacement]) -> bool:
+def _is_of_one_place(sums: Sequence[EvidenceSum], placements: Sequence[RatedPlacement]) -> bool:
     """Whether all this evidence is of the one place in which its accelerator was."""
     if not sums:
         return True
@@ -261,7 +261,7 @@ def _piece(total: EvidenceSum) -> HourlyUsage:
     )
 
 
-def _folded(
+def _fold_pieces(
     connection: Connection,
     accelerator_ids: Sequence[int],
     hours: Mapping[int, Sequence[int]],
@@ -277,7 +277,7 @@ def _folded(
     for usage_interval in usage.usage_intervals(connection, accelerator_ids, span):
         evidence[usage_interval.accelerator_id].append(usage_interval)
     # Kept as evidence for people; the fold below gives the time to the first report in any case.
-    claims.keep_contradictions(
+    claims.upsert_contradictions(
         connection,
         [
             contradiction
@@ -307,7 +307,7 @@ def _parts(hours: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
         yield part
 
 
-def _of(rows: Sequence[CapacityRow], accelerators: Mapping[int, object]) -> list[CapacityRow]:
+def _rows_of(rows: Sequence[CapacityRow], accelerators: Mapping[int, object]) -> list[CapacityRow]:
     return [row for row in rows if row.accelerator_id in accelerators]
 
 

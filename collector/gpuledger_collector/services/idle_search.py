@@ -218,7 +218,7 @@ class _Window:
             for finding in gone
             if finding.resolved_ms is None and finding.opened_ms < self._start_ms
         ]
-        return findings.put(self._connection, [*current, *resolved])
+        return findings.upsert(self._connection, [*current, *resolved])
 
     def _search_some(
         self, accelerators: Sequence[PlacedAccelerator], known: Sequence[Finding]
@@ -247,7 +247,7 @@ class _Window:
                 candidates = by_place.get(
                     (accelerator.accelerator_id, episode.state.name.lower()), []
                 )
-                continued = self._continued(episode, candidates)
+                continued = self._continued_finding(episode, candidates)
                 current.append(
                     self._finding(accelerator, episode, minutes, facts, owners, continued)
                 )
@@ -256,7 +256,9 @@ class _Window:
     def _at_ms(self, column: int) -> int:
         return self._from_ms + column * MINUTE_MS
 
-    def _continued(self, episode: IdleEpisode, candidates: Sequence[Finding]) -> Finding | None:
+    def _continued_finding(
+        self, episode: IdleEpisode, candidates: Sequence[Finding]
+    ) -> Finding | None:
         """The finding that this episode continues: opened before the window, and still seen when it
         begins.
         """
@@ -297,7 +299,7 @@ class _Window:
         state = episode.state.name.lower()
         since_ms = self._at_ms(episode.since) if continued is None else continued.since_ms
         until_ms = self._at_ms(episode.end)
-        wasted = self._wasted(accelerator, episode, continued)
+        wasted = self._wasted_by_interval(accelerator, episode, continued)
         place = AcceleratorPlace(
             accelerator.gpu_micro, accelerator.pool, accelerator.model, accelerator.node
         )
@@ -305,7 +307,9 @@ class _Window:
         workload = facts.get(episode.holder)
         owner = UNATTRIBUTED
         if workload is not None:
-            owner = owners.at(accelerator.pool, accelerator.node)(workload.id, since_ms, None)
+            owner = owners.owners_at(accelerator.pool, accelerator.node)(
+                workload.id, since_ms, None
+            )
         return Finding(
             key=f"{KIND}:{accelerator.uuid}:{state}:{since_ms}"
             if continued is None
@@ -333,7 +337,7 @@ class _Window:
             },
         )
 
-    def _wasted(
+    def _wasted_by_interval(
         self, accelerator: PlacedAccelerator, episode: IdleEpisode, continued: Finding | None
     ) -> dict[int, int]:
         """Wasted GPU-nanoseconds by rating interval; those before the window are taken from the

@@ -42,7 +42,7 @@ def examine_ledger(database: Database, clock_ms: Callable[[], int]) -> Examinati
             declared=read_declarations(connection, declared_ms, declared_ms - DAYS * DAY_MS),
             declared_ms=declared_ms,
             viewers_remedy="" if is_protected else row_level_security.advice(connection),
-            unfiltered=tuple(sorted(row_level_security.unfiltered(connection))),
+            unfiltered=tuple(sorted(row_level_security.unfiltered_tables(connection))),
             unlimited_readers=tuple(readers.not_held(connection)),
             broken_proofs=_broken_proofs(connection, Period(since_ms, now_ms)),
             missing_grant=schema_rights.missing(connection),

@@ -87,7 +87,7 @@ def read_trust(connection: Connection, period: Period, now_ms: int) -> Trust:
     return Trust(
         sheet,
         results_of(connection, sheet, now_ms),
-        periods.closed(connection),
+        periods.list_closed(connection),
         overview.corrections(connection, period),
     )
 
@@ -124,12 +124,12 @@ def keep_results(database: Database, results: Sequence[MonthProof]) -> None:
     if results and not database.standby:
         with database.transaction() as connection:
             for result in results:
-                month_proofs.keep(connection, result)
+                month_proofs.upsert(connection, result)
 
 
 def _due(connection: Connection, now_ms: int) -> list[_Due]:
     calendar = zones.calendar(connection)
-    closed = {month.period for month in periods.closed(connection)}
+    closed = {month.period for month in periods.list_closed(connection)}
     kept = month_proofs.read(connection, month_proofs.rated_months(connection, calendar))
     due = []
     for month, proof in sorted(kept.items(), key=lambda item: -item[0].start_ms):

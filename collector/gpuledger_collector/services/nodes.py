@@ -43,7 +43,7 @@ def retire(connection: Connection, name: str, at_ms: int | None, now_ms: int) ->
 
     Its capacity ends then, unless the inventory places its accelerators. Raises NodeRefused.
     """
-    node = _named(connection, name)
+    node = _find_node(connection, name)
     at_ms = node.seen_ms if at_ms is None else at_ms
     if at_ms > now_ms:
         raise NodeRefused(
@@ -62,18 +62,18 @@ def retire(connection: Connection, name: str, at_ms: int | None, now_ms: int) ->
         retirements.declare(connection, name, at_ms, now_ms)
     except ValueError as error:
         raise NodeRefused(f"--at: {error}") from error
-    return _named(connection, name)
+    return _find_node(connection, name)
 
 
 def keep(connection: Connection, name: str, now_ms: int) -> NodeRow:
     """Take the retirement of a node back. Raises NodeRefused."""
-    if _named(connection, name).retired_ms is None:
+    if _find_node(connection, name).retired_ms is None:
         raise NodeRefused(f"{name} is not retired")
     retirements.declare(connection, name, None, now_ms)
-    return _named(connection, name)
+    return _find_node(connection, name)
 
 
-def _named(connection: Connection, name: str) -> NodeRow:
+def _find_node(connection: Connection, name: str) -> NodeRow:
     known = {node.name: node for node in retirements.nodes(connection)}
     if name not in known:
         near = get_close_matches(name, known, 1)

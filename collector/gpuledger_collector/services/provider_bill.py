@@ -32,7 +32,7 @@ def reconcile_bill(
         asked[0].provider,
         lines,
         bills.matches(connection),
-        bills.observed(connection, period),
+        bills.observed_usage(connection, period),
         bills.places(connection, days),
         days,
         effective=effective,

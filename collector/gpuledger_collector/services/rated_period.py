@@ -41,4 +41,4 @@ def read_rated_period(
     """Read what the ledger knows of a period."""
     calendar = calendar or zones.calendar(connection)
     checks, proof = month_proofs.checks_and_proof(connection, period, calendar)
-    return RatedPeriod(period, calendar, checks, proof, periods.closed(connection))
+    return RatedPeriod(period, calendar, checks, proof, periods.list_closed(connection))

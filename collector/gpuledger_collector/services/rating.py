@@ -43,13 +43,13 @@ from gpuledger_collector.accounting.rating import (
     unused_charges,
 )
 from gpuledger_collector.accounting.reattribution import Reattribution, Reattributions
-from gpuledger_collector.accounting.usage import HourlyUsage, merged, rating_intervals
+from gpuledger_collector.accounting.usage import HourlyUsage, merge_pieces, rating_intervals
 from gpuledger_collector.services.commitment_coverage import (
     book_of,
-    counted,
     cover_day,
+    key_of_count,
+    list_places,
     node_places,
-    placed,
 )
 from gpuledger_collector.services.hourly_usage import (
     ALWAYS,
@@ -75,7 +75,7 @@ from gpuledger_collector.storage.billing import (
     reattributions,
     reports,
 )
-from gpuledger_collector.storage.database import Database, retried
+from gpuledger_collector.storage.database import Database, retry_conflicts
 from gpuledger_collector.storage.ledger import inventory, rules, usage, workloads, zones
 from gpuledger_collector.storage.locks import Connection, Lock
 
@@ -175,7 +175,7 @@ def _to_rate(database: Database, period: Period, now_ms: int) -> tuple[Sequence[
     """
     with database.transaction(read_only=True) as connection:
         calendar = zones.calendar(connection)
-        if not rated_days.misaligned(connection, calendar):
+        if not rated_days.has_misaligned_requests(connection, calendar):
             days = rated_days.days_to_rate(
                 connection, with_months_before(connection, period), now_ms
             )
@@ -199,7 +199,7 @@ def _rate_by_workers(
     # Imported here: a command that rates a few days starts no process.
     from gpuledger_collector.services import rating_workers
 
-    retried(partial(_forget_months, database, days))
+    retry_conflicts(partial(_forget_months, database, days))
     for count in rating_workers.rate_days(database, days[done:], workers, now_ms, book_at_ms):
         yield done + count
 
@@ -260,7 +260,7 @@ class DayUsage:
 
 def rate_day(database: Database, day_ms: int, now_ms: int, book_at_ms: int | None = None) -> None:
     """Fold what is left to fold of a day, rate it and write it, unless another process just did."""
-    retried(partial(_rate_day, database, day_ms, now_ms, book_at_ms))
+    retry_conflicts(partial(_rate_day, database, day_ms, now_ms, book_at_ms))
 
 
 def _rate_day(database: Database, day_ms: int, now_ms: int, book_at_ms: int | None) -> None:
@@ -275,7 +275,7 @@ def _rate_day(database: Database, day_ms: int, now_ms: int, book_at_ms: int | No
             fold_requested(evidence, usage.recompute_requests(evidence, day))
             # Requests that arrive after this snapshot stay.
             requests = rated_days.requests(evidence, day.start_ms)
-            rated = _rated(evidence, day, now_ms)
+            rated = _price_day(evidence, day, now_ms)
         # Committed at once: a rater of another day that adds the same owners does not wait for the
         # end of this one.
         with database.transaction() as connection:
@@ -285,18 +285,18 @@ def _rate_day(database: Database, day_ms: int, now_ms: int, book_at_ms: int | No
         rated_days.remove_requests(ledger, requests)
 
 
-def _rated(connection: Connection, day: Period, now_ms: int) -> RatedDay:
+def _price_day(connection: Connection, day: Period, now_ms: int) -> RatedDay:
     """The charges of a day with their sums and their conservation check."""
     book = book_of(connection)
     day_usage = usage_of(connection, day, now_ms, book=book)
-    charges, capacities, commitment_costs = priced(day_usage, book)
+    charges, capacities, commitment_costs = price_usage(day_usage, book)
     check = check_conservation(day, day_usage.until_ms, capacities, charges, commitment_costs)
     return RatedDay(charges, summarize(charges), check)
 
 
 def rated_again(connection: Connection, day: Period) -> RatedDay:
     """What rating makes of a day that has ended, as far as it is folded; nothing is written."""
-    return _rated(connection, day, day.end_ms)
+    return _price_day(connection, day, day.end_ms)
 
 
 def _volumes(connection: Connection, period: Period) -> dict[Place, int]:
@@ -340,7 +340,7 @@ def usage_of(
     several times as fast.
     """
     until_ms = _rated_until(connection, day, now_ms)
-    decisions = [*reattributions.of(connection, day), *proposed]
+    decisions = [*reattributions.read_decisions(connection, day), *proposed]
     rows = inventory.capacity(connection, day)
     placements = placements_of(rows)
     imported = imported_without_seen(connection, day, placements, until_ms)
@@ -435,7 +435,7 @@ def _rated_together(
     )
     together = fleet.holds(rows)
     rated = columnar_rating.rate_fleet(
-        fleet, day, until_ms, rows.where(together), book, owners.at, owners.epoch
+        fleet, day, until_ms, rows.where(together), book, owners.owners_at, owners.epoch
     )
     others: dict[int, list[HourlyUsage]] = defaultdict(list)
     for piece in (rows if rated is None else rows.where(~together)).pieces():
@@ -464,7 +464,7 @@ def adjusting_on(connection: Connection, day: Period) -> DayAdjustments:
     )
 
 
-def priced(
+def price_usage(
     usage: DayUsage, book: PriceBook
 ) -> tuple[list[Charge], list[CapacityCost], list[CommitmentCost]]:
     """The charges of a day under a price book, and what they must add up to: capacity x rate, and
@@ -479,14 +479,14 @@ def priced(
     capacities: list[CapacityCost] = []
     nodes = NodeUsage(usage.day, usage.until_ms)
     capacity_costs: dict[object, CapacityCost] = {}
-    for key, placement, capacity, inside in _keyed(usage, book):
-        owner_of = usage.owners.at(
+    for key, placement, capacity, inside in _usage_by_key(usage, book):
+        owner_of = usage.owners.owners_at(
             placement.accelerator.pool,
             placement.accelerator.node,
             placement.accelerator.accelerator_id,
         )
         where = (placement.accelerator, usage.day, capacity)
-        covered = coverage.of(key)
+        covered = coverage.shares_of(key)
         rated = usage.rated.get(placement.accelerator.accelerator_id)
         if rated is None:
             rated = rate_accelerator_day(*where, inside, book, owner_of, usage.until_ms, covered)
@@ -501,9 +501,9 @@ def priced(
         if usage.node_costs:
             nodes.add(placement.accelerator, capacity, inside, owner_of, usage.owners.key)
     for imported in usage.imported:
-        owner_of = usage.owners.at(imported.pool, imported.node)
+        owner_of = usage.owners.owners_at(imported.pool, imported.node)
         tags = usage.owners.tags(imported.workload_id, imported.attributes_id)
-        covered = coverage.of(counted(imported))
+        covered = coverage.shares_of(key_of_count(imported))
         one_owner = usage.owners.has_one_owner(imported.workload_id, usage.day)
         charges += rate_imported(
             imported, usage.day, book, owner_of, usage.until_ms, covered, tags, one_owner=one_owner
@@ -532,17 +532,20 @@ def places(
     """Each accelerator in each of its places: when it was there, and its pieces under the rating
     intervals of the price book.
     """
-    return ((placement, capacity, inside) for _, placement, capacity, inside in _keyed(usage, book))
+    return (
+        (placement, capacity, inside)
+        for _, placement, capacity, inside in _usage_by_key(usage, book)
+    )
 
 
-def _keyed(
+def _usage_by_key(
     usage: DayUsage, book: PriceBook
 ) -> Iterator[tuple[Key, RatedPlacement, list[Period], list[HourlyUsage]]]:
     starts = [
         rating_interval.start_ms
         for rating_interval in rating_intervals(usage.day, book.cuts(usage.day))
     ]
-    for key, placement, capacity in placed(usage.placements, usage.day):
+    for key, placement, capacity in list_places(usage.placements, usage.day):
         accelerator_id = placement.accelerator.accelerator_id
         # What is stranded shares the id of an instance, but none of its usage.
         if placement.accelerator.stranded or accelerator_id in usage.rated:
@@ -553,7 +556,7 @@ def _keyed(
         # By content: ties of a split go to the earlier piece, and neither an id, which depends on
         # the order of arrival, nor who came first within the rating interval decides them.
         inside.sort(key=usage.owners.order)
-        yield key, placement, capacity, usage.owners.applied(placement.accelerator, inside)
+        yield key, placement, capacity, usage.owners.apply_disputes(placement.accelerator, inside)
 
 
 def booking_day(connection: Connection, at_ms: int) -> int:
@@ -563,7 +566,7 @@ def booking_day(connection: Connection, at_ms: int) -> int:
     return max(
         [
             zones.calendar(connection).day_of(at_ms).start_ms,
-            *(closed_period.period.end_ms for closed_period in periods.closed(connection)),
+            *(closed_period.period.end_ms for closed_period in periods.list_closed(connection)),
         ]
     )
 
@@ -579,7 +582,7 @@ def _write(
     """The day as rated; of a day that is closed the difference to what was billed, booked in an
     open day.
     """
-    closed = periods.closed(connection)
+    closed = periods.list_closed(connection)
     # An open day is replaced; of a closed one only the difference is written.
     if not any(closed_period.period.clip(day) for closed_period in closed):
         rated_days.replace_day(connection, day.start_ms, rated, owners, now_ms)
@@ -587,7 +590,7 @@ def _write(
     # What was billed includes earlier corrections: a second late batch books only what it changes
     # itself.
     lines = difference(
-        [line.charge for line in reports.billed(connection, day.start_ms)], rated.charges
+        [line.charge for line in reports.billed_so_far(connection, day.start_ms)], rated.charges
     )
     owners = rated_days.owner_ids(connection, lines)
     rated_days.correct_day(
@@ -643,7 +646,7 @@ def _inside(
                 if piece.start_ms == rating_interval_ms
                 else replace(piece, start_ms=rating_interval_ms)
             )
-    return merged(inside)
+    return merge_pieces(inside)
 
 
 def imported_without_seen(
@@ -735,24 +738,26 @@ class Owners:
         reported = None if attributes_id is None else self._said.get(attributes_id)
         return self._workloads[workload_id] if reported is None else reported
 
-    def applied(self, place: RatedAccelerator, pieces: Sequence[HourlyUsage]) -> list[HourlyUsage]:
+    def apply_disputes(
+        self, place: RatedAccelerator, pieces: Sequence[HourlyUsage]
+    ) -> list[HourlyUsage]:
         """Pieces of an accelerator in its place, those that a dispute found to be unavailable as
         such.
         """
-        return self._decided.applied(
+        return self._decided.apply_to_pieces(
             pieces,
-            lambda number, at_ms, attributes_id: self._ruled(
+            lambda number, at_ms, attributes_id: self._owner_by_rules(
                 number, place.pool, place.node, at_ms, attributes_id
             ),
         )
 
-    def at(self, pool: str, node: str, accelerator_id: int | None = None) -> OwnerOf:
+    def owners_at(self, pool: str, node: str, accelerator_id: int | None = None) -> OwnerOf:
         """The owners of workloads that hold an accelerator in this pool and on this node (None:
         mere counts).
         """
 
         def owner_of(workload_id: int, at_ms: int, attributes_id: int | None = None) -> OwnerPath:
-            owner = self._ruled(workload_id, pool, node, at_ms, attributes_id)
+            owner = self._owner_by_rules(workload_id, pool, node, at_ms, attributes_id)
             payer = self._decided.payer(workload_id, accelerator_id, at_ms, owner)
             return owner if payer is None else payer
 
@@ -773,7 +778,7 @@ class Owners:
         """
         return bisect_right(self._edges, at_ms)
 
-    def _ruled(
+    def _owner_by_rules(
         self, workload_id: int, pool: str, node: str, at_ms: int, attributes_id: int | None
     ) -> OwnerPath:
         """Whom tags and rules charge, whatever disputes decided."""

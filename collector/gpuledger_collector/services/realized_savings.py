@@ -28,7 +28,7 @@ def measure_savings(connection: Connection, now_ms: int) -> list[RealizedSaving]
     """The saving of each accepted recommendation up to now, over at most as many days as its window
     had.
     """
-    accepted = recommendations.accepted(connection)
+    accepted = recommendations.list_accepted(connection)
     if not accepted:
         return []
     calendar, book = zones.calendar(connection), book_of(connection)

@@ -246,7 +246,7 @@ class _Run:
                     message = Message(
                         key, KIND, recipient, content, self.at_ms, self.at_ms, thread, urgent=True
                     )
-                    outbox.put(connection, message)
+                    outbox.insert(connection, message)
         self.on_step("recorded")
         self.report.done += state == "done"
         self.report.failed += state == "failed"

@@ -13,7 +13,7 @@ from gpuledger_collector.accounting.counterfactual import (
     UsageChange,
     amount,
     compare,
-    merged,
+    merge_changes,
     reserved_saving,
 )
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
@@ -49,10 +49,10 @@ class _Scenario:
         }
 
     @classmethod
-    def of(cls, estimates: Sequence[Estimate]) -> _Scenario:
+    def combine(cls, estimates: Sequence[Estimate]) -> _Scenario:
         """The scenario in which these estimates come true together."""
         return cls(
-            merged(change for estimate in estimates for change in estimate.changes),
+            merge_changes(change for estimate in estimates for change in estimate.changes),
             [estimate for estimate in estimates if estimate.reservation is not None],
         )
 
@@ -67,11 +67,11 @@ class PricedProposals:
     ) -> None:
         self._observed, self._proposals, self._tariff = observed, proposals, tariff
         self._alone = [
-            [_Scenario.of([estimate]) for estimate in _estimates(proposal)]
+            [_Scenario.combine([estimate]) for estimate in _estimates(proposal)]
             for proposal in proposals
         ]
         self._together = [
-            _Scenario.of([_estimates(proposal)[rank] for proposal in proposals])
+            _Scenario.combine([_estimates(proposal)[rank] for proposal in proposals])
             for rank in range(3)
         ]
         scenarios = [*self._together, *(scenario for three in self._alone for scenario in three)]
@@ -82,7 +82,7 @@ class PricedProposals:
             for placement, capacity, pieces in places(usage, observed.book):
                 accelerator = placement.accelerator
                 kind = (accelerator.pool, accelerator.gpu_model)
-                owner_of = usage.owners.at(accelerator.pool, accelerator.node)
+                owner_of = usage.owners.owners_at(accelerator.pool, accelerator.node)
                 for scenario in scenarios:
                     # An accelerator that a scenario does not change costs the same in both ledgers;
                     # a reservation asks for all of its kind.

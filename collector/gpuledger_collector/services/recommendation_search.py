@@ -23,12 +23,12 @@ from gpuledger_collector.storage.locks import Lock
 def recommend(database: Database, now_ms: int, tariff: Tariff | None = None) -> int:
     """Write the recommendations of the weeks up to now; return how many there are."""
     with database.transaction(Lock.RECOMMENDATIONS) as connection:
-        recommendations.put_realized(connection, measure_savings(connection, now_ms))
+        recommendations.update_realized(connection, measure_savings(connection, now_ms))
         observed = ObservedWindow(connection, now_ms)
         if observed.window is None:
             return 0
         proposals, gaps = propose(observed.window)
-        decided = recommendations.decided(connection, now_ms)
+        decided = recommendations.decided_keys(connection, now_ms)
         priced = PricedProposals(
             observed, [each for each in proposals if each.key not in decided], tariff
         ).without_losses()
@@ -41,5 +41,5 @@ def recommend(database: Database, now_ms: int, tariff: Tariff | None = None) -> 
             [{"kind": gap.kind, "subject": gap.subject, "reason": gap.reason} for gap in gaps],
             evidence_hash(connection, observed.period.end_ms, tariff),
         )
-        recommendations.put(connection, worthwhile, run)
+        recommendations.upsert(connection, worthwhile, run)
         return len(worthwhile)

@@ -111,7 +111,7 @@ class ObservedWindow:
                         holder = piece.workload_id, accelerator.pool, accelerator.gpu_model
                         usage[holder].append(_interval(piece))
                         if piece.workload_id is not None and holder not in self._owners:
-                            owner_of = day.owners.at(accelerator.pool, accelerator.node)
+                            owner_of = day.owners.owners_at(accelerator.pool, accelerator.node)
                             owner = owner_of(piece.workload_id, piece.start_ms, piece.attributes_id)
                             self._owners[holder] = {
                                 level: owner.level(level) for level in LEVELS if owner.level(level)

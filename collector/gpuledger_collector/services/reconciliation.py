@@ -50,8 +50,8 @@ from gpuledger_collector.services.commitment_coverage import (
     book_of,
     cover_day,
     is_counted,
+    list_places,
     node_places,
-    placed,
 )
 from gpuledger_collector.services.evidence_proof import unlike_evidence
 from gpuledger_collector.services.placements import placements_of, with_stranded
@@ -109,13 +109,13 @@ def reconcile(
         nodes=charged.nodes,
         mismatches=[
             *(unlike_evidence(connection, period) if evidence else ()),
-            *undeclared(declared),
+            *declaration_mismatches(declared),
             *again_of.imports(charged.imported),
-            *(_misadjusted(connection, charged, calendar, days) if anew else ()),
+            *(_find_misadjusted_days(connection, charged, calendar, days) if anew else ()),
             *_unlike_tables(connection, charged, calendar, days),
         ],
-        compared=_compared(anew=anew, evidence=evidence),
-        claims=claims.undecided(connection, period),
+        compared=_identities_to_compare(anew=anew, evidence=evidence),
+        claims=claims.list_undecided(connection, period),
         uncovered=declared.uncovered,
     )
 
@@ -160,7 +160,7 @@ class _CapacitySums:
         return self.parts.get("owners" if row.state == HELD else row.state, Sums())
 
 
-def undeclared(declared: audited.Comparison) -> list[Mismatch]:
+def declaration_mismatches(declared: audited.Comparison) -> list[Mismatch]:
     """Where declared rows are not as the audit log has them."""
     return [
         Mismatch(
@@ -174,7 +174,7 @@ def undeclared(declared: audited.Comparison) -> list[Mismatch]:
     ]
 
 
-def _compared(*, anew: bool, evidence: bool) -> list[Identity]:
+def _identities_to_compare(*, anew: bool, evidence: bool) -> list[Identity]:
     """The identities of a reconciliation.
 
     Without `anew` charges must still add up to the capacity as recorded.
@@ -205,12 +205,19 @@ def _unlike_tables(
     connection: Connection, charged: ChargeSums, calendar: Calendar, days: Sequence[DayCheck]
 ) -> list[Mismatch]:
     """Where derived tables differ from each other."""
-    misbooked = identities.misbooked(connection, charged.period, calendar)
-    misdated = rating_times.changed(connection, charged.period, calendar)
-    return [*_unchecked(charged, calendar, days), *charged.unlike_days, *misbooked, *misdated]
+    misbooked = identities.misbooked_corrections(connection, charged.period, calendar)
+    misdated = rating_times.find_changed_times(connection, charged.period, calendar)
+    return [
+        *_find_unchecked_days(charged, calendar, days),
+        *charged.unlike_days,
+        *misbooked,
+        *misdated,
+    ]
 
 
-def _unchecked(charged: ChargeSums, calendar: Calendar, days: Sequence[DayCheck]) -> list[Mismatch]:
+def _find_unchecked_days(
+    charged: ChargeSums, calendar: Calendar, days: Sequence[DayCheck]
+) -> list[Mismatch]:
     """Days that have charges and no check: nothing of them would be compared."""
     expected = {
         (calendar.date_of(day_ms).isoformat(),): (sum(state.gpu_ns for state in states),)
@@ -228,7 +235,7 @@ def _adjusted_by_name(charged: ChargeSums) -> dict[str, dict[str, int]]:
     return sums
 
 
-def _misadjusted(
+def _find_misadjusted_days(
     connection: Connection, charged: ChargeSums, calendar: Calendar, days: Sequence[DayCheck]
 ) -> list[Mismatch]:
     """Where on these days the charges of adjustments do not follow from what was held."""
@@ -300,14 +307,14 @@ class _Again:
     def capacity(self, proof: ConservationCheck) -> Sums:
         """Of one day, up to where its proof goes."""
         day, until_ms = self._calendar.day_of(proof.day_ms), proof.until_ms
-        imported = self._imported(day, until_ms)
+        imported = self._imported_usage(day, until_ms)
         coverage = cover_day(
             self._commitments, day, until_ms, self._placements, imported, self._book
         )
         sums = Sums()
         costs: dict[object, CapacityCost] = {}
-        for key, placement, present in placed(self._placements, day):
-            place, covered = placement.accelerator, coverage.of(key)
+        for key, placement, present in list_places(self._placements, day):
+            place, covered = placement.accelerator, coverage.shares_of(key)
             # As in rating, accelerators that cost the same are computed once.
             alike = (place.gpu_micro, place.pool, place.gpu_model, place.node, *present)
             cost = costs.get(alike) if covered is None else None
@@ -342,9 +349,9 @@ class _Again:
         """
         return self._imports.mismatches(charged)
 
-    def _imported(self, day: Period, until_ms: int) -> list[ImportedUsage]:
+    def _imported_usage(self, day: Period, until_ms: int) -> list[ImportedUsage]:
         """Imported usage that commitments may cover; not read where there are no commitments."""
-        pools = {held.accelerator.pool for _, held, _ in placed(self._held, day)}
+        pools = {held.accelerator.pool for _, held, _ in list_places(self._held, day)}
         covers = any(commitment.term.clip(day) for commitment in self._commitments)
         imported = []
         if self._has_imports and (covers or pools):
@@ -414,7 +421,7 @@ class _Imports:
         return self._calendar.date_of(day_ms).isoformat(), *place
 
 
-def _known(costs: Mapping[str, int]) -> dict[str, int]:
+def _nonzero_costs(costs: Mapping[str, int]) -> dict[str, int]:
     return {currency: micro for currency, micro in costs.items() if micro}
 
 
@@ -447,8 +454,8 @@ def _holds(proof: ConservationCheck, again: Sums, rows: Sequence[ChargedState]) 
         and by_state == dict(zip(STATES, recorded, strict=True))
         and charged.gpu_ns == again.gpu_ns == proof.capacity_ns
         and imported_ns == proof.imported_ns
-        and _known(charged.cost)
-        == _known(again.cost)
-        == _known(proof.capacity_cost)
-        == _known(proof.charged_cost)
+        and _nonzero_costs(charged.cost)
+        == _nonzero_costs(again.cost)
+        == _nonzero_costs(proof.capacity_cost)
+        == _nonzero_costs(proof.charged_cost)
     )

@@ -50,7 +50,7 @@ def _to_refresh(database: Database, period: Period, book_at_ms: int) -> tuple[li
     """
     with database.transaction(read_only=True) as connection:
         whole = with_months_before(connection, period)
-        marked = periods.marked(connection)
+        marked = periods.list_marked(connection)
         if not marked:
             return [], whole
         booked_ms = booking_day(connection, book_at_ms)

@@ -47,10 +47,10 @@ def chief_unit_costs(
     """The unit cost by which runs are compared, by workload and currency; runs that counted nothing
     are left out.
     """
-    counted = runs.counted(connection, [row.workload_id for row in rows], period)
+    counted = runs.read_counts(connection, [row.workload_id for row in rows], period)
     chief_by_run: dict[tuple[int, str | None], UnitCost] = {}
     for workload_id, counts in counted.items():
-        charges = _timed(_charges(connection, workload_id, period))
+        charges = _charges_of_time(_charges(connection, workload_id, period))
         units = unit_costs(
             hour_costs(charges, _held_hours(connection, workload_id, charges, period)), counts
         )
@@ -75,7 +75,7 @@ def report_run(
     `bucket` adds unit costs by hour, day or month.
     """
     charged = _charges(connection, workload_id, period)
-    charges = _timed(charged)
+    charges = _charges_of_time(charged)
     if not charges:
         return None
     calendar = zones.calendar(connection)
@@ -84,7 +84,7 @@ def report_run(
     row, *_ = runs.rows_of(connection, [workload_id], span)
     held = _held_hours(connection, workload_id, charges, span)
     hours = hour_costs(charges, held)
-    counts = runs.counted(connection, [workload_id], span).get(workload_id, [])
+    counts = runs.read_counts(connection, [workload_id], span).get(workload_id, [])
     units = unit_costs(hours, counts)
     gpus = _gpus(connection, held)
     peers = _peers(connection, calendar, row, now_ms)
@@ -95,7 +95,7 @@ def report_run(
     ]
     return RunReport(
         key=row.key,
-        name=row.called,
+        name=row.display_name,
         user=row.user,
         team=row.team,
         kind=row.kind,
@@ -206,7 +206,7 @@ def _charges(connection: Connection, workload_id: int, period: Period | None) ->
     ]
 
 
-def _timed(charges: Iterable[Charge]) -> list[Charge]:
+def _charges_of_time(charges: Iterable[Charge]) -> list[Charge]:
     """Those of GPU-time: units and hours are compared with them, and not with what nodes cost."""
     return [charge for charge in charges if charge.node_cost is None]
 
@@ -256,7 +256,7 @@ def _peer(connection: Connection, calendar: Calendar, run: ChargedRun, outcome: 
     unit = chief_unit_costs(connection, [run], days).get((run.workload_id, run.currency))
     units_per_gpu_hour = None
     if unit is not None:
-        charges = _timed(_charges(connection, run.workload_id, None))
+        charges = _charges_of_time(_charges(connection, run.workload_id, None))
         held = _held_hours(connection, run.workload_id, charges, days)
         units_per_gpu_hour = run_report.units_per_gpu_hour(unit, charges, held)
     return ComparedRun(

@@ -139,11 +139,12 @@ def _decide(
     rate = scaling.rate(connection, terms.pool, now_ms)
     decision = decide(demand, terms, now_ms, rate, scaling.past(connection, terms.pool, now_ms))
     if decision is not None and (
-        decision.changed or scaling.last_inputs_hash(connection, terms.pool) != decision.inputs_hash
+        decision.is_change
+        or scaling.last_inputs_hash(connection, terms.pool) != decision.inputs_hash
     ):
         decision_id = scaling.insert(connection, decision)
         if decision.webhook:
-            outbox.put(connection, _message(decision, decision_id))
+            outbox.insert(connection, _message(decision, decision_id))
     return decision
 
 

@@ -34,7 +34,7 @@ def assess_services(database: Database, now_ms: int) -> list[ServiceReplicas]:
             for key, fact in facts.items()
             if is_serving(fact.kind, fact.name or "", fact.tags)
         }
-        owner_of = Owners(rules.current(connection), serving).at("", "")
+        owner_of = Owners(rules.current(connection), serving).owners_at("", "")
         names = {
             key: (
                 service_name(fact.name or str(key), fact.tags),

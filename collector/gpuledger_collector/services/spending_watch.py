@@ -98,9 +98,9 @@ class SpendingWatch:
             if newest_ms is None or not self._limits:
                 return 0
             at_ms = (newest_ms - LAG_MS) // MINUTE_MS * MINUTE_MS
-            return findings.put(connection, self._changed(connection, at_ms))
+            return findings.upsert(connection, self._changed_findings(connection, at_ms))
 
-    def _changed(self, connection: Connection, at_ms: int) -> list[Finding]:
+    def _changed_findings(self, connection: Connection, at_ms: int) -> list[Finding]:
         ongoing = [
             finding
             for finding in findings.overlapping(connection, KIND, at_ms - DAY_MS, at_ms + 1)
@@ -138,7 +138,7 @@ class SpendingWatch:
 
     def _rates(self, connection: Connection, at_ms: int) -> dict[tuple[str, str], _SpendingRate]:
         edges = [at_ms - 2 * WINDOW_MS, at_ms - WINDOW_MS, at_ms]
-        rows = _capped(minutes.held_now(connection, edges), edges)
+        rows = _cap_shared(minutes.held_now(connection, edges), edges)
         facts = workloads.facts(connection, sorted({row.workload_id for row in rows}))
         owners = Owners(rules.current(connection), facts)
         book = price_book.current(connection)
@@ -147,7 +147,10 @@ class SpendingWatch:
             price = book.price_at(row.pool, row.gpu_model, row.node, at_ms)
             if price is None:
                 continue
-            key = (owners.at(row.pool, row.node)(row.workload_id, at_ms, None).team, price.currency)
+            key = (
+                owners.owners_at(row.pool, row.node)(row.workload_id, at_ms, None).team,
+                price.currency,
+            )
             team = self._limits.get(key)
             if team is None:
                 continue
@@ -184,7 +187,7 @@ def _team_limits(
             yield (team.name, team.currency), _TeamLimit(team, limit, old)
 
 
-def _capped(rows: Sequence[RecentHolding], edges: Sequence[int]) -> list[RecentHolding]:
+def _cap_shared(rows: Sequence[RecentHolding], edges: Sequence[int]) -> list[RecentHolding]:
     """Scale holders that share an accelerator down: together they never hold it for longer than a
     window.
     """
@@ -220,7 +223,7 @@ def _episode(
     """
     team = team_limit.team
     edges = [at_ms - RECENT_MS - HOUR_MS if known is None else known.since_ms, at_ms]
-    held = _capped(minutes.held_now(connection, edges), edges)
+    held = _cap_shared(minutes.held_now(connection, edges), edges)
     rows = [row for row in held if row.workload_id in rate.recent_workloads]
     facts = workloads.facts(connection, sorted(rate.recent_workloads))
     names = {key: fact.name or str(key) for key, fact in facts.items()}

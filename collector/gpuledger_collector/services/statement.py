@@ -79,7 +79,7 @@ def monthly_chargeback(
         )
     # The statement of a closed month is the same for ever, and shares and their series are not kept
     # that long.
-    if level != "team" or statements.closed(connection, period) is not None:
+    if level != "team" or statements.closed_record(connection, period) is not None:
         return chargeback
     return replace(chargeback, pool_use=read_share_use(connection, period))
 
@@ -159,7 +159,7 @@ class _Month:
             if window not in jobs:
                 jobs[window] = statements.workloads(*where, window)
         amended = statements.amended_later(*where, self.period)
-        contested = statements.contested(*where, self.period)
+        contested = statements.contested_by_owner(*where, self.period)
         ahead = self._forecasts([owner for owner in owners if owner in days])
         rated = frozenset(check.day_ms for check in self.checks)
         for owner in owners:
@@ -283,14 +283,14 @@ def _month_of(
         period=period,
         calendar=calendar,
         now_ms=now_ms,
-        rows=_grouped(priced, lambda row: row.keys[0]),
-        shares=_grouped(chargeback.shares, lambda part: part.keys[0]),
-        pool_use=_grouped(chargeback.pool_use, lambda use: use.team),
+        rows=_group_items(priced, lambda row: row.keys[0]),
+        shares=_group_items(chargeback.shares, lambda part: part.keys[0]),
+        pool_use=_group_items(chargeback.pool_use, lambda use: use.team),
         checks=tuple(checks),
         proof=proof,
-        closed=statements.closed(connection, period),
-        budgets=_grouped(budgets.current(connection), lambda budget: budget.owner.get(level)),
-        findings=_grouped(
+        closed=statements.closed_record(connection, period),
+        budgets=_group_items(budgets.current(connection), lambda budget: budget.owner.get(level)),
+        findings=_group_items(
             _findings(connection, period),
             lambda row: None if row.is_free else _owner_of(row, level),
         ),
@@ -300,7 +300,9 @@ def _month_of(
     )
 
 
-def _grouped(items: Iterable[_Item], key: Callable[[_Item], str | None]) -> dict[str, list[_Item]]:
+def _group_items(
+    items: Iterable[_Item], key: Callable[[_Item], str | None]
+) -> dict[str, list[_Item]]:
     groups: dict[str, list[_Item]] = defaultdict(list)
     for item in items:
         name = key(item)

@@ -89,18 +89,18 @@ class TokenStore:
 
     def version(self) -> object:
         """The latest row of the audit log: every change of a token adds one."""
-        return self._asked(tokens.log_head)
+        return self._ask(tokens.log_head)
 
     def tokens(self) -> list[Token]:
         """Read all tokens."""
-        return self._asked(tokens.list_all)
+        return self._ask(tokens.list_all)
 
     def note(self, used: Mapping[int, int]) -> None:
         """Store when tokens were last used; a read replica cannot."""
         if not self.database.standby:
-            self._asked(lambda connection: tokens.mark_used(connection, used))
+            self._ask(lambda connection: tokens.mark_used(connection, used))
 
-    def _asked(self, question: Callable[[Connection], Answer]) -> Answer:
+    def _ask(self, question: Callable[[Connection], Answer]) -> Answer:
         if self._connection is not None:
             try:
                 return question(self._connection)

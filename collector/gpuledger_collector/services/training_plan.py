@@ -52,4 +52,4 @@ def save_budget(database: Database, budget: Budget, now_ms: int) -> ImportOutcom
     # One snapshot, so that the budgets that are kept are those that are replaced.
     with database.transaction(one_snapshot=True) as connection:
         others = [other for other in budgets.current(connection) if other.name != budget.name]
-        return budgets.replace(connection, [*others, budget], now_ms)
+        return budgets.replace_budgets(connection, [*others, budget], now_ms)

@@ -19,7 +19,7 @@ from gpuledger_collector.accounting.usage import HourlyUsage, UsageInterval
 from gpuledger_collector.accounting.what_if import PriceDifference, compare_reports
 from gpuledger_collector.services.hourly_usage import fold_hours
 from gpuledger_collector.services.placements import without_stranded
-from gpuledger_collector.services.rating import DayUsage, priced, usage_of
+from gpuledger_collector.services.rating import DayUsage, price_usage, usage_of
 from gpuledger_collector.storage.billing import commitments, locations, prices, reports
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import usage, zones
@@ -57,7 +57,9 @@ def rate_again(
     calendar = zones.calendar(connection)
     for day in calendar.days(Period(period.start_ms, min(period.end_ms, now_ms))):
         whole = Period(day.start_ms, min(calendar.day_of(day.start_ms).end_ms, period.end_ms))
-        charges, *_ = priced(recut(connection, usage_of(connection, whole, now_ms), book), book)
+        charges, *_ = price_usage(
+            recut(connection, usage_of(connection, whole, now_ms), book), book
+        )
         for charge in charges:
             line = _line(charge, by)
             key = (line.keys, line.state, line.currency)

@@ -212,7 +212,7 @@ class Database:
             yield connection if locks.seize(connection, lock) else None
 
 
-def retried(work: Callable[[], Result]) -> Result:
+def retry_conflicts(work: Callable[[], Result]) -> Result:
     """Run a transaction, again where another one wrote the same row meanwhile; what it fails with
     at last is raised.
     """

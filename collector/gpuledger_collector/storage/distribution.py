@@ -55,7 +55,7 @@ def plan(connection: Connection, shards: int = SHARDS) -> list[str]:
     """
     if problems := violations(connection):
         raise NotDistributable(f"the tables cannot be distributed: {'; '.join(problems)}")
-    done = managed(connection)
+    done = managed_tables(connection)
     statements = _drop_policies(connection)
     statements += [
         f"SELECT create_reference_table('{table}')" for table in REFERENCE if table not in done
@@ -104,7 +104,7 @@ def size_function(connection: Connection) -> str:
     """Name the function that returns the bytes of a table with its indexes, wherever they are."""
     return (
         "citus_total_relation_size"
-        if DISTRIBUTED[0] in managed(connection)
+        if DISTRIBUTED[0] in managed_tables(connection)
         else "pg_total_relation_size"
     )
 
@@ -173,7 +173,7 @@ WITH RECURSIVE converted (oid) AS (
 """Tables that are spread or replicated, and those that a chain of foreign keys ties to them."""
 
 
-def converted(connection: Connection) -> set[str]:
+def converted_tables(connection: Connection) -> set[str]:
     """Tables that Citus takes over: it converts whatever foreign keys tie to a replicated table."""
     rows = connection.execute(
         f"{_CONVERTED} SELECT relname FROM converted JOIN pg_class USING (oid) WHERE NOT"
@@ -203,7 +203,7 @@ def _drop_policies(connection: Connection) -> list[str]:
     return [str(row[0]) for row in rows]
 
 
-def managed(connection: Connection) -> set[str]:
+def managed_tables(connection: Connection) -> set[str]:
     """Tables that Citus already distributes or replicates."""
     if not has_citus(connection):
         return set()

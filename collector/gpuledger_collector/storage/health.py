@@ -86,7 +86,7 @@ def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: i
     return LedgerHealth(
         nodes=number("SELECT count(*) FROM node WHERE status <> 'retired'"),
         back_again=tuple(retirements.back_again(connection)),
-        uninstalled=tuple(retirements.uninstalled(connection)),
+        uninstalled=tuple(retirements.uninstalled_nodes(connection)),
         silent=tuple(name for name, _ in pairs(late, at=now_ms - silent_ms)),
         troubled=pairs(sick, at=now_ms - silent_ms),
         accelerators=number("SELECT count(*) FROM accelerator"),
@@ -100,7 +100,7 @@ def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: i
         last_job_ms=number("SELECT floor(extract(epoch FROM max(started_at)) * 1000) FROM job_run")
         or None,
         conflicts=number("SELECT count(*) FROM ingest_conflict"),
-        claims=tuple(claims.since(connection, since_ms, MAX_CLAIMS)),
+        claims=tuple(claims.list_since(connection, since_ms, MAX_CLAIMS)),
         unbound_tokens=number(
             "SELECT count(*) FROM token WHERE role = 'agent' AND node IS NULL AND revoked_ms IS"
             " NULL AND (expires_ms IS NULL OR expires_ms > %(at)s)",

@@ -137,7 +137,7 @@ def seize(connection: Connection, lock: Lock) -> bool:
 
 
 @contextmanager
-def held(connect: Callable[[], Connection], lock: Lock) -> Iterator[Connection]:
+def hold_lock(connect: Callable[[], Connection], lock: Lock) -> Iterator[Connection]:
     """Hold a lock on a session of its own, which is given, while the block runs; waits for it."""
     with closing(connect()) as connection:
         connection.autocommit = True
@@ -148,8 +148,8 @@ def held(connect: Callable[[], Connection], lock: Lock) -> Iterator[Connection]:
 
 
 @contextmanager
-def tried(connect: Callable[[], Connection], lock: Lock) -> Iterator[Connection | None]:
-    """As `held`, without waiting: the session that holds the lock, None when somebody else holds
+def try_lock(connect: Callable[[], Connection], lock: Lock) -> Iterator[Connection | None]:
+    """As `hold_lock`, without waiting: the session that holds the lock, None when somebody else holds
     it.
     """
     with closing(connect()) as connection:

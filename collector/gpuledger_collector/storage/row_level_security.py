@@ -103,7 +103,7 @@ def statements(
 ) -> Iterator[sql.Composed]:
     """Yield the statements that set up grants and policies for these tables; the role must exist.
 
-    `unfiltered`: tables that take no policy on Citus, so that a viewer may read every row of them.
+    `unfiltered_tables`: tables that take no policy on Citus, so that a viewer may read every row of them.
     """
     role, place = sql.Identifier(ROLE), sql.Identifier(schema)
     yield sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(place, role)
@@ -153,13 +153,13 @@ _UP_TO_DATE = (
 _PARAMETERS = {"role": ROLE, "policy": POLICY, "version": VERSION}
 
 
-def unfiltered(connection: Connection) -> set[str]:
+def unfiltered_tables(connection: Connection) -> set[str]:
     """Tables without a policy because Citus took them over, or because their condition reads one of
     those.
     """
-    if not distribution.managed(connection):
+    if not distribution.managed_tables(connection):
         return set()
-    converted = distribution.converted(connection)
+    converted = distribution.converted_tables(connection)
     return {
         table
         for table, condition in OWNED.items()
@@ -271,7 +271,9 @@ def _enable(connection: Connection) -> None:
         tables = connection.execute(
             "SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace", row
         )
-        for statement in statements(row[0], {name for (name,) in tables}, unfiltered(connection)):
+        for statement in statements(
+            row[0], {name for (name,) in tables}, unfiltered_tables(connection)
+        ):
             connection.execute(statement)
 
 

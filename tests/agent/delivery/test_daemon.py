@@ -42,7 +42,7 @@ def test_term_spools_the_open_batch_sends_it_and_ends_with_0(agent):
         for one, two in pairwise(usage_intervals):
             assert one[0] != two[0] or one[2] == two[1], "usage intervals of an accelerator abut"
     counts = running.counts()
-    assert (counts.pending, counts.conserved) == (0, True)
+    assert (counts.pending, counts.is_conserved) == (0, True)
 
 
 def test_kill_9_loses_no_spooled_batch_and_doubles_none(agent):
@@ -53,7 +53,7 @@ def test_kill_9_loses_no_spooled_batch_and_doubles_none(agent):
             running.wait_for(lambda wanted=2 * (round_ + 1): len(target.committed()) >= wanted)
             running.process.kill()
             running.process.wait()
-            assert running.counts().conserved
+            assert running.counts().is_conserved
             running.start()
         running.wait_for(lambda: len(target.committed()) >= 8)
         assert running.stop() == 0

@@ -114,7 +114,7 @@ def test_no_time_is_lost_while_there_are_readings_to_lose(overfull):
     """
     source, sampler, spool, largest = overfull
     counts, lost = spool.counts(), spool.lost_counts()
-    assert counts.conserved
+    assert counts.is_conserved
     assert counts.dropped > 0
     assert lost.usage_intervals_dropped == 0
     assert lost.readings_dropped > 0
@@ -192,7 +192,7 @@ def test_when_only_money_is_left_the_oldest_of_it_goes_and_is_counted(tmp_path):
         for _ in range(60):
             spool.add(big(40_000), START, BatchContents(usage_intervals=3, readings=5))
         counts, lost = spool.counts(), spool.lost_counts()
-        assert counts.conserved
+        assert counts.is_conserved
         assert lost == RecordLosses(3 * counts.dropped, 5 * counts.dropped, 0)
         assert spool.next("oldest").seq == counts.dropped + 1
 
@@ -214,7 +214,7 @@ def test_on_a_disk_that_is_nearly_full_readings_make_room_for_time(tmp_path):
         with pytest.raises(DiskNearlyFull):
             pile_up()
         counts = spool.counts()
-        assert counts.conserved
+        assert counts.is_conserved
         assert spool.lost_counts() == RecordLosses(0, 40 * 9, 0)
         assert 36 <= counts.pending <= 41
         assert {reason for *_, reason in spool.losses()} == {"disk nearly full"}

@@ -127,7 +127,7 @@ def test_a_proxy_that_is_set_up_wrongly_buries_nothing(spool, status):
     while pusher.step() is not None:
         pass
     counts = spool.counts()
-    assert (counts.pending, counts.dead, counts.conserved) == (0, 0, True)
+    assert (counts.pending, counts.dead, counts.is_conserved) == (0, 0, True)
     assert counts.acked == (6 if status == 413 else 3)
 
 
@@ -186,7 +186,7 @@ def test_a_reply_that_is_cut_off_leads_to_the_same_bytes_again(spool):
         pusher.step()
         assert len(target.batches) == 2
         assert len(target.committed()) == 1
-    assert (spool.counts().acked, spool.counts().conserved) == (1, True)
+    assert (spool.counts().acked, spool.counts().is_conserved) == (1, True)
 
 
 def test_nobody_listening_keeps_everything(spool):
@@ -297,7 +297,7 @@ def test_what_can_never_be_delivered_is_dead_lettered_and_others_pass(spool, sta
     for _ in range(8):
         pusher.step()
     counts = spool.counts()
-    assert (counts.acked, counts.dead, counts.pending, counts.conserved) == (1, 1, 0, True)
+    assert (counts.acked, counts.dead, counts.pending, counts.is_conserved) == (1, 1, 0, True)
     assert spool.dead_letters()[0][:2] == (bad, "batch")
 
 
@@ -354,7 +354,7 @@ def test_a_batch_that_is_too_large_is_split_without_loss(spool, spans):
     ]
     assert not spans_of[0] & spans_of[1]
     counts = spool.counts()
-    assert (counts.produced, counts.acked, counts.dropped, counts.conserved) == (3, 2, 1, True)
+    assert (counts.produced, counts.acked, counts.dropped, counts.is_conserved) == (3, 2, 1, True)
 
 
 def test_one_record_that_is_too_large_is_dead_lettered(spool):

@@ -91,7 +91,7 @@ def test_every_batch_is_accounted_for(tmp_path_factory, steps):
             spool.close()
             spool = opened(folder)
         counts = spool.counts()
-        assert counts.conserved, counts
+        assert counts.is_conserved, counts
     spool.close()
 
 
@@ -111,7 +111,7 @@ def test_a_full_spool_drops_the_oldest_and_says_so(tmp_path):
     ]
     counts = spool.counts()
     assert last == 60
-    assert counts.conserved
+    assert counts.is_conserved
     assert counts.dropped > 0
     assert spool.next("newest").seq == 60
     losses = spool.losses()
@@ -132,7 +132,7 @@ def test_a_batch_larger_than_the_spool_drives_out_no_other(tmp_path):
     assert spool.losses() == [(2, 2, 1, "larger than half the spool")]
     assert spool.add(body_of(), NOW) == 3
     counts = spool.counts()
-    assert (counts.pending, counts.dropped, counts.conserved) == (2, 1, True)
+    assert (counts.pending, counts.dropped, counts.is_conserved) == (2, 1, True)
     spool.close()
 
 
@@ -151,7 +151,7 @@ def test_on_a_disk_without_room_to_spare_little_is_spooled_and_nothing_dropped(t
     with pytest.raises(DiskNearlyFull, match="the disk is nearly full"):
         pile_up()
     counts = spool.counts()
-    assert (counts.dropped, counts.conserved) == (0, True)
+    assert (counts.dropped, counts.is_conserved) == (0, True)
     assert 9 <= counts.pending <= 12
     spool.close()
     assert (tmp_path / "spool.sqlite").stat().st_size <= 1_250_000
@@ -232,7 +232,7 @@ def test_a_batch_that_fails_to_be_made_uses_no_number(spool):
     with pytest.raises(sqlite3.OperationalError):
         spool.add(broken, NOW)
     assert spool.add(body_of(), NOW) == 1
-    assert spool.counts().conserved
+    assert spool.counts().is_conserved
 
 
 def test_an_epoch_is_a_uuid_of_version_7():
@@ -263,7 +263,7 @@ def test_refusals_never_crowd_out_what_waits(tmp_path):
     for _ in range(12):
         spool.add(lambda epoch, seq: bytes(48_000), NOW)
     counts = spool.counts()
-    assert (counts.dead, counts.pending, counts.dropped, counts.conserved) == (60, 12, 0, True)
+    assert (counts.dead, counts.pending, counts.dropped, counts.is_conserved) == (60, 12, 0, True)
     spool.close()
     with contextlib.closing(sqlite3.connect(tmp_path / "spool.sqlite")) as file:
         kept = file.execute(
@@ -292,7 +292,7 @@ def test_what_was_damaged_on_the_disk_is_never_sent(spool):
     assert spool.dead_letters() == [
         (seq, "batch", "its bytes were damaged on the disk") for seq in (1, 3)
     ]
-    assert (spool.counts().dead, spool.counts().conserved) == (2, True)
+    assert (spool.counts().dead, spool.counts().is_conserved) == (2, True)
 
 
 def test_numbers_that_do_not_add_up_are_damage(spool, tmp_path):

@@ -46,7 +46,7 @@ def test_a_stop_ends_a_long_wait_and_sends_all_that_waits(agent):
     assert took < WITHIN_S
     assert len(sent) >= 4
     assert sent == sorted(sent, reverse=True)
-    assert (counts.pending, counts.conserved) == (0, True)
+    assert (counts.pending, counts.is_conserved) == (0, True)
 
 
 def test_a_stop_does_not_wait_for_a_collector_that_never_answers(agent):
@@ -60,7 +60,7 @@ def test_a_stop_does_not_wait_for_a_collector_that_never_answers(agent):
     assert code == 0
     assert took < WITHIN_S
     assert counts.pending >= 2
-    assert counts.conserved
+    assert counts.is_conserved
 
 
 def test_a_stop_passes_by_one_request_that_hangs(agent):
@@ -85,7 +85,7 @@ def test_a_stop_passes_by_one_request_that_hangs(agent):
     counts = running.counts()
     assert code == 0
     assert took < WITHIN_S
-    assert (counts.pending, counts.conserved) == (0, True)
+    assert (counts.pending, counts.is_conserved) == (0, True)
 
 
 @pytest.mark.parametrize("signals", [200])

@@ -141,7 +141,7 @@ def test_faults_come_and_go():
     """
     node, slot = FAILED_GPU
     lost = sum(
-        FLEET.failed(node, slot, START + hour * HOUR_MS) for hour in range(CYCLE_MS // HOUR_MS)
+        FLEET.is_failed(node, slot, START + hour * HOUR_MS) for hour in range(CYCLE_MS // HOUR_MS)
     )
     silent = [
         START + hour * HOUR_MS
@@ -152,7 +152,7 @@ def test_faults_come_and_go():
     assert len(silent) == 6
     assert look(FLEET, SILENT_NODE, silent[0])[0] == ()
     failed_at = next(
-        at for at in range(START, START + CYCLE_MS, HOUR_MS) if FLEET.failed(node, slot, at)
+        at for at in range(START, START + CYCLE_MS, HOUR_MS) if FLEET.is_failed(node, slot, at)
     )
     sample = look(FLEET, node, failed_at)[0][slot]
     assert (sample.health.status, sample.values) == ("failed", {})
@@ -238,8 +238,8 @@ def test_the_incidents_are_what_the_fleet_does():
             }
             assert name in holding, (name, at_ms)
     (failed,) = [begin for begin, _, said in told if "falls off" in said]
-    assert fleet.failed(*FAILED_GPU, failed)
-    assert not fleet.failed(*FAILED_GPU, failed - 1)
+    assert fleet.is_failed(*FAILED_GPU, failed)
+    assert not fleet.is_failed(*FAILED_GPU, failed - 1)
     (silent,) = [end for _, end, said in told if "is down" in said]
     assert fleet.silent(SILENT_NODE, silent - 1)
     assert not fleet.silent(SILENT_NODE, silent)

@@ -60,7 +60,7 @@ def box(dsn) -> Outbox:
 def put(connect, *messages) -> None:
     with connect() as connection:
         for one in messages:
-            outbox.put(connection, one)
+            outbox.insert(connection, one)
 
 
 def standing(connect) -> list[tuple[str, int]]:
@@ -151,9 +151,9 @@ def test_replicas_at_once_send_each_message_once(connect, box) -> None:
 def test_the_same_event_is_put_once(connect) -> None:
     """A key is one message for each recipient, also when its text has changed."""
     with connect() as connection:
-        assert outbox.put(connection, message())
-        assert not outbox.put(connection, message())
-        assert outbox.put(connection, message(recipient="other@example.com"))
+        assert outbox.insert(connection, message())
+        assert not outbox.insert(connection, message())
+        assert outbox.insert(connection, message(recipient="other@example.com"))
 
 
 def test_a_server_that_is_down_delays_and_loses_nothing(connect, box) -> None:

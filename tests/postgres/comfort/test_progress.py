@@ -51,7 +51,7 @@ def told(monkeypatch):
 
 def test_in_a_pipe_nothing_is_written(capsys):
     """Not a byte, on either stream; every item comes, in order."""
-    assert list(progress.over("counting", "abc", 3)) == ["a", "b", "c"]
+    assert list(progress.show_progress("counting", "abc", 3)) == ["a", "b", "c"]
     with progress.bar("a pipe") as step, progress.busy("another"):
         step(1, 2)
     assert capsys.readouterr() == ("", "")
@@ -164,7 +164,7 @@ def test_writing_has_a_share_of_rows_and_stages(fleet, run, tmp_path, told, monk
 
 def test_over_tells_each_step(told):
     """None of three is done before the first; all three are in the end."""
-    assert list(progress.over("counting", "abc", 3)) == ["a", "b", "c"]
+    assert list(progress.show_progress("counting", "abc", 3)) == ["a", "b", "c"]
     assert told == [("counting", [(0, 3), (1, 3), (2, 3), (3, 3), "gone"])]
 
 

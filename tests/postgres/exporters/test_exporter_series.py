@@ -15,7 +15,7 @@ from fakes.prometheus import WRITE, Point, headers, one, snappy
 from gpuledger_agent.settings import Settings as AgentSettings
 from gpuledger_agent.simulate import replay_pages
 from gpuledger_collector.cli import build
-from gpuledger_collector.cli.shipped import shipped
+from gpuledger_collector.cli.shipped import shipped_folder
 from gpuledger_collector.ingest.remote_write.series import (
     BadSeries,
     GpuSeries,
@@ -148,7 +148,7 @@ def test_three_vendors_are_on_one_bill(postgres, tmp_path):
     """The pages of the mixed demo: six hours of an AMD and a TPU node, priced by the names of their
     models.
     """
-    pages = shipped("examples") / "mixed"
+    pages = shipped_folder("examples") / "mixed"
     with fresh_database(postgres) as dsn, running(dsn) as collector:
         address = f"http://127.0.0.1:{collector.port}"
         span = ("2026-11-01T00:00:00Z", "2026-11-01T06:00:00Z")

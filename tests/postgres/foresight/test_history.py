@@ -21,7 +21,7 @@ from gpuledger_collector.insight.forecast_history import (
 )
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.forecasts import forecast_records, store_forecasts
-from gpuledger_collector.storage.capacity.backtests import insert, stored
+from gpuledger_collector.storage.capacity.backtests import insert, list_stored
 
 pytestmark = pytest.mark.slow
 
@@ -156,7 +156,7 @@ def test_an_hour_without_a_baseline_is_stored_and_not_judged(database):
     made = replace(made, grouped="pool", naive=(made.naive[0], gap, *made.naive[2:]))
     with database.transaction() as connection:
         insert(connection, [made])
-        (read,) = stored(connection, "pool", 0)
+        (read,) = list_stored(connection, "pool", 0)
     assert np.array_equal(read.naive, made.naive, equal_nan=True)
     assert read.values == made.values
     actual = Series("train", made.origin_ms + HOUR_MS, HOUR_MS, np.array([1.0, 2.0, 3.0, 4.0]))

@@ -111,11 +111,11 @@ def books(postgres, tmp_path_factory):
         # Today, in whose month corrections of closed ones are booked.
         world.run("chargeback", "--days", "1")
         with psycopg.connect(dsn) as connection:
-            findings.put(connection, [idle(team) for team in ("alpha", "bravo")])
+            findings.upsert(connection, [idle(team) for team in ("alpha", "bravo")])
             findings.set_progress(connection, "idle", NOW_MS)
             run = RecommendationRun(
                 NOW_MS, AUGUST_MS, SEPTEMBER_MS, {}, [{"subject": "n9", "why": "no readings"}], "x"
             )
-            recommendations.put(connection, [advice(team) for team in ("alpha", "bravo")], run)
+            recommendations.upsert(connection, [advice(team) for team in ("alpha", "bravo")], run)
         superuser = make_conninfo(administrator(postgres), dbname=conninfo_to_dict(dsn)["dbname"])
         yield Books(dsn, superuser, Command(dsn))

@@ -47,7 +47,7 @@ EXPECTED = {
 @pytest.mark.parametrize("question", QUESTIONS, ids=[question.tool for question in QUESTIONS])
 def test_a_recorded_question_is_answered_with_its_proof(books, question):
     """Each of the ten gets rows, totals, the state of the proof and a link."""
-    own = question.of("alpha", AUGUST)
+    own = question.fill_in("alpha", AUGUST)
     assert "{" not in own.text
     reply = books.assistant().ask(own.tool, **own.arguments)
     assert not reply.is_error, reply.text
@@ -338,7 +338,7 @@ def test_no_tool_writes(books):
     """After every question and many bad ones each table holds what it held."""
     before = tables(books.dsn)
     for question in QUESTIONS:
-        own = question.of("alpha", AUGUST)
+        own = question.fill_in("alpha", AUGUST)
         books.assistant().ask(own.tool, **own.arguments)
         books.assistant({"team": "alpha"}).ask(own.tool, **own.arguments)
     assert tables(books.dsn) == before

@@ -54,7 +54,7 @@ def test_both_eras_get_the_same_answers(served, era):
 @pytest.mark.parametrize("question", QUESTIONS, ids=[question.tool for question in QUESTIONS])
 def test_a_viewers_assistant_sees_the_viewers_rows(served, question, era):
     """No answer names the other team; one about the fleet is refused in a sentence."""
-    own = question.of(OWN, MONTH)
+    own = question.fill_in(OWN, MONTH)
     # The ledger has six days, of which no month before can be compared.
     changes = {"period": "yesterday"} if own.tool in {"explain_change", "compare_periods"} else {}
     reply = assistant(served, "viewer", era).ask(own.tool, **{**own.arguments, **changes})
@@ -86,7 +86,8 @@ def test_every_link_leads_to_a_page(served, role):
     base = f"http://127.0.0.1:{collector.port}"
     asking = assistant(served, role)
     calls = [
-        (own.tool, own.arguments) for own in (question.of(OWN, MONTH) for question in QUESTIONS)
+        (own.tool, own.arguments)
+        for own in (question.fill_in(OWN, MONTH) for question in QUESTIONS)
     ]
     calls += [
         ("describe_ledger", {}),

@@ -94,7 +94,7 @@ def test_named_periods(books, period):
 def test_amounts_are_text_and_nothing_is_a_float(books):
     """No number of an answer is floating point."""
     for question in QUESTIONS:
-        own = question.of("alpha", "2026-08")
+        own = question.fill_in("alpha", "2026-08")
         reply = books.assistant().ask(own.tool, **own.arguments)
         assert not FLOAT.search(json.dumps(reply.content)), own.tool
 
@@ -139,7 +139,10 @@ def test_rows_that_an_answer_does_not_hold_are_one(books, tools):
         set(),
         [
             *every_call(tools),
-            *((question.tool, question.of("alpha", "2026-08").arguments) for question in QUESTIONS),
+            *(
+                (question.tool, question.fill_in("alpha", "2026-08").arguments)
+                for question in QUESTIONS
+            ),
         ],
     )
     for name, arguments in calls:

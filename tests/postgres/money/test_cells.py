@@ -360,7 +360,7 @@ def closed_faults(connection: psycopg.Connection, cell: Cell) -> list[str]:
     """
     if cell.table in {"usage_hour", "capacity", "corrected_day"}:
         return open_faults(connection, cell)
-    (closed,) = periods.closed(connection)
+    (closed,) = periods.list_closed(connection)
     result = verify(connection, closed)
     return list(result.failures) + ([] if result.sealed else [f"the sealed lines of {cell.table}"])
 

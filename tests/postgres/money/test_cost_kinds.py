@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
-from gpuledger_collector.accounting.owned_hardware import Owned, add_months, rounded
+from gpuledger_collector.accounting.owned_hardware import Owned, add_months, round_parts
 from gpuledger_collector.accounting.period import parse_date
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.export.focus_check import check
@@ -248,7 +248,7 @@ def test_the_parts_of_a_derived_rate_add_up_and_earn_what_was_paid(capex, months
     assert (
         sum(exact.values()) * owned.life_hours * gpus == Fraction(capex) + Fraction(opex) * months
     )
-    parts = rounded(exact)
+    parts = round_parts(exact)
     assert sum(parts.values()) == owned.prices()[0].rate
     assert all(abs(Fraction(parts[name]) - exact[name]) < Fraction(1, 10**9) for name in exact)
 

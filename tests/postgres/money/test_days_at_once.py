@@ -122,13 +122,13 @@ def test_a_day_that_another_process_has_rated_is_left(days, ledger):
 
 def test_a_request_that_arrives_while_its_day_is_rated_stays(days, ledger, monkeypatch):
     """What is rated is what one snapshot showed; what came after it is rated by the next run."""
-    priced = rating.priced
+    priced = rating.price_usage
 
     def late(usage, book):
         request(days)
         return priced(usage, book)
 
-    monkeypatch.setattr(rating, "priced", late)
+    monkeypatch.setattr(rating, "price_usage", late)
     rate_day(ledger, DAYS[0], NOW_MS)
     assert days.rows("SELECT count(*) FROM day_recompute WHERE day_ms = %s", DAYS[0]) == [(1,)]
 
@@ -331,14 +331,14 @@ def test_an_interrupt_ends_workers_that_are_starting_without_a_word(days, ledger
 def test_a_day_whose_fold_meets_another_one_is_folded_again(days, ledger, monkeypatch):
     """Both keep the same claim, which one snapshot refuses to the second of them."""
     failures = iter([psycopg.errors.SerializationFailure(), psycopg.errors.DeadlockDetected()])
-    keep = hourly_usage.claims.keep_contradictions
+    keep = hourly_usage.claims.upsert_contradictions
 
     def refusing(connection, contradictions):
         for failure in failures:
             raise failure
         keep(connection, contradictions)
 
-    monkeypatch.setattr(hourly_usage.claims, "keep_contradictions", refusing)
+    monkeypatch.setattr(hourly_usage.claims, "upsert_contradictions", refusing)
     assert fold_usage(ledger) == 2 * len(DAYS)
     assert rate_usage(ledger, NOW_MS, PERIOD) == len(DAYS)
 

@@ -153,7 +153,7 @@ def test_reconcile_and_verify_name_what_was_changed(connection, statement, sente
     sheet = reconcile(connection, zones.calendar(connection).month(OPEN))
     assert not sheet.holds
     assert sheet.identity_holds(DECLARED) is False
-    (closed,) = periods.closed(connection)
+    (closed,) = periods.list_closed(connection)
     assert any(sentence in text for text in verify(connection, closed).failures)
 
 

@@ -304,12 +304,12 @@ def test_decisions_move_time_of_the_contesting_owner_and_never_make_or_lose_any(
         return ruled[at_ms // HOUR]
 
     decided = Reattributions(decisions)
-    after = decided.applied(pieces, owner_of)
+    after = decided.apply_to_pieces(pieces, owner_of)
     assert [(one.start_ms, one.held_ms, one.energy_mj) for one in after] == [
         (one.start_ms, one.held_ms, one.energy_mj) for one in pieces
     ]
     random.shuffle(decisions)
-    assert Reattributions(decisions).applied(pieces, owner_of) == after
+    assert Reattributions(decisions).apply_to_pieces(pieces, owner_of) == after
     for old, new in zip(pieces, after, strict=True):
         payer = owner_of(old.workload_id, old.start_ms)
         for one in sorted(decisions, key=lambda one: one.id):

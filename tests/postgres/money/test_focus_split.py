@@ -262,5 +262,5 @@ def test_ratios_of_any_split_add_up_to_one(weights):
     """Billionths by largest remainder, written as decimals."""
     from gpuledger_common.largest_remainder import split
 
-    written = [Decimal(focus.fixed(part, 9)) for part in split(focus.NANO, weights)]
+    written = [Decimal(focus.fixed_decimal(part, 9)) for part in split(focus.NANO, weights)]
     assert sum(written) == 1

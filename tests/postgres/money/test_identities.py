@@ -213,7 +213,7 @@ def test_a_change_of_a_closed_month_is_found(october, run, changed, table):
     assert run("close", *MONTH)[0] == 0
     assert run("periods", "--verify", "2025-10")[0] == 0
     connection = changed(table, CLOSED[table])
-    (closed,) = periods.closed(connection)
+    (closed,) = periods.list_closed(connection)
     result = verify(connection, closed)
     assert not result.holds
     assert result.sealed is (table != "charge")

@@ -77,7 +77,7 @@ def test_a_seal_does_not_depend_on_plans_and_places(october, run, dsn):
     assert len(set(seals(dsn, ties=False))) > 1
     assert run("close", "--period", "2025-10")[0] == 0
     with psycopg.connect(dsn) as connection:
-        (closed,) = periods.closed(connection)
+        (closed,) = periods.list_closed(connection)
     assert set(seals(dsn, ties=True)) == {closed.seal}
 
 
@@ -85,7 +85,7 @@ def test_a_seal_in_the_order_of_an_earlier_version_verifies(october, run, dsn):
     """It was computed in the order in which the database gave such lines, and still gives them."""
     assert run("close", "--period", "2025-10")[0] == 0
     with psycopg.connect(dsn) as connection:
-        (closed,) = periods.closed(connection)
+        (closed,) = periods.list_closed(connection)
         connection.execute("ALTER TABLE charge DISABLE TRIGGER USER")
         for _ in range(2):
             untied = seal_of(reports.charges(connection, closed.period, ties=False))

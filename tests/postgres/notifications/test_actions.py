@@ -113,7 +113,9 @@ def act(dsn, told):
         told.connection.execute(
             "UPDATE finding SET until_ms = %s WHERE state = 'gone_idle'", (at_ms,)
         )
-        return reclaim_idle(Database(dsn), at_ms, ways, finding_mail.acted, enabled=enabled)
+        return reclaim_idle(
+            Database(dsn), at_ms, ways, finding_mail.write_reclaim_mail, enabled=enabled
+        )
 
     return acted
 
@@ -236,7 +238,7 @@ def test_whoever_dies_while_he_acts_it_is_done_once(step, act, told, slurm, dsn)
     threads = [
         threading.Thread(
             target=reclaim_idle,
-            args=(book, now, ways, finding_mail.acted),
+            args=(book, now, ways, finding_mail.write_reclaim_mail),
             kwargs={"enabled": True},
         )
         for _ in range(2)

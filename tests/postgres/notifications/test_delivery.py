@@ -52,7 +52,7 @@ def put(
                 f"Subject {number}", f"First words of {number}.\n\nThe rest of {number}.\n"
             )
             key = f"event-{number}"
-            outbox.put(
+            outbox.insert(
                 connection,
                 Message(key, kind, "lead@example.com", content, at_ms, at_ms, "", urgent),
             )

@@ -212,7 +212,7 @@ CASES: dict[str, Content] = {
     ),
     "anomaly": finding_mail.anomaly(AnomalyNotice(21, ANOMALY, NOW), LINKS, PAGES),
     "summary": finding_mail.summary(WEEK, PAGES),
-    "acted": finding_mail.acted(ACTION, JOB),
+    "acted": finding_mail.write_reclaim_mail(ACTION, JOB),
     "digest": digest_mail.write(Digest("ada@example.org", NOW, "Europe/Berlin", TOLD)),
 }
 

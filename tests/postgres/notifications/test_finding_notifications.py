@@ -122,8 +122,8 @@ def test_a_writer_that_stops_anywhere_tells_once(
         dies()
         return Content("subject", "text")
 
-    put = outbox_module.put
-    monkeypatch.setattr(outbox_module, "put", lambda *given: (put(*given), dies())[0])
+    put = outbox_module.insert
+    monkeypatch.setattr(outbox_module, "insert", lambda *given: (put(*given), dies())[0])
     with pytest.raises(KeyboardInterrupt):
         notify_findings(Database(dsn), OCTOBER + DAY, MailWriters(words, words, words))
     monkeypatch.undo()

@@ -86,7 +86,7 @@ def test_applied_terms_are_in_force_audited_and_the_same_again_changes_nothing(p
         "act",
         "capacity",
     )
-    assert ScalingTerms.of("train", terms.facts()) == terms
+    assert ScalingTerms.from_facts("train", terms.facts()) == terms
     assert "1 superseded" in pool(min_gpus=2)[1]
     kinds = rows(database, "SELECT count(*) FROM audit WHERE what = 'scaling_pool'")
     assert kinds == [(3,)]

@@ -35,7 +35,7 @@ from gpuledger_collector.export.pieces import csv_pieces
 from gpuledger_collector.export.report import Column, Report
 from gpuledger_collector.insight.notifications.delivery_rules import Digest
 from gpuledger_collector.insight.notifications.messages import Content, Message
-from gpuledger_collector.logs import escaped
+from gpuledger_collector.logs import escape_event
 from gpuledger_collector.notifications import budget_mail, digest_mail
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.mime import compose
@@ -137,7 +137,7 @@ def test_files_for_other_programs_hold_a_name_in_one_line(name: str) -> None:
 
     assert seen(beancount._text(name)) == []
     assert "\n" not in beancount._text(name)
-    line = f"name = {toml.quoted(name)}"
+    line = f"name = {toml.quote_text(name)}"
     assert (seen(line), line.count("\n")) == ([], 0)
     assert tomllib.loads(line) == {"name": name}
 
@@ -147,11 +147,11 @@ def test_pages_and_pictures_show_escapes(name: str) -> None:
     """A template's value and a plot's title; markup of ours keeps its lines."""
     shown = html.environment().from_string("<p title='{{ name }}'>{{ name }}</p>{{ plot }}")
     page = shown.render(
-        name=name, plot=plots.drawn(1, 1, name, name, [plots.label(0, 0, name)], "x")
+        name=name, plot=plots.draw_plot(1, 1, name, name, [plots.label(0, 0, name)], "x")
     )
     assert seen(page) == []
     assert "\n" not in page
-    assert html.shown(Markup("<p>\n\x1b</p>")) == "<p>\n\\u001b</p>"
+    assert html.show_value(Markup("<p>\n\x1b</p>")) == "<p>\n\\u001b</p>"
 
 
 def mails_about(name: str) -> list[Content]:
@@ -190,7 +190,7 @@ def mails_about(name: str) -> list[Content]:
         ),
         finding_mail.summary(week),
         budget_mail.write(of, notifications.LINKS),
-        finding_mail.acted(
+        finding_mail.write_reclaim_mail(
             replace(notifications.ACTION, target={"workload": name, "name": name}), job
         ),
     ]
@@ -244,7 +244,7 @@ def test_a_record_of_a_log_is_a_line(name: str) -> None:
     record = logging.LogRecord("x", logging.WARNING, "x.py", 1, "node %s", (name,), None)
     line = LineFormatter().format(record)
     assert (seen(line), line.count("\n")) == ([], 0)
-    event = escaped(
+    event = escape_event(
         None,
         "warning",
         {"event": name, "team": name, "exception": f"Traceback\nValueError: {name}"},

@@ -16,7 +16,7 @@ from gpuledger_collector.accounting.counterfactual import (
     amount,
     compare,
     dearer,
-    merged,
+    merge_changes,
     reserved_saving,
 )
 from gpuledger_collector.accounting.money import cost_micro
@@ -51,7 +51,7 @@ def saved(changes: list[UsageChange], pieces: list[HourlyUsage], prices: PriceBo
         DAY,
         [DAY],
         pieces,
-        merged(changes),
+        merge_changes(changes),
         prices,
         lambda *_: OwnerPath(team="a"),
         DAY_MS,
@@ -150,7 +150,7 @@ def test_unpriced_or_mixed_is_no_amount():
         DAY,
         [DAY],
         [piece(0, HOUR_MS)],
-        merged([UsageChange(1, 7, 0, 1000)]),
+        merge_changes([UsageChange(1, 7, 0, 1000)]),
         free,
         lambda *_: OwnerPath(),
         DAY_MS,

@@ -61,7 +61,9 @@ def charged(facts, book, ruled, decided):
     def owner_of(workload_id, at_ms, _attributes_id=None):
         return decided.payer(workload_id, 7, at_ms, by_rules(workload_id, at_ms))
 
-    pieces = decided.applied(fold(facts, rating_intervals(DAY, book.cuts(DAY)), WHOLE), by_rules)
+    pieces = decided.apply_to_pieces(
+        fold(facts, rating_intervals(DAY, book.cuts(DAY)), WHOLE), by_rules
+    )
     return rate_accelerator_day(GPU, DAY, WHOLE, pieces, book, owner_of, 2**60)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.owner_tree import LEVELS
-from gpuledger_collector.accounting.reserved_names import escaped, is_reserved
+from gpuledger_collector.accounting.reserved_names import escape_name, is_reserved
 from gpuledger_collector.accounting.usage import STATES
 
 OTHER_ROWS = (
@@ -82,6 +82,6 @@ def test_parts_of_a_rule_that_make_a_reserved_name_are_escaped():
 @given(names, names)
 def test_escaping_joins_no_two_names_and_leaves_none_reserved(one, other):
     """Two names never become one, `tag:(total)` written by a user included."""
-    assert not is_reserved(escaped(one))
-    assert (escaped(one) == escaped(other)) == (one == other)
-    assert is_reserved(one) or one.startswith("tag:") or escaped(one) == one
+    assert not is_reserved(escape_name(one))
+    assert (escape_name(one) == escape_name(other)) == (one == other)
+    assert is_reserved(one) or one.startswith("tag:") or escape_name(one) == one

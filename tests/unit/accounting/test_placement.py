@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.placement import (
     Sighting,
     StatedRow,
     place,
-    spliced,
+    splice_placements,
 )
 from gpuledger_collector.accounting.quantity import GPU_MICRO
 
@@ -149,7 +149,7 @@ def bit_by_bit(seen, rows, days, retired=()):
             )
         )
         placed = {
-            number: spliced(
+            number: splice_placements(
                 before.get(number, []),
                 [row for row in line.placements if row.accelerator_id == number],
                 start_ms,

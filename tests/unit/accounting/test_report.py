@@ -182,7 +182,7 @@ def test_a_bill_that_a_person_can_check():
         996,
         "52.500000",
     )
-    assert not made.unpriced
+    assert not made.has_unpriced
 
 
 def test_pools_keep_their_name_beside_a_marker():

@@ -11,7 +11,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from gpuledger_collector.accounting.problems import SHOWN, Problem, shortened
+from gpuledger_collector.accounting.problems import SHOWN, Problem, shorten_problems
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
 from gpuledger_collector.cli.read_series import read_series
@@ -96,10 +96,10 @@ def test_mistakes_are_bounded(tmp_path, monkeypatch):
 def test_few_mistakes_are_printed():
     """The first by their lines, and how many more there are."""
     problems = [Problem("x", f"f.csv:{line}:a", "is bad") for line in range(500, 0, -1)]
-    sentences = shortened(problems)
+    sentences = shorten_problems(problems)
     assert sentences[0] == "f.csv:1:a: is bad"
     assert sentences[SHOWN:] == ["and 400 more of the kind"]
-    assert len(shortened(problems[:SHOWN])) == SHOWN
+    assert len(shorten_problems(problems[:SHOWN])) == SHOWN
 
 
 # Slurm

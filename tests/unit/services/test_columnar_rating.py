@@ -184,7 +184,7 @@ def charged(world, *, together):
     usage = rating.DayUsage(
         DAY, until_ms, placements, by_accelerator, [], owners, adjusting=adjusting, rated=rated
     )
-    return rated, rating.priced(usage, book)
+    return rated, rating.price_usage(usage, book)
 
 
 @given(worlds())

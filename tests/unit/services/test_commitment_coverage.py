@@ -24,7 +24,7 @@ from gpuledger_collector.accounting.rating import (
     unused_charges,
 )
 from gpuledger_collector.accounting.usage import fold, rating_intervals
-from gpuledger_collector.services.commitment_coverage import counted, cover_day
+from gpuledger_collector.services.commitment_coverage import cover_day, key_of_count
 from gpuledger_collector.services.placements import RatedPlacement
 
 LATE = 2**60
@@ -63,7 +63,7 @@ def rated(gpus, facts, usages, commitments, book, day=DAY, until=LATE):
             else [replace(fact, accelerator_id=number) for fact in facts[:number]]
         )
         pieces = fold(inside, rating_intervals(day, book.cuts(day)), WHOLE)
-        where, covered = (mine[0].accelerator, day, [day]), coverage.of((0, number, 0))
+        where, covered = (mine[0].accelerator, day, [day]), coverage.shares_of((0, number, 0))
         charges += rate_accelerator_day(
             *where, pieces, book, lambda workload, *_: TEAMS[workload], until, covered
         )
@@ -75,7 +75,7 @@ def rated(gpus, facts, usages, commitments, book, day=DAY, until=LATE):
             book,
             lambda workload, *_: TEAMS[workload],
             until,
-            coverage.of(counted(usage)),
+            coverage.shares_of(key_of_count(usage)),
         )
     charges += unused_charges(coverage, day.start_ms)
     return charges, check_conservation(day, until, capacities, charges, coverage.costs)

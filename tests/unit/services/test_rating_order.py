@@ -44,6 +44,6 @@ def test_a_gpu_that_comes_back_within_an_hour(numbers, in_time):
     book = PriceBook([Price(1, "", "", "on_demand", Decimal("10.00001"), "USD", 0)])
     owners = rating.Owners([], facts)
     usage = rating.DayUsage(DAY, DAY.end_ms, {1: placements}, {1: pieces}, [], owners)
-    charges, *_ = rating.priced(usage, book)
+    charges, *_ = rating.price_usage(usage, book)
     costs = {charge.workload_id: charge.cost_micro for charge in charges if charge.state == HELD}
     assert costs == {ids["a"]: 1_666_669, ids["z"]: 1_666_668}

@@ -51,7 +51,7 @@ class FileTokens:
     readers: frozenset[str] | None = frozenset()
 
     @classmethod
-    def of(cls, agents: Iterable[str], readers: Iterable[str] | None) -> FileTokens:
+    def from_secrets(cls, agents: Iterable[str], readers: Iterable[str] | None) -> FileTokens:
         """Hash the secrets."""
         return cls(
             frozenset(map(hash_of, agents)),
@@ -190,9 +190,9 @@ class Keys:
         Raises Denied.
         """
         identity = None if self.proxy is None or offered else self.proxy.identity(request)
-        return self.reader(offered) if identity is None else self.named(identity)
+        return self.reader(offered) if identity is None else self.reader_named(identity)
 
-    def named(self, identity: str) -> Principal:
+    def reader_named(self, identity: str) -> Principal:
         """The reader whose live token has this name; call `refresh` before. Raises Denied."""
         now_ms = self.now_ms()
         for token in self._tokens.values():

@@ -25,7 +25,7 @@ from gpuledger_collector.config.fields import (
     Currency,
     Instant,
     Text,
-    after,
+    end_after,
     read_decimal,
     read_text,
     refusal,
@@ -82,13 +82,13 @@ class _Line(Row):
     provider: Text = Field("", alias="ProviderName")
     service_provider: Text = Field("", alias="ServiceProviderName")
     start_ms: Instant = Field(alias="ChargePeriodStart")
-    end_ms: Annotated[Instant, after("start_ms", "ChargePeriodStart", or_at=True)] = Field(
+    end_ms: Annotated[Instant, end_after("start_ms", "ChargePeriodStart", or_at=True)] = Field(
         alias="ChargePeriodEnd"
     )
     bill_start_ms: Instant = Field(alias="BillingPeriodStart")
-    bill_end_ms: Annotated[Instant, after("bill_start_ms", "BillingPeriodStart", or_at=True)] = (
-        Field(alias="BillingPeriodEnd")
-    )
+    bill_end_ms: Annotated[
+        Instant, end_after("bill_start_ms", "BillingPeriodStart", or_at=True)
+    ] = Field(alias="BillingPeriodEnd")
     category: Text = Field(alias="ChargeCategory")
     charge_class: Text = Field("", alias="ChargeClass")
     description: Text = Field("", alias="ChargeDescription")

@@ -19,7 +19,7 @@ from gpuledger_collector.config.fields import (
     DatedInstant,
     Instants,
     Name,
-    after,
+    end_after,
 )
 from gpuledger_collector.config.model import Row
 
@@ -30,7 +30,9 @@ class _Placement(Row):
     gpu_model: Name = ""
     pool: Name = "default"
     in_ms: DatedInstant = Field(alias="in_at")
-    out_ms: Annotated[DatedInstant | None, after("in_ms", "in_at")] = Field(None, alias="out_at")
+    out_ms: Annotated[DatedInstant | None, end_after("in_ms", "in_at")] = Field(
+        None, alias="out_at"
+    )
 
     blank_columns = ("gpu_model", "pool", "out_at")
 

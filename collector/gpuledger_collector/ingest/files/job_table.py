@@ -230,7 +230,7 @@ def read_table(
     )
     survey = _survey(table, lambda done, total: on_line(done, 2 * total))
     day_first = _day_first(table, survey, options, problems)
-    has_decimal_comma = _has_decimal_comma(table, survey, problems)
+    has_decimal_comma = _decide_decimal_comma(table, survey, problems)
     problems += _unclear(table, survey)
     if wrong or any(problem.code in {"two_readings", "no_zone"} for problem in problems):
         return None
@@ -346,7 +346,7 @@ def records(
             and (total := _sum_in(row.cells)) is not None
         ):
             notes.append(f"line {row.line} ({total!r}) is a sum and no job: left out")
-        elif not kinds.is_shared(row.cells[gpus_column]):
+        elif not kinds.count_if_shared(row.cells[gpus_column]):
             yield reader.read(row)
     if table.repeated_headers:
         notes.append(f"{plural(table.repeated_headers, 'repeated header line')}: left out")
@@ -511,7 +511,7 @@ def _sum_in(cells: Mapping[str, str]) -> str | None:
     )
 
 
-def _has_decimal_comma(table: JobTable, survey: _Survey, problems: list[Problem]) -> bool:
+def _decide_decimal_comma(table: JobTable, survey: _Survey, problems: list[Problem]) -> bool:
     """Decide what a comma and a point mean over all numbers; a file that leaves it open is refused."""
     numbers = survey.numbers
     comma = (_COMMA_THOUSANDS, _DECIMAL_COMMA, ",")
@@ -571,7 +571,7 @@ class AllocationKinds:
     shared: int = 0
     mixed: int = 0
 
-    def is_shared(self, alloc_tres: str) -> bool:
+    def count_if_shared(self, alloc_tres: str) -> bool:
         """Whether a job has shards or MPS only, which are no GPUs of its own; counts it."""
         if "gres/" not in alloc_tres:
             return False

@@ -39,7 +39,7 @@ from gpuledger_collector.config.fields import (
     Instants,
     Name,
     Text,
-    after,
+    end_after,
     read_instant,
     read_text,
     refusal,
@@ -105,7 +105,9 @@ class _Job(Row):
     submitted_ms: _Instant = Field(None, alias="submit")
     eligible: str = ""
     start_ms: _Instant = Field(None, alias="start")
-    end_ms: Annotated[_Instant, after("start_ms", "start", or_at=True)] = Field(None, alias="end")
+    end_ms: Annotated[_Instant, end_after("start_ms", "start", or_at=True)] = Field(
+        None, alias="end"
+    )
     elapsedraw: str = ""
     pause_ms: Annotated[int, PlainValidator(_read_span)] = Field(0, alias="suspended")
     alloctres: str = ""
@@ -205,7 +207,7 @@ def read_sacct(
         if record.cells["start"].strip() in _NEVER:
             waiting += 1
             continue
-        if kinds.is_shared(record.cells["alloctres"]):
+        if kinds.count_if_shared(record.cells["alloctres"]):
             continue
         gpus, model = gpus_of(record.cells["alloctres"])
         if gpus == 0:

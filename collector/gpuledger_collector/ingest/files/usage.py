@@ -31,7 +31,7 @@ from gpuledger_collector.config.fields import (
     Instants,
     Name,
     Text,
-    after,
+    end_after,
     read_bounded,
     read_text,
 )
@@ -78,7 +78,7 @@ class UsageFile(Parsed[UsageRow]):
 class _Usage(Row):
     workload_id: Text
     start_ms: _Instant | None = Field(None, alias="start")
-    end_ms: Annotated[_Instant | None, after("start_ms", "start", or_at=True)] = Field(
+    end_ms: Annotated[_Instant | None, end_after("start_ms", "start", or_at=True)] = Field(
         None, alias="end"
     )
     gpus: Annotated[

@@ -293,12 +293,12 @@ def _comparison_distance(history_ms: int, length_ms: int) -> int:
 def _drivers(team: TeamSpending, start_ms: int, until_ms: int, back_ms: int) -> list[Driver]:
     """What changed the cost of the episode against the same hours before."""
     before = [
-        priced.held()
+        priced.to_holder_spend()
         for priced in team.usage
         if start_ms <= priced.usage.rating_interval_ms + back_ms < until_ms
     ]
     after = [
-        priced.held()
+        priced.to_holder_spend()
         for priced in team.usage
         if start_ms <= priced.usage.rating_interval_ms < until_ms
     ]

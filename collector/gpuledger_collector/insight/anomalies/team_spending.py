@@ -38,7 +38,7 @@ class PricedUsage:
     """At the rates of three days before."""
     rate: str
 
-    def held(self) -> HolderSpend:
+    def to_holder_spend(self) -> HolderSpend:
         """The usage as the comparison of two periods takes it."""
         return HolderSpend(self.label, self.usage.gpu_model, self.usage.gpu_ns, self.cost_micro)
 

@@ -86,7 +86,7 @@ def recent_history(series: Series) -> History:
 
     Raises ValueError for a series without any known value.
     """
-    if not series.known:
+    if not series.known_count:
         raise ValueError(f"series {series.name!r} has no known value")
     cut = max(0, len(series.values) - max(HISTORY_STEPS, HISTORY_DAYS * DAY_MS // series.step_ms))
     # Nothing known in the recent part: an old value is better than none.

@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.wasted_time import MINUTE_MS
 from gpuledger_collector.insight.findings import PlacedAccelerator
 from gpuledger_collector.insight.idle.episodes import IdleEpisode
 from gpuledger_collector.insight.idle.kinds import FLOOR_BYTES, is_interactive, is_serving, watts
-from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes, carried, unknown
+from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes, carry_samples, unknown
 from gpuledger_collector.insight.idle.states import IDLE_RULES
 from gpuledger_collector.insight.idle.survival import IdleSurvivalCurve, estimate_curve, idle_gaps
 
@@ -40,7 +40,7 @@ def lay_out_minutes(
     column = (table["minute_ms"].astype(np.int64) - period.start_ms) // MINUTE_MS
     sampled = np.zeros(shape, dtype=bool)
     sampled[row, column] = True
-    seen, source = carried(sampled)
+    seen, source = carry_samples(sampled)
 
     def reading(name: str) -> npt.NDArray[np.float64]:
         grid = unknown(shape)

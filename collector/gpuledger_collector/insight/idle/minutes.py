@@ -71,7 +71,7 @@ class Minutes:
         rows, columns = self.seen.shape
         return rows, columns
 
-    def until(self, minute: int) -> Minutes:
+    def known_before(self, minute: int) -> Minutes:
         """Return what was known before this minute."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         tables = {name: table for name, table in values.items() if np.ndim(table) == 2}
@@ -87,7 +87,7 @@ def unknown(shape: tuple[int, int]) -> Floats:
     return np.full(shape, np.nan)
 
 
-def carried(sampled: Flags) -> tuple[Flags, Counts]:
+def carry_samples(sampled: Flags) -> tuple[Flags, Counts]:
     """Return where a sample is known if each is valid for three intervals, and the column to take
     it from.
 

@@ -98,7 +98,7 @@ KNOWN = {
 """Published shapes: Brown et al. 2020 table 2.1; the models' own config.json."""
 
 
-def known(name: str) -> Architecture:
+def published_shape(name: str) -> Architecture:
     """The published shape of this name. Raises ValueError naming those that there are."""
     shape = KNOWN.get(name.strip().casefold())
     if shape is None:

@@ -155,7 +155,7 @@ def hour_shapes(hours: Series) -> Floats:
 
 def day_levels(days: Series, reach: int, method: str = "analog") -> Floats:
     """Forecast the quantiles (reach, Q) of mean GPUs on the days after the last one."""
-    learned = min(reach, days.known // LEARNED_PART)
+    learned = min(reach, days.known_count // LEARNED_PART)
     (result,) = forecast([days], learned, QUANTILES, method)
     middle = result.values[-1, LIKELY]
     factor = np.sqrt(np.arange(learned + 1, reach + 1) / learned)
@@ -169,9 +169,9 @@ def judge(days: Series, reach: int) -> Backtest:
     """
     inside, losses = [], []
     for origin in range(len(days.values) - reach, max(reach, MIN_DAYS) - 1, -reach):
-        past, actual = days.until(origin), days.values[origin : origin + reach]
+        past, actual = days.known_before(origin), days.values[origin : origin + reach]
         known = np.isfinite(actual)
-        if past.known < MIN_DAYS or not known.any():
+        if past.known_count < MIN_DAYS or not known.any():
             continue
         levels = day_levels(past, reach)
         inside += list(
@@ -204,7 +204,7 @@ def horizon(days: Series, reach: int, skipped: int = 0) -> Horizon:
     """Return demand over the next `reach` days without the first `skipped`."""
     now, before = week_mean(days), week_mean(days, reach)
     grown = None if now is None or not before else now / before - 1
-    if days.known < MIN_DAYS:
+    if days.known_count < MIN_DAYS:
         return Horizon(reach - skipped, grown)
     levels = day_levels(days, reach)[skipped:]
     return Horizon(
@@ -393,9 +393,9 @@ def plan_capacity(
     Days that are known already are left out. Raises TooFewDays.
     """
     days = daily_means(hours)
-    if days.known < MIN_DAYS:
+    if days.known_count < MIN_DAYS:
         raise TooFewDays(
-            f"{days.name!r} has {plural(days.known, 'known day')} of demand: a plan needs"
+            f"{days.name!r} has {plural(days.known_count, 'known day')} of demand: a plan needs"
             f" {MIN_DAYS} at least"
         )
     reach, skipped = ahead(days, start_ms, end_ms)

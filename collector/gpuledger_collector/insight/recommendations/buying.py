@@ -27,7 +27,7 @@ from gpuledger_collector.insight.recommendations.evidence import (
 )
 from gpuledger_collector.insight.recommendations.proposals import Estimate, Proposal
 from gpuledger_collector.insight.recommendations.signature import Signature, holding_proposal
-from gpuledger_collector.insight.recommendations.sizing import moved
+from gpuledger_collector.insight.recommendations.sizing import estimate_moved
 from gpuledger_collector.insight.series import Floats
 from gpuledger_common.plurals import plural
 
@@ -115,7 +115,7 @@ def _propose_spot(candidate: _SpotCandidate, hours: float) -> Proposal:
         f"run {holding.name} on spot: it can be restarted (tag {candidate.tag}), at"
         f" {rate.rate.normalize():f} instead of {price.rate.normalize():f} {rate.currency}",
         [
-            moved(holding, rate, round(PERMILLE * per_day / 24 * LOST_HOURS))
+            estimate_moved(holding, rate, round(PERMILLE * per_day / 24 * LOST_HOURS))
             for per_day in INTERRUPTIONS_PER_DAY
         ],
         {

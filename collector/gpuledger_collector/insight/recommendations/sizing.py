@@ -210,7 +210,7 @@ def _propose_smaller(holding: Holding, fit: _SmallerGpu) -> Proposal:
         # A slower GPU is held for longer: low as slow as its worst bound, high as fast as before,
         # expected in between.
         [
-            moved(holding, fit.rate, round((slow - 1) * PERMILLE))
+            estimate_moved(holding, fit.rate, round((slow - 1) * PERMILLE))
             for slow in (bound, math.sqrt(bound), 1.0)
         ],
         {
@@ -223,7 +223,7 @@ def _propose_smaller(holding: Holding, fit: _SmallerGpu) -> Proposal:
     )
 
 
-def moved(holding: Holding, rate: Price, overhead_permille: int) -> Estimate:
+def estimate_moved(holding: Holding, rate: Price, overhead_permille: int) -> Estimate:
     """Estimate of all usage at another rate, with so much more time."""
     to = dearer(rate, overhead_permille)
     return Estimate(

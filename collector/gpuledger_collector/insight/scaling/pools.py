@@ -60,7 +60,7 @@ class ScalingTerms:
         return {**facts, "limits": limits, "money_per_hour": money}
 
     @classmethod
-    def of(cls, pool: str, facts: Mapping[str, object]) -> ScalingTerms:
+    def from_facts(cls, pool: str, facts: Mapping[str, object]) -> ScalingTerms:
         """Restore terms from `facts`."""
         rest = dict(facts)
         limits, money = rest.pop("limits"), rest.pop("money_per_hour")
@@ -123,7 +123,7 @@ class ScalingDecision:
     webhook: str = ""
 
     @property
-    def changed(self) -> bool:
+    def is_change(self) -> bool:
         """Whether the target differs from the one before."""
         return self.before_gpus != self.advice.desired_gpus
 

@@ -38,7 +38,7 @@ def meets(keys: Sequence[str], by: Sequence[str], where: Mapping[str, str]) -> b
     )
 
 
-def called(
+def workload_names(
     snapshot: Snapshot, by: Sequence[str], cells: Iterable[Sequence[str]]
 ) -> Mapping[str, tuple[str, str]]:
     """Name and user of the workloads in these cells, by key; nothing where rows are not by

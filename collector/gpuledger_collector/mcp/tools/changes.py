@@ -147,8 +147,8 @@ def compare_periods(
         if before is None:
             return _incomparable(snapshot, page, after)
         compared = _compare(snapshot, (before, after), by, wanted)
-        called = bills.called(
-            snapshot, compared.by, (group.keys for group in page.of(compared.groups))
+        called = bills.workload_names(
+            snapshot, compared.by, (group.keys for group in page.slice_items(compared.groups))
         )
         return page.answer(
             compared.groups,
@@ -197,8 +197,8 @@ def explain_change(
         if before is None:
             return _incomparable(snapshot, page, after)
         compared = _compare(snapshot, (before, after), ("workload", "model"), wanted)
-        called = bills.called(
-            snapshot, compared.by, (group.keys for group in page.of(compared.groups))
+        called = bills.workload_names(
+            snapshot, compared.by, (group.keys for group in page.slice_items(compared.groups))
         )
         events = _events(snapshot, compared, wanted)
         return page.answer(

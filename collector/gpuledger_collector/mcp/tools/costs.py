@@ -153,8 +153,8 @@ def get_cost(
     with ledger.snapshot() as snapshot:
         span = snapshot.period(period, start, end)
         bill = bills.read(snapshot, span, by, wanted)
-        called = bills.called(
-            snapshot, bill.report.by, (row.keys for row in page.of(bill.report.rows))
+        called = bills.workload_names(
+            snapshot, bill.report.by, (row.keys for row in page.slice_items(bill.report.rows))
         )
         return page.answer(
             bill.report.rows,
@@ -234,7 +234,9 @@ def get_gpu_waste(
         bill = bills.read(snapshot, span, by, wanted)
         rows = [row for row in bill.report.rows if row.waste_micro and row.waste_micro >= least]
         rows.sort(key=lambda row: (-(row.waste_micro or 0), row.keys))
-        called = bills.called(snapshot, bill.report.by, (row.keys for row in page.of(rows)))
+        called = bills.workload_names(
+            snapshot, bill.report.by, (row.keys for row in page.slice_items(rows))
+        )
         return page.answer(
             rows,
             lambda row: _waste_row(row, names(bill.report.by, row.keys, called)),
@@ -304,7 +306,9 @@ def get_efficiency(
         span = snapshot.period(period, start, end)
         bill = bills.read(snapshot, span, by, wanted)
         priced = [row for row in bill.report.rows if row.currency is not None]
-        called = bills.called(snapshot, bill.report.by, (row.keys for row in page.of(priced)))
+        called = bills.workload_names(
+            snapshot, bill.report.by, (row.keys for row in page.slice_items(priced))
+        )
         return page.answer(
             priced,
             lambda row: EfficiencyRow(

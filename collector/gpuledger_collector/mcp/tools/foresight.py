@@ -137,7 +137,7 @@ def _budget_row(snapshot: Snapshot, status: Status) -> BudgetRow:
     return BudgetRow(
         budget=name(budget.name),
         owner={level: name(value) for level, value in budget.owner.items()},
-        measure=budget.measured,
+        measure=budget.measure_text,
         period=periods.span_of(snapshot.calendar, status.period),
         amount=amount(budget.amount_micro),
         spent=None if status.spend.micro is None else amount(status.spend.micro),

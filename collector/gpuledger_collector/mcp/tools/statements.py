@@ -145,7 +145,7 @@ def get_statement(
                 if statement is None
                 else [_total(statement, each) for each in statement.sections]
             ),
-            notices=() if statement is None else _contested(statement),
+            notices=() if statement is None else _contested_sentences(statement),
             empty=(
                 "this owner was billed nothing in this month"
                 if statement is None
@@ -216,7 +216,7 @@ def _lines(statement: Statement, section: str) -> list[StatementLine]:
     return lines
 
 
-def _contested(statement: Statement) -> Sequence[str]:
+def _contested_sentences(statement: Statement) -> Sequence[str]:
     count = len(statement.contested)
     return [f"{plural(count, 'dispute')} about this statement wait for a decision"] if count else ()
 

@@ -171,7 +171,7 @@ def _rows(connection: Connection, table: str) -> tuple[frozenset[str], list[_Ver
     return numeric, [
         _Version(
             "",
-            _content(_booked(row), numeric),
+            _content(_booked_content(row), numeric),
             to_ms(row["recorded_at"]),
             None if row["superseded_at"] is None else to_ms(row["superseded_at"]),
         )
@@ -179,7 +179,7 @@ def _rows(connection: Connection, table: str) -> tuple[frozenset[str], list[_Ver
     ]
 
 
-def _booked(row: Mapping[str, Any]) -> Content:
+def _booked_content(row: Mapping[str, Any]) -> Content:
     """A row as the log states it."""
     content = {name: value for name, value in row.items() if name not in (*_UNSAID, *_BOOKED)}
     if "evidence" in row:
@@ -244,7 +244,7 @@ def _compare_versions(
     """Pair what the log and the table do not have alike by what is most alike, and name what
     differs.
     """
-    missing, strange = _unmatched(logged, rows), _unmatched(rows, logged)
+    missing, strange = _unmatched_versions(logged, rows), _unmatched_versions(rows, logged)
     for version in missing[:MOST]:
         row = min(strange, key=lambda other: len(version.unlike(other)), default=None)
         if row is None:
@@ -271,7 +271,7 @@ def _is_unhashed(version: _Version) -> bool:
     return has_more and "sha256" not in version.content
 
 
-def _unmatched(versions: Sequence[_Version], others: Sequence[_Version]) -> list[_Version]:
+def _unmatched_versions(versions: Sequence[_Version], others: Sequence[_Version]) -> list[_Version]:
     """Those versions of which the others have no equal one."""
     left = Counter(version.key for version in others)
     unmatched = []
@@ -322,12 +322,12 @@ def _compare_inventory(
     for uuid in sorted(stated.keys() | stored.keys()):
         if uuid not in stated and not entries:
             comparison.uncovered["inventory"] += len(stored[uuid])
-        elif _sorted(stated.get(uuid, ())) != _sorted(stored.get(uuid, ())):
+        elif _sort_contents(stated.get(uuid, ())) != _sort_contents(stored.get(uuid, ())):
             what = "removed" if uuid not in stored else "rows" if uuid in stated else "added"
             comparison.deviations.append(Deviation("inventory", uuid, what))
 
 
-def _sorted(rows: Iterable[Content]) -> list[str]:
+def _sort_contents(rows: Iterable[Content]) -> list[str]:
     return sorted(map(_text, rows))
 
 

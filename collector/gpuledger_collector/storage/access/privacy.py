@@ -17,7 +17,7 @@ import secrets
 from psycopg import sql
 
 from gpuledger_collector.accounting.personal_data import Person, Place
-from gpuledger_collector.accounting.reserved_names import escaped
+from gpuledger_collector.accounting.reserved_names import escape_name
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.schema import metadata as metadata
@@ -60,7 +60,7 @@ def erase(connection: Connection, name: str, who: str, now_ms: int) -> tuple[str
                 _empty_messages(connection, name, pseudonym)
             elif not place.kept:
                 where, values = _condition(place.column, place.person, name)
-                new, more = _replaced(place.column, place.person, name, pseudonym)
+                new, more = _replacement(place.column, place.person, name, pseudonym)
                 connection.execute(
                     sql.SQL("UPDATE {} SET {} = {} WHERE {}").format(
                         sql.Identifier(place.table), sql.Identifier(place.column), new, where
@@ -89,7 +89,7 @@ def forget_owners(connection: Connection, name: str) -> int:
         "DELETE FROM owner o WHERE user_name = ANY(%s) AND NOT EXISTS (SELECT FROM charge WHERE"
         " owner_id = o.id) AND NOT EXISTS (SELECT FROM correction WHERE owner_id = o.id) AND NOT"
         " EXISTS (SELECT FROM ledger_day WHERE owner_id = o.id)",
-        ([name, escaped(name)],),
+        ([name, escape_name(name)],),
     ).rowcount
 
 
@@ -103,7 +103,7 @@ def _condition(column: str, person: Person, name: str) -> tuple[sql.Composable, 
     if person is Person.NAME:
         # Owners have the name as attribution books it.
         condition = sql.SQL("{} IN (%(name)s, %(booked)s)").format(sql.Identifier(column))
-        return condition, {"name": name, "booked": escaped(name)}
+        return condition, {"name": name, "booked": escape_name(name)}
     if person is Person.WORDS:
         return sql.SQL("{}::text ~ %(word)s").format(sql.Identifier(column)), {
             "name": name,
@@ -167,7 +167,7 @@ def _empty_messages(connection: Connection, name: str, pseudonym: str) -> None:
     )
 
 
-def _replaced(
+def _replacement(
     column: str, person: Person, name: str, pseudonym: str
 ) -> tuple[sql.Composable, dict[str, str]]:
     values = {"name": name, "pseudonym": pseudonym}

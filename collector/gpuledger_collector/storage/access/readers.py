@@ -173,7 +173,7 @@ def plan(
     elif password is not None:
         # LOGIN as well: this is how a role that was revoked comes back.
         change = sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(
-            name, _hashed(connection, role, password)
+            name, _hash_password(connection, role, password)
         )
         steps.append(Step(change, optional=True, secret=True))
     row = connection.execute("SELECT current_database(), current_schema()").fetchone()
@@ -268,11 +268,11 @@ def _creation(connection: Connection, role: str, password: str | None) -> Step:
         )
     if password is None:
         return Step(sql.SQL("CREATE ROLE {} LOGIN").format(name))
-    hashed = _hashed(connection, role, password)
+    hashed = _hash_password(connection, role, password)
     return Step(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(name, hashed), secret=True)
 
 
-def _hashed(connection: Connection, role: str, password: str) -> sql.Literal:
+def _hash_password(connection: Connection, role: str, password: str) -> sql.Literal:
     """The password as the server stores it, so that no log of statements contains it."""
     hashed = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
     return sql.Literal(hashed.decode())
@@ -302,7 +302,7 @@ def _run(connection: Connection, role: str, steps: Iterable[Step]) -> list[str]:
     for step in steps:
         if not step.optional:
             connection.execute(step.statement)
-        elif _is_readiness_problems(connection, step) and not _tried(connection, step):
+        elif _has_readiness_problems(connection, step) and not _try_step(connection, step):
             statement = sql.SQL("ALTER ROLE {} LOGIN PASSWORD '...'").format(sql.Identifier(role))
             left.append((statement if step.secret else step.statement).as_string(connection))
     return left
@@ -368,7 +368,7 @@ def end_sessions(connection: Connection, role: str) -> tuple[int, str]:
     return (0 if row is None else row[0]), ""
 
 
-def _is_readiness_problems(connection: Connection, step: Step) -> bool:
+def _has_readiness_problems(connection: Connection, step: Step) -> bool:
     row = (
         None
         if step.readiness_problems is None
@@ -377,7 +377,7 @@ def _is_readiness_problems(connection: Connection, step: Step) -> bool:
     return row is None or bool(row[0])
 
 
-def _tried(connection: Connection, step: Step) -> bool:
+def _try_step(connection: Connection, step: Step) -> bool:
     """Run an optional statement; return whether it had its effect."""
     try:
         # A savepoint: a right that is missing must not end the transaction of the required
@@ -386,7 +386,7 @@ def _tried(connection: Connection, step: Step) -> bool:
             connection.execute(step.statement)
     except psycopg.errors.InsufficientPrivilege:
         return False
-    return step.readiness_problems is None or not _is_readiness_problems(connection, step)
+    return step.readiness_problems is None or not _has_readiness_problems(connection, step)
 
 
 # Roles that may read charges and log in, but are no registered readers, lack a limit, or have

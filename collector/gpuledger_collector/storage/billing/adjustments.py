@@ -30,7 +30,7 @@ from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.problems import DeclarationRefused, Problem
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit, audited
-from gpuledger_collector.storage.billing.prices import mark_dated
+from gpuledger_collector.storage.billing.prices import request_dated_days
 from gpuledger_collector.storage.ledger import dated_rows, zones
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.rows import select_value
@@ -129,7 +129,7 @@ def replace_adjustments(
     kept = {adjustment.id for adjustment in before} & {adjustment.id for adjustment in after}
     marked = 0
     for policy in (adjustment for adjustment in [*before, *after] if adjustment.id not in kept):
-        marked += mark_dated(connection, policy.from_on, policy.to_on, now_ms)
+        marked += request_dated_days(connection, policy.from_on, policy.to_on, now_ms)
     booked = {adjustment.name: adjustment for adjustment in current(connection)}
     added = 0
     for entry in (adjustment for adjustment in wanted if adjustment.kind not in POLICIES):

@@ -114,7 +114,7 @@ def months(
     """Each month, its part of the period, and when it was closed."""
     closed = {
         closed_period.period.start_ms: closed_period.closed_ms
-        for closed_period in periods.closed(connection)
+        for closed_period in periods.list_closed(connection)
     }
     start_ms = period.start_ms
     while start_ms < period.end_ms:
@@ -188,7 +188,7 @@ def _share(
             line_share.micro if line_share.line is None or line_share.line.state == HELD else 0
         )
         unshared = (UNSHARED, *[""] * (len(by) - 1))
-        cells = unshared if line_share.line is None else _shown(line_share.line, by)
+        cells = unshared if line_share.line is None else _keys_of_line(line_share.line, by)
         borne[line_share.currency, cells] += line_share.micro
     _add(allocations, split_cost, borne)
     allocations.costs.extend(
@@ -211,7 +211,7 @@ def _share_own(
             for split_cost in together
         }
         for split_cost, line, micro in own_shares(connection, together, by, owner):
-            borne[id(split_cost)][line.currency or "", _shown(line, by)] += micro
+            borne[id(split_cost)][line.currency or "", _keys_of_line(line, by)] += micro
         for split_cost in together:
             _add(allocations, split_cost, borne[id(split_cost)])
 
@@ -228,7 +228,7 @@ def _add(
         )
 
 
-def _shown(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
+def _keys_of_line(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
     return shown_keys(replace(line, keys=line.keys[len(DIMENSIONS) :]), by)
 
 
@@ -243,7 +243,7 @@ def _emit(
         if line.energy_mj is None:
             continue
         intensity = intensity_of(in_force, line.keys[len(LEVELS)])
-        at = (line.currency, _shown(line, by))
+        at = (line.currency, _keys_of_line(line, by))
         before = allocations.emitted.get(at, 0)
         grams = None if intensity is None else micrograms(line.energy_mj, intensity)
         # One line without a known intensity makes the sum unknown: a partial sum would look

@@ -182,7 +182,7 @@ def _facts(match: BillMatch) -> Mapping[str, object]:
     }
 
 
-def observed(connection: Connection, period: Period) -> list[ObservedUsage]:
+def observed_usage(connection: Connection, period: Period) -> list[ObservedUsage]:
     """What was seen in the period's days, corrections included: held, unallocated and unavailable
     time at its rate.
     """

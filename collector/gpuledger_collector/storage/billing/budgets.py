@@ -21,7 +21,7 @@ from gpuledger_collector.accounting.budgets import (
 )
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.period import Calendar, Period
-from gpuledger_collector.accounting.reserved_names import escaped
+from gpuledger_collector.accounting.reserved_names import escape_name
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import zones
@@ -87,7 +87,7 @@ def _budget(row: Sequence[Any], days: Calendar) -> Budget:
     )
 
 
-def replace(connection: Connection, wanted: Sequence[Budget], now_ms: int) -> ImportOutcome:
+def replace_budgets(connection: Connection, wanted: Sequence[Budget], now_ms: int) -> ImportOutcome:
     """The budgets in force become these.
 
     Another amount, measure, owner or period is a new budget, whose thresholds are fresh; other
@@ -282,7 +282,7 @@ def daily_spend(
     found: dict[int, list[DaySpend]] = {budget.id: [] for budget, _ in wanted}
     for measure in {budget.measure for budget, _ in wanted}:
         own = [(budget, period) for budget, period in wanted if budget.measure == measure]
-        micro, idle, counts = _measured(measure, "b.currency")
+        micro, idle, counts = _measure_sql(measure, "b.currency")
         rows = connection.execute(
             _DAILY_SPEND.format(micro=micro, idle=idle, counts=counts),
             {
@@ -334,7 +334,7 @@ def shares(connection: Connection, budget: Budget, period: Period) -> dict[Perio
     return {Period(start_ms, end_ms): micro for start_ms, end_ms, micro in rows}
 
 
-def store_shares(connection: Connection, budget: Budget, parts: Mapping[Period, int]) -> None:
+def upsert_shares(connection: Connection, budget: Budget, parts: Mapping[Period, int]) -> None:
     """Store the shares of common costs of some parts of time; other parts stay."""
     with connection.cursor() as cursor:
         cursor.executemany(
@@ -368,8 +368,8 @@ def amount_of_range(connection: Connection, budget: Budget, period: Period) -> i
     """Estimate what counts against the budget in a range of time: charges count in proportion to
     their overlap.
     """
-    where, values = _of(budget)
-    micro, _, counts = _measured(budget.measure)
+    where, values = _owner_condition(budget)
+    micro, _, counts = _measure_sql(budget.measure)
     row = connection.execute(
         f"""
         SELECT coalesce(round(sum(({micro})::numeric
@@ -392,8 +392,8 @@ def spend_by_holder(
     connection: Connection, budget: Budget, period: Period
 ) -> Sequence[HolderSpend]:
     """Sum charges by job name, user, project and model; time that nobody held by its state."""
-    where, values = _of(budget)
-    micro, _, counts = _measured(budget.measure)
+    where, values = _owner_condition(budget)
+    micro, _, counts = _measure_sql(budget.measure)
     rows = connection.execute(
         f"""
         SELECT l.state, coalesce(nullif(w.name, ''), w.external_id), coalesce(w.user_name, ''),
@@ -406,7 +406,7 @@ def spend_by_holder(
         {**values, **_range(budget, period)},
     )
     return [
-        HolderSpend((_called(state, name), user, project), model, int(gpu_ns), round(amount or 0))
+        HolderSpend((_job_name(state, name), user, project), model, int(gpu_ns), round(amount or 0))
         for state, name, user, project, model, gpu_ns, amount in rows
     ]
 
@@ -421,7 +421,7 @@ def alerts(connection: Connection, budget: Budget, period: Period) -> Sequence[A
     return [Alert(*row) for row in rows]
 
 
-def store_alerts(
+def upsert_alerts(
     connection: Connection,
     budget: Budget,
     period: Period,
@@ -456,13 +456,13 @@ def store_alerts(
         )
 
 
-def _of(budget: Budget) -> tuple[str, Mapping[str, str]]:
+def _owner_condition(budget: Budget) -> tuple[str, Mapping[str, str]]:
     """The condition on `o` (owner) that holds for the budget's node of the tree and all below it."""
     where = " AND ".join(f"{_OWNER_COLUMNS[level]} = %(owner_{level})s" for level in budget.owner)
     return where or "true", {f"owner_{level}": value for level, value in budget.owner.items()}
 
 
-def _measured(measure: str, currency: str = "%(currency)s") -> tuple[str, str, str]:
+def _measure_sql(measure: str, currency: str = "%(currency)s") -> tuple[str, str, str]:
     """What a line `l` adds to a budget, its held idle part, and the condition under which it
     counts.
     """
@@ -472,13 +472,13 @@ def _measured(measure: str, currency: str = "%(currency)s") -> tuple[str, str, s
     return "l.cost_micro", "l.idle_cost_micro", f"coalesce(l.currency = {currency}, false)"
 
 
-def _called(state: str, name: str | None) -> str:
+def _job_name(state: str, name: str | None) -> str:
     """The job that held something, or in parentheses what else the time was; no job is called like
     that.
     """
     if state != HELD:
         return f"({state})"
-    return "(unknown)" if name is None else escaped(name)
+    return "(unknown)" if name is None else escape_name(name)
 
 
 def _range(budget: Budget, period: Period) -> dict[str, object]:

@@ -43,7 +43,7 @@ _COLUMNS = """owner_id, state, pool, gpu_model, node, currency, workload_id, com
 
 def payments(connection: Connection, period: Period, until_ms: int) -> list[Purchase]:
     """The payments that count in a period, up to an instant."""
-    closed = {month.name: month.closed_ms for month in periods.closed(connection)}
+    closed = {month.name: month.closed_ms for month in periods.list_closed(connection)}
     versions = [*_commitments(connection), *_hardware(connection)]
     return purchases(versions, period, zones.calendar(connection), closed, until_ms)
 

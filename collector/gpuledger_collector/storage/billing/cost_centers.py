@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
-from gpuledger_collector.accounting.cost_centers import Codes, CostCenters, joined
+from gpuledger_collector.accounting.cost_centers import Codes, CostCenters, join_codes
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Period
@@ -33,13 +33,15 @@ class BilledCodes:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._calendar = zones.calendar(connection)
-        self._closed = [(closed.period, closed.closed_ms) for closed in periods.closed(connection)]
+        self._closed = [
+            (closed.period, closed.closed_ms) for closed in periods.list_closed(connection)
+        ]
         self._versions: dict[int | None, CostCenters] = {}
         row = connection.execute("SELECT EXISTS (SELECT FROM cost_center)").fetchone()
         self.are_declared = row is not None and bool(row[0])
         """Whether any cost center was ever declared; nothing else is read where none was."""
 
-    def on(self, owner: OwnerPath, billed_ms: int) -> Codes:
+    def codes_on(self, owner: OwnerPath, billed_ms: int) -> Codes:
         """The codes of an owner on the day that bills an instant."""
         if not self.are_declared:
             return Codes()
@@ -70,7 +72,7 @@ class BilledCodes:
         )
         return [Period(start_ms, end_ms) for start_ms, end_ms in pairwise(edges)]
 
-    def tagged(self, charges: Iterable[ExportedCharge]) -> Iterator[ExportedCharge]:
+    def tag_charges(self, charges: Iterable[ExportedCharge]) -> Iterator[ExportedCharge]:
         """Charges with the codes of their owners among their tags, as FOCUS shows them."""
         for exported in charges:
             charge = exported.charge
@@ -78,7 +80,7 @@ class BilledCodes:
                 yield exported
                 continue
             booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
-            codes = self.on(charge.owner, booked_ms)
+            codes = self.codes_on(charge.owner, booked_ms)
             own = {name: code for name, code in asdict(codes).items() if code}
             yield replace(exported, tags={**exported.tags, **own}) if own else exported
 
@@ -107,6 +109,6 @@ class BilledCodes:
         rows = self._connection.execute(_BILLED + own, {**bounds, **(below or {})})
         for owner in (OwnerPath(*row) for row in rows):
             found[tuple(owner.level(level) for level in levels)].update(
-                self.on(owner, day_ms) for day_ms in days
+                self.codes_on(owner, day_ms) for day_ms in days
             )
-        return {names: joined(sorted(codes)) for names, codes in found.items()}
+        return {names: join_codes(sorted(codes)) for names, codes in found.items()}

@@ -120,7 +120,7 @@ def gather(
         "proofs": _rows(connection, _PROOFS, asked),
         "closed": [
             {"name": closed.name, "closed_ms": closed.closed_ms, "seal": closed.seal}
-            for closed in periods.closed(connection)
+            for closed in periods.list_closed(connection)
             if closed.period.clip(period)
         ],
         "usage_intervals": excerpt(_rows(connection, _USAGE_INTERVALS, asked)),

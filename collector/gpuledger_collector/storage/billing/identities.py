@@ -62,7 +62,7 @@ _HOUR_AMOUNTS = "held_ms, busy_ms, idle_ms, unknown_ms, energy_mj, workload_attr
 _OF_DAY = "hour_ms >= %(start)s AND hour_ms < %(end)s"
 
 
-def keep_hours(connection: Connection, day: Period) -> None:
+def copy_hours(connection: Connection, day: Period) -> None:
     """Keep the hours of a day as they are stored, to be compared by `unlike_hours` in the same
     transaction.
     """
@@ -108,7 +108,9 @@ def _bounds(day: Period) -> dict[str, int]:
     return {"start": day.start_ms, "end": day.end_ms}
 
 
-def invoiced(connection: Connection, period: Period) -> dict[tuple[str, str], tuple[int, int]]:
+def invoiced_amounts(
+    connection: Connection, period: Period
+) -> dict[tuple[str, str], tuple[int, int]]:
     """Read the invoices of a closed month: micro-units and minor units by owner and currency."""
     rows = connection.execute(
         "SELECT owner, currency, micro, minor FROM invoice WHERE period_start_ms = %s",
@@ -117,7 +119,9 @@ def invoiced(connection: Connection, period: Period) -> dict[tuple[str, str], tu
     return {row[:2]: row[2:] for row in rows}
 
 
-def misbooked(connection: Connection, period: Period, calendar: Calendar) -> list[Mismatch]:
+def misbooked_corrections(
+    connection: Connection, period: Period, calendar: Calendar
+) -> list[Mismatch]:
     """Where corrections of a period's days, or booked on them, are not booked on a day that rating
     would choose.
     """

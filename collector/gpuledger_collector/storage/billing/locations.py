@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.ledger.dated_rows import DatedTable
-from gpuledger_collector.storage.ledger.usage import mark_days_with_evidence
+from gpuledger_collector.storage.ledger.usage import request_days_with_evidence
 from gpuledger_collector.storage.locks import Connection
 
 LOCATIONS = DatedTable("pool_location", PoolLocation, "pool, from_on NULLS FIRST, id")
@@ -69,7 +69,7 @@ def line_source(connection: Connection, period: Period, by: Sequence[str]) -> Li
         month = calendar.month(name).clip(period)
         parts += [] if month is None else [(part, places) for part in places.constant(month)]
 
-    def named(line: ChargedLine, part: Period) -> ChargedLine:
+    def name_regions(line: ChargedLine, part: Period) -> ChargedLine:
         places = next(places for of, places in parts if of == part)
         *keys, committed, corrected = line.keys
         at_ms = int(corrected) if corrected else part.start_ms
@@ -80,7 +80,7 @@ def line_source(connection: Connection, period: Period, by: Sequence[str]) -> Li
         return dataclasses.replace(line, keys=tuple(cells))
 
     asked = (*("pool" if name == REGION else name for name in by), COMMITMENT_REGION, CORRECTED_DAY)
-    return LineSource([part for part, _ in parts], asked, named)
+    return LineSource([part for part, _ in parts], asked, name_regions)
 
 
 def lines_by_region(
@@ -100,7 +100,7 @@ def _region(places: Locations, pool: str, committed: str, at_ms: int, state: str
     place = (
         places.of_purchase(pool, committed, at_ms)
         if state == COMMITMENT_UNUSED
-        else places.at(pool, at_ms)
+        else places.location_at(pool, at_ms)
     )
     return "" if place is None else place.region
 
@@ -124,7 +124,7 @@ def replace_locations(
         now_ms if location.to_on is None else calendar.start_of(location.to_on)
         for location in moved
     ]
-    marked = mark_days_with_evidence(connection, min(starts), min(max(ends), now_ms))
+    marked = request_days_with_evidence(connection, min(starts), min(max(ends), now_ms))
     return dataclasses.replace(outcome, days_to_recompute=marked)
 
 

@@ -78,7 +78,7 @@ def state(connection: Connection, month: Period) -> str:
     return row[0] or ""
 
 
-def keep(connection: Connection, proof: MonthProof) -> None:
+def upsert(connection: Connection, proof: MonthProof) -> None:
     """Store what the proof said of a month."""
     connection.execute(
         _KEEP,

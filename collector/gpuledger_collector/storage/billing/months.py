@@ -53,7 +53,7 @@ def missing(connection: Connection, calendar: Calendar, now_ms: int) -> Period |
     first = connection.execute("SELECT min(day_ms) FROM ledger_day").fetchone()
     if first is None or first[0] is None:
         return None
-    months = _over(calendar, first[0], now_ms)
+    months = _ended_months(calendar, first[0], now_ms)
     row = connection.execute(
         "SELECT start_ms, end_ms FROM unnest(%s::bigint[], %s::bigint[]) AS m (start_ms, end_ms)"
         " WHERE EXISTS (SELECT FROM ledger_day WHERE day_ms >= m.start_ms AND day_ms < m.end_ms)"
@@ -100,7 +100,7 @@ def forget(connection: Connection, days_ms: Sequence[int]) -> None:
     )
 
 
-def _over(calendar: Calendar, since_ms: int, now_ms: int) -> list[Period]:
+def _ended_months(calendar: Calendar, since_ms: int, now_ms: int) -> list[Period]:
     """List the months of the bill from the one that contains an instant to the last ended one."""
     months = []
     month = calendar.month(calendar.month_of(since_ms))

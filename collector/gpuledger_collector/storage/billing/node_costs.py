@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.node_costs import NodeCost
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.billing.prices import mark_dated
+from gpuledger_collector.storage.billing.prices import request_dated_days
 from gpuledger_collector.storage.ledger.dated_rows import DatedTable
 from gpuledger_collector.storage.locks import Connection, Lock
 
@@ -41,5 +41,5 @@ def replace_node_costs(
     first = min(starts) if len(starts) == len(different) else None
     last = max(ends) if len(ends) == len(different) else None
     return dataclasses.replace(
-        outcome, days_to_recompute=mark_dated(connection, first, last, now_ms)
+        outcome, days_to_recompute=request_dated_days(connection, first, last, now_ms)
     )

@@ -35,7 +35,7 @@ from gpuledger_collector.storage.billing.owner_shares import (
     SqlStatement,
     add_lines,
     add_owners,
-    taken,
+    moved_away_sql,
 )
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
@@ -47,7 +47,7 @@ def _states(states: Iterable[str]) -> str:
     return ", ".join(f"'{state}'" for state in sorted(states))
 
 
-def _named(key: str) -> str:
+def _owner_cell_sql(key: str) -> str:
     """SQL of the cell of an owner."""
     return f"coalesce(nullif({key}, ''), '{UNATTRIBUTED}')"
 
@@ -55,7 +55,7 @@ def _named(key: str) -> str:
 def _cell(key: str) -> str:
     """SQL of the cell of a line by an owner level, as accounting.chargeback.holder_keys names it."""
     return (
-        f"CASE WHEN state IN ({_states(PAID_BY_OWNERS)}) THEN {_named(key)} ELSE '(' || state ||"
+        f"CASE WHEN state IN ({_states(PAID_BY_OWNERS)}) THEN {_owner_cell_sql(key)} ELSE '(' || state ||"
         " ')' END"
     )
 
@@ -115,7 +115,9 @@ def owner_rows(
     none of them.
     """
     statement = SqlStatement()
-    statement.add("own_time", _ROWS.format(lines=statement.charged((level,), period, apart=True)))
+    statement.add(
+        "own_time", _ROWS.format(lines=statement.charged_lines_sql((level,), period, apart=True))
+    )
     shared: list[str] = []
     emitted: list[str] = []
     calendar = zones.calendar(connection)
@@ -155,11 +157,11 @@ def _shares(statement: SqlStatement, level: str, split_cost: SplitCost) -> str:
     else:
         # The shares of an owner's lines add up to the owner's.
         query = (
-            f"SELECT currency, {_named('bearer')} AS cell, micro FROM {name}_owners WHERE micro"
+            f"SELECT currency, {_owner_cell_sql('bearer')} AS cell, micro FROM {name}_owners WHERE micro"
             " <> 0"
         )
         if split_cost.cost.source != AMOUNT:
-            query += f" UNION ALL {taken(statement, name, lines, split_cost, f'currency, {cell}')}"
+            query += f" UNION ALL {moved_away_sql(statement, name, lines, split_cost, f'currency, {cell}')}"
     if split_cost.cost.source == AMOUNT and split_cost.amount_micro:
         values = ", ".join(
             map(statement.bind, (split_cost.cost.currency, UNSHARED, split_cost.amount_micro))

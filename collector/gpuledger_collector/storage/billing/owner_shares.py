@@ -74,7 +74,7 @@ class SqlStatement:
         """
         columns = ", ".join([*key_columns(source.by), "state", "currency", *_NEEDED])
         parts = [
-            f"SELECT {number} AS part, {columns} FROM ({self.charged(source.by, period)}) l"
+            f"SELECT {number} AS part, {columns} FROM ({self.charged_lines_sql(source.by, period)}) l"
             for number, period in enumerate(source.periods)
         ]
         order = ", ".join(["part", *key_columns(source.by), "state", "currency"])
@@ -84,7 +84,7 @@ class SqlStatement:
             f" ({' UNION ALL '.join(parts)}) l",
         )
 
-    def charged(self, by: Sequence[str], period: Period, *, apart: bool = False) -> str:
+    def charged_lines_sql(self, by: Sequence[str], period: Period, *, apart: bool = False) -> str:
         """SQL of the charged lines of a period."""
         query = lines_query(by, apart=apart).replace("%(start)s", self.bind(period.start_ms))
         return query.replace("%(end)s", self.bind(period.end_ms))
@@ -160,7 +160,7 @@ def add_owners(statement: SqlStatement, name: str, lines: str, split_cost: Split
             " micro"
         )
     else:
-        moved = _moved(statement, cost)
+        moved = _moved_condition_sql(statement, cost)
         total = (
             f"SELECT currency, sum(coalesce(cost_micro, 0)) AS micro FROM {lines} WHERE {moved}"
             " GROUP BY 1"
@@ -205,11 +205,11 @@ def add_lines(
         " micro <> 0"
     )
     if split_cost.cost.source != AMOUNT:
-        query += f" UNION ALL {taken(statement, name, lines, split_cost, 'place')}"
+        query += f" UNION ALL {moved_away_sql(statement, name, lines, split_cost, 'place')}"
     statement.add(name, query)
 
 
-def taken(
+def moved_away_sql(
     statement: SqlStatement, name: str, lines: str, split_cost: SplitCost, columns: str
 ) -> str:
     """SQL of what is moved away from lines of a state: these columns, and `micro`; only where
@@ -217,12 +217,12 @@ def taken(
     """
     return (
         f"SELECT {columns}, -cost_micro AS micro FROM {lines} WHERE"
-        f" {_moved(statement, split_cost.cost)} AND cost_micro <> 0 AND currency IN (SELECT"
+        f" {_moved_condition_sql(statement, split_cost.cost)} AND cost_micro <> 0 AND currency IN (SELECT"
         f" currency FROM {name}_owners)"
     )
 
 
-def _moved(statement: SqlStatement, cost: SharedCost) -> str:
+def _moved_condition_sql(statement: SqlStatement, cost: SharedCost) -> str:
     """SQL of the condition of lines of which a cost is moved."""
     of_pool = f" AND {POOL} = {statement.bind(cost.pool)}" if cost.pool else ""
     return f"state = {statement.bind(cost.source)} AND currency IS NOT NULL{of_pool}"

@@ -15,7 +15,7 @@ from gpuledger_collector.storage.billing import sealed_tables
 from gpuledger_collector.storage.locks import Connection
 
 
-def closed(connection: Connection) -> list[ClosedPeriod]:
+def list_closed(connection: Connection) -> list[ClosedPeriod]:
     """Every closed period, by time."""
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(
@@ -31,12 +31,12 @@ def declarations_at(
     connection: Connection, calendar: Calendar, period: Period
 ) -> dict[str, int | None]:
     """Return as of when declarations count for each month of a period: its close; None: now."""
-    closed_ms = {month.name: month.closed_ms for month in closed(connection)}
+    closed_ms = {month.name: month.closed_ms for month in list_closed(connection)}
     names = {calendar.month_of(day.start_ms) for day in calendar.days(period)}
     return {name: closed_ms.get(name) for name in sorted(names)}
 
 
-def marked(connection: Connection) -> list[Period]:
+def list_marked(connection: Connection) -> list[Period]:
     """Closed periods with a mark on an hour or a day, by time; not for evidence that retention has
     removed.
 

@@ -15,7 +15,7 @@ from gpuledger_collector.accounting.problems import CurrencyChanged, Problem
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage, zones
-from gpuledger_collector.storage.ledger.usage import mark_days_with_evidence
+from gpuledger_collector.storage.ledger.usage import request_days_with_evidence
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.rows import select_as
 from gpuledger_common.instants import to_datetime
@@ -101,7 +101,7 @@ def add(
     audit.record(connection, changes, now_ms)
     stages.pass_stage()
     # Old and new versions: days that only the old one covered must be rated again as well.
-    days = _mark(connection, changed, now_ms)
+    days = _request_days(connection, changed, now_ms)
     stages.pass_stage()
     return ImportOutcome(added, updated, len(prices) - added - updated, days)
 
@@ -125,7 +125,7 @@ def add_derived(connection: Connection, prices: Sequence[Price], now_ms: int) ->
         [audit.Change("price", _place(price), _facts(price), None) for price in removed],
         now_ms,
     )
-    days = _mark(connection, removed, now_ms)
+    days = _request_days(connection, removed, now_ms)
     done = add(connection, prices, now_ms)
     return ImportOutcome(
         done.added, done.updated + len(removed), done.unchanged, done.days_to_recompute + days
@@ -185,7 +185,7 @@ def _amounts(price: Price) -> tuple[object, ...]:
     return (price.rate, price.currency, price.effective_to_ms, price.list_rate)
 
 
-def _mark(connection: Connection, changed: Sequence[Price], now_ms: int) -> int:
+def _request_days(connection: Connection, changed: Sequence[Price], now_ms: int) -> int:
     """Mark the days that these prices touch, and the hours inside which one begins or ends; how
     many days.
     """
@@ -199,14 +199,14 @@ def _mark(connection: Connection, changed: Sequence[Price], now_ms: int) -> int:
     last = max(
         now_ms if price.effective_to_ms is None else price.effective_to_ms for price in changed
     )
-    return mark_days_with_evidence(connection, first, min(last, now_ms))
+    return request_days_with_evidence(connection, first, min(last, now_ms))
 
 
-def mark_dated(
+def request_dated_days(
     connection: Connection, from_on: dt.date | None, to_on: dt.date | None, now_ms: int
 ) -> int:
     """Mark the days with evidence for which a dated declaration holds, up to now."""
     calendar = zones.calendar(connection)
     first = 0 if from_on is None else calendar.start_of(from_on)
     last = now_ms if to_on is None else min(now_ms, calendar.start_of(to_on))
-    return mark_days_with_evidence(connection, first, last) if last >= first else 0
+    return request_days_with_evidence(connection, first, last) if last >= first else 0

@@ -120,7 +120,7 @@ def requests(connection: Connection, day_ms: int) -> list[int]:
     ]
 
 
-def misaligned(connection: Connection, calendar: Calendar) -> bool:
+def has_misaligned_requests(connection: Connection, calendar: Calendar) -> bool:
     """Whether a request names a UTC day (imports, prices, rules do) where days of the bill begin
     elsewhere.
     """

@@ -37,7 +37,9 @@ def hash_check(connection: Connection, table: str, day_ms: int, proved_ms: int) 
     return _hash(to_datetime(proved_ms), lines.get(day_ms, ()))
 
 
-def changed(connection: Connection, period: Period, calendar: Calendar) -> list[Mismatch]:
+def find_changed_times(
+    connection: Connection, period: Period, calendar: Calendar
+) -> list[Mismatch]:
     """Where the instants of a period's days are not those that rating hashed, or the hash is
     missing.
     """

@@ -12,7 +12,7 @@ from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.instants import to_datetime
 
 
-def of(connection: Connection, period: Period) -> list[Reattribution]:
+def read_decisions(connection: Connection, period: Period) -> list[Reattribution]:
     """The decisions about time in the period."""
     # A collector of the version before writes no contested owner: it is the one of the dispute.
     rows = connection.execute(
@@ -36,7 +36,7 @@ def of(connection: Connection, period: Period) -> list[Reattribution]:
     ]
 
 
-def add(
+def insert(
     connection: Connection, dispute_id: int, decisions: Sequence[Reattribution], now_ms: int
 ) -> int:
     """Keep these decisions of a dispute under numbers of their own; how many rated days are to be

@@ -337,7 +337,7 @@ def charges(
     yield from _read(connection, lines, (period.start_ms, period.end_ms) * 2, _TIES if ties else "")
 
 
-def billed(connection: Connection, day_ms: int) -> Iterator[ExportedCharge]:
+def billed_so_far(connection: Connection, day_ms: int) -> Iterator[ExportedCharge]:
     """Read what a day has been charged so far: its lines and every correction of it, wherever
     booked.
     """

@@ -85,7 +85,7 @@ def outcomes(connection: Connection, ids: Sequence[int]) -> dict[int, str]:
     return {row[0]: row[1] for row in rows}
 
 
-def counted(
+def read_counts(
     connection: Connection, ids: Sequence[int], period: Period
 ) -> dict[int, list[CountedHour]]:
     """Read what these workloads counted, by endpoint and hour of the period."""

@@ -15,7 +15,7 @@ from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.measures import SUMMED
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.reserved_names import escaped
+from gpuledger_collector.accounting.reserved_names import escape_name
 from gpuledger_collector.accounting.statement import Contested, OwnerDay, OwnerJob
 from gpuledger_collector.storage.billing import disputes, periods
 from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS, sums_of
@@ -131,15 +131,15 @@ def workloads(
     jobs: dict[str, list[OwnerJob]] = defaultdict(list)
     for row in rows:
         # An adjustment is no job's: it stands under its kind.
-        called = _called(row.name) if row.adjusting is None else f"({row.adjusting})"
+        called = _job_name(row.name) if row.adjusting is None else f"({row.adjusting})"
         place = row.user_name, row.project, row.gpu_model, row.currency, row.correction_of
         jobs[row.owner].append(OwnerJob(called, *place, **sums_of(row)))
     return jobs
 
 
-def _called(name: str | None) -> str:
+def _job_name(name: str | None) -> str:
     """The name of a job; no job is called like the time of which no job is known."""
-    return UNKNOWN if name is None else escaped(name)
+    return UNKNOWN if name is None else escape_name(name)
 
 
 def amended_later(
@@ -162,7 +162,7 @@ def amended_later(
     return amended
 
 
-def contested(
+def contested_by_owner(
     connection: Connection, level: str, owners: Sequence[str], period: Period
 ) -> dict[str, list[Contested]]:
     """The disputes about each owner's time in the period that wait for a decision, by number."""
@@ -191,12 +191,16 @@ def _job_of(connection: Connection, key: str | None, period: Period) -> tuple[st
         " AND k.period_start_ms = %s WHERE w.key = %s",
         (period.start_ms, key),
     )
-    return next(((_called(row.name), row.user_name) for row in rows), None)
+    return next(((_job_name(row.name), row.user_name) for row in rows), None)
 
 
-def closed(connection: Connection, period: Period) -> ClosedPeriod | None:
+def closed_record(connection: Connection, period: Period) -> ClosedPeriod | None:
     """The record of the period when it is closed."""
     return next(
-        (month for month in periods.closed(connection) if month.period.start_ms == period.start_ms),
+        (
+            month
+            for month in periods.list_closed(connection)
+            if month.period.start_ms == period.start_ms
+        ),
         None,
     )

@@ -17,7 +17,7 @@ from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select
 
 
-def stored(connection: Connection, group: str, since_ms: int) -> list[StoredForecast]:
+def list_stored(connection: Connection, group: str, since_ms: int) -> list[StoredForecast]:
     """Forecasts stored since an origin, by origin and series."""
     rows = select(
         connection,

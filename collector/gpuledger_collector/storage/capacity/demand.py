@@ -18,7 +18,7 @@ import numpy as np
 from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import HOUR_MS
-from gpuledger_collector.accounting.reserved_names import escaped
+from gpuledger_collector.accounting.reserved_names import escape_name
 from gpuledger_collector.insight.demand import (
     CapacitySpan,
     GroupUsage,
@@ -299,7 +299,7 @@ def _queue(source: str, readings: Sequence[_Readings], group: str) -> QueueReadi
         for column, name in enumerate(names):
             # Attribution escapes the names of teams that hold GPUs; those that wait must have the
             # same names.
-            shown = escaped(name) if group in LEVELS else name
+            shown = escape_name(name) if group in LEVELS else name
             gpus.setdefault(shown, np.full(len(at_ms), np.nan))[start:end] = (
                 micro[:, column] / _MICRO
             )

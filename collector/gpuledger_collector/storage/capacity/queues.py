@@ -55,13 +55,13 @@ def add(
     `on_row` is told how far it is.
     """
     stages = RowStages(rows, 1, on_row)
-    outcomes = [store(connection, row, row.sums_json(), now_ms) for row in stages.one_by_one()]
+    outcomes = [upsert(connection, row, row.sums_json(), now_ms) for row in stages.one_by_one()]
     return ImportOutcome(
         *(outcomes.count(outcome) for outcome in ("added", "updated", "unchanged"))
     )
 
 
-def store(
+def upsert(
     connection: Connection, row: QueueRow, sums: str, now_ms: int
 ) -> Literal["added", "updated", "unchanged"]:
     """Store a reading with its sums, as `QueueRow.sums_json` returns them. Commits nothing."""

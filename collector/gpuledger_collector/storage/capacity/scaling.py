@@ -46,7 +46,9 @@ KEEP_MS = 400 * DAY_MS
 """How long decisions and outcomes are kept; each pool may have one every five minutes."""
 
 
-def replace(connection: Connection, wanted: Sequence[ScalingTerms], now_ms: int) -> ImportOutcome:
+def replace_terms(
+    connection: Connection, wanted: Sequence[ScalingTerms], now_ms: int
+) -> ImportOutcome:
     """Replace the declared terms of pools; every change is audited."""
     rows = [{"pool": each.pool, "terms": each.facts()} for each in wanted]
     return replace_rows(connection, "scaling_pool", ("pool", "terms"), rows, now_ms)
@@ -55,7 +57,7 @@ def replace(connection: Connection, wanted: Sequence[ScalingTerms], now_ms: int)
 def terms(connection: Connection) -> dict[str, ScalingTerms]:
     """The terms in force by pool."""
     rows = select(connection, "SELECT pool, terms FROM scaling_pool WHERE superseded_at IS NULL")
-    return {row.pool: ScalingTerms.of(row.pool, row.terms) for row in rows}
+    return {row.pool: ScalingTerms.from_facts(row.pool, row.terms) for row in rows}
 
 
 def demand(connection: Connection, now_ms: int, only: str | None = None) -> list[PoolDemand]:
@@ -115,8 +117,10 @@ def _suffices(fine: Series, hours: Series) -> bool:
     """Whether five-minute steps cover enough of the past, and are as recent as the hours."""
     # 0.9: a few unknown steps must not force a pool back to hours. A day more: a choice needs
     # complete days.
-    enough = min((HISTORY_DAYS + 1) * DAY_MS / FINE_MS, 0.9 * hours.known * hours.step_ms / FINE_MS)
-    return fine.known >= enough and _known_until(fine) >= _known_until(hours)
+    enough = min(
+        (HISTORY_DAYS + 1) * DAY_MS / FINE_MS, 0.9 * hours.known_count * hours.step_ms / FINE_MS
+    )
+    return fine.known_count >= enough and _known_until(fine) >= _known_until(hours)
 
 
 def _known_until(series: Series) -> int:

@@ -32,7 +32,7 @@ _COLUMNS = (
 )
 
 
-def put(connection: Connection, findings: Iterable[Finding]) -> int:
+def upsert(connection: Connection, findings: Iterable[Finding]) -> int:
     """Insert findings, or replace those with the same key except for when they were opened; return
     how many.
     """

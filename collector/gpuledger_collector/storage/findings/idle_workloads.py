@@ -36,7 +36,7 @@ def idle_workloads(connection: Connection, at_ms: int) -> list[IdleWorkload]:
         workload_id: min(accelerator.finding.since_ms for accelerator in accelerators)
         for workload_id, accelerators in by_workload.items()
     }
-    held = _held(connection, since_ms, at_ms)
+    held = _held_counts(connection, since_ms, at_ms)
     workloads = []
     for workload_id, kind, external_id, name, user, tags in rows:
         idle = tuple(by_workload[workload_id])
@@ -54,7 +54,7 @@ def idle_workloads(connection: Connection, at_ms: int) -> list[IdleWorkload]:
     return sorted(workloads, key=order)
 
 
-def _held(connection: Connection, since_ms: Mapping[int, int], at_ms: int) -> dict[int, int]:
+def _held_counts(connection: Connection, since_ms: Mapping[int, int], at_ms: int) -> dict[int, int]:
     """How many accelerators each of these workloads holds, by the usage from three hours before it
     went idle.
 

@@ -80,7 +80,7 @@ def demand(
     return held
 
 
-def decided(connection: Connection, now_ms: int) -> frozenset[str]:
+def decided_keys(connection: Connection, now_ms: int) -> frozenset[str]:
     """Keys of recommendations that people decided on and that are not to be repeated yet."""
     rows = connection.execute(
         "SELECT key FROM recommendation WHERE state = 'accepted' OR (state IN ('rejected', 'done') "
@@ -90,7 +90,7 @@ def decided(connection: Connection, now_ms: int) -> frozenset[str]:
     return frozenset(row[0] for row in rows)
 
 
-def put(
+def upsert(
     connection: Connection, recommendations: Sequence[Recommendation], run: RecommendationRun
 ) -> None:
     """Write recommendations; open ones that are not among them expire."""
@@ -166,7 +166,7 @@ def evidence_hash(connection: Connection, start_ms: int, end_ms: int, settings: 
     return str(row[0])
 
 
-def accepted(connection: Connection) -> Sequence[AcceptedRecommendation]:
+def list_accepted(connection: Connection) -> Sequence[AcceptedRecommendation]:
     """Accepted recommendations, whose savings are to be measured."""
     with connection.cursor(row_factory=class_row(AcceptedRecommendation)) as cursor:
         return cursor.execute(
@@ -246,7 +246,7 @@ def charged_places(
     return places
 
 
-def put_realized(connection: Connection, savings: Iterable[RealizedSaving]) -> None:
+def update_realized(connection: Connection, savings: Iterable[RealizedSaving]) -> None:
     """Write what accepted recommendations have saved."""
     for saving in savings:
         connection.execute(
@@ -272,10 +272,10 @@ def list_stored(connection: Connection, states: Sequence[str]) -> list[StoredRec
             " cash_high_micro DESC NULLS LAST, key",
             (list(states),),
         )
-        return [_stored(row) for row in rows]
+        return [_to_stored(row) for row in rows]
 
 
-def _stored(row: dict[str, Any]) -> StoredRecommendation:
+def _to_stored(row: dict[str, Any]) -> StoredRecommendation:
     row |= {
         saving: tuple(row.pop(f"{saving}_{bound}_micro") for bound in BOUNDS) for saving in SAVINGS
     }
@@ -359,4 +359,4 @@ def advice_for(connection: Connection, workload_id: int) -> list[StoredRecommend
             " scope->'workload_ids' @> %s::jsonb ORDER BY id",
             (str(workload_id), str(workload_id)),
         )
-        return [_stored(row) for row in rows]
+        return [_to_stored(row) for row in rows]

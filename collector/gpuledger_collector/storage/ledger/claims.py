@@ -28,7 +28,7 @@ def drop(connection: Connection, accelerators: Sequence[int], since_ms: int) -> 
     )
 
 
-def keep(connection: Connection, refused: Sequence[PlacementClaim]) -> None:
+def upsert(connection: Connection, refused: Sequence[PlacementClaim]) -> None:
     """Store refused claims, each from its first to its last time."""
     for claim in refused:
         connection.execute(
@@ -47,7 +47,7 @@ def keep(connection: Connection, refused: Sequence[PlacementClaim]) -> None:
         )
 
 
-def keep_contradictions(connection: Connection, contradictions: Sequence[Contradiction]) -> None:
+def upsert_contradictions(connection: Connection, contradictions: Sequence[Contradiction]) -> None:
     """Store that a node reported held time for several holders; the first holder keeps the time."""
     if not contradictions:
         return
@@ -57,7 +57,7 @@ def keep_contradictions(connection: Connection, contradictions: Sequence[Contrad
             ([contradiction.workload_id for contradiction in contradictions],),
         ).fetchall()
     )
-    keep(
+    upsert(
         connection,
         [
             PlacementClaim(
@@ -73,7 +73,7 @@ def keep_contradictions(connection: Connection, contradictions: Sequence[Contrad
     )
 
 
-def undecided(connection: Connection, period: Period) -> list[RefusedClaim]:
+def list_undecided(connection: Connection, period: Period) -> list[RefusedClaim]:
     """List claims of time in a period that no inventory decides."""
     rows = connection.execute(
         f"{_NAMED} WHERE c.first_ms < %s AND c.last_ms > %s AND (c.kind = 'holder' OR NOT EXISTS"
@@ -85,7 +85,7 @@ def undecided(connection: Connection, period: Period) -> list[RefusedClaim]:
     return [RefusedClaim(*row) for row in rows]
 
 
-def since(connection: Connection, at_ms: int, limit: int) -> list[RefusedClaim]:
+def list_since(connection: Connection, at_ms: int, limit: int) -> list[RefusedClaim]:
     """List claims that last beyond an instant, the latest first."""
     rows = connection.execute(
         f"{_NAMED} WHERE c.last_ms >= %s ORDER BY c.last_ms DESC, a.uuid, c.kind LIMIT %s",

@@ -52,15 +52,16 @@ class HourColumns:
         """State, workload and report of a row."""
         return (
             STATES[int(self.state[row])],
-            _known(int(self.workload_id[row])),
-            _known(int(self.attributes_id[row])),
+            _known_or_none(int(self.workload_id[row])),
+            _known_or_none(int(self.attributes_id[row])),
         )
 
     def holders(self) -> set[tuple[int | None, int | None]]:
         """Workloads and their reports that occur."""
         pairs = set(zip(self.workload_id.tolist(), self.attributes_id.tolist(), strict=True))
         return {
-            (_known(workload_id), _known(attributes_id)) for workload_id, attributes_id in pairs
+            (_known_or_none(workload_id), _known_or_none(attributes_id))
+            for workload_id, attributes_id in pairs
         }
 
     def pieces(self) -> list[HourlyUsage]:
@@ -74,13 +75,13 @@ class HourColumns:
                 start_ms,
                 start_ms - start_ms % HOUR_MS + HOUR_MS,
                 STATES[state],
-                _known(workload_id),
+                _known_or_none(workload_id),
                 held_ms,
                 busy_ms,
                 idle_ms,
                 unknown_ms,
-                _known(energy_mj),
-                _known(attributes_id),
+                _known_or_none(energy_mj),
+                _known_or_none(attributes_id),
             )
             for accelerator_id, start_ms, state, workload_id, attributes_id, *times, energy_mj in (
                 columns
@@ -89,7 +90,7 @@ class HourColumns:
         ]
 
 
-def _known(number: int) -> int | None:
+def _known_or_none(number: int) -> int | None:
     return None if number == NONE else number
 
 

@@ -23,7 +23,7 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger.job_runs import known_runs, name_runs
 from gpuledger_collector.storage.ledger.placements import settle_pools
-from gpuledger_collector.storage.ledger.usage_sources import resolve_overlap, store_source
+from gpuledger_collector.storage.ledger.usage_sources import resolve_overlap, update_source
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_common.catalog import HOT
@@ -77,8 +77,8 @@ def add_usage(
         rows = name_runs(rows, known_runs(connection, rows))
     stages = RowStages(rows, USAGE_STAGES, on_row)
     _copy_incoming(connection, stages.one_by_one())
-    store_source(connection, source)
-    kept = _keep_known(connection, columns)
+    update_source(connection, source)
+    kept = _fill_from_known(connection, columns)
     _find_changed(connection)
     stages.pass_stage()
     replaced = resolve_overlap(connection, source, on_overlap, now_ms)
@@ -170,7 +170,7 @@ def _changed_spans(connection: Connection) -> list[tuple[int, int | None]]:
     ).fetchall()
 
 
-def _keep_known(connection: Connection, columns: UsageColumns) -> int:
+def _fill_from_known(connection: Connection, columns: UsageColumns) -> int:
     """Fill incoming rows with the known values that their file has no column for; return how many
     rows have some.
     """

@@ -63,7 +63,7 @@ def replace_inventory(
     connection.execute("LOCK TABLE inventory IN SHARE ROW EXCLUSIVE MODE")
     nodes = _nodes(connection, sorted({row.node for row in rows}), now_ms)
     accelerators = _accelerators(connection, placements)
-    known = _known(connection, list(accelerators.values()))
+    known = _read_stated(connection, list(accelerators.values()))
     there = connection.execute(
         "SELECT DISTINCT accelerator_id FROM capacity WHERE accelerator_id = ANY(%s)",
         (list(accelerators.values()),),
@@ -85,7 +85,12 @@ def replace_inventory(
         counts["updated" if old or accelerator_id in placed else "added"] += len(wanted)
         changed.append(accelerator_id)
         changes.append(
-            audit.Change("inventory", uuid, _said(old, nodes) if old else None, _said(new, nodes))
+            audit.Change(
+                "inventory",
+                uuid,
+                _audit_facts(old, nodes) if old else None,
+                _audit_facts(new, nodes),
+            )
         )
         connection.execute("DELETE FROM inventory WHERE accelerator_id = %s", (accelerator_id,))
         for node_id, pool, model, in_ms, out_ms in new:
@@ -100,7 +105,7 @@ def replace_inventory(
     audit.record(connection, changes, now_ms)
     settle(connection, changed, 0)
     since_ms = min(row.in_ms for row in rows)
-    days = usage.mark_days_with_evidence(connection, since_ms, now_ms)
+    days = usage.request_days_with_evidence(connection, since_ms, now_ms)
     stages.pass_stage()
     return ImportOutcome(**counts, days_to_recompute=days)
 
@@ -109,7 +114,7 @@ Stated = tuple[int, str, str, int, int]
 """Node, pool, model, in and out (0: still present)."""
 
 
-def _said(rows: Sequence[Stated], nodes: Mapping[str, int]) -> dict[str, object]:
+def _audit_facts(rows: Sequence[Stated], nodes: Mapping[str, int]) -> dict[str, object]:
     names = {number: name for name, number in nodes.items()}
     return {
         "rows": [
@@ -153,7 +158,7 @@ def _accelerators(
     return dict(rows.fetchall())
 
 
-def _known(connection: Connection, ids: Sequence[int]) -> dict[int, list[Stated]]:
+def _read_stated(connection: Connection, ids: Sequence[int]) -> dict[int, list[Stated]]:
     rows = connection.execute(
         "SELECT accelerator_id, coalesce(node_id, 0), pool, gpu_model, in_ms, coalesce(out_ms, 0)"
         " FROM inventory WHERE accelerator_id = ANY(%s) ORDER BY 1, 2, 3, 4, 5, 6",

@@ -27,7 +27,7 @@ from gpuledger_collector.accounting.placement import (
     StatedRow,
     changes,
     place,
-    spliced,
+    splice_placements,
 )
 from gpuledger_collector.accounting.quantity import GPU_MICRO
 from gpuledger_collector.storage.ledger import claims
@@ -71,11 +71,11 @@ def settle(
     # before that it stays.
     wanted_ms = max(0, since_ms - RETURN_MS - _LONGEST_MS)
     start_ms = max(wanted_ms, complete_since(connection))
-    known = _known(connection, parts.ids)
+    known = _read_placements(connection, parts.ids)
     # From before the start: a decision at the start depends on evidence up to a day behind it.
     sightings = _sightings(connection, parts, start_ms - RETURN_MS, known)
-    stated = _stated(connection, parts)
-    retired = _retired(connection)
+    stated = _read_stated(connection, parts)
+    retired = _read_retirements(connection)
     imported = _imported_days(connection, _pools(sightings, known), start_ms)
     numbers_of: dict[str, list[int]] = defaultdict(list)
     for number in parts.ids:
@@ -115,9 +115,9 @@ def settle(
             placed = [row for row in line.placements if row.accelerator_id == number]
             # Rows before the start are kept as they are, apart from the one that the new rows
             # continue or end.
-            new[number] = spliced(before[number], placed, start_ms)
+            new[number] = splice_placements(before[number], placed, start_ms)
     claims.drop(connection, parts.ids, start_ms)
-    claims.keep(connection, refused)
+    claims.upsert(connection, refused)
     for claim in refused:
         if claim.kind == "node":
             on_node_claim(claim)
@@ -218,7 +218,7 @@ def _said_before(rows: Sequence[Placement], at_ms: int) -> Attributes | None:
     return None if row is None else Attributes(row.model, "", row.gpu_micro, row.pool)
 
 
-def _stated(connection: Connection, parts: _Parts) -> dict[str, list[StatedRow]]:
+def _read_stated(connection: Connection, parts: _Parts) -> dict[str, list[StatedRow]]:
     rows = connection.execute(
         "SELECT accelerator_id, node_id, pool, gpu_model, in_ms, out_ms FROM inventory WHERE"
         " accelerator_id = ANY(%s) ORDER BY accelerator_id, in_ms",
@@ -230,7 +230,7 @@ def _stated(connection: Connection, parts: _Parts) -> dict[str, list[StatedRow]]
     return rows_of
 
 
-def _retired(connection: Connection) -> list[Retirement]:
+def _read_retirements(connection: Connection) -> list[Retirement]:
     rows = connection.execute(
         "SELECT n.id, r.at_ms FROM node_retirement r JOIN node n ON n.name = r.node WHERE"
         " r.superseded_at IS NULL"
@@ -238,7 +238,9 @@ def _retired(connection: Connection) -> list[Retirement]:
     return [Retirement(*row) for row in rows]
 
 
-def _known(connection: Connection, accelerators: Sequence[int]) -> dict[int, list[Placement]]:
+def _read_placements(
+    connection: Connection, accelerators: Sequence[int]
+) -> dict[int, list[Placement]]:
     """Read the rows of `capacity`, by accelerator and time."""
     rows = connection.execute(
         f"SELECT {_ROW} FROM capacity c LEFT JOIN accelerator_attributes t ON t.id ="

@@ -51,7 +51,7 @@ def back_again(connection: Connection) -> list[str]:
     return [name for (name,) in rows]
 
 
-def uninstalled(connection: Connection) -> list[str]:
+def uninstalled_nodes(connection: Connection) -> list[str]:
     """Name the nodes whose agent was uninstalled while their accelerators are still capacity."""
     rows = connection.execute(
         "SELECT n.name FROM node n WHERE n.status = %s AND EXISTS "

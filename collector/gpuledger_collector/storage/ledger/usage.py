@@ -206,7 +206,7 @@ def request_recompute_of_hours(connection: Connection, hours_ms: Sequence[int]) 
     )
 
 
-def mark_days_with_evidence(connection: Connection, first_ms: int, last_ms: int) -> int:
+def request_days_with_evidence(connection: Connection, first_ms: int, last_ms: int) -> int:
     """Mark the days between two instants, from the first day that has any capacity or imported
     usage on.
     """

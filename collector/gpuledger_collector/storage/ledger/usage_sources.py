@@ -98,7 +98,7 @@ def resolve_overlap(
     return replace(replaced, unknown=_unknown(connection, source))
 
 
-def store_source(connection: Connection, source: UsageSource) -> None:
+def update_source(connection: Connection, source: UsageSource) -> None:
     """Store the source of rows in `incoming` that were imported before it was recorded: their ids
     are this source's.
     """

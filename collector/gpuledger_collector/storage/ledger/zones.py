@@ -34,7 +34,7 @@ def calendar(connection: Connection) -> Calendar:
 
 def in_zone(connection: Connection, nominal: Period) -> Period:
     """Return the days that a period of UTC days names, in the billing zone."""
-    return calendar(connection).named(nominal)
+    return calendar(connection).days_named(nominal)
 
 
 def _then(before: Calendar, name: str, from_ms: int) -> Calendar:

@@ -114,7 +114,7 @@ def _notification(row: Sequence[Any]) -> Notification:
     )
 
 
-def add(connection: Connection, notification: Notification) -> int | None:
+def insert(connection: Connection, notification: Notification) -> int | None:
     """Insert a notification and return its id; None when there is one for its episode already."""
     row = connection.execute(
         "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms,"
@@ -288,7 +288,7 @@ def begin(connection: Connection, action: ReclaimAction, at_ms: int, who: str) -
         (at_ms, action.id),
     ).fetchone()
     if row is not None:
-        change = audit.Change("give_back", action.key, None, _audited(action, "doing"))
+        change = audit.Change("give_back", action.key, None, _audit_facts(action, "doing"))
         audit.record(connection, [change], at_ms, who)
     return row is not None
 
@@ -303,13 +303,13 @@ def end(
         (state, at_ms, detail[:500], action.id),
     ).fetchone()
     if row is not None:
-        after = _audited(action, state) | ({"detail": detail[:500]} if detail else {})
-        change = audit.Change("give_back", action.key, _audited(action, "doing"), after)
+        after = _audit_facts(action, state) | ({"detail": detail[:500]} if detail else {})
+        change = audit.Change("give_back", action.key, _audit_facts(action, "doing"), after)
         audit.record(connection, [change], at_ms, who)
     return row is not None
 
 
-def _audited(action: ReclaimAction, state: str) -> dict[str, object]:
+def _audit_facts(action: ReclaimAction, state: str) -> dict[str, object]:
     return {
         "do": action.what,
         "target": dict(action.target),

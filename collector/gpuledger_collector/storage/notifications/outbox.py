@@ -44,7 +44,7 @@ _COLUMNS = (
 OnStep = Callable[[str], None]
 
 
-def put(connection: Connection, message: Message) -> bool:
+def insert(connection: Connection, message: Message) -> bool:
     """Store a message in the caller's transaction; False when the recipient has one with that key
     already.
     """
@@ -188,7 +188,7 @@ def _plan(connection: Connection, rules: Mapping[str, DeliveryRules], now_ms: in
                 )
             continue
         delivery = plan(
-            own_rules, kind, at_ms, urgent=urgent, planned=_planned(connection, recipient)
+            own_rules, kind, at_ms, urgent=urgent, planned=_planned_counter(connection, recipient)
         )
         change = "not_before_ms = greatest(not_before_ms, %s)"
         if delivery.joins_digest:
@@ -199,7 +199,7 @@ def _plan(connection: Connection, rules: Mapping[str, DeliveryRules], now_ms: in
         )
 
 
-def _planned(connection: Connection, recipient: str) -> Callable[[Period], int]:
+def _planned_counter(connection: Connection, recipient: str) -> Callable[[Period], int]:
     def count(day: Period) -> int:
         row = connection.execute(
             "SELECT count(*) FROM outbox WHERE recipient = %s AND planned_ms >= %s AND planned_ms <"
@@ -234,7 +234,7 @@ def _digests(
         content = write(Digest(recipient, due_ms, rules_of(recipient, rules).zone, entries))
         # The first message names the digest: it can be in no other one.
         key = f"{DIGEST}/{rows[0][0]}"
-        put(connection, Message(key, DIGEST, recipient, content, now_ms, now_ms, DIGEST))
+        insert(connection, Message(key, DIGEST, recipient, content, now_ms, now_ms, DIGEST))
         on_step("digest_put")
         connection.execute(
             "UPDATE outbox SET state = 'joined', digest_id = (SELECT id FROM outbox WHERE key = %s"
@@ -271,7 +271,7 @@ class Claim:
         self.connection.execute("SET synchronous_commit = on")
         self._set("state = 'handing_over', attempts = attempts + 1")
 
-    def sent(self, at_ms: int) -> None:
+    def note_sent(self, at_ms: int) -> None:
         """Record that the other side accepted it."""
         self._set("state = 'sent', sent_ms = %s, error = ''", at_ms)
 
@@ -285,7 +285,7 @@ class Claim:
             error,
         )
 
-    def unconfirmed(self, error: str) -> None:
+    def note_unconfirmed(self, error: str) -> None:
         """Record that it was handed over, and that it is unknown whether it was accepted."""
         self._set("state = 'unconfirmed', error = %s", error)
 

@@ -19,10 +19,10 @@ from gpuledger_collector.storage.schema.columns import (
     key,
     keys,
     optional,
-    required,
+    required_columns,
     table,
     texts,
-    versioned,
+    version_columns,
 )
 from gpuledger_collector.storage.schema.ledger import charge_columns, check_columns
 
@@ -31,14 +31,14 @@ table(
     "The price book: rows are superseded, never edited.",
     identity(),
     *texts("pool", "gpu_model"),
-    *required(TEXT, "purchase"),
-    *required(RATE, "rate_per_gpu_hour"),
+    *required_columns(TEXT, "purchase"),
+    *required_columns(RATE, "rate_per_gpu_hour"),
     *optional(RATE, "list_rate"),
-    *required(TEXT, "currency"),
-    *required(BIG, "effective_from_ms"),
+    *required_columns(TEXT, "currency"),
+    *required_columns(BIG, "effective_from_ms"),
     *optional(BIG, "effective_to_ms"),
     *texts("region", "node"),
-    *versioned(),
+    *version_columns(),
     column("basis", JSONB, "inputs and parts of a derived rate", nullable=True),
 )
 
@@ -46,14 +46,14 @@ table(
     "commitment",
     "Capacity paid for a term, used or not: rows are superseded, never edited.",
     identity(),
-    *required(TEXT, "name"),
+    *required_columns(TEXT, "name"),
     *texts("pool", "gpu_model", "node", "region"),
-    *required(BIG, "gpus"),
+    *required_columns(BIG, "gpus"),
     column("upfront_micro", BIG, "micro-units of the currency, amortized over the term"),
     column("rate_per_gpu_hour", RATE, "recurring: paid for every committed GPU-hour"),
-    *required(TEXT, "currency"),
-    *required(BIG, "starts_ms", "ends_ms"),
-    *versioned(),
+    *required_columns(TEXT, "currency"),
+    *required_columns(BIG, "starts_ms", "ends_ms"),
+    *version_columns(),
     sa.CheckConstraint(
         "ends_ms > starts_ms AND starts_ms % 3600000 = 0 AND ends_ms % 3600000 = 0", name="term"
     ),
@@ -64,29 +64,29 @@ table(
     "Which purchase applies where: the first match by position.",
     identity(),
     *texts("name"),
-    *required(sa.Integer, "position"),
+    *required_columns(sa.Integer, "position"),
     *texts("pool", "gpu_model", "node"),
     column("tags", JSONB, "workload tags; only for usage imported as counts"),
-    *required(TEXT, "purchase"),
+    *required_columns(TEXT, "purchase"),
     *optional(BIG, "effective_from_ms", "effective_to_ms"),
-    *versioned(),
+    *version_columns(),
 )
 
 table(
     "exchange_rate",
     "Exchange rates for reports; the ledger keeps its currencies.",
     identity(),
-    *required(TEXT, "from_currency", "to_currency"),
-    *required(RATE, "rate"),
-    *required(BIG, "effective_from_ms"),
-    *versioned(),
+    *required_columns(TEXT, "from_currency", "to_currency"),
+    *required_columns(RATE, "rate"),
+    *required_columns(BIG, "effective_from_ms"),
+    *version_columns(),
 )
 
 table(
     "shared_cost",
     "Costs that owners share by a declared key: rows are superseded, never edited.",
     identity(),
-    *required(TEXT, "name"),
+    *required_columns(TEXT, "name"),
     column("source", TEXT, "amount, or the state whose cost is shared"),
     column("amount_micro", BIG, "per month; null: a state's cost", nullable=True),
     *optional(TEXT, "currency"),
@@ -96,7 +96,7 @@ table(
     column("weights", JSONB, "owner -> integer, for key weights"),
     column("scope", JSONB, "level -> owner: only owners below share"),
     *optional(sa.Date, "from_on", "to_on"),
-    *versioned(),
+    *version_columns(),
 )
 
 table(
@@ -104,12 +104,12 @@ table(
     "Teams' shares of pools, to which reports compare what they held: rows are superseded, never"
     " edited.",
     identity(),
-    *required(TEXT, "team", "pool"),
+    *required_columns(TEXT, "team", "pool"),
     column("fraction", sa.Numeric(7, 6), "of the pool's capacity; null: gpus", nullable=True),
     *optional(sa.Integer, "gpus"),
     *optional(sa.Date, "from_on", "to_on"),
     column("read_from", TEXT, "scheduler and pool; empty: declared", default=""),
-    *versioned(),
+    *version_columns(),
 )
 
 table(
@@ -117,7 +117,7 @@ table(
     "Markups, discounts and tiers, which are superseded; credits, debits and true-ups, to which"
     " rows are only added.",
     identity(),
-    *required(TEXT, "name"),
+    *required_columns(TEXT, "name"),
     column("kind", TEXT, "markup, discount or tiered; credit, debit or true_up"),
     column(
         "owner",
@@ -142,7 +142,7 @@ table(
         "evidence", JSONB, "of a true-up: the bill, its lines and the differences", nullable=True
     ),
     column("reverses", BIG, "the entry that this one takes back", nullable=True),
-    *versioned(),
+    *version_columns(),
     sa.Index(
         "uq_adjustment_name", "name", unique=True, postgresql_where=sa.text("superseded_at IS NULL")
     ),
@@ -152,15 +152,15 @@ table(
     "node_cost",
     "What GPU nodes cost beside their accelerators: rows are superseded, never edited.",
     identity(),
-    *required(TEXT, "name", "currency"),
+    *required_columns(TEXT, "name", "currency"),
     column("pool", TEXT, "empty: any", default=""),
     column("node", TEXT, "name or pattern; empty: any", default=""),
-    *required(RATE, "per_node_hour", "per_core_hour"),
+    *required_columns(RATE, "per_node_hour", "per_core_hour"),
     column("cores", sa.Integer, "of a node", nullable=True),
-    *required(RATE, "per_gb_hour"),
+    *required_columns(RATE, "per_gb_hour"),
     column("memory_gb", sa.Integer, "of a node", nullable=True),
     *optional(sa.Date, "from_on", "to_on"),
-    *versioned(),
+    *version_columns(),
 )
 
 table(
@@ -170,7 +170,7 @@ table(
     column("owner", JSONB, "level -> value: this owner and all below it"),
     *texts("cost_center", "gl_code"),
     *optional(sa.Date, "from_on", "to_on"),
-    *versioned(),
+    *version_columns(),
 )
 
 table(
@@ -182,21 +182,21 @@ table(
     column("grams_per_kwh", sa.Numeric(12, 3), "CO2 equivalent"),
     column("pue", sa.Numeric(6, 3), "facility energy divided by machine energy, at least 1"),
     *optional(sa.Date, "from_on", "to_on"),
-    *versioned(),
+    *version_columns(),
 )
 
 table(
     "billing_period",
     "Closed months; a month without a row is open. Triggers refuse any change of a row.",
     *keys(BIG, "start_ms"),
-    *required(BIG, "end_ms"),
+    *required_columns(BIG, "end_ms"),
     column("name", TEXT, "such as 2026-10"),
-    *required(BIG, "closed_ms"),
-    *required(TEXT, "closed_by", person=Person.NAME),
+    *required_columns(BIG, "closed_ms"),
+    *required_columns(TEXT, "closed_by", person=Person.NAME),
     column("level", TEXT, "owner level that is invoiced"),
-    *required(BIG, "lines"),
+    *required_columns(BIG, "lines"),
     column("seal", TEXT, "Merkle root over its lines, hexadecimal"),
-    *required(JSONB, "receipt"),
+    *required_columns(JSONB, "receipt"),
     sa.UniqueConstraint("name"),
     stays="who closed a month is part of its receipt",
 )
@@ -219,7 +219,7 @@ table(
     *keys(BIG, "workload_id"),
     *optional(TEXT, "name"),
     *optional(TEXT, "user_name", person=Person.NAME),
-    *required(JSONB, "tags"),
+    *required_columns(JSONB, "tags"),
     stays="as it was sealed when its month was closed",
 )
 
@@ -228,7 +228,7 @@ table(
     "Differences to the charges of closed days, booked in an open period; never changed.",
     identity(),
     column("booked_day_ms", BIG, "day of an open period in which it is billed"),
-    *required(BIG, "recorded_ms"),
+    *required_columns(BIG, "recorded_ms"),
     column("day_ms", BIG, "closed day that it amends"),
     *charge_columns(),
     index("booked_day_ms"),
@@ -248,7 +248,7 @@ table(
     "What an owner may spend or use in a period; changing amount, measure, owner or period"
     " supersedes the row.",
     identity(),
-    *required(TEXT, "name"),
+    *required_columns(TEXT, "name"),
     column("owner", JSONB, "level -> value; empty: the whole fleet"),
     column("period", TEXT, "month, quarter or range"),
     column("start_ms", BIG, "of a range", nullable=True),
@@ -257,7 +257,7 @@ table(
     column("currency", TEXT, "empty: GPU-hours"),
     column("terms", JSONB, "thresholds and recipients"),
     column("measure", TEXT, "direct, total or gpu_hours", default="direct"),
-    *versioned(),
+    *version_columns(),
     sa.Index(
         "uq_budget_name", "name", unique=True, postgresql_where=sa.text("superseded_at IS NULL")
     ),
@@ -269,7 +269,7 @@ table(
     "Shares of common costs that count against a budget on total cost, as of its last evaluation.",
     foreign("budget_id", "budget.id", primary_key=True),
     key("start_ms", BIG, "of a month, or of the budget's part of it"),
-    *required(BIG, "end_ms", "shared_micro"),
+    *required_columns(BIG, "end_ms", "shared_micro"),
 )
 
 table(
@@ -277,12 +277,12 @@ table(
     "State of a threshold in a period; it fires once.",
     identity(),
     foreign("budget_id", "budget.id"),
-    *required(BIG, "period_start_ms"),
+    *required_columns(BIG, "period_start_ms"),
     column("rule", TEXT, "actual, forecast or pace"),
-    *required(sa.Integer, "percent"),
+    *required_columns(sa.Integer, "percent"),
     column("state", TEXT, "pending, firing, acked or resolved"),
     column("seen", sa.Integer, "consecutive evaluations over the threshold"),
-    *required(BIG, "evaluated_ms"),
+    *required_columns(BIG, "evaluated_ms"),
     *optional(BIG, "fired_ms", "escalated_ms"),
     column("spent_micro", BIG, "when it fired", nullable=True),
     *texts("acked_by", person=Person.NAME),
@@ -294,14 +294,14 @@ table(
     "Charges that an owner contests, with the evidence at the opening; resolved once.",
     identity(),
     column("owner", JSONB, "level -> value: owner of the contested lines"),
-    *required(BIG, "start_ms", "end_ms"),
+    *required_columns(BIG, "start_ms", "end_ms"),
     column("accelerator_id", BIG, "null: any", nullable=True),
     column("workload_id", BIG, "null: any", nullable=True),
     column("line", TEXT, "hash of the contested line; null: all of them", nullable=True),
-    *required(TEXT, "reason", person=Person.WORDS),
+    *required_columns(TEXT, "reason", person=Person.WORDS),
     column("state", TEXT, "open, answered, accepted or rejected"),
-    *required(BIG, "opened_ms"),
-    *required(TEXT, "opened_by", person=Person.NAME),
+    *required_columns(BIG, "opened_ms"),
+    *required_columns(TEXT, "opened_by", person=Person.NAME),
     column("gpu_ns", SUM, "contested time, as billed at the opening"),
     column("cost", JSONB, "currency -> micro-units, as billed at the opening"),
     column("evidence", TEXT, "canonical JSON, at the opening", person=Person.WORDS),
@@ -320,10 +320,10 @@ table(
     "Entries of a dispute in order; rows are only added.",
     identity(),
     foreign("dispute_id", "dispute.id"),
-    *required(BIG, "at_ms"),
-    *required(TEXT, "who", person=Person.NAME),
+    *required_columns(BIG, "at_ms"),
+    *required_columns(TEXT, "who", person=Person.NAME),
     column("kind", TEXT, "opened, answered, accepted or rejected"),
-    *required(TEXT, "words", person=Person.WORDS),
+    *required_columns(TEXT, "words", person=Person.WORDS),
     index("dispute_id"),
     stays="what was said in a dispute is only added to",
 )
@@ -333,12 +333,12 @@ table(
     "Exceptions to attribution by accepted disputes; rating applies them in order. Never changed.",
     identity(),
     foreign("dispute_id", "dispute.id"),
-    *required(BIG, "start_ms", "end_ms"),
+    *required_columns(BIG, "start_ms", "end_ms"),
     column("accelerator_id", BIG, "null: any", nullable=True),
-    *required(BIG, "workload_id"),
+    *required_columns(BIG, "workload_id"),
     column("state", TEXT, "held: by another owner; unavailable: not usable"),
     column("owner", JSONB, "level -> value, for held; empty: unattributed", nullable=True),
-    *required(INSTANT, "recorded_at"),
+    *required_columns(INSTANT, "recorded_at"),
     column(
         "contested",
         JSONB,
@@ -356,12 +356,12 @@ table(
     "bill",
     "Providers' bills by billing period; a newer file of a period supersedes the older.",
     identity(),
-    *required(TEXT, "provider"),
-    *required(BIG, "period_start_ms", "period_end_ms"),
-    *required(TEXT, "file_name"),
+    *required_columns(TEXT, "provider"),
+    *required_columns(BIG, "period_start_ms", "period_end_ms"),
+    *required_columns(TEXT, "file_name"),
     column("sha256", TEXT, "of the file, hexadecimal"),
-    *required(BIG, "lines"),
-    *required(INSTANT, "imported_at"),
+    *required_columns(BIG, "lines"),
+    *required_columns(INSTANT, "imported_at"),
     *optional(INSTANT, "superseded_at"),
     index("provider", "period_start_ms"),
 )
@@ -371,7 +371,7 @@ table(
     "Lines of providers' bills, amounts as written.",
     foreign("bill_id", "bill.id", primary_key=True),
     key("line", BIG, "line (CSV) or row (Parquet) of the file"),
-    *required(BIG, "start_ms", "end_ms"),
+    *required_columns(BIG, "start_ms", "end_ms"),
     column("category", TEXT, "ChargeCategory"),
     *texts(
         "charge_class",
@@ -387,8 +387,8 @@ table(
         "quantity", sa.Numeric, "PricingQuantity, else ConsumedQuantity; null: none", nullable=True
     ),
     *texts("unit"),
-    *required(TEXT, "currency"),
-    *required(sa.Numeric, "billed"),
+    *required_columns(TEXT, "currency"),
+    *required_columns(sa.Numeric, "billed"),
     *optional(sa.Numeric, "effective"),
 )
 
@@ -397,9 +397,9 @@ table(
     "Who provides a pool, in exports: rows are superseded, never edited.",
     identity(),
     column("pool", TEXT, "empty: every pool that no other row names", default=""),
-    *required(TEXT, "provider"),
+    *required_columns(TEXT, "provider"),
     column("publisher", TEXT, "who made what it offers; empty: the provider", default=""),
-    *versioned(),
+    *version_columns(),
 )
 
 table(
@@ -407,18 +407,18 @@ table(
     "Where pools stand: rows are superseded, never edited.",
     identity(),
     column("pool", TEXT, "empty: every pool that no other row names on a day", default=""),
-    *required(TEXT, "region"),
+    *required_columns(TEXT, "region"),
     column("region_name", TEXT, "empty: the region", default=""),
     *texts("availability_zone"),
     *optional(sa.Date, "from_on", "to_on"),
-    *versioned(),
+    *version_columns(),
 )
 
 table(
     "bill_match",
     "Pool or node that a line of a provider's bill is about: the first match by position.",
     identity(),
-    *required(sa.Integer, "position"),
+    *required_columns(sa.Integer, "position"),
     *texts("provider", "sku", "resource", "region", "service", "pool", "node"),
     column(
         "gpus",
@@ -427,5 +427,5 @@ table(
         nullable=True,
     ),
     column("leave_out", sa.Boolean, "not about our GPUs: listed, but not compared"),
-    *versioned(),
+    *version_columns(),
 )

@@ -65,7 +65,7 @@ def column(
     )
 
 
-def required(kind: Any, *names: str, person: Person | None = None) -> list[sa.Column[Any]]:
+def required_columns(kind: Any, *names: str, person: Person | None = None) -> list[sa.Column[Any]]:
     """Declare columns of one kind that are never null."""
     return [column(name, kind, person=person) for name in names]
 
@@ -112,7 +112,7 @@ def foreign(
     )
 
 
-def versioned() -> list[sa.Column[Any]]:
+def version_columns() -> list[sa.Column[Any]]:
     """Declare from when to when a row was in force: rows are superseded, never edited."""
     return [column("recorded_at", INSTANT), column("superseded_at", INSTANT, nullable=True)]
 

@@ -15,7 +15,7 @@ from gpuledger_collector.storage.schema.columns import (
     index,
     keys,
     optional,
-    required,
+    required_columns,
     table,
     texts,
 )
@@ -35,7 +35,7 @@ table(
     column("opened_ms", BIG, "when it could first be detected"),
     column("until_ms", BIG, "observed up to here"),
     column("resolved_ms", BIG, "null: ongoing", nullable=True),
-    *required(sa.REAL, "confidence"),
+    *required_columns(sa.REAL, "confidence"),
     column("currency", TEXT, "null: unpriced", nullable=True),
     column("cost_micro", BIG, "so far; null: unpriced, never 0", nullable=True),
     column(
@@ -44,7 +44,7 @@ table(
         "cost of another day at the rate in force when last seen",
         nullable=True,
     ),
-    *required(JSONB, "evidence"),
+    *required_columns(JSONB, "evidence"),
     index("accelerator_id"),
     index("kind", "since_ms"),
 )
@@ -53,7 +53,7 @@ table(
     "finding_progress",
     "Up to where each search for findings has run.",
     *keys(TEXT, "kind"),
-    *required(BIG, "until_ms"),
+    *required_columns(BIG, "until_ms"),
 )
 
 table(
@@ -61,15 +61,15 @@ table(
     "Advice, its savings in the observed window, and the savings realized since.",
     identity(),
     column("key", TEXT, "kind and subject: recommended once", unique=True),
-    *required(TEXT, "kind"),
-    *required(TEXT, "subject", person=Person.WORDS),
+    *required_columns(TEXT, "kind"),
+    *required_columns(TEXT, "subject", person=Person.WORDS),
     *texts("team"),
     column("owner", JSONB, "level -> value; empty: the pool's"),
     column("advice", TEXT, "sentence for people", person=Person.WORDS),
-    *required(JSONB, "evidence"),
+    *required_columns(JSONB, "evidence"),
     column("scope", JSONB, "charges that show its realized saving"),
     column("start_ms", BIG, "start of the observed window of all amounts"),
-    *required(BIG, "end_ms"),
+    *required_columns(BIG, "end_ms"),
     column("price_ids", pg.ARRAY(BIG), "rates used"),
     *optional(TEXT, "currency"),
     *optional(
@@ -86,7 +86,7 @@ table(
     ),
     column("freed_gpu_ns", BIG, "expected"),
     column("state", TEXT, "open, accepted, rejected, done or expired"),
-    *required(BIG, "made_ms", "expires_ms"),
+    *required_columns(BIG, "made_ms", "expires_ms"),
     *optional(BIG, "decided_ms"),
     *texts("decided_by", person=Person.NAME),
     *texts("reason", person=Person.WORDS),
@@ -104,7 +104,7 @@ table(
     "recommendation_run",
     "The last search for recommendations.",
     *keys(BIG, "made_ms"),
-    *required(BIG, "start_ms", "end_ms"),
+    *required_columns(BIG, "start_ms", "end_ms"),
     column("joint", JSONB, "by currency: savings of all open advice together"),
     column("not_evaluated", JSONB, "what could not be judged, and why"),
     column(

@@ -23,24 +23,24 @@ from gpuledger_collector.storage.schema.columns import (
     key,
     keys,
     optional,
-    required,
+    required_columns,
     table,
     texts,
-    versioned,
+    version_columns,
 )
 
 
 def charge_columns() -> list[sa.Column[Any]]:
     """Declare what a charge and a correction of it have in common."""
     return [
-        *required(BIG, "start_ms", "end_ms"),
+        *required_columns(BIG, "start_ms", "end_ms"),
         column("accelerator_id", BIG, "null: usage imported as counts", nullable=True),
         column("workload_id", BIG, "null: state without a workload", nullable=True),
         foreign("owner_id", "owner.id", nullable=True),
-        *required(TEXT, "state"),
+        *required_columns(TEXT, "state"),
         *texts("pool", "gpu_model", "node"),
         foreign("price_id", "price.id", nullable=True),
-        *required(BIG, *TIMES_NS),
+        *required_columns(BIG, *TIMES_NS),
         column("currency", TEXT, "null: unpriced", nullable=True),
         column("cost_micro", BIG, "null: unpriced, never 0", nullable=True),
         *optional(BIG, "idle_cost_micro", "list_cost_micro", "energy_mj"),
@@ -74,15 +74,15 @@ def charge_columns() -> list[sa.Column[Any]]:
 def check_columns() -> list[sa.Column[Any]]:
     """Declare the sums and the result of a conservation check."""
     return [
-        *required(
+        *required_columns(
             SUM, "capacity_ns", "held_ns", "unallocated_ns", "unavailable_ns", "unobserved_ns"
         ),
         column("capacity_cost", JSONB, "currency -> micro-units: capacity x rate"),
         column("charged_cost", JSONB, "currency -> micro-units: the sum of the charges"),
         column("imported_ns", SUM, "usage without inventory: not part of the check"),
         column("until_ms", BIG, "rated up to here"),
-        *required(sa.Boolean, "holds"),
-        *required(INSTANT, "proved_at"),
+        *required_columns(sa.Boolean, "holds"),
+        *required_columns(INSTANT, "proved_at"),
         column(
             "commitments",
             JSONB,
@@ -104,7 +104,7 @@ table(
     "A machine that runs one agent; kept even without a GPU.",
     identity(),
     column("name", TEXT, unique=True),
-    *required(INSTANT, "first_seen_at", "last_seen_at"),
+    *required_columns(INSTANT, "first_seen_at", "last_seen_at"),
     column("status", TEXT, default="ok"),
     *texts("status_detail", "agent_version", "source"),
     *optional(TEXT, "driver"),
@@ -118,7 +118,7 @@ table(
     identity(),
     column("node", TEXT, "name"),
     column("at_ms", BIG, "its accelerators are there until then, or again when it reports later"),
-    *versioned(),
+    *version_columns(),
     sa.Index(None, "node", unique=True, postgresql_where=sa.text("superseded_at IS NULL")),
 )
 
@@ -127,7 +127,7 @@ table(
     "A device or a MIG instance: what usage is counted for.",
     identity(),
     column("uuid", TEXT, unique=True),
-    *required(TEXT, "device_uuid"),
+    *required_columns(TEXT, "device_uuid"),
     *texts("model"),
     *optional(TEXT, "mig_instance"),
     column("gpu_micro", sa.Integer, default="1000000"),
@@ -147,7 +147,7 @@ table(
     column("digest", sa.LargeBinary, "SHA-256 of the content"),
     *texts("model"),
     *optional(TEXT, "mig_instance"),
-    *required(sa.Integer, "gpu_micro"),
+    *required_columns(sa.Integer, "gpu_micro"),
     *texts("pool"),
     sa.UniqueConstraint("accelerator_id", "digest"),
 )
@@ -160,7 +160,7 @@ table(
     foreign("accelerator_id", "accelerator.id"),
     foreign("node_id", "node.id", nullable=True),
     column("pool", TEXT, default="default"),
-    *required(BIG, "in_ms"),
+    *required_columns(BIG, "in_ms"),
     *optional(BIG, "out_ms"),
     column("source", TEXT, "agent (first seen) or import (inventory file)"),
     *texts("gpu_model"),
@@ -178,7 +178,7 @@ table(
     foreign("node_id", "node.id", nullable=True),
     column("pool", TEXT, default="default"),
     *texts("gpu_model"),
-    *required(BIG, "in_ms"),
+    *required_columns(BIG, "in_ms"),
     *optional(BIG, "out_ms"),
     sa.CheckConstraint("out_ms IS NULL OR out_ms > in_ms", name="order"),
     index("accelerator_id"),
@@ -190,11 +190,11 @@ table(
     identity(),
     column("key", TEXT, "kind, scope and external id: stable over restarts", unique=True),
     *texts("kind"),
-    *required(TEXT, "external_id"),
+    *required_columns(TEXT, "external_id"),
     *optional(TEXT, "user_name", "account", person=Person.NAME),
     *optional(TEXT, "name"),
     column("tags", JSONB, default="{}"),
-    *required(INSTANT, "first_seen_at"),
+    *required_columns(INSTANT, "first_seen_at"),
     column("last_seen_at", INSTANT, default=sa.func.now(), nullable=True),
 )
 
@@ -218,7 +218,7 @@ table(
     key("node_id", BIG, "node that makes the claim"),
     key("kind", TEXT, "node, pool, board or holder"),
     key("subject", TEXT, "the claimed pool, node, board or workload"),
-    *required(BIG, "first_ms", "last_ms"),
+    *required_columns(BIG, "first_ms", "last_ms"),
 )
 
 table(
@@ -236,10 +236,10 @@ table(
     "Dated, ordered rules that map tags to owners.",
     identity(),
     *texts("name"),
-    *required(sa.Integer, "position"),
-    *required(JSONB, "match", "assign"),
+    *required_columns(sa.Integer, "position"),
+    *required_columns(JSONB, "match", "assign"),
     *optional(BIG, "effective_from_ms", "effective_to_ms"),
-    *versioned(),
+    *version_columns(),
     stays="declared in a file: it no longer matches; put the pseudonym there and apply it",
 )
 
@@ -249,7 +249,7 @@ table(
     identity(),
     column("zone", TEXT, "IANA name"),
     column("from_ms", BIG, "start of its first day; 0: always in force"),
-    *versioned(),
+    *version_columns(),
 )
 
 table(
@@ -257,18 +257,18 @@ table(
     "Month in which fiscal years begin; none is declared without a row.",
     identity(),
     column("first_month", sa.Integer, "1 to 12"),
-    *versioned(),
+    *version_columns(),
 )
 
 table(
     "usage_hour",
     "Hourly usage per accelerator and workload, folded from usage intervals with overlaps"
     " resolved.",
-    *required(BIG, "accelerator_id", "hour_ms"),
-    *required(TEXT, "state"),
+    *required_columns(BIG, "accelerator_id", "hour_ms"),
+    *required_columns(TEXT, "state"),
     *optional(BIG, "workload_id"),
     column("held_ms", BIG, "time of the hour in this state (and by this workload)"),
-    *required(BIG, "busy_ms", "idle_ms", "unknown_ms"),
+    *required_columns(BIG, "busy_ms", "idle_ms", "unknown_ms"),
     *optional(BIG, "energy_mj"),
     column("workload_attributes_id", BIG, "as reported for this time", nullable=True),
     index("hour_ms"),
@@ -290,7 +290,7 @@ table(
     foreign("workload_id", "workload.id", primary_key=True),
     *keys(BIG, "start_ms"),
     column("end_ms", BIG, "null: still running", nullable=True),
-    *required(BIG, "gpu_micro"),
+    *required_columns(BIG, "gpu_micro"),
     *texts("gpu_model"),
     column("pool", TEXT, default="imported"),
     *texts("node"),
@@ -311,7 +311,7 @@ table(
     "day_recompute",
     "Requests to rate a day again, added by folds, imports and changes of prices or rules.",
     identity(),
-    *required(BIG, "day_ms"),
+    *required_columns(BIG, "day_ms"),
     index("day_ms"),
 )
 
@@ -327,12 +327,12 @@ table(
 table(
     "ledger_day",
     "Charges added up by day and owner, for reports and dashboards.",
-    *required(BIG, "day_ms"),
+    *required_columns(BIG, "day_ms"),
     foreign("owner_id", "owner.id", nullable=True),
-    *required(TEXT, "state"),
+    *required_columns(TEXT, "state"),
     *texts("pool", "gpu_model"),
     *optional(TEXT, "currency"),
-    *required(SUM, *TIMES_NS),
+    *required_columns(SUM, *TIMES_NS),
     *optional(BIG, "cost_micro", "idle_cost_micro"),
     *optional(SUM, "energy_mj"),
     *optional(BIG, "list_cost_micro", "contracted_cost_micro"),
@@ -342,13 +342,13 @@ table(
 table(
     "ledger_month",
     "ledger_day added up by ended month: all lines of a month, or none while a day has changed.",
-    *required(BIG, "start_ms"),
+    *required_columns(BIG, "start_ms"),
     column("end_ms", BIG, "end of the month, exclusive"),
     foreign("owner_id", "owner.id", nullable=True),
-    *required(TEXT, "state"),
+    *required_columns(TEXT, "state"),
     *texts("pool", "gpu_model"),
     *optional(TEXT, "currency"),
-    *required(SUM, *TIMES_NS),
+    *required_columns(SUM, *TIMES_NS),
     *optional(SUM, "cost_micro", "idle_cost_micro", "energy_mj"),
     column(
         "list_cost_micro",
@@ -383,8 +383,8 @@ table(
     "What the proof of a month said when it was asked last. Pages show it; close and reconcile ask"
     " anew.",
     *keys(BIG, "start_ms", "end_ms"),
-    *required(BIG, "asked_ms"),
-    *required(sa.Boolean, "holds"),
+    *required_columns(BIG, "asked_ms"),
+    *required_columns(sa.Boolean, "holds"),
     column("wrong_days", JSONB, "dates on which it does not hold"),
     column("depth", TEXT, "what was compared: tables, declarations or evidence"),
     column("ledger_state", TEXT, "hash of the ratings of its days that it is about"),

@@ -15,10 +15,10 @@ from gpuledger_collector.storage.schema.columns import (
     index,
     key,
     optional,
-    required,
+    required_columns,
     table,
     texts,
-    versioned,
+    version_columns,
 )
 
 table(
@@ -27,9 +27,9 @@ table(
     " edited.",
     identity(),
     column("kind", TEXT, "recipient, contact, action or anomaly_floor"),
-    *required(TEXT, "name"),
-    *required(JSONB, "terms"),
-    *versioned(),
+    *required_columns(TEXT, "name"),
+    *required_columns(JSONB, "terms"),
+    *version_columns(),
     sa.Index(
         "uq_notification_rule_kind",
         "kind",
@@ -50,11 +50,11 @@ table(
         "subject", TEXT, "workload (idle), or owner and currency (anomaly)", person=Person.WORDS
     ),
     *texts("team"),
-    *required(JSONB, "recipients"),
+    *required_columns(JSONB, "recipients"),
     column("findings", JSONB, "their keys"),
-    *required(BIG, "since_ms"),
+    *required_columns(BIG, "since_ms"),
     column("until_ms", BIG, "observed up to here"),
-    *required(BIG, "notified_ms"),
+    *required_columns(BIG, "notified_ms"),
     *optional(BIG, "escalated_ms", "acked_ms"),
     *texts("acked_by", person=Person.NAME),
     column("ack_until_ms", BIG, "acknowledged until then", nullable=True),
@@ -76,7 +76,7 @@ table(
     *texts("team"),
     column("state", TEXT, "shown, doing, done, failed or spared"),
     column("first_shown_ms", BIG, "since when the dry run lists it without interruption"),
-    *required(BIG, "last_shown_ms"),
+    *required_columns(BIG, "last_shown_ms"),
     *optional(BIG, "acted_ms", "done_ms"),
     *texts("detail", person=Person.WORDS),
     sa.UniqueConstraint("key"),
@@ -97,7 +97,7 @@ table(
     *texts("subject", "text", "html", person=Person.MESSAGE),
     *texts("thread"),
     column("attachments", JSONB, "file name -> text", default="{}", person=Person.MESSAGE),
-    *required(BIG, "made_ms", "not_before_ms"),
+    *required_columns(BIG, "made_ms", "not_before_ms"),
     column(
         "state",
         TEXT,
@@ -122,5 +122,5 @@ table(
     "acknowledged_link",
     "Links in mails that were used: opening one again changes nothing.",
     key("mac", TEXT, "signature of the link"),
-    *required(BIG, "used_ms"),
+    *required_columns(BIG, "used_ms"),
 )

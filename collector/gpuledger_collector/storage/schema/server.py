@@ -14,7 +14,7 @@ from gpuledger_collector.storage.schema.columns import (
     key,
     keys,
     optional,
-    required,
+    required_columns,
     table,
     texts,
 )
@@ -23,9 +23,9 @@ table(
     "replica",
     "Collectors with a recent heartbeat.",
     *keys(pg.UUID, "id"),
-    *required(TEXT, "host", "version"),
+    *required_columns(TEXT, "host", "version"),
     column("revision", TEXT, "latest migration that it knows"),
-    *required(INSTANT, "started_at", "seen_at"),
+    *required_columns(INSTANT, "started_at", "seen_at"),
     column("last_error", TEXT, "last failure to write batches", default=""),
     *optional(INSTANT, "last_error_at"),
 )
@@ -37,15 +37,15 @@ table(
     key("quota", TEXT),
     column("used", sa.Double, "units taken out of the bucket as of `at`"),
     column("rate", sa.Double, "units a second that flow back"),
-    *required(INSTANT, "at"),
+    *required_columns(INSTANT, "at"),
 )
 
 table(
     "job_run",
     "Executions of scheduled jobs.",
     identity(),
-    *required(TEXT, "job"),
-    *required(INSTANT, "started_at"),
+    *required_columns(TEXT, "job"),
+    *required_columns(INSTANT, "started_at"),
     *optional(INSTANT, "ended_at"),
     *optional(TEXT, "outcome"),
     *texts("detail"),
@@ -56,8 +56,8 @@ table(
     "applied_migration",
     "Migrations that ran, so that an older collector knows whether it may continue to serve.",
     *keys(TEXT, "revision"),
-    *required(TEXT, "follows"),
+    *required_columns(TEXT, "follows"),
     column("phase", TEXT, "pre: older collectors continue; post: they do not"),
-    *required(INSTANT, "applied_at"),
+    *required_columns(INSTANT, "applied_at"),
     sa.CheckConstraint("phase IN ('pre', 'post')", name="phase"),
 )

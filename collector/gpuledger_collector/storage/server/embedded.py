@@ -250,7 +250,7 @@ class EmbeddedServer:
         """
         if self._seat is None:
             user = server_user(os.geteuid(), self._wanted_user)
-            home = seat.remembered(self.data_dir)
+            home = seat.remembered_folder(self.data_dir)
             inside = self.data_dir / seat.INSIDE
             if home is None and (
                 user is None or (reaches(inside, user) and permits(self.data_dir, user, 1))

@@ -73,7 +73,7 @@ class SchemaStatus:
         return self.server_version // 10_000
 
     @property
-    def supported(self) -> bool:
+    def is_supported(self) -> bool:
         """Whether this server's major version is tested."""
         return self.server_major in SUPPORTED
 
@@ -186,7 +186,7 @@ def upgrade(dsn: str, *, post: bool = True) -> Upgraded:
     allowed to every session, where this user may. Raises StorageError.
     """
     before = status(dsn)
-    if not before.supported:
+    if not before.is_supported:
         raise EnvironmentLacks(
             f"the server is PostgreSQL {before.server_major}; gpuledger works with {SUPPORTED[0]}"
             f" to {SUPPORTED[-1]}"
@@ -222,7 +222,7 @@ def _older(dsn: str, revision: str) -> tuple[str, ...]:
     """List collectors that are alive and do not know this revision."""
     known = list(steps())
     with _database(dsn).connect() as connection:
-        return tuple(replicas.alive_at(connection, known[: known.index(revision)]))
+        return tuple(replicas.list_alive(connection, known[: known.index(revision)]))
 
 
 def _migrate(dsn: str, revision: str) -> None:

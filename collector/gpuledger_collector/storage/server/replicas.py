@@ -88,7 +88,7 @@ class Presence:
             log.info("no heartbeat now: %s", str(error).partition("\n")[0])
 
 
-def alive_at(connection: psycopg.Connection[Any], revisions: Collection[str]) -> list[str]:
+def list_alive(connection: psycopg.Connection[Any], revisions: Collection[str]) -> list[str]:
     """List live collectors that know no later migration than one of these, as `version on host`."""
     row = connection.execute("SELECT to_regclass('replica') IS NOT NULL").fetchone()
     if row is None or not row[0]:

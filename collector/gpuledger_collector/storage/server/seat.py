@@ -41,7 +41,7 @@ def remember(data_dir: Path, home: Path) -> None:
         (home / OWNER).write_text(f"{os.path.realpath(data_dir)}\n")
 
 
-def remembered(data_dir: Path) -> Path | None:
+def remembered_folder(data_dir: Path) -> Path | None:
     """Return the folder decided on before, None at the first start.
 
     Raises EnvironmentLacks for a copy without one.

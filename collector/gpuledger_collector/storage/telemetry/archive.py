@@ -243,12 +243,12 @@ def _finish(connection: Connection, day_ms: int, packed: dict[int, _Packed]) -> 
 def _pack_accelerator(
     connection: Connection, day_ms: int, accelerator_id: int, hot: Readings
 ) -> _Packed:
-    readings = merged(_packed(connection, day_ms, accelerator_id), hot)
+    readings = merge_readings(_read_packed(connection, day_ms, accelerator_id), hot)
     blob = pack(readings)
     _write(connection, day_ms, accelerator_id, readings, blob)
     # Read back what the database stored, not what was sent: the hot rows are dropped on the
     # strength of this comparison.
-    restored = _packed(connection, day_ms, accelerator_id)
+    restored = _read_packed(connection, day_ms, accelerator_id)
     if restored is None or not same(restored, readings):
         raise ArchiveDamaged(
             f"{_blob_name(day_ms, accelerator_id)} did not come back as it went in: it stays as"
@@ -295,10 +295,10 @@ def _hot_rows(
         )
         cursor.execute(statement.format(part.table, part.condition), (list(ids),))
         for accelerator_id, sent in cursor:
-            yield int(accelerator_id), _received(sent)
+            yield int(accelerator_id), _unpack_readings(sent)
 
 
-def _received(sent: bytes) -> Readings:
+def _unpack_readings(sent: bytes) -> Readings:
     rows = np.frombuffer(sent, dtype=_ROW)
     absent = rows["absent"].astype("<i8")
     columns = {
@@ -328,7 +328,7 @@ def _write(
     )
 
 
-def _packed(connection: Connection, day_ms: int, accelerator_id: int) -> Readings | None:
+def _read_packed(connection: Connection, day_ms: int, accelerator_id: int) -> Readings | None:
     row = connection.execute(
         "SELECT blob, sha256 FROM sample_archive WHERE day_ms = %s AND accelerator_id = %s",
         (day_ms, accelerator_id),
@@ -351,7 +351,7 @@ def _blob_name(day_ms: int, accelerator_id: int) -> str:
     return f"the archive of accelerator {accelerator_id} on {to_datetime(day_ms):%Y-%m-%d}"
 
 
-def merged(packed: Readings | None, late: Readings) -> Readings:
+def merge_readings(packed: Readings | None, late: Readings) -> Readings:
     """Both by instant, without the late rows that equal a packed one in every bit; equal instants
     keep their order.
     """
@@ -425,8 +425,8 @@ def readings(
         for accelerator_id in ids:
             rows = hot.get(accelerator_id)
             if accelerator_id in blobs:
-                packed = _within(_open(start, accelerator_id, *blobs[accelerator_id]), day)
-                rows = packed if rows is None else merged(packed, rows)
+                packed = _clip_readings(_open(start, accelerator_id, *blobs[accelerator_id]), day)
+                rows = packed if rows is None else merge_readings(packed, rows)
             if rows is not None and len(rows):
                 yield accelerator_id, rows
 
@@ -461,10 +461,10 @@ def _hot(connection: Connection, ids: Sequence[int], period: Period) -> dict[int
             "WHERE accelerator_id = ANY(%s) AND at_ms >= %s AND at_ms < %s GROUP BY 1",
             (list(ids), period.start_ms, period.end_ms),
         ).fetchall()
-    return {int(accelerator_id): _received(sent) for accelerator_id, sent in rows}
+    return {int(accelerator_id): _unpack_readings(sent) for accelerator_id, sent in rows}
 
 
-def _within(readings: Readings, period: Period) -> Readings:
+def _clip_readings(readings: Readings, period: Period) -> Readings:
     inside: Array = (readings.at_ms >= period.start_ms) & (readings.at_ms < period.end_ms)
     columns = {
         name: Column(column.values[inside], column.present[inside])

@@ -24,7 +24,7 @@ class DayRows:
     """TRUE when the partition holds nothing else."""
 
     @classmethod
-    def of(cls, partition: Partition, day_ms: int) -> DayRows:
+    def in_partition(cls, partition: Partition, day_ms: int) -> DayRows:
         """A day's rows in a partition that holds them."""
         condition: sql.Composable = sql.SQL("TRUE")
         if not partition.is_day:
@@ -39,7 +39,7 @@ class DayRows:
 def find(connection: Connection, table: str, day_ms: int) -> DayRows | None:
     """The rows of a day; None when there is no partition for them."""
     partition = partitions.holding(connection, table, day_ms)
-    return None if partition is None else DayRows.of(partition, day_ms)
+    return None if partition is None else DayRows.in_partition(partition, day_ms)
 
 
 def days(connection: Connection, table: str) -> list[int]:

@@ -23,7 +23,7 @@ _COLUMNS = (
 )
 
 
-def _of(row: str) -> str:
+def _columns_of(row: str) -> str:
     return ", ".join(f"{row}.{name}" for name in _COLUMNS)
 
 
@@ -101,7 +101,7 @@ def _roll_up_minutes(
         GROUP BY 1, 2
         ON CONFLICT (accelerator_id, minute_ms) DO UPDATE SET
             {", ".join(f"{name} = excluded.{name}" for name in _COLUMNS)}
-            WHERE ({_of("old")}) IS DISTINCT FROM ({_of("excluded")})
+            WHERE ({_columns_of("old")}) IS DISTINCT FROM ({_columns_of("excluded")})
         """.encode(),
         ([pair[0] for pair in hours], [pair[1] for pair in hours], HOUR_MS, *bounds),
     )

@@ -214,7 +214,7 @@ def roll_up_day(connection: Connection, day: Period) -> None:
     }
     connection.execute("SET LOCAL work_mem = '64MB'")
     for statement in (_PIECES, _SHAPE, _CHARGES):
-        connection.execute(_composed(statement, values))
+        connection.execute(_compose_statement(statement, values))
     # Temporary tables are never analyzed by themselves; without statistics the joins below become
     # nested loops.
     connection.execute("ANALYZE piece")
@@ -236,7 +236,7 @@ def roll_up_day(connection: Connection, day: Period) -> None:
     )
 
 
-def _composed(statement: str, values: Mapping[str, int]) -> bytes:
+def _compose_statement(statement: str, values: Mapping[str, int]) -> bytes:
     """A statement with its instants: CREATE TABLE takes no parameters, and % stays the remainder."""
     for name, value in values.items():
         statement = statement.replace(f"%({name})s", str(int(value)))

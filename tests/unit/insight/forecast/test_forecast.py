@@ -46,7 +46,7 @@ def test_quantiles_are_ordered_and_never_below_zero(values, horizon):
     series' end.
     """
     series = hourly(values, start=7 * HOUR)
-    if not series.known:
+    if not series.known_count:
         with pytest.raises(ValueError, match="no known value"):
             forecast([series], horizon)
         return
@@ -68,7 +68,7 @@ def test_the_past_of_a_forecast_does_not_change_with_the_future(seed):
     values = steps(seed)
     whole = hourly(values)
     assert np.array_equal(
-        forecast([whole.until(200)], 12)[0].values,
+        forecast([whole.known_before(200)], 12)[0].values,
         forecast([hourly(values[:200].copy())], 12)[0].values,
     )
 

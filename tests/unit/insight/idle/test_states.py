@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fakes.profiles import examples
 from gpuledger_collector.insight.idle.episodes import idle_episodes
-from gpuledger_collector.insight.idle.minutes import Minutes, carried
+from gpuledger_collector.insight.idle.minutes import Minutes, carry_samples
 from gpuledger_collector.insight.idle.states import State, classify
 from gpuledger_collector.insight.idle.survival import estimate_curve, idle_gaps
 
@@ -112,7 +112,7 @@ def test_every_minute_has_exactly_one_state(minutes):
 def test_the_future_changes_nothing_in_the_past(minutes, part):
     """With the later minutes cut off, the earlier ones keep their states, beginnings and factors."""
     count = max(1, int(part * minutes.shape[1]))
-    whole, cut = classify(minutes), classify(minutes.until(count))
+    whole, cut = classify(minutes), classify(minutes.known_before(count))
     for name in ("state", "since", "factor"):
         np.testing.assert_array_equal(
             getattr(whole, name)[:, :count], getattr(cut, name), err_msg=name
@@ -265,7 +265,7 @@ def test_a_slow_sampler_is_carried_for_three_intervals():
     """
     sampled = np.zeros((1, 100), dtype=bool)
     sampled[0, 10:60:5] = True
-    seen, column = carried(sampled)
+    seen, column = carry_samples(sampled)
     assert not seen[0, :10].any()
     assert seen[0, 10:13].all()
     assert seen[0, 15:70].all()

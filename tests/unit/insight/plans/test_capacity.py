@@ -138,7 +138,7 @@ def test_a_band_is_judged_on_three_periods_of_its_length_and_else_called_unjudge
     """
     constant = days_of(np.full(160, 5.0))
     assert judge(constant, 40) == Backtest(40, 3, 1.0, None)
-    short = judge(constant.until(159), 40)
+    short = judge(constant.known_before(159), 40)
     assert short == Backtest(40, 2)
     assert (
         short.sentence()
@@ -166,8 +166,8 @@ def test_growth_compares_weeks_and_unknown_is_never_zero():
     """A past that is too short, an unknown week and a week without demand give no growth."""
     days = days_of(np.concatenate([np.full(90, 10.0), np.full(7, 15.0)]))
     assert [horizon(days, span).grown for span in (7, 30, 90)] == pytest.approx([0.5, 0.5, 0.5])
-    assert horizon(days.until(96), 90).grown == pytest.approx(0.428571, abs=1e-5)
-    assert horizon(days.until(92), 90).grown is None
+    assert horizon(days.known_before(96), 90).grown == pytest.approx(0.428571, abs=1e-5)
+    assert horizon(days.known_before(92), 90).grown is None
     assert horizon(days_of([0.0] * 7 + [3.0] * 7), 7).grown is None
     assert horizon(days_of([3.0] * 40 + [0.0] * 7), 7).growth is None
     gap = days.values.copy()

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.plans.architecture import KNOWN, Architecture, assumed_from, known
+from gpuledger_collector.insight.plans.architecture import (
+    KNOWN,
+    Architecture,
+    assumed_from,
+    published_shape,
+)
 from gpuledger_collector.insight.plans.hardware import GIB, GPUS, LINKS, gpu_named, link_named
 from gpuledger_collector.insight.plans.memory import (
     FULL,
@@ -27,8 +32,8 @@ from gpuledger_collector.insight.plans.memory import (
     training_need,
 )
 
-GPT3 = known("gpt-3-175b")
-LLAMA70 = known("llama-2-70b")
+GPT3 = published_shape("gpt-3-175b")
+LLAMA70 = published_shape("llama-2-70b")
 
 
 def states(need):
@@ -47,7 +52,7 @@ def states(need):
 )
 def test_parameters_of_published_models_are_exact(name, parameters):
     """The counts of the released checkpoints, to the last parameter."""
-    assert known(name).parameters == parameters
+    assert published_shape(name).parameters == parameters
 
 
 def test_gpt3_has_the_parameters_of_narayanan():

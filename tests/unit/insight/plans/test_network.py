@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.plans.architecture import known
+from gpuledger_collector.insight.plans.architecture import published_shape
 from gpuledger_collector.insight.plans.hardware import LINKS, Link, gpu_named, link_named
 from gpuledger_collector.insight.plans.network import (
     ALL_GATHER,
@@ -26,7 +26,7 @@ from gpuledger_collector.insight.plans.network import (
 
 NDR = Fabric(link_named("nvlink4"), link_named("ib-ndr"), 8, 1.0)
 IDEAL = Fabric(Link("a", 100e9, 0.0, 0.0, "a wire"), Link("b", 100e9, 0.0, 0.0, "a wire"), 8, 1.0)
-LLAMA = known("llama-2-70b")
+LLAMA = published_shape("llama-2-70b")
 STEP = TrainingStep(LLAMA, LLAMA.parameters, gpu_named("H100"), 512, tensor=8, micro_batches=8)
 
 
@@ -127,7 +127,7 @@ def test_gpt3_on_1024_a100_reaches_what_was_measured():
     Recomputation counted, that is 0.45 of the peak. With kernels at 0.57, what communication and
     bubble leave is near.
     """
-    gpt3 = known("gpt-3-175b")
+    gpt3 = published_shape("gpt-3-175b")
     step = TrainingStep(
         gpt3,
         gpt3.parameters,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.plans.architecture import Architecture, known
+from gpuledger_collector.insight.plans.architecture import Architecture, published_shape
 from gpuledger_collector.insight.plans.hardware import GPUS, gpu_named
 from gpuledger_collector.insight.plans.training import (
     GPU_MTBF_HOURS,
@@ -92,8 +92,8 @@ def test_llama_3_1_took_the_gpu_hours_that_meta_reports():
     0.43 holds them.
     """
     run = TrainingRun(
-        known("llama-3.1-405b"),
-        known("llama-3.1-405b").parameters,
+        published_shape("llama-3.1-405b"),
+        published_shape("llama-3.1-405b").parameters,
         15.6e12,
         H100,
         16384,
@@ -163,7 +163,9 @@ def test_time_by_gpus_is_constant(parameters, tokens, card, gpus, times, mfu):
     """At one MFU GPU-seconds of arithmetic do not depend on how many GPUs there are; tokens count
     in proportion.
     """
-    run = TrainingRun(known("llama-2-7b"), parameters, tokens, card, gpus, mfu=(mfu, mfu, mfu))
+    run = TrainingRun(
+        published_shape("llama-2-7b"), parameters, tokens, card, gpus, mfu=(mfu, mfu, mfu)
+    )
     spent = run.seconds(mfu) * gpus
     assert replace(run, gpus=gpus * times).seconds(mfu) * gpus * times == pytest.approx(spent)
     assert replace(run, tokens=tokens * 2).seconds(mfu) == pytest.approx(2 * run.seconds(mfu))
@@ -178,7 +180,7 @@ def test_money_is_decimal_and_in_minor_units():
     assert money(1000.0, GpuHourRate(Decimal("2.49"), "USD")) == Decimal("2490.00")
     assert money(1e40, GpuHourRate(Decimal("2.49"), "USD")) == Decimal("2.49e40")
     assert money(1.5, GpuHourRate(Decimal("333.3"), "JPY")) == Decimal("500")
-    run = TrainingRun(known("llama-2-7b"), 7e9, 1e12, H100, 64)
+    run = TrainingRun(published_shape("llama-2-7b"), 7e9, 1e12, H100, 64)
     found = outcomes(run, overhead(Failures(), 64), GpuHourRate(Decimal("2"), "USD"))
     assert [one.mfu for one in found] == [0.5, 0.4, 0.3]
     costs = [one.cost for one in found]
@@ -192,6 +194,6 @@ def test_a_run_that_cannot_get_on_is_refused():
     with pytest.raises(ValueError, match="would make no progress"):
         overhead(Failures(gpu_mtbf_hours=1.0), 3600)
     with pytest.raises(ValueError, match="no fp8"):
-        TrainingRun(known("llama-2-7b"), 7e9, 1e12, gpu_named("A100-80GB"), 8, "fp8")
+        TrainingRun(published_shape("llama-2-7b"), 7e9, 1e12, gpu_named("A100-80GB"), 8, "fp8")
     with pytest.raises(ValueError, match="MFU"):
-        TrainingRun(known("llama-2-7b"), 7e9, 1e12, H100, 8, mfu=(0.5, 0.4, 0.6))
+        TrainingRun(published_shape("llama-2-7b"), 7e9, 1e12, H100, 8, mfu=(0.5, 0.4, 0.6))

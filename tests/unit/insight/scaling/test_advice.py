@@ -45,7 +45,7 @@ def test_advice_is_a_number_with_a_sentence():
 def test_never_below_the_demand_of_now(seed, cut):
     """Whatever the history and however much of it, the advice covers what is wanted now."""
     series = pool(seed=seed)
-    series = series.until(len(series.values) - cut)
+    series = series.known_before(len(series.values) - cut)
     got = advise(series, STEP, series.end_ms)
     assert got is not None
     assert got.desired_gpus >= got.demand_now
@@ -104,7 +104,8 @@ def test_the_setting_stands_for_a_day():
     """
     series = pool(seed=3)
     chosen = [
-        advise(one, STEP, one.end_ms) for one in (series, series.until(len(series.values) - 5))
+        advise(one, STEP, one.end_ms)
+        for one in (series, series.known_before(len(series.values) - 5))
     ]
     assert chosen[0] is not None
     assert chosen[1] is not None
@@ -116,7 +117,7 @@ def test_advice_is_the_last_step_of_a_replay(steps_today):
     """The same days, replayed at once, end with the capacity that is advised, ours and the tuned
     reactive one's.
     """
-    series = pool(18, seed=4).until(17 * PER_DAY + steps_today)
+    series = pool(18, seed=4).known_before(17 * PER_DAY + steps_today)
     got = advise(series, 2 * STEP, series.end_ms, ScalingLimits(cost_cap=1.1))
     rules = SelectionRules()
     replay = CandidateReplay(
