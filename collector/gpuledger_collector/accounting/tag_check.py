@@ -95,7 +95,7 @@ def match_usage(
 
 
 def _near_levels(tag: str) -> list[str]:
-    return [] if tag in LEVELS else get_close_matches(tag.lower(), LEVELS, 1, 0.7)
+    return [] if tag in LEVELS else get_close_matches(tag.lower(), LEVELS, 1)
 
 
 def _rule_name(rule: Rule) -> str:
