@@ -5,7 +5,6 @@ its tests skip.
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -78,47 +77,40 @@ class Worker:
     dsn: str
     postmaster: int
 
-    def __post_init__(self) -> None:
-        home = Path(f"/proc/{self.postmaster}")
-        self._owner = home.stat()
-        self._command = home.joinpath("cmdline").read_bytes().decode().split("\0")[:-1]
-        self._program = home.joinpath("exe").readlink()
-        self._folder = home.joinpath("cwd").readlink()
-
     def crash(self) -> None:
-        """End all its processes at once; it recovers from its log when it starts."""
-        os.kill(self.postmaster, signal.SIGQUIT)
-        deadline = time.monotonic() + 60
-        while Path(f"/proc/{self.postmaster}").exists():
-            assert time.monotonic() < deadline, "the worker did not end"
-            time.sleep(0.05)
+        """Kill the processes that serve it and answer nobody until `start`, as a frozen machine does.
+
+        The server itself is only stopped: ended and started by a test, it would end with the test.
+        """
+        os.kill(self.postmaster, signal.SIGSTOP)
+        for process in self._children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def start(self) -> None:
-        """Start it as it was started; ready when it answers."""
-        process = subprocess.Popen(
-            self._command,
-            executable=self._program,
-            cwd=self._folder,
-            user=self._owner.st_uid,
-            group=self._owner.st_gid,
-            extra_groups=[],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self.postmaster = process.pid
+        """Let it see what was killed and recover from its log; ready when it answers."""
+        os.kill(self.postmaster, signal.SIGCONT)
         deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(psycopg.OperationalError):
-                psycopg.connect(self.dsn).close()
+                psycopg.connect(self.dsn, connect_timeout=5).close()
                 return
             assert time.monotonic() < deadline, "the worker did not start"
             time.sleep(0.1)
 
+    def _children(self) -> list[int]:
+        """Process ids of what the server started."""
+        children = []
+        for status in Path("/proc").glob("[0-9]*/status"):
+            with contextlib.suppress(OSError):
+                if f"PPid:\t{self.postmaster}\n" in status.read_text():
+                    children.append(int(status.parent.name))
+        return children
+
 
 @pytest.fixture
 def worker(citus: str) -> Iterator[Worker]:
-    """The last worker of the cluster, which the test may end; it runs again afterwards."""
+    """The last worker of the cluster, which the test may crash; it runs again afterwards."""
     with psycopg.connect(citus) as connection:
         host, port = connection.execute(
             "SELECT nodename, nodeport FROM pg_dist_node WHERE groupid <> 0 ORDER BY nodeid DESC"
@@ -131,12 +123,9 @@ def worker(citus: str) -> Iterator[Worker]:
         if host not in {"127.0.0.1", "localhost", "::1"} or not status.exists() or os.geteuid():
             pytest.skip(
                 f"the worker {host}:{port} does not run on this machine, or this user may not"
-                " end it"
+                " stop it"
             )
         parent = next(line for line in status.read_text().splitlines() if line.startswith("PPid:"))
     found = Worker(f"{host}:{port}", dsn, int(parent.split()[1]))
     yield found
-    with contextlib.suppress(psycopg.OperationalError):
-        psycopg.connect(dsn).close()
-        return
     found.start()

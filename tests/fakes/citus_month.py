@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from fakes.ledger_questions import ask
 from fakes.processes import BIN, environment
 from fakes.replicas import Replica, replicas, until
-from fakes.statement_trace import settings, tracing
+from fakes.statement_trace import ahead, settings, tracing
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.cli import build
@@ -32,6 +32,10 @@ from gpuledger_collector.storage.telemetry import retention
 from gpuledger_common.instants import to_ms
 
 TODAY = dt.datetime.now(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+AHEAD_MS = to_ms(TODAY) + DAY_MS // 2 - wiring.read_clock()
+"""What the collector's clock is ahead of this machine's (or behind): it begins at noon, so that both
+engines play the same day whenever the test runs.
+"""
 FIRST = TODAY.replace(day=1)
 """The month before it is closed."""
 MONTH = f"{FIRST - dt.timedelta(days=1):%Y-%m}"
@@ -123,7 +127,7 @@ def ingest(played: Played, name: str, nodes: tuple[str, ...], begin: dt.datetime
     folder.mkdir()
     # States of the last month are older than a default keeps them, from the middle of the next one
     # on.
-    traced = settings(folder / "traced", played.trace)
+    traced = settings(folder / "traced", played.trace, AHEAD_MS)
     with replicas(folder, played.dsn, 2, GPULEDGER_KEEP_STATE_DAYS="0", **traced) as pair:
         threads = [
             threading.Thread(target=simulate, args=(pair[number % 2], node, begin))
@@ -137,7 +141,7 @@ def ingest(played: Played, name: str, nodes: tuple[str, ...], begin: dt.datetime
         until(lambda: not played.value("SELECT count(*) FROM day_recompute"), 300)
         until(lambda: played.value("SELECT count(*) FROM finding_progress"), 300)
         # Due every hour: where the collectors began before the first batch, it found no day yet.
-        roll_up_node_utilization(Database(played.dsn), 0, round(time.time() * 1000))
+        roll_up_node_utilization(Database(played.dsn), 0, wiring.read_clock())
         logs = "".join(one.log() for one in pair)
     refused = re.search(
         r"psycopg\.errors\.(?:FeatureNotSupported|ActiveSqlTransaction|Internal).*", logs
@@ -158,7 +162,7 @@ def play_days(played: Played, dsn: str) -> None:
 
 def play_month(played: Played, plain: str | None) -> None:
     """`play`, writing down every statement that is run."""
-    with tracing(played.trace):
+    with tracing(played.trace), ahead(AHEAD_MS):
         play(played, plain)
 
 

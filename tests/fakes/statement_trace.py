@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psycopg
 from psycopg import sql
+
+from gpuledger_collector import wiring
 
 KINDS = (psycopg.Cursor, psycopg.ServerCursor)
 
@@ -61,12 +64,24 @@ def _noting(run: Callable[..., Any], note: Callable[[Any, object], None]) -> Cal
     return noted
 
 
-def settings(folder: Path, file: Path) -> dict[str, str]:
-    """The environment in which another Python process writes what it runs to the same file."""
+def settings(folder: Path, file: Path, ahead_ms: int = 0) -> dict[str, str]:
+    """The environment in which another Python process writes what it runs to the same file;
+    `ahead_ms`: of this machine's clock, by which a collector there then goes.
+    """
     folder.mkdir(exist_ok=True)
     tests = Path(__file__).resolve().parents[1]
     (folder / "sitecustomize.py").write_text(
         f"import sys, pathlib\nsys.path.append({str(tests)!r})\nfrom fakes.statement_trace import"
-        f" trace\ntrace(pathlib.Path({str(file)!r}))\n"
+        f" ahead, trace\ntrace(pathlib.Path({str(file)!r}))\nahead({ahead_ms}).start()\n"
     )
     return {"PYTHONPATH": str(folder)}
+
+
+def ahead(ms: int) -> Any:
+    """A patch of this process by which its collector's clock is ahead of the machine's."""
+    of_the_machine = wiring.read_clock
+
+    def read_clock() -> int:
+        return of_the_machine() + ms
+
+    return mock.patch.object(wiring, "read_clock", read_clock)
