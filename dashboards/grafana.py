@@ -690,6 +690,9 @@ def shares(
     }
     custom = {"fillOpacity": 80, "lineWidth": 0, "axisPlacement": "auto"}
     more.setdefault("color_mode", "palette-classic")
+    if not grouped:
+        # By a rounding error parts add up to more than the whole, and the axis would reach 110 %.
+        more.setdefault("limits", (None, 1))
     overrides = (*(color(name, hue) for name, hue in MEANING.items()), *more.pop("overrides", ()))
     target = sql(query)
     return Panel(

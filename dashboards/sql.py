@@ -175,10 +175,11 @@ ACTIVITY_COSTS = """LATERAL (
         SELECT l.cost_micro - coalesce(l.idle_cost_micro, 0) AS rest,
             l.unknown_ns::numeric / nullif(l.busy_ns + l.unknown_ns, 0) AS unknown
     ) part, LATERAL (VALUES
-        ('busy', part.rest * (1 - coalesce(part.unknown, 0))),
+        (CASE l.state WHEN 'held' THEN 'busy' WHEN 'node_cost' THEN 'node costs' ELSE 'adjustments' END,
+            part.rest * (1 - coalesce(part.unknown, 0))),
         ('idle', l.idle_cost_micro),
         ('activity unknown', part.rest * coalesce(part.unknown, 0))) s (name, cost)"""
-"""A held line's cost by activity.
+"""A billed line's cost by activity; what is no GPU-time has none.
 
 What is no idle cost is divided by time: what nobody knows is not busy.
 """

@@ -235,6 +235,7 @@ BOARD = Board(
                     width=12,
                     decimals=0,
                     steps=((None, GREEN), (1, ORANGE)),
+                    overrides=(column("cost a day", displayName="$currency a day"),),
                 ),
             ),
         ),

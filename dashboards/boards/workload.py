@@ -267,10 +267,11 @@ BOARD = Board(
                 ),
                 table(
                     "By GPU ($currency)",
-                    "Each GPU that it held.",
+                    "Each GPU that it held; a row without a GPU is its part of a node's costs or an"
+                    " adjustment.",
                     f"""
                   SELECT l.node, a.gpu_index AS "GPU", sum(l.cost_micro) / {MICRO} AS cost,
-                      sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
+                      nullif(sum(l.gpu_ns), 0) / {GPU_HOUR_NS} AS "GPU-hours",
                       sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION},
                       l.gpu_model AS model
                   FROM {CHARGES} l {MINE} LEFT JOIN accelerator a ON a.id = l.accelerator_id

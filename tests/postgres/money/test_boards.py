@@ -65,6 +65,19 @@ class Boards:
             row for row in bill["totals"] if row["currency"] == self.currency
         )
 
+    def node_costs(self, workload):
+        """What the ledger charges a workload for its nodes, on every day that the range touches."""
+        (cost,) = self.connection.execute(
+            "SELECT coalesce(sum(cost_micro), 0) FROM charge JOIN workload ON workload.id ="
+            " workload_id WHERE key = %s AND currency = %s AND state = 'node_cost' AND day_ms + %s"
+            " > %s AND day_ms < %s",
+            (
+                *(workload, self.currency, 25 * 3_600_000),
+                *(edge.timestamp() * 1000 for edge in (self.span.since, self.span.until)),
+            ),
+        ).fetchone()
+        return cost / MICRO
+
     def of_all_currencies(self, by="team"):
         """The whole chargeback."""
         return json.loads(
@@ -213,8 +226,10 @@ def test_workloads(boards):
         )
         assert (boards.number("workload", "Held idle cost ($currency)", workload=key) or 0) == idle
         days = [row for row in rows if row["workload"] == key and not row["correction_of"]]
-        charted = summed(boards.panel("workload", "Cost a day ($currency)", workload=key))
-        assert charted == pytest.approx(summed(days, "cost_micro") / MICRO)
+        charted = boards.panel("workload", "Cost a day ($currency)", workload=key)
+        assert summed(charted) == pytest.approx(summed(days, "cost_micro") / MICRO)
+        nodes = summed([row for row in charted if row["metric"] == "node costs"])
+        assert nodes == boards.node_costs(key)
         everywhere = [row for row in whole if row["workload"] == key and not row["correction_of"]]
         assert (boards.number("workload", "GPU-hours", workload=key) or 0) == pytest.approx(
             hours(everywhere)
