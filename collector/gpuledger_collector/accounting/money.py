@@ -108,7 +108,10 @@ def round_amounts(micros: Sequence[int], currency: str) -> list[Money]:
 
 
 def parse_amount(text: str) -> int:
-    """An amount in major units as written, in micro-units. Raises ValueError with a sentence."""
+    """An amount above 0 in major units as written, in micro-units; `_` may group its digits.
+
+    Raises ValueError with a sentence, also for more than six decimals.
+    """
     try:
         value = Decimal(text.replace("_", ""))
     except InvalidOperation:

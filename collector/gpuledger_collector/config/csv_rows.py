@@ -66,11 +66,12 @@ def read_rows(
 def read_records(
     path: Path, model: type[Row], parsed: Parsed[Any], on_line: OnRow = tell_nobody
 ) -> Iterator[Record]:
-    """The rows of a CSV file, without columns that the model does not know; none when the header is
-    bad.
+    """The rows of a CSV file as they stand, of the columns that the model knows; `read_rows` checks
+    what they hold.
 
-    `on_line` is told how many of how many lines are read. Raises OSError when the file cannot be
-    opened.
+    What is wrong with the file or its header is put into `parsed` at the call; with a problem in
+    `parsed` there are no rows. `on_line` is told how many of how many lines are read. Raises
+    OSError when the file cannot be opened.
     """
     text = decode(path, parsed.problems, parsed.notes)
     if text is None:

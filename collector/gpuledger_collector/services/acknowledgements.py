@@ -67,7 +67,7 @@ def acknowledge_notification(
 
 
 def read_budget_link(database: Database, budget: int, mac: str) -> LinkedBudget:
-    """What the link of a budget's mail is about."""
+    """What the link of a budget's mail is about; the caller has checked its `mac`."""
     with database.transaction() as connection:
         return LinkedBudget(budgets.name_of(connection, budget), links.used_ms(connection, mac))
 

@@ -209,7 +209,12 @@ class _Run:
     def _ask_backend(
         self, action: ReclaimAction, candidate: ReclaimCandidate | None
     ) -> tuple[str, str] | None:
-        """State and detail of the outcome; None when the next run is to try again."""
+        """State (`done`, `failed`) and detail of the outcome; None for up to an hour after a backend
+        did not answer: the next run tries again.
+
+        A workload that is gone is done. What was begun for one that is a candidate no more, or is
+        spared, has failed, and the workload is left alone.
+        """
         backend = self.backends[action.what]
         try:
             # Asked first: a workload that has ended is not ended again, and its id may belong to

@@ -56,7 +56,7 @@ def plan(connection: Connection, shards: int = SHARDS) -> list[str]:
     if problems := violations(connection):
         raise NotDistributable(f"the tables cannot be distributed: {'; '.join(problems)}")
     done = managed_tables(connection)
-    statements = _drop_policies(connection)
+    statements = _policy_drops(connection)
     statements += [
         f"SELECT create_reference_table('{table}')" for table in REFERENCE if table not in done
     ]
@@ -183,8 +183,9 @@ def converted_tables(connection: Connection) -> set[str]:
     return {str(row[0]) for row in rows}
 
 
-def _drop_policies(connection: Connection) -> list[str]:
-    """Drop the policies of tables that Citus takes over, and those that read such a table.
+def _policy_drops(connection: Connection) -> list[str]:
+    """Statements, not run here, that drop the policies of tables that Citus takes over and those
+    that read such a table, and that switch row-level security off on the former.
 
     Citus takes no policy with a subquery, nor plans one that reads a table of its own.
     """

@@ -171,7 +171,11 @@ def _number(text: str) -> int | None:
 
 
 def owner_of(rule: OwnerRule, labels: Mapping[str, str], accelerator: str = "") -> Workload | None:
-    """The Slurm job or the pod that labels name; None when they name none."""
+    """The Slurm job or the pod that labels name; None when they name none.
+
+    A job wins over a pod, and the holder's own names over those of the exporter's pod, which holds
+    nothing. A placeholder's pod is the workload `hidden pods of ACCELERATOR`.
+    """
     names = rule.pod, rule.namespace, rule.container
     # With honor_labels off, Prometheus keeps the exporter's own pod under the plain names and
     # renames the holder's.

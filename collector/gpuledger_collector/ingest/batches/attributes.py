@@ -511,7 +511,10 @@ def write_accelerators(connection: Connection, records: list[WireAccelerator]) -
 
 
 def write_workloads(connection: Connection, entries: list[_Entry], now_ms: int) -> dict[str, int]:
-    """Write rows for new or changed workloads; return ids by key."""
+    """Write rows for new or changed workloads, each key once; return ids by key.
+
+    A user, an account or a name of None keeps what is stored; tags are replaced.
+    """
     if not entries:
         return {}
     keys, records = [key for key, _, _ in entries], [record for _, record, _ in entries]

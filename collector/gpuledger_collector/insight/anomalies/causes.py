@@ -469,7 +469,7 @@ def lasting(length_ms: float) -> str:
 def gpus_text(gpu_micro: int) -> str:
     """Write `1 GPU`, `4 GPUs`, `0.5 GPUs`."""
     count = gpu_micro / GPU_MICRO
-    return plural(f"{count:.0f}" if count == round(count) else f"{count:.2f}".rstrip("0"), "GPU")
+    return plural(f"{count:.2f}".rstrip("0").rstrip("."), "GPU")
 
 
 def weekday(at_ms: int) -> str:

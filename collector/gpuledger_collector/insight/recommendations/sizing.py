@@ -254,7 +254,9 @@ def pack(window: Window) -> Judged:
 
 
 def _groups(members: Sequence[tuple[Holding, Sizing]]) -> Iterator[list[tuple[Holding, Sizing]]]:
-    """Greedy: the largest workload first, each with those that still fit on its GPU."""
+    """Greedy: the largest workload first, by the 99th percentile of its memory, each with those that
+    still fit on its GPU; only groups of two or more.
+    """
     left = sorted(members, key=lambda member: (-member[1].memory.p99, member[0].key))
     while left:
         group = [left.pop(0)]

@@ -209,8 +209,9 @@ def test_lengths_are_said_as_people_do(minutes, said):
 
 
 def test_parts_of_a_gpu_are_said():
-    assert [gpus_text(micro) for micro in (GPU_MICRO, 4 * GPU_MICRO, 285_714)] == [
+    assert [gpus_text(micro) for micro in (GPU_MICRO, 4 * GPU_MICRO, 285_714, 999_999)] == [
         "1 GPU",
         "4 GPUs",
         "0.29 GPUs",
+        "1 GPU",
     ]
