@@ -4,7 +4,6 @@ look at.
 
 import base64
 import csv
-import datetime as dt
 import io
 import re
 import threading
@@ -125,7 +124,7 @@ def test_corrections_of_closed_months_are_named(rated, run, reads):
     rated.evidence([Held(1, 4, 10 * DAY, 10 * DAY + HOUR, busy=HOUR)])
     run("chargeback", "--from", "2025-10-01", "--to", "2026-01-01")
     ((booked_ms, lines),) = rated.rows("SELECT booked_day_ms, count(*) FROM correction GROUP BY 1")
-    reads.clock = lambda: dt.datetime.fromtimestamp(booked_ms / 1000 + 3600, dt.UTC)
+    reads.clock = lambda: booked_ms + 3_600_000
     page = Page(overview_text(reads, pages.HourlyCache(Outlook)))
     assert page.faults == []
     assert f"{lines} lines correct months that are closed (0.00 USD in sum)" in page.text

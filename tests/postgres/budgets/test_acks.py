@@ -15,8 +15,10 @@ from gpuledger_collector.api import acks
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.settings import load, read_link_secret
 from gpuledger_collector.storage.database import Database
+from gpuledger_common.instants import to_ms
 from gpuledger_common.settings import SettingsError
 
+NOW_MS = to_ms(dt.datetime(2025, 10, 17, tzinfo=dt.UTC))
 LINKS = AckLinks("https://gpuledger.example.com", b"k" * 32)
 BUDGET = """
 [[budget]]
@@ -44,9 +46,7 @@ def test_a_link_acknowledges_on_its_button_only(october, apply, watch, dsn) -> N
         "SELECT DISTINCT budget_id, period_start_ms FROM budget_alert"
     )
     app = FastAPI()
-    app.include_router(
-        acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC))
-    )
+    app.include_router(acks.router(LINKS, Database(dsn), lambda: NOW_MS))
     client = TestClient(app)
     parts = urlsplit(LINKS.budget(number, period, 17))
     link = f"{parts.path}?{parts.query}"
@@ -95,9 +95,7 @@ def test_buttons_pressed_at_once_acknowledge_once(october, apply, watch, dsn) ->
     )
     october.connection.commit()
     app = FastAPI()
-    app.include_router(
-        acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC))
-    )
+    app.include_router(acks.router(LINKS, Database(dsn), lambda: NOW_MS))
     client = TestClient(app)
     with ThreadPoolExecutor(8) as pool:
         pressed = [
@@ -117,9 +115,7 @@ def test_a_link_of_an_earlier_version_serves_once(october, apply, watch, dsn) ->
     )
     october.connection.commit()
     app = FastAPI()
-    app.include_router(
-        acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC))
-    )
+    app.include_router(acks.router(LINKS, Database(dsn), lambda: NOW_MS))
     client = TestClient(app)
     said = f"ack/{number}/{period}".encode()
     old = {

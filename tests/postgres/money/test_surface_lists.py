@@ -54,7 +54,7 @@ MAILS = {
     "digest_mail.write": "amounts of the mails that it joins",
     "finding_mail.idle": "tests/postgres/findings: at the price book's rate",
     "finding_mail.anomaly": "test_surface_findings.py: a difference of two chargebacks",
-    "finding_mail.acted": "tests/postgres/findings: at the price book's rate",
+    "finding_mail.write_reclaim_mail": "tests/postgres/findings: at the price book's rate",
     "finding_mail.summary": "tests/postgres/findings: at the price book's rate",
 }
 COMPARED = {

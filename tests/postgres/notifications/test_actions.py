@@ -67,7 +67,7 @@ def on_step(name):
         os.kill(os.getpid(), signal.SIGKILL)
 book = Database(dsn)
 ways = {"scancel": SlurmBackend(folder + "/scancel", folder + "/squeue")}
-reclaim_idle(book, int(now), ways, finding_mail.acted, enabled=True, on_step=on_step)
+reclaim_idle(book, int(now), ways, finding_mail.write_reclaim_mail, enabled=True, on_step=on_step)
 """
 
 

@@ -28,6 +28,7 @@ from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings.idle_workloads import idle_of_budget, idle_workloads
 from gpuledger_collector.storage.notifications import outbox as outbox_module
+from gpuledger_common.instants import to_ms
 
 LINKS = AckLinks("https://gpuledger.example.com/", b"k" * 32)
 CONTACTS = """
@@ -172,7 +173,7 @@ def test_it_is_acknowledged_for_a_while(idle_day, apply, write, findings, dsn) -
     apply(CONTACTS)
     write(1)
     ((link,),) = idle_day.rows("SELECT link FROM outbox WHERE recipient = 'ada@example.org'")
-    now = dt.datetime(2025, 10, 2, 9, tzinfo=dt.UTC)
+    now = to_ms(dt.datetime(2025, 10, 2, 9, tzinfo=dt.UTC))
     app = FastAPI()
     app.include_router(acks.router(LINKS, Database(dsn), lambda: now))
     client = TestClient(app)
@@ -196,7 +197,7 @@ def test_it_is_acknowledged_for_a_while(idle_day, apply, write, findings, dsn) -
     assert (write(2).idle, write(2).escalated) == (0, 0)
     assert write(3).idle == 1
     assert [one[1] for one in outbox(idle_day)].count("ada@example.org") == 2
-    now = dt.datetime(2025, 10, 17, tzinfo=dt.UTC)
+    now = to_ms(dt.datetime(2025, 10, 17, tzinfo=dt.UTC))
     assert client.get(page).status_code == 410
 
 
@@ -433,7 +434,7 @@ def test_what_is_acknowledged_is_an_episode_and_not_later_spending(
     parts = urlsplit(LINKS.notification(number, OCTOBER + 9 * DAY))
     app = FastAPI()
     app.include_router(
-        acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 2, 9, tzinfo=dt.UTC))
+        acks.router(LINKS, Database(dsn), lambda: to_ms(dt.datetime(2025, 10, 2, 9, tzinfo=dt.UTC)))
     )
     assert (
         "A later episode is notified"

@@ -94,7 +94,7 @@ class Schedule:
             "minutes": SimpleNamespace(hourly_use=self._hourly_use, coverage=self._coverage),
             "findings": SimpleNamespace(
                 overlapping=self._overlapping,
-                put=self._put,
+                upsert=self._put,
                 drop=self._drop,
                 set_progress=lambda *_: None,
             ),
