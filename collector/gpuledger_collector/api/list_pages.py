@@ -110,7 +110,7 @@ def idle_page(context: ReadContext, view: View) -> Response:
         now=format_instant(now_ms - now_ms % 1000),
         is_now=is_now,
         is_known=found.looked_ms is not None and (bool(found.items) or not is_now or fleet.reports),
-        silent=_silent_text(fleet.silent, fleet.nodes, view.owner is None) if is_now else "",
+        silent=reports.silent_text(fleet.silent, fleet.nodes, view.owner is None) if is_now else "",
         looked=(
             None
             if found.looked_ms is None
@@ -126,16 +126,6 @@ def idle_page(context: ReadContext, view: View) -> Response:
         unpriced=found.unpriced_count,
     )
     return page(text, site=site)
-
-
-def _silent_text(silent: int, nodes: int, shows_fleet: bool) -> str:
-    """The nodes of which nothing is known now, in a sentence; how many there are only to who sees
-    them all.
-    """
-    if not silent:
-        return "" if nodes else "No node reports here: what its GPUs do is not known."
-    whose = f"{silent} of {nodes}" if shows_fleet else "Some"
-    return f"{whose} nodes are silent: what is idle on them now is not known."
 
 
 def anomalies_page(context: ReadContext, view: View) -> Response:

@@ -133,7 +133,8 @@ def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Diagnosis]:
         yield bad(
             "prices",
             "the price book is empty: all usage is unpriced",
-            "gpuledger prices set --rate 2.50 --currency USD, or gpuledger import prices FILE",
+            "gpuledger prices set --rate 2.50 --currency USD --from 2026-01-01, or gpuledger import"
+            " prices FILE",
         )
     elif seen.unpriced_ns:
         yield bad(

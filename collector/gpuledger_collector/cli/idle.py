@@ -13,14 +13,14 @@ from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import end_with, new_app, refuse, time_range
 from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.session import Session, open_session
-from gpuledger_collector.export.findings import IDLE, report_groups
+from gpuledger_collector.export.findings import IDLE, report_groups, silent_text
 from gpuledger_collector.export.idle_services import SERVICES
 from gpuledger_collector.insight.idle.episodes import SHOWN
 from gpuledger_collector.insight.idle.serving_replicas import ServiceReplicas
 from gpuledger_collector.services.findings import FindingList, WholeFleet, holder, list_findings
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.idle_search import find_idle
-from gpuledger_collector.services.nodes import has_nodes
+from gpuledger_collector.services.nodes import read_fleet
 from gpuledger_collector.services.serving_replicas import assess_services
 from gpuledger_common.plurals import plural
 
@@ -96,7 +96,8 @@ def idle(
         # Ends are not included: one millisecond is what is ongoing at this instant.
         bounds = (session.now_ms, session.now_ms + 1) if only_now else (span.start_ms, span.end_ms)
         found = find(session, Period(*bounds))
-        is_unknown = not found.items and not has_nodes(session.database, session.now_ms)
+        with session.database.transaction(read_only=True) as connection:
+            fleet = read_fleet(connection, session.now_ms)
     chosen = found.only(
         lambda item: (
             (not only_now or item.is_ongoing)
@@ -104,16 +105,20 @@ def idle(
             and state in {None, item.state}
         )
     )
-    summary = NOT_OBSERVED if is_unknown else summarize(chosen)
+    summaries = [summarize(chosen)] if found.items or fleet.nodes else [NOT_OBSERVED]
+    if only_now and fleet.silent:
+        # Without a node that reports, nothing found does not mean that nothing is idle.
+        unknown = silent_text(fleet.silent, fleet.nodes, shows_fleet=True)
+        summaries = [*summaries, unknown] if found.items or fleet.reports else [unknown]
     if by is None:
         print_findings(
             chosen,
             TABLE_ROWS if top is None and form is options.Format.table else top,
             form,
-            summary,
+            summaries,
         )
     else:
-        emit_report(form, report_groups(by.value), chosen.groups(by.value), [summary])
+        emit_report(form, report_groups(by.value), chosen.groups(by.value), summaries)
     end_with(bool(chosen.items), exit_code)
 
 
@@ -124,7 +129,9 @@ def find(session: Session, period: Period) -> FindingList:
         return list_findings(connection, "idle", period, WholeFleet())
 
 
-def print_findings(found: FindingList, top: int | None, form: options.Format, summary: str) -> None:
+def print_findings(
+    found: FindingList, top: int | None, form: options.Format, summaries: Sequence[str]
+) -> None:
     """Print the first `top` findings (None or 0: all) and what all of them amount to."""
     shown = found.items[: top or None]
     left = len(found.items) - len(shown)
@@ -132,13 +139,13 @@ def print_findings(found: FindingList, top: int | None, form: options.Format, su
         form,
         IDLE,
         shown,
-        [*([f"... and {left} more (--top 0 shows all)"] if left else []), summary],
+        [*([f"... and {left} more (--top 0 shows all)"] if left else []), *summaries],
     )
 
 
 def summarize(found: FindingList) -> str:
     """What all of it amounts to, by currency."""
-    so_far = ", ".join(map(str, found.costs)) or "no known price"
+    so_far = ", ".join(map(str, found.costs)) or ("no known price" if found.items else "nothing")
     daily = ", ".join(map(str, found.per_day)) or "nothing"
     count = plural(len(found.items), "finding")
     return (

@@ -235,6 +235,16 @@ def count_gpus(findings: Sequence[NamedFinding]) -> str:
     return ", ".join([*parts, *([plural(slices, "MIG slice")] if slices else [])])
 
 
+def silent_text(silent: int, nodes: int, shows_fleet: bool) -> str:
+    """The nodes of which nothing is known now, in a sentence; how many there are only to who sees
+    them all.
+    """
+    if not silent:
+        return "" if nodes else "No node reports here: what its GPUs do is not known."
+    whose = f"{silent} of {nodes}" if shows_fleet else "Some"
+    return f"{whose} nodes are silent: what is idle on them now is not known."
+
+
 def anomaly_facts(finding: NamedFinding) -> dict[str, Any]:
     """Unusual spending as a page shows it."""
     evidence = finding.evidence

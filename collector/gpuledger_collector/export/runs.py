@@ -104,7 +104,8 @@ RUNS = Report[ListedRun](
         Column("user", lambda item: item.run.user, in_table=False),
         Column("team", lambda item: item.run.team),
         Column("model", lambda item: item.run.gpu_model, in_table=False),
-        Column("gpus", lambda item: item.run.accelerators, Kind.COUNT, is_optional=True),
+        # A record of a scheduler counts GPUs and names none.
+        Column("gpus", lambda item: item.run.accelerators or None, Kind.COUNT, is_optional=True),
         Column("from", lambda item: item.run.start_ms, Kind.INSTANT, is_optional=True),
         Column("to", lambda item: item.run.end_ms, Kind.INSTANT, in_table=False),
         Column("gpu_hours", lambda item: _hours(item)[0], Kind.DECIMAL),

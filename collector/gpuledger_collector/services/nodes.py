@@ -7,7 +7,6 @@ from difflib import get_close_matches
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.insight.nodes import SILENT_MS, Fleet, ListedNode, NodeHeartbeat, NodeRow
 from gpuledger_collector.storage import overview
-from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import retirements
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
@@ -30,12 +29,6 @@ def list_heartbeats(connection: Connection, after: str, most: int) -> list[NodeH
 def read_fleet(connection: Connection, now_ms: int) -> Fleet:
     """The fleet now, with the nodes that are silent."""
     return overview.fleet(connection, now_ms - SILENT_MS)
-
-
-def has_nodes(database: Database, now_ms: int) -> bool:
-    """Whether any node has ever reported: of imported usage nobody knows what its GPUs did."""
-    with database.transaction(read_only=True) as connection:
-        return overview.fleet(connection, now_ms).nodes > 0
 
 
 def retire(connection: Connection, name: str, at_ms: int | None, now_ms: int) -> NodeRow:

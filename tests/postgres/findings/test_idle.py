@@ -279,6 +279,9 @@ def test_without_any_node_nothing_is_known(fleet, run) -> None:
         )
     fleet.node("n1")
     assert run("idle")[1].splitlines()[-1].startswith("0 findings, 0 ongoing")
+    # It was heard of long ago: of this moment nothing is known.
+    silent = "1 of 1 nodes are silent: what is idle on them now is not known."
+    assert run("idle", "--now")[1].splitlines()[-1] == silent
 
 
 class Watched:
