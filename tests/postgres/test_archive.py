@@ -127,7 +127,7 @@ def test_late_samples_are_merged_and_repeated_ones_count_once(dsn):
 
 
 @pytest.mark.parametrize(
-    "step", ["_lock", "_size", "_hot_rows", "pack", "_write", "_packed", "drop"]
+    "step", ["_lock", "_size", "_hot_rows", "pack", "_write", "_read_packed", "drop"]
 )
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_run_killed_anywhere_loses_nothing(dsn, monkeypatch, step, when):

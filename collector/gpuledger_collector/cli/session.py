@@ -92,7 +92,7 @@ class Session:
     def as_of(self, now_ms: int) -> Session:
         """The same ledger, asked at another instant."""
         session = copy(self)
-        vars(session)["_opened"] = (self.database, now_ms)
+        vars(session)["_database_and_now"] = (self.database, now_ms)
         return session
 
     @cached_property
@@ -128,7 +128,7 @@ class Session:
 
     def say_if_standby(self) -> None:
         """Say that answers are those of a read replica, where they were."""
-        if "_opened" in vars(self) and self.database.standby:
+        if "_database_and_now" in vars(self) and self.database.standby:
             say(
                 "read replica: usage, charges and findings are as the primary last computed them",
                 error=True,

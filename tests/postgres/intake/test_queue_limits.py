@@ -173,7 +173,9 @@ def test_a_queue_is_as_old_as_evidence_may_be(dsn):
 def test_workloads_are_counted_before_they_are_objects(dsn, monkeypatch):
     """A list that is too long is never decoded, whatever its entries are."""
     with running(dsn) as collector:
-        monkeypatch.setattr(queue.msgspec.json, "decode", lambda *_, **__: pytest.fail("decoded"))
+        monkeypatch.setattr(
+            queue_readings.msgspec.json, "decode", lambda *_, **__: pytest.fail("decoded")
+        )
         for entry in (b'{"workload_id":"0","gpus":1}', b"{}", b"[]", b"1"):
             body = (
                 b'{"source":"s","at":1760000000,"waiting":['
