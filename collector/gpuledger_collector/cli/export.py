@@ -15,7 +15,7 @@ from gpuledger_collector.cli.chargeback import require_parquet, text_file
 from gpuledger_collector.cli.common import new_app, refuse, require_folder, time_range
 from gpuledger_collector.cli.output import write_text
 from gpuledger_collector.cli.progress import show_progress
-from gpuledger_collector.cli.session import Session, ledger_command
+from gpuledger_collector.cli.session import Session, ledger_command, open_database
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.declared import export_declared
 from gpuledger_collector.config.erp_template import read_template
@@ -118,8 +118,9 @@ def _instants(start: str, end: str) -> Period:
         "Example: gpuledger export config -o ledger.toml && gpuledger apply ledger.toml --dry-run"
     )
 )
-@ledger_command
-def config(session: Session, output: options.Output = None) -> None:
+def config(
+    output: options.Output = None, dsn: options.Dsn = None, settings_file: options.Config = None
+) -> None:
     """Write what is applied as a TOML file: `gpuledger apply` takes it back unchanged, here or in
     another ledger.
 
@@ -128,7 +129,11 @@ def config(session: Session, output: options.Output = None) -> None:
     derived from them.
     """
     require_folder(output)
-    with session.database.transaction(read_only=True) as connection:
+    # No session: what is declared is the same on a read replica, which a session would name.
+    with (
+        open_database(dsn, settings_file) as database,
+        database.transaction(read_only=True) as connection,
+    ):
         text = export_declared(connection)
     write_text(text, output)
 
