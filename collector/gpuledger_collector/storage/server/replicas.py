@@ -22,6 +22,8 @@ from gpuledger_collector.storage.errors import StorageError
 from gpuledger_common.instants import to_datetime
 
 BEAT_SECONDS = 10.0
+RETRY_SECONDS = 1.0
+"""After a heartbeat that failed: /readyz says 503 until the next one is written."""
 ALIVE_SECONDS = 60
 """How long after its last heartbeat a collector counts as alive."""
 
@@ -75,7 +77,7 @@ class Presence:
         self._execute("DELETE FROM replica WHERE id = %s", (self.id,))
 
     def _run(self) -> None:
-        while not self._ended.wait(BEAT_SECONDS):
+        while not self._ended.wait(RETRY_SECONDS if self.error else BEAT_SECONDS):
             self.beat()
 
     def _execute(self, statement: str, values: tuple[object, ...]) -> None:
