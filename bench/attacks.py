@@ -7,7 +7,8 @@ that fills up, and one with a year of data. A hole is a foreign row shown, a req
 have been refused, a fault of ours, a number of another team that moved, a neighbor whose batches
 are not taken or whose p99 is two seconds or longer, a batch that was acknowledged and is not
 stored, or a `/readyz` that does not say what is. It ends with 1 when there is one. Names of attacks
-after the command run those alone; `disk` and `year` are the last two. Each attack has a bounded
+after the command run those alone (`./dev bench attacks --logins --whole`); `disk` and `year` are
+the last two. Each attack has a bounded
 time (ATTACK_SECONDS), and so have all together (ALL_SECONDS): what is broken off or not begun has
 shown nothing, and is a hole.
 """
@@ -119,6 +120,10 @@ def attempt(rows: list[Row], name: str, attack: Callable[[], None]) -> None:
 def main() -> int:
     begun, wanted = time.monotonic(), {name.strip("-") for name in sys.argv[1:]}
     rows: list[Row] = []
+    own = {"disk": _attacks_disk.disk, "year": _attacks_year.year}
+    if unknown := sorted(wanted - own.keys() - {attack.__name__ for attack in ATTACKS}):
+        print(f"there is no attack {unknown[0]!r}", file=sys.stderr)
+        return 2
     chosen = [attack for attack in ATTACKS if not wanted or attack.__name__ in wanted]
     if chosen:
         arena = Arena()
@@ -129,9 +134,9 @@ def main() -> int:
                 attempt(rows, attack.__name__, partial(attack, arena))
         finally:
             arena.close()
-    for attack_of_its_own in (_attacks_disk.disk, _attacks_year.year):
-        if not wanted or attack_of_its_own.__name__ in wanted:
-            attempt(rows, attack_of_its_own.__name__, partial(attack_of_its_own, rows))
+    for name, attack_of_its_own in own.items():
+        if not wanted or name in wanted:
+            attempt(rows, name, partial(attack_of_its_own, rows))
     table(rows)
     for row in rows:
         for hole in row.holes[:20]:
