@@ -5,6 +5,7 @@ look at.
 import base64
 import csv
 import io
+import json
 import re
 import threading
 from decimal import Decimal
@@ -69,6 +70,25 @@ def test_its_amounts_are_those_of_the_chargeback(rated, run, overview):
     )
     run("reconcile", *MONTH)
     assert re.search(r"proven at [\dT:-]+Z", Page(overview()).text)
+
+
+def test_its_first_sentence_is_the_chargebacks_waste(rated, run, overview):
+    """What capacity costs, what of it bought nothing, what owners pay and what nobody does: the
+    numbers of the command, in each currency.
+    """
+    page = Page(overview())
+    told = json.loads(run("chargeback", *MONTH, "--format", "json")[1])
+    assert len(told["totals"]) == 2
+    for total, waste in zip(told["totals"], told["waste"], strict=True):
+        currency = total["currency"]
+        assert waste["currency"] == currency
+        cost, wasted = Decimal(total["cost"]), Decimal(waste["cost_waste"])
+        assert wasted > 0
+        headline = f"Of {round(cost):,} {currency} this month, {round(wasted):,} bought nothing"
+        assert headline in page.text
+        assert f"Capacity costs this month {cost:,.2f} {currency}" in page.text
+        assert f"Billed to owners {Decimal(total['cost_billed']):,.2f} {currency}" in page.text
+        assert f"Nobody pays {Decimal(total['cost_not_billed']):,.2f} {currency}" in page.text
 
 
 def test_every_statement_that_it_leads_to_is_there(rated, dsn, overview):
@@ -154,7 +174,7 @@ def test_one_gpu_without_a_price_or_a_rated_day(fleet, overview):
     fleet.capacity(1, 30 * DAY)
     page = Page(overview())
     assert page.faults == []
-    assert "Charged this month not known" in page.text
+    assert "Billed this month not known" in page.text
     assert "gpuledger import prices" in page.text
     assert "no day is rated yet" in page.text
 

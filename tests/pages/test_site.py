@@ -229,6 +229,23 @@ def test_the_idle_page_says_how_to_give_each_back(fleet):
     ] * 2
 
 
+def test_the_first_sentence_says_who_could_give_gpus_back(fleet):
+    """The holders that the idle page lists, with reason, cost of a day and command; a viewer's own
+    alone; of a month that is over none.
+    """
+    page = Page(ask(fleet, "/")[2])
+    assert "these 2 holders could give back 48 a day" in page.text
+    for team in (OWN, FOREIGN):
+        assert f"{team}-job {team} · {team}-user" in page.text
+        assert f"/jobs/slurm%3A%3A{team}-1" in page.links
+        assert f"Gone idle: 1 GPU for 1 hour 24.00 USD a day scancel {team}-1" in page.text
+    own = Page(ask(fleet, "/", "viewer")[2]).text
+    assert "this holder could give back 24 a day" in own
+    assert f"scancel {OWN}-1" in own
+    assert FOREIGN not in own
+    assert "could give back" not in Page(ask(fleet, "/?period=2025-01")[2]).text
+
+
 def test_what_nobody_holds_is_no_owners_part(fleet, monkeypatch):
     """A free GPU is not the usage of an owner whom nobody knows: not on its list, its statement, or
     in its row.

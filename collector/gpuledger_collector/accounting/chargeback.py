@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.measures import add_known
-from gpuledger_collector.accounting.money import MICRO, minor_digits
+from gpuledger_collector.accounting.money import MICRO, Money, minor_digits
 from gpuledger_collector.accounting.node_costs import NODE_COST
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
@@ -522,9 +522,38 @@ def minor_unit(currency: str | None) -> int:
     return int(MICRO // 10**digits)
 
 
-def unbilled_minor(rows: Iterable[ReportRow]) -> int | None:
-    """Minor units, shares included, of the rows of one currency that no owner pays."""
-    return sum_known(row.total_minor for row in rows if row.is_billed is False)
+@dataclass(frozen=True, slots=True)
+class CostByPayer:
+    """What capacity costs in a currency, shares included: what owners pay of it, and what nobody
+    pays.
+
+    `unbilled` are the rows that nobody pays, by the name that people know them by.
+    """
+
+    whole: Money
+    billed: Money
+    not_billed: Money
+    unbilled: tuple[str, ...]
+
+
+def cost_by_payer(report: Report, total: ReportRow) -> CostByPayer | None:
+    """Who pays a total of a report, as printed; None for what has no price."""
+    if total.currency is None:
+        return None
+    rows = [
+        row
+        for row in report.rows
+        if (row.currency, row.exchange) == (total.currency, total.exchange)
+        and row.is_billed is False
+    ]
+    minor, whole = sum_known(row.total_minor for row in rows) or 0, total.total_minor or 0
+    names = dict.fromkeys(next(filter(is_reserved, row.keys), "") for row in rows)
+    return CostByPayer(
+        whole=Money.from_minor(whole, total.currency),
+        billed=Money.from_minor(whole - minor, total.currency),
+        not_billed=Money.from_minor(minor, total.currency),
+        unbilled=tuple(names),
+    )
 
 
 def totals(rows: Sequence[ReportRow]) -> tuple[ReportRow, ...]:

@@ -13,8 +13,13 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, ReportRow, sum_known
-from gpuledger_collector.accounting.money import MICRO
+from gpuledger_collector.accounting.chargeback import (
+    UNATTRIBUTED,
+    ReportRow,
+    cost_by_payer,
+    sum_known,
+)
+from gpuledger_collector.accounting.money import MICRO, Money
 from gpuledger_collector.accounting.period import HOUR_MS, Period, format_instant
 from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.api.auth.principal import Denied
@@ -31,15 +36,22 @@ from gpuledger_collector.api.page_routes import (
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export import statement as forms
 from gpuledger_collector.export.cells import instant_text
-from gpuledger_collector.export.chargeback import csv_rows, unbilled_line, waste_line
-from gpuledger_collector.export.findings import count_gpus, lasting
+from gpuledger_collector.export.chargeback import csv_rows, waste_line
+from gpuledger_collector.export.findings import STATES, count_gpus, gpus_and_slices, lasting
 from gpuledger_collector.export.shortened import is_rest, shorten_report
-from gpuledger_collector.export.site import Filters, Site, pool_path, statement_path
+from gpuledger_collector.export.site import (
+    Filters,
+    Site,
+    job_path,
+    pool_path,
+    statement_path,
+)
 from gpuledger_collector.insight.nodes import FleetNode
 from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook
 from gpuledger_collector.services import new_nodes
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.chargeback import notices
+from gpuledger_collector.services.findings import DearestHolders, dearest_holders
 from gpuledger_collector.services.overview import ANOMALY_DAYS, Overview, read_overview
 from gpuledger_collector.services.rated_period import read_extent
 from gpuledger_collector.services.statement import (
@@ -50,6 +62,8 @@ from gpuledger_collector.services.statement import (
 from gpuledger_common.plurals import plural
 
 SHOWN = 6
+SHOWN_HOLDERS = 5
+"""Holders of idle GPUs that the first sentence is about."""
 
 
 def router(context: ReadContext, outlook: HourlyCache[Outlook]) -> APIRouter:
@@ -195,7 +209,9 @@ def _ledger_facts(found: Overview, month: str, now_ms: int) -> dict[str, Any]:
         "fleet": found.fleet,
         "gpus": html.gpus(found.fleet.gpu_micro / MICRO),
         "spend": [
-            _spend(found, total) for total in found.direct.totals if total.currency is not None
+            _spend(found, total, now_ms)
+            for total in found.direct.totals
+            if total.currency is not None
         ],
         "unpriced_ns": sum(row.gpu_ns for row in found.direct.rows if row.currency is None),
         "has_shares": found.has_shares,
@@ -227,7 +243,7 @@ def _current_facts(found: Overview, now_ms: int, *, is_open: bool) -> dict[str, 
     }
 
 
-def _spend(found: Overview, total: ReportRow) -> dict[str, Any]:
+def _spend(found: Overview, total: ReportRow, now_ms: int) -> dict[str, Any]:
     """One currency: the rows of the chargeback, each with its trend; time without a holder is
     marked.
     """
@@ -238,13 +254,15 @@ def _spend(found: Overview, total: ReportRow) -> dict[str, Any]:
     shown = shorten_report(replace(report, rows=tuple(own_rows))).rows
     corrections = [row for row in report.rows if row.currency == currency and row.correction_of]
     highest = max((row.cost_minor or 0 for row in own_rows), default=0)
+    (waste,) = whole_waste(own_rows + corrections, found.has_inventory)
+    holders = dearest_holders(found.idle_holders, currency, SHOWN_HOLDERS)
     return {
         "currency": currency,
         "total": total,
-        "unbilled": unbilled_line(report, total),
-        "waste": [
-            waste_line(waste) for waste in whole_waste(own_rows + corrections, found.has_inventory)
-        ],
+        "paid": cost_by_payer(report, total),
+        "wasted": None if waste.micro is None else Money(waste.micro, currency),
+        "waste": waste_line(waste),
+        "holders": None if holders is None else _holder_facts(holders, now_ms),
         "rows": [
             {
                 "row": row,
@@ -263,6 +281,29 @@ def _spend(found: Overview, total: ReportRow) -> dict[str, Any]:
         # Of the month's own time: corrections move the hours of other months.
         "gpu_ns": sum(row.gpu_ns for row in own_rows),
         "idle_ns": sum_known(row.idle_ns for row in own_rows),
+    }
+
+
+def _holder_facts(holders: DearestHolders, now_ms: int) -> dict[str, Any]:
+    """Who could give GPUs back, for the template."""
+    return {
+        "per_day": holders.per_day,
+        "others": holders.others,
+        "items": [
+            {
+                "name": item.name,
+                "path": job_path(item.key) if item.key else "",
+                "who": " · ".join(filter(None, (item.team, item.user))),
+                "reason": (
+                    f"{', '.join(STATES[state] for state in item.states)}:"
+                    f" {gpus_and_slices(item.gpus, item.slices)} for"
+                    f" {lasting(now_ms - item.since_ms)}"
+                ),
+                "per_day": item.per_day,
+                "command": item.command,
+            }
+            for item in holders.items
+        ],
     }
 
 

@@ -11,14 +11,13 @@ from gpuledger_collector.accounting.chargeback import (
     Report,
     ReportRow,
     SharedOut,
+    cost_by_payer,
     sum_known,
-    unbilled_minor,
 )
 from gpuledger_collector.accounting.measures import add_known
 from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
-from gpuledger_collector.accounting.reserved_names import is_reserved
 from gpuledger_collector.accounting.shared_costs import AMOUNT, COST, SharedCost
 from gpuledger_collector.accounting.waste import WholeWaste
 from gpuledger_collector.export.cells import EXCHANGE, NOTICE, neutral
@@ -258,40 +257,22 @@ def cash_line(report: Report, total: ReportRow) -> str:
 
 def _unbilled_amounts(report: Report, total: ReportRow) -> dict[str, object]:
     """What of a total no owner pays, and what owners pay."""
-    if total.currency is None:
-        return {"cost_billed": None, "cost_not_billed": None}
-    rows = [
-        row
-        for row in report.rows
-        if (row.currency, row.exchange) == (total.currency, total.exchange)
-    ]
-    minor = unbilled_minor(rows) or 0
+    paid = cost_by_payer(report, total)
     return {
-        "cost_billed": Money.from_minor((total.total_minor or 0) - minor, total.currency).plain(),
-        "cost_not_billed": Money.from_minor(minor, total.currency).plain(),
+        "cost_billed": None if paid is None else paid.billed.plain(),
+        "cost_not_billed": None if paid is None else paid.not_billed.plain(),
     }
 
 
 def unbilled_line(report: Report, total: ReportRow) -> str:
     """How much of a total no owner pays, in one line; empty where owners pay all of it."""
-    rows = [
-        row
-        for row in report.rows
-        if (row.currency, row.exchange) == (total.currency, total.exchange)
-    ]
-    minor = unbilled_minor(rows)
-    if minor is None or total.currency is None:
+    paid = cost_by_payer(report, total)
+    if paid is None or not paid.unbilled:
         return ""
-    names = dict.fromkeys(
-        next(filter(is_reserved, row.keys), "") for row in rows if row.is_billed is False
-    )
     rate = f" ({total.exchange})" if total.exchange else ""
-    whole, amount = (
-        Money.from_minor(units, total.currency).grouped()
-        for units in (total.total_minor or 0, minor)
-    )
     return (
-        f"not billed to any owner: {amount} of {whole} {total.currency}{rate}: {', '.join(names)}"
+        f"not billed to any owner: {paid.not_billed.grouped()} of {paid.whole.grouped()}"
+        f" {total.currency}{rate}: {', '.join(paid.unbilled)}"
     )
 
 

@@ -231,7 +231,12 @@ def idle_facts(
 def count_gpus(findings: Sequence[NamedFinding]) -> str:
     """How many GPUs are idle: `5 GPUs, 1 MIG slice`."""
     slices = sum(finding.is_slice for finding in findings)
-    parts = [plural(len(findings) - slices, "GPU")] if len(findings) > slices or not slices else []
+    return gpus_and_slices(len(findings) - slices, slices)
+
+
+def gpus_and_slices(gpus: int, slices: int) -> str:
+    """Accelerators by their kinds: `5 GPUs, 1 MIG slice`."""
+    parts = [plural(gpus, "GPU")] if gpus or not slices else []
     return ", ".join([*parts, *([plural(slices, "MIG slice")] if slices else [])])
 
 

@@ -13,7 +13,11 @@ from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.money import Money, total_by_currency
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.insight.findings import FindingGroup, NamedFinding
-from gpuledger_collector.insight.notifications.finding_rules import IdleWorkload
+from gpuledger_collector.insight.notifications.finding_rules import (
+    RECLAIMABLE_STATES,
+    IdleWorkload,
+    reclaim_command,
+)
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.findings.idle_workloads import idle_workloads
 from gpuledger_collector.storage.locks import Connection
@@ -59,6 +63,48 @@ class CurrencyTotal:
     currency: str | None
     count: int
     per_day: Money | None
+
+
+@dataclass(frozen=True, slots=True)
+class IdleHolder:
+    """A workload that could give accelerators back now, and what each further day of them costs.
+
+    `command` ends it; empty where that would end work that still runs, or where no command can.
+    """
+
+    name: str
+    key: str | None
+    team: str
+    user: str
+    states: tuple[str, ...]
+    gpus: int
+    slices: int
+    since_ms: int
+    per_day: Money
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class DearestHolders:
+    """The dearest holders of idle accelerators in one currency, and what a further day of them
+    costs; `others` counts those beyond.
+    """
+
+    items: Sequence[IdleHolder]
+    others: int
+    per_day: Money
+
+
+def dearest_holders(
+    holders: Sequence[IdleHolder], currency: str, most: int
+) -> DearestHolders | None:
+    """The `most` dearest holders of a currency; None where nobody holds anything idle in it."""
+    own = [item for item in holders if item.per_day.currency == currency]
+    shown = own[:most]
+    if not shown:
+        return None
+    total = Money(sum(item.per_day.micro for item in shown), currency)
+    return DearestHolders(shown, len(own) - len(shown), total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +188,39 @@ def list_findings(
 def list_idle_workloads(connection: Connection, now_ms: int) -> dict[int, IdleWorkload]:
     """Workloads of the whole fleet with accelerators that are idle now, by id."""
     return {workload.workload_id: workload for workload in idle_workloads(connection, now_ms)}
+
+
+def list_idle_holders(connection: Connection, found: FindingList, now_ms: int) -> list[IdleHolder]:
+    """Who of a list holds accelerators that it could give back now, dearest first.
+
+    A workload whose accelerators are priced in two currencies stands in the list for each.
+    """
+    held: dict[tuple[int, str], list[NamedFinding]] = defaultdict(list)
+    for item in found.ongoing.items:
+        if item.workload_id is not None and item.state in RECLAIMABLE_STATES and item.currency:
+            held[item.workload_id, item.currency].append(item)
+    # Beyond the rights of a viewer: whether all that a workload holds is idle, for what it sees.
+    workloads = list_idle_workloads(connection, now_ms) if held else {}
+    holders = [
+        _idle_holder(items, workloads.get(workload_id)) for (workload_id, _), items in held.items()
+    ]
+    return sorted(holders, key=lambda item: (-item.per_day.micro, item.name, item.key or ""))
+
+
+def _idle_holder(items: Sequence[NamedFinding], workload: IdleWorkload | None) -> IdleHolder:
+    first, slices = items[0], sum(item.is_slice for item in items)
+    return IdleHolder(
+        name=first.job,
+        key=first.workload_key,
+        team=holder(first),
+        user=first.user_name or "",
+        states=tuple(dict.fromkeys(item.state for item in items)),
+        gpus=len(items) - slices,
+        slices=slices,
+        since_ms=min(item.since_ms for item in items),
+        per_day=Money(sum(item.per_day_micro or 0 for item in items), first.currency or ""),
+        command="" if workload is None else reclaim_command(workload),
+    )
 
 
 def holder(finding: NamedFinding) -> str:

@@ -13,7 +13,13 @@ from gpuledger_collector.accounting.rated_period import RatedPeriod
 from gpuledger_collector.insight.nodes import SILENT_MS, Fleet, FleetNode
 from gpuledger_collector.services.budget_status import standings
 from gpuledger_collector.services.chargeback import direct_costs_by_team
-from gpuledger_collector.services.findings import FindingList, Viewer, list_findings
+from gpuledger_collector.services.findings import (
+    FindingList,
+    IdleHolder,
+    Viewer,
+    list_findings,
+    list_idle_holders,
+)
 from gpuledger_collector.services.rated_period import read_rated_period
 from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.billing import declarations, periods, reports
@@ -44,6 +50,7 @@ class Overview:
     nothing: tuple[str, str] | None
     corrections: Sequence[CorrectionSum]
     idle: FindingList
+    idle_holders: Sequence[IdleHolder]
     anomalies: FindingList
     budgets: Sequence[Status]
     nodes: Sequence[FleetNode]
@@ -69,6 +76,7 @@ def read_overview(
     with as_viewer(connection, viewer.owner):
         costs_by_day = overview.daily_by_team(connection, trend, owner or {})
     day, week = (Period(now_ms - days * DAY_MS, now_ms + 1) for days in (1, ANOMALY_DAYS))
+    idle = list_findings(connection, "idle", day, viewer, shown)
     return Overview(
         rated=rated,
         fleet=overview.fleet(connection, now_ms - SILENT_MS),
@@ -83,7 +91,8 @@ def read_overview(
         ),
         nothing=None if direct.rows else _nothing(connection, rated, owner),
         corrections=overview.corrections(connection, period) if owner is None else [],
-        idle=list_findings(connection, "idle", day, viewer, shown),
+        idle=idle,
+        idle_holders=list_idle_holders(connection, idle, now_ms),
         anomalies=list_findings(connection, "anomaly", week, viewer, shown),
         budgets=standings(connection, now_ms, viewer, shown),
         nodes=overview.nodes(connection) if owner is None else [],
