@@ -1,6 +1,7 @@
 """The bill of materials: by CycloneDX' schema, and complete against the pins that are installed."""
 
 import copy
+import hashlib
 import json
 import re
 import runpy
@@ -38,14 +39,11 @@ def test_it_is_cyclonedx_and_has_every_pin(kind):
     made = json.loads(text)
     VALIDATOR.validate(made)
     pins = (ROOT / f"requirements/{kind}.txt").read_text()
-    assert {f"{part['name']}=={part['version']}" for part in made["components"]} == set(
+    parts = [part for part in made["components"] if part["purl"].startswith("pkg:pypi/")]
+    assert {f"{part['name']}=={part['version']}" for part in parts} == set(
         re.findall(r"^([\w.-]+==[^ ;\\]+)", pins, re.MULTILINE)
     )
-    sums = [
-        one["content"]
-        for part in made["components"]
-        for one in part["externalReferences"][0]["hashes"]
-    ]
+    sums = [one["content"] for part in parts for one in part["externalReferences"][0]["hashes"]]
     assert sums == re.findall(r"--hash=sha256:(\w+)", pins)
     references = [part["bom-ref"] for part in made["components"]]
     assert len(set(references)) == len(references)
@@ -58,6 +56,27 @@ def test_it_is_cyclonedx_and_has_every_pin(kind):
     assert ("fastapi" in names) == (kind == "collector")
     # Image and airgap folder are made from these pins.
     assert ("mcp" in names) == (kind == "collector")
+
+
+def test_it_has_what_pages_load():
+    """What others have written and the collector serves to browsers, with its license; an agent
+    serves none.
+    """
+    others = {
+        kind: [
+            part
+            for part in json.loads(printed(kind))["components"]
+            if part["purl"].startswith("pkg:npm/")
+        ]
+        for kind in KINDS
+    }
+    assert others["agent"] == []
+    (htmx,) = others["collector"]
+    assert (htmx["name"], htmx["licenses"]) == ("htmx.org", [{"license": {"id": "0BSD"}}])
+    file = ROOT / "collector/gpuledger_collector/assets/htmx.min.js"
+    assert htmx["hashes"] == [
+        {"alg": "SHA-256", "content": hashlib.sha256(file.read_bytes()).hexdigest()}
+    ]
 
 
 def test_licenses_are_those_that_packages_state():

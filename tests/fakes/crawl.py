@@ -28,9 +28,13 @@ class Crawl:
     pages: dict[str, Page] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     files: dict[str, list[list[str]]] = field(default_factory=dict)
+    loads: set[str] = field(default_factory=set)
+    """What the pages load beside their text."""
 
     def run(self, *starts: str) -> "Crawl":
-        """Follow every link from these addresses: each answers 200, and each fragment is there."""
+        """Follow every link from these addresses: each answers 200, and each fragment is there, and
+        so is all that the pages load.
+        """
         waiting = list(starts)
         while waiting:
             path = waiting.pop()
@@ -49,7 +53,11 @@ class Crawl:
                 continue
             page = self.pages[path] = Page(text)
             assert page.faults == [], path
+            self.loads |= {name for name in page.loads if name.startswith("/")}
             waiting += [urldefrag(link).url for link in page.links if link.startswith("/")]
+        for name in self.loads:
+            status, headers, _ = self.ask(name)
+            assert (status, "immutable" in headers["Cache-Control"]) == (200, True), name
         for path, page in self.pages.items():
             for link in page.links:
                 target, fragment = urldefrag(link)

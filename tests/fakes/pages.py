@@ -1,5 +1,6 @@
 """Reads a page as a strict reader would: every tag closed, ids once, labels that exist, nothing
-foreign or running.
+foreign; and nothing running, but the collector's own scripts and forms in a page whose policy
+allows them.
 """
 
 import asyncio
@@ -10,6 +11,12 @@ from html.parser import HTMLParser
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 ACTIVE = {"script", "iframe", "object", "embed", "form", "base", "audio", "video"}
 FETCHING = {"src", "srcset", "data", "action", "poster", "background"}
+SERVED = {
+    ("script", "src"): re.compile(r"/assets/[\w.]+\.js"),
+    ("img", "src"): re.compile(r"/assets/[\w.]+\.svg"),
+    ("form", "action"): re.compile(r"/[^/].*|/"),
+}
+"""What pages of the collector may load and ask: the collector itself."""
 
 
 @dataclass
@@ -28,10 +35,12 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.pointed: list[str] = []
         self.links: list[str] = []
+        self.loads: list[str] = []
         self.headings: list[int] = []
         self.marks: set[str] = set()
         self.words: list[str] = []
         self.tables: list[Table] = []
+        self.is_served = False
         self._open: list[str] = []
         self._cell: list[str] | None = None
         if not text.startswith("<!DOCTYPE html>\n"):
@@ -46,17 +55,28 @@ class Page(HTMLParser):
         given = dict(attrs)
         if len(given) != len(attrs):
             self.faults.append(f"an attribute twice in <{tag}>")
-        if tag in ACTIVE:
+        if tag == "meta" and "script-src 'self'" in given.get("content", ""):
+            self.is_served = True
+        loaded = {
+            name
+            for (element, name), shape in SERVED.items()
+            if element == tag and self.is_served and shape.fullmatch(given.get(name, ""))
+        }
+        if tag in ACTIVE and not loaded:
             self.faults.append(f"<{tag}>")
+        if tag == "form" and given.get("method") != "get":
+            self.faults.append("a form that changes something")
         for name, value in attrs:
-            if name.startswith("on") or name == "style" or name in FETCHING:
+            if name.startswith("on") or name == "style" or name in FETCHING - loaded:
                 self.faults.append(f"{name}= in <{tag}>")
             if name in {"id"}:
                 self.ids.append(value)
             if name in {"aria-labelledby", "for", "headers"}:
                 self.pointed += value.split()
             if name in {"href", "xlink:href"}:
-                self.links.append(value)
+                (self.loads if tag == "link" else self.links).append(value)
+            if name == "src":
+                self.loads.append(value)
         if (
             tag == "svg"
             and given.get("aria-hidden") != "true"
@@ -92,7 +112,9 @@ class Page(HTMLParser):
             self._cell = None
 
     def handle_data(self, data):
-        if self._open and self._open[-1] not in {"style", "title", "desc"}:
+        if self._open and self._open[-1] == "script":
+            self.faults.append("a script within the page")
+        if self._open and self._open[-1] not in {"style", "title", "desc", "script"}:
             self.words.append(data)
             if self._cell is not None:
                 self._cell.append(data)

@@ -72,11 +72,7 @@ def test_every_link_answers_and_every_csv_can_be_read(crawled):
     }
     for path, page in crawled.pages.items():
         led = {urlsplit(link).path.split("/")[1] for link in page.links if link[0] == "/"}
-        # The API's page is everybody's: it does not know its reader.
-        expected = {kind.strip("/") for kind in PAGES} - (
-            {"demand", "trust"} if path == "/docs" else set()
-        )
-        assert led >= expected, path
+        assert led >= {kind.strip("/") for kind in PAGES}, path
     files = {"/" + path.split("/")[1].partition("?")[0] for path in crawled.files}
     assert files >= {"/statements", "/jobs", "/idle", "/anomalies", "/trust"}
 

@@ -150,6 +150,8 @@ OPERATION = (
     replace(_open("GET /readyz", "three statements"), in_progress=PROBES),
     replace(_open("GET /metrics", "three statements"), in_progress=PROBES),
     _open("GET /docs"),
+    _open("GET /assets/{name}"),
+    _open("GET /favicon.ico"),
     _open("GET /openapi.json"),
 )
 SIGNED = tuple(
@@ -180,6 +182,7 @@ PAGES = tuple(
     for path, query in {
         "/": f"the period asked for, by default a month, {LINES}",
         "/statements": f"a month, {LINES}",
+        "/statements/{level}": "which months have charges",
         "/statements/{level}/{month}": f"a month, {LINES}",
         "/statements/{level}/{owner:name}/{month}": f"a month, {LINES}",
         "/idle": "current findings",

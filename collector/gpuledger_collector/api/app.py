@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from gpuledger_collector import __version__
 from gpuledger_collector.api import (
+    assets,
     audit,
     batches,
     capacity,
@@ -87,6 +88,7 @@ def create(
         lifespan=lifespan,
     )
     app.state.reader_limits = readers
+    app.state.keys = context.keys
     app.add_middleware(NoNul)
     # These three bound their bodies themselves, with limits of their own.
     app.add_middleware(BodyLimit, exempt={*endpoints, queue.PATH})
@@ -109,7 +111,8 @@ def create(
     outlook = HourlyCache(lambda: forecast_outlook(context.database, context.now_ms))
     app.include_router(pages.router(context, outlook))
     app.include_router(fleet_pages.router(context, outlook))
-    app.include_router(handbook.router(lambda: describe(app)))
+    app.include_router(handbook.router(lambda: describe(app), context.keys))
+    app.include_router(assets.router())
     app.include_router(series.router(context))
     app.include_router(samples.router(context))
     _add_operation_routes(app, metrics, readiness_problem, is_leaving, note, workers)
@@ -142,7 +145,7 @@ def _add_refusals(app: FastAPI) -> None:
         sentence = f"There is nothing at {path}."
         if path.startswith(PROGRAMS) or "text/html" not in request.headers.get("accept", ""):
             return JSONResponse({"detail": f"{sentence} /docs lists what there is."}, 404)
-        return page_routes.error_page(404, sentence)
+        return await page_routes.refuse(request, 404, sentence)
 
 
 DATABASE_CHECK_S = 5.0
@@ -238,6 +241,17 @@ def with_security_headers(send: Send) -> Send:
     return send_with_headers
 
 
+def without_body(send: Send) -> Send:
+    """Send an answer's head, and of its body nothing."""
+
+    async def send_head(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return send_head
+
+
 class Application(FastAPI):
     """FastAPI with a shortcut for reports: its layers cost more than decoding and validating a
     batch.
@@ -255,6 +269,9 @@ class Application(FastAPI):
         endpoint = None
         if scope["type"] == "http":
             send = with_security_headers(send)
+            if scope["method"] == "HEAD":
+                # Whatever answers a GET answers a HEAD, with the same headers.
+                scope, send = {**scope, "method": "GET"}, without_body(send)
             endpoint = (
                 self._report_endpoints.get(scope["path"]) if scope["method"] == "POST" else None
             )

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
-from gpuledger_collector.api.page_routes import page
+from gpuledger_collector.api.auth.keys import Keys
+from gpuledger_collector.api.page_routes import bare_site, page
 from gpuledger_collector.export import html
-from gpuledger_collector.export.site import Site
+from gpuledger_collector.export.site import DOCS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +29,20 @@ class Operation:
     answers: tuple[tuple[str, str], ...]
 
 
-def router(describe: Callable[[], dict[str, Any]]) -> APIRouter:
-    """The page."""
+def router(describe: Callable[[], dict[str, Any]], keys: Keys) -> APIRouter:
+    """The page; everybody may read it, and its header is that of its reader."""
     routes = APIRouter(include_in_schema=False)
 
-    @routes.get("/docs")
-    def docs() -> Response:
+    @routes.get(DOCS)
+    def docs(request: Request) -> Response:
         """Every operation by subject."""
         schema = describe()
         groups: dict[str, list[Operation]] = {}
         for tag, operation in operations(schema):
             groups.setdefault(tag, []).append(operation)
-        site = Site(path="/docs", sees_fleet=False)
-        return page(
-            html.render("api.html", site=site, version=schema["info"]["version"], groups=groups)
-        )
+        site = bare_site(keys, request)
+        version = schema["info"]["version"]
+        return page(html.render("api.html", site=site, version=version, groups=groups), site=site)
 
     return routes
 

@@ -1,7 +1,7 @@
 """What the pages share: who reads them, what an address narrows them to, answers as pages and as
 CSV.
 
-Pages are rendered without scripts. Reading rates nothing, so a page says up to when the ledger is
+Pages are whole without scripts. Reading rates nothing, so a page says up to when the ledger is
 rated. Who may read is decided as in api.context; a browser sends the token as the password of HTTP
 Basic, with any user name.
 """
@@ -14,12 +14,14 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import anyio
+import anyio.to_thread
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, format_date
-from gpuledger_collector.api.auth.keys import Keys, bearer_header
+from gpuledger_collector.api.auth.keys import Keys, KeysUnavailable, bearer_header
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, as_http_error, in_pieces, limits_of
 from gpuledger_collector.export import html
@@ -87,14 +89,14 @@ class PageRoute(APIRoute):
             try:
                 return await limits_of(request).answer(request, handler)
             except (NoPage, NoStatement) as error:
-                return error_page(404, str(error))
+                return await refuse(request, 404, str(error))
             except Exception as error:
                 answer = as_http_error(error)
                 if answer is None:
                     raise
                 if answer.status_code == 503:
                     log.warning("a page failed: %s", error)
-                return error_page(answer.status_code, str(answer.detail), answer.headers)
+                return await refuse(request, answer.status_code, str(answer.detail), answer.headers)
 
         return handle
 
@@ -196,12 +198,32 @@ def require_view(keys: Keys, *, fleet: bool = False) -> Any:
     return Depends(view)
 
 
-def page(text: str, status: int = 200, site: Site | None = None) -> Response:
+def bare_site(keys: Keys, request: Request) -> Site:
+    """The frame of a page that is everybody's or says why there is none: who reads it is known only
+    if its token says so. Blocks.
+    """
+    try:
+        principal = keys.person(request, bearer_header(request.headers.get("authorization", "")))
+    except (Denied, KeysUnavailable):
+        return Site(path=request.url.path, sees_fleet=False, is_reader=False)
+    return Site(path=request.url.path, sees_fleet=principal.owner is None)
+
+
+async def refuse(
+    request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """An error as a page in the frame of its reader."""
+    site = await anyio.to_thread.run_sync(bare_site, request.app.state.keys, request)
+    return error_page(status, sentence, site, headers)
+
+
+def page(text: str, status: int = 200, *, site: Site) -> Response:
     """A page with the headers that keep foreign content out of it, and that reload it while
     something is computed.
     """
-    headers = {**HEADERS, "Content-Security-Policy": f"{html.policy()}; frame-ancestors 'none'"}
-    if site is not None and site.reloads:
+    policy = f"{html.policy(is_served=True)}; frame-ancestors 'none'"
+    headers = {**HEADERS, "Content-Security-Policy": policy}
+    if site.reloads:
         headers["Refresh"] = str(site.seconds)
     return Response(text, status, headers, "text/html; charset=utf-8")
 
@@ -213,9 +235,12 @@ def csv_file(rows: Iterable[Iterable[object]], *names: str) -> Response:
     return in_pieces(csv_pieces(rows), "text/csv; charset=utf-8", headers)
 
 
-def error_page(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
+def error_page(
+    status: int, sentence: str, site: Site, headers: Mapping[str, str] | None = None
+) -> Response:
     """A page that says why there is nothing to see, and what to do."""
-    response = page(html.render("refused.html", status=status, sentence=sentence), status)
+    text = html.render("refused.html", site=site, status=status, sentence=sentence)
+    response = page(text, status, site=site)
     if status == 401:
         response.headers["WWW-Authenticate"] = CHALLENGE
     if status in (429, 503):

@@ -43,6 +43,7 @@ from gpuledger_collector.export.site import (
     Filters,
     Site,
     job_path,
+    month_path,
     pool_path,
     statement_path,
 )
@@ -82,9 +83,15 @@ def router(context: ReadContext, outlook: HourlyCache[Outlook]) -> APIRouter:
     def newest(view: View = wanted) -> Response:
         """The statements of this month."""
         with context.database.transaction(read_only=True) as connection:
-            return RedirectResponse(
-                view.site(connection, "/statements", context.now_ms).links[1].path, 303
-            )
+            site = view.site(connection, "/statements", context.now_ms)
+            return RedirectResponse(site.bill_path, 303)
+
+    @routes.get("/statements/{level}")
+    def newest_of_level(level: str, view: View = wanted) -> Response:
+        """The statements of this month by a level of the owner tree: an address that was cut."""
+        with context.database.transaction(read_only=True) as connection:
+            month = view.site(connection, "/statements", context.now_ms).month
+        return RedirectResponse(month_path(level, month), 303)
 
     @routes.get("/statements/{level}/{month}")
     def statements(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
@@ -18,6 +19,7 @@ from markupsafe import Markup, escape
 from gpuledger_collector.accounting.money import Money, group_digits
 from gpuledger_collector.accounting.period import format_date, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.export.assets import CHARTS, HTMX, ICON, address_of_asset
 from gpuledger_collector.export.site import (
     address,
     job_path,
@@ -33,6 +35,22 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 UNKNOWN = "not known"
+HTMX_CONFIG = json.dumps(
+    {
+        # What the policy of a page forbids, htmx does not try.
+        "allowEval": False,
+        "allowScriptTags": False,
+        "includeIndicatorStyles": False,
+        "selfRequestsOnly": True,
+        # Pages are answers to their address: going back asks again, and nothing is kept in the
+        # browser.
+        "historyCacheSize": 0,
+        "refreshOnHistoryMiss": True,
+        # The page of a refusal says why; it is shown as any other.
+        "responseHandling": [{"code": "204", "swap": False}, {"code": "...", "swap": True}],
+    }
+)
+"""How htmx behaves, by a <meta> of the page."""
 _CODE = re.compile(r"`([^`]+)`")
 
 
@@ -76,6 +94,10 @@ def environment() -> Environment:
     templates.globals |= {
         "css": Markup(css()),  # noqa: S704 - our own file
         "address": address,
+        "asset": address_of_asset,
+        "SCRIPTS": (HTMX, CHARTS),
+        "ICON": ICON,
+        "HTMX_CONFIG": HTMX_CONFIG,
         "job_path": job_path,
         "owner_filter": owner_filter,
         "pool_path": pool_path,
@@ -105,12 +127,19 @@ def css() -> str:
     )
 
 
-@lru_cache(maxsize=1)
-def policy() -> str:
-    """Content-Security-Policy of a page: its one style, and nothing else from anywhere; no script
-    at all.
+@lru_cache(maxsize=2)
+def policy(*, is_served: bool = False) -> str:
+    """Content-Security-Policy of a page: its one style, and nothing else from anywhere.
+
+    A page that the collector serves has the collector's own scripts as well, and forms that ask the
+    collector. A file or a mail has no script at all.
     """
     digest = base64.b64encode(hashlib.sha256(css().encode()).digest()).decode()
+    if is_served:
+        return (
+            f"default-src 'none'; style-src 'sha256-{digest}'; script-src 'self';"
+            " connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'self'"
+        )
     return (
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none';"
         " form-action 'none'"
@@ -119,7 +148,9 @@ def policy() -> str:
 
 def render(template: str, **facts: Any) -> str:
     """A page; in a file by itself there is no `site`, for its links would lead nowhere."""
-    return environment().get_template(template).render({"site": None, "policy": policy(), **facts})
+    site = facts.get("site")
+    frame = {"site": None, "policy": policy(is_served=site is not None)}
+    return environment().get_template(template).render(frame | facts)
 
 
 def minor(units: int | None, currency: str) -> str:

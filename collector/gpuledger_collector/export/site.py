@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
 from urllib.parse import quote, urlencode
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
@@ -18,7 +20,17 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 DOTS = {".", ".."}
 """Names that no path can hold, for a browser takes them for steps through a folder."""
 JOBS, IDLE, ANOMALIES, DEMAND, TRUST = "/jobs", "/idle", "/anomalies", "/demand", "/trust"
+FLEET, SPEND, DOCS = "/fleet", "/spend", "/docs"
 RELOAD_SECONDS = 15
+
+
+@lru_cache(maxsize=1)
+def unbuilt() -> frozenset[str]:
+    """Pages of the header that have no template yet."""
+    templates = resources.files("gpuledger_collector").joinpath("templates")
+    return frozenset(
+        path for path in (FLEET, SPEND) if not templates.joinpath(f"{path[1:]}.html").is_file()
+    )
 
 
 def address(path: str, parameters: Mapping[str, str]) -> str:
@@ -32,6 +44,11 @@ def statement_path(level: str, owner: str, month: str) -> str:
     if owner in DOTS:
         return f"/statements/{quote(level, safe='')}/{quote(month, safe='')}?owner={owner}"
     return f"/statements/{quote(level, safe='')}/{quote(owner, safe='')}/{quote(month, safe='')}"
+
+
+def month_path(level: str, month: str) -> str:
+    """Where the collector serves the statements of a month."""
+    return f"/statements/{quote(level, safe='')}/{quote(month, safe='')}"
 
 
 def pool_path(pool: str) -> str:
@@ -112,33 +129,45 @@ class Site:
     being_made: str = ""
     is_still: bool = False
     seconds: int = RELOAD_SECONDS
+    is_reader: bool = True
+    """Whether the reader may open pages; others are shown no way to them."""
+
+    @property
+    def bill_path(self) -> str:
+        """The statements of the month, or the statement of the owner that is shown."""
+        (level, owner), *_ = *self.filters.owner.items(), ("team", "")
+        if owner and self.month:
+            return statement_path(level, owner, self.month)
+        return month_path(level, self.month) if self.month else "/statements"
 
     @property
     def links(self) -> list[Link]:
         """The pages, each narrowed as this one is."""
+        if not self.is_reader:
+            return []
         here = "/" + self.path.split("/")[1]
         here = DEMAND if here == "/pools" else here
-        (level, owner), *_ = *self.filters.owner.items(), ("team", "")
-        bill = f"/statements/{level}/{self.month}" if self.month else "/statements"
-        if owner and self.month:
-            bill = statement_path(level, owner, self.month)
         pages = [
-            ("Overview", "/"),
-            ("Statements", bill),
-            ("Jobs", JOBS),
-            ("Idle GPUs", IDLE),
-            ("Anomalies", ANOMALIES),
+            ("Overview", "/", True),
+            ("Fleet", FLEET, self.sees_fleet),
+            ("Spend", SPEND, True),
+            ("Statements", self.bill_path, True),
+            ("Jobs", JOBS, True),
+            ("Idle GPUs", IDLE, True),
+            ("Anomalies", ANOMALIES, True),
+            ("Demand", DEMAND, self.sees_fleet),
+            ("Trust", TRUST, self.sees_fleet),
+            ("API", DOCS, True),
         ]
-        pages += [("Demand", DEMAND), ("Trust", TRUST)] if self.sees_fleet else []
-        pages += [("API", "/docs")]
         return [
             Link(name, self._narrow_address(path), "/" + path.split("/")[1] == here)
-            for name, path in pages
+            for name, path, is_shown in pages
+            if is_shown and path not in unbuilt()
         ]
 
     def _narrow_address(self, path: str) -> str:
         """The address of another page, with the filters that it understands."""
-        if path.startswith("/statements") or path in {DEMAND, "/docs"}:
+        if path.startswith("/statements") or path in {FLEET, DEMAND, DOCS}:
             return path
         if path == TRUST:
             return address(path, {"period": self.filters.period})

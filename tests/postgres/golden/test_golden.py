@@ -143,7 +143,9 @@ TOOL_ARGUMENTS = {
     "get_gpu_waste": {"period": OPEN},
     "get_efficiency": {"period": OPEN},
 }
-STYLE = re.compile(r"<style>.*?</style>|sha256-[\w+/=]+", re.DOTALL)
+STYLE = re.compile(
+    r"<style>.*?</style>|sha256-[\w+/=]+|(?<=/assets/)[\w.]+\.[0-9a-f]{12}", re.DOTALL
+)
 WRITTEN = re.compile(r"\b(20[3-9]\d|202[6-9])-\d\d-\d\d[T ][\d:.]+(Z|\+00:00)?")
 """Instants of the machine's clock, at which rows were written: the ledger's own time is 2025."""
 
