@@ -409,10 +409,10 @@ class Arena:
                 row.p99_s < LIMIT_S,
                 f"the neighbor's p99 was {row.p99_s:.1f} s of {len(row.waits)} answers",
             )
-            row.lost = self.lost()
+            row.lost = self.count_lost()
             row.expect(not row.lost, f"{row.lost} acknowledged batches are not stored")
 
-    def lost(self) -> int:
+    def count_lost(self) -> int:
         """How many batches of the neighbor were acknowledged and are not stored."""
         stored = {seq for (seq,) in self.query(STORED)}
         return len(self.acknowledged - stored)

@@ -298,7 +298,7 @@ def _rebind(row: Row) -> None:
         ("::ffff:169.254.169.254", "8.8.8.8"),
     ):
         net = Resolver((first, second))
-        http_exchange.socket, http_exchange._Socket = net, net.unplugged  # type: ignore[assignment, misc]
+        http_exchange.socket, http_exchange._Socket = net, net.make_socket  # type: ignore[assignment, misc]
         try:
             hook = WebhookTransport("webhook", {"ops": "https://hooks.example.com/x"})
             with contextlib.suppress(NotAccepted):
@@ -328,7 +328,7 @@ class Resolver:
             raise OSError("a name")
         return [(2, 1, 6, "", (next(self.addresses), 443))]
 
-    def unplugged(self, *_kind: object) -> socket.socket:
+    def make_socket(self, *_kind: object) -> socket.socket:
         """A socket that connects to nothing."""
         connected = self.connected
 

@@ -58,9 +58,9 @@ def reader(arena: Arena) -> None:
         contextlib.ExitStack() as stack,
     ):
         time.sleep(16)  # the watch knows the role from now on
-        session = stack.enter_context(contextlib.closing(_lifted(address)))
+        session = stack.enter_context(contextlib.closing(_connect_without_limits(address)))
         for statement in REFUSED_STATEMENTS:
-            _refused(row, session, statement)
+            _expect_refusal(row, session, statement)
         tables = [
             str(name)
             for (name,) in arena.query(
@@ -74,14 +74,14 @@ def reader(arena: Arena) -> None:
                 row.count("table read")
                 row.expect(FOREIGN not in shown, f"{table} shows {FOREIGN}")
         _sessions(arena, row, address)
-        holder = stack.enter_context(contextlib.closing(_lifted(address)))
+        holder = stack.enter_context(contextlib.closing(_connect_without_limits(address)))
         holder.execute("BEGIN")
         for table in tables:
             with contextlib.suppress(psycopg.Error), holder.transaction():
                 holder.execute(f"LOCK TABLE {table} IN ACCESS SHARE MODE NOWAIT")
             holder.execute(f"PREPARE held_{table} AS DELETE FROM {table}")
         row.count("lock held", len(tables))
-        sleeper = stack.enter_context(contextlib.closing(_lifted(address)))
+        sleeper = stack.enter_context(contextlib.closing(_connect_without_limits(address)))
         began, ended = time.monotonic(), list[float]()
 
         def sleep() -> None:
@@ -91,13 +91,13 @@ def reader(arena: Arena) -> None:
 
         thread = threading.Thread(target=sleep)
         thread.start()
-        _revoked(arena, row)
+        _revoke_meanwhile(arena, row)
         thread.join()
         row.count(f"ended after {ended[0]:.0f} s")
         row.expect(ended[0] < 60, f"a statement of the reader ran for {ended[0]:.0f} s")
 
 
-def _lifted(address: str) -> psycopg.Connection[tuple[object, ...]]:
+def _connect_without_limits(address: str) -> psycopg.Connection[tuple[object, ...]]:
     opened = psycopg.connect(address, autocommit=True)
     for setting in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
         opened.execute(f"SET {setting} = 0")
@@ -105,7 +105,9 @@ def _lifted(address: str) -> psycopg.Connection[tuple[object, ...]]:
     return opened
 
 
-def _refused(row: Row, session: psycopg.Connection[tuple[object, ...]], statement: str) -> None:
+def _expect_refusal(
+    row: Row, session: psycopg.Connection[tuple[object, ...]], statement: str
+) -> None:
     try:
         answer = session.execute(statement)  # type: ignore[call-overload]
         ended = answer.fetchall() if answer.description else []
@@ -132,7 +134,7 @@ def _sessions(arena: Arena, row: Row, address: str) -> None:
         arena.probe(row)
 
 
-def _revoked(arena: Arena, row: Row) -> None:
+def _revoke_meanwhile(arena: Arena, row: Row) -> None:
     """While a reader holds what it can, a token is revoked within seconds."""
     secret = two_teams.token(arena.dsn, "admin", "leaver")
     known = {"Authorization": f"Bearer {secret}"}

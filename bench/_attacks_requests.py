@@ -132,7 +132,7 @@ def of_node(node: str, seq: int, **changes: object) -> bytes:
     return msgspec.json.encode(made)
 
 
-def forged(arena: Arena) -> None:
+def forge_names(arena: Arena) -> None:
     """Other nodes' names, devices, runs and keys by the token of one node."""
     own = f"{two_teams.OWN}-node"
     names = [
@@ -395,7 +395,7 @@ FRAMINGS = {
 }
 
 
-def smuggled(arena: Arena) -> None:
+def smuggle_requests(arena: Arena) -> None:
     """Heads that two readers would understand differently: what follows them must never be a
     request of its own.
     """
@@ -427,4 +427,4 @@ def smuggled(arena: Arena) -> None:
                     row.expect(b"hash" not in received, f"{name}: an answer of the audit log")
 
 
-QUIET = (routes, tokens, forged, bombs, slow, old_days, smuggled)
+QUIET = (routes, tokens, forge_names, bombs, slow, old_days, smuggle_requests)

@@ -179,7 +179,7 @@ def theirs(
         exporter.ended = True
         proxy.say("faults 0")
         settle(store_port)
-        lost, twice = compared(store_port, exporter.served)
+        lost, twice = compare_with_store(store_port, exporter.served)
         return faults, sum(exporter.served.values()) * SERIES, lost, twice, done
 
 
@@ -200,7 +200,7 @@ def settle(port: int) -> None:
         time.sleep(0.5)
 
 
-def compared(port: int, served: Counter) -> tuple[int, int]:
+def compare_with_store(port: int, served: Counter) -> tuple[int, int]:
     """Samples lost and stored twice, over all series."""
     ask(port, "/internal/force_flush")
     status, text = ask(port, "/api/v1/export?match[]=bench_value&reduce_mem_usage=1")

@@ -93,7 +93,7 @@ async def _put(link: Link, made: bytes, sent: Sent) -> None:
         await asyncio.sleep(RETRY_S)
 
 
-async def _closed(port: int, queues: Sequence[Sequence[bytes]], sent: Sent) -> None:
+async def _post_in_turn(port: int, queues: Sequence[Sequence[bytes]], sent: Sent) -> None:
     links = [await _link(port) for _ in queues]
 
     async def work(link: Link, queue: Sequence[bytes]) -> None:
@@ -110,10 +110,10 @@ async def _closed(port: int, queues: Sequence[Sequence[bytes]], sent: Sent) -> N
         link.transport.close()
 
 
-def closed(port: int, queues: Sequence[Sequence[bytes]]) -> Sent:
+def post_in_turn(port: int, queues: Sequence[Sequence[bytes]]) -> Sent:
     """Every queue over a connection of its own, each request when the one before it is answered."""
     sent = Sent()
-    asyncio.run(_closed(port, queues, sent))
+    asyncio.run(_post_in_turn(port, queues, sent))
     return sent
 
 

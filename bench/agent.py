@@ -207,7 +207,9 @@ def scrapes_beside_hang(folder: Path, url: str) -> dict[str, tuple[float, float]
         for name in taken:
             place = folder / name
             place.mkdir()
-            command, environment, ports[name] = agent_command(place, url, installed(place), 1.0)
+            command, environment, ports[name] = agent_command(
+                place, url, install_stand_in(place), 1.0
+            )
             stack.enter_context(running(command, environment, ports[name]))
         time.sleep(5.0)
         with (folder / "hanging" / "scenario").open("a") as words:
@@ -222,7 +224,7 @@ def scrapes_beside_hang(folder: Path, url: str) -> dict[str, tuple[float, float]
     }
 
 
-def installed(folder: Path) -> dict[str, str]:
+def install_stand_in(folder: Path) -> dict[str, str]:
     """The environment of an installed agent that reads the stand-in, or SystemExit without a
     compiler.
     """
@@ -346,7 +348,7 @@ def main() -> int:
     seconds = float(option("seconds", str(SECONDS)))
     with tempfile.TemporaryDirectory() as name, sink() as collector:
         folder = Path(name)
-        environment = installed(folder)
+        environment = install_stand_in(folder)
         commands = {"gpuledger-agent": agent_command(folder, collector.url, environment)}
         exporter = shutil.which("prometheus-node-exporter")
         if exporter:

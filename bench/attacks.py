@@ -60,7 +60,7 @@ class TooLong(Exception):
 
 
 @contextlib.contextmanager
-def bounded(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Raise TooLong in the main thread when the block takes longer."""
 
     def end(*_: object) -> None:
@@ -105,7 +105,7 @@ def attempt(rows: list[Row], name: str, attack: Callable[[], None]) -> None:
     try:
         if left <= 0:
             raise TooLong(f"not begun: {ALL_SECONDS} s are over")
-        with bounded(min(left, ATTACK_SECONDS.get(name, MOST_SECONDS))):
+        with time_limit(min(left, ATTACK_SECONDS.get(name, MOST_SECONDS))):
             attack()
     except (Exception, SystemExit):
         if len(rows) == before:

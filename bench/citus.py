@@ -24,7 +24,7 @@ import psycopg
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from bench._posting import closed
+from bench._posting import post_in_turn
 from bench.ingest import GPUS, HOT_KINDS, Data, check, machine, tree_seconds
 from bench.remote_write import cpu_seconds
 from fakes.citus import ADDRESS, empty
@@ -69,11 +69,11 @@ def run(dsn: str, data: Data, part: int, shards: int) -> tuple[float, dict[str, 
         collector.start()
         collector.wait_ready()
         assert collector.process is not None
-        closed(collector.port, data.ours[0])  # names, partitions and connections
+        post_in_turn(collector.port, data.ours[0])  # names, partitions and connections
         pids = postmasters(dsn)
         before = {name: tree_seconds(pid) for name, pid in pids.items()}
         before["collector"] = cpu_seconds(collector.process.pid)
-        sent = closed(collector.port, data.ours[part])
+        sent = post_in_turn(collector.port, data.ours[part])
         cpu = {name: tree_seconds(pid) - before[name] for name, pid in pids.items()}
         cpu["collector"] = cpu_seconds(collector.process.pid) - before["collector"]
     finally:

@@ -37,7 +37,7 @@ import psycopg
 
 from bench._posting import Link, Sent, request
 from bench.ingest import GPUS, ROWS, Node, machine, tree_seconds
-from bench.rating import run, timed
+from bench.rating import measure_seconds, run
 from bench.remote_write import children
 from bench.startup import FINE, resident_mib
 
@@ -253,7 +253,7 @@ def an_hour(collector: CollectorProcess) -> None:
 
     def step(name: str, call: Callable[[], object]) -> None:
         before = tree_seconds(collector.postmaster())
-        wall, own = timed(call)
+        wall, own = measure_seconds(call)
         time.sleep(1.0)  # until the CPU of a session that has ended counts with its parent
         used = tree_seconds(collector.postmaster()) - before
         peak = resident_mib(os.getpid(), "VmHWM")

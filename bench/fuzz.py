@@ -190,7 +190,7 @@ class Fuzzer:
             plain = chance.choice(self.plain[kind])
             for _ in range(chance.choice((1, 1, 2, 5))):
                 plain = self._other_bytes(plain, kind)
-        return self._packed(kind, plain)
+        return self._compress(kind, plain)
 
     def _other_values(self) -> bytes:
         document, paths = self.chance.choice(self.documents)
@@ -231,7 +231,7 @@ class Fuzzer:
         other = self.chance.choice(self.plain[kind])
         return plain[:at] + other[self.chance.randrange(len(other) + 1) :]
 
-    def _packed(self, kind: str, plain: bytes) -> Body:
+    def _compress(self, kind: str, plain: bytes) -> Body:
         chance = self.chance.random()
         if kind in {"one", "two"}:
             body, encoding = snappy(plain), "snappy"

@@ -278,7 +278,7 @@ def judged_minutes(day, minutes):
     return known
 
 
-def labeled(seed):
+def judge_labeled_minutes(seed):
     day = Day(seed).fill()
     minutes = day.minutes()
     started = time.process_time()
@@ -496,7 +496,7 @@ def main() -> int:
     asked = [argument.partition("=")[2] for argument in sys.argv if argument.startswith("--seed=")]
     seed = int(asked[0]) if asked else 1
     place = folder()
-    labeled(seed)
+    judge_labeled_minutes(seed)
     pods = serving_day(place)
     real(pods)
     left_out(pods, seed)

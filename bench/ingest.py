@@ -65,7 +65,7 @@ from gpuledger_common.wire import (
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from bench._posting import Sent, closed, request, steady
+from bench._posting import Sent, post_in_turn, request, steady
 from bench.remote_write import children, cpu_seconds, victoria
 from bench.startup import resident_mib
 from fakes.postgres import open_folder
@@ -371,7 +371,7 @@ def turns(
                 floor(collector.admin_dsn(), postmaster, data.blocks[run])
             )
             before = cpu_seconds(collector.process.pid), tree_seconds(postmaster)
-            sent = closed(collector.port, data.ours[run])
+            sent = post_in_turn(collector.port, data.ours[run])
             found.setdefault("collector alone", []).append(
                 (sent.wall_s, cpu_seconds(collector.process.pid) - before[0])
             )
@@ -384,7 +384,7 @@ def turns(
             found.setdefault("gpuledger", []).append((sent.wall_s, whole))
             for name, (port, pid) in peers.items():
                 begun = cpu_seconds(pid)
-                sent = closed(port, data.theirs[run])
+                sent = post_in_turn(port, data.theirs[run])
                 time.sleep(1)
                 found.setdefault(name, []).append((sent.wall_s, cpu_seconds(pid) - begun))
         rows = sum(sum(map(len, queues)) for queues in data.ours) * ROWS
@@ -472,7 +472,7 @@ def workers_in_turn(given: argparse.Namespace, counts: Sequence[int]) -> None:
                     return sum(map(cpu_seconds, pids)) + tree_seconds(collector.postmaster())
 
                 before = busy()
-                sent = closed(collector.port, data.ours[run])
+                sent = post_in_turn(collector.port, data.ours[run])
                 found[count].append((sent.wall_s, busy() - before))
                 supervisors[count] = resident_mib(collector.process.pid, "VmRSS")
         for collector in collectors.values():
@@ -535,7 +535,7 @@ def tail(agents: int, seconds: int) -> tuple[float, dict[float, Sent], float]:
     with collecting() as collector:
         assert collector.process is not None
         steady(collector.port, posts(2), 4.0)
-        taken = closed(collector.port, spread(posts(3), 64))
+        taken = post_in_turn(collector.port, spread(posts(3), 64))
         rate = len(taken.waits_ms) / taken.wall_s
         found = {}
         for share in TAIL_GOALS_MS:

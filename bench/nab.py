@@ -111,7 +111,7 @@ class Judge:
             )
         return max(self.sweeper.calcScoreByThreshold(rows), key=lambda each: each.score).threshold
 
-    def normalized(self, scores, threshold, category=""):
+    def normalize(self, scores, threshold, category=""):
         """NAB's score of the files of a category: 100 is perfect, 0 finds nothing."""
         names = [name for name in scores if name.startswith(category)]
         total = sum(
@@ -125,7 +125,7 @@ class Judge:
         return 100 * (total - nothing) / (perfect - nothing) if windows else float("nan")
 
 
-def recorded(place, judge, detector):
+def read_scores(place, judge, detector):
     """The recorded scores of a published detector by file."""
     results = place / "results" / detector
     paths = {
@@ -147,7 +147,7 @@ def main() -> int:
         each: {name: rows[each] for name, rows in ours.items()}
         for each in next(iter(ours.values()))
     }
-    methods |= {label: recorded(place, judge, name) for name, label in PUBLISHED.items()}
+    methods |= {label: read_scores(place, judge, name) for name, label in PUBLISHED.items()}
     categories = sorted({name.partition("/")[0] for name in judge.files if judge.windows[name]})
     print(
         f"{len(ours)} series, {seconds:.1f} s of CPU for ours; standard profile, threshold of the"
@@ -160,7 +160,7 @@ def main() -> int:
     for label, scores in methods.items():
         threshold = judge.best_threshold(scores)
         cells = " | ".join(
-            f"{judge.normalized(scores, threshold, category):.1f}" for category in ("", *categories)
+            f"{judge.normalize(scores, threshold, category):.1f}" for category in ("", *categories)
         )
         print(f"| {label} | {threshold:.3f} | {cells} |", flush=True)
     return 0

@@ -119,7 +119,7 @@ class Fleet:
     gpus: int
     end_ms: int
 
-    def held(self, gpu: int, at_ms: np.ndarray) -> np.ndarray:
+    def is_held(self, gpu: int, at_ms: np.ndarray) -> np.ndarray:
         """0 or 1 every five minutes."""
         return ((gpu * 31 + at_ms // STEP_MS * 17 // 36) % 10 < 8).astype(np.int64)
 
@@ -332,7 +332,7 @@ def fill_victoria(port: int, fleet: Fleet) -> float:
             f'{{"metric":{json.dumps(fleet.labels(name, gpu))},"values":[{",".join(map(str, values.tolist()))}],'
             f'"timestamps":[{times}]}}'
             for name, values, times in (
-                ("gpu_held", fleet.held(gpu, fleet.month), month),
+                ("gpu_held", fleet.is_held(gpu, fleet.month), month),
                 ("gpu_busy", fleet.busy(gpu, fleet.day), day),
             )
         ]
@@ -437,7 +437,7 @@ def latest_month(now_ms: int) -> Period:
     return month
 
 
-def filled(dsn: str, admin: str, gpus: int, days: int, end_ms: int) -> dict[str, str]:
+def fill_databases(dsn: str, admin: str, gpus: int, days: int, end_ms: int) -> dict[str, str]:
     """DSNs of our two databases: a month of history, and `days`."""
     migrate.upgrade(dsn)
     values = {"gpus": gpus, "end": end_ms, "start": end_ms - MONTH * DAY_MS, "until": end_ms}
@@ -486,7 +486,7 @@ def main() -> int:
         dsn = server.acquire()
         stack.callback(server.release)
         sides: dict[str, dict[str, Ask]] = {}
-        for name, one in filled(dsn, server.admin_dsn, given.gpus, given.days, end).items():
+        for name, one in fill_databases(dsn, server.admin_dsn, given.gpus, given.days, end).items():
             connection = stack.enter_context(psycopg.connect(one, autocommit=True))
             sides[name] = ours(connection, end)
         if shutil.which("victoria-metrics"):

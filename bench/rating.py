@@ -87,7 +87,7 @@ def own_seconds() -> float:
     return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
-def timed(call) -> tuple[float, float]:
+def measure_seconds(call) -> tuple[float, float]:
     """Seconds on the clock, and of our own processor time."""
     wall, own = time.perf_counter(), own_seconds()
     call()
@@ -124,20 +124,22 @@ class Bench:
 
     def measure(self, step: str, goal: str, *words: str) -> None:
         """Measure a command."""
-        self.rows.append((step, timed(lambda: self.command(*words))[0], None, goal))
+        self.rows.append((step, measure_seconds(lambda: self.command(*words))[0], None, goal))
 
     def refresh(
         self, step: str, goal: str, period: Period, before: Callable[[], None] = lambda: None
     ) -> None:
         """Measure what a report does first, after something else; with our own processor time."""
-        earlier, _ = timed(before)
-        wall, own = timed(lambda: refresh(Database(self.dsn), period, int(time.time() * 1000)))
+        earlier, _ = measure_seconds(before)
+        wall, own = measure_seconds(
+            lambda: refresh(Database(self.dsn), period, int(time.time() * 1000))
+        )
         self.rows.append((step, earlier + wall, own, goal))
 
     def seed(self, connection: psycopg.Connection) -> None:
         """Write the usage, and measure the floor."""
         values = {"gpus": self.gpus, "start": self.period.start_ms, "end": self.period.end_ms}
-        took, _ = timed(lambda: run(connection, SEED, values))
+        took, _ = measure_seconds(lambda: run(connection, SEED, values))
         connection.execute("VACUUM ANALYZE")
         used = connection.execute("SELECT count(*) FROM usage_hour").fetchone()[0]
         print(
@@ -145,7 +147,7 @@ class Bench:
             f" {took:.0f} s\n"
         )
         bounds = self.period.start_ms, self.period.end_ms
-        self.floor, _ = timed(lambda: connection.execute(FLOOR, bounds).fetchall())
+        self.floor, _ = measure_seconds(lambda: connection.execute(FLOOR, bounds).fetchall())
 
     def steps(self, connection: psycopg.Connection) -> None:
         """Measure every step."""

@@ -202,7 +202,7 @@ def judge_left_out(settings, table):
     return {case: table[case][settings.index(chosen[case.family])] for case in table}, chosen
 
 
-def judged(demand, delay_minutes, cap):
+def judge_policies(demand, delay_minutes, cap):
     done = backtest_scaling(
         Series("demand", 0, STEP, demand.astype(float)),
         ScalingScenario(delay_minutes * MINUTE, cap),
@@ -296,10 +296,10 @@ def against_defaults(traces):
     cuts = []
     for name, demand in traces.items():
         for delay in DELAYS:
-            first, _ = judged(demand, delay, 1.25)
+            first, _ = judge_policies(demand, delay, 1.25)
             hpa = first["hpa-default"]
             ratio = round(hpa.capacity / hpa.demand, 3)
-            ours = judged(demand, delay, max(1.01, ratio))[0]["gpuledger"]
+            ours = judge_policies(demand, delay, max(1.01, ratio))[0]["gpuledger"]
             value = cut(ours.wait, hpa.wait)
             cuts.append(0.0 if value is None else value)
             cost = ours.capacity / ours.demand
@@ -330,7 +330,7 @@ def picture(demand, title, path):
     for number, delay in enumerate(DELAYS):
         points = {policy: [] for policy in COLORS}
         for cap in FRONTIER:
-            outcomes, _ = judged(demand, delay, cap)
+            outcomes, _ = judge_policies(demand, delay, cap)
             for policy, kept in points.items():
                 outcome = outcomes[policy]
                 point = (outcome.capacity / outcome.demand, 1000 * outcome.wait / outcome.demand)

@@ -50,6 +50,7 @@ def parse(folder: Path) -> Tree:
     return {
         str(path.relative_to(folder)): ast.parse(path.read_text())
         for path in sorted(folder.rglob("*.py"))
+        if "node_modules" not in path.parts
     }
 
 
@@ -183,13 +184,18 @@ def statements(tree: Tree) -> int:
     )
 
 
-def bare_names(tree: Tree) -> int:
-    """Functions that are called by a bare participle or preposition."""
-    return sum(
-        isinstance(node, ast.FunctionDef) and bool(BARE.match(node.name.lstrip("_")))
-        for module in tree.values()
-        for node in ast.walk(module)
-    )
+def bare_names(folder: Path) -> str:
+    """Functions that are called by a bare participle or preposition, by part of the repository."""
+    counts = {
+        part: sum(
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and bool(BARE.match(node.name.lstrip("_")))
+            for module in parse(folder / part).values()
+            for node in ast.walk(module)
+        )
+        for part in EVERYWHERE
+    }
+    return ", ".join(f"{part} {count}" for part, count in counts.items() if count) or "0"
 
 
 def long_lines(folder: Path) -> str:
@@ -212,7 +218,6 @@ MEASURES: tuple[tuple[str, Callable[[Tree], object]], ...] = (
     ("Type(*row)", spread_rows),
     ("imports up in storage", storage_cycles),
     ("statements", statements),
-    ("bare participles", bare_names),
 )
 
 
@@ -222,6 +227,7 @@ def main(folder: Path) -> None:
     for name, measure in MEASURES:
         value = measure(tree)
         print(f"{name:<28} {value:,}" if isinstance(value, int) else f"{name:<28} {value}")
+    print(f"{'bare participles':<28} {bare_names(folder)}")
     print(f"{f'lines over {LONGEST_LINE}':<28} {long_lines(folder)}")
 
 

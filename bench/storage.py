@@ -52,7 +52,7 @@ DECIMALS = {
 }
 
 
-def simulated(nodes: int) -> list[tuple[int, int, Mapping[str, float | int]]]:
+def simulate_day(nodes: int) -> list[tuple[int, int, Mapping[str, float | int]]]:
     """A day of samples by time: accelerator, instant, readings; nodes are spread over the fleet's
     kinds.
     """
@@ -171,7 +171,7 @@ def main() -> int:
         "--nodes", type=int, default=4, help="nodes of the simulated fleet (default: 4)"
     )
     given = parser.parse_args()
-    rows = simulated(given.nodes)
+    rows = simulate_day(given.nodes)
     count = len(rows)
     readings = sum(len(row[2]) for row in rows) / count
     print(

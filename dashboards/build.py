@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from dashboards.alerts.grafana import provisioned
+from dashboards.alerts.grafana import provisioning
 from dashboards.grafana import Board
 
 HERE = Path(__file__).parent
@@ -59,7 +59,7 @@ def texts() -> dict[Path, str]:
         for name, board in boards().items()
     }
     # JSON is YAML, and needs no library here.
-    files[ALERTING] = json.dumps(provisioned(), indent=2, ensure_ascii=False) + "\n"
+    files[ALERTING] = json.dumps(provisioning(), indent=2, ensure_ascii=False) + "\n"
     return files | rules()
 
 

@@ -205,10 +205,10 @@ class Board:
                 }
             ],
             "templating": {"list": list(self.variables)},
-            "panels": self._placed(),
+            "panels": self._place_panels(),
         }
 
-    def _placed(self) -> list[Json]:
+    def _place_panels(self) -> list[Json]:
         placed: list[Json] = []
         number = y = 0
         for title, panels in self.rows:
@@ -243,7 +243,7 @@ def sql(text: str, *, form: str = "table") -> Json:
         "editorMode": "code",
         "format": form,
         "rawQuery": True,
-        "rawSql": _trimmed(text),
+        "rawSql": _dedent(text),
     }
 
 
@@ -259,7 +259,7 @@ def promql(text: str, legend: str, *, instant: bool = False) -> Json:
     }
 
 
-def _trimmed(text: str) -> str:
+def _dedent(text: str) -> str:
     lines = text.strip("\n").splitlines()
     indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
     return "\n".join(line[indent:].rstrip() for line in lines if line.strip())
@@ -781,8 +781,8 @@ def chosen(
         "description": description,
         "type": "query",
         "datasource": POSTGRES,
-        "definition": _trimmed(query),
-        "query": _trimmed(query),
+        "definition": _dedent(query),
+        "query": _dedent(query),
         "hide": 2 if hidden else 0,
         "includeAll": many,
         "multi": many,

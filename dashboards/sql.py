@@ -62,7 +62,7 @@ def date(day_ms: str) -> str:
     return f"(to_timestamp({day_ms} / 1000.0) AT TIME ZONE {ZONE})::date"
 
 
-def drawn(day: str) -> str:
+def midnight_utc(day: str) -> str:
     """Where a date stands on a board: at its midnight of UTC."""
     return f"({day}::timestamp AT TIME ZONE 'UTC')"
 
@@ -77,12 +77,12 @@ def whole(proof: str) -> str:
 TODAY = f"(now() AT TIME ZONE {ZONE})::date"
 
 
-def between(column: str) -> str:
+def in_range(column: str) -> str:
     """Rows whose instant lies in the board's range."""
     return f"{column} >= {FROM_MS} AND {column} < {TO_MS}"
 
 
-def dated(column: str) -> str:
+def day_in_range(column: str) -> str:
     """Rows whose day begins at a date of the board's range."""
     first, last = (
         local(f"to_timestamp({at} / 1000.0) AT TIME ZONE 'UTC'") for at in (FROM_MS, TO_MS)
@@ -90,7 +90,7 @@ def dated(column: str) -> str:
     return f"{column} >= {first} AND {column} < {last}"
 
 
-def picked(expression: str, variable: str) -> str:
+def in_choice(expression: str, variable: str) -> str:
     """Rows that the reader chose: one, several, or all."""
     return f"('*' IN (${{{variable}:sqlstring}}) OR {expression} IN (${{{variable}:sqlstring}}))"
 
@@ -110,11 +110,11 @@ BILLED = f"l.state IN ({PAID})"
 """Lines that an owner pays, as in the chargeback: GPU-time, and node costs and adjustments, which
 have no GPU-time.
 """
-POOLS = picked("l.pool", "pool")
-MODELS = picked("l.gpu_model", "model")
-TEAMS = picked(TEAM, "team")
-DAYS = dated("l.day_ms")
-DAY_TIME = f'{drawn(date("l.day_ms"))} AS "time"'
+POOLS = in_choice("l.pool", "pool")
+MODELS = in_choice("l.gpu_model", "model")
+TEAMS = in_choice(TEAM, "team")
+DAYS = day_in_range("l.day_ms")
+DAY_TIME = f'{midnight_utc(date("l.day_ms"))} AS "time"'
 OWNER = "LEFT JOIN owner o ON o.id = l.owner_id"
 
 _COLUMNS = """owner_id, state, pool, gpu_model, currency, cost_micro, idle_cost_micro"""
@@ -203,7 +203,7 @@ PROJECT_NAMES = (
 MODEL_NAMES = "SELECT c.gpu_model AS name, min(c.id) AS first FROM capacity c GROUP BY 1"
 
 
-def marked(query: str, names: str, value: str) -> str:
+def mark_names(query: str, names: str, value: str) -> str:
     """A query of time series (time, metric, value) whose metrics end in the marks of their colors.
 
     `names` gives every name that there is, whatever the reader chose, with what it is ordered by:
@@ -336,7 +336,7 @@ def errors(chosen_ones: str) -> tuple[Json, ...]:
             ELSE 'uncorrected ECC error' END || ', ' || s.value || ' since the driver started' AS text,
             CASE s.metric WHEN 'gpu_xid_errors_total' THEN 'Xid' ELSE 'ECC' END AS tags
         FROM ({ACCELERATORS}) a JOIN gpu_state s ON s.accelerator_id = a.id
-        WHERE {chosen_ones} AND s.metric IN ({listed}) AND s.value > 0 AND {between("s.at_ms")}
+        WHERE {chosen_ones} AND s.metric IN ({listed}) AND s.value > 0 AND {in_range("s.at_ms")}
         ORDER BY 1 LIMIT 200
     """
     return (annotation("Xid and ECC errors", query, VERMILION),)
@@ -350,18 +350,18 @@ def events() -> tuple[Json, ...]:
                 p.purchase, trim_scale(p.rate_per_gpu_hour), p.currency), ', '
             ORDER BY p.gpu_model, p.pool, p.purchase) AS text,
             'price' AS tags
-        FROM price p WHERE p.superseded_at IS NULL AND {between("p.effective_from_ms")}
+        FROM price p WHERE p.superseded_at IS NULL AND {in_range("p.effective_from_ms")}
         GROUP BY p.effective_from_ms ORDER BY 1 LIMIT 100
     """
     closes = f"""
         SELECT to_timestamp(p.closed_ms / 1000.0) AS "time", p.name || ' was closed by ' || p.closed_by AS text,
             'close' AS tags
-        FROM billing_period p WHERE {between("p.closed_ms")} ORDER BY 1 LIMIT 100
+        FROM billing_period p WHERE {in_range("p.closed_ms")} ORDER BY 1 LIMIT 100
     """
     alerts = f"""
         SELECT to_timestamp(a.fired_ms / 1000.0) AS "time",
             'Budget ' || b.name || ' crossed ' || a.percent || ' % (' || a.rule || ')' AS text, 'budget' AS tags
-        FROM budget_alert a JOIN budget b ON b.id = a.budget_id WHERE {between("a.fired_ms")} ORDER BY 1 LIMIT 100
+        FROM budget_alert a JOIN budget b ON b.id = a.budget_id WHERE {in_range("a.fired_ms")} ORDER BY 1 LIMIT 100
     """
     return (
         annotation("Prices", prices, BLUE),
@@ -444,7 +444,7 @@ def team() -> Json:
     )
 
 
-def named(column_name: str) -> str:
+def values_with_names(column_name: str) -> str:
     """A list of values for a variable, in which the empty one has a name too."""
     return (
         f"SELECT DISTINCT {column_name} AS __value, coalesce(nullif({column_name}, ''), '(none)')"
@@ -454,13 +454,17 @@ def named(column_name: str) -> str:
 
 def pool() -> Json:
     """Pools in the ledger of the range."""
-    return chosen("pool", "Pool", f"{named('l.pool')} FROM ledger_day l WHERE {DAYS} ORDER BY 1")
+    return chosen(
+        "pool", "Pool", f"{values_with_names('l.pool')} FROM ledger_day l WHERE {DAYS} ORDER BY 1"
+    )
 
 
 def model() -> Json:
     """Models of GPU in the ledger of the range."""
     return chosen(
-        "model", "Model", f"{named('l.gpu_model')} FROM ledger_day l WHERE {DAYS} ORDER BY 1"
+        "model",
+        "Model",
+        f"{values_with_names('l.gpu_model')} FROM ledger_day l WHERE {DAYS} ORDER BY 1",
     )
 
 

@@ -96,7 +96,7 @@ def parameter_row(parameter: inspect.Parameter) -> list[str]:
     default = (
         "required" if parameter.default is inspect.Parameter.empty else f"`{parameter.default!r}`"
     )
-    return [f"`{parameter.name}`", shown(kind), default, about]
+    return [f"`{parameter.name}`", type_in_words(kind), default, about]
 
 
 def bound(note: object) -> Iterator[tuple[str, object]]:
@@ -115,25 +115,27 @@ def fields(model: Any) -> list[list[str]]:
     return [
         [
             f"`{name}`",
-            " ".join(filter(None, [f"{shown(field.annotation)}.", field.description or ""])),
+            " ".join(
+                filter(None, [f"{type_in_words(field.annotation)}.", field.description or ""])
+            ),
         ]
         for name, field in model.model_fields.items()
     ]
 
 
-def shown(kind: Any) -> str:
+def type_in_words(kind: Any) -> str:
     """A type in words."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return shown(inner[0])
+        return type_in_words(inner[0])
     if origin is typing.Literal:
         return ", ".join(str(value) for value in inner)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join("null" if part is type(None) else shown(part) for part in inner)
+        return " or ".join("null" if part is type(None) else type_in_words(part) for part in inner)
     if origin is dict:
         return "names by dimension"
     if inner:
-        return f"list of {shown(inner[0])}"
+        return f"list of {type_in_words(inner[0])}"
     if isinstance(kind, typing.TypeVar):
         return "see each tool"
     words = {"str": "text", "int": "whole number", "bool": "true or false"}

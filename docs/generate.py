@@ -146,7 +146,7 @@ def settings_page() -> str:
             [
                 f"`{field.name}`",
                 str(field.type).replace(" | None", ""),
-                shown(field),
+                default_text(field),
                 meaning(field),
             ]
             for field in dataclasses.fields(module.Settings)
@@ -168,7 +168,7 @@ def meaning(field: dataclasses.Field[Any]) -> str:
     return text + least_text + (f"; at most {most}" if most else "")
 
 
-def shown(field: dataclasses.Field[Any]) -> str:
+def default_text(field: dataclasses.Field[Any]) -> str:
     """A default as people write it."""
     if field.name == "data_dir":
         return "`$XDG_DATA_HOME/gpuledger`"

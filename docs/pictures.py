@@ -65,7 +65,7 @@ def program() -> str:
     return str(Path(sys.executable).with_name("gpuledger"))
 
 
-def printed(folder: Path, *arguments: str) -> str:
+def run_command(folder: Path, *arguments: str) -> str:
     """What a command prints over the demo's database, with its colors."""
     colored = {
         **surroundings(folder),
@@ -80,7 +80,7 @@ def printed(folder: Path, *arguments: str) -> str:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def serve_demo(folder: Path) -> Iterator[str]:
     """The address of a collector over the demo's database, which runs no jobs: the picture changes
     nothing.
     """
@@ -154,7 +154,7 @@ def overview(folder: Path, running: str = "", target: Path = OVERVIEW) -> bool:
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         return False
-    with nullcontext(running.rstrip("/")) if running else served(folder) as address:
+    with nullcontext(running.rstrip("/")) if running else serve_demo(folder) as address:
         for _ in range(2):  # the first look begins the forecast, the second has it
             with urllib.request.urlopen(f"{address}/", timeout=PATIENCE_S) as page:  # noqa: S310 - our own address
                 page.read()
@@ -179,7 +179,7 @@ def main(arguments: list[str]) -> int:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     for command in (("chargeback", *span, "--by", "team"), ("reconcile", *span)):
         console.print(Text(f"$ gpuledger {' '.join(command)}", style="bold green"))
-        console.print(Text.from_ansi(printed(folder, *command)))
+        console.print(Text.from_ansi(run_command(folder, *command)))
     svg = console.export_svg(title="GPU Ledger")
     # rich names web fonts by address; a picture in a repository loads nothing from elsewhere.
     svg = re.sub(r"@font-face\s*\{.*?\}\s*", "", svg, flags=re.DOTALL)

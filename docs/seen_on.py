@@ -223,7 +223,7 @@ class Fact:
     file: str
 
 
-def told(metric: str, value: str | None) -> bool:
+def holds_reading(metric: str, value: str | None) -> bool:
     """Whether a field holds a reading."""
     text = (value or "").strip()
     return (metric in MEANINGFUL_NONE and text == "None") or not NOTHING.match(text)
@@ -265,13 +265,13 @@ def facts_of_text(path: Path) -> Iterator[Fact]:
         name = short(card.get("Product Name", ""))
         for metric, places in QUERY.items():
             for place in places:
-                if name and told(metric, card.get(place)):
+                if name and holds_reading(metric, card.get(place)):
                     yield Fact(metric, name, f"nvidia-smi -q: {place}", path.name)
     for heading, row in re.findall(r"^(timestamp, driver_version, .*)\n(.*)$", text, re.MULTILINE):
         names = [field.partition(" [")[0] for field in heading.split(", ")]
         values = dict(zip(names, row.split(", "), strict=False))
         for metric, field in SELECTED.items():
-            if len(names) == len(row.split(", ")) and told(metric, values.get(field)):
+            if len(names) == len(row.split(", ")) and holds_reading(metric, values.get(field)):
                 yield Fact(
                     metric, short(values["name"]), f"nvidia-smi --query-gpu: {field}", path.name
                 )
@@ -285,7 +285,7 @@ def facts_of_xml(path: Path) -> Iterator[Fact]:
             continue
         for metric, places in XML.items():
             for place in places:
-                if told(metric, card.findtext(place)):
+                if holds_reading(metric, card.findtext(place)):
                     yield Fact(metric, name, f"nvidia-smi -q -x: {place}", path.name)
 
 

@@ -207,7 +207,7 @@ RULES = (
 )
 
 
-def provisioned() -> dict[str, Any]:
+def provisioning() -> dict[str, Any]:
     """The content of Grafana's provisioning file."""
     return {
         "apiVersion": 1,

@@ -15,7 +15,7 @@ from dashboards.sql import (
     currency,
     datasource,
     date,
-    drawn,
+    midnight_utc,
     other_currencies,
 )
 from gpuledger_collector.accounting.currencies import MINOR_DIGITS
@@ -30,17 +30,17 @@ KNOWN = "l.state = 'held' AND (l.unknown_ns <> l.gpu_ns OR l.idle_ns <> 0)"
 """Where some of the activity is known; elsewhere idle time is unknown, not 0."""
 
 
-def floored(column: str, unit: str) -> str:
+def floor_to(column: str, unit: str) -> str:
     """Whole multiples of `unit` in a value, rounded down also below zero."""
     return f"(div({column}, {unit}) - CASE WHEN mod({column}, {unit}) < 0 THEN 1 ELSE 0 END)"
 
 
 def remainder(column: str, unit: str) -> str:
-    """What `floored` leaves, never below zero."""
+    """What `floor_to` leaves, never below zero."""
     return f"mod(mod({column}, {unit}) + {unit}, {unit})"
 
 
-def rounded(column: str, unit: str) -> str:
+def round_in_lists(column: str, unit: str) -> str:
     """Values in multiples of `unit` by largest remainder: accounting.quantity.round_in_lists in
     SQL.
 
@@ -50,14 +50,14 @@ def rounded(column: str, unit: str) -> str:
     """
     known = f"PARTITION BY rows.currency, rows.correction_of, {column} IS NULL"
     total = f"sum({column}) OVER ({known})"
-    whole, rest = floored(total, unit), remainder(total, unit)
+    whole, rest = floor_to(total, unit), remainder(total, unit)
     up = (
         f"CASE WHEN 2 * {rest} > {unit} OR (2 * {rest} = {unit} AND mod(abs({whole}), 2) = 1) THEN"
         " 1 ELSE 0 END"
     )
-    left = f"{whole} + {up} - sum({floored(column, unit)}) OVER ({known})"
+    left = f"{whole} + {up} - sum({floor_to(column, unit)}) OVER ({known})"
     rank = f"row_number() OVER ({known} ORDER BY {remainder(column, unit)} DESC, rows.at)"
-    return f"({floored(column, unit)} + CASE WHEN {rank} <= {left} THEN 1 ELSE 0 END)"
+    return f"({floor_to(column, unit)} + CASE WHEN {rank} <= {left} THEN 1 ELSE 0 END)"
 
 
 MEASURES = ("ns", "idle_ns", "cost", "idle_cost")
@@ -85,7 +85,7 @@ def statement(levels: tuple[str, ...], names: tuple[str, ...]) -> str:
         "idle_cost": UNIT,
     }
     amounts = ", ".join(
-        f"{rounded(f'rows.{name}', units[name])} * {units[name]} AS shown_{name}"
+        f"{round_in_lists(f'rows.{name}', units[name])} * {units[name]} AS shown_{name}"
         for name in MEASURES
     )
     return f"""
@@ -222,7 +222,7 @@ BOARD = Board(
                     "Day by day",
                     "Where every GPU-hour of capacity went. `until` is how far the day is rated.",
                     f"""
-                  SELECT {drawn(date("l.day_ms"))} AS day, CASE WHEN l.holds THEN 'yes' ELSE 'no' END AS holds,
+                  SELECT {midnight_utc(date("l.day_ms"))} AS day, CASE WHEN l.holds THEN 'yes' ELSE 'no' END AS holds,
                       l.capacity_ns / {GPU_HOUR_NS} AS capacity,
                       l.held_ns / {GPU_HOUR_NS} AS held, l.unallocated_ns / {GPU_HOUR_NS} AS unallocated,
                       l.unavailable_ns / {GPU_HOUR_NS} AS unavailable, l.unobserved_ns / {GPU_HOUR_NS} AS unobserved,

@@ -32,13 +32,13 @@ from dashboards.sql import (
     POOLS,
     TO_MS,
     TODAY,
-    between,
     datasource,
     date,
-    drawn,
+    in_choice,
+    in_range,
     local,
+    midnight_utc,
     model,
-    picked,
     pool,
     whole,
 )
@@ -107,7 +107,7 @@ DECISIONS = series(
        avg(s.gpus) AS gpus
    FROM scaling_decision d, LATERAL (VALUES ('wanted', d.demand_gpus), ('reactive', d.reactive_gpus),
        ('decided', d.desired_gpus)) s (name, gpus)
-   WHERE {between("d.made_ms")} AND {picked("d.pool", "pool")} GROUP BY 1, 2 ORDER BY 1, 2
+   WHERE {in_range("d.made_ms")} AND {in_choice("d.pool", "pool")} GROUP BY 1, 2 ORDER BY 1, 2
    """,
     COUNT,
     width=12,
@@ -142,9 +142,9 @@ AS_COMMAND = (
 )
 
 
-def planned(parts: str) -> str:
+def from_plans(parts: str) -> str:
     """SQL: the stored plans of the chosen pools, with parts of each."""
-    return f"FROM capacity_plan p, {parts} WHERE {picked('p.pool', 'pool')}"
+    return f"FROM capacity_plan p, {parts} WHERE {in_choice('p.pool', 'pool')}"
 
 
 def planned_band(name: str, *labels: str) -> str:
@@ -174,7 +174,7 @@ PLANS = (
        WITH day AS (
            SELECT (to_timestamp((p.plan ->> 'start_ms')::bigint / 1000 + (d.place - 1) * 86400)
                    AT TIME ZONE 'UTC')::date AS date, b.key, sum(b.value::float8) AS gpus
-           {planned(EACH_DAY)} GROUP BY 1, 2)
+           {from_plans(EACH_DAY)} GROUP BY 1, 2)
        SELECT to_char(date_trunc('week', date), 'MM-DD') AS week, avg(gpus) FILTER (WHERE key = 'low') AS low,
            avg(gpus) FILTER (WHERE key = 'likely') AS likely, avg(gpus) FILTER (WHERE key = 'high') AS high
        FROM day GROUP BY date_trunc('week', date) ORDER BY date_trunc('week', date)
@@ -195,7 +195,7 @@ PLANS = (
       SELECT p.pool, (ahead ->> 'gpus')::int AS "GPUs", (ahead ->> 'wait')::float8 AS "GPU-hours of wait",
           (ahead ->> 'on_demand')::float8 AS "on demand", (ahead ->> 'reserved')::float8 AS reserved,
           (ahead ->> 'spot')::float8 AS spot, p.plan ->> 'currency' AS currency
-      {planned("jsonb_array_elements(p.plan -> 'curve') ahead")} ORDER BY p.pool, (ahead ->> 'gpus')::int LIMIT 40
+      {from_plans("jsonb_array_elements(p.plan -> 'curve') ahead")} ORDER BY p.pool, (ahead ->> 'gpus')::int LIMIT 40
       """,
         MONEY,
         width=14,
@@ -218,7 +218,7 @@ PLANS = (
           (r ->> 'regret_high')::float8 AS "lost if high", p.plan ->> 'currency' AS currency,
           (r ->> 'break_even')::float8 AS "break-even", p.plan ->> 'to' AS until,
           to_timestamp(p.made_ms / 1000) AS planned
-      {planned("LATERAL (SELECT p.plan -> 'reservation' AS r) reservation")} ORDER BY 1 LIMIT 100
+      {from_plans("LATERAL (SELECT p.plan -> 'reservation' AS r) reservation")} ORDER BY 1 LIMIT 100
       """,
         EXACT,
         width=24,
@@ -248,7 +248,7 @@ PLANS = (
           (ahead ->> 'grown')::float8 AS grown, {planned_band("growth", "grows", "grows, low", "grows, high")},
           {planned_band("gpu_hours", "GPU-hours", "GPU-hours, low", "GPU-hours, high")},
           coalesce(round(100 * (ahead -> 'backtest' ->> 'covered')::numeric) || ' %', 'unjudged') AS "in band"
-      {planned(EACH_HORIZON)} ORDER BY p.pool, o.place, (ahead ->> 'days')::int, h.span LIMIT 400
+      {from_plans(EACH_HORIZON)} ORDER BY p.pool, o.place, (ahead ->> 'days')::int, h.span LIMIT 400
       """,
         COUNT,
         width=24,
@@ -323,7 +323,7 @@ BOARD = Board(
                        LATERAL (VALUES ('held', l.held), ('capacity', l.capacity)) s (name, gpus)
                    WHERE s.gpus IS NOT NULL
                    UNION ALL
-                   SELECT {drawn("l.day")}, s.name, s.gpus FROM repeated l,
+                   SELECT {midnight_utc("l.day")}, s.name, s.gpus FROM repeated l,
                        LATERAL (VALUES ('baseline', l.mean), ('baseline, low', l.low),
                            ('baseline, high', l.high)) s (name, gpus) WHERE s.gpus IS NOT NULL
                    ORDER BY 1, 2
@@ -350,7 +350,7 @@ BOARD = Board(
                        FROM usage_hour u JOIN {PLACEMENTS} l ON l.accelerator_id = u.accelerator_id
                            AND l.in_ms < u.hour_ms + 3600000 AND coalesce(l.out_ms, u.hour_ms + 1) > u.hour_ms
                            AND coalesce(l.next_ms, u.hour_ms + 3600000) >= u.hour_ms + 3600000
-                       WHERE {between("u.hour_ms")} AND {CHOSEN}
+                       WHERE {in_range("u.hour_ms")} AND {CHOSEN}
                            AND u.hour_ms + 3600000 <= (SELECT max(until_ms) FROM conservation_check)
                        GROUP BY 1, 2) l,
                        LATERAL (VALUES (CASE WHEN l.state = 'held' THEN 'busy' ELSE l.state END,
@@ -385,7 +385,7 @@ BOARD = Board(
                            (h.gpus ->> (q.place - 1)::int)::float8 AS gpus
                        FROM backtest b, jsonb_array_elements(b.forecast -> 'values') WITH ORDINALITY h (gpus, place),
                            jsonb_array_elements(b.forecast -> 'quantiles') WITH ORDINALITY q (quantile, place)
-                       WHERE b.grouped = 'pool' AND {picked("b.series", "pool")}
+                       WHERE b.grouped = 'pool' AND {in_choice("b.series", "pool")}
                            AND b.origin_ms >= {FROM_MS} - b.horizon_ms AND b.origin_ms < {TO_MS}
                            AND q.quantile::float8 IN (0.1, 0.5, 0.9)
                    )
@@ -393,7 +393,7 @@ BOARD = Board(
                        SELECT to_timestamp(at) AS "time", name AS metric, sum(gpus) AS gpus FROM forecast GROUP BY 1, 2
                        UNION ALL
                        SELECT to_timestamp(l.at_ms / 3600000 * 3600), 'actual', sum(l.gpu_ns) / 3.6e12
-                       FROM owner_5min l WHERE {between("l.at_ms")} AND l.state = 'held' AND {POOLS}
+                       FROM owner_5min l WHERE {in_range("l.at_ms")} AND l.state = 'held' AND {POOLS}
                            AND l.at_ms < (SELECT max(until_ms) FROM conservation_check) / 3600000 * 3600000
                        GROUP BY 1) hours
                    ORDER BY 1, 2
@@ -417,7 +417,8 @@ BOARD = Board(
                   SELECT b.series AS pool, count(*) AS forecasts, sum(b.known) AS hours,
                       sum(b.inside)::float8 / nullif(sum(b.known), 0) AS "in band",
                       1 - sum(b.loss) / nullif(sum(b.naive_loss), 0) AS "better than naive"
-                  FROM backtest b WHERE b.grouped = 'pool' AND {between("b.origin_ms")} AND {picked("b.series", "pool")}
+                  FROM backtest b
+                  WHERE b.grouped = 'pool' AND {in_range("b.origin_ms")} AND {in_choice("b.series", "pool")}
                   GROUP BY 1 ORDER BY 1 LIMIT 100
                   """,
                     COUNT,
@@ -450,12 +451,12 @@ BOARD = Board(
                       o.reactive_wait AS "reactive wait", o.waste, o.reactive_waste AS "reactive waste",
                       o.cost AS "waste cost", o.currency
                   FROM (SELECT d.pool, count(*) AS decisions FROM scaling_decision d
-                      WHERE {between("d.made_ms")} AND {picked("d.pool", "pool")} GROUP BY 1) p
+                      WHERE {in_range("d.made_ms")} AND {in_choice("d.pool", "pool")} GROUP BY 1) p
                   LEFT JOIN LATERAL (SELECT o.currency, count(*) AS judged, sum(o.wait_gpu_s) / 3600 AS wait,
                           sum(o.reactive_wait_gpu_s) / 3600 AS reactive_wait, sum(o.waste_gpu_s) / 3600 AS waste,
                           sum(o.reactive_waste_gpu_s) / 3600 AS reactive_waste, sum(o.waste_micro) / 1e6 AS cost
                       FROM scaling_outcome o JOIN scaling_decision d ON d.id = o.decision_id
-                      WHERE d.pool = p.pool AND {between("d.made_ms")} GROUP BY 1) o ON true
+                      WHERE d.pool = p.pool AND {in_range("d.made_ms")} GROUP BY 1) o ON true
                   ORDER BY 1, o.currency LIMIT 100
                   """,
                     EXACT,
@@ -477,7 +478,7 @@ BOARD = Board(
                       d.demand_gpus AS demand, d.reactive_gpus AS reactive, o.wait_gpu_s / 3600 AS wait,
                       o.waste_gpu_s / 3600 AS waste, d.reason
                   FROM scaling_decision d LEFT JOIN scaling_outcome o ON o.decision_id = d.id
-                  WHERE {between("d.made_ms")} AND {picked("d.pool", "pool")} ORDER BY d.made_ms DESC, d.id DESC
+                  WHERE {in_range("d.made_ms")} AND {in_choice("d.pool", "pool")} ORDER BY d.made_ms DESC, d.id DESC
                   LIMIT 100
                   """,
                     EXACT,
@@ -531,7 +532,7 @@ BOARD = Board(
                     "The baseline in numbers, with the number of weeks that it averages.",
                     f"""
                   {WEEKS}
-                  SELECT {drawn("day")} AS day, mean AS "baseline", low, high, weeks FROM repeated
+                  SELECT {midnight_utc("day")} AS day, mean AS "baseline", low, high, weeks FROM repeated
                   ORDER BY 1
                   """,
                     EXACT,
@@ -556,7 +557,7 @@ BOARD = Board(
                        percentile_cont(0.5) WITHIN GROUP (ORDER BY (l.start_ms - l.submitted_ms) / 1000.0) AS "half",
                        percentile_cont(0.9) WITHIN GROUP (ORDER BY (l.start_ms - l.submitted_ms) / 1000.0)
                            AS "nine of ten"
-                   FROM imported_usage l WHERE {between("l.start_ms")} AND l.submitted_ms IS NOT NULL AND {POOLS}
+                   FROM imported_usage l WHERE {in_range("l.start_ms")} AND l.submitted_ms IS NOT NULL AND {POOLS}
                        AND {MODELS} GROUP BY 1 ORDER BY 1
                    """,
                     "s",
@@ -570,7 +571,7 @@ BOARD = Board(
                     f"""
                    SELECT $__unixEpochGroupAlias(l.at_ms / 1000, $__interval), l.source AS metric,
                        avg(l.gpu_micro) / 1e6 AS gpus
-                   FROM queue_reading l WHERE {between("l.at_ms")} GROUP BY 1, 2 ORDER BY 1, 2
+                   FROM queue_reading l WHERE {in_range("l.at_ms")} GROUP BY 1, 2 ORDER BY 1, 2
                    """,
                     COUNT,
                     interval="5m",

@@ -53,15 +53,15 @@ from dashboards.sql import (
     TEAM,
     TO_MS,
     TODAY,
-    between,
     currency,
     datasource,
     date,
-    drawn,
     events,
+    in_range,
     leading,
     local,
-    marked,
+    mark_names,
+    midnight_utc,
     model,
     month_end,
     other_currencies,
@@ -300,7 +300,7 @@ BURN_UP = f"""
             {date("(c.until_ms - 1)")}::timestamp, interval '1 day') d
         LEFT JOIN day ON day.date = d::date
     ), drawn AS (
-        SELECT {drawn("l.date")} AS at, l.*, l.cost + (l.expected - l.cost) * l.part AS heading,
+        SELECT {midnight_utc("l.date")} AS at, l.*, l.cost + (l.expected - l.cost) * l.part AS heading,
             l.either_way * sqrt(l.part) AS around FROM every l
     )
     SELECT l.at AS "time", s.name AS metric, s.micro / {MICRO} AS cost
@@ -308,7 +308,7 @@ BURN_UP = f"""
         ('budget', l.amount_micro), ('run rate', CASE WHEN l.part >= 0 THEN l.heading END),
         ('low', CASE WHEN l.part >= 0 THEN greatest(l.cost, l.heading - l.around) END),
         ('high', CASE WHEN l.part >= 0 THEN l.heading + l.around END)) s (name, micro)
-    WHERE {between("extract(epoch FROM l.at) * 1000")} AND s.micro IS NOT NULL ORDER BY 1, 2
+    WHERE {in_range("extract(epoch FROM l.at) * 1000")} AND s.micro IS NOT NULL ORDER BY 1, 2
 """
 OWN_PERIOD = f"""
     WITH {BUDGET_PERIODS}, chosen AS (
@@ -589,7 +589,7 @@ BOARD = Board(
                 series(
                     "Spend per day, by model ($currency)",
                     "All cost, held or not; the nine dearest models and all others.",
-                    marked(
+                    mark_names(
                         f"""
                         SELECT {DAY_TIME}, {TOP_MODEL} AS metric, sum(l.cost_micro) / {MICRO} AS cost
                         FROM {LEDGER} l WHERE {CHOSEN} AND {OWN} GROUP BY 1, 2

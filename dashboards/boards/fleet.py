@@ -35,16 +35,16 @@ from dashboards.sql import (
     STEPS,
     TO_MS,
     UNWATCHED,
-    between,
     datasource,
     errors,
+    in_choice,
+    in_range,
     node,
-    picked,
 )
 from gpuledger_collector.insight.nodes import SILENT_MS
 
 THERE = f"({ACCELERATORS}) a"
-NODES = picked("a.node", "node")
+NODES = in_choice("a.node", "node")
 KEEP = ("datasource",)
 TO_NODE = (
     link("This node", "gpuledger-node", "var-node=${__data.fields.node:percentencode}", keep=KEEP),
@@ -183,7 +183,7 @@ def node_utilization(name: str) -> str:
     there = f"""
         FROM node_utilization h
         JOIN (SELECT id, name, row_number() OVER (ORDER BY name) AS lane FROM node) a ON a.id = h.node_id
-        WHERE h.hour_ms > {FROM_MS} - {HOUR_MS} AND h.hour_ms < {TO_MS} AND {picked("a.name", "node")}
+        WHERE h.hour_ms > {FROM_MS} - {HOUR_MS} AND h.hour_ms < {TO_MS} AND {in_choice("a.name", "node")}
             AND {TO_MS} - {FROM_MS}"""
     total = " + ".join(f"coalesce(h.{name}[{at}], 0)" for at in range(1, 5))
     minutes = " + ".join(f"h.{name}_minutes[{at}]" for at in range(1, 5))
@@ -275,7 +275,7 @@ BOARD = Board(
                     " retired, or whose agent was uninstalled, are left out.",
                     "SELECT count(*) FILTER (WHERE a.last_seen_at < now() - interval"
                     f" '{SILENT_S} seconds') AS nodes FROM node a WHERE {WATCHED} AND"
-                    f" {picked('a.name', 'node')} HAVING count(*) > 0",
+                    f" {in_choice('a.name', 'node')} HAVING count(*) > 0",
                     COUNT,
                     steps=((None, GREEN), (1, VERMILION)),
                 ),
@@ -421,7 +421,7 @@ BOARD = Board(
                           AND r.superseded_at IS NULL) THEN 'back again' ELSE a.status END AS status,
                       a.status_detail AS detail, a.last_seen_at AS "last seen", a.agent_version AS agent, a.driver,
                       a.source
-                  FROM node a WHERE {picked("a.name", "node")}
+                  FROM node a WHERE {in_choice("a.name", "node")}
                   ORDER BY {WATCHED} DESC, a.last_seen_at, 1 LIMIT 2000
                   """,
                     "string",
@@ -473,7 +473,7 @@ BOARD = Board(
                        SELECT $__unixEpochGroup(m.minute_ms / 1000, $__interval) AS at, a.node AS metric,
                            avg(m.slowed_ratio) AS ratio
                        FROM {THERE} JOIN gpu_minute m ON m.accelerator_id = a.id
-                       WHERE {NODES} AND {between("m.minute_ms")} AND m.slowed_ratio IS NOT NULL
+                       WHERE {NODES} AND {in_range("m.minute_ms")} AND m.slowed_ratio IS NOT NULL
                            AND a.node IS NOT NULL GROUP BY 1, 2
                    ), top AS (SELECT metric FROM line GROUP BY 1 ORDER BY avg(ratio) DESC, 1 LIMIT 10)
                    SELECT to_timestamp(step.at_ms / 1000.0) AS "time", top.metric, line.ratio
@@ -575,7 +575,7 @@ BOARD = Board(
                     "Nodes by driver and agent version.",
                     f"""
                   SELECT coalesce(a.driver, 'unknown') AS driver, a.agent_version AS agent, count(*) AS nodes
-                  FROM node a WHERE {picked("a.name", "node")} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2
+                  FROM node a WHERE {in_choice("a.name", "node")} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2
                   """,
                     COUNT,
                     width=10,

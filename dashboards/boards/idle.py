@@ -47,9 +47,9 @@ from dashboards.sql import (
     currency,
     datasource,
     events,
+    in_choice,
     model,
     other_currencies,
-    picked,
     pool,
     team,
     to_workload,
@@ -88,7 +88,7 @@ ATTENTION = {
     "abandoned": "abandoned",
 }
 """States of findings in words; docs/insight.md defines them."""
-PLACES = f"{picked('a.pool', 'pool')} AND {picked('a.model', 'model')}"
+PLACES = f"{in_choice('a.pool', 'pool')} AND {in_choice('a.model', 'model')}"
 NOW = f"""FROM (SELECT * FROM gpu_latest l WHERE {FRESH} OFFSET 0) l JOIN ({ACCELERATORS}) a ON a.id = l.accelerator_id
     LEFT JOIN LATERAL (SELECT p.team FROM charge c JOIN owner p ON p.id = c.owner_id
         WHERE c.workload_id = l.workload_id ORDER BY c.day_ms DESC LIMIT 1) o ON true
@@ -304,7 +304,7 @@ BOARD = Board(
                       to_timestamp(f.since_ms / 1000) AS "since", f.cost_micro / {MICRO} AS cost,
                       f.per_day_micro / {MICRO} AS "cost a day", f.currency, f.confidence, {SPAN_COLUMNS}
                   FROM (SELECT f.*, a.node, a.gpu_index {FINDINGS}
-                      AND {picked("coalesce(nullif(f.team, ''), '(unattributed)')", "team")}
+                      AND {in_choice("coalesce(nullif(f.team, ''), '(unattributed)')", "team")}
                       AND f.workload_id IS NOT NULL ORDER BY {CHOSEN_FIRST} LIMIT 100) f
                   JOIN LATERAL (SELECT f.node, f.gpu_index) a ON true
                   JOIN workload w ON w.id = f.workload_id {WORKLOAD_SPAN}

@@ -30,10 +30,10 @@ from dashboards.sql import (
     TO_MS,
     TOUCHED,
     WORKLOAD_SPAN,
-    between,
     datasource,
     errors,
-    picked,
+    in_choice,
+    in_range,
     to_workload,
 )
 from gpuledger_common.catalog import HOT, METRICS
@@ -43,14 +43,14 @@ THERE = f"({ACCELERATORS}) a"
 BOARD_LANE = "'GPU ' || a.gpu_index"
 NAMED = f"coalesce({BOARD_LANE}, a.uuid)"
 CHOSEN = (
-    f"{picked('a.node', 'node')} AND ({picked(NAMED, 'accelerator')} OR {LANE} IN"
+    f"{in_choice('a.node', 'node')} AND ({in_choice(NAMED, 'accelerator')} OR {LANE} IN"
     " (${accelerator:sqlstring}))"
 )
 """A GPU is chosen by its name on the node, with all of its MIG instances, an instance by its own.
 
 The matrix of the fleet's board knows these names alone, and links to them.
 """
-MINUTES = between("m.minute_ms")
+MINUTES = in_range("m.minute_ms")
 MOST_LINES = 10
 HOUR_MS, MOST_STEPS = 3_600_000, 200
 STEP_MS = f"({HOUR_MS} * (1 + ({TO_MS} - {FROM_MS} - 1) / ({MOST_STEPS}::bigint * {HOUR_MS})))"
@@ -68,7 +68,7 @@ READABLE = {
 """By which factor a unit of the catalog becomes one that people read, and its name."""
 
 
-def rolled(
+def minute_rollup(
     title: str, description: str, name: str, unit: str, *, width: int = 8, top: float | None = None
 ) -> Panel:
     """A minute rollup of the chosen accelerators, a line each for the highest ones."""
@@ -85,7 +85,7 @@ def rolled(
     return series(title, description, query, unit, width=width, interval="1m", limits=(0, top))
 
 
-def scaled() -> str:
+def metric_rows() -> str:
     """Every metric of the catalog as a row: its name, the factor for reading, and a label with the
     unit.
     """
@@ -117,7 +117,7 @@ BOARD = Board(
             "GPU",
             f"""SELECT s.name AS __value, s.name AS __text
             FROM {THERE}, LATERAL (VALUES ({NAMED}), (CASE WHEN a.gpu_index IS NOT NULL THEN {LANE} END)) s (name)
-            WHERE {picked("a.node", "node")} AND s.name IS NOT NULL
+            WHERE {in_choice("a.node", "node")} AND s.name IS NOT NULL
             GROUP BY s.name ORDER BY min(a.gpu_index), 1 LIMIT 1000""",
         ),
     ),
@@ -223,14 +223,14 @@ BOARD = Board(
         (
             "Activity, minute by minute: the ten highest GPUs",
             (
-                rolled(
+                minute_rollup(
                     "Utilization",
                     "Part of the time in which a kernel ran.",
                     "utilization_ratio",
                     RATIO,
                     top=1,
                 ),
-                rolled(
+                minute_rollup(
                     "SM activity",
                     "Share of multiprocessors at work; from profiling, by NVML on Hopper and later."
                     " May be empty on older cards.",
@@ -238,33 +238,33 @@ BOARD = Board(
                     RATIO,
                     top=1,
                 ),
-                rolled(
+                minute_rollup(
                     "Tensor activity",
                     "Share of cycles in which tensor cores worked; may be empty on older GPUs.",
                     "tensor_active_ratio",
                     RATIO,
                     top=1,
                 ),
-                rolled(
+                minute_rollup(
                     "DRAM activity",
                     "Share of the memory bandwidth in use; may be empty on older GPUs.",
                     "dram_active_ratio",
                     RATIO,
                     top=1,
                 ),
-                rolled(
+                minute_rollup(
                     "Memory in use",
                     "Without what the driver reserves.",
                     "memory_used_bytes",
                     "bytes",
                 ),
-                rolled(
+                minute_rollup(
                     "Power",
                     "Mean over the minute; a MIG instance reads its whole board.",
                     "power_watts",
                     "watt",
                 ),
-                rolled(
+                minute_rollup(
                     "Temperature", "Of the GPU's core.", "temperature_celsius", "celsius", width=16
                 ),
                 stat(
@@ -299,7 +299,7 @@ BOARD = Board(
                       ORDER BY accelerator_id, metric, at_ms DESC)
                   SELECT metric.label AS metric, few.lane AS gpu, reading.value * metric.factor AS value
                   FROM few JOIN (TABLE fast UNION ALL TABLE slow) reading ON reading.accelerator_id = few.id
-                  JOIN (VALUES {scaled()}) metric (name, factor, label) USING (name)
+                  JOIN (VALUES {metric_rows()}) metric (name, factor, label) USING (name)
                   WHERE reading.value IS NOT NULL ORDER BY few.gpu_index, few.uuid, 1 LIMIT 5000
                   """,
                     EXACT,

@@ -25,13 +25,13 @@ from dashboards.sql import (
     UNWATCHED,
     datasource,
     date,
-    drawn,
+    in_choice,
     leading,
+    midnight_utc,
     node,
-    picked,
 )
 
-NODES = picked("n.name", "node")
+NODES = in_choice("n.name", "node")
 WATCHED = f"n.status NOT IN ({UNWATCHED}) AND {NODES}"
 """Chosen nodes of which a sign of life is expected: none that went on purpose, until it reports
 again.
@@ -249,7 +249,7 @@ BOARD = Board(
                     "Where the capacity went",
                     "Each of the last 30 days, in GPU-hours, and whether its proof holds.",
                     f"""
-                  SELECT {drawn(date("l.day_ms"))} AS day, CASE WHEN l.holds THEN 'yes' ELSE 'no' END AS holds,
+                  SELECT {midnight_utc(date("l.day_ms"))} AS day, CASE WHEN l.holds THEN 'yes' ELSE 'no' END AS holds,
                       l.capacity_ns / {GPU_HOUR_NS} AS capacity,
                       l.held_ns / {GPU_HOUR_NS} AS held, l.unallocated_ns / {GPU_HOUR_NS} AS unallocated,
                       l.unavailable_ns / {GPU_HOUR_NS} AS unavailable, l.unobserved_ns / {GPU_HOUR_NS} AS unobserved,

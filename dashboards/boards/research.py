@@ -45,17 +45,17 @@ from dashboards.sql import (
     currency,
     datasource,
     events,
+    in_choice,
     leading,
-    marked,
+    mark_names,
     model,
     month_end,
     other_currencies,
-    picked,
     pool,
     team,
 )
 
-CHOICE = f"{BILLED} AND {TEAMS} AND {picked(PROJECT, 'project')} AND {POOLS} AND {MODELS}"
+CHOICE = f"{BILLED} AND {TEAMS} AND {in_choice(PROJECT, 'project')} AND {POOLS} AND {MODELS}"
 HELD = f"{DAYS} AND {CHOICE}"
 PRICED = f"{HELD} AND {CURRENCY}"
 NAMED = f"{TEAM} || ' / ' || {PROJECT}"
@@ -177,7 +177,7 @@ BOARD = Board(
                     "Cost a day, by project ($currency)",
                     "The nine dearest projects and all others; corrections of closed months are in"
                     " the table.",
-                    marked(
+                    mark_names(
                         f"""
                         SELECT {DAY_TIME}, {TOP_PROJECT} AS metric, sum(l.cost_micro) / {MICRO} AS cost
                         FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN} GROUP BY 1, 2
@@ -255,7 +255,7 @@ BOARD = Board(
                     "GPU-hours a day, by model",
                     "Held by the chosen projects: the nine dearest models of the fleet and all"
                     " others.",
-                    marked(
+                    mark_names(
                         f"""
                         SELECT {DAY_TIME}, {TOP_MODEL} AS metric, sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours
                         FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN} GROUP BY 1, 2

@@ -48,17 +48,17 @@ from dashboards.sql import (
     TEAM_NAMES,
     TEAMS,
     WORKLOAD_SPAN,
-    between,
     currency,
     datasource,
     date,
     events,
+    in_choice,
+    in_range,
     leading,
-    marked,
+    mark_names,
     model,
     month_end,
     other_currencies,
-    picked,
     pool,
     team,
     to_workload,
@@ -72,7 +72,7 @@ IDLE_WORDS = {
     "underused": "needs less",
 }
 PERSON = "coalesce(nullif(o.user_name, ''), '(unattributed)')"
-PEOPLE = picked(PERSON, "person")
+PEOPLE = in_choice(PERSON, "person")
 HELD = f"{DAYS} AND {BILLED} AND {TEAMS} AND {PEOPLE} AND {POOLS} AND {MODELS}"
 PRICED = f"{HELD} AND {CURRENCY}"
 TO_WORKLOAD = to_workload("currency")
@@ -97,7 +97,7 @@ SHARES = f"""
     WITH used AS MATERIALIZED (
         SELECT l.at_ms, l.pool, CASE WHEN l.state = 'held' THEN {TEAM} END AS team, sum(l.gpu_ns)::float AS ns,
             (sum(l.cost_micro) FILTER (WHERE l.state = 'held' AND {CURRENCY}))::float AS cost
-        FROM owner_5min l {OWNER} WHERE {between("l.at_ms")} AND l.state IN ('held', 'unallocated') AND {POOLS}
+        FROM owner_5min l {OWNER} WHERE {in_range("l.at_ms")} AND l.state IN ('held', 'unallocated') AND {POOLS}
             AND l.pool IN (SELECT pool FROM pool_share) AND l.pool IN (SELECT pool FROM capacity) GROUP BY 1, 2, 3
     ), step AS MATERIALIZED (SELECT at_ms, pool, sum(ns) AS capacity FROM used GROUP BY 1, 2),
     part AS (
@@ -128,7 +128,7 @@ SHARES = f"""
         sum(ns * unused / nullif(all_unused, 0)) / {GPU_HOUR_NS} AS lent,
         sum(ns * beyond / nullif(all_beyond, 0)) / {GPU_HOUR_NS} AS borrowed,
         sum(cost * ns * beyond / nullif(all_beyond, 0) / nullif(held, 0)) / {MICRO} AS "cost of borrowed"
-    FROM moved l WHERE {picked("l.team", "team")} GROUP BY 1, 2 ORDER BY 1, 2
+    FROM moved l WHERE {in_choice("l.team", "team")} GROUP BY 1, 2 ORDER BY 1, 2
 """
 """What each team had of its shares of pools: `chargeback --by share` in the range, for pools of the
 inventory.
@@ -142,7 +142,7 @@ GIVE_BACK = f"""
     FROM finding f LEFT JOIN workload w ON w.id = f.workload_id
     LEFT JOIN ({ACCELERATORS}) a ON a.id = f.accelerator_id
     WHERE f.kind = 'idle' AND f.resolved_ms IS NULL AND f.state IN ({", ".join(f"'{state}'" for state in IDLE_WORDS)})
-        AND {picked(FINDING_TEAM, "team")} AND {picked("a.pool", "pool")} AND {picked("a.model", "model")}
+        AND {in_choice(FINDING_TEAM, "team")} AND {in_choice("a.pool", "pool")} AND {in_choice("a.model", "model")}
 """
 """Held GPUs that do nothing now: what a team can give back."""
 IDLE_STEPS = ((None, GREEN), (0.25, ORANGE), (0.5, VERMILION))
@@ -301,7 +301,7 @@ BOARD = Board(
                     "Cost a day, by team ($currency)",
                     "Charges, node costs and adjustments included: the nine dearest teams and all"
                     " others. Corrections of closed months are in the tables.",
-                    marked(
+                    mark_names(
                         f"""
                         SELECT {DAY_TIME}, {TOP_TEAM} AS metric, sum(l.cost_micro) / {MICRO} AS cost
                         FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN} GROUP BY 1, 2

@@ -36,12 +36,12 @@ from dashboards.sql import (
     OWN,
     STEPS,
     TO_MS,
-    between,
     currency,
     datasource,
     date,
-    drawn,
     errors,
+    in_range,
+    midnight_utc,
 )
 
 OFFERS = 500
@@ -122,7 +122,9 @@ TO_NODE = (
         keep=("datasource",),
     ),
 )
-DAY_OR_START = f'greatest({drawn(date("l.day_ms"))}, to_timestamp({FROM_MS} / 1000)) AS "time"'
+DAY_OR_START = (
+    f'greatest({midnight_utc(date("l.day_ms"))}, to_timestamp({FROM_MS} / 1000)) AS "time"'
+)
 """A day's midnight; of the first day, where the range begins, which may be an instant of that day.
 """
 
@@ -135,7 +137,7 @@ def profile(title: str, description: str, name: str, unit: str, top: float | Non
                 avg(m.{name}) AS value
             FROM held JOIN gpu_minute m ON m.accelerator_id = held.accelerator_id
                 AND m.minute_ms >= held.hour_ms AND m.minute_ms < held.hour_ms + 3600000
-            WHERE m.{name} IS NOT NULL AND {between("m.minute_ms")} GROUP BY 1, 2
+            WHERE m.{name} IS NOT NULL AND {in_range("m.minute_ms")} GROUP BY 1, 2
         )
         SELECT to_timestamp(step.at_ms / 1000.0) AS "time", avg(value) AS mean, min(value) AS "lowest GPU",
             max(value) AS "highest GPU"
