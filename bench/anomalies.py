@@ -229,9 +229,9 @@ class Book:
                 hourly_use=lambda *_: self._uses, coverage=lambda *_: self._seen
             ),
             "findings": SimpleNamespace(
-                overlapping=lambda *_: [], drop=_ignore, set_progress=_ignore, put=self._put
+                overlapping=lambda *_: [], drop=_ignore, set_progress=_ignore, upsert=self._put
             ),
-            "price_book": SimpleNamespace(current=lambda _: PriceBook(self._prices)),
+            "prices": SimpleNamespace(price_book=lambda _: PriceBook(self._prices)),
             "rules": SimpleNamespace(current=lambda _: []),
             "workloads": SimpleNamespace(facts=lambda *_: facts),
         }

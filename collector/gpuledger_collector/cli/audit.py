@@ -8,12 +8,12 @@ import typer
 from typer import Option
 
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.amounts import instant_text
 from gpuledger_collector.cli.common import FINDINGS, new_app, refuse
 from gpuledger_collector.cli.output import emit_report, print_json
 from gpuledger_collector.cli.session import Session, ledger_command
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.access import AUDIT
+from gpuledger_collector.export.cells import instant_text
 from gpuledger_collector.services.audit import list_newest_changes, verify_log
 from gpuledger_common.plurals import plural
 

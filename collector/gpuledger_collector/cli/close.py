@@ -15,14 +15,13 @@ from typer import Option
 
 from gpuledger_collector.accounting.period import Period, month, parse_period
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.amounts import instant_text
 from gpuledger_collector.cli.chargeback import list_pieces
 from gpuledger_collector.cli.common import FINDINGS, new_app, refuse, require_folder, require_level
 from gpuledger_collector.cli.output import Column, emit, number, terminal_width, write_text
 from gpuledger_collector.cli.progress import bar
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.export.cells import json_text, lines_text
+from gpuledger_collector.export.cells import instant_text, json_text, lines_text
 from gpuledger_collector.services.close import (
     CannotClose,
     StillOpen,

@@ -306,3 +306,15 @@ def _report_bug(error: Exception) -> str:
 def _end(sentence: str, code: int) -> NoReturn:
     say(f"gpuledger: {sentence}", error=True)
     sys.exit(code)
+
+
+def shipped_folder(name: str) -> Path:
+    """The folder of that name: in an installed package, or in the repository.
+
+    Refuses where there is none.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "_shipped" / name, package.parents[1] / name):
+        if folder.is_dir():
+            return folder
+    raise Refusal(f"this installation holds no {name}: install gpuledger again", UNAVAILABLE)

@@ -21,12 +21,11 @@ from typing import Annotated
 
 from typer import Option
 
-from gpuledger_collector.cli.common import new_app
+from gpuledger_collector.cli.common import new_app, shipped_folder
 from gpuledger_collector.cli.demo_commands import Command, preload
 from gpuledger_collector.cli.demo_grafana import ROLE, GrafanaFiles
 from gpuledger_collector.cli.demo_stage import PORT, Stage, collector, end, free_port, set_up
 from gpuledger_collector.cli.demo_summary import Highlights, summary
-from gpuledger_collector.cli.shipped import shipped_folder
 from gpuledger_collector.wiring import read_clock
 from gpuledger_common.instants import to_datetime, to_ms
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuledger_collector.cli.shipped import shipped_folder
+from gpuledger_collector.cli.common import shipped_folder
 
 DASHBOARDS = shipped_folder("dashboards")
 ROLE, DATABASE, ALERT_ADDRESS = "grafana", "gpuledger", "platform@example.com"

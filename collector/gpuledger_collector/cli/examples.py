@@ -8,8 +8,7 @@ from typing import Annotated
 
 from typer import Argument
 
-from gpuledger_collector.cli.common import new_app, refuse
-from gpuledger_collector.cli.shipped import shipped_folder
+from gpuledger_collector.cli.common import new_app, refuse, shipped_folder
 from gpuledger_common.plurals import plural
 
 app = new_app()

@@ -15,9 +15,8 @@ from typing import Any
 from rich.cells import cell_len
 
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.amounts import to_minute
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.export.cells import json_text
+from gpuledger_collector.export.cells import json_text, to_minute
 from gpuledger_collector.export.report import Item, Kind, Report
 from gpuledger_common.escapes import escape_text, neutral
 

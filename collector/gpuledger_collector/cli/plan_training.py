@@ -15,7 +15,6 @@ from gpuledger_collector.accounting.currencies import currency_problem
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.amounts import minor_amount
 from gpuledger_collector.cli.common import declared_owner, duration_ms, new_app, refuse
 from gpuledger_collector.cli.plan_forms import (
     Page,
@@ -43,6 +42,7 @@ from gpuledger_collector.cli.plan_model import (
 from gpuledger_collector.cli.session import Session, ledger_command
 from gpuledger_collector.config.budgets import DeclaredBudget
 from gpuledger_collector.config.model import Record
+from gpuledger_collector.export.cells import minor_amount
 from gpuledger_collector.insight.past_runs import LOOK_BACK_DAYS, PastRun
 from gpuledger_collector.insight.plans.hardware import gpu_named
 from gpuledger_collector.insight.plans.memory import FULL, TrainingSetup, training_fit

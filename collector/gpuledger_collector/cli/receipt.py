@@ -11,12 +11,18 @@ from typer import Argument
 
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.amounts import hours_text, instant_text, minor_amount, to_minute
 from gpuledger_collector.cli.common import new_app, require_folder
 from gpuledger_collector.cli.output import write_text
 from gpuledger_collector.cli.session import Session, ledger_command
-from gpuledger_collector.cli.workloads import naming
-from gpuledger_collector.export.cells import json_text, lines_text
+from gpuledger_collector.cli.workloads import require_one_workload
+from gpuledger_collector.export.cells import (
+    hours_text,
+    instant_text,
+    json_text,
+    lines_text,
+    minor_amount,
+    to_minute,
+)
 from gpuledger_collector.insight.recommendation_record import StoredRecommendation
 from gpuledger_collector.insight.waste_receipt import (
     ReceiptItem,
@@ -52,7 +58,7 @@ def receipt(
     was read there.
     """
     require_folder(output)
-    with naming(name, "workload"):
+    with require_one_workload(name, "workload"):
         itemized = itemize_workload(session.database, name, session.now_ms)
     write = as_json if form is options.PageFormat.json else as_page
     write_text(write(itemized), output)

@@ -18,7 +18,7 @@ from typing import Literal
 from gpuledger_collector import __version__
 from gpuledger_collector.accounting.period import DAY_MS, format_date
 from gpuledger_collector.insight.ledger_health import Declarations
-from gpuledger_collector.insight.queue_age import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
+from gpuledger_collector.insight.queue_rows import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
 from gpuledger_collector.notifications.sender import channel_of
 from gpuledger_collector.settings import Settings
 from gpuledger_common.bounded_file import MAX_SECRET_BYTES, read_bounded

@@ -29,7 +29,7 @@ from gpuledger_collector.cli.output import (
 )
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.cli.workloads import naming
+from gpuledger_collector.cli.workloads import require_one_workload
 from gpuledger_collector.export.run_sizes import RUN_SIZES, RunSize
 from gpuledger_collector.export.runs import (
     GPU_TIME_ONLY,
@@ -181,7 +181,7 @@ def show(
         if span is None:
             session.rate(ALWAYS)
         with session.database.transaction() as connection:
-            with naming(name, "run"):
+            with require_one_workload(name, "run"):
                 workload = require_workload(connection, name)
             report = report_run(
                 connection,
@@ -226,7 +226,7 @@ def report(
         at_ms = None if at is None else parse_instant(at)
     except ValueError as error:
         refuse(f"--at: {error}")
-    with open_session(dsn, config) as session, naming(name, "run"):
+    with open_session(dsn, config) as session, require_one_workload(name, "run"):
         try:
             key = report_progress(
                 session.database,

@@ -12,12 +12,12 @@ from typer import Argument, Option
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.tokens import Token, TokenRefused
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.amounts import instant_text
 from gpuledger_collector.cli.common import declared_owner, dry_run_note, new_app, refuse
 from gpuledger_collector.cli.output import emit_report, print_json
 from gpuledger_collector.cli.session import Session, ledger_command
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.access import TOKENS
+from gpuledger_collector.export.cells import instant_text
 from gpuledger_collector.services.tokens import (
     create_token,
     list_tokens,

@@ -10,7 +10,7 @@ from gpuledger_collector.services.runs import NotOneWorkload
 
 
 @contextmanager
-def naming(name: str, kind: str) -> Iterator[None]:
+def require_one_workload(name: str, kind: str) -> Iterator[None]:
     """Refuse a name that no workload has, or several."""
     try:
         yield

@@ -33,6 +33,11 @@ def hours_text(milliseconds: int, digits: int) -> str:
     return f"{Decimal(milliseconds) / HOUR_MS:.{digits}f}"
 
 
+def to_minute(instant: str) -> str:
+    """An RFC 3339 instant to the minute: `2026-10-31T12:00Z`."""
+    return f"{instant[:16]}Z" if instant else ""
+
+
 def instant_text(at_ms: int | None) -> str:
     """An instant in RFC 3339, to the second; empty where there is none."""
     return "" if at_ms is None else format_instant(at_ms - at_ms % 1000)

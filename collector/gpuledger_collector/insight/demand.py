@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuledger_collector.accounting.period import HOUR_MS
-from gpuledger_collector.insight.queue_age import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
+from gpuledger_collector.insight.queue_rows import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
 from gpuledger_collector.insight.series import Flags, Floats, Ints, Series
 
 DEMAND_DAYS = 56

@@ -6,6 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+
+QUEUE_VALID_MS = HOUR_MS
+"""A reading of a queue is valid this long."""
+QUEUE_EXPIRED_MS = DAY_MS
+"""A queue that was not read for this long is no longer part of demand: its reader was removed."""
+
 
 @dataclass(frozen=True, slots=True)
 class WaitingRow:

@@ -19,7 +19,7 @@ from gpuledger_collector.insight.anomalies.spending_findings import BY_MINUTES, 
 from gpuledger_collector.insight.anomalies.team_spending import TeamSpending, spending_by_team
 from gpuledger_collector.insight.findings import Finding, WorkloadUsage
 from gpuledger_collector.services.rating import Owners
-from gpuledger_collector.storage.billing import price_book
+from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import rules, workloads
@@ -76,4 +76,4 @@ def team_spending(connection: Connection, usage: Sequence[WorkloadUsage]) -> lis
         at = owners.owners_at(use.pool, use.node)
         return at(use.workload_id, use.rating_interval_ms, None).team
 
-    return spending_by_team(usage, price_book.current(connection), facts, team_of)
+    return spending_by_team(usage, prices.price_book(connection), facts, team_of)

@@ -32,7 +32,7 @@ from gpuledger_collector.insight.idle.minute_grid import (
 from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes
 from gpuledger_collector.insight.idle.states import IDLE_RULES, classify
 from gpuledger_collector.services.rating import Owners
-from gpuledger_collector.storage.billing import price_book
+from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import rules, workloads
@@ -179,7 +179,7 @@ class _Window:
                 minute_rollup.first_interval(connection, self._from_ms) or first_ms,
             )
             self._from_ms = max(self._from_ms, first_ms // HOUR_MS * HOUR_MS)
-        self._book = price_book.current(connection)
+        self._book = prices.price_book(connection)
         # A finding may have begun long before the window; its cost is cut at every change of a rate
         # since.
         self._cuts = self._book.cuts(Period(self._from_ms - 90 * DAY_MS, end_ms))

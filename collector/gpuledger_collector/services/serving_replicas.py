@@ -17,7 +17,7 @@ from gpuledger_collector.insight.idle.serving_replicas import (
 )
 from gpuledger_collector.insight.idle.states import IDLE_RULES
 from gpuledger_collector.services.rating import Owners
-from gpuledger_collector.storage.billing import price_book
+from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import rules, workloads
 from gpuledger_collector.storage.telemetry import minutes
@@ -46,7 +46,7 @@ def assess_services(database: Database, now_ms: int) -> list[ServiceReplicas]:
         if not services:
             return []
         numbers = {key: services.index(name) for key, name in names.items()}
-        book = price_book.current(connection)
+        book = prices.price_book(connection)
         replicas = minutes.replicas(connection, start_ms, end_ms, numbers, IDLE_RULES.busy_above)
     assessed = []
     for (number, pool, model), (held, rows) in replicas.items():

@@ -33,7 +33,7 @@ from gpuledger_collector.insight.anomalies.team_spending import TeamSpending
 from gpuledger_collector.insight.findings import Finding, RecentHolding
 from gpuledger_collector.services.anomaly_search import HISTORY_DAYS, team_spending
 from gpuledger_collector.services.rating import Owners
-from gpuledger_collector.storage.billing import price_book
+from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import rules, workloads
@@ -141,7 +141,7 @@ class SpendingWatch:
         rows = _cap_shared(minutes.held_now(connection, edges), edges)
         facts = workloads.facts(connection, sorted({row.workload_id for row in rows}))
         owners = Owners(rules.current(connection), facts)
-        book = price_book.current(connection)
+        book = prices.price_book(connection)
         rates: dict[tuple[str, str], _SpendingRate] = {}
         for row in rows:
             price = book.price_at(row.pool, row.gpu_model, row.node, at_ms)
@@ -282,7 +282,7 @@ def _costs(
     """Exact cost by workload name and GPU model: quantities at one rate are added up before they
     are rounded.
     """
-    book = price_book.current(connection)
+    book = prices.price_book(connection)
     quantities: dict[tuple[str, str, Decimal], int] = defaultdict(int)
     for row in rows:
         price = book.price_at(row.pool, row.gpu_model, row.node, at_ms)

@@ -17,7 +17,7 @@ from gpuledger_collector.insight.notifications.finding_rules import (
     recipients_of,
 )
 from gpuledger_collector.insight.notifications.weekly_waste import add_up_week, waste_by_workload
-from gpuledger_collector.storage.billing import budgets, price_book
+from gpuledger_collector.storage.billing import budgets, prices
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.findings.idle_workloads import idle_workloads
 from gpuledger_collector.storage.locks import Connection
@@ -68,7 +68,7 @@ def _week_before(connection: Connection, team: str, week: Period, zone: str) -> 
     if budgets.known_since(connection, before) > before.start_ms:
         return None
     rows = findings.list_named(connection, IDLE, before.start_ms, before.end_ms)
-    return add_up_week(waste_by_workload(rows, team, before, price_book.current(connection)))
+    return add_up_week(waste_by_workload(rows, team, before, prices.price_book(connection)))
 
 
 def _summary(
@@ -79,7 +79,7 @@ def _summary(
     week: Period,
     zone: str,
 ) -> WeeklySummary:
-    wasted = waste_by_workload(rows, team, week, price_book.current(connection))
+    wasted = waste_by_workload(rows, team, week, prices.price_book(connection))
     sent = [
         notification
         for notification in finding_notifications.recent(connection, IDLE, week.start_ms)

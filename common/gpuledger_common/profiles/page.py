@@ -16,16 +16,27 @@ from gpuledger_common.mig import fit_shares
 from gpuledger_common.plurals import plural
 from gpuledger_common.profiles.lines import Lines, PageSample
 from gpuledger_common.profiles.model import Family, Profile, ValueRule
-from gpuledger_common.profiles.pods import POD_SUMS, device_value
 from gpuledger_common.profiles.series import Described, Uncounted, derived_labels, describe
 from gpuledger_common.readings import WHOLE_GPU, Accelerator, Health, Workload
 
+POD_SUMS = {"gpu_utilization_ratio": 1.0, "gpu_memory_used_bytes": 1e15}
+"""These metrics, with the upper bound of their sum over the pods of a device."""
 MAX_DEVICES = 1_024
 """Accelerators and parts of one page; more are not counted, which the node's heartbeat says."""
 MAX_HOLDERS = 256
 """Workloads of one accelerator; the lines of others say nothing about it."""
 MAX_PROBLEMS = 50
 MAX_REASONS = 5
+
+
+def device_value(values: Collection[float], upper_bound: float) -> float:
+    """A device's value from one line per pod: equal values repeat the device's, different ones are
+    the pods' parts.
+
+    dcgm-exporter repeated the device's value for every pod that shares it until 4.5.1, and gives
+    each pod's own part since; a part is 0 for a pod without a process.
+    """
+    return max(values) if len(set(values)) == 1 else min(sum(values), upper_bound)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from fakes.prometheus import WRITE, Point, headers, one, snappy
 from gpuledger_agent.settings import Settings as AgentSettings
 from gpuledger_agent.simulate import replay_pages
 from gpuledger_collector.cli import build
-from gpuledger_collector.cli.shipped import shipped_folder
+from gpuledger_collector.cli.common import shipped_folder
 from gpuledger_collector.ingest.remote_write.series import (
     BadSeries,
     GpuSeries,

@@ -44,7 +44,7 @@ from gpuledger_collector.storage.locks import Lock
 from gpuledger_common import wire
 from gpuledger_common.batches import BatchMaker, wire_workload
 from gpuledger_common.meter import Meter
-from gpuledger_common.profiles.pods import POD_SUMS, device_value
+from gpuledger_common.profiles.page import POD_SUMS, device_value
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
 EPOCH = uuid.UUID("67707500-7265-6d6f-7465-777269746500")

@@ -25,7 +25,7 @@ from gpuledger_collector.ingest.batches.validate import (
 from gpuledger_collector.ingest.remote_write.decode import WriteRequest
 from gpuledger_collector.ingest.remote_write.series import HOT_BIT, METRIC_NUMBER, NONE, SeriesCache
 from gpuledger_common.catalog import METRICS
-from gpuledger_common.profiles.pods import POD_SUMS, device_value
+from gpuledger_common.profiles.page import POD_SUMS, device_value
 from gpuledger_common.readings import Health
 from gpuledger_common.wire import WireAccelerator
 

@@ -10,10 +10,11 @@ from dataclasses import asdict
 from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.problems import CurrencyChanged, Problem
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.billing import commitments, locations
 from gpuledger_collector.storage.ledger import usage, zones
 from gpuledger_collector.storage.ledger.usage import request_days_with_evidence
 from gpuledger_collector.storage.locks import Connection, Lock
@@ -32,6 +33,15 @@ def current(connection: Connection) -> list[Price]:
     """The price book in force, oldest first."""
     where = "superseded_at IS NULL ORDER BY effective_from_ms, id"
     return select_as(connection, Price, f"{_SELECT} WHERE {where}")
+
+
+def price_book(connection: Connection) -> PriceBook:
+    """Prices and purchase choices in force; hours are not cut where attribution rules change."""
+    return PriceBook(
+        current(connection),
+        commitments.CHOICES.in_force(connection),
+        locations=locations.current(connection),
+    )
 
 
 def by_id(connection: Connection, ids: Iterable[int]) -> dict[int | None, Price]:

@@ -16,7 +16,7 @@ from gpuledger_collector.insight.demand import (
     hourly_demand,
     with_queue,
 )
-from gpuledger_collector.insight.queue_age import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
+from gpuledger_collector.insight.queue_rows import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
 from gpuledger_collector.insight.rates import GpuHourRate, money_micro
 from gpuledger_collector.insight.scaling.advice import PastTarget
 from gpuledger_collector.insight.scaling.choice import HISTORY_DAYS
@@ -29,7 +29,7 @@ from gpuledger_collector.insight.scaling.pools import (
     ScalingTerms,
 )
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.storage.billing import price_book
+from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.capacity.demand import STEPS_MS, evidence, fine, queues
 from gpuledger_collector.storage.ledger.dated_rows import replace_rows
 from gpuledger_collector.storage.locks import Connection
@@ -184,7 +184,7 @@ def rate(
     """
     values = {"pool": pool, "at_ms": at_ms, "since": at_ms - 28 * DAY_MS}
     places = select(connection, _PLACES, values) or select(connection, _COUNTED, values)
-    book = price_book.current(connection)
+    book = prices.price_book(connection)
     weighted = [
         (book.price_at(pool, place.model, place.node, at_ms, purchase), int(place.gpu_micro))
         for place in places
