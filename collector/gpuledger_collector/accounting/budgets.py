@@ -86,19 +86,29 @@ class Budget:
     measure: str = DIRECT
 
     @property
+    def is_money(self) -> bool:
+        """Whether its amounts are money; else they are GPU-hours."""
+        return self.measure != GPU_HOURS
+
+    @property
     def unit(self) -> str:
         """The unit of its amounts: a currency, or GPU-hours."""
-        return HOURS_UNIT if self.measure == GPU_HOURS else self.currency
+        return self.currency if self.is_money else HOURS_UNIT
 
     @property
     def spent_word(self) -> str:
         """What happens to its amount: money is spent, hours are used."""
-        return "used" if self.measure == GPU_HOURS else "spent"
+        return "spent" if self.is_money else "used"
 
     @property
     def digits(self) -> int:
         """Decimal places with which exact amounts are shown."""
-        return HOUR_DIGITS if self.measure == GPU_HOURS else minor_digits(self.currency)
+        return minor_digits(self.currency) if self.is_money else HOUR_DIGITS
+
+    @property
+    def shown_micro(self) -> int:
+        """Micro-units in the last of these places."""
+        return int(MICRO // 10**self.digits)
 
     def plain(self, micro: int, digits: int | None = None) -> str:
         """An amount for files and programs: `40000.00`; `digits` 0 for estimates."""
@@ -112,9 +122,7 @@ class Budget:
     def text(self, micro: int, digits: int | None = None) -> str:
         """An amount as people write it: `USD 40,000.00`, `5,000.00 GPU-hours`."""
         number = self.number(micro, digits)
-        return (
-            f"{number} {HOURS_UNIT}" if self.measure == GPU_HOURS else f"{self.currency} {number}"
-        )
+        return f"{self.currency} {number}" if self.is_money else f"{number} {HOURS_UNIT}"
 
     @property
     def measure_text(self) -> str:

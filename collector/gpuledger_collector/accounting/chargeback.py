@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.measures import add_known
-from gpuledger_collector.accounting.money import MICRO, Money, minor_digits
+from gpuledger_collector.accounting.money import Money, minor_unit
 from gpuledger_collector.accounting.node_costs import NODE_COST
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
@@ -415,7 +415,9 @@ def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[
     rounded: dict[str, list[Any]] = {}
     for printed, exact, unit, digits in PRINTED:
         counts = _round_known(
-            [getattr(entry, exact) for _, entry in group], months, unit or minor_unit(currency)
+            [getattr(entry, exact) for _, entry in group],
+            months,
+            unit or minor_unit(currency or ""),
         )
         if unit is not None:
             rounded[printed] = [
@@ -513,13 +515,6 @@ def row_of_list(
         unknown_ns=unknown_ns,
         **_with_waste(state, sums),
     )
-
-
-def minor_unit(currency: str | None) -> int:
-    """Micro-units in the smallest unit of a currency that is printed."""
-    # Without a currency there is no money to round; the unit only has to be valid.
-    digits = minor_digits(currency) if currency is not None else 0
-    return int(MICRO // 10**digits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,12 +119,11 @@ def invoices(
         names = {owner for month in months.values() for owner in month}
         # Rounded as the chargeback rounds its rows, in the same order, so that an invoice equals
         # its rows.
-        digits, own = minor_digits(currency), months[""]
-        rounded = round_months(months, digits)
+        own, rounded = months[""], round_months(months, currency)
         ordered = sorted(names, key=lambda owner: (-own.get(owner, 0), owner))
         shared = [shares_of[currency, owner] for owner in ordered]
         for owner, shared_micro, shared_minor in zip(
-            ordered, shared, to_minor_units(shared, digits), strict=True
+            ordered, shared, to_minor_units(shared, currency), strict=True
         ):
             micro, minor = (
                 sum(month.get(owner, 0) for month in each.values()) for each in (months, rounded)

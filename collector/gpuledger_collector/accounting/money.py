@@ -38,6 +38,11 @@ def minor_digits(currency: str) -> int:
     return MINOR_DIGITS.get(currency, 2)
 
 
+def minor_unit(currency: str) -> int:
+    """Micro-units in the currency's minor unit: 10,000 in a cent."""
+    return int(MICRO // 10 ** minor_digits(currency))
+
+
 @dataclass(frozen=True, slots=True)
 class Money:
     """An amount of one currency in micro-units, and the forms in which people and programs read it."""
@@ -50,14 +55,14 @@ class Money:
     @classmethod
     def from_minor(cls, units: int, currency: str) -> Self:
         """An amount in whole minor units: 1234 of USD is 12.34."""
-        return cls(units * (MICRO // 10 ** minor_digits(currency)), currency, units)
+        return cls(units * minor_unit(currency), currency, units)
 
     @property
     def minor(self) -> int:
         """Minor units as they are shown: rounded half to even, or together with others."""
         if self.shown_minor is not None:
             return self.shown_minor
-        return round_half_even_div(self.micro, MICRO // 10 ** minor_digits(self.currency))
+        return round_half_even_div(self.micro, minor_unit(self.currency))
 
     def plain(self) -> str:
         """For files and programs: `-1234.50`."""
@@ -103,7 +108,7 @@ def round_amounts(micros: Sequence[int], currency: str) -> list[Money]:
     """Amounts in whole minor units that add up to the rounded total, each within one minor unit of
     its own.
     """
-    units = to_minor_units(micros, minor_digits(currency))
+    units = to_minor_units(micros, currency)
     return [Money(micro, currency, unit) for micro, unit in zip(micros, units, strict=True)]
 
 
@@ -158,14 +163,16 @@ def cost_micro(gpu_ns: int, rate: Decimal) -> int:
     return round_half_even_div(gpu_ns * rate_nano(rate), GPU_NS_PER_HOUR * nano_per_micro)
 
 
-def to_minor_units(micros: Sequence[int], digits: int) -> list[int]:
+def to_minor_units(micros: Sequence[int], currency: str) -> list[int]:
     """Amounts in minor units: they add up to the rounded total, each within one minor unit of its
     own amount.
     """
-    return round_together(micros, MICRO // 10**digits)
+    return round_together(micros, minor_unit(currency))
 
 
-def round_months(micros: Mapping[str, Mapping[str, int]], digits: int) -> dict[str, dict[str, int]]:
+def round_months(
+    micros: Mapping[str, Mapping[str, int]], currency: str
+) -> dict[str, dict[str, int]]:
     """Amounts of owners in minor units, by the month that they correct (empty: the period's own
     time).
 
@@ -175,7 +182,7 @@ def round_months(micros: Mapping[str, Mapping[str, int]], digits: int) -> dict[s
     rounded = {}
     for month, owners in micros.items():
         ordered = sorted(owners, key=lambda owner: (-owners[owner], owner))
-        units = to_minor_units([owners[owner] for owner in ordered], digits)
+        units = to_minor_units([owners[owner] for owner in ordered], currency)
         rounded[month] = dict(zip(ordered, units, strict=True))
     return rounded
 

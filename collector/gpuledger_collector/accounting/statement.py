@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.budgets import Driver, HolderSpend, drivers
 from gpuledger_collector.accounting.chargeback import ReportRow, SharedPart
 from gpuledger_collector.accounting.disputes import Dispute
 from gpuledger_collector.accounting.measures import Measures, total
-from gpuledger_collector.accounting.money import MICRO, minor_digits
+from gpuledger_collector.accounting.money import minor_unit
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.reserved_names import escape_name
 from gpuledger_collector.accounting.shared_costs import SharedCost
@@ -199,7 +199,7 @@ def _shares_of_row(row: ReportRow, shares: Iterable[SharedPart]) -> tuple[Shared
         else:
             sums[at] = (part.cost, sums[at][1] + part.micro)
     sums.sort(key=lambda item: (-item[1], item[0].name))
-    unit = MICRO // 10 ** minor_digits(row.currency or "")
+    unit = minor_unit(row.currency or "")
     minors = split_minor([micro for _, micro in sums], unit, row.shared_minor or 0)
     return tuple(
         SharedAmount(cost, micro, minor) for (cost, micro), minor in zip(sums, minors, strict=True)
@@ -242,7 +242,7 @@ def _table(
         groups[label(line)].append(line)
     sums = [(key, total(group), _idle_cost(group)) for key, group in groups.items()]
     sums.sort(key=lambda item: (-(item[1].cost_micro or 0), item[0]))
-    unit = MICRO // 10 ** minor_digits(row.currency or "")
+    unit = minor_unit(row.currency or "")
     # Split from the booked cents of the row, not rounded anew: each table of a statement adds up to
     # the invoice.
     costs = split_minor(

@@ -39,8 +39,7 @@ from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.locations import NOWHERE, Locations, PoolLocation
 from gpuledger_collector.accounting.money import (
-    MICRO,
-    minor_digits,
+    minor_unit,
     rate_nano,
     round_months,
     to_minor_units,
@@ -745,8 +744,8 @@ def _rests(book: Book, amount_of: Callable[[FocusInvoice], Amount]) -> dict[Key,
         groups[key[:2]][key[2]].append((key, amount_of(invoice)))
     rests: dict[Key, int] = {}
     for (_, currency), owners in groups.items():
-        digits = minor_digits(currency)
-        booked = round_months(_by_month(owners), digits)
+        unit = minor_unit(currency)
+        booked = round_months(_by_month(owners), currency)
         # The order in which the chargeback gives out remainders: the same cents for the same owner.
         own_cost = {
             owner: sum(amount.micros.get("", 0) for _, amount in own)
@@ -754,7 +753,7 @@ def _rests(book: Book, amount_of: Callable[[FocusInvoice], Amount]) -> dict[Key,
         }
         ordered = sorted(owners, key=lambda owner: (-own_cost[owner], owner))
         shared = to_minor_units(
-            [sum(amount.shared for _, amount in owners[owner]) for owner in ordered], digits
+            [sum(amount.shared for _, amount in owners[owner]) for owner in ordered], currency
         )
         for owner, more in zip(ordered, shared, strict=True):
             # An owner's cents, split over those who provided what it used; shares are on one
@@ -764,10 +763,10 @@ def _rests(book: Book, amount_of: Callable[[FocusInvoice], Amount]) -> dict[Key,
             parts[next((at for at, (_, amount) in enumerate(own) if amount.shared), 0)] += more
             for month, units in booked.items():
                 micros = [amount.micros.get(month, 0) for _, amount in own]
-                split = split_minor(micros, MICRO // 10**digits, units.get(owner, 0))
+                split = split_minor(micros, unit, units.get(owner, 0))
                 parts = [part + cents for part, cents in zip(parts, split, strict=True)]
             for (key, amount), part in zip(own, parts, strict=True):
-                rests[key] = part * 10 ** (18 - digits) - amount.written
+                rests[key] = part * unit * 10**12 - amount.written
     return rests
 
 

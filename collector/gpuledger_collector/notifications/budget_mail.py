@@ -14,16 +14,16 @@ from gpuledger_collector.accounting.budget_status import IdleNow, News, Status
 from gpuledger_collector.accounting.budgets import (
     ACTUAL,
     FORECAST,
-    GPU_HOURS,
     PACE,
     Alert,
     Budget,
     Driver,
     thresholds,
 )
-from gpuledger_collector.accounting.money import Money, to_minor_units
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.accounting.quantity import round_together
 from gpuledger_collector.insight.notifications.messages import Content
 from gpuledger_collector.notifications.amounts import csv_text, exact
 from gpuledger_collector.notifications.links import AckLinks, PageLinks
@@ -153,7 +153,7 @@ def _verdict(news: News) -> str:
             f"{who} has {word} {spent}, which is past {alert.percent} % of its budget of {amount}."
         )
     if alert.rule == PACE or ahead is None:
-        how = "using GPU-hours" if budget.measure == GPU_HOURS else "spending"
+        how = "spending" if budget.is_money else "using GPU-hours"
         return f"{who} is {how} at {_pace(status)} % of the even pace of its budget of {amount}."
     end = _long(status.period.end_ms - 1, budget.calendar)
     return (
@@ -269,7 +269,7 @@ def _data(status: Status) -> list[str]:
     if status.ahead is not None:
         lines.append(
             f"The forecast is an estimate from {plural(status.ahead.days_of_history, 'day')} of "
-            f"{'use' if status.budget.measure == GPU_HOURS else 'charges'} by weekday; "
+            f"{'charges' if status.budget.is_money else 'use'} by weekday; "
             "its range is how far the same rule was off on them."
         )
     return lines
@@ -327,11 +327,9 @@ def _windows(news: News) -> str:
 def _changes(news: News) -> dict[str, object]:
     """Drivers in shown units, rounded together so that columns and rows add up."""
     budget, drivers = news.status.budget, news.drivers
-    changes = to_minor_units([driver.change_micro for driver in drivers], budget.digits)
-    splits = [
-        _parts(driver, change, budget.digits)
-        for driver, change in zip(drivers, changes, strict=True)
-    ]
+    unit = budget.shown_micro
+    changes = round_together([driver.change_micro for driver in drivers], unit)
+    splits = [_parts(driver, change, unit) for driver, change in zip(drivers, changes, strict=True)]
 
     def with_sign(units: int) -> str:
         text = _with_sign(units, budget)
@@ -388,10 +386,10 @@ def _standing(status: Status, change: int) -> str:
     )
 
 
-def _parts(driver: Driver, change: int, digits: int) -> list[int]:
+def _parts(driver: Driver, change: int, unit: int) -> list[int]:
     """Price, volume and mix in minor units; the largest takes the rounding difference."""
     micros = [driver.price_micro, driver.volume_micro, driver.mix_micro]
-    units = to_minor_units(micros, digits)
+    units = round_together(micros, unit)
     units[max(range(len(PARTS)), key=lambda index: abs(micros[index]))] += change - sum(units)
     return units
 
@@ -430,24 +428,22 @@ def drivers_csv(news: News) -> str:
         if news.before is None:
             cells = ["", exact(driver.after_micro), *[""] * 4]
         rows.append([*label, neutral(driver.model), *cells, budget.unit])
-    unit = "unit" if budget.measure == GPU_HOURS else "currency"
+    unit = "currency" if budget.is_money else "unit"
     return csv_text((*DRIVER_COLUMNS, unit), rows)
 
 
 def _with_sign(units: int, budget: Budget) -> str:
     """Shown units with their sign: `+1,767.00 USD`."""
-    digits = budget.digits
-    whole, part = divmod(abs(units), 10**digits)
-    sign = "+" if units > 0 else "-" if units < 0 else ""
-    return f"{sign}{whole:,}" + (f".{part:0{digits}d}" if digits else "") + f" {budget.unit}"
+    sign = "+" if units > 0 else ""
+    return f"{sign}{budget.number(units * budget.shown_micro)} {budget.unit}"
 
 
 def _spending(budget: Budget) -> str:
-    return "use" if budget.measure == GPU_HOURS else "spending"
+    return "spending" if budget.is_money else "use"
 
 
 def _cost_word(budget: Budget) -> str:
-    return "used" if budget.measure == GPU_HOURS else "cost"
+    return "cost" if budget.is_money else "used"
 
 
 def _estimate(status: Status, micro: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
-from gpuledger_collector.accounting.money import MICRO, minor_digits
+from gpuledger_collector.accounting.money import minor_unit
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.postings import SHARED, TIME, InvoiceParts, PostedMonth, Posting
@@ -66,9 +66,7 @@ def _postings(
     ):
         parts, currency = invoices[row.keys[0], row.currency or ""], row.currency or ""
         # What is posted is what is invoiced: the cents of the invoice are split over its parts.
-        minors = parts.minors(
-            MICRO // 10 ** minor_digits(currency), row.cost_minor or 0, row.shared_minor or 0
-        )
+        minors = parts.minors(minor_unit(currency), row.cost_minor or 0, row.shared_minor or 0)
         postings += [
             Posting(
                 row.keys[0],

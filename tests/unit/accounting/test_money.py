@@ -81,7 +81,7 @@ def test_amounts_of_a_list_add_up_to_its_total(micros, currency):
     """As shown, each within one minor unit of its own."""
     parts = round_amounts(micros, currency)
     assert sum(part.minor for part in parts) == Money(sum(micros), currency).minor
-    assert [part.minor for part in parts] == to_minor_units(micros, minor_digits(currency))
+    assert [part.minor for part in parts] == to_minor_units(micros, currency)
 
 
 def test_an_amount_is_read_as_written():

@@ -91,9 +91,8 @@ def test_costs_that_a_person_can_check(gpus, seconds, rate, cost):
 )
 def test_cents_add_up_to_the_rounded_total(micros, currency):
     """Amounts in minor units add up to the rounded total, each within one minor unit of its own."""
-    digits = minor_digits(currency)
-    unit = 1_000_000 // 10**digits
-    made = to_minor_units(micros, digits)
+    unit = 1_000_000 // 10 ** minor_digits(currency)
+    made = to_minor_units(micros, currency)
     assert sum(made) == round_half_even_div(sum(micros), unit)
     assert all(abs(count * unit - value) < unit for count, value in zip(made, micros, strict=True))
 

@@ -13,7 +13,6 @@ import numpy as np
 from pydantic import Field
 
 from gpuledger_collector.accounting.budget_status import Ahead, OwnerAhead, Status
-from gpuledger_collector.accounting.budgets import GPU_HOURS
 from gpuledger_collector.accounting.money import decimal_text
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import HOUR_MS
@@ -130,9 +129,9 @@ def _budget_row(snapshot: Snapshot, status: Status) -> BudgetRow:
     budget, ahead = status.budget, status.ahead
 
     def amount(micro: int) -> Money | Quantity:
-        if budget.measure == GPU_HOURS:
-            return Quantity(value=decimal_text(micro), unit="GPU-hour")
-        return exact_money(micro, budget.currency)
+        if budget.is_money:
+            return exact_money(micro, budget.currency)
+        return Quantity(value=decimal_text(micro), unit="GPU-hour")
 
     return BudgetRow(
         budget=name(budget.name),

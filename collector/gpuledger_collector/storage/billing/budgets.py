@@ -311,7 +311,7 @@ def spend(
         round(sum(day.unpriced_ns for day in days)),
         round(sum(day.other_ns for day in days)),
     )
-    if budget.measure == GPU_HOURS:  # hours count whatever they cost
+    if not budget.is_money:  # hours count whatever they cost
         return Spend(direct, idle_micro, gpu_ns, 0, 0)
     if budget.measure != TOTAL:
         return Spend(direct, idle_micro, gpu_ns, unpriced_ns, other_ns)

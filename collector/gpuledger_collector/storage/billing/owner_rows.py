@@ -18,11 +18,11 @@ from gpuledger_collector.accounting.chargeback import (
     UNATTRIBUTED,
     PlaceInList,
     ReportRow,
-    minor_unit,
     row_of_list,
 )
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.currencies import MINOR_DIGITS
+from gpuledger_collector.accounting.money import minor_unit
 from gpuledger_collector.accounting.node_costs import NODE_COST
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.shared_costs import AMOUNT, DIMENSIONS, UNSHARED
