@@ -28,6 +28,7 @@ from dashboards.grafana import (
     stat,
 )
 from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
+from gpuledger_collector.insight.nodes import RETIRED, UNEXPECTED, UNINSTALLED
 
 FROM_MS = "$__unixEpochNanoFrom() / 1000000"
 TO_MS = "$__unixEpochNanoTo() / 1000000"
@@ -160,10 +161,10 @@ def apart(name: str) -> str:
     return f"CASE WHEN {OWN} THEN {name} ELSE 'correction of ' || l.correction_of END"
 
 
-GONE = "'retired', 'uninstalled'"
+GONE = f"'{RETIRED}', '{UNINSTALLED}'"
 """States of nodes that went on purpose; nobody expects a sign of life of them."""
-UNWATCHED = f"{GONE}, 'inventory'"
-"""And of those that the inventory names and no agent has reported."""
+UNWATCHED = ", ".join(f"'{status}'" for status in UNEXPECTED)
+"""States of nodes of which nobody expects a sign of life; the others can be silent."""
 FRESH = "l.at_ms > extract(epoch FROM now()) * 1000 - 900000"
 """What a node said in the last 15 minutes is taken for now."""
 ACTIVITY_NOW = (

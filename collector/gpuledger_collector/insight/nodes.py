@@ -16,6 +16,8 @@ capacity goes on.
 """
 INVENTORY = "inventory"
 """Status of a node that the inventory names and no agent has reported."""
+UNEXPECTED = (RETIRED, UNINSTALLED, INVENTORY)
+"""Statuses of nodes of which nobody expects a sign of life: they are never silent."""
 SILENT_MS = 10 * 60_000
 """Time without a sign of life after which a node is silent (docs/runbooks/node-silent.md)."""
 
@@ -42,9 +44,7 @@ class NodeRow:
         """How it is: its status (uninstalled: its agent said goodbye), `silent`, or `back again`
         after a retirement.
         """
-        if self.status in {RETIRED, UNINSTALLED, INVENTORY}:
-            return self.status
-        if is_silent(self.seen_ms, now_ms):
+        if is_silent(self.status, self.seen_ms, now_ms):
             return "silent"
         is_back = self.retired_ms is not None and self.status == "ok"
         return "back again" if is_back else self.status
@@ -117,10 +117,9 @@ class FleetNode:
 
     def state(self, now_ms: int) -> str:
         """Its status, or `silent` where a sign of life was expected."""
-        is_expected = self.status not in {INVENTORY, UNINSTALLED}
-        return "silent" if is_expected and is_silent(self.seen_ms, now_ms) else self.status
+        return "silent" if is_silent(self.status, self.seen_ms, now_ms) else self.status
 
 
-def is_silent(seen_ms: int, now_ms: int) -> bool:
-    """Whether a node that gave its last sign of life at `seen_ms` is silent."""
-    return now_ms - seen_ms > SILENT_MS
+def is_silent(status: str, seen_ms: int, now_ms: int) -> bool:
+    """Whether a node of this status that gave its last sign of life at `seen_ms` is silent."""
+    return status not in UNEXPECTED and now_ms - seen_ms > SILENT_MS

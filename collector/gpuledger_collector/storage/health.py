@@ -66,10 +66,7 @@ def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: i
     def pairs(query: str, **values: object) -> tuple[tuple[str, str], ...]:
         return _pairs(connection, query, **values)
 
-    late = (
-        "SELECT name, status FROM node WHERE extract(epoch FROM last_seen_at) * 1000 < %(at)s "
-        f"AND NOT {retirements.NOT_EXPECTED} ORDER BY name LIMIT 20"
-    )
+    late = f"SELECT name, status FROM node WHERE {retirements.SILENT} ORDER BY name LIMIT 20"
     sick = (
         "SELECT name, status_detail FROM node WHERE status <> 'ok' AND NOT"
         f" {retirements.NOT_EXPECTED} AND extract(epoch FROM last_seen_at) * 1000 >= %(at)s ORDER"
@@ -87,7 +84,7 @@ def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: i
         nodes=number("SELECT count(*) FROM node WHERE status <> 'retired'"),
         back_again=tuple(retirements.back_again(connection)),
         uninstalled=tuple(retirements.uninstalled_nodes(connection)),
-        silent=tuple(name for name, _ in pairs(late, at=now_ms - silent_ms)),
+        silent=tuple(name for name, _ in pairs(late, silent_before=now_ms - silent_ms)),
         troubled=pairs(sick, at=now_ms - silent_ms),
         accelerators=number("SELECT count(*) FROM accelerator"),
         prices=number("SELECT count(*) FROM price WHERE superseded_at IS NULL"),

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from gpuledger_collector.accounting.closing import CorrectionSum
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.insight.nodes import Ailing, Fleet, FleetNode
+from gpuledger_collector.insight.nodes import RETIRED, Ailing, Fleet, FleetNode
 from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
-from gpuledger_collector.storage.ledger.retirements import NOT_EXPECTED
+from gpuledger_collector.storage.ledger.retirements import NOT_EXPECTED, SILENT
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select, select_as, select_value
 
@@ -79,10 +79,9 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
     )
     (counts,) = select(
         connection,
-        "SELECT count(*) AS nodes, count(*) FILTER (WHERE extract(epoch FROM last_seen_at) * 1000"
-        f" < %s AND NOT {NOT_EXPECTED}) AS silent, count(*) FILTER (WHERE {NOT_EXPECTED}) AS"
-        " not_expected FROM node WHERE status <> 'retired'",
-        (silent_before_ms,),
+        f"SELECT count(*) AS nodes, count(*) FILTER (WHERE {SILENT}) AS silent, count(*) FILTER"
+        f" (WHERE {NOT_EXPECTED}) AS not_expected FROM node WHERE status <> '{RETIRED}'",
+        {"silent_before": silent_before_ms},
     )
     return Fleet(
         slices=sum(row.slices for row in healths),

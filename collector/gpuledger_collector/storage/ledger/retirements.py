@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.placement import SEEN
-from gpuledger_collector.insight.nodes import RETIRED, UNINSTALLED, NodeHeartbeat, NodeRow
+from gpuledger_collector.insight.nodes import (
+    RETIRED,
+    UNEXPECTED,
+    UNINSTALLED,
+    NodeHeartbeat,
+    NodeRow,
+)
 from gpuledger_collector.storage.ledger import dated_rows
 from gpuledger_collector.storage.ledger.placements import complete_since, settle
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select_as
 
-NOT_EXPECTED = "status IN ('retired', 'uninstalled', 'inventory')"
-"""Nodes of which nobody expects a sign of life, in SQL: gone on purpose, or never reported by an
-agent.
-"""
+NOT_EXPECTED = f"status IN {UNEXPECTED!r}"
+"""Nodes of which nobody expects a sign of life, in SQL."""
+SILENT = f"extract(epoch FROM last_seen_at) * 1000 < %(silent_before)s AND NOT {NOT_EXPECTED}"
+"""Nodes that are silent, in SQL, by the rule of `insight.nodes.is_silent`."""
 _COLUMNS = ("node", "at_ms")
 
 
