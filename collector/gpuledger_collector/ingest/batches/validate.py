@@ -169,7 +169,8 @@ def accept(
     _refuse_wrong_sums(usage_intervals, rejected)
     # 3. Samples, then the bound on the days that intervals and samples touch together.
     block = _accept_samples(batch.samples, accelerators, now_ms, rejected, oldest_ms)
-    block = _bound_days(usage_intervals, block, rejected)
+    usage_intervals, block, beyond = _bound_days(usage_intervals, block)
+    rejected += beyond
     # 4. Readings of counters, which are bounded by their own age limit.
     counts = _check_each("counts", batch.counts, check_count, rejected, workloads, now_ms)
     return Accepted(
@@ -525,32 +526,33 @@ def _good_rows(
 
 
 def _bound_days(
-    usage_intervals: dict[int, WireUsageInterval],
-    block: SampleBlock | None,
-    rejected: list[Rejected],
-) -> SampleBlock | None:
-    """Refuse records beyond the earliest MAX_DAYS days of the batch."""
+    usage_intervals: dict[int, WireUsageInterval], block: SampleBlock | None
+) -> tuple[dict[int, WireUsageInterval], SampleBlock | None, list[Rejected]]:
+    """The records of the earliest MAX_DAYS days of the batch, and the refusals of the others."""
     days = {interval.start_ms // DAY_MS for interval in usage_intervals.values()}
     if block is not None:
         days |= days_of(block)
     if len(days) <= MAX_DAYS:
-        return block
+        return usage_intervals, block, []
     last = sorted(days)[MAX_DAYS - 1]
     reason = f"lies beyond the first {MAX_DAYS} days of its batch"
-    for place in [
-        place for place, interval in usage_intervals.items() if interval.start_ms // DAY_MS > last
-    ]:
-        rejected.append(Rejected(f"usage_intervals[{place}]", reason))
-        del usage_intervals[place]
-    if block is None:
-        return None
-    kept = block.at_ms // DAY_MS <= last
-    rejected += [Rejected(f"samples at {at_ms}", reason) for at_ms in block.at_ms[~kept].tolist()]
-    if not kept.any():
-        return None
-    return SampleBlock.from_columns(
-        block.accelerator[kept], block.at_ms[kept], select_rows(block.columns, kept)
-    )
+    near = {
+        place: interval
+        for place, interval in usage_intervals.items()
+        if interval.start_ms // DAY_MS <= last
+    }
+    refused = [f"usage_intervals[{place}]" for place in usage_intervals if place not in near]
+    if block is not None:
+        kept = block.at_ms // DAY_MS <= last
+        refused += [f"samples at {at_ms}" for at_ms in block.at_ms[~kept].tolist()]
+        block = (
+            SampleBlock.from_columns(
+                block.accelerator[kept], block.at_ms[kept], select_rows(block.columns, kept)
+            )
+            if kept.any()
+            else None
+        )
+    return near, block, [Rejected(place, reason) for place in refused]
 
 
 def days_of(block: SampleBlock) -> set[int]:
