@@ -18,7 +18,7 @@ from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import TimeRange, refuse
 from gpuledger_collector.cli.progress import bar
-from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.cli.terminal import hold_output, say
 from gpuledger_collector.services.billing_calendar import read_calendar
 from gpuledger_collector.services.database import Database
 from gpuledger_collector.settings import Settings, load
@@ -167,7 +167,8 @@ def ledger_command(
     def run(
         *arguments: Any, dsn: options.Dsn = None, config: options.Config = None, **named: Any
     ) -> None:
-        with closing_session(dsn, config) as session:
+        # The ledger is closed before the answer goes out, to a pager that may stand for hours.
+        with hold_output(), closing_session(dsn, config) as session:
             command(session, *arguments, **named)
 
     # What typer reads: the command's own options without the session, then the two of `run`.

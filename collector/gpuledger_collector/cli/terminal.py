@@ -8,10 +8,14 @@ terminal.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
 import sys
-from typing import Any, TextIO
+import tempfile
+from collections.abc import Iterator
+from typing import IO, Any, TextIO, cast
 
 from gpuledger_common.escapes import escape_lines, escape_text
 
@@ -19,6 +23,8 @@ _COLOR = re.compile("(\x1b\\[(?:(?:0|1|2|3|4|22|23|24|3[1-6]|39)(?:;|(?=m)))*m)"
 """Styles of tables: none of them hides text, gives it the color of its background, or makes it
 blink.
 """
+MOST_HELD = 1 << 20
+"""Bytes of held output in memory; more of it waits in a temporary file."""
 
 
 def say(line: str, *, error: bool = False, flush: bool = False) -> None:
@@ -55,6 +61,33 @@ class ShieldedStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class HeldStream:
+    """A stream whose texts wait in a file; all else is the stream's own."""
+
+    def __init__(self, stream: TextIO, texts: IO[str]) -> None:
+        self._stream = stream
+        self.write, self.writelines = texts.write, texts.writelines
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def hold_output() -> Iterator[None]:
+    """Keep what is printed until the end of the block: a pager that stands still holds up nothing
+    that the block has open.
+    """
+    stream = sys.stdout
+    with tempfile.SpooledTemporaryFile(MOST_HELD, "w+", encoding="utf-8", newline="") as texts:
+        sys.stdout = cast(TextIO, HeldStream(stream, texts))
+        try:
+            yield
+        finally:
+            sys.stdout = stream
+            texts.seek(0)
+            shutil.copyfileobj(texts, stream)
 
 
 def shield(stream: TextIO) -> Any:

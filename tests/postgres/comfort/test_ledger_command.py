@@ -1,5 +1,7 @@
 """A command on a ledger has the options that say which one, and opens it when it is needed."""
 
+import io
+import sys
 from typing import Annotated
 
 import psycopg
@@ -18,6 +20,15 @@ def app_of(command):
     app = new_app()
     app.command(epilog="Example: gpuledger ask --top 3")(ledger_command(command))
     return app
+
+
+def count_sessions(dsn) -> int:
+    """How many others have a session of this database."""
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <>"
+            " pg_backend_pid() AND backend_type = 'client backend'"
+        ).fetchone()[0]
 
 
 def ask(
@@ -53,12 +64,23 @@ def test_it_reads_the_ledger_that_is_named(dsn):
     """And closes it: no session is left."""
     result = CliRunner().invoke(app_of(ask), ["--subject", "x", "--top", "3", "--dsn", dsn])
     assert (result.exit_code, result.output) == (0, "x 3 (0,) True\n")
-    with psycopg.connect(dsn) as connection:
-        others = connection.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <>"
-            " pg_backend_pid() AND backend_type = 'client backend'"
-        ).fetchone()
-    assert others == (0,)
+    assert count_sessions(dsn) == 0
+
+
+def test_the_ledger_is_closed_before_the_answer_goes_out(dsn, monkeypatch):
+    """A pager may stand for hours: it keeps no session of the database."""
+    sessions_left = []
+
+    class Pager(io.StringIO):
+        def write(self, text: str) -> int:
+            sessions_left.append(count_sessions(dsn))
+            return super().write(text)
+
+    pager = Pager()
+    monkeypatch.setattr(sys, "stdout", pager)
+    ledger_command(ask)("x", dsn=dsn)
+    assert pager.getvalue() == "x 0 (0,) True\n"
+    assert set(sessions_left) == {0}
 
 
 def test_nothing_is_opened_for_what_is_refused(monkeypatch):
