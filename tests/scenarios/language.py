@@ -523,9 +523,10 @@ class Story:
         self.do_rate("")
         period = Period(instant(given["start"]), instant(given["end"]))
         contest = Contest({"team": given["team"]}, period, None, given["job"])
-        dispute = disputes.open_dispute(
-            Database(self.dsn), contest, given["reason"], given["team"], self.now_ms
-        )
+        with Database(self.dsn).transaction() as connection:
+            dispute = disputes.open_dispute(
+                connection, contest, given["reason"], given["team"], self.now_ms
+            )
         self.disputes.append(dispute.id)
 
     def do_decide(self, text: str) -> None:

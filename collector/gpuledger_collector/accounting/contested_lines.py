@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuledger_collector.accounting import seal
 from gpuledger_collector.accounting.adjustments import Adjustment
-from gpuledger_collector.accounting.disputes import Dispute, Remedy
+from gpuledger_collector.accounting.disputes import Dispute, DisputeRefused, Remedy
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.owner_tree import LEVELS, path_of
 from gpuledger_collector.accounting.period import Period
@@ -42,26 +42,26 @@ class Contest:
 
 
 def require_levels(owner: Mapping[str, str]) -> None:
-    """Raise ValueError for an owner of whom no level is named."""
+    """Raise DisputeRefused for an owner of whom no level is named."""
     if not owner or set(owner) - set(LEVELS):
-        raise ValueError(f"owner: name at least one level of {', '.join(LEVELS)}")
+        raise DisputeRefused(f"owner: name at least one level of {', '.join(LEVELS)}")
 
 
 def require_contestable(lines: Sequence[ExportedCharge]) -> None:
-    """Raise ValueError where there is nothing to contest, or too much at once."""
+    """Raise DisputeRefused where there is nothing to contest, or too much at once."""
     if not any(left_of(lines).values()) and not any(line.charge.adjustment for line in lines):
-        raise ValueError("nothing of this owner was charged then: there is nothing to contest")
+        raise DisputeRefused("nothing of this owner was charged then: there is nothing to contest")
     if len(lines) > MOST_LINES:
-        raise ValueError(
+        raise DisputeRefused(
             f"{len(lines)} lines are too many for one dispute; name fewer days, or a workload"
         )
 
 
 def require_unreserved(owner: Mapping[str, str]) -> None:
-    """Raise ValueError for an owner with a name that the ledger itself uses."""
+    """Raise DisputeRefused for an owner with a name that the ledger itself uses."""
     reserved = next((name for name in owner.values() if is_reserved(name)), None)
     if reserved is not None:
-        raise ValueError(f"owner: {reserved_message(reserved)}")
+        raise DisputeRefused(f"owner: {reserved_message(reserved)}")
 
 
 def line_id(line: ExportedCharge) -> str:
@@ -70,14 +70,14 @@ def line_id(line: ExportedCharge) -> str:
 
 
 def lines_named(lines: Sequence[ExportedCharge], name: str) -> list[ExportedCharge]:
-    """The line whose hash begins so, if there is one. Raises ValueError where it is not clear."""
+    """The line whose hash begins so, if there is one. Raises DisputeRefused where it is not clear."""
     if len(name) < SHORT:
-        raise ValueError(
+        raise DisputeRefused(
             f"line: give at least {SHORT} letters of its hash (gpuledger disputes lines shows them)"
         )
     named = [line for line in lines if line_id(line).startswith(name.lower())]
     if len(named) > 1:
-        raise ValueError(f"line: {name} names {len(named)} lines; give more of its letters")
+        raise DisputeRefused(f"line: {name} names {len(named)} lines; give more of its letters")
     return named
 
 
@@ -122,12 +122,12 @@ def is_about_adjustments(lines: Iterable[EvidenceLine]) -> bool:
 def contested_entries(lines: Iterable[EvidenceLine]) -> dict[str, int]:
     """What is contested of each adjustment, by name in their order, in micro-units.
 
-    Raises ValueError where something else is contested as well.
+    Raises DisputeRefused where something else is contested as well.
     """
     contested: dict[str, int] = defaultdict(int)
     for line in lines:
         if "adjustment" not in line:
-            raise ValueError(
+            raise DisputeRefused(
                 "not only adjustments are contested, which alone can be reversed: contest their"
                 " lines"
             )
@@ -136,9 +136,9 @@ def contested_entries(lines: Iterable[EvidenceLine]) -> dict[str, int]:
 
 
 def require_whole(name: str, contested_micro: int, opposite: Adjustment) -> None:
-    """Raise ValueError for an entry that is contested in part: its opposite takes all of it back."""
+    """Raise DisputeRefused for an entry that is contested in part: its opposite takes all of it back."""
     if contested_micro != -sum(share.micro for share in opposite.entry_shares()):
-        raise ValueError(
+        raise DisputeRefused(
             f"{name!r} is contested in part, and can only be reversed whole: gpuledger"
             " adjustments reverse"
         )
@@ -154,7 +154,7 @@ def decisions_of(
     """The contested time by workload and accelerator, whose numbers are given by their names.
 
     Of one contested line only time of exactly its owner moves, otherwise that of the dispute's
-    owner and below it. Raises ValueError.
+    owner and below it. Raises DisputeRefused.
     """
     # What a correction took from the owner already is not the owner's any more: only what is left
     # moves.
@@ -188,23 +188,23 @@ def decisions_of(
 
 
 def _require_movable(keyed: Iterable[Key], lines: Sequence[EvidenceLine], remedy: Remedy) -> None:
-    """Raise ValueError where no time could move, with what can be done instead."""
+    """Raise DisputeRefused where no time could move, with what can be done instead."""
     keys = list(keyed)
     if not keys and any(line.get("adjustment") for line in lines):
-        raise ValueError(
+        raise DisputeRefused(
             "adjustments are amounts, and no time that could move: an acceptance that reverses"
             " (--reverse) takes them back, and what is right is booked anew"
         )
     if not keys and any(line.get("node_cost") for line in lines):
-        raise ValueError(
+        raise DisputeRefused(
             "a node's cost follows who held its accelerators: contest the lines of that time"
         )
     if not keys:
-        raise ValueError(
+        raise DisputeRefused(
             "no workload is known to have held this time: give it one (tags, rules), not a"
             " reattribution"
         )
     if remedy.owner is None and any(accelerator_id is None for _, accelerator_id in keys):
-        raise ValueError(
+        raise DisputeRefused(
             "usage imported as counts has no accelerator that could be unavailable: name an owner"
         )

@@ -37,6 +37,10 @@ class BadStep(Exception):
     """What was asked of a dispute is not possible; the sentence says why."""
 
 
+class DisputeRefused(ValueError):
+    """What was asked of a dispute is wrong; the sentence begins with its name where it has one."""
+
+
 class NoDispute(LookupError):
     """There is no dispute of that number."""
 
@@ -68,7 +72,7 @@ class Remedy:
     def __post_init__(self) -> None:
         for name in (self.owner or {}).values():
             if is_reserved(name):
-                raise ValueError(f"to: {reserved_message(name)}")
+                raise DisputeRefused(f"to: {reserved_message(name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +148,14 @@ def after_decision(state: str, remedy: Remedy | Reversal | None) -> str:
 
 
 def words_of(text: str, what: str) -> str:
-    """A message without surrounding white space. Raises ValueError with a sentence."""
+    """A message without surrounding white space. Raises DisputeRefused with a sentence."""
     words = text.strip()
     if not words:
-        raise ValueError(f"{what}: say it in words")
+        raise DisputeRefused(f"{what}: say it in words")
     if len(words) > MAX_WORDS:
-        raise ValueError(f"{what}: {len(words)} characters; at most {MAX_WORDS} are kept")
+        raise DisputeRefused(f"{what}: {len(words)} characters; at most {MAX_WORDS} are kept")
     if "\x00" in words or any("\ud800" <= character <= "\udfff" for character in words):
-        raise ValueError(
+        raise DisputeRefused(
             f"{what}: holds a character that no text can keep (NUL, or half of a pair)"
         )
     return words

@@ -44,7 +44,7 @@ from gpuledger_collector.export.disputes import (
     reversal_object,
 )
 from gpuledger_collector.services import disputes
-from gpuledger_collector.services.billing_calendar import read_calendar
+from gpuledger_collector.services.billing_calendar import calendar_of, read_calendar
 from gpuledger_collector.services.dispute_preview import Effect, preview_acceptance
 from gpuledger_collector.services.disputes import Resolution
 
@@ -200,13 +200,15 @@ def _add_party_routes(routes: APIRouter, context: ReadContext) -> None:
         owner = sort_levels(opening.owner)
         if not principal.sees(owner):
             raise HTTPException(403, "this token sees another owner's part: contest your own lines")
-        period = read_calendar(context.database).days_named(parse_days(opening.start, opening.end))
-        contest = Contest(owner, period, opening.accelerator, opening.workload, opening.line)
-        return as_object(
-            disputes.open_dispute(
-                context.database, contest, opening.reason, principal.name, context.now_ms
+        days = parse_days(opening.start, opening.end)
+        with context.database.transaction() as connection:
+            period = calendar_of(connection).days_named(days)
+            contest = Contest(owner, period, opening.accelerator, opening.workload, opening.line)
+            return as_object(
+                disputes.open_dispute(
+                    connection, contest, opening.reason, principal.name, context.now_ms
+                )
             )
-        )
 
     @routes.post("/{number}/answers")
     def answer(number: Number, reply: Reply, principal: Principal = reader) -> dict[str, Any]:

@@ -11,12 +11,14 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from gpuledger_collector.accounting.adjustments import EntryRefused
 from gpuledger_collector.accounting.contested_lines import Contest, line_id
 from gpuledger_collector.accounting.dispute_moves import Decided
 from gpuledger_collector.accounting.disputes import (
     RESOLVED,
     BadStep,
     DisputeRecord,
+    DisputeRefused,
     NoDispute,
     Remedy,
     Reversal,
@@ -96,7 +98,7 @@ def lines(
         contest = Contest(payer, session.rate_range(asked), accelerator, workload, None)
         try:
             charges = disputes.list_contestable_lines(session.database, contest)
-        except ValueError as error:
+        except DisputeRefused as error:
             refuse(f"--{error}")
     # The table shows the start of the hash, which is enough for --line.
     rows: list[Row] = [{"id": line_id(line), **line_cells(line)} for line in charges]
@@ -139,10 +141,8 @@ def open_dispute(
     asked = time_range(period, start, end, days)
     with open_session(dsn, config) as session:
         contest = Contest(payer, session.rate_range(asked), accelerator, workload, line)
-        with _refusals():
-            dispute = disputes.open_dispute(
-                session.database, contest, reason, person(), session.now_ms, dry_run=dry_run
-            )
+        with _refusals(), session.database.transaction(dry_run=dry_run) as connection:
+            dispute = disputes.open_dispute(connection, contest, reason, person(), session.now_ms)
     name = "a dispute" if dry_run else f"dispute {dispute.id}"
     sealed = f"{amounts(dispute.cost)} contested; seal of the evidence {dispute.seal}"
     say(f"{name} is open: {sealed}" + dry_run_note(dry_run))
@@ -339,7 +339,7 @@ def _refusals() -> Iterator[None]:
     """Refuse a step of a dispute that is not possible."""
     try:
         yield
-    except (BadStep, NoDispute, ValueError) as error:
+    except (BadStep, NoDispute, DisputeRefused, EntryRefused) as error:
         refuse(f"--{error}" if str(error).partition(":")[0] in OPTIONS else str(error))
 
 
@@ -351,7 +351,7 @@ def _effect_of_acceptance(session: Session, record: DisputeRecord) -> list[str]:
         return []
     try:
         effect = preview_default(session.database, record, session.now_ms)
-    except ValueError as error:
+    except (DisputeRefused, EntryRefused) as error:
         return [f"  nothing: {error}"]
     if isinstance(effect, Decided):
         return move_lines(effect, session.calendar)

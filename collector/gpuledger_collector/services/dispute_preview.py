@@ -46,7 +46,7 @@ def preview_acceptance(
 ) -> tuple[Effect, bool]:
     """What accepting a dispute would change, and whether nothing of it waits to be rated.
 
-    It is exact for what is rated. Raises NoDispute, BadStep, ValueError.
+    It is exact for what is rated. Raises NoDispute, BadStep, DisputeRefused.
     """
     with database.transaction(read_only=True) as connection:
         effect = effect_of(connection, number, remedy, now_ms)
@@ -56,7 +56,7 @@ def preview_acceptance(
 def preview_default(database: Database, record: DisputeRecord, now_ms: int) -> Effect:
     """What accepting a dispute would take from its owner, whoever gets it.
 
-    Raises BadStep, and ValueError where nothing of it can move.
+    Raises BadStep, and DisputeRefused where nothing of it can move.
     """
     only_entries = contested_lines.is_about_adjustments(record.content["lines"])
     remedy = Reversal() if only_entries else Remedy({})
@@ -72,7 +72,7 @@ def _evidence_lines(connection: Connection, number: int) -> list[EvidenceLine]:
 def effect_of(
     connection: Connection, number: int, remedy: Remedy | Reversal, now_ms: int
 ) -> Effect:
-    """What accepting a dispute changes. Raises NoDispute, BadStep, ValueError."""
+    """What accepting a dispute changes. Raises NoDispute, BadStep, DisputeRefused."""
     dispute = rows.read(connection, number)
     after_decision(dispute.state, remedy)
     if isinstance(remedy, Reversal):
@@ -83,7 +83,7 @@ def effect_of(
 def affected_by(
     connection: Connection, number: int, remedy: Remedy | Reversal, now_ms: int
 ) -> list[Period]:
-    """The days whose charges depend on a resolution. Raises NoDispute, BadStep, ValueError."""
+    """The days whose charges depend on a resolution. Raises NoDispute, BadStep, DisputeRefused."""
     dispute = rows.read(connection, number)
     after_decision(dispute.state, remedy)
     if isinstance(remedy, Remedy):
@@ -98,7 +98,7 @@ def opposites_of(
 ) -> list[Adjustment]:
     """The opposite of each contested entry, of which the evidence must hold the whole.
 
-    Raises ValueError.
+    Raises DisputeRefused.
     """
     contested = contested_lines.contested_entries(_evidence_lines(connection, dispute.id))
     known = adjustments.current(connection)
@@ -114,7 +114,7 @@ def reattributions_of(
     """The contested time by workload and accelerator: what the evidence's lines say, and nothing
     that came after it.
 
-    Raises ValueError.
+    Raises DisputeRefused.
     """
     lines = _evidence_lines(connection, dispute.id)
     accelerators = rows.ids_by_name(

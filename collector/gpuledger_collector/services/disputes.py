@@ -2,7 +2,7 @@
 once; every step is in the audit log.
 
 Each step is one transaction, undone in a dry run. What cannot be done is a BadStep, what is not
-known a NoDispute, and what is asked wrongly a ValueError whose sentence begins with its name.
+known a NoDispute, and what is asked wrongly a DisputeRefused.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def list_disputes(database: Database, viewer: Viewer, *, everything: bool = Fals
 
 
 def list_contestable_lines(database: Database, contest: Contest) -> list[ExportedCharge]:
-    """List the lines that a contest is about, with all their corrections. Raises ValueError."""
+    """List the lines that a contest is about, with all their corrections. Raises DisputeRefused."""
     with database.transaction() as connection:
         return _lines_of(connection, contest)
 
@@ -115,46 +115,44 @@ def read_record(database: Database, number: int, viewer: Viewer) -> DisputeRecor
 
 
 def open_dispute(
-    database: Database,
+    connection: Connection,
     contest: Contest,
     reason: str,
     who: str,
     now_ms: int,
-    *,
-    dry_run: bool = False,
 ) -> Dispute:
-    """Contest these lines with the evidence as it stands now, sealed.
+    """Contest these lines with the evidence as it stands now, sealed, in the transaction in which
+    the caller read what the days of the contest are.
 
-    Raises ValueError, and BadStep where they are contested already.
+    Raises DisputeRefused, and BadStep where they are contested already.
     """
-    with database.transaction(dry_run=dry_run) as connection:
-        contested_lines.require_unreserved(contest.owner)
-        reason = disputes.words_of(reason, "reason")
-        lines = _lines_of(connection, contest)
-        contested_lines.require_contestable(lines)
-        ids = rows.ids_of(connection, contest)
-        if contest.line is not None:
-            charge = lines[0].charge
-            ids = charge.accelerator_id, charge.workload_id
-            contest = replace(
-                contest,
-                line=contested_lines.line_id(lines[0]),
-                period=_part_of_day(connection, charge.day_ms, contest.period),
-            )
-        rows.lock_openings(connection)
-        _require_new(connection, contest, ids)
-        dispute, text = _draft(connection, contest, lines, reason, who, now_ms)
-        number = rows.insert(connection, dispute, ids, text)
-        rows.insert_entry(connection, number, DisputeEntry(now_ms, who, "opened", reason))
-        dispute = rows.read(connection, number)
-        facts = {
-            "owner": dict(dispute.owner),
-            "reason": dispute.reason,
-            "cost": dict(dispute.cost),
-            "seal": dispute.seal,
-        }
-        audit.record(connection, [_change(number, None, facts)], now_ms, who)
-        return dispute
+    contested_lines.require_unreserved(contest.owner)
+    reason = disputes.words_of(reason, "reason")
+    lines = _lines_of(connection, contest)
+    contested_lines.require_contestable(lines)
+    ids = rows.ids_of(connection, contest)
+    if contest.line is not None:
+        charge = lines[0].charge
+        ids = charge.accelerator_id, charge.workload_id
+        contest = replace(
+            contest,
+            line=contested_lines.line_id(lines[0]),
+            period=_part_of_day(connection, charge.day_ms, contest.period),
+        )
+    rows.lock_openings(connection)
+    _require_new(connection, contest, ids)
+    dispute, text = _draft(connection, contest, lines, reason, who, now_ms)
+    number = rows.insert(connection, dispute, ids, text)
+    rows.insert_entry(connection, number, DisputeEntry(now_ms, who, "opened", reason))
+    dispute = rows.read(connection, number)
+    facts = {
+        "owner": dict(dispute.owner),
+        "reason": dispute.reason,
+        "cost": dict(dispute.cost),
+        "seal": dispute.seal,
+    }
+    audit.record(connection, [_change(number, None, facts)], now_ms, who)
+    return dispute
 
 
 def answer_dispute(
@@ -168,7 +166,7 @@ def answer_dispute(
     viewer: Viewer,
     dry_run: bool = False,
 ) -> Dispute:
-    """Say something in a dispute. Raises NoDispute, BadStep, ValueError."""
+    """Say something in a dispute. Raises NoDispute, BadStep, DisputeRefused."""
     with database.transaction(dry_run=dry_run) as connection:
         with as_viewer(connection, viewer.owner):
             _visible(rows.read(connection, number), viewer)
@@ -194,7 +192,7 @@ def resolve_dispute(
     reversed.
 
     Returns the dispute as it is now, and how many days are to be rated again; a closed one among
-    them gets a correction. Raises NoDispute, BadStep, ValueError.
+    them gets a correction. Raises NoDispute, BadStep, DisputeRefused.
     """
     number, remedy, who = resolution.number, resolution.remedy, resolution.who
     with database.transaction(dry_run=dry_run) as connection:
@@ -226,7 +224,7 @@ def accept_dispute(
     """Accept a dispute and say what this changes; `measure_change` says it of the ledger itself.
 
     The days that it touches are brought up to date before, unless it is a dry run. Raises
-    NoDispute, BadStep, ValueError.
+    NoDispute, BadStep, DisputeRefused.
     """
     number, remedy, now_ms = resolution.number, resolution.remedy, resolution.now_ms
     assert remedy is not None
@@ -281,7 +279,7 @@ def _visible(dispute: Dispute, viewer: Viewer) -> Dispute:
 
 
 def _lines_of(connection: Connection, contest: Contest) -> list[ExportedCharge]:
-    """The lines that a contest is about, with all their corrections. Raises ValueError."""
+    """The lines that a contest is about, with all their corrections. Raises DisputeRefused."""
     contested_lines.require_levels(contest.owner)
     accelerator_id, workload_id = rows.ids_of(connection, contest)
     lines = list(

@@ -16,6 +16,7 @@ from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.reattribution import Reattribution, Reattributions, spans_of
 from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE, HourlyUsage
+from gpuledger_collector.cli.session import Session
 
 SPAN = ("--from", "2025-10-01", "--to", "2025-10-03")
 OWN = ("--owner", "team-1", *SPAN)
@@ -195,6 +196,20 @@ def test_what_cannot_be_done_is_one_sentence(october):
         assert code == 2, told
         assert words in told
     assert october("disputes", "list")[1] == "0 disputes\n"
+
+
+def test_what_fails_in_rating_is_no_refusal_of_a_step(october, monkeypatch):
+    """A mistake of ours is told as one, not as what the operator should have asked for."""
+    number = opened(october, *OWN)
+
+    def fail(*_arguments):
+        raise ValueError("reason: rating lost its way")
+
+    monkeypatch.setattr(Session, "rate", fail)
+    arguments = (number, "--accept", "--to", "team=b", "--note", "lent")
+    code, _, told = october("disputes", "resolve", *arguments)
+    assert code == 3, told
+    assert "a fault in gpuledger itself" in told
 
 
 def test_evidence_and_words_cannot_be_rewritten(october, fleet):

@@ -17,7 +17,9 @@ from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.billing import adjustments
+from gpuledger_collector.storage.billing import disputes as rows
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.wiring import read_clock
 
 
@@ -81,6 +83,25 @@ def test_a_viewer_contests_finance_answers_and_decides(ask, fleet):
     ]
     assert shown["evidence"]["usage_intervals"]["count"] == DAY_MS // 3_600_000
     assert FOREIGN not in json.dumps(shown)
+
+
+def test_days_are_those_of_the_transaction_that_opens_the_dispute(ask, monkeypatch):
+    """A billing zone that changes meanwhile cannot shift what is contested."""
+    begun = set()
+
+    def noting(function):
+        def call(connection, *arguments):
+            begun.add(connection.execute("SELECT now()").fetchone())
+            return function(connection, *arguments)
+
+        return call
+
+    monkeypatch.setattr(zones, "calendar", noting(zones.calendar))
+    monkeypatch.setattr(rows, "insert", noting(rows.insert))
+    assert (
+        ask("finance", "POST", "", opening(FOREIGN, **{"from": day(-2), "to": day(-1)}))[0] == 201
+    )
+    assert len(begun) == 1
 
 
 def test_finance_sees_beforehand_what_an_acceptance_moves(ask):

@@ -17,6 +17,7 @@ from gpuledger_collector.accounting.disputes import (
     UNDECIDED,
     Dispute,
     DisputeEntry,
+    DisputeRefused,
     NoDispute,
 )
 from gpuledger_collector.accounting.owner_tree import OwnerPath
@@ -41,7 +42,7 @@ Ids = tuple[int | None, int | None]
 def ids_of(connection: Connection, contest: Contest) -> Ids:
     """The numbers of the accelerator and the workload that a contest names.
 
-    Raises ValueError for what is not known, or not one.
+    Raises DisputeRefused for what is not known, or not one.
     """
     return (
         _id_of(connection, "accelerator", contest.accelerator),
@@ -55,7 +56,7 @@ def _id_of(connection: Connection, kind: str, name: str | None) -> int | None:
     rows = connection.execute(_NAMED[kind].encode(), {"name": name}).fetchall()
     if len(rows) != 1:
         many = f"{len(rows)} are called {name}: give the whole key, such as slurm:cluster:42"
-        raise ValueError(f"{kind}: {many if rows else f'none is called {name}'}")
+        raise DisputeRefused(f"{kind}: {many if rows else f'none is called {name}'}")
     return int(rows[0][0])
 
 
