@@ -131,6 +131,8 @@ class ImportOutcome:
     """
     unknown: int = 0
     """Workloads of an unknown source in the time of the file: they are billed beside it."""
+    closed_months: tuple[str, ...] = ()
+    """Closed months among the days to rate again: they stay, and what changes is a correction."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +22,8 @@ from gpuledger_collector.services.declarations import apply_file
 from gpuledger_common.plurals import plural
 
 app = new_app()
+NAMED_MONTHS = 3
+"""Closed months that a note names one by one."""
 COUNTS = ("added", "superseded", "unchanged", "days_to_rate_again")
 COLUMNS = (Column("what"), *map(number, COUNTS), Column("dry_run"))
 
@@ -76,12 +78,29 @@ def apply(
     for name, done in outcomes.items():
         changes = f"{done.added} added, {done.updated} superseded, {done.unchanged} unchanged"
         print(f"{name}: {changes}; {days_note(done)}" + dry_run_note(dry_run))
+    if applied.closed_months:
+        print(closed_note(applied.closed_months))
 
 
 def days_note(outcome: ImportOutcome) -> str:
-    """How many days of the bill a change affects."""
+    """How many days of the bill a change affects, and which months among them are closed."""
     days = outcome.days_to_recompute
-    return f"{plural(days, 'day')} to rate again" if days else "no bill changes"
+    if not days:
+        return "no bill changes"
+    closed = f"; {closed_note(outcome.closed_months)}" if outcome.closed_months else ""
+    return f"{plural(days, 'day')} to rate again{closed}"
+
+
+def closed_note(months: Sequence[str]) -> str:
+    """What a change means for closed months among the days that it affects."""
+    named = (
+        f"{months[0]} is closed and stays"
+        if len(months) == 1
+        else f"{', '.join(months)} are closed and stay"
+        if len(months) <= NAMED_MONTHS
+        else f"{len(months)} months from {months[0]} to {months[-1]} are closed and stay"
+    )
+    return f"{named} as billed: what changes there is a correction in an open month"
 
 
 def warn_of_regions(regions: Iterable[str]) -> None:

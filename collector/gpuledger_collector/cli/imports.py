@@ -205,8 +205,17 @@ def import_usage(
     return write_usage(session, parsed, dry_run, on_overlap) + without_end + dry_run_note(dry_run)
 
 
-def write_usage(session: Session, parsed: UsageFile, dry_run: bool, on_overlap: OnOverlap) -> str:
-    """Import usage in one transaction, and return what changed."""
+def write_usage(
+    session: Session,
+    parsed: UsageFile,
+    dry_run: bool,
+    on_overlap: OnOverlap,
+    is_rate_new: bool = False,
+) -> str:
+    """Import usage in one transaction, and return what changed.
+
+    `is_rate_new`: the bill changes by a rate that was set beside it, whatever the file does.
+    """
 
     try:
         return _write(
@@ -214,6 +223,7 @@ def write_usage(session: Session, parsed: UsageFile, dry_run: bool, on_overlap: 
             "workloads",
             lambda into: imports.import_usage(into, parsed, on_overlap),
             dry_run,
+            is_rate_new,
         )
     except OtherSource as error:
         refuse(str(error))
@@ -524,7 +534,9 @@ def _all_or_nothing() -> Iterator[None]:
         raise KeyboardInterrupt("nothing was imported") from None
 
 
-def _write(session: Session, noun: str, work: Work, dry_run: bool) -> str:
+def _write(
+    session: Session, noun: str, work: Work, dry_run: bool, is_rate_new: bool = False
+) -> str:
     """Do the work in one transaction, undone in a dry run, and return what changed."""
     with _all_or_nothing(), bar(f"writing {noun}") as on_row:
         outcome = work(Writing(session.database, wiring.read_clock(), dry_run, on_row))
@@ -550,4 +562,5 @@ def _write(session: Session, noun: str, work: Work, dry_run: bool) -> str:
         if outcome.unknown
         else ""
     )
-    return f"{noun}: {changes}; {days_note(outcome)}{kept}{replaced}{nearby}{unknown}"
+    days = "" if is_rate_new and not outcome.days_to_recompute else f"; {days_note(outcome)}"
+    return f"{noun}: {changes}{days}{kept}{replaced}{nearby}{unknown}"

@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.cash import AMORTIZED
-from gpuledger_collector.accounting.ledger_rows import OnOverlap, UsageRow
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome, OnOverlap, UsageRow
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.pricing import Price
@@ -196,9 +196,9 @@ def _start_file(
         *find_overfull_nodes(session.database, rows),
     ):
         say(sentence, error=True)
-    _set_rate(session, asked, f"Import {plural(len(rows), 'workload')}")
+    is_rate_new = _set_rate(session, asked, f"Import {plural(len(rows), 'workload')}")
     print(
-        imports.write_usage(session, parsed, asked.dry_run, asked.on_overlap)
+        imports.write_usage(session, parsed, asked.dry_run, asked.on_overlap, is_rate_new)
         + dry_run_note(asked.dry_run)
     )
     if asked.dry_run:
@@ -249,14 +249,18 @@ def _start_prometheus(
     )
 
 
-def _set_rate(session: Session, asked: _Asked, question: str) -> None:
-    """Ask, unless --yes is given, and put the rate into the price book."""
+def _set_rate(session: Session, asked: _Asked, question: str) -> bool:
+    """Ask, unless --yes is given, and put the rate into the price book; whether it changes a bill."""
     price = asked.price
-    new_rate = "" if price is None else _set_price(session, price, dry_run=True)
+    change = None if price is None else _set_price(session, price, dry_run=True)
+    new_rate = "" if change is None else _change_text(change)
     if not asked.dry_run and not asked.yes:
         _ask(f"{question}{_at_rate_text(price, new_rate)}?")
     if price is not None and new_rate:
-        say(f"rate: {_rate_text(price)}{_set_price(session, price, asked.dry_run)}")
+        if not asked.dry_run:
+            change = _set_price(session, price, dry_run=False)
+        say(f"rate: {_rate_text(price)}{new_rate}")
+    return change is not None and change.days_to_recompute > 0
 
 
 def _rate_text(price: Price) -> str:
@@ -417,9 +421,8 @@ def _price(rate: str, currency: str) -> Price:
     return declared[0]
 
 
-def _set_price(session: Session, price: Price, dry_run: bool) -> str:
-    """Put the rate into the price book, and return what that changes; empty when it is in force
-    already.
+def _set_price(session: Session, price: Price, dry_run: bool) -> ImportOutcome:
+    """Put the rate into the price book, and return what that changes.
 
     More specific rates of the book go before it.
     """
@@ -436,6 +439,11 @@ def _set_price(session: Session, price: Price, dry_run: bool) -> str:
 
     into = Writing(session.database, wiring.read_clock(), dry_run)
     outcome, _ = import_prices(into, [price], check)
+    return outcome
+
+
+def _change_text(outcome: ImportOutcome) -> str:
+    """What a new rate changes; empty when it is in force already."""
     if outcome.updated:
         return f" instead of the rate in force; {days_note(outcome)}"
     if outcome.days_to_recompute:

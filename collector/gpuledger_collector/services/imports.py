@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuledger_collector.accounting.fair_share import PoolShare
 from gpuledger_collector.accounting.import_progress import OnRow, tell_nobody
@@ -22,7 +22,7 @@ from gpuledger_collector.ingest.files.bill import BillFile
 from gpuledger_collector.ingest.files.node_load import node_loads, overfull
 from gpuledger_collector.ingest.files.usage import UsageFile
 from gpuledger_collector.insight.queue_rows import QueueRow
-from gpuledger_collector.storage.billing import bills, declarations, locations, prices
+from gpuledger_collector.storage.billing import bills, declarations, locations, periods, prices
 from gpuledger_collector.storage.capacity import queues
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import imports, inventory
@@ -49,7 +49,8 @@ class Writing:
 def import_usage(into: Writing, parsed: UsageFile, on_overlap: OnOverlap) -> ImportOutcome:
     """Write who held how many GPUs. Raises OtherSource."""
     with into.transaction() as connection:
-        return imports.add_usage(
+        marks = periods.last_marks(connection)
+        outcome = imports.add_usage(
             connection,
             parsed.rows,
             into.now_ms,
@@ -58,6 +59,14 @@ def import_usage(into: Writing, parsed: UsageFile, on_overlap: OnOverlap) -> Imp
             on_overlap,
             into.on_row,
         )
+        return _with_closed_months(connection, outcome, marks)
+
+
+def _with_closed_months(
+    connection: Connection, outcome: ImportOutcome, since: periods.Marks
+) -> ImportOutcome:
+    """The outcome with the closed months among the days that it marked."""
+    return replace(outcome, closed_months=periods.closed_months_marked(connection, since))
 
 
 def find_overfull_nodes(database: Database, rows: Sequence[UsageRow]) -> list[str]:
@@ -84,16 +93,20 @@ def import_prices(
     with into.transaction() as connection:
         problems = prices.currency_changes(connection, rows)
         check(problems)
+        marks = periods.last_marks(connection)
         bad = {problem.source.rpartition(":")[0] for problem in problems}
         good = [price for price in rows if price.source not in bad]
         outcome = prices.add(connection, good, into.now_ms, into.on_row)
-        return outcome, locations.unknown_regions(connection)
+        unknown = locations.unknown_regions(connection)
+        return _with_closed_months(connection, outcome, marks), unknown
 
 
 def import_inventory(into: Writing, rows: Sequence[InventoryRow]) -> ImportOutcome:
     """Replace the placements of the accelerators that a file names."""
     with into.transaction() as connection:
-        return inventory.replace_inventory(connection, rows, into.now_ms, into.on_row)
+        marks = periods.last_marks(connection)
+        outcome = inventory.replace_inventory(connection, rows, into.now_ms, into.on_row)
+        return _with_closed_months(connection, outcome, marks)
 
 
 def import_samples(into: Writing, rows: Sequence[SampleRow]) -> ImportOutcome:

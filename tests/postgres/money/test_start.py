@@ -92,6 +92,28 @@ def test_another_rate_replaces_the_one_before(run, fleet) -> None:
     assert total[1:] == ["760.250000", "3421.12", "EUR"]
 
 
+def test_a_rate_that_changes_the_bill_is_not_called_no_change(run, fleet) -> None:
+    """The file changes nothing and the rate does; a closed month among those days is named."""
+    start = ("start", EXAMPLES / "jobs.csv", "--yes", "--rate")
+    assert run(*start, "2.50")[0] == 0
+    _, out, _ = run(*start, "5")
+    assert "days to rate again" in out
+    assert "workloads: 0 added, 0 updated, 5 unchanged\n" in out
+    assert "is closed" not in out
+    assert run("close", "--period", "2026-10")[0] == 0
+    stays = "2026-10 is closed and stays as billed: what changes there is a correction in an open"
+    for command in (
+        (*start, "6", "--dry-run"),
+        (*start, "6"),
+        ("prices", "set", "--rate", "7", "--currency", "USD", "--from", "2000-01-02"),
+    ):
+        code, out, err = run(*command)
+        assert code == 0, err
+        assert f"days to rate again; {stays}" in " ".join(out.split())
+    _, out, _ = run("prices", "set", "--rate", "8", "--currency", "USD", "--from", "2026-11-01")
+    assert "is closed" not in out
+
+
 def test_a_spreadsheet_of_another_country(run, fleet) -> None:
     """Semicolons, a byte order mark, dates with the day first, decimal commas, a row twice, a
     column of no meaning.

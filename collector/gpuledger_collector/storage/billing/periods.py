@@ -14,6 +14,9 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import sealed_tables
 from gpuledger_collector.storage.locks import Connection
 
+Marks = tuple[int, int]
+"""Ids of requests to rate a day and an hour again: a later request has a larger one."""
+
 
 def list_closed(connection: Connection) -> list[ClosedPeriod]:
     """Every closed period, by time."""
@@ -36,20 +39,43 @@ def declarations_at(
     return {name: closed_ms.get(name) for name in sorted(names)}
 
 
-def list_marked(connection: Connection) -> list[Period]:
+def list_marked(connection: Connection, since: Marks = (0, 0)) -> list[Period]:
     """Closed periods with a mark on an hour or a day, by time; not for evidence that retention has
     removed.
 
-    Marks of UTC days may touch a period in another zone that begins up to a day later.
+    Marks of UTC days may touch a period in another zone that begins up to a day later. `since`:
+    only marks that were added after these.
     """
-    rows = connection.execute("""
+    rows = connection.execute(
+        """
         SELECT start_ms, end_ms FROM billing_period p
-        WHERE EXISTS (SELECT FROM day_recompute WHERE day_ms > p.start_ms - 86400000 AND day_ms < p.end_ms)
-            OR EXISTS (SELECT FROM hour_recompute h WHERE hour_ms > p.start_ms - 3600000 AND hour_ms < p.end_ms
+        WHERE EXISTS (SELECT FROM day_recompute WHERE id > %s
+                AND day_ms > p.start_ms - 86400000 AND day_ms < p.end_ms)
+            OR EXISTS (SELECT FROM hour_recompute h WHERE id > %s
+                AND hour_ms > p.start_ms - 3600000 AND hour_ms < p.end_ms
                 AND NOT EXISTS (SELECT FROM expired_day WHERE h.hour_ms >= day_ms AND h.hour_ms < day_ms + 172800000))
         ORDER BY start_ms
-        """)
+        """,
+        since,
+    )
     return [Period(*row) for row in rows]
+
+
+def last_marks(connection: Connection) -> Marks:
+    """The newest marks on a day and on an hour."""
+    row = connection.execute(
+        "SELECT coalesce((SELECT max(id) FROM day_recompute), 0),"
+        " coalesce((SELECT max(id) FROM hour_recompute), 0)"
+    ).fetchone()
+    return (0, 0) if row is None else (row[0], row[1])
+
+
+def closed_months_marked(connection: Connection, since: Marks) -> tuple[str, ...]:
+    """The names of closed periods that were marked after these marks, by time."""
+    marked = {period.start_ms for period in list_marked(connection, since)}
+    return tuple(
+        month.name for month in list_closed(connection) if month.period.start_ms in marked
+    )
 
 
 def receipt(connection: Connection, name: str) -> Mapping[str, Any] | None:
