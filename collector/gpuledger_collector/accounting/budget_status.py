@@ -12,8 +12,8 @@ from gpuledger_collector.accounting.period import Period
 class Spend:
     """What counts against a budget in a range of days: micro-units of its unit, GPU-nanoseconds.
 
-    `micro` None: not known, since shares of common costs are not computed yet; `shared_micro` is
-    their part of it. `other_gpu_ns` is time charged in another currency, `unpriced_gpu_ns` time
+    `micro` None: not known, since nothing of the period is rated, or shares of common costs are not
+    computed yet; `shared_micro` is their part of it. `other_gpu_ns` is time charged in another currency, `unpriced_gpu_ns` time
     without a price: in no amount here.
     """
 
@@ -78,13 +78,31 @@ class Status:
         )
 
     @property
-    def elapsed_percent(self) -> int:
-        """Elapsed part of the period, in whole percent."""
+    def is_rated(self) -> bool:
+        """Whether any of the period is rated; else what is spent is not known."""
+        return self.known_ms > self.period.start_ms
+
+    @property
+    def elapsed_percent(self) -> int | None:
+        """Rated part of the period, in whole percent; None where nothing of it is."""
+        if not self.is_rated:
+            return None
         return (
             max(0, min(self.known_ms, self.period.end_ms) - self.period.start_ms)
             * 100
             // self.period.ms
         )
+
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether all of the budget is known to be spent: then it no longer runs out."""
+        return self.spent_percent is not None and self.spent_percent >= 100
+
+    @property
+    def ahead_of_run_out(self) -> Ahead | None:
+        """The forecast of the days on which the budget runs out; None once it is spent."""
+        return None if self.is_spent else self.ahead
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,13 @@ def _estimate(part: Callable[[Ahead], int]) -> Callable[[Status], str | None]:
 
 
 def _run_out(part: Callable[[Ahead], int | None]) -> Callable[[Status], str | None]:
-    """A column of a day on which the budget is expected to run out."""
-    return lambda item: None if item.ahead is None else _day(item, part(item.ahead))
+    """A column of a day on which the budget is expected to run out; null once it is spent."""
+
+    def day(item: Status) -> str | None:
+        ahead = item.ahead_of_run_out
+        return None if ahead is None else _day(item, part(ahead))
+
+    return day
 
 
 def _pace(window: int) -> Callable[[Status], int | None]:
@@ -73,7 +78,11 @@ BUDGETS = Report[Status](
         Column("unit", lambda item: item.budget.unit),
     ),
 )
-"""Amounts are texts in major units; percents are whole."""
+"""Amounts are texts in major units; percents are whole.
+
+What is spent is null while nothing of the period is rated; days of running out are null once the
+budget is spent, and where it is not expected to be within the period.
+"""
 
 
 def _label(status: Status) -> str:
@@ -90,7 +99,7 @@ def _band(status: Status) -> str:
 
 
 def _when_spent(status: Status) -> str:
-    if status.spent_percent is not None and status.spent_percent >= 100:
+    if status.is_spent:
         return "spent"
     if status.ahead is None:
         return NOTHING_YET
@@ -120,8 +129,8 @@ STANDINGS = Report[Status](
         Column("percent", lambda item: _show_value(item.spent_percent), Kind.DECIMAL, heading="%"),
         Column(
             "elapsed",
-            lambda item: item.elapsed_percent,
-            Kind.COUNT,
+            lambda item: _show_value(item.elapsed_percent),
+            Kind.DECIMAL,
             heading="time %",
             is_optional=True,
         ),

@@ -242,18 +242,20 @@ def budget_facts(status: Status) -> dict[str, Any]:
     description = (
         f"{html.UNKNOWN}, how much of {whole}, " if share is None else f"{share} % of {whole}, "
     )
-    description += f"{status.elapsed_percent} % of the time has passed"
+    elapsed = status.elapsed_percent
+    description += (
+        "nothing of it is rated yet" if elapsed is None else f"{elapsed} % of the time has passed"
+    )
     forecast = out = None
     if ahead is not None:
         middle, low, high = (
             budget.number(end, 0) for end in (ahead.middle_micro, ahead.low_micro, ahead.high_micro)
         )
         forecast = f"{middle} ({low} to {high})"
-        gone_ms = None if share is not None and share >= 100 else ahead.run_out_ms
+        gone_ms = None if status.is_spent else ahead.run_out_ms
         out = None if gone_ms is None else budget.calendar.date_of(gone_ms).isoformat()
         description += f", forecast {forecast} {budget.unit}"
     over = ahead is not None and ahead.middle_micro >= budget.amount_micro
-    gone = share is not None and share >= 100
     return {
         "name": budget.name,
         "owner": budget.owner_label,
@@ -262,7 +264,7 @@ def budget_facts(status: Status) -> dict[str, Any]:
         "spent": html.UNKNOWN if spent is None else budget.number(spent),
         "amount": budget.number(budget.amount_micro),
         "share": share,
-        "elapsed": status.elapsed_percent,
+        "elapsed": elapsed,
         "days": _first_and_last(status.period, budget.calendar),
         "forecast": forecast,
         "out": out,
@@ -270,7 +272,7 @@ def budget_facts(status: Status) -> dict[str, Any]:
             html.UNKNOWN
             if share is None
             else budget.spent_word
-            if gone
+            if status.is_spent
             else "at risk"
             if over
             else "on course"
@@ -278,7 +280,7 @@ def budget_facts(status: Status) -> dict[str, Any]:
         "bar": plots.budget_bar(
             (spent or 0) / MICRO,
             budget.amount_micro / MICRO,
-            status.elapsed_percent / 100,
+            (elapsed or 0) / 100,
             (
                 None
                 if ahead is None

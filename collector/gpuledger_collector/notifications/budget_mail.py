@@ -101,14 +101,15 @@ def subject(news: News) -> str:
         text += f", {_spending(budget)} at {_pace(status)} % of the even pace"
     if ahead is not None:
         text += f", forecast {_estimate(status, ahead.middle_micro)} ({_range(status)})"
-        if ahead.run_out_ms is not None and share < 100:
+        if ahead.run_out_ms is not None and not status.is_spent:
             text += f", runs out {_short(ahead.run_out_ms, budget.calendar)}"
     return text
 
 
 def _facts(news: News) -> dict[str, object]:
     status, budget = news.status, news.status.budget
-    share = status.spent_percent or 0
+    # Only budgets of rated time are written about.
+    share, elapsed = status.spent_percent or 0, status.elapsed_percent or 0
     return {
         "subject": subject(news),
         "verdict": _verdict(news),
@@ -119,9 +120,9 @@ def _facts(news: News) -> dict[str, object]:
         "share": share,
         "spent_word": budget.spent_word,
         "share_capped": min(share, 100),
-        "elapsed": status.elapsed_percent,
+        "elapsed": elapsed,
         "bar": _bar(share),
-        "clock": _bar(status.elapsed_percent),
+        "clock": _bar(elapsed),
         **_changes(news),
         "windows": _windows(news),
         "actions": _actions(news),

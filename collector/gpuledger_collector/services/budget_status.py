@@ -164,6 +164,8 @@ def _standing(
     known_ms = history.end_ms
     own_days = [day for day in days if day.day_ms >= period.start_ms]
     spend = budgets.spend(connection, budget, Period(period.start_ms, known_ms), own_days)
+    if known_ms <= period.start_ms:
+        spend = replace(spend, micro=None, idle_micro=None, shared_micro=None)
     ahead = None
     if at_ms < period.end_ms and spend.micro is not None:
         by_day = {day.day_ms: round(day.amount) for day in days if day.day_ms >= history.start_ms}

@@ -108,6 +108,8 @@ def _watch(begin: Begin, budget: Budget, period: Period, at_ms: int, write: Writ
         known = budgets.alerts(connection, budget, period)
         evaluate_shares(connection, budget, period, at_ms)
         status = status_of(connection, budget, period, at_ms)
+        if not status.is_rated:
+            return 0
         assert status.spend.micro is not None  # its shares were just computed
         evaluation = evaluate(budget, _reading(status, status.spend.micro), known)
         after = {(alert.rule, alert.percent): alert for alert in (*known, *evaluation.changed)}

@@ -12,7 +12,8 @@ import pytest
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import parse_instant
-from gpuledger_collector.export.budgets import BUDGETS
+from gpuledger_collector.export.budgets import BUDGETS, STANDINGS
+from gpuledger_collector.export.statement import budget_facts
 from gpuledger_collector.notifications import budget_mail
 from gpuledger_collector.services.budget_status import statuses
 from gpuledger_collector.services.budget_watch import watch_budgets
@@ -94,6 +95,31 @@ def test_figures_are_the_ledgers_own(october, apply, run) -> None:
     assert status.pace_percents == (100 * 1000 // even, 100 * 1000 // even)
     early = statuses(october.connection, OCTOBER + 4 * DAY)[0]
     assert early.ahead is None
+
+
+def test_nothing_of_a_month_is_rated_so_nothing_is_known(october, apply, dsn) -> None:
+    """No budget stands at 0 % of its amount and of its time because its month is not rated."""
+    apply(VISION)
+    (status,) = statuses(october.connection, NOW_MS + 40 * DAY)
+    row = BUDGETS.exact(status)
+    unknown = ("spent", "spent_percent", "elapsed_percent", "forecast", "run_out")
+    assert {name: row[name] for name in unknown} == dict.fromkeys(unknown)
+    shown = STANDINGS.texts(status)
+    assert {shown[name] for name in ("spent", "percent", "elapsed", "run_out")} == {"-"}
+    page = budget_facts(status)
+    assert (page["state"], page["spent"], page["elapsed"]) == ("not known", "not known", None)
+    assert watch_budgets(Database(dsn), NOW_MS + 40 * DAY, budget_mail.write) == 0
+
+
+def test_a_budget_that_is_spent_does_not_run_out_any_more(october, apply) -> None:
+    """At 24 a day 400 are spent on the 16th: until then a day is named, and after it none."""
+    apply(VISION)
+    for day, is_spent in ((14, False), (20, True)):
+        (status,) = statuses(october.connection, OCTOBER + day * DAY)
+        row = BUDGETS.exact(status)
+        assert (row["spent_percent"] >= 100) is is_spent
+        days = {row[name] for name in ("run_out", "run_out_earliest", "run_out_latest")}
+        assert (days == {None}) is is_spent, day
 
 
 def test_the_run_out_is_a_day_of_the_billing_zone(october, apply, dsn) -> None:

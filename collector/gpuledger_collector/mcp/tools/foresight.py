@@ -65,16 +65,19 @@ class BudgetRow(Model):
     period: Span
     amount: Money | Quantity
     spent: Annotated[
-        Money | Quantity | None, Field(description="Null where a part of it has no price.")
+        Money | Quantity | None, Field(description="Null where nothing of the period is rated, or a share is not known.")
     ]
     spent_percent: int | None
-    elapsed_percent: int
+    elapsed_percent: Annotated[
+        int | None, Field(description="Rated part of the period; null: nothing of it is.")
+    ]
     rated_until: str | None
     forecast: Annotated[
         EndRange | None, Field(description="At the end of the period; null: too short a history.")
     ]
     runs_out: Annotated[
-        str | None, Field(description="Day on which it is spent by the middle forecast.")
+        str | None,
+        Field(description="Day on which the middle forecast spends it; null once it is spent."),
     ]
 
 
@@ -126,7 +129,7 @@ def list_budgets(
 
 
 def _budget_row(snapshot: Snapshot, status: Status) -> BudgetRow:
-    budget, ahead = status.budget, status.ahead
+    budget, ahead, running = status.budget, status.ahead, status.ahead_of_run_out
 
     def amount(micro: int) -> Money | Quantity:
         if budget.is_money:
@@ -145,8 +148,8 @@ def _budget_row(snapshot: Snapshot, status: Status) -> BudgetRow:
         rated_until=instant(status.known_ms),
         forecast=None if ahead is None else _end_range(ahead, amount),
         runs_out=None
-        if ahead is None or ahead.run_out_ms is None
-        else str(budget.calendar.date_of(ahead.run_out_ms)),
+        if running is None or running.run_out_ms is None
+        else str(budget.calendar.date_of(running.run_out_ms)),
     )
 
 
