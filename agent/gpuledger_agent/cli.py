@@ -181,6 +181,15 @@ def settings_of(given: argparse.Namespace) -> Settings:
     )
 
 
+def reloaded_settings(given: argparse.Namespace) -> Settings:
+    """The settings again, while sampling waits. Raises SettingsError, also for a pipe: it would
+    block, and has nothing new to say.
+    """
+    if given.config is not None and given.config.exists() and not given.config.is_file():
+        raise SettingsError(f"{given.config}: is not a regular file, so it cannot be read again")
+    return settings_of(given)
+
+
 def run_command(given: argparse.Namespace) -> int:
     """`run`."""
     settings = settings_of(given)
@@ -189,7 +198,7 @@ def run_command(given: argparse.Namespace) -> int:
         return SUCCESS
     from gpuledger_agent import daemon
 
-    agent = daemon.build(settings, lambda: settings_of(given))
+    agent = daemon.build(settings, lambda: reloaded_settings(given))
     if settings.metrics_listen:
         from gpuledger_agent.exposition import AgentCollector, serve
 

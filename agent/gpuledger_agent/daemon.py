@@ -350,7 +350,11 @@ class Daemon:
                 "settings reloaded%s",
                 f"; a restart is needed for {', '.join(pending)}" if pending else "",
             )
-            self.settings = fresh
+            # What needs a restart stays as it is in force, also where this asks for a folder.
+            reloaded = {name for name, setting in FIELDS.items() if setting.metadata["reloads"]}
+            self.settings = dataclasses.replace(
+                self.settings, **{name: getattr(fresh, name) for name in reloaded}
+            )
             self.sampler.meter.busy_threshold = fresh.busy_threshold
             self.sampler.meter.gap_ms = gap_ms(fresh)
             start_log(fresh)

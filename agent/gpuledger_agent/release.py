@@ -13,8 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpuledger_agent.notes import clear_note, write_note
+from gpuledger_common.bounded_file import read_regular
 
 NAME = "released.json"
+MAX_NOTE_BYTES = 4096
 MAX_RELEASE_MS = 24 * 3_600_000
 
 
@@ -27,11 +29,14 @@ class Release:
 
 
 def read(folder: Path, now_ms: int) -> Release | None:
-    """The release in force; None without one, after its end, and for a note that cannot be read."""
+    """The release in force; None without one, after its end, and for a note that cannot be read.
+
+    Sampling asks in every round: what is no small file of ours may neither block nor stop it.
+    """
     try:
-        note = json.loads((folder / NAME).read_text())
+        note = json.loads(read_regular(folder / NAME, MAX_NOTE_BYTES))
         release = Release(int(note["until_ms"]), bool(note.get("confirmed", False)))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     return release if now_ms < release.until_ms <= now_ms + MAX_RELEASE_MS else None
 

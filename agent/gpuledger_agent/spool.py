@@ -23,6 +23,7 @@ import os
 import re
 import shutil
 import sqlite3
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -161,6 +162,7 @@ class Spool:
             raise SpoolUnavailable(
                 f"the spool folder {folder} cannot be created: {error.strerror}"
             ) from error
+        refuse_link_of_others(self.path)
         try:
             self._db = self._open_or_replace(folder, now_ms)
         except sqlite3.OperationalError as error:
@@ -542,6 +544,18 @@ class Spool:
     def close(self) -> None:
         """Close the file; everything is on disk already."""
         self._db.close()
+
+
+def refuse_link_of_others(path: Path) -> None:
+    """Refuse a symbolic link that another user put in place of the spool: through it, the agent
+    would write wherever that user wants. Raises SpoolUnavailable.
+    """
+    try:
+        status = path.lstat()
+    except OSError:
+        return
+    if stat.S_ISLNK(status.st_mode) and status.st_uid not in {0, os.geteuid()}:
+        raise SpoolUnavailable(f"the spool {path} is a link of another user: remove it")
 
 
 def _check_rows(database: sqlite3.Connection) -> None:

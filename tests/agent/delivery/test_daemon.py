@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fakes.agents import AGENT, agent
 from fakes.ports import free_port
 from fakes.sink import sink
-from gpuledger_agent import daemon
+from gpuledger_agent import daemon, release
 from gpuledger_agent.exposition import AgentCollector, serve
 from gpuledger_agent.settings import Settings
 
@@ -90,6 +90,59 @@ def test_hup_takes_new_settings_and_keeps_old_ones_when_they_are_bad(agent):
         count = len(target.committed())
         running.wait_for(lambda: len(target.committed()) > count)
         assert running.stop() == 0
+
+
+def test_no_file_of_the_settings_stops_sampling_at_a_reload(agent):
+    """Half-written, without end, gone, a loop of links, a pipe that nobody writes: the old settings
+    stay; a thousand signals are a few reloads.
+    """
+    with sink() as target:
+        running = agent(target.url)
+        running.wait_for(lambda: target.committed())
+        good = running.config.read_text()
+
+        def put(make):
+            running.config.unlink()
+            make(running.config)
+            said = running.log.read_text().count("the settings are unchanged")
+            running.process.send_signal(signal.SIGHUP)
+            running.wait_for(
+                lambda: running.log.read_text().count("the settings are unchanged") > said
+            )
+
+        put(lambda path: path.write_text("sample_interval_s = "))
+        put(lambda path: path.symlink_to("/dev/zero"))
+        put(lambda path: path.symlink_to(path))
+        put(lambda path: path.mkdir())
+        running.config.rmdir()
+        running.config.touch()
+        put(os.mkfifo)
+        running.config.unlink()
+        running.config.write_text(good + 'metrics_listen = "127.0.0.1:1"\n')
+        del running.environment["GPULEDGER_AGENT_METRICS_LISTEN"]
+        for _ in range(1000):
+            running.process.send_signal(signal.SIGHUP)
+        running.wait_for(running.said("settings reloaded"))
+        count = len(target.committed())
+        running.wait_for(lambda: len(target.committed()) > count)
+        assert running.stop() == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        Path.mkdir,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.write_text("[" * 200_000),
+        lambda path: path.write_text('{"until_ms": 1e400}'),
+    ],
+    ids=["fifo", "folder", "endless", "deep", "infinite"],
+)
+def test_a_note_that_is_none_stops_no_sampling(tmp_path, make):
+    """Whoever may write into the state folder may not stop the agent: it is asked in every round."""
+    make(tmp_path / release.NAME)
+    assert release.read(tmp_path, 0) is None
 
 
 def test_a_node_without_a_driver_keeps_its_heartbeat(agent):

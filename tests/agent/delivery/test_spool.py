@@ -25,6 +25,36 @@ def body_of(size=100):
     return lambda epoch, seq: f"{epoch}/{seq}".encode().ljust(size, b".")
 
 
+def test_what_lies_in_place_of_the_spool_is_not_written_through(tmp_path, monkeypatch):
+    """A link of another user is refused; a link of ours leads to the spool; what is no file is named
+    in a sentence, at once.
+    """
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.touch()
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    path = folder / "spool.sqlite"
+    path.symlink_to(elsewhere)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        if os.getuid():
+            with pytest.raises(SpoolUnavailable, match="is a link of another user: remove it"):
+                opened(folder)
+    if not os.getuid():
+        os.lchown(path, 12_345, 12_345)
+        with pytest.raises(SpoolUnavailable, match="is a link of another user: remove it"):
+            opened(folder)
+        os.lchown(path, 0, 0)
+    assert elsewhere.read_bytes() == b""
+    opened(folder).close()
+    assert elsewhere.read_bytes().startswith(b"SQLite")
+    for make in (os.mkfifo, os.mkdir):
+        path.unlink()
+        make(path)
+        with pytest.raises(SpoolUnavailable, match=r"spool\.sqlite cannot be written"):
+            opened(folder)
+
+
 @pytest.fixture
 def spool(tmp_path):
     made = opened(tmp_path)
