@@ -30,11 +30,14 @@ PAGES = {
     "demand": "/demand",
     "pool": f"/pools/{OWN}-pool",
     "trust": "/trust",
+    "spend": f"/spend?period={MONTH}",
+    "spend of a day": "/spend?days=1",
+    "spend of a team": f"/spend?days=7&team={OWN}&by=state",
     "api": "/docs",
     "nothing": "/jobs/nothing",
     "refused": "/jobs?period=never",
 }
-EMPTY = ("overview", "month", "jobs", "idle", "anomalies", "demand", "trust")
+EMPTY = ("overview", "month", "jobs", "idle", "anomalies", "demand", "trust", "spend")
 
 
 @pytest.fixture(scope="module")

@@ -300,6 +300,11 @@ class Calendar:
         """From a date (in) to a date (out). Raises ValueError with a sentence."""
         return self.days_named(date_range(start, end))
 
+    def last_days(self, now_ms: int, count: int) -> Period:
+        """So many days up to now, and today."""
+        today = self.day_of(now_ms)
+        return Period(self.days_before(today.start_ms, count), today.end_ms)
+
     def days_named(self, nominal: Period) -> Period:
         """The days of the bill that have the names of these UTC days."""
         bounds = (to_datetime(at_ms).date() for at_ms in (nominal.start_ms, nominal.end_ms))

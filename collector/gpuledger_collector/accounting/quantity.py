@@ -41,11 +41,20 @@ def round_together(values: Sequence[int], unit: int) -> list[int]:
     The difference between the rounded sum and the floors goes to the largest remainders, ties to
     the earlier value.
     """
+    return round_to_sum(values, unit, round_half_even_div(sum(values), unit))
+
+
+def round_to_sum(values: Sequence[int], unit: int, total: int) -> list[int]:
+    """The same for a sum that is rounded already, in units: parts of a row that was rounded with
+    others. It lies within one unit of the exact sum.
+    """
     # `//` and `%` round toward minus infinity, so a negative amount (a correction) has a remainder
     # from 0 to unit - 1 too, and what is left over is never negative.
     floors = [value // unit for value in values]
-    left = round_half_even_div(sum(values), unit) - sum(floors)
+    left = total - sum(floors)
     if left:
+        more, left = divmod(left, len(values))
+        floors = [floor + more for floor in floors]
         remainders = [value % unit for value in values]
         by_remainder = sorted(range(len(values)), key=remainders.__getitem__, reverse=True)
         for at in by_remainder[:left]:

@@ -50,6 +50,12 @@ def escape_name(name: str) -> str:
     return f"{ESCAPE}{name}" if is_reserved(name[prefix.end() :] if prefix else name) else name
 
 
+def unescape_name(shown: str) -> str:
+    """The name that `escape_name` shows like this."""
+    bare = shown.removeprefix(ESCAPE)
+    return bare if bare != shown and escape_name(bare) == shown else shown
+
+
 def reserved_message(name: str) -> str:
     """Why a declared name is refused."""
     return f"{name!r} is reserved: names in parentheses are rows that reports make themselves"

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from gpuledger_collector.accounting.contested_lines import MOST_LINES
 from gpuledger_collector.accounting.disputes import MOST_ENTRIES, MOST_OPEN
+from gpuledger_collector.accounting.spend_series import MOST_DAYS
 from gpuledger_collector.api import (
     batches,
     intake,
@@ -181,6 +182,7 @@ PAGES = tuple(
     _read(f"GET {path}", query)
     for path, query in {
         "/": f"the period asked for, by default a month, {LINES}",
+        "/spend": f"the period asked for, at most {MOST_DAYS:,} days, by default a month, {LINES}",
         "/statements": f"a month, {LINES}",
         "/statements/{level}": "which months have charges",
         "/statements/{level}/{month}": f"a month, {LINES}",

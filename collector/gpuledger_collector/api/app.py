@@ -37,6 +37,7 @@ from gpuledger_collector.api import (
     runs,
     samples,
     series,
+    spend_page,
 )
 from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, ReadContext
 from gpuledger_collector.api.intake import Intake
@@ -106,6 +107,7 @@ def create(
         disputes,
         list_pages,
         pool_page,
+        spend_page,
     ):
         app.include_router(module.router(context))
     outlook = HourlyCache(lambda: forecast_outlook(context.database, context.now_ms))

@@ -106,8 +106,7 @@ class TimeRange:
             return calendar.days_named(self.nominal)
         if self.last_days is None:
             return calendar.month(calendar.month_of(now_ms))
-        today = calendar.day_of(now_ms)
-        return Period(calendar.days_before(today.start_ms, self.last_days), today.end_ms)
+        return calendar.last_days(now_ms, self.last_days)
 
 
 def named_period(calendar: Calendar, name: str) -> Period:

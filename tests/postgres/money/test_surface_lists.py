@@ -16,6 +16,7 @@ from gpuledger_collector.notifications import budget_mail, digest_mail, finding_
 
 ROUTES = {
     "GET /": "test_surfaces.py: what teams are charged",
+    "GET /spend": "test_spend_series.py: the chargeback of the same range",
     "GET /statements": "leads to the list of a month",
     "GET /statements/{level}/{month}": "test_surfaces.py: what each owner pays",
     "GET /statements/{level}/{owner:name}/{month}": "tests/pages/test_statement.py",

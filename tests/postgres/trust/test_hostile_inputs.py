@@ -17,7 +17,14 @@ from fakes import two_teams as made
 from fakes.postgres import fresh_database
 from fakes.two_teams import day, two_teams
 from gpuledger_collector.accounting.attribution import fnmatchcase
-from gpuledger_collector.api import fleet_pages, handbook, list_pages, pages, pool_page
+from gpuledger_collector.api import (
+    fleet_pages,
+    handbook,
+    list_pages,
+    pages,
+    pool_page,
+    spend_page,
+)
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.page_routes import HourlyCache
 from gpuledger_collector.cli import build
@@ -56,9 +63,11 @@ def test_markup_in_names_is_text_on_every_page(marked):
     names |= {"pool": f"{names['owner']}-pool", "job": f"{names['owner']}-1"}
     context, outlook = ReadContext(None, None, None), HourlyCache(Outlook)
     routers = [module.router(context, outlook) for module in (pages, fleet_pages)]
-    routers += [module.router(context) for module in (list_pages, pool_page)]
+    routers += [module.router(context) for module in (list_pages, pool_page, spend_page)]
     paths = [route.path for router in (*routers, handbook.router(dict)) for route in router.routes]
-    assert {"/", "/docs", "/idle", "/anomalies", "/jobs", "/demand", "/trust"} <= set(paths)
+    assert {"/", "/docs", "/idle", "/anomalies", "/jobs", "/demand", "/spend", "/trust"} <= set(
+        paths
+    )
     showing = 0
     for path in paths:
         asked = re.sub(r"{(\w+)(:\w+)?}", lambda found: names[found[1]], path)

@@ -96,11 +96,17 @@ def addresses(fleet):
         f"/jobs/{OWN}-1",
         "/demand",
         "/trust",
+        f"/spend?period={MONTH}",
+        f"/spend?period={MONTH}&by=state",
+        "/spend?days=1&by=model",
     ]
     return [
         *asked,
         *shown,
-        *(f"{path}?period={MONTH}&format=csv" for path in ("/idle", "/anomalies", "/jobs")),
+        *(
+            f"{path}?period={MONTH}&format=csv"
+            for path in ("/idle", "/anomalies", "/jobs", "/spend")
+        ),
     ]
 
 
@@ -165,6 +171,7 @@ def test_with_every_filter_gone_a_viewer_sees_nothing_foreign(fleet, addresses, 
         "/idle",
         "/anomalies",
         "/jobs",
+        "/spend",
     }
 
 

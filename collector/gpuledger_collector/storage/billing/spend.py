@@ -3,16 +3,118 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
+from gpuledger_collector.accounting.spend_series import SpendCell
+from gpuledger_collector.storage.billing.reports import AMENDS, LEVEL_COLUMNS
+from gpuledger_collector.storage.cancellation import admit_lines, line_limit
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select
+from gpuledger_collector.storage.rows import select, select_as
 
 DailyCosts = Mapping[tuple[str, str], Mapping[int, int]]
 """Micro-units by the start of the day, by owner ("": nobody) and currency."""
+_KEYS = {
+    **{level: f"coalesce({column}, '')" for level, column in LEVEL_COLUMNS.items()},
+    "pool": "coalesce(l.pool, '')",
+    "model": "coalesce(l.gpu_model, '')",
+    "state": "''",
+}
+_CELLS = """
+    SELECT CASE WHEN %(names)s::text[] IS NULL OR c.key = ANY(%(names)s) THEN c.key END AS key, c.state,
+        c.currency, c.correction_of, c.bucket, sum(c.cost_micro)::bigint AS cost_micro,
+        sum(c.idle_micro)::bigint AS idle_micro
+    FROM ({lines}) c GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5"""
+_LINES = """
+    SELECT {key} AS key, l.state, l.currency, {correction_of} AS correction_of,
+        width_bucket({day}, %(starts)s::bigint[]) - 1 AS bucket, coalesce(l.cost_micro, 0) AS cost_micro,
+        coalesce(l.idle_cost_micro, 0) AS idle_micro
+    FROM {table} l LEFT JOIN owner o ON o.id = l.owner_id
+    WHERE {day} >= %(start)s AND {day} < %(end)s AND l.currency IS NOT NULL{own}"""
+# A charge of a day counts in proportion to its overlap with each hour, as in the pace of a budget.
+_HOURS = """
+    SELECT {key} AS key, l.state, l.currency, '' AS correction_of, b.number - 1 AS bucket,
+        abs(l.cost_micro)::numeric * (least(l.end_ms, b.end_ms) - greatest(l.start_ms, b.start_ms))
+            / (l.end_ms - l.start_ms) AS cost_micro, 0 AS idle_micro
+    FROM charge l LEFT JOIN owner o ON o.id = l.owner_id
+    JOIN unnest(%(starts)s::bigint[], %(ends)s::bigint[]) WITH ORDINALITY AS b (start_ms, end_ms, number)
+        ON l.start_ms < b.end_ms AND l.end_ms > b.start_ms
+    WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.end_ms > l.start_ms
+        AND l.currency IS NOT NULL AND l.cost_micro IS NOT NULL{own}"""
+
+
+def spend_by_bucket(
+    connection: Connection,
+    by: str,
+    buckets: Sequence[Period],
+    names: Sequence[str] | None,
+    owner: Mapping[str, str] | None,
+) -> list[SpendCell]:
+    """Sum what the days of each bucket bill, and the corrections booked in it, by one dimension.
+
+    `names` (as stored) are told apart, all others have no key; None: all are told apart. `owner`
+    (level -> value) reads that owner's lines alone. Buckets adjoin and consist of whole days.
+    """
+    own, values = _own(owner)
+    lines = " UNION ALL ".join(
+        _LINES.format(key=_KEYS[by], table=table, day=day, correction_of=amends, own=own)
+        for table, day, amends in (
+            ("ledger_day", "l.day_ms", "''"),
+            ("correction", "l.booked_day_ms", AMENDS),
+        )
+    )
+    return _read_cells(connection, lines, buckets, names, values)
+
+
+def spend_by_hour(
+    connection: Connection,
+    by: str,
+    hours: Sequence[Period],
+    names: Sequence[str] | None,
+    owner: Mapping[str, str] | None,
+) -> list[SpendCell]:
+    """Weigh each hour of the charges of some days, as if each were spread evenly over the time from
+    its start to its end.
+
+    The weights of a day add up to about what it cost; only their proportion means something.
+    """
+    own, values = _own(owner)
+    return _read_cells(connection, _HOURS.format(key=_KEYS[by], own=own), hours, names, values)
+
+
+def _own(owner: Mapping[str, str] | None) -> tuple[str, dict[str, str]]:
+    levels = owner or {}
+    where = "".join(
+        f" AND coalesce({LEVEL_COLUMNS[level]}, '') = %(own_{level})s" for level in levels
+    )
+    # What no owner pays is in no owner's part, not even in that of those whom nobody knows.
+    only = " AND l.owner_id IS NOT NULL" if levels else ""
+    return only + where, {f"own_{level}": name for level, name in levels.items()}
+
+
+def _read_cells(
+    connection: Connection,
+    lines: str,
+    buckets: Sequence[Period],
+    names: Sequence[str] | None,
+    values: Mapping[str, str],
+) -> list[SpendCell]:
+    cells = select_as(
+        connection,
+        SpendCell,
+        f"{_CELLS.format(lines=lines)}{line_limit()}",
+        {
+            **values,
+            "names": None if names is None else list(names),
+            "starts": [bucket.start_ms for bucket in buckets],
+            "ends": [bucket.end_ms for bucket in buckets],
+            "start": buckets[0].start_ms,
+            "end": buckets[-1].end_ms,
+        },
+    )
+    admit_lines(len(cells))
+    return cells
 
 
 def daily_costs(connection: Connection, level: str, period: Period) -> DailyCosts:

@@ -1,0 +1,346 @@
+"""Spend over time and the flow of capacity, as files, tables and plots."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from gpuledger_collector.accounting.cost_flow import (
+    BILLED as FLOW_BILLED,
+)
+from gpuledger_collector.accounting.cost_flow import (
+    CAPACITY,
+    UNPAID,
+    CostFlow,
+    FlowPart,
+)
+from gpuledger_collector.accounting.money import MICRO, Money
+from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.accounting.spend_over_time import CurrencySpend, SpendOverTime
+from gpuledger_collector.accounting.spend_series import (
+    ADJUSTMENTS,
+    BILLED,
+    CORRECTION,
+    HOUR,
+    IDLE,
+    MONTH,
+    NOBODY,
+    REST,
+    SHARED,
+    STATE,
+    WEEK,
+    Series,
+    SpendAmount,
+    shorten_rows,
+)
+from gpuledger_collector.export.plots import MAX_DATES
+from gpuledger_collector.export.report import Column, Kind, Report
+from gpuledger_collector.export.spend_plots import (
+    Bar,
+    FlowNode,
+    Limit,
+    LinkOf,
+    Segment,
+    draw_bars,
+    draw_flow,
+    draw_running_total,
+)
+from gpuledger_common.plurals import plural
+
+SPEND = "/spend"
+STATE_NAMES = {
+    "held": "held",
+    IDLE: "idle while held",
+    "node_cost": "node costs",
+    ADJUSTMENTS: "adjustments",
+    SHARED: "shares of common costs",
+    "unallocated": "unallocated",
+    "stranded": "stranded",
+    "unavailable": "unavailable",
+    "unobserved": "unobserved",
+    "commitment_unused": "unused commitments",
+}
+"""What people call the states by which spend is grouped and capacity flows."""
+OTHERS, NOBODY_PAYS, CORRECTIONS = "others", "paid by nobody", "corrections"
+
+AMOUNTS = Report[SpendAmount](
+    "spend",
+    (
+        Column("from", lambda item: item.bucket.start_ms, Kind.INSTANT),
+        Column("to", lambda item: item.bucket.end_ms, Kind.INSTANT),
+        Column("group", lambda item: STATE_NAMES.get(item.name, item.name)),
+        Column("billed", lambda item: "no" if item.kind == NOBODY else "yes"),
+        Column("correction_of", lambda item: item.correction_of),
+        Column(
+            "cost",
+            lambda item: item.cost,
+            Kind.MONEY,
+            about="Direct cost; shares of common costs are those of a period, not of its days.",
+        ),
+        Column("currency", lambda item: item.cost.currency),
+    ),
+)
+"""Every group in every bucket; the amounts add up to the direct cost of the chargeback."""
+
+
+def name_group(name: str, kind: str, by: str, count: int = 1) -> str:
+    """What people call a row or a series."""
+    if kind == REST:
+        return f"{count:,} {OTHERS}"
+    if not name and kind == NOBODY:
+        return NOBODY_PAYS
+    if not name and kind == CORRECTION:
+        return CORRECTIONS
+    if by == STATE:
+        return STATE_NAMES.get(name, name)
+    return name or f"(no {by})"
+
+
+def css_of(series: Sequence[Series], by: str) -> dict[tuple[str, str], str]:
+    """The CSS class of each series by its name and kind: states have their own colors."""
+    classes, number = {}, 0
+    for each in series:
+        if each.kind == CORRECTION:
+            css = "fill-correction"
+        elif by == STATE:
+            css = f"state-{each.name}"
+        elif each.kind == BILLED:
+            css, number = f"group-{number}", number + 1
+        else:
+            css = "group-rest" if each.kind == REST else "fill-nobody"
+        classes[each.name, each.kind] = css
+    return classes
+
+
+def bucket_label(bucket: Period, step: str, calendar: Calendar) -> str:
+    """What people call a bucket: `5 Nov`, `5 Nov, 14:00`, `week of 3 Nov`, `Nov 2025`."""
+    date = calendar.date_of(bucket.start_ms)
+    if step == HOUR:
+        return f"{date.day} {date:%b}, {_clock(bucket.start_ms, calendar)}"
+    if step == WEEK:
+        return f"week of {date.day} {date:%b} {date.year}"
+    return f"{date:%b} {date.year}" if step == MONTH else f"{date.day} {date:%b}"
+
+
+def name_range(calendar: Calendar, period: Period) -> str:
+    """The first and the last day of a range, as people say them."""
+    first, last = (calendar.date_of(at_ms) for at_ms in (period.start_ms, period.end_ms - 1))
+    if first == last:
+        return f"on {first.day} {first:%b} {first.year}"
+    year = "" if first.year == last.year else f" {first.year}"
+    return f"from {first.day} {first:%b}{year} to {last.day} {last:%b} {last.year}"
+
+
+def _axis_label(bucket: Period, step: str, calendar: Calendar) -> str:
+    """The label under an axis; empty where there is none."""
+    date = calendar.date_of(bucket.start_ms)
+    if step == HOUR:
+        clock = _clock(bucket.start_ms, calendar)
+        return clock if clock in {"00:00", "06:00", "12:00", "18:00"} else ""
+    return f"{date:%b %y}" if step == MONTH else f"{date.day} {date:%b}"
+
+
+def _clock(at_ms: int, calendar: Calendar) -> str:
+    zone = calendar.zone_at(at_ms)
+    return f"{dt.datetime.fromtimestamp(at_ms / 1000, zone.tz):%H:%M}"
+
+
+def bars(found: SpendOverTime, spend: CurrencySpend, link: LinkOf) -> Markup:
+    """The chart of a currency: a stacked bar for each bucket."""
+    classes = css_of(spend.series, found.by)
+    drawn = [_bar(found, spend, at, classes, link) for at in range(len(found.buckets))]
+    known = [found.amount_at(spend, at) for at, is_known in enumerate(found.is_known) if is_known]
+    a_step = f"a{'n' if found.step == HOUR else ''} {found.step}"
+    words = "nothing of it is rated"
+    if known:
+        known.sort(key=lambda amount: amount.micro)
+        words = (
+            f"{plural(len(known), found.step)}, from {known[0].estimate()} to"
+            f" {known[-1].estimate()} {spend.currency} {a_step}"
+        )
+    title = f"Spend by {found.step} in {spend.currency}"
+    return draw_bars(drawn, title, words, f"{spend.currency} {a_step}")
+
+
+def _bar(
+    found: SpendOverTime,
+    spend: CurrencySpend,
+    at: int,
+    classes: Mapping[tuple[str, str], str],
+    link: LinkOf,
+) -> Bar:
+    bucket, currency = found.buckets[at], spend.currency
+    name = bucket_label(bucket, found.step, found.calendar)
+    axis_label = _axis_label(bucket, found.step, found.calendar)
+    parts = [(each, Money(each.micros[at] or 0, currency)) for each in spend.series]
+    if not found.is_known[at] and not any(amount.micro for _, amount in parts):
+        if found.rated_ms is None or bucket.start_ms >= found.rated_ms:
+            return Bar(axis_label, (), "", "")
+        return Bar(axis_label, None, f"{name}: not rated, so nothing is known", "")
+    segments = [
+        Segment(
+            classes[each.name, each.kind],
+            amount.micro / MICRO,
+            f"{name}, {name_group(each.name, each.kind, found.by, each.count)}:"
+            f" {amount.grouped()} {currency}",
+            link(at, each.name if each.kind == BILLED else None),
+        )
+        for each, amount in parts
+        if amount.micro
+    ]
+    title = f"{name}: {found.amount_at(spend, at).grouped()} {currency}"
+    return Bar(axis_label, segments, title, link(at, None))
+
+
+def running_total(found: SpendOverTime, spend: CurrencySpend) -> Markup | None:
+    """What is spent so far, with its budgets and where it ends; None where nothing is known."""
+    period, standing, currency = found.period, spend.standing, spend.currency
+    totals = found.running_total(spend)
+    if not totals:
+        return None
+    points = [((at - period.start_ms) / period.ms, micro / MICRO) for at, micro in totals]
+    words = [f"{Money(totals[-1][1], currency).grouped()} {currency} so far"]
+    band, ahead = None, standing.ahead
+    if ahead is not None:
+        low, middle, high = (
+            Money(micro, currency)
+            for micro in (ahead.low_micro, ahead.middle_micro, ahead.high_micro)
+        )
+        band = (low.micro / MICRO, middle.micro / MICRO, high.micro / MICRO)
+        words.append(
+            f"forecast {middle.estimate()} ({low.estimate()} to {high.estimate()}) at the end"
+        )
+    lines = [
+        Limit(
+            status.budget.amount_micro / MICRO,
+            f"budget {status.budget.number(status.budget.amount_micro, 0)}",
+        )
+        for status in spend.limits
+    ]
+    words += [line.name for line in lines]
+    dates = [
+        ((bucket.start_ms - period.start_ms) / period.ms, text)
+        for bucket in found.buckets
+        if (text := _axis_label(bucket, found.step, found.calendar))
+    ]
+    every = max(1, math.ceil(len(dates) / MAX_DATES))
+    title = f"Spent so far in {currency}"
+    return draw_running_total(
+        points, band, lines, dates[::every], title, ", ".join(words), currency
+    )
+
+
+def flow_plot(flow: CostFlow) -> Markup:
+    """Where the capacity of a currency went: what it costs, what its time was, who pays it."""
+    ends: list[FlowPart | None] = [
+        *flow.teams,
+        *([None] if flow.unpaid_steps[0].cost.minor else []),
+    ]
+    number = {part.team if part else "": at for at, part in enumerate(ends)}
+    uses = [
+        FlowNode(
+            f"state-{use.name}",
+            use.cost.minor,
+            use_name(use.name, flow),
+            use.cost.estimate(),
+            [(number[part.team], part.cost.minor) for part in use.parts]
+            or [(number[""], use.cost.minor)],
+        )
+        for use in flow.uses
+    ]
+    teams = [
+        FlowNode(
+            "fill-nobody",
+            flow.unpaid_steps[0].cost.minor,
+            UNPAID,
+            flow.unpaid_steps[0].cost.estimate(),
+        )
+        if part is None
+        else FlowNode("flow-team", part.cost.minor, team_name(part), part.cost.estimate())
+        for part in ends
+    ]
+    whole = FlowNode(
+        "flow-capacity",
+        flow.capacity.minor,
+        CAPACITY,
+        flow.capacity.estimate(),
+        [(at, use.value) for at, use in enumerate(uses)],
+        is_stacked=True,
+    )
+    words = ", ".join(f"{node.name} {node.amount}" for node in uses)
+    ends_words = ", ".join(f"{node.name} {node.amount}" for node in teams)
+    return draw_flow(
+        [[whole], uses, teams],
+        f"Where each {flow.currency} went",
+        f"capacity costs {flow.capacity.estimate()}: {words}; of it {ends_words}",
+    )
+
+
+def use_name(name: str, flow: CostFlow) -> str:
+    """What people call a use; of held time it is said where some of its activity is unknown."""
+    if name == "held" and not flow.unknown_ns:
+        return "used"
+    return STATE_NAMES.get(name, name)
+
+
+def team_name(part: FlowPart) -> str:
+    """What people call who pays."""
+    return f"{part.count:,} {OTHERS}" if part.team is None else part.team
+
+
+def flow_facts(flow: CostFlow) -> Mapping[str, Any]:
+    """A flow for the templates: its plot, and the table beside it."""
+    return {
+        "currency": flow.currency,
+        "plot": flow_plot(flow),
+        "capacity": flow.capacity,
+        "uses": [
+            {
+                "name": use_name(use.name, flow),
+                "css": f"state-{use.name}",
+                "cost": use.cost,
+                "payers": ", ".join(
+                    f"{team_name(part)} {part.cost.grouped()}" for part in use.parts
+                )
+                or UNPAID,
+            }
+            for use in flow.uses
+        ],
+        "billed_steps": flow.billed_steps,
+        "billed": flow.billed,
+        "unpaid_steps": flow.unpaid_steps,
+        "unpaid": flow.unpaid,
+        "names": {"capacity": CAPACITY, "billed": FLOW_BILLED, "unpaid": UNPAID},
+        "unknown_ns": flow.unknown_ns,
+    }
+
+
+def legend(series: Sequence[Series], by: str) -> list[tuple[str, str]]:
+    """The CSS class and the name of every series, as they lie from the bottom."""
+    classes = css_of(series, by)
+    return [
+        (classes[each.name, each.kind], name_group(each.name, each.kind, by, each.count))
+        for each in series
+    ]
+
+
+def row_facts(spend: CurrencySpend, by: str, link: LinkOf, most: int) -> list[Mapping[str, Any]]:
+    """The rows of a table, each with its color in the chart and its link."""
+    classes = css_of(spend.series, by)
+    facts: list[Mapping[str, Any]] = []
+    for row, count in shorten_rows(spend.rows, most):
+        rest = classes.get(("", REST if row.kind == BILLED else row.kind), "")
+        facts.append(
+            {
+                "row": row,
+                "name": name_group(row.name, row.kind, by, count),
+                "css": classes.get((row.name, row.kind), rest),
+                "link": link(-1, row.name) if row.kind == BILLED and by in LEVELS else "",
+            }
+        )
+    return facts
