@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 from apscheduler.executors.pool import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select_value
 from gpuledger_common.instants import to_datetime
 
 KEEP_RUNS_DAYS = 14
@@ -184,11 +184,10 @@ class Schedule:
         self._metrics.job_seconds.labels(job=job.name).inc(time.perf_counter() - begun)
 
     def _record_start(self, name: str) -> int | None:
-        row = self._record(
+        return self._record(
             "INSERT INTO job_run (job, started_at) VALUES (%s, %s) RETURNING id",
             (name, to_datetime(self._clock())),
         )
-        return None if row is None else int(row[0])
 
     def _record_end(self, run_id: int | None, outcome: str, detail: str) -> None:
         if run_id is not None:
@@ -198,10 +197,12 @@ class Schedule:
                 (to_datetime(self._clock()), outcome, detail[:2000].replace("\0", ""), run_id),
             )
 
-    def _record(self, statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:
+    def _record(self, statement: str, values: tuple[object, ...]) -> int | None:
+        """Run a statement that returns the id of a run; None where it could not."""
         try:
             with self._database.connect() as connection:
-                return connection.execute(statement, values).fetchone()
+                run_id: int | None = select_value(connection, statement, values)
+                return run_id
         except (psycopg.Error, StorageError) as error:
             log.warning("a run could not be recorded: %s", str(error).partition("\n")[0])
             return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.personal_data import Place
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.access import audit, privacy
@@ -24,7 +23,7 @@ def erase_person(database: Database, name: str, now_ms: int) -> tuple[str, list[
         pseudonym, places = privacy.erase(connection, name, audit.person(), now_ms)
         days = privacy.requested_days(connection)
         if days is not None:
-            refresh(database, Period(days[0], days[1] + DAY_MS), now_ms)
+            refresh(database, days, now_ms)
         # Under the ledger's lock: rating commits an owner before the charges that refer to it.
         with database.transaction(Lock.LEDGER) as rated:
             privacy.forget_owners(rated, name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_values
 from gpuledger_common.plurals import plural
 
 COLUMN = "accelerator_id"
@@ -116,11 +117,11 @@ def worker_problem(connection: Connection) -> str | None:
     if not has_citus(connection):
         return None
     connection.execute(f"SET citus.node_connection_timeout = '{WORKER_WAIT}'")
-    rows = connection.execute(
+    silent = select_values(
+        connection,
         "SELECT nodename || ':' || nodeport FROM pg_dist_node WHERE groupid <> 0 AND noderole ="
-        " 'primary' AND NOT citus_check_connection_to_node(nodename, nodeport) ORDER BY 1"
+        " 'primary' AND NOT citus_check_connection_to_node(nodename, nodeport) ORDER BY 1",
     )
-    silent = [str(row[0]) for row in rows]
     if not silent:
         return None
     return (
@@ -131,7 +132,8 @@ def worker_problem(connection: Connection) -> str | None:
 
 def violations(connection: Connection) -> list[str]:
     """List what Citus would refuse in the schema: keys without the column, triggers, foreign keys."""
-    keys = connection.execute(
+    keys = select_values(
+        connection,
         """
         SELECT format('%%s: the unique index %%s lacks %%s', t.relname, i.relname, %(column)s::text)
         FROM pg_index x JOIN pg_class t ON t.oid = x.indrelid JOIN pg_class i ON i.oid = x.indexrelid
@@ -141,13 +143,15 @@ def violations(connection: Connection) -> list[str]:
         """,
         {"column": COLUMN, "tables": list(DISTRIBUTED)},
     )
-    triggers = connection.execute(
+    triggers = select_values(
+        connection,
         "SELECT format('%%s: has the trigger %%s', c.relname, tgname) FROM pg_trigger JOIN pg_class"
         " c ON c.oid = tgrelid WHERE NOT tgisinternal AND c.relnamespace ="
         " current_schema()::regnamespace AND c.relname = ANY(%s) ORDER BY 1",
         ([*DISTRIBUTED, *REFERENCE],),
     )
-    foreign = connection.execute(
+    foreign = select_values(
+        connection,
         """
         SELECT format('%%s: the foreign key %%s points to %%s', c.relname, k.conname, o.relname)
         FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_class o ON o.oid = k.confrelid
@@ -157,7 +161,7 @@ def violations(connection: Connection) -> list[str]:
         """,
         {"spread": list(DISTRIBUTED), "everywhere": list(REFERENCE)},
     )
-    return [str(row[0]) for rows in (keys, triggers, foreign) for row in rows]
+    return keys + triggers + foreign
 
 
 _CONVERTED = """
@@ -175,12 +179,14 @@ WITH RECURSIVE converted (oid) AS (
 
 def converted_tables(connection: Connection) -> set[str]:
     """Tables that Citus takes over: it converts whatever foreign keys tie to a replicated table."""
-    rows = connection.execute(
-        f"{_CONVERTED} SELECT relname FROM converted JOIN pg_class USING (oid) WHERE NOT"
-        " relispartition",
-        {"tables": [*DISTRIBUTED, *REFERENCE]},
+    return set(
+        select_values(
+            connection,
+            f"{_CONVERTED} SELECT relname FROM converted JOIN pg_class USING (oid) WHERE NOT"
+            " relispartition",
+            {"tables": [*DISTRIBUTED, *REFERENCE]},
+        )
     )
-    return {str(row[0]) for row in rows}
 
 
 def _policy_drops(connection: Connection) -> list[str]:
@@ -189,7 +195,8 @@ def _policy_drops(connection: Connection) -> list[str]:
 
     Citus takes no policy with a subquery, nor plans one that reads a table of its own.
     """
-    rows = connection.execute(
+    return select_values(
+        connection,
         f"""{_CONVERTED}
         SELECT format('DROP POLICY %%I ON %%I', p.polname, c.relname)
         FROM pg_policy p JOIN pg_class c ON c.oid = p.polrelid WHERE p.polrelid IN (TABLE converted)
@@ -201,7 +208,6 @@ def _policy_drops(connection: Connection) -> list[str]:
         """,
         {"tables": [*DISTRIBUTED, *REFERENCE]},
     )
-    return [str(row[0]) for row in rows]
 
 
 def managed_tables(connection: Connection) -> set[str]:
@@ -210,7 +216,10 @@ def managed_tables(connection: Connection) -> set[str]:
         return set()
     # A table with a foreign key to a replicated one is listed as well: it has one shard, on the
     # coordinator.
-    rows = connection.execute(
-        "SELECT logicalrelid::text FROM pg_dist_partition WHERE partmethod <> 'n' OR repmodel = 't'"
+    return set(
+        select_values(
+            connection,
+            "SELECT logicalrelid::text FROM pg_dist_partition WHERE partmethod <> 'n' OR repmodel ="
+            " 't'",
+        )
     )
-    return {str(row[0]) for row in rows}

@@ -7,6 +7,7 @@ from gpuledger_collector.insight.ledger_health import Declarations, LedgerHealth
 from gpuledger_collector.storage.billing import locations
 from gpuledger_collector.storage.ledger import claims, retirements, zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_value, select_values
 
 MAX_CLAIMS = MAX_NODES = 20
 
@@ -15,7 +16,8 @@ def read_declarations(connection: Connection, now_ms: int, since_ms: int) -> Dec
     """Read what is declared; a node that was not seen since `since_ms` counts as removed."""
 
     def rows(query: str, **values: object) -> list[tuple[str, int]]:
-        return [(str(row[0]), int(row[1])) for row in connection.execute(query.encode(), values)]
+        found = connection.execute(query.encode(), values)
+        return [(str(name), int(number)) for name, number in found]
 
     budgets = connection.execute(
         "SELECT name, terms FROM budget WHERE superseded_at IS NULL ORDER BY name"
@@ -126,18 +128,18 @@ def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: i
 
 def first_heard(connection: Connection, since_ms: int) -> list[str]:
     """List the nodes of which agents first spoke since an instant, by name; at most MAX_NODES."""
-    rows = connection.execute(
+    return select_values(
+        connection,
         "SELECT name FROM node WHERE extract(epoch FROM first_seen_at) * 1000 >= %s AND status <>"
         " 'retired' AND source <> 'inventory' ORDER BY name LIMIT %s",
         (since_ms, MAX_NODES),
     )
-    return [str(name) for (name,) in rows]
 
 
 def _number(connection: Connection, query: str, **values: object) -> int:
-    row = connection.execute(query.encode(), values).fetchone()
-    return int(row[0] or 0) if row else 0
+    return int(select_value(connection, query, values) or 0)
 
 
 def _pairs(connection: Connection, query: str, **values: object) -> tuple[tuple[str, str], ...]:
-    return tuple((str(row[0]), str(row[1])) for row in connection.execute(query.encode(), values))
+    rows = connection.execute(query.encode(), values)
+    return tuple((str(name), str(detail)) for name, detail in rows)

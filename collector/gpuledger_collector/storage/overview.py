@@ -13,7 +13,7 @@ from gpuledger_collector.insight.nodes import RETIRED, Ailing, Fleet, FleetNode
 from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.ledger.retirements import NOT_EXPECTED, SILENT
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select, select_as, select_value
+from gpuledger_collector.storage.rows import select, select_as, select_number, select_value
 
 MOST_NODES = 12
 MOST_CAUSES = 10
@@ -116,7 +116,7 @@ def backlog(connection: Connection, before_ms: int) -> int | None:
 
     What waits for evidence that retention has removed is never added up again.
     """
-    since_ms: int | None = select_value(
+    return select_number(
         connection,
         """
         SELECT least(
@@ -126,13 +126,11 @@ def backlog(connection: Connection, before_ms: int) -> int | None:
         """,
         {"before": before_ms},
     )
-    return since_ms
 
 
 def first_rated_ms(connection: Connection) -> int | None:
     """Read the first day that is rated."""
-    first_ms: int | None = select_value(connection, "SELECT min(day_ms) FROM conservation_check")
-    return first_ms
+    return select_number(connection, "SELECT min(day_ms) FROM conservation_check")
 
 
 def is_owner(connection: Connection, levels: Mapping[str, str]) -> bool:

@@ -29,6 +29,7 @@ from psycopg import pq, sql
 
 from gpuledger_collector.storage import distribution, locks
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select_row, select_value, select_values
 
 log = logging.getLogger(__name__)
 ROLE = "gpuledger_viewer"
@@ -169,10 +170,8 @@ def unfiltered_tables(connection: Connection) -> set[str]:
 
 def is_enabled(connection: Connection) -> bool:
     """Whether the policies of this version are in force, and this user may become the viewer."""
-    row = connection.execute(
-        f"SELECT {_MAY_BECOME_VIEWER} AND {_UP_TO_DATE}", _PARAMETERS
-    ).fetchone()
-    return bool(row and row[0])
+    condition = f"SELECT {_MAY_BECOME_VIEWER} AND {_UP_TO_DATE}"
+    return bool(select_value(connection, condition, _PARAMETERS))
 
 
 @contextmanager
@@ -212,18 +211,19 @@ def become_viewer(connection: Connection, owner: Mapping[str, str]) -> Restricti
     """
     # Both settings and the condition in one statement: the role is changed only if the policies are
     # in force.
-    row = connection.execute(
+    row = select_row(
+        connection,
         "WITH before AS MATERIALIZED (SELECT current_setting('role') AS role,"
         " current_setting('gpuledger.owner', true) AS owner)"
-        " SELECT role, owner, set_config('gpuledger.owner', %(owner)s, false),"
-        f" set_config('role', %(role)s, false) FROM before WHERE {_MAY_BECOME_VIEWER}"
+        " SELECT role, owner, set_config('gpuledger.owner', %(owner)s, false) AS new_owner,"
+        f" set_config('role', %(role)s, false) AS new_role FROM before WHERE {_MAY_BECOME_VIEWER}"
         f" AND {_UP_TO_DATE}",
         {**_PARAMETERS, "owner": json.dumps(dict(owner))},
-    ).fetchone()
+    )
     if row is None:
         log.warning("row-level security for viewers is not enabled: gpuledger doctor says why")
         return None
-    return Restriction(row[0], row[1])
+    return Restriction(row.role, row.owner)
 
 
 def disable(connection: Connection) -> int:
@@ -266,14 +266,13 @@ def _enable(connection: Connection) -> None:
     with connection.transaction():
         connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
         _ensure_role(connection)
-        row = connection.execute("SELECT current_schema()").fetchone()
-        assert row is not None
-        tables = connection.execute(
-            "SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace", row
+        schema = select_value(connection, "SELECT current_schema()")
+        tables = select_values(
+            connection,
+            "SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace",
+            [schema],
         )
-        for statement in statements(
-            row[0], {name for (name,) in tables}, unfiltered_tables(connection)
-        ):
+        for statement in statements(schema, set(tables), unfiltered_tables(connection)):
             connection.execute(statement)
 
 

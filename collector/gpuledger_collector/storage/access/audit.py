@@ -8,11 +8,10 @@ import pwd
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from psycopg.rows import class_row
-
 from gpuledger_collector.accounting.audit_log import Entry
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select_as
 
 _COLUMNS = "number, at_ms, who, what, subject, before::text, after::text, previous, hash"
 
@@ -75,19 +74,21 @@ def _text(value: Mapping[str, object] | None) -> str | None:
 
 def entries(connection: Connection, after: int = 0, most: int | None = None) -> Iterator[Entry]:
     """Read rows in order, from the one after `after`."""
-    with connection.cursor(row_factory=class_row(Entry)) as cursor:
-        yield from cursor.execute(
-            f"SELECT {_COLUMNS} FROM audit WHERE number > %s ORDER BY number LIMIT %s",
-            (after, most),
-        )
+    yield from select_as(
+        connection,
+        Entry,
+        f"SELECT {_COLUMNS} FROM audit WHERE number > %s ORDER BY number LIMIT %s",
+        (after, most),
+    )
 
 
 def newest(connection: Connection, most: int, what: str | None = None) -> list[Entry]:
     """Read the last rows (of a kind), oldest first."""
-    with connection.cursor(row_factory=class_row(Entry)) as cursor:
-        rows = cursor.execute(
-            f"SELECT {_COLUMNS} FROM audit WHERE what = coalesce(%s, what) ORDER BY number DESC"
-            " LIMIT %s",
-            (what, most),
-        ).fetchall()
+    rows = select_as(
+        connection,
+        Entry,
+        f"SELECT {_COLUMNS} FROM audit WHERE what = coalesce(%s, what) ORDER BY number DESC"
+        " LIMIT %s",
+        (what, most),
+    )
     return rows[::-1]

@@ -22,6 +22,7 @@ from typing import Any
 from psycopg.rows import dict_row
 
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_as, select_value, select_values
 from gpuledger_common.instants import to_ms
 
 TABLES = {
@@ -129,12 +130,8 @@ def _plain(value: object) -> object:
 def compare(connection: Connection) -> Comparison:
     """Compare all declared rows with the log."""
     entries = _entries(connection)
-    row = connection.execute("SELECT at_ms FROM audit ORDER BY number LIMIT 1").fetchone()
-    since_ms = None if row is None else int(row[0])
-    pseudonyms = [
-        subject
-        for (subject,) in connection.execute("SELECT subject FROM audit WHERE what = 'privacy'")
-    ]
+    since_ms = select_value(connection, "SELECT at_ms FROM audit ORDER BY number LIMIT 1")
+    pseudonyms = select_values(connection, "SELECT subject FROM audit WHERE what = 'privacy'")
     comparison = Comparison()
     for table, kind in TABLES.items():
         numeric, rows = _rows(connection, table)
@@ -145,19 +142,29 @@ def compare(connection: Connection) -> Comparison:
     return comparison
 
 
-def _entries(
-    connection: Connection,
-) -> dict[str, list[tuple[str, int, Content | None, Content | None]]]:
-    """The log of declarations by kind: subject, instant, before and after."""
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An entry of the log of declarations."""
+
+    what: str
+    subject: str
+    at_ms: int
+    before: Content | None
+    after: Content | None
+
+
+def _entries(connection: Connection) -> dict[str, list[_Entry]]:
+    """The log of declarations by kind."""
     kinds = [*TABLES.values(), "inventory", "billing_zone"]
-    rows = connection.execute(
+    entries = defaultdict(list)
+    for entry in select_as(
+        connection,
+        _Entry,
         "SELECT what, subject, at_ms, before, after FROM audit WHERE what = ANY(%s) ORDER BY"
         " number",
         (kinds,),
-    )
-    entries = defaultdict(list)
-    for what, *entry in rows:
-        entries[what].append(tuple(entry))
+    ):
+        entries[entry.what].append(entry)
     return entries
 
 
@@ -210,7 +217,7 @@ def _number(value: object) -> str:
 
 
 def _replay(
-    entries: Sequence[tuple[str, int, Content | None, Content | None]],
+    entries: Sequence[_Entry],
     numeric: Iterable[str],
     renamed: Mapping[str, str],
 ) -> list[_Version]:
@@ -221,13 +228,13 @@ def _replay(
 
     versions: list[_Version] = []
     in_force: dict[str, list[_Version]] = defaultdict(list)
-    for subject, at_ms, before, after in entries:
-        if before is not None:
-            known = in_force[_text(content_of(before))]
+    for entry in entries:
+        if entry.before is not None:
+            known = in_force[_text(content_of(entry.before))]
             if known:
-                known.pop().to_ms = at_ms
-        if after is not None:
-            version = _Version(subject, content_of(after), at_ms)
+                known.pop().to_ms = entry.at_ms
+        if entry.after is not None:
+            version = _Version(entry.subject, content_of(entry.after), entry.at_ms)
             versions.append(version)
             in_force[_text(version.content)].append(version)
     return versions
@@ -303,12 +310,12 @@ def _subject(content: Content) -> str:
 
 def _compare_inventory(
     connection: Connection,
-    entries: Sequence[tuple[str, int, Content | None, Content | None]],
+    entries: Sequence[_Entry],
     comparison: Comparison,
 ) -> None:
     """The rows of each accelerator are those of the last file that named it."""
     stated: dict[str, list[Content]] = {
-        uuid: after["rows"] for uuid, _, _, after in entries if after is not None
+        entry.subject: entry.after["rows"] for entry in entries if entry.after is not None
     }
     stored: dict[str, list[Content]] = defaultdict(list)
     rows = connection.execute(
@@ -333,14 +340,14 @@ def _sort_contents(rows: Iterable[Content]) -> list[str]:
 
 def _compare_zones(
     connection: Connection,
-    entries: Sequence[tuple[str, int, Content | None, Content | None]],
+    entries: Sequence[_Entry],
     comparison: Comparison,
 ) -> None:
     """The zones in force are those that were declared, each from the end of the last closed month
     of its time on.
     """
     declared: list[tuple[str, int]] = []
-    for _, _, _, after in entries:
+    for after in (entry.after for entry in entries):
         if after is None or "from_ms" not in after:
             continue
         declared = [zone for zone in declared if zone[1] < after["from_ms"]]

@@ -16,10 +16,12 @@ import secrets
 
 from psycopg import sql
 
+from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.personal_data import Person, Place
 from gpuledger_collector.accounting.reserved_names import escape_name
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_row, select_value
 from gpuledger_collector.storage.schema import metadata as metadata
 from gpuledger_collector.storage.schema.columns import personal_columns
 
@@ -40,9 +42,8 @@ def show(connection: Connection, name: str) -> list[Place]:
         query = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(
             sql.Identifier(table.name), where
         )
-        row = connection.execute(query, values).fetchone()
-        if row is not None and row[0]:
-            places.append(Place(table.name, column.name, row[0], table.info["stays"], person))
+        if count := select_value(connection, query, values):
+            places.append(Place(table.name, column.name, count, table.info["stays"], person))
     return places
 
 
@@ -93,10 +94,10 @@ def forget_owners(connection: Connection, name: str) -> int:
     ).rowcount
 
 
-def requested_days(connection: Connection) -> tuple[int, int] | None:
-    """The first and the last day that is to be rated again; None: no day is."""
-    row = connection.execute("SELECT min(day_ms), max(day_ms) FROM day_recompute").fetchone()
-    return None if row is None or row[0] is None else row
+def requested_days(connection: Connection) -> Period | None:
+    """From the first to the last day that is to be rated again; None: no day is."""
+    first_ms, last_ms = select_row(connection, "SELECT min(day_ms), max(day_ms) FROM day_recompute")
+    return None if first_ms is None else Period(first_ms, last_ms + DAY_MS)
 
 
 def _condition(column: str, person: Person, name: str) -> tuple[sql.Composable, dict[str, str]]:

@@ -16,12 +16,14 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import psycopg
 
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select
 
 LOOK_SECONDS = 1.0
 ROLES_SECONDS = 15.0
@@ -34,7 +36,8 @@ WAIT_SECONDS = 1
 # A generic plan is made once, so that no later look plans, which would read catalogs.
 _SESSION = "-c statement_timeout=10000 -c lock_timeout=2000 -c plan_cache_mode=force_generic_plan"
 _ROLES = """
-SELECT r.oid::int8, r.rolname, d.oid::int8, r.rolcanlogin FROM database_reader g JOIN pg_roles r ON r.rolname = g.role
+SELECT r.oid::int8, r.rolname AS name, d.oid::int8 AS database, r.rolcanlogin AS can_log_in
+FROM database_reader g JOIN pg_roles r ON r.rolname = g.role
 JOIN pg_database d ON d.datname = current_database()
 WHERE NOT r.rolsuper AND NOT pg_has_role(r.oid, current_user, 'USAGE')
 """
@@ -83,7 +86,7 @@ class ReaderWatch:
         self._database = database.as_application("gpuledger-watch", _SESSION)
         self._limits = {"transaction": transaction_s, "idle": idle_s, "wait": WAIT_SECONDS}
         self._connection: Connection | None = None
-        self._roles: Sequence[tuple[int, str, int, bool]] = ()
+        self._roles: Sequence[Any] = ()
         self._asked = 0.0
         self._unable: set[str] = set()
         self._ended = threading.Event()
@@ -120,12 +123,11 @@ class ReaderWatch:
         self._remember_roles(self._connection)
         if not self._roles:
             return 0
-        names = {oid: name for oid, name, _, _ in self._roles}
-        closed = [oid for oid, _, _, can_log_in in self._roles if not can_log_in]
+        names = {role.oid: role.name for role in self._roles}
         asked = {
             "roles": list(names),
-            "closed": closed,
-            "database": self._roles[0][2],
+            "closed": [role.oid for role in self._roles if not role.can_log_in],
+            "database": self._roles[0].database,
             **self._limits,
         }
         rows = self._connection.execute(_BEYOND, asked, prepare=True).fetchall()
@@ -138,17 +140,11 @@ class ReaderWatch:
         if self._asked and time.monotonic() - self._asked < ROLES_SECONDS:
             return
         try:
-            rows = connection.execute(_ROLES).fetchall()
+            roles = select(connection, _ROLES)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled):
             log.warning("the roles of readers could not be read: their table is locked")
             return
-        self._roles, self._asked = (
-            [
-                (int(oid), str(name), int(database), bool(login))
-                for oid, name, database, login in rows
-            ],
-            time.monotonic(),
-        )
+        self._roles, self._asked = roles, time.monotonic()
 
     def _end(self, connection: Connection, pid: int, role: str, why: str) -> bool:
         try:

@@ -18,6 +18,7 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.access import dashboard_row_security as row_security
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_row, select_value, select_values
 
 READABLE = (
     "accelerator",
@@ -120,6 +121,7 @@ FUNCTIONS = (
 """
 
 
+_HERE = "SELECT current_database() AS database, current_schema() AS schema"
 _NO_TEMP_FILE_LIMIT = (
     "NOT EXISTS (SELECT FROM unnest(r.rolconfig) entry WHERE entry LIKE 'temp_file_limit=%' "
     "AND entry <> 'temp_file_limit=-1')"
@@ -176,27 +178,30 @@ def plan(
             name, _hash_password(connection, role, password)
         )
         steps.append(Step(change, optional=True, secret=True))
-    row = connection.execute("SELECT current_database(), current_schema()").fetchone()
-    assert row is not None
-    place, schema = sql.Identifier(row[0]), sql.Identifier(row[1])
+    database, schema = select_row(connection, _HERE)
     steps.append(
-        Step(sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(place, name), optional=True)
+        Step(
+            sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(sql.Identifier(database), name),
+            optional=True,
+        )
     )
-    steps.append(Step(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(schema, name)))
+    steps.append(
+        Step(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(sql.Identifier(schema), name))
+    )
     if owner is None:
-        tables = sql.SQL(", ").join(sql.Identifier(row[1], table) for table in _present(connection))
+        tables = sql.SQL(", ").join(sql.Identifier(schema, table) for table in _present(connection))
         steps.append(Step(sql.SQL("GRANT SELECT ON {} TO {}").format(tables, name)))
         for table in _present(connection, READABLE_COLUMNS):
             columns = sql.SQL(", ").join(map(sql.Identifier, READABLE_COLUMNS[table]))
-            place_of = sql.Identifier(row[1], table)
+            place_of = sql.Identifier(schema, table)
             steps.append(
                 Step(sql.SQL("GRANT SELECT ({}) ON {} TO {}").format(columns, place_of, name))
             )
     else:
-        steps += [Step(statement) for statement in row_security.statements(row[1], role, owner)]
-    steps += _limits(connection, role, row[0])
+        steps += [Step(statement) for statement in row_security.statements(schema, role, owner)]
+    steps += _limits(connection, role, database)
     known = sql.SQL("INSERT INTO {} (role) VALUES ({}) ON CONFLICT DO NOTHING")
-    steps.append(Step(known.format(sql.Identifier(row[1], "database_reader"), sql.Literal(role))))
+    steps.append(Step(known.format(sql.Identifier(schema, "database_reader"), sql.Literal(role))))
     return steps
 
 
@@ -232,9 +237,11 @@ def _limits(connection: Connection, role: str, database: str) -> Iterator[Step]:
         ).format(text),
     )
     functions = sql.SQL(", ").join(
-        sql.SQL(row[0])
-        for row in connection.execute(
-            f"SELECT oid::regprocedure::text FROM pg_proc WHERE {FUNCTIONS}"
+        map(
+            sql.SQL,
+            select_values(
+                connection, f"SELECT oid::regprocedure::text FROM pg_proc WHERE {FUNCTIONS}"
+            ),
         )
     )
     yield Step(
@@ -247,10 +254,9 @@ def _limits(connection: Connection, role: str, database: str) -> Iterator[Step]:
     # From Postgres 16 on INHERIT and SET are separate: ending a role's sessions needs the first,
     # becoming it the second.
     inherits = " WITH INHERIT TRUE, SET FALSE" if connection.info.server_version >= 160_000 else ""
-    me = connection.execute("SELECT current_user").fetchone()
-    assert me is not None
+    me = select_value(connection, "SELECT current_user")
     yield Step(
-        sql.SQL(f"GRANT {{}} TO {{}}{inherits}").format(name, sql.Identifier(me[0])),
+        sql.SQL(f"GRANT {{}} TO {{}}{inherits}").format(name, sql.Identifier(me)),
         optional=True,
         readiness_problems=sql.SQL("SELECT NOT pg_has_role({}, 'USAGE')").format(text),
     )
@@ -258,10 +264,9 @@ def _limits(connection: Connection, role: str, database: str) -> Iterator[Step]:
 
 def _creation(connection: Connection, role: str, password: str | None) -> Step:
     name = sql.Identifier(role)
-    allowed = connection.execute(
-        "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user"
-    )
-    if not (allowed.fetchone() or (False,))[0]:
+    if not select_value(
+        connection, "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user"
+    ):
         raise RoleRefused(
             f"there is no role {role}, and this user may not create one; let an administrator run:"
             f" CREATE ROLE {name.as_string(connection)} LOGIN PASSWORD '...'"
@@ -279,12 +284,12 @@ def _hash_password(connection: Connection, role: str, password: str) -> sql.Lite
 
 
 def _present(connection: Connection, wanted: Iterable[str] = READABLE) -> Sequence[str]:
-    rows = connection.execute(
+    return select_values(
+        connection,
         "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND"
         " relkind IN ('r', 'p') AND relname = ANY(%s) ORDER BY 1",
         (list(wanted),),
     )
-    return [row[0] for row in rows]
 
 
 def grant(
@@ -316,12 +321,11 @@ def revocation(connection: Connection, role: str) -> list[Step]:
     The role stays among those that are watched, so that a session which begins at this moment is
     ended, too.
     """
-    known = [row[0] for row in connection.execute("SELECT role FROM database_reader ORDER BY 1")]
+    known = select_values(connection, "SELECT role FROM database_reader ORDER BY 1")
     if role not in known:
         raise RoleRefused(f"{role} is no reader; there are {', '.join(known) or 'none'}")
-    row = connection.execute("SELECT current_database(), current_schema()").fetchone()
-    assert row is not None
-    name, place, schema = sql.Identifier(role), sql.Identifier(row[0]), sql.Identifier(row[1])
+    here = select_row(connection, _HERE)
+    name, place, schema = map(sql.Identifier, (role, here.database, here.schema))
     if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone() is None:
         return [
             Step(
@@ -333,7 +337,7 @@ def revocation(connection: Connection, role: str) -> list[Step]:
     return [
         Step(sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}").format(schema, name)),
         Step(sql.SQL("REVOKE ALL ON SCHEMA {} FROM {}").format(schema, name)),
-        *map(Step, row_security.removal(row[1], role)),
+        *map(Step, row_security.removal(here.schema, role)),
         Step(sql.SQL("REVOKE ALL ON DATABASE {} FROM {}").format(place, name), optional=True),
         Step(
             sql.SQL("ALTER ROLE {} NOLOGIN").format(name),
@@ -362,19 +366,17 @@ def end_sessions(connection: Connection, role: str) -> tuple[int, str]:
     sessions = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = {}"
     statement = sql.SQL(sessions).format(sql.Literal(role))
     try:
-        row = connection.execute(statement).fetchone()
+        return select_value(connection, statement), ""
     except psycopg.errors.InsufficientPrivilege:
         return 0, statement.as_string(connection)
-    return (0 if row is None else row[0]), ""
 
 
 def _has_readiness_problems(connection: Connection, step: Step) -> bool:
-    row = (
-        None
-        if step.readiness_problems is None
-        else connection.execute(step.readiness_problems).fetchone()
-    )
-    return row is None or bool(row[0])
+    """Whether it still needs to run; so it does where the role is not there yet."""
+    if step.readiness_problems is None:
+        return True
+    problems = select_values(connection, step.readiness_problems)
+    return not problems or bool(problems[0])
 
 
 def _try_step(connection: Connection, step: Step) -> bool:
@@ -404,7 +406,7 @@ ORDER BY 1
 
 def not_held(connection: Connection) -> list[str]:
     """List roles that read the ledger without limits, or whose sessions this user cannot end."""
-    return [row[0] for row in connection.execute(_NOT_HELD)]
+    return select_values(connection, _NOT_HELD)
 
 
 def script(

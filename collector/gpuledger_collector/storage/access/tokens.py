@@ -9,19 +9,18 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from psycopg.rows import class_row
-
 from gpuledger_collector.accounting.tokens import Token, TokenRefused, hash_of
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import columns_of, select_as, select_value
 
 PREFIX = "gpl_"
 """Prefix of secrets, so that scanners for leaked secrets recognize them."""
 SECRET_BYTES = 32
 LIVE_AT_ONCE = 2
 """Most valid tokens of one name: the one in use and its successor."""
-_COLUMNS = "id, name, role, node, owner, hash, made_ms, expires_ms, last_used_ms, revoked_ms"
+_COLUMNS = columns_of(Token)
 
 
 def new_secret() -> str:
@@ -31,8 +30,7 @@ def new_secret() -> str:
 
 def list_all(connection: Connection) -> list[Token]:
     """Read all tokens, invalid ones too, in the order of their creation."""
-    with connection.cursor(row_factory=class_row(Token)) as cursor:
-        return cursor.execute(f"SELECT {_COLUMNS} FROM token ORDER BY id").fetchall()
+    return select_as(connection, Token, f"SELECT {_COLUMNS} FROM token ORDER BY id")
 
 
 def create(connection: Connection, wanted: Token) -> tuple[Token, str]:
@@ -61,7 +59,8 @@ def create(connection: Connection, wanted: Token) -> tuple[Token, str]:
             f"{LIVE_AT_ONCE} tokens of {wanted.name} live already: revoke one of them first"
         )
     secret = new_secret()
-    row = connection.execute(
+    token_id = select_value(
+        connection,
         "INSERT INTO token (name, role, node, owner, hash, made_ms, expires_ms) VALUES (%s, %s, %s,"
         " %s::jsonb, %s, %s, %s) RETURNING id",
         (
@@ -73,9 +72,8 @@ def create(connection: Connection, wanted: Token) -> tuple[Token, str]:
             wanted.made_ms,
             wanted.expires_ms,
         ),
-    ).fetchone()
-    assert row is not None
-    token = replace(wanted, id=row[0], hash=hash_of(secret))
+    )
+    token = replace(wanted, id=token_id, hash=hash_of(secret))
     audit.record(
         connection, [audit.Change("token", token.name, None, token.facts())], wanted.made_ms
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from psycopg.rows import DictRow, dict_row
+from psycopg.rows import DictRow
 
 from gpuledger_collector.accounting.adjustments import (
     CREDIT,
@@ -33,7 +33,7 @@ from gpuledger_collector.storage.access import audit, audited
 from gpuledger_collector.storage.billing.prices import request_dated_days
 from gpuledger_collector.storage.ledger import dated_rows, zones
 from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_collector.storage.rows import select_value
+from gpuledger_collector.storage.rows import select_dicts, select_value
 from gpuledger_common.instants import to_datetime
 
 _DECLARED = tuple(
@@ -237,14 +237,14 @@ def evidence_of(connection: Connection, ids: Sequence[int]) -> list[dict[str, An
     its lines.
     """
     columns = f"{', '.join(_DECLARED)}, evidence, recorded_at::text AS recorded_at"
-    with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(
-            f"SELECT {columns} FROM adjustment WHERE id = ANY(%s) ORDER BY name", (list(ids),)
+    return [
+        {key: _text(value) for key, value in row.items() if value not in (None, "", {})}
+        for row in select_dicts(
+            connection,
+            f"SELECT {columns} FROM adjustment WHERE id = ANY(%s) ORDER BY name",
+            (list(ids),),
         )
-        return [
-            {key: _text(value) for key, value in row.items() if value not in (None, "", {})}
-            for row in rows
-        ]
+    ]
 
 
 def true_ups(connection: Connection, provider: str, period_name: str) -> list[Adjustment]:
@@ -275,13 +275,19 @@ def _read(
     connection: Connection, where: str, values: Sequence[object], shares: str = "shares"
 ) -> list[Adjustment]:
     columns = ", ".join(("id", *_DECLARED, shares, "reverses"))
-    with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(f"SELECT {columns} FROM adjustment WHERE {where}".encode(), values)
-        return [_adjustment(row) for row in rows]
+    return [
+        _adjustment(row)
+        for row in select_dicts(
+            connection, f"SELECT {columns} FROM adjustment WHERE {where}", values
+        )
+    ]
 
 
 def _adjustment(row: DictRow) -> Adjustment:
-    shares = [OwnerShare(OwnerPath(*levels), *rest) for levels, *rest in row.pop("shares") or ()]
+    shares = [
+        OwnerShare(owner=OwnerPath(*levels), pool=pool, gpu_model=model, micro=micro)
+        for levels, pool, model, micro in row.pop("shares") or ()
+    ]
     return Adjustment(**{**row, "percent": _plain_number(row), "shares": tuple(shares)})
 
 

@@ -19,15 +19,14 @@ from gpuledger_collector.accounting.provider_bill import (
 )
 from gpuledger_collector.accounting.true_up import HeldLine
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
+from gpuledger_collector.storage.billing.reports import OWNER_LEVELS
 from gpuledger_collector.storage.ledger import inventory
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select_as
+from gpuledger_collector.storage.rows import columns_of, select, select_as, select_value, to_object
 from gpuledger_common.instants import to_datetime
 
-_LINE = """line, start_ms, end_ms, category, charge_class, description, sku, resource, resource_name, region, service,
-    commitment, quantity, unit, currency, billed, effective"""
-_MATCH = "provider, sku, resource, region, service, pool, node, gpus, leave_out"
+_LINE = columns_of(BillLine)
+_MATCH = columns_of(BillMatch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,8 @@ def add(
             connection.execute(
                 "UPDATE bill SET superseded_at = %s WHERE id = %s", (to_datetime(now_ms), before.id)
             )
-        row = connection.execute(
+        bill_id = select_value(
+            connection,
             "INSERT INTO bill (provider, period_start_ms, period_end_ms, file_name, sha256, lines,"
             " imported_at) VALUES (%s, %s, %s, %s, %s, %s, %s) RETURNING id",
             (
@@ -86,11 +86,10 @@ def add(
                 len(lines),
                 to_datetime(now_ms),
             ),
-        ).fetchone()
-        assert row is not None
+        )
         with connection.cursor().copy(f"COPY bill_line (bill_id, {_LINE}) FROM STDIN") as copy:
             for line in tell_each(lines, total, on_line, done - len(lines)):
-                copy.write_row((row[0], *astuple(line)))
+                copy.write_row((bill_id, *astuple(line)))
         old = None if before is None else {"file": before.file_name, "sha256": before.sha256}
         changes.append(
             audit.Change(
@@ -201,20 +200,17 @@ def observed_usage(connection: Connection, period: Period) -> list[ObservedUsage
 def held_lines(connection: Connection, period: Period) -> list[HeldLine]:
     """What owners held on the period's days, corrections included, by place and currency."""
     columns = "day_ms, owner_id, state, pool, node, gpu_model, currency, gpu_ns, cost_micro"
-    rows = connection.execute(
-        f"SELECT {', '.join(LEVEL_COLUMNS.values())}, l.day_ms, l.pool, l.node, l.gpu_model,"
-        " l.currency, sum(l.gpu_ns)::bigint, coalesce(sum(l.cost_micro), 0)::bigint FROM (SELECT"
-        f" {columns} FROM charge UNION ALL SELECT {columns} FROM correction) l JOIN owner o ON o.id"
+    rows = select(
+        connection,
+        f"SELECT {OWNER_LEVELS}, l.day_ms, l.pool, l.node, l.gpu_model, l.currency,"
+        " sum(l.gpu_ns)::bigint AS gpu_ns, coalesce(sum(l.cost_micro), 0)::bigint AS cost_micro"
+        f" FROM (SELECT {columns} FROM charge UNION ALL SELECT {columns} FROM correction) l JOIN"
+        f" owner o ON o.id"
         " = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s AND l.state = 'held' AND l.currency"
         " IS NOT NULL GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11",
         (period.start_ms, period.end_ms),
     )
-    names = ("day_ms", "pool", "node", "gpu_model", "currency", "gpu_ns", "cost_micro")
-    width = len(LEVEL_COLUMNS)
-    return [
-        HeldLine(owner=OwnerPath(*row[:width]), **dict(zip(names, row[width:], strict=True)))
-        for row in rows
-    ]
+    return [to_object(HeldLine, row, owner=to_object(OwnerPath, row)) for row in rows]
 
 
 def places(connection: Connection, days: Sequence[Period]) -> dict[tuple[str, int], NodeCapacity]:

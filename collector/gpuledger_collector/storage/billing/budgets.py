@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpuledger_collector.accounting.budget_status import Spend
 from gpuledger_collector.accounting.budgets import (
@@ -26,6 +26,15 @@ from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import (
+    columns_of,
+    select,
+    select_as,
+    select_text,
+    select_value,
+    select_values,
+    to_object,
+)
 from gpuledger_common.instants import to_datetime
 
 _OWNER_COLUMNS = {
@@ -57,10 +66,11 @@ WITH b AS (
         AND coalesce(l.owner_id, 0) IN (SELECT owner_id FROM payer)
     GROUP BY 1, 2, 3, 4
 )
-SELECT b.id, l.day_ms, coalesce(sum(l.micro) FILTER (WHERE {{counts}}), 0), sum(l.idle) FILTER (WHERE {{counts}}),
-    coalesce(sum(l.gpu_ns) FILTER (WHERE {{counts}}), 0),
-    coalesce(sum(l.gpu_ns) FILTER (WHERE l.currency IS NULL), 0),
-    coalesce(sum(l.gpu_ns) FILTER (WHERE l.currency <> b.currency), 0)
+SELECT b.id, l.day_ms, coalesce(sum(l.micro) FILTER (WHERE {{counts}}), 0) AS amount,
+    sum(l.idle) FILTER (WHERE {{counts}}) AS idle,
+    coalesce(sum(l.gpu_ns) FILTER (WHERE {{counts}}), 0) AS gpu_ns,
+    coalesce(sum(l.gpu_ns) FILTER (WHERE l.currency IS NULL), 0) AS unpriced_ns,
+    coalesce(sum(l.gpu_ns) FILTER (WHERE l.currency <> b.currency), 0) AS other_ns
 FROM payer b JOIN line l ON l.owner_id = b.owner_id AND l.day_ms >= b.start_ms AND l.day_ms < b.end_ms
 GROUP BY 1, 2 ORDER BY 1, 2
 """
@@ -68,23 +78,22 @@ GROUP BY 1, 2 ORDER BY 1, 2
 
 def current(connection: Connection) -> list[Budget]:
     """The budgets in force, by name."""
-    rows = connection.execute(
-        "SELECT id, name, owner, period, start_ms, end_ms, amount_micro, currency, terms, measure"
-        " FROM budget WHERE superseded_at IS NULL ORDER BY name"
+    rows = select(
+        connection,
+        "SELECT id, name, owner, period AS kind, start_ms, end_ms, amount_micro, currency, terms,"
+        " measure FROM budget WHERE superseded_at IS NULL ORDER BY name",
     )
     days = zones.calendar(connection)
     return [_budget(row, days) for row in rows]
 
 
-def _budget(row: Sequence[Any], days: Calendar) -> Budget:
-    number, name, owner, kind, start_ms, end_ms, amount_micro, currency, terms, measure = row
-    span = None if start_ms is None else Period(start_ms, end_ms)
-    read: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in terms.items()
+def _budget(row: Any, days: Calendar) -> Budget:
+    span = None if row.start_ms is None else Period(row.start_ms, row.end_ms)
+    terms: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in row.terms.items()
     }
-    return Budget(
-        number, name, owner, kind, span, amount_micro, currency, Terms(**read), days, measure
-    )
+    cells = {"span": span, "terms": Terms(**terms), "calendar": days}
+    return to_object(Budget, row, **cells)
 
 
 def replace_budgets(connection: Connection, wanted: Sequence[Budget], now_ms: int) -> ImportOutcome:
@@ -200,10 +209,11 @@ def acknowledge(
 
 def name_of(connection: Connection, budget_id: int) -> str | None:
     """Return the name of a budget; None when it is not in force."""
-    row = connection.execute(
-        "SELECT name FROM budget WHERE id = %s AND superseded_at IS NULL", (budget_id,)
-    ).fetchone()
-    return None if row is None else str(row[0])
+    return select_text(
+        connection,
+        "SELECT name FROM budget WHERE id = %s AND superseded_at IS NULL",
+        (budget_id,),
+    )
 
 
 def is_in_force(connection: Connection, budget_id: int) -> bool:
@@ -213,11 +223,12 @@ def is_in_force(connection: Connection, budget_id: int) -> bool:
 
 def rated_until(connection: Connection, at_ms: int) -> int | None:
     """Return up to when the ledger is rated before an instant; None when it is not rated at all."""
-    row = connection.execute(
+    until_ms = select_value(
+        connection,
         "SELECT max(until_ms) FROM conservation_check WHERE day_ms < %s AND until_ms > day_ms",
         (at_ms,),
-    ).fetchone()
-    return None if row is None or row[0] is None else min(int(row[0]), at_ms)
+    )
+    return None if until_ms is None else min(int(until_ms), at_ms)
 
 
 def rated_since(connection: Connection, until_ms: int) -> int:
@@ -237,26 +248,30 @@ def rated_since(connection: Connection, until_ms: int) -> int:
 
 def known_since(connection: Connection, period: Period) -> int:
     """Return from when on all days of a period are rated, without the day in which evidence began."""
-    begun = connection.execute(
+    begun_ms = select_value(
+        connection,
         "SELECT least((SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM"
-        " imported_usage))"
-    ).fetchone()
-    rows = connection.execute(
-        "SELECT day_ms FROM conservation_check WHERE day_ms >= %s AND day_ms < %s",
-        (period.start_ms, period.end_ms),
+        " imported_usage))",
     )
-    rated = {int(row[0]) for row in rows}
+    rated = set(
+        select_values(
+            connection,
+            "SELECT day_ms FROM conservation_check WHERE day_ms >= %s AND day_ms < %s",
+            (period.start_ms, period.end_ms),
+        )
+    )
     first_ms = period.end_ms
-    if begun is None or begun[0] is None:
+    if begun_ms is None:
         return first_ms
     for day in reversed(zones.calendar(connection).days(period)):
-        if day.start_ms not in rated or day.start_ms < begun[0]:
+        if day.start_ms not in rated or day.start_ms < begun_ms:
             break
         first_ms = day.start_ms
     return first_ms
 
 
-class DaySpend(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DaySpend:
     """What counts against a budget on a day, its held idle part, and GPU-time: counted, unpriced,
     in other currencies.
 
@@ -283,7 +298,8 @@ def daily_spend(
     for measure in {budget.measure for budget, _ in wanted}:
         own = [(budget, period) for budget, period in wanted if budget.measure == measure]
         micro, idle, counts = _measure_sql(measure, "b.currency")
-        rows = connection.execute(
+        for row in select(
+            connection,
             _DAILY_SPEND.format(micro=micro, idle=idle, counts=counts),
             {
                 "ids": [budget.id for budget, _ in own],
@@ -294,9 +310,8 @@ def daily_spend(
                 "start": min(period.start_ms for _, period in own),
                 "end": max(period.end_ms for _, period in own),
             },
-        )
-        for budget_id, *day in rows:
-            found[budget_id].append(DaySpend(*day))
+        ):
+            found[row.id].append(to_object(DaySpend, row))
     return found
 
 
@@ -352,15 +367,17 @@ def costs_by_owner(
     one reading.
     """
     column = _OWNER_COLUMNS[level]
-    rows = connection.execute(
-        f"SELECT {column}, l.currency, l.day_ms, sum(l.cost_micro) FROM ledger_day l JOIN owner o"
+    rows = select(
+        connection,
+        f"SELECT {column} AS name, l.currency, l.day_ms, sum(l.cost_micro) AS micro FROM"
+        f" ledger_day l JOIN owner o"
         " ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s AND l.currency IS NOT NULL"
         f" AND {column} = ANY(%s) GROUP BY 1, 2, 3",
         (period.start_ms, period.end_ms, list(names)),
     )
     costs: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
-    for name, currency, day_ms, cost in rows:
-        costs[name, currency][day_ms] = int(cost or 0)
+    for row in rows:
+        costs[row.name, row.currency][row.day_ms] = int(row.micro or 0)
     return costs
 
 
@@ -370,22 +387,23 @@ def amount_of_range(connection: Connection, budget: Budget, period: Period) -> i
     """
     where, values = _owner_condition(budget)
     micro, _, counts = _measure_sql(budget.measure)
-    row = connection.execute(
-        f"""
+    return int(
+        select_value(
+            connection,
+            f"""
         SELECT coalesce(round(sum(({micro})::numeric
             * (least(l.end_ms, %(end)s) - greatest(l.start_ms, %(start)s)) / (l.end_ms - l.start_ms))), 0)
         FROM charge l LEFT JOIN owner o ON o.id = l.owner_id
         WHERE l.day_ms >= %(first)s AND l.day_ms < %(end)s AND l.start_ms < %(end)s AND l.end_ms > %(start)s
             AND l.end_ms > l.start_ms AND {counts} AND {where}
         """,
-        {
-            **values,
-            **_range(budget, period),
-            "first": budget.calendar.day_of(period.start_ms).start_ms,
-        },
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
+            {
+                **values,
+                **_range(budget, period),
+                "first": budget.calendar.day_of(period.start_ms).start_ms,
+            },
+        )
+    )
 
 
 def spend_by_holder(
@@ -394,11 +412,13 @@ def spend_by_holder(
     """Sum charges by job name, user, project and model; time that nobody held by its state."""
     where, values = _owner_condition(budget)
     micro, _, counts = _measure_sql(budget.measure)
-    rows = connection.execute(
+    rows = select(
+        connection,
         f"""
-        SELECT l.state, coalesce(nullif(w.name, ''), w.external_id), coalesce(w.user_name, ''),
-            coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model,
-            sum(l.gpu_ns), sum({micro})
+        SELECT l.state, coalesce(nullif(w.name, ''), w.external_id) AS name,
+            coalesce(w.user_name, '') AS user,
+            coalesce(nullif(o.project, ''), o.team, '') AS project, l.gpu_model,
+            sum(l.gpu_ns) AS gpu_ns, sum({micro}) AS amount
         FROM charge l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
         WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND {counts} AND {where}
         GROUP BY 1, 2, 3, 4, 5
@@ -406,19 +426,25 @@ def spend_by_holder(
         {**values, **_range(budget, period)},
     )
     return [
-        HolderSpend((_job_name(state, name), user, project), model, int(gpu_ns), round(amount or 0))
-        for state, name, user, project, model, gpu_ns, amount in rows
+        HolderSpend(
+            (_job_name(row.state, row.name), row.user, row.project),
+            row.gpu_model,
+            int(row.gpu_ns),
+            round(row.amount or 0),
+        )
+        for row in rows
     ]
 
 
 def alerts(connection: Connection, budget: Budget, period: Period) -> Sequence[Alert]:
     """Read the alerts of a period."""
-    rows = connection.execute(
-        "SELECT rule, percent, state, seen, evaluated_ms, fired_ms, escalated_ms, acked_by FROM"
-        " budget_alert WHERE budget_id = %s AND period_start_ms = %s ORDER BY rule, percent",
+    return select_as(
+        connection,
+        Alert,
+        f"SELECT {columns_of(Alert)} FROM budget_alert WHERE budget_id = %s AND period_start_ms ="
+        " %s ORDER BY rule, percent",
         (budget.id, period.start_ms),
     )
-    return [Alert(*row) for row in rows]
 
 
 def upsert_alerts(

@@ -15,13 +15,13 @@ from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.billing import declarations, periods
-from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
+from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS, OWNER_LEVELS
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_as, select_value
 
-_OWNER = "o.org, o.team, o.project, o.experiment, o.run, o.user_name"
 _BILLED = f"""
-    SELECT DISTINCT {_OWNER} FROM owner o WHERE o.id IN (
+    SELECT DISTINCT {OWNER_LEVELS} FROM owner o WHERE o.id IN (
         SELECT owner_id FROM ledger_day WHERE day_ms >= %(start)s AND day_ms < %(end)s
         UNION SELECT owner_id FROM correction WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s)
 """
@@ -37,8 +37,9 @@ class BilledCodes:
             (closed.period, closed.closed_ms) for closed in periods.list_closed(connection)
         ]
         self._versions: dict[int | None, CostCenters] = {}
-        row = connection.execute("SELECT EXISTS (SELECT FROM cost_center)").fetchone()
-        self.are_declared = row is not None and bool(row[0])
+        self.are_declared = bool(
+            select_value(connection, "SELECT EXISTS (SELECT FROM cost_center)")
+        )
         """Whether any cost center was ever declared; nothing else is read where none was."""
 
     def codes_on(self, owner: OwnerPath, billed_ms: int) -> Codes:
@@ -106,8 +107,9 @@ class BilledCodes:
         days = [day.start_ms for day in self._calendar.days(period)]
         own = "".join(f" AND {LEVEL_COLUMNS[level]} = %({level})s" for level in below or {})
         bounds = {"start": period.start_ms, "end": period.end_ms}
-        rows = self._connection.execute(_BILLED + own, {**bounds, **(below or {})})
-        for owner in (OwnerPath(*row) for row in rows):
+        for owner in select_as(
+            self._connection, OwnerPath, _BILLED + own, {**bounds, **(below or {})}
+        ):
             found[tuple(owner.level(level) for level in levels)].update(
                 self.codes_on(owner, day_ms) for day_ms in days
             )

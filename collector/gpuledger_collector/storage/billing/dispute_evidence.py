@@ -14,8 +14,6 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from psycopg.rows import dict_row
-
 from gpuledger_collector.accounting import seal
 from gpuledger_collector.accounting.attribution import Attribution
 from gpuledger_collector.accounting.contested_lines import line_id
@@ -26,6 +24,7 @@ from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.storage.billing import adjustments, periods
 from gpuledger_collector.storage.ledger import rules, workloads
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_dicts
 from gpuledger_collector.storage.telemetry import minutes
 
 MOST = 2_000
@@ -148,9 +147,10 @@ def _adjustments(connection: Connection, charges: Sequence[Charge]) -> dict[str,
 def _rows(
     connection: Connection, query: str, asked: Mapping[str, object]
 ) -> list[dict[str, object]]:
-    with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(query, asked).fetchall()
-    return [{name: _plain(value) for name, value in row.items()} for row in rows]
+    return [
+        {name: _plain(value) for name, value in row.items()}
+        for row in select_dicts(connection, query, asked)
+    ]
 
 
 def _plain(value: Any) -> Any:

@@ -23,9 +23,17 @@ from gpuledger_collector.accounting.disputes import (
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.usage import UNAVAILABLE
-from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
+from gpuledger_collector.storage.billing.reports import OWNER_LEVELS
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select_as, select_value
+from gpuledger_collector.storage.rows import (
+    select,
+    select_as,
+    select_dicts,
+    select_number,
+    select_text,
+    select_value,
+    to_object,
+)
 
 _SELECT = """SELECT d.id, d.owner, d.start_ms, d.end_ms, a.uuid AS accelerator, w.key AS workload, d.line, d.reason,
     d.state, d.opened_ms, d.opened_by, d.gpu_ns, d.cost, d.seal, d.resolved_ms
@@ -81,7 +89,7 @@ def lock_openings(connection: Connection) -> None:
 
 def undecided_like(connection: Connection, contest: Contest, ids: Ids) -> int | None:
     """The undecided dispute about exactly the same, if there is one."""
-    number: int | None = select_value(
+    return select_number(
         connection,
         "SELECT id FROM dispute WHERE state = ANY(%s) AND owner = %s::jsonb AND start_ms = %s AND"
         " end_ms = %s AND (accelerator_id, workload_id, line) IS NOT DISTINCT FROM (%s::bigint,"
@@ -95,7 +103,6 @@ def undecided_like(connection: Connection, contest: Contest, ids: Ids) -> int | 
             contest.line,
         ),
     )
-    return number
 
 
 def count_undecided(connection: Connection, owner: Mapping[str, str]) -> int:
@@ -157,11 +164,14 @@ def update_state(
 
 def in_states(connection: Connection, states: Sequence[str]) -> list[Dispute]:
     """Disputes in these states, newest first, without what was said."""
-    with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(
-            f"{_SELECT} WHERE d.state = ANY(%s) ORDER BY d.id DESC".encode(), (list(states),)
+    return [
+        _dispute(row)
+        for row in select_dicts(
+            connection,
+            f"{_SELECT} WHERE d.state = ANY(%s) ORDER BY d.id DESC",
+            (list(states),),
         )
-        return [_dispute(row) for row in rows]
+    ]
 
 
 def waiting(connection: Connection, period: Period) -> list[Dispute]:
@@ -205,8 +215,7 @@ def seal_at_opening(connection: Connection, number: int) -> str | None:
     """The seal that the audit log has of the opening of a dispute."""
     where = "what = 'dispute' AND subject = %s AND before IS NULL"
     query = f"SELECT after->>'seal' FROM audit WHERE {where}"
-    seal: str | None = select_value(connection, query, (str(number),))
-    return seal
+    return select_text(connection, query, (str(number),))
 
 
 def is_rated(connection: Connection, period: Period) -> bool:
@@ -223,15 +232,17 @@ def is_rated(connection: Connection, period: Period) -> bool:
 def costs_of_days(connection: Connection, days: Sequence[Period]) -> Costs:
     """What owners pay for these days, and what unavailable time costs, with all corrections."""
     columns = "day_ms, owner_id, state, currency, cost_micro"
-    levels = ", ".join(f"coalesce({column}, '')" for column in LEVEL_COLUMNS.values())
-    rows = connection.execute(
-        f"SELECT o.id IS NULL, {levels}, l.currency, sum(l.cost_micro)::bigint FROM (SELECT"
-        f" {columns} FROM ledger_day UNION ALL SELECT {columns} FROM correction) l LEFT JOIN owner"
-        " o ON o.id = l.owner_id WHERE l.day_ms = ANY(%s) AND l.currency IS NOT NULL AND (o.id IS"
-        " NOT NULL OR l.state = %s) GROUP BY 1, 2, 3, 4, 5, 6, 7, 8",
-        ([day.start_ms for day in days], UNAVAILABLE),
-    )
     return {
-        (None if nobody else OwnerPath(*path), currency): micro
-        for nobody, *path, currency, micro in rows
+        (None if row.id is None else to_object(OwnerPath, row), row.currency): row.micro
+        for row in select(
+            connection,
+            f"SELECT o.id, {OWNER_LEVELS}, l.currency, sum(l.cost_micro)::bigint AS micro FROM"
+            f" (SELECT"
+            f" {columns} FROM ledger_day UNION ALL SELECT {columns} FROM correction) l LEFT JOIN"
+            f" owner"
+            " o ON o.id = l.owner_id WHERE l.day_ms = ANY(%s) AND l.currency IS NOT NULL AND"
+            " (o.id IS"
+            " NOT NULL OR l.state = %s) GROUP BY 1, 2, 3, 4, 5, 6, 7, 8",
+            ([day.start_ms for day in days], UNAVAILABLE),
+        )
     }

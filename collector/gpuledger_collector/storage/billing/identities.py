@@ -9,6 +9,7 @@ from gpuledger_collector.accounting.identities import BOOKED, Mismatch
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select, select_value, select_values
 
 MOST = 50
 """Hours of each side that are named."""
@@ -25,36 +26,44 @@ Place = tuple[int, str, str, str]
 
 def imported_hours(connection: Connection, days: Sequence[Period]) -> dict[Place, int]:
     """Add up imported usage in parts of days: GPU-nanoseconds by day, pool, model and node."""
-    rows = connection.execute(
+    rows = select(
+        connection,
         # A GPU is a million micro-GPUs and a millisecond a million nanoseconds: their product is
         # GPU-nanoseconds.
         "SELECT d.day_ms, u.pool, u.gpu_model, u.node, "
-        "sum((least(u.end_ms, d.end_ms) - greatest(u.start_ms, d.day_ms)) * u.gpu_micro)::bigint "
+        "sum((least(u.end_ms, d.end_ms) - greatest(u.start_ms, d.day_ms)) * u.gpu_micro)::bigint"
+        " AS gpu_ns "
         "FROM unnest(%s::bigint[], %s::bigint[]) AS d (day_ms, end_ms) JOIN imported_usage u "
         "ON u.start_ms < d.end_ms AND coalesce(u.end_ms, d.end_ms) > d.day_ms GROUP BY 1, 2, 3, 4",
         ([day.start_ms for day in days], [day.end_ms for day in days]),
     )
-    return {row[:4]: row[4] for row in rows}
+    return {(row.day_ms, row.pool, row.gpu_model, row.node): row.gpu_ns for row in rows}
 
 
 def has_imports(connection: Connection, period: Period) -> bool:
     """Whether usage was imported for any time of the period."""
-    row = connection.execute(
-        "SELECT EXISTS (SELECT FROM imported_usage WHERE start_ms < %s AND (end_ms IS NULL OR"
-        " end_ms > %s))",
-        (period.end_ms, period.start_ms),
-    ).fetchone()
-    return row is not None and bool(row[0])
+    return bool(
+        select_value(
+            connection,
+            "SELECT EXISTS (SELECT FROM imported_usage WHERE start_ms < %s AND (end_ms IS NULL OR"
+            " end_ms > %s))",
+            (period.end_ms, period.start_ms),
+        )
+    )
 
 
 def expired_days(connection: Connection, days: Sequence[Period]) -> set[int]:
     """The starts of those of these days of which retention has removed evidence."""
-    rows = connection.execute(
-        "SELECT d.day_ms FROM unnest(%s::bigint[], %s::bigint[]) AS d (day_ms, end_ms) WHERE EXISTS"
-        " (SELECT FROM expired_day e WHERE e.day_ms < d.end_ms AND e.day_ms + 86400000 > d.day_ms)",
-        ([day.start_ms for day in days], [day.end_ms for day in days]),
+    return set(
+        select_values(
+            connection,
+            "SELECT d.day_ms FROM unnest(%s::bigint[], %s::bigint[]) AS d (day_ms, end_ms) WHERE"
+            " EXISTS"
+            " (SELECT FROM expired_day e WHERE e.day_ms < d.end_ms AND e.day_ms + 86400000 >"
+            " d.day_ms)",
+            ([day.start_ms for day in days], [day.end_ms for day in days]),
+        )
     )
-    return {row[0] for row in rows}
 
 
 _HOUR = "accelerator_id, hour_ms, state, workload_id"
@@ -112,11 +121,14 @@ def invoiced_amounts(
     connection: Connection, period: Period
 ) -> dict[tuple[str, str], tuple[int, int]]:
     """Read the invoices of a closed month: micro-units and minor units by owner and currency."""
-    rows = connection.execute(
-        "SELECT owner, currency, micro, minor FROM invoice WHERE period_start_ms = %s",
-        (period.start_ms,),
-    )
-    return {row[:2]: row[2:] for row in rows}
+    return {
+        (row.owner, row.currency): (row.micro, row.minor)
+        for row in select(
+            connection,
+            "SELECT owner, currency, micro, minor FROM invoice WHERE period_start_ms = %s",
+            (period.start_ms,),
+        )
+    }
 
 
 def misbooked_corrections(

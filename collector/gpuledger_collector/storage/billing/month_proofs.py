@@ -12,14 +12,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from psycopg.rows import dict_row
-
 from gpuledger_collector.accounting.identities import Depth
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.month_proof import DEPTHS, MonthProof, PeriodProof
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
 from gpuledger_collector.storage.billing import reports
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_dicts, select_value
 
 _STATE = """SELECT md5(string_agg(concat_ws(' ', kind, day_ms, wrote), ',' ORDER BY kind, day_ms)) FROM (
     SELECT 0 AS kind, day_ms, xmin::text AS wrote FROM conservation_check
@@ -53,29 +52,29 @@ def checks_and_proof(
         " m.is_current FROM c JOIN m ON c.day_ms >= m.start_ms AND c.day_ms < m.end_ms ORDER BY"
         " c.day_ms"
     )
-    with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(
-            query, {**_bounds(months), "start": period.start_ms, "end": period.end_ms}
-        ).fetchall()
+    rows = select_dicts(
+        connection, query, {**_bounds(months), "start": period.start_ms, "end": period.end_ms}
+    )
     kept = {row["start_ms"]: _month_proof({**row, "holds": row["proof_holds"]}) for row in rows}
     return [reports.conservation_check(row) for row in rows], PeriodProof(list(kept.values()))
 
 
 def read(connection: Connection, months: Sequence[Period]) -> dict[Period, MonthProof | None]:
     """Read what the proof said of months; None: it was not asked."""
-    with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(_MONTHS, _bounds(months)).fetchall()
-    return {Period(row["start_ms"], row["end_ms"]): _month_proof(row) for row in rows}
+    return {
+        Period(row["start_ms"], row["end_ms"]): _month_proof(row)
+        for row in select_dicts(connection, _MONTHS, _bounds(months))
+    }
 
 
 def state(connection: Connection, month: Period) -> str:
     """The state of a month's ledger; empty where none of its days is rated."""
-    row = connection.execute(
+    month_state = select_value(
+        connection,
         f"SELECT ({_STATE}) FROM (SELECT %s::bigint AS start_ms, %s::bigint AS end_ms) AS m",
         (month.start_ms, month.end_ms),
-    ).fetchone()
-    assert row is not None
-    return row[0] or ""
+    )
+    return month_state or ""
 
 
 def upsert(connection: Connection, proof: MonthProof) -> None:

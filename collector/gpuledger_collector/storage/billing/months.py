@@ -19,6 +19,7 @@ import psycopg
 from gpuledger_collector.accounting.measures import COMPARED, MEASURES
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_as, select_value
 
 _KEYS = "owner_id, state, pool, gpu_model, currency"
 _COLUMNS = ", ".join((_KEYS, *MEASURES))
@@ -50,18 +51,20 @@ _KEPT = f"SELECT {_COLUMNS} FROM ledger_month WHERE start_ms = %(start)s AND end
 
 def missing(connection: Connection, calendar: Calendar, now_ms: int) -> Period | None:
     """Return the latest ended month with rated days that is not summed."""
-    first = connection.execute("SELECT min(day_ms) FROM ledger_day").fetchone()
-    if first is None or first[0] is None:
+    first_ms = select_value(connection, "SELECT min(day_ms) FROM ledger_day")
+    if first_ms is None:
         return None
-    months = _ended_months(calendar, first[0], now_ms)
-    row = connection.execute(
+    months = _ended_months(calendar, first_ms, now_ms)
+    periods = select_as(
+        connection,
+        Period,
         "SELECT start_ms, end_ms FROM unnest(%s::bigint[], %s::bigint[]) AS m (start_ms, end_ms)"
         " WHERE EXISTS (SELECT FROM ledger_day WHERE day_ms >= m.start_ms AND day_ms < m.end_ms)"
         " AND NOT EXISTS (SELECT FROM ledger_month k WHERE k.start_ms = m.start_ms AND k.end_ms ="
         " m.end_ms) ORDER BY 1 DESC LIMIT 1",
         ([month.start_ms for month in months], [month.end_ms for month in months]),
-    ).fetchone()
-    return None if row is None else Period(*row)
+    )
+    return periods[0] if periods else None
 
 
 def add_up(connection: Connection, calendar: Callable[[], Calendar], now_ms: int) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
 
 from gpuledger_collector.accounting.adjustments import KINDS, PAID_BY_OWNERS
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH, Intensity, intensity_of, per_kwh
@@ -232,26 +234,29 @@ def _places(statement: SqlStatement, cell: str) -> str:
         + "coalesce(o.cost_micro, 0) AND d.cell < o.cell"
     )
     places = ", ".join(
-        f"min(o.{exact}), sum(d.{exact}), sum(div(d.{exact} - d.rest_{exact}, d.unit_{exact})),"
+        f"min(o.{exact}) AS value_{exact}, sum(d.{exact}) AS total_{exact},"
+        f" sum(div(d.{exact} - d.rest_{exact}, d.unit_{exact})) AS floors_{exact},"
         f" count(*) FILTER (WHERE d.rest_{exact} > o.rest_{exact} OR d.rest_{exact} ="
-        f" o.rest_{exact} AND ({earlier}))"
+        f" o.rest_{exact} AND ({earlier})) AS before_{exact}"
         for exact in _EXACT
     )
     return (
-        f"SELECT o.cell, o.currency, o.correction_of, min(o.state), min(o.unknown_ns), {places}"
+        f"SELECT o.cell, o.currency, o.correction_of, min(o.state) AS state,"
+        f" min(o.unknown_ns) AS unknown_ns, {places}"
         " FROM divided o JOIN divided d ON d.currency = o.currency AND d.correction_of ="
         f" o.correction_of WHERE o.cell = {statement.bind(cell)} GROUP BY 1, 2, 3"
     )
 
 
-def _row(row: Sequence[object]) -> ReportRow:
-    cell, currency, correction_of, state, unknown_ns, *numbers = row
-    places: dict[str, PlaceInList | None] = {}
-    for at, exact in enumerate(_EXACT):
-        value, *rest = numbers[4 * at : 4 * at + 4]
-        places[exact] = (
-            None if value is None else PlaceInList(*(int(str(number)) for number in (value, *rest)))
-        )
+def _row(row: Any) -> ReportRow:
+    places = {exact: _place(row, exact) for exact in _EXACT}
     return row_of_list(
-        (str(cell),), str(currency), str(correction_of), str(state), int(str(unknown_ns)), places
+        (row.cell,), row.currency, row.correction_of, row.state, int(row.unknown_ns), places
     )
+
+
+def _place(row: Any, exact: str) -> PlaceInList | None:
+    cells = {field.name: getattr(row, f"{field.name}_{exact}") for field in fields(PlaceInList)}
+    if cells["value"] is None:
+        return None
+    return PlaceInList(**{name: int(number) for name, number in cells.items()})

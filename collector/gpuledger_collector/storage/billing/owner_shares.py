@@ -22,6 +22,7 @@ from gpuledger_collector.storage.billing.locations import LineSource, line_sourc
 from gpuledger_collector.storage.billing.reports import lines_query
 from gpuledger_collector.storage.database import SORT_MEMORY
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select
 
 POOL = f"k{len(LEVELS)}"
 """The column of a line's pool."""
@@ -52,8 +53,8 @@ class SqlStatement:
         """Add a common table expression; it is computed once."""
         self.tables.append(f"{name} AS MATERIALIZED ({query})")
 
-    def rows(self, connection: Connection, query: str) -> list[tuple[Any, ...]]:
-        """What a query of these tables returns."""
+    def rows(self, connection: Connection, query: str) -> list[Any]:
+        """What a query of these tables returns; columns are attributes."""
         with connection.transaction():
             # Of lines that are computed the server expects a few hundred: it would compare each
             # with each.
@@ -62,9 +63,7 @@ class SqlStatement:
                 " true)",
                 (SORT_MEMORY,),
             )
-            found = connection.execute(
-                f"WITH {', '.join(self.tables)} {query}", self.values
-            ).fetchall()
+            found = select(connection, f"WITH {', '.join(self.tables)} {query}", self.values)
             connection.execute("SELECT set_config('enable_nestloop', 'on', true)")
         return found
 
@@ -130,14 +129,16 @@ def own_shares(
         add_owners(statement, f"share_{number}", "line", split_cost)
         add_lines(statement, f"share_{number}", "line", split_cost, own)
         shares.append(f"SELECT {number} AS number, place, micro FROM share_{number}")
+    keys = key_columns(source.by)
     query = (
-        f"SELECT number, part, state, currency, micro, {', '.join(key_columns(source.by))} FROM"
+        f"SELECT {', '.join(keys)}, number, part, state, currency, micro FROM"
         f" ({' UNION ALL '.join(shares)}) s JOIN line USING (place) WHERE {own} ORDER BY number,"
         " place"
     )
-    for number, part, state, currency, micro, *keys in statement.rows(connection, query):
-        line = source.named(ChargedLine(tuple(keys), state, currency), source.periods[part])
-        yield split_costs[number], line, int(micro)
+    for row in statement.rows(connection, query):
+        line = ChargedLine(tuple(row[: len(keys)]), row.state, row.currency)
+        named = source.named(line, source.periods[row.part])
+        yield split_costs[row.number], named, int(row.micro)
 
 
 def add_owners(statement: SqlStatement, name: str, lines: str, split_cost: SplitCost) -> None:

@@ -6,13 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from psycopg.rows import dict_row
-
 from gpuledger_collector.accounting.closing import ClosedPeriod, Invoice
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import sealed_tables
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_as, select_dicts, select_row, select_value
 
 Marks = tuple[int, int]
 """Ids of requests to rate a day and an hour again: a later request has a larger one."""
@@ -20,13 +19,13 @@ Marks = tuple[int, int]
 
 def list_closed(connection: Connection) -> list[ClosedPeriod]:
     """Every closed period, by time."""
-    with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(
-            "SELECT name, start_ms, end_ms, closed_ms, closed_by, lines, seal FROM billing_period"
-            " ORDER BY start_ms"
-        ).fetchall()
     return [
-        ClosedPeriod(period=Period(row.pop("start_ms"), row.pop("end_ms")), **row) for row in rows
+        ClosedPeriod(period=Period(row.pop("start_ms"), row.pop("end_ms")), **row)
+        for row in select_dicts(
+            connection,
+            "SELECT name, start_ms, end_ms, closed_ms, closed_by, lines, seal FROM billing_period"
+            " ORDER BY start_ms",
+        )
     ]
 
 
@@ -46,7 +45,9 @@ def list_marked(connection: Connection, since: Marks = (0, 0)) -> list[Period]:
     Marks of UTC days may touch a period in another zone that begins up to a day later. `since`:
     only marks that were added after these.
     """
-    rows = connection.execute(
+    return select_as(
+        connection,
+        Period,
         """
         SELECT start_ms, end_ms FROM billing_period p
         WHERE EXISTS (SELECT FROM day_recompute WHERE id > %s
@@ -58,16 +59,16 @@ def list_marked(connection: Connection, since: Marks = (0, 0)) -> list[Period]:
         """,
         since,
     )
-    return [Period(*row) for row in rows]
 
 
 def last_marks(connection: Connection) -> Marks:
     """The newest marks on a day and on an hour."""
-    row = connection.execute(
-        "SELECT coalesce((SELECT max(id) FROM day_recompute), 0),"
-        " coalesce((SELECT max(id) FROM hour_recompute), 0)"
-    ).fetchone()
-    return (0, 0) if row is None else (row[0], row[1])
+    marks = select_row(
+        connection,
+        "SELECT coalesce((SELECT max(id) FROM day_recompute), 0) AS day,"
+        " coalesce((SELECT max(id) FROM hour_recompute), 0) AS hour",
+    )
+    return marks.day, marks.hour
 
 
 def closed_months_marked(connection: Connection, since: Marks) -> tuple[str, ...]:
@@ -80,10 +81,10 @@ def closed_months_marked(connection: Connection, since: Marks) -> tuple[str, ...
 
 def receipt(connection: Connection, name: str) -> Mapping[str, Any] | None:
     """The receipt of a closed period; None when it is not closed."""
-    row = connection.execute(
-        "SELECT receipt FROM billing_period WHERE name = %s", (name,)
-    ).fetchone()
-    return None if row is None else row[0]
+    receipt: Mapping[str, Any] | None = select_value(
+        connection, "SELECT receipt FROM billing_period WHERE name = %s", (name,)
+    )
+    return receipt
 
 
 def close(

@@ -46,8 +46,10 @@ def price_book(connection: Connection) -> PriceBook:
 
 def by_id(connection: Connection, ids: Iterable[int]) -> dict[int | None, Price]:
     """Prices by id, superseded ones too: charges name the version that they were rated by."""
-    found = select_as(connection, Price, f"{_SELECT} WHERE id = ANY(%s)", (list(ids),))
-    return {price.id: price for price in found}
+    return {
+        price.id: price
+        for price in select_as(connection, Price, f"{_SELECT} WHERE id = ANY(%s)", (list(ids),))
+    }
 
 
 def currency_changes(connection: Connection, prices: Sequence[Price]) -> list[Problem]:

@@ -13,9 +13,10 @@ from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.storage.billing import rating_times
-from gpuledger_collector.storage.billing.reports import CHECK_COLUMNS
+from gpuledger_collector.storage.billing.reports import CHECK_COLUMNS, OWNER_LEVELS
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select, select_value, select_values, to_object
 from gpuledger_common.instants import to_datetime
 
 _OWNER_COLUMNS = "org, team, project, experiment, run, user_name"
@@ -66,19 +67,21 @@ def days_to_rate(connection: Connection, period: Period, now_ms: int) -> Sequenc
     (`align_requests`).
     """
     calendar = zones.calendar(connection)
-    first = connection.execute(
+    first_ms = select_value(
+        connection,
         "SELECT min(at) FROM (SELECT min(in_ms) AS at FROM capacity UNION ALL SELECT min(start_ms)"
         " FROM imported_usage UNION ALL SELECT min(day_ms) FROM day_recompute UNION ALL SELECT"
-        " min(starts_ms) FROM commitment WHERE superseded_at IS NULL) AS first_evidence"
-    ).fetchone()
+        " min(starts_ms) FROM commitment WHERE superseded_at IS NULL) AS first_evidence",
+    )
     end_ms = min(period.end_ms, now_ms)
-    if first is None or first[0] is None or max(period.start_ms, first[0]) >= end_ms:
+    if first_ms is None or max(period.start_ms, first_ms) >= end_ms:
         return []
-    start_ms = calendar.day_of(max(period.start_ms, first[0])).start_ms
+    start_ms = calendar.day_of(max(period.start_ms, first_ms)).start_ms
     # Bounds of each day, because a day has 23 or 25 hours where clocks change.
     starts = [day.start_ms for day in calendar.days(Period(start_ms, end_ms))]
     ends = [*starts[1:], calendar.day_of(starts[-1]).end_ms]
-    rows = connection.execute(
+    return select_values(
+        connection,
         """
         SELECT d FROM unnest(%(starts)s::bigint[], %(ends)s::bigint[]) AS days (d, stop)
         WHERE d IN (SELECT day_ms FROM day_recompute) OR ((
@@ -94,7 +97,6 @@ def days_to_rate(connection: Connection, period: Period, now_ms: int) -> Sequenc
         """,
         {"starts": starts, "ends": ends, "now": now_ms},
     )
-    return [int(row[0]) for row in rows]
 
 
 def due(connection: Connection, day: Period, now_ms: int) -> bool:
@@ -114,10 +116,7 @@ def due(connection: Connection, day: Period, now_ms: int) -> bool:
 
 def requests(connection: Connection, day_ms: int) -> list[int]:
     """The ids of the requests to rate a day."""
-    return [
-        row[0]
-        for row in connection.execute("SELECT id FROM day_recompute WHERE day_ms = %s", (day_ms,))
-    ]
+    return select_values(connection, "SELECT id FROM day_recompute WHERE day_ms = %s", (day_ms,))
 
 
 def has_misaligned_requests(connection: Connection, calendar: Calendar) -> bool:
@@ -126,15 +125,15 @@ def has_misaligned_requests(connection: Connection, calendar: Calendar) -> bool:
     """
     if calendar.is_utc:
         return False
-    marks = connection.execute("SELECT DISTINCT day_ms FROM day_recompute").fetchall()
-    return any(calendar.day_of(mark).start_ms != mark for (mark,) in marks)
+    marks = select_values(connection, "SELECT DISTINCT day_ms FROM day_recompute")
+    return any(calendar.day_of(mark).start_ms != mark for mark in marks)
 
 
 def align_requests(connection: Connection, calendar: Calendar) -> None:
     """Turn requests for UTC days into requests for the days of the bill that they touch; under the
     ledger's lock.
     """
-    marks = [int(row[0]) for row in connection.execute("SELECT DISTINCT day_ms FROM day_recompute")]
+    marks = select_values(connection, "SELECT DISTINCT day_ms FROM day_recompute")
     known = set(marks)
     missing: set[int] = set()
     foreign: list[int] = []
@@ -224,12 +223,14 @@ def owner_ids(connection: Connection, charges: Iterable[Charge]) -> dict[OwnerPa
 def _known_owner_ids(connection: Connection, owners: set[OwnerPath]) -> dict[OwnerPath, int]:
     if not owners:
         return {}
-    rows = connection.execute(
-        f"SELECT o.id, {', '.join('o.' + name.strip() for name in _OWNER_COLUMNS.split(','))} FROM"
-        f" owner o JOIN {_GIVEN} USING ({_OWNER_COLUMNS})",
-        (_as_json(owners),),
-    )
-    return {OwnerPath(*row[1:]): row[0] for row in rows}
+    return {
+        to_object(OwnerPath, row): row.id
+        for row in select(
+            connection,
+            f"SELECT o.id, {OWNER_LEVELS} FROM owner o JOIN {_GIVEN} USING ({_OWNER_COLUMNS})",
+            (_as_json(owners),),
+        )
+    }
 
 
 def _as_json(owners: Iterable[OwnerPath]) -> str:

@@ -9,30 +9,24 @@ from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath, path_of
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.reattribution import Reattribution
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select, to_object
 from gpuledger_common.instants import to_datetime
 
 
 def read_decisions(connection: Connection, period: Period) -> list[Reattribution]:
     """The decisions about time in the period."""
     # A collector of the version before writes no contested owner: it is the one of the dispute.
-    rows = connection.execute(
-        "SELECT r.id, r.workload_id, r.accelerator_id, r.start_ms, r.end_ms, r.state, r.owner, "
-        "coalesce(r.contested, d.owner) FROM reattribution r JOIN dispute d ON d.id = r.dispute_id "
-        "WHERE r.start_ms < %s AND r.end_ms > %s ORDER BY r.id",
-        (period.end_ms, period.start_ms),
-    )
     return [
-        Reattribution(
-            number,
-            workload,
-            accelerator,
-            start,
-            end,
-            state,
-            None if owner is None else path_of(owner),
-            of,
+        to_object(Reattribution, row, owner=None if row.owner is None else path_of(row.owner))
+        for row in select(
+            connection,
+            "SELECT r.id, r.workload_id, r.accelerator_id, r.start_ms, r.end_ms, r.state, r.owner, "
+            "coalesce(r.contested, d.owner) AS contested FROM reattribution r JOIN dispute d ON"
+            " d.id"
+            " = r.dispute_id "
+            "WHERE r.start_ms < %s AND r.end_ms > %s ORDER BY r.id",
+            (period.end_ms, period.start_ms),
         )
-        for number, workload, accelerator, start, end, state, owner, of in rows
     ]
 
 

@@ -10,8 +10,6 @@ from dataclasses import fields
 from functools import lru_cache, partial
 from typing import Any
 
-from psycopg.rows import dict_row
-
 from gpuledger_collector.accounting.adjustments import Adjustment, HeldCost, Place
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import ChargedLine, ConservationCheck, ExportedCharge
@@ -32,7 +30,15 @@ from gpuledger_collector.storage.billing.locations import (
 )
 from gpuledger_collector.storage.cancellation import admit_lines, line_limit
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select, select_as, select_value, select_values
+from gpuledger_collector.storage.rows import (
+    named_cursor,
+    select,
+    select_as,
+    select_dicts,
+    select_value,
+    select_values,
+    to_object,
+)
 from gpuledger_common.instants import to_ms
 
 LEVEL_COLUMNS = {
@@ -43,6 +49,8 @@ LEVEL_COLUMNS = {
     "run": "o.run",
     "user": "o.user_name",
 }
+OWNER_LEVELS = ", ".join(f'{column} AS "{level}"' for level, column in LEVEL_COLUMNS.items())
+"""The levels of an owner `o` for a SELECT, each called as in OwnerPath."""
 _DAY_DIMENSIONS = {**LEVEL_COLUMNS, "pool": "l.pool", "model": "l.gpu_model"}
 _DAY_COLUMNS = "owner_id, state, pool, gpu_model, currency, " + ", ".join(
     (
@@ -203,10 +211,9 @@ def held_costs(connection: Connection, period: Period) -> dict[Place, HeldCost]:
     adjustments tell apart.
     """
     columns = "day_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, cost_micro"
-    levels = ", ".join(f'{column} AS "{level}"' for level, column in LEVEL_COLUMNS.items())
     rows = select(
         connection,
-        f"SELECT {levels}, l.pool, l.gpu_model, l.currency, sum(l.gpu_ns)::bigint AS gpu_ns, "
+        f"SELECT {OWNER_LEVELS}, l.pool, l.gpu_model, l.currency, sum(l.gpu_ns)::bigint AS gpu_ns, "
         # Held time with a currency has a cost; where somebody removed it, the proof says so and
         # must not fail.
         f"coalesce(sum(l.cost_micro), 0)::bigint AS cost_micro FROM (SELECT {columns} FROM"
@@ -217,7 +224,7 @@ def held_costs(connection: Connection, period: Period) -> dict[Place, HeldCost]:
     )
     return {
         Place(
-            OwnerPath(**{level: getattr(row, level) for level in LEVELS}),
+            to_object(OwnerPath, row),
             row.pool,
             row.gpu_model,
             row.currency,
@@ -232,16 +239,17 @@ def corrections_of(connection: Connection, period: Period, level: str) -> list[C
     tree.
     """
     sums = ", ".join(f"{sum_of(name)} AS {name}" for name in SUMMED)
-    rows = select(
-        connection,
-        f"SELECT coalesce({LEVEL_COLUMNS[level]}, '') AS owner, l.state, l.currency, {AMENDS} AS"
-        f" month, {sums} FROM correction l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >="
-        " %s AND l.day_ms < %s GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
-        (period.start_ms, period.end_ms),
-    )
     return [
         ChargedLine((row.owner,), row.state, row.currency, row.month, **sums_of(row))
-        for row in rows
+        for row in select(
+            connection,
+            f"SELECT coalesce({LEVEL_COLUMNS[level]}, '') AS owner, l.state, l.currency, {AMENDS}"
+            f" AS"
+            f" month, {sums} FROM correction l LEFT JOIN owner o ON o.id = l.owner_id WHERE"
+            f" l.day_ms >="
+            " %s AND l.day_ms < %s GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
+            (period.start_ms, period.end_ms),
+        )
     ]
 
 
@@ -251,6 +259,8 @@ def sums_of(row: Any) -> dict[str, Any]:
     return {name: None if value is None else int(value) for name, value in sums.items()}
 
 
+# By place: a report may read a million lines, and named tuples make each of them 12 % slower. The
+# columns come from these same constants (`lines_query`), and one too many raises ValueError.
 def _line(row: tuple[Any, ...], width: int) -> ChargedLine:
     keys, (state, currency, correction_of), measures = (
         row[:width],
@@ -279,18 +289,15 @@ _CHARGE_COLUMNS = (
     *("currency", *MEASURES),
 )
 """Columns of a charge that are also attributes of Charge."""
-_PRICE = len(_CHARGE_COLUMNS)
-"""Place of the price's number in a row of `_EXPORTED`; those of what else a charge follows from
-come next.
-"""
-_OWNER = _PRICE + 4
-_NAMES = _OWNER + 1 + len(LEVELS)
+_OWNER_OF_CHARGE = ", ".join(
+    f"{column} AS owner_{level}" for level, column in LEVEL_COLUMNS.items()
+)
 _ROWS_AT_ONCE = 5000
 # Names come from the close of the period (`closed_workload`) where there was one, so that an export
 # of a closed month stays the same; the order is total, for the same reason.
 _EXPORTED = f"""
     SELECT {", ".join(f"c.{name}" for name in _CHARGE_COLUMNS)}, c.price_id, c.commitment_id, c.adjustment_id,
-        c.node_cost_id, o.id AS owner_id, {", ".join(LEVEL_COLUMNS[level] for level in LEVELS)},
+        c.node_cost_id, o.id AS owner_id, {_OWNER_OF_CHARGE},
         a.uuid AS accelerator_uuid, w.key AS workload_key,
         coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id)
             AS workload_name,
@@ -372,7 +379,8 @@ def billed_of(
 def _read(
     connection: Connection, lines: str, bounds: Sequence[object], ties: str = _TIES
 ) -> Iterator[ExportedCharge]:
-    cursor = connection.execute(_EXPORTED.format(lines=lines, ties=ties), bounds)
+    cursor = named_cursor(connection)
+    cursor.execute(_EXPORTED.format(lines=lines, ties=ties).encode(), bounds)
     # Declarations, owners and tags are few and made once, instead of being repeated in each of many
     # lines.
     book: dict[int | None, Price] = {}
@@ -382,50 +390,40 @@ def _read(
     owners: dict[int | None, OwnerPath | None] = {None: None}
     tags = lru_cache(maxsize=65536)(json.loads)
     while rows := cursor.fetchmany(_ROWS_AT_ONCE):
-        book |= prices.by_id(connection, sorted({row[_PRICE] for row in rows} - {None, *book}))
+        book |= prices.by_id(connection, sorted({row.price_id for row in rows} - {None, *book}))
         covering |= commitments.COMMITMENTS.by_id(
-            connection, sorted({row[_PRICE + 1] for row in rows} - {None, *covering})
+            connection, sorted({row.commitment_id for row in rows} - {None, *covering})
         )
         adjusting |= adjustments.by_id(
-            connection, sorted({row[_PRICE + 2] for row in rows} - {None, *adjusting})
+            connection, sorted({row.adjustment_id for row in rows} - {None, *adjusting})
         )
         of_nodes |= stored_node_costs.NODE_COSTS.by_id(
-            connection, sorted({row[_PRICE + 3] for row in rows} - {None, *of_nodes})
+            connection, sorted({row.node_cost_id for row in rows} - {None, *of_nodes})
         )
         for row in rows:
-            price_id, commitment_id, adjustment_id, node_cost_id, owner_id = row[
-                _PRICE : _OWNER + 1
-            ]
-            if owner_id not in owners:
-                owners[owner_id] = OwnerPath(*row[_OWNER + 1 : _NAMES])
+            if row.owner_id not in owners:
+                owners[row.owner_id] = OwnerPath(
+                    **{level: getattr(row, f"owner_{level}") for level in LEVELS}
+                )
             charge = Charge(
+                # The query begins with these columns.
                 **dict(zip(_CHARGE_COLUMNS, row, strict=False)),
-                owner=owners[owner_id],
-                price=None if price_id is None else book[price_id],
-                commitment=covering.get(commitment_id),
-                adjustment=adjusting.get(adjustment_id),
-                node_cost=of_nodes.get(node_cost_id),
+                owner=owners[row.owner_id],
+                price=None if row.price_id is None else book[row.price_id],
+                commitment=covering.get(row.commitment_id),
+                adjustment=adjusting.get(row.adjustment_id),
+                node_cost=of_nodes.get(row.node_cost_id),
             )
-            (
-                uuid,
-                workload_key,
-                workload_name,
-                user,
-                tags_text,
-                booked_day_ms,
-                device_uuid,
-                amended,
-            ) = row[_NAMES:]
             yield ExportedCharge(
                 charge=charge,
-                accelerator_uuid=uuid,
-                workload_key=workload_key,
-                workload_name=workload_name,
-                user=user,
-                tags=tags(tags_text),
-                booked_day_ms=booked_day_ms,
-                device_uuid=device_uuid,
-                correction_of=amended,
+                accelerator_uuid=row.accelerator_uuid,
+                workload_key=row.workload_key,
+                workload_name=row.workload_name,
+                user=row.user,
+                tags=tags(row.tags),
+                booked_day_ms=row.booked_day_ms,
+                device_uuid=row.device_uuid,
+                correction_of=row.correction_of,
             )
 
 
@@ -448,9 +446,12 @@ def conservation_checks(connection: Connection, period: Period) -> list[Conserva
     """Read the checks of the period's days, by day; for a corrected day the check that includes its
     corrections.
     """
-    with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(CHECKS, {"start": period.start_ms, "end": period.end_ms}).fetchall()
-    return [conservation_check(row) for row in rows]
+    return [
+        conservation_check(row)
+        for row in select_dicts(
+            connection, CHECKS, {"start": period.start_ms, "end": period.end_ms}
+        )
+    ]
 
 
 def conservation_check(row: Mapping[str, Any]) -> ConservationCheck:
@@ -462,8 +463,10 @@ def conservation_check(row: Mapping[str, Any]) -> ConservationCheck:
 
 def rated_at(connection: Connection) -> dict[int, int]:
     """When each rated day (its start) was rated last, without corrections of closed days."""
-    rows = select(connection, "SELECT day_ms, proved_at FROM conservation_check")
-    return {row.day_ms: to_ms(row.proved_at) for row in rows}
+    return {
+        row.day_ms: to_ms(row.proved_at)
+        for row in select(connection, "SELECT day_ms, proved_at FROM conservation_check")
+    }
 
 
 def held_by_workloads(connection: Connection, period: Period) -> list[HeldUsage]:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any
 
 from gpuledger_collector.accounting.charged_runs import ChargedRun
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.unit_cost import CountedHour, HeldHour
 from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select, select_as, to_object
 
 _LINES = """workload_id, owner_id, accelerator_id, gpu_model, start_ms, end_ms, gpu_ns, busy_ns, idle_ns, unknown_ns,
     currency, cost_micro, idle_cost_micro, energy_mj"""
+_SUMMED = (
+    "gpu_ns",
+    "busy_ns",
+    "idle_ns",
+    "unknown_ns",
+    "cost_micro",
+    "idle_cost_micro",
+    "energy_mj",
+)
+_SUMS = ", ".join(f"sum(l.{name}) AS {name}" for name in _SUMMED)
 
 
 def list_charged(
@@ -34,12 +44,15 @@ def list_charged(
         conditions += " AND w.name = %(name)s"
     days = "day_ms >= %(start)s AND day_ms < %(end)s AND state = 'held' AND workload_id IS NOT NULL"
     days += "" if ids is None else " AND workload_id = ANY(%(ids)s)"
-    rows = connection.execute(
+    rows = select(
+        connection,
         f"""
-        SELECT w.id, w.key, w.kind, w.external_id, w.name, w.user_name, coalesce(min(nullif(o.team, '')), ''),
-            string_agg(DISTINCT l.gpu_model, ', '), count(DISTINCT l.accelerator_id), min(l.start_ms), max(l.end_ms),
-            sum(l.gpu_ns), sum(l.busy_ns), sum(l.idle_ns), sum(l.unknown_ns), l.currency, sum(l.cost_micro),
-            sum(l.idle_cost_micro), sum(l.energy_mj)
+        SELECT w.id AS workload_id, w.key, w.kind, w.external_id, w.name, w.user_name AS user,
+            coalesce(min(nullif(o.team, '')), '') AS team, string_agg(DISTINCT l.gpu_model, ',
+            ') AS gpu_model,
+            count(DISTINCT l.accelerator_id) AS accelerators, min(l.start_ms) AS start_ms,
+            max(l.end_ms) AS end_ms,
+            l.currency, {_SUMS}
         FROM (SELECT {_LINES} FROM charge WHERE {days} UNION ALL SELECT {_LINES} FROM correction WHERE {days}) l
         JOIN workload w ON w.id = l.workload_id LEFT JOIN owner o ON o.id = l.owner_id
         WHERE true{conditions}
@@ -54,10 +67,14 @@ def list_charged(
         },
     )
     # Sums of bigint are numeric in Postgres and arrive as Decimal; they are integers all the same.
-    plain: list[list[Any]] = [
-        [int(cell) if isinstance(cell, Decimal) else cell for cell in row] for row in rows
+    return [
+        to_object(ChargedRun, row, **{name: _whole(getattr(row, name)) for name in _SUMMED})
+        for row in rows
     ]
-    return [ChargedRun(*row) for row in plain]
+
+
+def _whole(value: Decimal | None) -> int | None:
+    return None if value is None else int(value)
 
 
 def ids_of(connection: Connection, keys: Sequence[str]) -> list[int]:
@@ -77,12 +94,16 @@ def rows_of(connection: Connection, ids: Sequence[int], period: Period) -> list[
 
 def outcomes(connection: Connection, ids: Sequence[int]) -> dict[int, str]:
     """Read how these workloads ended, where an imported record of the scheduler says so."""
-    rows = connection.execute(
-        "SELECT DISTINCT ON (workload_id) workload_id, state FROM imported_usage WHERE workload_id"
-        " = ANY(%s) AND state <> '' ORDER BY workload_id, start_ms DESC",
-        (list(ids),),
-    )
-    return {row[0]: row[1] for row in rows}
+    return {
+        row.workload_id: row.state
+        for row in select(
+            connection,
+            "SELECT DISTINCT ON (workload_id) workload_id, state FROM imported_usage WHERE"
+            " workload_id"
+            " = ANY(%s) AND state <> '' ORDER BY workload_id, start_ms DESC",
+            (list(ids),),
+        )
+    }
 
 
 def read_counts(
@@ -90,14 +111,16 @@ def read_counts(
 ) -> dict[int, list[CountedHour]]:
     """Read what these workloads counted, by endpoint and hour of the period."""
     hours: dict[int, list[CountedHour]] = {}
-    for workload_id, *row in connection.execute(
-        "SELECT s.workload_id, s.via, s.source, s.counter, h.hour_ms, sum(h.units)::bigint,"
-        " max(h.covered_ms), max(h.restarts) FROM counter_series s JOIN counter_hour h ON"
-        " h.series_id = s.id WHERE s.workload_id = ANY(%s) AND h.hour_ms >= %s AND h.hour_ms < %s"
-        " GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 5",
+    for row in select(
+        connection,
+        "SELECT s.workload_id, s.via, s.source, s.counter, h.hour_ms, sum(h.units)::bigint AS"
+        " units, max(h.covered_ms) AS covered_ms, max(h.restarts) AS restarts FROM"
+        " counter_series s JOIN counter_hour h ON h.series_id = s.id WHERE s.workload_id ="
+        " ANY(%s) AND h.hour_ms"
+        " >= %s AND h.hour_ms < %s GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 5",
         (list(ids), period.start_ms, period.end_ms),
     ):
-        hours.setdefault(workload_id, []).append(CountedHour(*row))
+        hours.setdefault(row.workload_id, []).append(to_object(CountedHour, row))
     return hours
 
 
@@ -105,25 +128,32 @@ def held_hours(
     connection: Connection, workload_id: int, cards: Sequence[int], period: Period
 ) -> list[HeldHour]:
     """Read what a workload held of these accelerators, by rating interval."""
-    rows = connection.execute(
-        "SELECT u.accelerator_id, u.hour_ms, u.held_ms, u.busy_ms, u.idle_ms, u.unknown_ms, EXISTS"
+    return select_as(
+        connection,
+        HeldHour,
+        "SELECT u.accelerator_id, u.hour_ms AS at_ms, u.held_ms, u.busy_ms, u.idle_ms,"
+        " u.unknown_ms, EXISTS"
         " (SELECT FROM usage_hour other WHERE other.accelerator_id = u.accelerator_id AND"
         " other.hour_ms = u.hour_ms AND other.state = 'held' AND other.workload_id <>"
-        " u.workload_id) FROM usage_hour u WHERE u.accelerator_id = ANY(%s) AND u.workload_id = %s"
+        " u.workload_id) AS shared FROM usage_hour u WHERE u.accelerator_id = ANY(%s) AND"
+        " u.workload_id = %s"
         " AND u.state = 'held' AND u.hour_ms >= %s AND u.hour_ms < %s ORDER BY 1, 2",
         (list(cards), workload_id, period.start_ms, period.end_ms),
     )
-    return [HeldHour(*row) for row in rows]
 
 
 def named_cards(
     connection: Connection, cards: Sequence[int]
 ) -> dict[int, tuple[str, str, int | None]]:
     """Read UUID, model and memory of accelerators."""
-    rows = connection.execute(
-        "SELECT id, uuid, model, memory_bytes FROM accelerator WHERE id = ANY(%s)", (list(cards),)
-    )
-    return {row[0]: (row[1], row[2], row[3]) for row in rows}
+    return {
+        row.id: (row.uuid, row.model, row.memory_bytes)
+        for row in select(
+            connection,
+            "SELECT id, uuid, model, memory_bytes FROM accelerator WHERE id = ANY(%s)",
+            (list(cards),),
+        )
+    }
 
 
 READINGS = (

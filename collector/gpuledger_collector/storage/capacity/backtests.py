@@ -19,12 +19,15 @@ from gpuledger_collector.storage.rows import select
 
 def list_stored(connection: Connection, group: str, since_ms: int) -> list[StoredForecast]:
     """Forecasts stored since an origin, by origin and series."""
-    rows = select(
-        connection,
-        "SELECT * FROM backtest WHERE grouped = %s AND origin_ms >= %s ORDER BY origin_ms, series",
-        (group, since_ms),
-    )
-    return [_forecast(row) for row in rows]
+    return [
+        _forecast(row)
+        for row in select(
+            connection,
+            "SELECT * FROM backtest WHERE grouped = %s AND origin_ms >= %s ORDER BY origin_ms,"
+            " series",
+            (group, since_ms),
+        )
+    ]
 
 
 def insert(connection: Connection, forecasts: Iterable[StoredForecast]) -> None:

@@ -99,12 +99,15 @@ def expire(connection: Connection, now_ms: int) -> None:
 
 def pools_with_capacity(connection: Connection, period: Period) -> set[str]:
     """Names of the pools that had an accelerator in the period."""
-    rows = select(
-        connection,
-        "SELECT DISTINCT pool FROM capacity WHERE in_ms < %s AND (out_ms IS NULL OR out_ms > %s)",
-        (period.end_ms, period.start_ms),
-    )
-    return {row.pool for row in rows}
+    return {
+        row.pool
+        for row in select(
+            connection,
+            "SELECT DISTINCT pool FROM capacity WHERE in_ms < %s AND (out_ms IS NULL OR out_ms >"
+            " %s)",
+            (period.end_ms, period.start_ms),
+        )
+    }
 
 
 def waiting_by_team(

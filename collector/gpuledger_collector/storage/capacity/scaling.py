@@ -33,7 +33,7 @@ from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.capacity.demand import STEPS_MS, evidence, fine, queues
 from gpuledger_collector.storage.ledger.dated_rows import replace_rows
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select, select_as, select_value
+from gpuledger_collector.storage.rows import select, select_as, select_text, select_value
 
 FINE_DAYS = 40
 """Days in five-minute steps: 28 to simulate after ten of history, and parts of days."""
@@ -56,8 +56,12 @@ def replace_terms(
 
 def terms(connection: Connection) -> dict[str, ScalingTerms]:
     """The terms in force by pool."""
-    rows = select(connection, "SELECT pool, terms FROM scaling_pool WHERE superseded_at IS NULL")
-    return {row.pool: ScalingTerms.from_facts(row.pool, row.terms) for row in rows}
+    return {
+        row.pool: ScalingTerms.from_facts(row.pool, row.terms)
+        for row in select(
+            connection, "SELECT pool, terms FROM scaling_pool WHERE superseded_at IS NULL"
+        )
+    }
 
 
 def demand(connection: Connection, now_ms: int, only: str | None = None) -> list[PoolDemand]:
@@ -251,13 +255,12 @@ def expire(connection: Connection, now_ms: int) -> None:
 
 def last_inputs_hash(connection: Connection, pool: str) -> str | None:
     """Hash of the inputs of a pool's last decision."""
-    digest: str | None = select_value(
+    return select_text(
         connection,
         "SELECT inputs_hash FROM scaling_decision WHERE pool = %s ORDER BY made_ms DESC, id DESC"
         " LIMIT 1",
         (pool,),
     )
-    return digest
 
 
 def insert(connection: Connection, decision: ScalingDecision) -> int:

@@ -5,45 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from psycopg.rows import class_row, dict_row
-
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.insight.findings import Finding, NamedFinding
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import columns_of, select_as, select_number
 
-_COLUMNS = (
-    "key",
-    "kind",
-    "state",
-    "subject",
-    "accelerator_id",
-    "workload_id",
-    "team",
-    "owner",
-    "since_ms",
-    "opened_ms",
-    "until_ms",
-    "resolved_ms",
-    "confidence",
-    "currency",
-    "cost_micro",
-    "per_day_micro",
-    "evidence",
-)
+_COLUMNS = columns_of(Finding)
+_NAMES = _COLUMNS.split(", ")
 
 
 def upsert(connection: Connection, findings: Iterable[Finding]) -> int:
     """Insert findings, or replace those with the same key except for when they were opened; return
     how many.
     """
-    columns = ", ".join(_COLUMNS)
     updates = ", ".join(
-        f"{name} = excluded.{name}" for name in _COLUMNS if name not in {"key", "opened_ms"}
+        f"{name} = excluded.{name}" for name in _NAMES if name not in {"key", "opened_ms"}
     )
     rows = [_row(finding) for finding in findings]
     with connection.cursor() as cursor:
         cursor.executemany(
-            f"INSERT INTO finding ({columns}) VALUES ({', '.join(['%s'] * len(_COLUMNS))}) "
+            f"INSERT INTO finding ({_COLUMNS}) VALUES ({', '.join(['%s'] * len(_NAMES))}) "
             f"ON CONFLICT (key) DO UPDATE SET {updates}",
             rows,
         )
@@ -51,30 +32,30 @@ def upsert(connection: Connection, findings: Iterable[Finding]) -> int:
 
 
 def _row(finding: Finding) -> tuple[object, ...]:
-    cells = [getattr(finding, name) for name in _COLUMNS]
+    cells = [getattr(finding, name) for name in _NAMES]
     return tuple(json.dumps(cell) if isinstance(cell, Mapping) else cell for cell in cells)
 
 
 def overlapping(connection: Connection, kind: str, start_ms: int, end_ms: int) -> list[Finding]:
     """Findings of a kind that were seen in the period or are ongoing, by start."""
-    with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(
-            f"SELECT {', '.join(_COLUMNS)} FROM finding WHERE kind = %s AND since_ms < %s "
-            "AND (resolved_ms IS NULL OR until_ms >= %s) ORDER BY since_ms, key",
-            (kind, end_ms, start_ms),
-        )
-        return [Finding(**row) for row in rows]
+    return select_as(
+        connection,
+        Finding,
+        f"SELECT {_COLUMNS} FROM finding WHERE kind = %s AND since_ms < %s "
+        "AND (resolved_ms IS NULL OR until_ms >= %s) ORDER BY since_ms, key",
+        (kind, end_ms, start_ms),
+    )
 
 
 def of_workload(connection: Connection, workload_id: int) -> list[Finding]:
     """Idle findings of a workload, by start."""
-    with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(
-            f"SELECT {', '.join(_COLUMNS)} FROM finding WHERE kind = 'idle' AND workload_id = %s "
-            "ORDER BY since_ms, key",
-            (workload_id,),
-        )
-        return [Finding(**row) for row in rows]
+    return select_as(
+        connection,
+        Finding,
+        f"SELECT {_COLUMNS} FROM finding WHERE kind = 'idle' AND workload_id = %s "
+        "ORDER BY since_ms, key",
+        (workload_id,),
+    )
 
 
 def drop(connection: Connection, keys: Sequence[str]) -> None:
@@ -84,10 +65,9 @@ def drop(connection: Connection, keys: Sequence[str]) -> None:
 
 def progress(connection: Connection, kind: str) -> int | None:
     """Up to when the detector of this kind has run (unix ms)."""
-    row = connection.execute(
-        "SELECT until_ms FROM finding_progress WHERE kind = %s", (kind,)
-    ).fetchone()
-    return None if row is None else int(row[0])
+    return select_number(
+        connection, "SELECT until_ms FROM finding_progress WHERE kind = %s", (kind,)
+    )
 
 
 def set_progress(connection: Connection, kind: str, until_ms: int) -> None:
@@ -111,11 +91,11 @@ def late_evidence(connection: Connection, kind: str) -> int | None:
     """Start of the first hour that got evidence after the detector of this kind had passed it, and
     that it has not searched again yet (unix ms).
     """
-    row = connection.execute(
+    return select_number(
+        connection,
         "SELECT min(until_ms) FROM finding_progress WHERE kind IN (%s, %s)",
         (_late(kind), _again(kind)),
-    ).fetchone()
-    return None if row is None or row[0] is None else int(row[0])
+    )
 
 
 def take_late_evidence(connection: Connection, kind: str) -> int | None:
@@ -153,7 +133,7 @@ def clear_late_evidence(connection: Connection, kind: str, hour_ms: int) -> None
 
 
 _NAMED = f"""
-    SELECT {", ".join(f"f.{name}" for name in _COLUMNS)}, a.model, a.gpu_index, a.gpu_micro, w.external_id AS workload,
+    SELECT {", ".join(f"f.{name}" for name in _NAMES)}, a.model, a.gpu_index, a.gpu_micro, w.external_id AS workload,
         w.name AS workload_name, w.user_name, w.key AS workload_key
     FROM finding f LEFT JOIN accelerator a ON a.id = f.accelerator_id LEFT JOIN workload w ON w.id = f.workload_id
     WHERE f.kind = %s AND f.since_ms < %s AND (f.resolved_ms IS NULL OR f.until_ms > %s)
@@ -163,5 +143,4 @@ _NAMED = f"""
 
 def list_named(connection: Connection, kind: str, start_ms: int, end_ms: int) -> list[NamedFinding]:
     """Findings of a kind in a period with readable names, ongoing ones first, then by falling cost."""
-    with connection.cursor(row_factory=class_row(NamedFinding)) as cursor:
-        return list(cursor.execute(_NAMED, (kind, end_ms, start_ms)))
+    return select_as(connection, NamedFinding, _NAMED, (kind, end_ms, start_ms))

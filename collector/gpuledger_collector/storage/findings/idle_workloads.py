@@ -17,6 +17,7 @@ from gpuledger_collector.insight.notifications.finding_rules import (
 )
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select, to_object
 
 
 def idle_workloads(connection: Connection, at_ms: int) -> list[IdleWorkload]:
@@ -27,23 +28,22 @@ def idle_workloads(connection: Connection, at_ms: int) -> list[IdleWorkload]:
         if finding.is_ongoing and finding.workload_id is not None:
             accelerator = IdleAccelerator(finding, finding.model or "", finding.gpu_index)
             by_workload.setdefault(finding.workload_id, []).append(accelerator)
-    rows = connection.execute(
-        "SELECT id, kind, external_id, coalesce(name, ''), coalesce(user_name, ''), tags FROM"
-        " workload WHERE id = ANY(%s)",
+    rows = select(
+        connection,
+        "SELECT id AS workload_id, kind, external_id, coalesce(name, '') AS name,"
+        " coalesce(user_name, '') AS user, tags FROM workload WHERE id = ANY(%s)",
         (list(by_workload),),
-    ).fetchall()
+    )
     since_ms = {
         workload_id: min(accelerator.finding.since_ms for accelerator in accelerators)
         for workload_id, accelerators in by_workload.items()
     }
     held = _held_counts(connection, since_ms, at_ms)
     workloads = []
-    for workload_id, kind, external_id, name, user, tags in rows:
-        idle = tuple(by_workload[workload_id])
-        count = max(held.get(workload_id, 0), len(idle))
-        workloads.append(
-            IdleWorkload(workload_id, kind, external_id, name, user, tags, idle, count)
-        )
+    for row in rows:
+        idle = tuple(by_workload[row.workload_id])
+        count = max(held.get(row.workload_id, 0), len(idle))
+        workloads.append(to_object(IdleWorkload, row, accelerators=idle, held=count))
 
     def order(workload: IdleWorkload) -> tuple[int, int]:
         return (

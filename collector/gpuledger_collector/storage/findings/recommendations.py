@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
-from psycopg.rows import class_row, dict_row
+from psycopg.rows import class_row
 
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.period import HOUR_MS, Period
@@ -24,6 +25,14 @@ from gpuledger_collector.insight.recommendation_record import (
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import commitments, node_costs, prices
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import (
+    select,
+    select_as,
+    select_dicts,
+    select_row,
+    select_value,
+    select_values,
+)
 from gpuledger_collector.storage.telemetry import minutes
 
 MAX_DAY_MS = 25 * HOUR_MS
@@ -61,11 +70,16 @@ _STORED = ", ".join((*_COLUMNS, *_AMOUNTS, *_DECISION))
 
 def names(connection: Connection, ids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
     """Key and name of workloads, by id."""
-    rows = connection.execute(
-        "SELECT id, key, coalesce(nullif(name, ''), external_id) FROM workload WHERE id = ANY(%s)",
-        (list(ids),),
-    )
-    return {row[0]: (row[1], row[2]) for row in rows}
+    return {
+        row.id: (row.key, row.name)
+        for row in select(
+            connection,
+            "SELECT id, key, coalesce(nullif(name, ''), external_id) AS name FROM workload WHERE"
+            " id ="
+            " ANY(%s)",
+            (list(ids),),
+        )
+    }
 
 
 def demand(
@@ -82,12 +96,15 @@ def demand(
 
 def decided_keys(connection: Connection, now_ms: int) -> frozenset[str]:
     """Keys of recommendations that people decided on and that are not to be repeated yet."""
-    rows = connection.execute(
-        "SELECT key FROM recommendation WHERE state = 'accepted' OR (state IN ('rejected', 'done') "
-        "AND expires_ms > %s)",
-        (now_ms,),
+    return frozenset(
+        select_values(
+            connection,
+            "SELECT key FROM recommendation WHERE state = 'accepted' OR (state IN ('rejected',"
+            " 'done') "
+            "AND expires_ms > %s)",
+            (now_ms,),
+        )
     )
-    return frozenset(row[0] for row in rows)
 
 
 def upsert(
@@ -138,7 +155,8 @@ def evidence_hash(connection: Connection, start_ms: int, end_ms: int, settings: 
     it. What people declare or decide is in the audit log.
     """
     over_ms = end_ms - MAX_DAY_MS
-    row = connection.execute(
+    digest: str = select_value(
+        connection,
         """
         SELECT md5(concat_ws('|', %(settings)s::text,
             (SELECT string_agg(concat_ws(' ', day_ms, proved_at), ',' ORDER BY day_ms) FROM conservation_check
@@ -161,18 +179,18 @@ def evidence_hash(connection: Connection, start_ms: int, end_ms: int, settings: 
             "day": MAX_DAY_MS,
             "end": end_ms,
         },
-    ).fetchone()
-    assert row is not None
-    return str(row[0])
+    )
+    return digest
 
 
 def list_accepted(connection: Connection) -> Sequence[AcceptedRecommendation]:
     """Accepted recommendations, whose savings are to be measured."""
-    with connection.cursor(row_factory=class_row(AcceptedRecommendation)) as cursor:
-        return cursor.execute(
-            "SELECT id, kind, scope, start_ms, end_ms, decided_ms, currency FROM recommendation "
-            "WHERE state = 'accepted' ORDER BY id"
-        ).fetchall()
+    return select_as(
+        connection,
+        AcceptedRecommendation,
+        "SELECT id, kind, scope, start_ms, end_ms, decided_ms, currency FROM recommendation "
+        "WHERE state = 'accepted' ORDER BY id",
+    )
 
 
 def charged_places(
@@ -187,12 +205,14 @@ def charged_places(
         " commitment_id, node_cost_id, currency, cost_micro, idle_cost_micro, gpu_ns, busy_ns,"
         " idle_ns"
     )
-    rows = connection.execute(
+    sums = ", ".join(f"coalesce(sum(c.{name}), 0) AS {name}" for name in _SPENT)
+    rows = select(
+        connection,
         f"""
         SELECT c.day_ms, c.pool, c.gpu_model, c.node, p.purchase, c.commitment_id,
-            CASE WHEN c.accelerator_id IS NULL THEN w.tags END AS tags, c.state = %(unused)s, c.currency,
-            coalesce(sum(c.cost_micro), 0), coalesce(sum(c.idle_cost_micro), 0), sum(c.gpu_ns), sum(c.busy_ns),
-            sum(c.idle_ns)
+            CASE WHEN c.accelerator_id IS NULL THEN w.tags END AS tags,
+            c.state = %(unused)s AS unused,
+            c.currency, {sums}
         FROM (SELECT {columns} FROM charge UNION ALL SELECT {columns} FROM correction) AS c
         LEFT JOIN owner o ON o.id = c.owner_id LEFT JOIN workload w ON w.id = c.workload_id
         LEFT JOIN price p ON p.id = c.price_id
@@ -215,34 +235,23 @@ def charged_places(
             "state": scope.get("state"),
             "unused": COMMITMENT_UNUSED,
         },
-    ).fetchall()
+    )
     covering = commitments.COMMITMENTS.by_id(
-        connection, {row[5] for row in rows if row[5] is not None}
+        connection, {row.commitment_id for row in rows if row.commitment_id is not None}
     )
     places = []
-    for (
-        day_ms,
-        pool,
-        model,
-        node,
-        purchase,
-        commitment_id,
-        tags,
-        unused,
-        currency,
-        *amounts,
-    ) in rows:
+    for row in rows:
         place = PricedPlace(
-            pool,
-            model,
-            node,
-            purchase,
-            covering.get(commitment_id),
-            tuple(sorted((tags or {}).items())),
-            unused,
+            row.pool,
+            row.gpu_model,
+            row.node,
+            row.purchase,
+            covering.get(row.commitment_id),
+            tuple(sorted((row.tags or {}).items())),
+            row.unused,
         )
-        measures = dict(zip(_SPENT, map(int, amounts), strict=True))
-        places.append(ChargedPlace(day_ms, place, currency, **measures))
+        measures = {name: int(getattr(row, name)) for name in _SPENT}
+        places.append(ChargedPlace(row.day_ms, place, row.currency, **measures))
     return places
 
 
@@ -260,19 +269,21 @@ def _row(recommendation: Recommendation) -> tuple[object, ...]:
     cells = [getattr(recommendation, name) for name in _COLUMNS]
     plain = [json.dumps(cell) if isinstance(cell, Mapping) else cell for cell in cells]
     plain[_COLUMNS.index("price_ids")] = list(recommendation.price_ids)
-    return (*plain, *recommendation.cash, *recommendation.capacity, *recommendation.energy)
+    return (*plain, *chain.from_iterable(getattr(recommendation, saving) for saving in SAVINGS))
 
 
 def list_stored(connection: Connection, states: Sequence[str]) -> list[StoredRecommendation]:
     """Recommendations in these states, by falling expected cash and then capacity."""
-    with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(
+    return [
+        _to_stored(row)
+        for row in select_dicts(
+            connection,
             f"SELECT {_STORED} FROM recommendation WHERE state = ANY(%s) ORDER BY"
             " cash_expected_micro DESC NULLS LAST, capacity_expected_micro DESC NULLS LAST,"
             " cash_high_micro DESC NULLS LAST, key",
             (list(states),),
         )
-        return [_to_stored(row) for row in rows]
+    ]
 
 
 def _to_stored(row: dict[str, Any]) -> StoredRecommendation:
@@ -297,21 +308,23 @@ def decide(
     """Accept or reject an open recommendation; return the state it had before, None when it does
     not exist.
     """
-    row = connection.execute(
-        "SELECT state, key FROM recommendation WHERE id = %s FOR UPDATE", (recommendation_id,)
-    ).fetchone()
+    row = select_row(
+        connection,
+        "SELECT state, key FROM recommendation WHERE id = %s FOR UPDATE",
+        (recommendation_id,),
+    )
     if row is None:
         return None
-    if row[0] == "open":
+    if row.state == "open":
         connection.execute(
             "UPDATE recommendation SET state = %s, decided_ms = %s, decided_by = %s, reason = %s"
             " WHERE id = %s",
             (state, now_ms, who, reason, recommendation_id),
         )
-        decision = {"key": row[1], "state": state, "reason": reason}
+        decision = {"key": row.key, "state": state, "reason": reason}
         change = audit.Change("recommendation", str(recommendation_id), {"state": "open"}, decision)
         audit.record(connection, [change], now_ms, who)
-    return str(row[0])
+    return str(row.state)
 
 
 _SPENT = ("cost_micro", "idle_cost_micro", "gpu_ns", "busy_ns", "idle_ns")
@@ -324,13 +337,13 @@ def charged_to(connection: Connection, workload_id: int) -> list[Charge]:
     """Charges and corrections of a workload: of its GPU-time and of its share of nodes; without
     owners.
     """
-    with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(
-            f"SELECT {_CHARGED} FROM charge WHERE workload_id = %s UNION ALL "
-            f"SELECT {_CHARGED} FROM correction WHERE workload_id = %s "
-            "ORDER BY day_ms, start_ms, accelerator_id",
-            (workload_id, workload_id),
-        ).fetchall()
+    rows = select_dicts(
+        connection,
+        f"SELECT {_CHARGED} FROM charge WHERE workload_id = %s UNION ALL "
+        f"SELECT {_CHARGED} FROM correction WHERE workload_id = %s "
+        "ORDER BY day_ms, start_ms, accelerator_id",
+        (workload_id, workload_id),
+    )
     book = prices.by_id(
         connection, {row["price_id"] for row in rows if row["price_id"] is not None}
     )
@@ -353,10 +366,12 @@ def charged_to(connection: Connection, workload_id: int) -> list[Charge]:
 
 def advice_for(connection: Connection, workload_id: int) -> list[StoredRecommendation]:
     """Recommendations about a workload, in any state."""
-    with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(
+    return [
+        _to_stored(row)
+        for row in select_dicts(
+            connection,
             f"SELECT {_STORED} FROM recommendation WHERE scope->>'workload_id' = %s OR"
             " scope->'workload_ids' @> %s::jsonb ORDER BY id",
             (str(workload_id), str(workload_id)),
         )
-        return [_to_stored(row) for row in rows]
+    ]

@@ -8,9 +8,11 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.placement import PlacementClaim, RefusedClaim
 from gpuledger_collector.accounting.usage import Contradiction
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_as
 
 _NAMED = """
-    SELECT a.uuid, n.name, c.kind, c.subject, coalesce(h.name, ''), c.first_ms, c.last_ms
+    SELECT a.uuid, n.name AS node, c.kind, c.subject, coalesce(h.name, '') AS holder, c.first_ms,
+        c.last_ms
     FROM refused_claim c JOIN accelerator a ON a.id = c.accelerator_id JOIN node n ON n.id = c.node_id
     LEFT JOIN LATERAL (
         SELECT m.name FROM capacity p JOIN node m ON m.id = p.node_id WHERE p.accelerator_id = c.accelerator_id
@@ -75,20 +77,22 @@ def upsert_contradictions(connection: Connection, contradictions: Sequence[Contr
 
 def list_undecided(connection: Connection, period: Period) -> list[RefusedClaim]:
     """List claims of time in a period that no inventory decides."""
-    rows = connection.execute(
+    return select_as(
+        connection,
+        RefusedClaim,
         f"{_NAMED} WHERE c.first_ms < %s AND c.last_ms > %s AND (c.kind = 'holder' OR NOT EXISTS"
         " (SELECT FROM inventory i JOIN accelerator p ON p.id = i.accelerator_id WHERE p.uuid IN"
         " (a.uuid, a.device_uuid) AND i.in_ms < c.last_ms AND (i.out_ms IS NULL OR i.out_ms >"
         " c.first_ms))) ORDER BY c.first_ms, a.uuid, n.name, c.kind, c.subject",
         (period.end_ms, period.start_ms),
     )
-    return [RefusedClaim(*row) for row in rows]
 
 
 def list_since(connection: Connection, at_ms: int, limit: int) -> list[RefusedClaim]:
     """List claims that last beyond an instant, the latest first."""
-    rows = connection.execute(
+    return select_as(
+        connection,
+        RefusedClaim,
         f"{_NAMED} WHERE c.last_ms >= %s ORDER BY c.last_ms DESC, a.uuid, c.kind LIMIT %s",
         (at_ms, limit),
     )
-    return [RefusedClaim(*row) for row in rows]

@@ -15,7 +15,7 @@ from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_collector.storage.rows import select_as, select_value
+from gpuledger_collector.storage.rows import select, select_as, select_value
 from gpuledger_common.instants import to_datetime
 
 Declared = TypeVar("Declared")
@@ -115,9 +115,10 @@ def replace_rows(
     `on_row` is told how many of the new rows are written.
     """
     known = {
-        _content(dict(zip(columns, row[1:], strict=True))): row[0]
-        for row in connection.execute(
-            f"SELECT id, {', '.join(columns)} FROM {table} WHERE superseded_at IS NULL AND {among}"
+        _content({name: getattr(row, name) for name in columns}): row.id
+        for row in select(
+            connection,
+            f"SELECT id, {', '.join(columns)} FROM {table} WHERE superseded_at IS NULL AND {among}",
         )
     }
     wanted = {_content(row): row for row in rows}

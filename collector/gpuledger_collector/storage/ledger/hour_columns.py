@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
+from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.usage import STATES, HourlyUsage
@@ -16,15 +17,14 @@ Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
 NONE = -1
 """No workload, no report of it, no energy: none of them is ever negative."""
-_EXPRESSIONS = (
-    "accelerator_id",
-    "hour_ms",
-    f"array_position('{{{','.join(STATES)}}}'::text[], state) - 1",
-    "coalesce(workload_id, -1)",
-    "coalesce(workload_attributes_id, -1)",
-    *("held_ms", "busy_ms", "idle_ms", "unknown_ms"),
-    "coalesce(energy_mj, -1)",
-)
+_EXPRESSIONS = {
+    "start_ms": "hour_ms",
+    "state": f"array_position('{{{','.join(STATES)}}}'::text[], state) - 1",
+    "workload_id": "coalesce(workload_id, -1)",
+    "attributes_id": "coalesce(workload_attributes_id, -1)",
+    "energy_mj": "coalesce(energy_mj, -1)",
+}
+"""What is read of the columns that are not stored as HourColumns has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,18 @@ class HourColumns:
 
     def pieces(self) -> list[HourlyUsage]:
         """The same as values."""
-        columns = zip(
-            *(getattr(self, column.name).tolist() for column in fields(self)), strict=True
+        rows = zip(
+            self.accelerator_id.tolist(),
+            self.start_ms.tolist(),
+            self.state.tolist(),
+            self.workload_id.tolist(),
+            self.held_ms.tolist(),
+            self.busy_ms.tolist(),
+            self.idle_ms.tolist(),
+            self.unknown_ms.tolist(),
+            self.energy_mj.tolist(),
+            self.attributes_id.tolist(),
+            strict=True,
         )
         return [
             HourlyUsage(
@@ -83,10 +93,18 @@ class HourColumns:
                 _known_or_none(energy_mj),
                 _known_or_none(attributes_id),
             )
-            for accelerator_id, start_ms, state, workload_id, attributes_id, *times, energy_mj in (
-                columns
-            )
-            for held_ms, busy_ms, idle_ms, unknown_ms in (times,)
+            for (
+                accelerator_id,
+                start_ms,
+                state,
+                workload_id,
+                held_ms,
+                busy_ms,
+                idle_ms,
+                unknown_ms,
+                energy_mj,
+                attributes_id,
+            ) in rows
         ]
 
 
@@ -98,14 +116,19 @@ def read(connection: Connection, day: Period, until_ms: int) -> HourColumns:
     """Read the hourly ledger of a day up to an instant, by accelerator, rating interval, state and
     workload.
     """
-    arrays = ", ".join(f"coalesce(array_agg({expression}), '{{}}')" for expression in _EXPRESSIONS)
+    arrays = ", ".join(
+        f"coalesce(array_agg({_EXPRESSIONS.get(name, name)}), '{{}}') AS {name}"
+        for name in (column.name for column in fields(HourColumns))
+    )
     # One row of arrays: tens of thousands of rows take longer to arrive than to be rated.
-    row = connection.execute(
+    cursor = connection.cursor(row_factory=dict_row, binary=True)
+    row = cursor.execute(
         f"SELECT {arrays} FROM usage_hour WHERE hour_ms >= %s AND hour_ms < %s",
         (day.start_ms, min(day.end_ms, until_ms)),
-        binary=True,
     ).fetchone()
-    columns = HourColumns(*(np.array(values, dtype=np.int64) for values in row or ()))
+    columns = HourColumns(
+        **{name: np.array(values, dtype=np.int64) for name, values in (row or {}).items()}
+    )
     order = np.lexsort(
         (columns.workload_id, columns.state, columns.start_ms, columns.accelerator_id)
     )

@@ -25,6 +25,7 @@ from gpuledger_collector.storage.ledger.job_runs import known_runs, name_runs
 from gpuledger_collector.storage.ledger.placements import settle_pools
 from gpuledger_collector.storage.ledger.usage_sources import resolve_overlap, update_source
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select
 from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_common.catalog import HOT
 from gpuledger_common.instants import to_datetime
@@ -203,20 +204,22 @@ def _write_attributes(connection: Connection) -> None:
 
 def _record_updates(connection: Connection, now_ms: int) -> None:
     """Audit ids that were imported before with other content."""
-    rows = connection.execute(
+    rows = select(
+        connection,
         "SELECT c.external_id, c.old_start_ms, c.old_end_ms, c.old_said, c.start_ms, c.end_ms,"
         " jsonb_build_object('gpu_micro', c.gpu_micro, 'gpu_model', c.gpu_model, 'pool', c.pool,"
-        " 'node', c.node, 'user', c.user_name, 'account', c.account, 'tags', c.tags) FROM changed c"
-        " WHERE c.known IS NOT NULL ORDER BY c.external_id"
-    ).fetchall()
+        " 'node', c.node, 'user', c.user_name, 'account', c.account, 'tags', c.tags) AS content"
+        " FROM"
+        " changed c WHERE c.known IS NOT NULL ORDER BY c.external_id",
+    )
     changes = [
         audit.Change(
             "usage",
-            name,
-            {"start_ms": old_start, "end_ms": old_end, **old},
-            {"start_ms": start, "end_ms": end, **new},
+            row.external_id,
+            {"start_ms": row.old_start_ms, "end_ms": row.old_end_ms, **row.old_said},
+            {"start_ms": row.start_ms, "end_ms": row.end_ms, **row.content},
         )
-        for name, old_start, old_end, old, start, end, new in rows
+        for row in rows
     ]
     if changes:
         audit.record(connection, changes, now_ms)

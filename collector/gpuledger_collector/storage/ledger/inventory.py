@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import CapacityRow, ImportOutcome, InventoryRow
@@ -12,6 +13,7 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.placements import settle
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select, select_as, select_values
 from gpuledger_common.instants import to_datetime
 
 INVENTORY_STAGES = 2
@@ -20,16 +22,18 @@ INVENTORY_STAGES = 2
 
 def capacity(connection: Connection, period: Period) -> list[CapacityRow]:
     """Read capacity that overlaps the period, by accelerator and time."""
-    rows = connection.execute(
+    return select_as(
+        connection,
+        CapacityRow,
         """
-        SELECT a.id, c.gpu_micro, c.gpu_model, c.pool, coalesce(n.name, ''), c.in_ms, c.out_ms, c.source, a.uuid,
-            a.device_uuid
+        SELECT a.id AS accelerator_id, c.gpu_micro, c.gpu_model, c.pool, coalesce(n.name,
+            '') AS node, c.in_ms,
+            c.out_ms, c.source, a.uuid, a.device_uuid AS device
         FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
         WHERE c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms > %s) ORDER BY a.uuid, c.in_ms, c.id
         """,
         (period.end_ms, period.start_ms),
     )
-    return [CapacityRow(*row) for row in rows]
 
 
 def gpus_by_node(connection: Connection, names: Sequence[str], period: Period) -> dict[str, int]:
@@ -64,11 +68,13 @@ def replace_inventory(
     nodes = _nodes(connection, sorted({row.node for row in rows}), now_ms)
     accelerators = _accelerators(connection, placements)
     known = _read_stated(connection, list(accelerators.values()))
-    there = connection.execute(
-        "SELECT DISTINCT accelerator_id FROM capacity WHERE accelerator_id = ANY(%s)",
-        (list(accelerators.values()),),
+    placed = set(
+        select_values(
+            connection,
+            "SELECT DISTINCT accelerator_id FROM capacity WHERE accelerator_id = ANY(%s)",
+            (list(accelerators.values()),),
+        )
     )
-    placed = {number for (number,) in there.fetchall()}
     counts = {"added": 0, "updated": 0, "unchanged": 0}
     changed: list[int] = []
     changes: list[audit.Change] = []
@@ -76,7 +82,8 @@ def replace_inventory(
     for uuid, wanted in stages.one_by_one():
         accelerator_id = accelerators[uuid]
         new = sorted(
-            (nodes[row.node], row.pool, row.gpu_model, row.in_ms, row.out_ms or 0) for row in wanted
+            Stated(nodes[row.node], row.pool, row.gpu_model, row.in_ms, row.out_ms or 0)
+            for row in wanted
         )
         old = known.get(accelerator_id, [])
         if new == old:
@@ -93,11 +100,18 @@ def replace_inventory(
             )
         )
         connection.execute("DELETE FROM inventory WHERE accelerator_id = %s", (accelerator_id,))
-        for node_id, pool, model, in_ms, out_ms in new:
+        for stated in new:
             connection.execute(
                 "INSERT INTO inventory (accelerator_id, node_id, pool, gpu_model, in_ms, out_ms) "
                 "VALUES (%s, %s, %s, %s, %s, %s)",
-                (accelerator_id, node_id, pool, model, in_ms, out_ms or None),
+                (
+                    accelerator_id,
+                    stated.node_id,
+                    stated.pool,
+                    stated.gpu_model,
+                    stated.in_ms,
+                    stated.out_ms or None,
+                ),
             )
     if not changed:
         stages.pass_stage()
@@ -110,8 +124,14 @@ def replace_inventory(
     return ImportOutcome(**counts, days_to_recompute=days)
 
 
-Stated = tuple[int, str, str, int, int]
-"""Node, pool, model, in and out (0: still present)."""
+class Stated(NamedTuple):
+    """A row of the inventory, comparable: `out_ms` 0 where it is still present."""
+
+    node_id: int
+    pool: str
+    gpu_model: str
+    in_ms: int
+    out_ms: int
 
 
 def _audit_facts(rows: Sequence[Stated], nodes: Mapping[str, int]) -> dict[str, object]:
@@ -119,13 +139,13 @@ def _audit_facts(rows: Sequence[Stated], nodes: Mapping[str, int]) -> dict[str, 
     return {
         "rows": [
             {
-                "node": names.get(node_id, str(node_id)),
-                "pool": pool,
-                "gpu_model": model,
-                "in_ms": in_ms,
-                "out_ms": out_ms or None,
+                "node": names.get(row.node_id, str(row.node_id)),
+                "pool": row.pool,
+                "gpu_model": row.gpu_model,
+                "in_ms": row.in_ms,
+                "out_ms": row.out_ms or None,
             }
-            for node_id, pool, model, in_ms, out_ms in rows
+            for row in rows
         ]
     }
 
@@ -136,8 +156,11 @@ def _nodes(connection: Connection, names: Sequence[str], now_ms: int) -> dict[st
         " 'inventory', 'inventory' FROM unnest(%s::text[]) AS name ON CONFLICT (name) DO NOTHING",
         (to_datetime(now_ms), to_datetime(now_ms), list(names)),
     )
-    rows = connection.execute("SELECT name, id FROM node WHERE name = ANY(%s)", (list(names),))
-    return dict(rows.fetchall())
+    return dict(
+        connection.execute(
+            "SELECT name, id FROM node WHERE name = ANY(%s)", (list(names),)
+        ).fetchall()
+    )
 
 
 def _accelerators(
@@ -152,19 +175,24 @@ def _accelerators(
         " model = excluded.model WHERE old.model = '' AND excluded.model <> ''",
         (sorted(placements), [placements[uuid][0].gpu_model for uuid in sorted(placements)]),
     )
-    rows = connection.execute(
-        "SELECT uuid, id FROM accelerator WHERE uuid = ANY(%s)", (list(placements),)
+    return dict(
+        connection.execute(
+            "SELECT uuid, id FROM accelerator WHERE uuid = ANY(%s)", (list(placements),)
+        ).fetchall()
     )
-    return dict(rows.fetchall())
 
 
 def _read_stated(connection: Connection, ids: Sequence[int]) -> dict[int, list[Stated]]:
-    rows = connection.execute(
-        "SELECT accelerator_id, coalesce(node_id, 0), pool, gpu_model, in_ms, coalesce(out_ms, 0)"
-        " FROM inventory WHERE accelerator_id = ANY(%s) ORDER BY 1, 2, 3, 4, 5, 6",
+    rows = select(
+        connection,
+        "SELECT accelerator_id, coalesce(node_id, 0) AS node_id, pool, gpu_model, in_ms,"
+        " coalesce(out_ms, 0) AS out_ms FROM inventory WHERE accelerator_id = ANY(%s) ORDER BY 1,"
+        " 2, 3, 4, 5, 6",
         (list(ids),),
     )
     stated: dict[int, list[Stated]] = defaultdict(list)
     for row in rows:
-        stated[row[0]].append(row[1:])
+        stated[row.accelerator_id].append(
+            Stated(row.node_id, row.pool, row.gpu_model, row.in_ms, row.out_ms)
+        )
     return stated

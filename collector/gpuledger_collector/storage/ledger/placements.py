@@ -32,12 +32,21 @@ from gpuledger_collector.accounting.placement import (
 from gpuledger_collector.accounting.quantity import GPU_MICRO
 from gpuledger_collector.storage.ledger import claims
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import (
+    select,
+    select_as,
+    select_value,
+    select_values,
+    to_object,
+)
 
 _LONGEST_MS = DAY_MS
 _OF_BEFORE = b"\0"
 """The digest of attributes that were not reported by a batch."""
-_ROW = """c.accelerator_id, c.node_id, c.pool, c.gpu_model, c.gpu_micro, c.in_ms, c.out_ms, c.source,
-    coalesce(c.accelerator_attributes_id, 0), coalesce(nullif(t.pool, ''), c.pool), t.model"""
+_ROW = """c.accelerator_id, c.node_id, c.pool, c.gpu_model AS model, c.gpu_micro, c.in_ms,
+    c.out_ms, c.source,
+    coalesce(c.accelerator_attributes_id, 0) AS attributes_id,
+    coalesce(nullif(t.pool, ''), c.pool) AS claimed_pool, t.model AS reported_model"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +136,19 @@ def settle(
 
 def complete_since(connection: Connection) -> int:
     """Return from when on all evidence that a decision depends on still exists."""
-    row = connection.execute("SELECT max(day_ms) FROM expired_day").fetchone()
-    return 0 if row is None or row[0] is None else int(row[0]) + DAY_MS + RETURN_MS + _LONGEST_MS
+    day_ms: int | None = select_value(connection, "SELECT max(day_ms) FROM expired_day")
+    return 0 if day_ms is None else day_ms + DAY_MS + RETURN_MS + _LONGEST_MS
 
 
 def settle_pools(connection: Connection, pools: Sequence[str], since_ms: int) -> None:
     """Place the boards of all accelerators that were ever reported in one of these pools."""
-    rows = connection.execute(
+    accelerators = select_values(
+        connection,
         "SELECT DISTINCT accelerator_id FROM accelerator_attributes WHERE pool = ANY(%s)",
         (list(pools),),
-    ).fetchall()
-    if rows:
-        settle(connection, [row[0] for row in rows], since_ms)
+    )
+    if accelerators:
+        settle(connection, accelerators, since_ms)
 
 
 def _pools(
@@ -160,19 +170,26 @@ def _parts(connection: Connection, accelerators: Sequence[int]) -> _Parts:
     """Lock and read all accelerators of the boards of these, in the order of their UUIDs, as ingest
     does.
     """
-    rows = connection.execute(
-        "SELECT a.id, a.uuid, a.device_uuid, coalesce(t.model, ''), coalesce(t.mig_instance, ''), "
-        "coalesce(t.gpu_micro, %s), coalesce(t.pool, '') FROM accelerator a "
+    rows = select(
+        connection,
+        "SELECT a.id, a.uuid, a.device_uuid, coalesce(t.model, '') AS model, "
+        "coalesce(t.mig_instance, '') AS mig_instance, coalesce(t.gpu_micro, %s) AS gpu_micro, "
+        "coalesce(t.pool, '') AS pool FROM accelerator a "
         "LEFT JOIN accelerator_attributes t ON t.accelerator_id = a.id AND t.digest = %s "
         "WHERE a.device_uuid IN (SELECT device_uuid FROM accelerator WHERE id = ANY(%s)) "
         'ORDER BY a.uuid COLLATE "C" FOR NO KEY UPDATE OF a',
         (GPU_MICRO, _OF_BEFORE, list(accelerators)),
-    ).fetchall()
+    )
     parts = {
-        number: Part(number, uuid, uuid == device, Attributes(model, mig, micro, pool))
-        for number, uuid, device, model, mig, micro, pool in rows
+        row.id: Part(
+            row.id,
+            row.uuid,
+            row.uuid == row.device_uuid,
+            Attributes(row.model, row.mig_instance, row.gpu_micro, row.pool),
+        )
+        for row in rows
     }
-    return _Parts(parts, {row[0]: row[2] for row in rows})
+    return _Parts(parts, {row.id: row.device_uuid for row in rows})
 
 
 def _sightings(
@@ -183,10 +200,12 @@ def _sightings(
 
     Intervals without attributes take them from the rows derived from them.
     """
-    rows = connection.execute(
+    rows = select(
+        connection,
         f"""
-        SELECT DISTINCT s.accelerator_id, s.start_ms, s.end_ms, n.name, s.node_id, t.id, t.model,
-            coalesce(t.mig_instance, ''), t.gpu_micro, t.pool
+        SELECT DISTINCT s.accelerator_id, s.start_ms, s.end_ms, n.name AS node, s.node_id,
+            t.id AS attributes_id,
+            t.model, coalesce(t.mig_instance, '') AS mig_instance, t.gpu_micro, t.pool
         FROM usage_interval s JOIN node n ON n.id = s.node_id
         LEFT JOIN accelerator_attributes t ON t.id = s.accelerator_attributes_id
         WHERE s.accelerator_id = ANY(%s) AND s.start_ms >= {int(max(0, from_ms - _LONGEST_MS))}
@@ -195,14 +214,17 @@ def _sightings(
         prepare=False,
     )
     sightings: dict[str, list[Sighting]] = defaultdict(list)
-    for number, start_ms, end_ms, node, node_id, attributes_id, model, mig, micro, pool in rows:
+    for row in rows:
+        number = row.accelerator_id
         attributes = (
-            _said_before(known.get(number, ()), start_ms)
-            if attributes_id is None
-            else Attributes(model, mig, micro, pool, attributes_id)
+            _said_before(known.get(number, ()), row.start_ms)
+            if row.attributes_id is None
+            else Attributes(row.model, row.mig_instance, row.gpu_micro, row.pool, row.attributes_id)
         )
         sightings[parts.device_of[number]].append(
-            Sighting(start_ms, end_ms, node, node_id, parts.by_id[number], attributes)
+            Sighting(
+                row.start_ms, row.end_ms, row.node, row.node_id, parts.by_id[number], attributes
+            )
         )
     return sightings
 
@@ -219,30 +241,36 @@ def _said_before(rows: Sequence[Placement], at_ms: int) -> Attributes | None:
 
 
 def _read_stated(connection: Connection, parts: _Parts) -> dict[str, list[StatedRow]]:
-    rows = connection.execute(
-        "SELECT accelerator_id, node_id, pool, gpu_model, in_ms, out_ms FROM inventory WHERE"
-        " accelerator_id = ANY(%s) ORDER BY accelerator_id, in_ms",
+    rows = select(
+        connection,
+        "SELECT accelerator_id, node_id, pool, gpu_model AS model, in_ms, out_ms FROM inventory"
+        " WHERE accelerator_id = ANY(%s) ORDER BY accelerator_id, in_ms",
         (parts.ids,),
     )
     rows_of: dict[str, list[StatedRow]] = defaultdict(list)
-    for number, *row in rows:
-        rows_of[parts.device_of[number]].append(StatedRow(parts.by_id[number], *row))
+    for row in rows:
+        rows_of[parts.device_of[row.accelerator_id]].append(
+            to_object(StatedRow, row, part=parts.by_id[row.accelerator_id])
+        )
     return rows_of
 
 
 def _read_retirements(connection: Connection) -> list[Retirement]:
-    rows = connection.execute(
-        "SELECT n.id, r.at_ms FROM node_retirement r JOIN node n ON n.name = r.node WHERE"
-        " r.superseded_at IS NULL"
+    return select_as(
+        connection,
+        Retirement,
+        "SELECT n.id AS node_id, r.at_ms FROM node_retirement r JOIN node n ON n.name = r.node"
+        " WHERE r.superseded_at IS NULL",
     )
-    return [Retirement(*row) for row in rows]
 
 
 def _read_placements(
     connection: Connection, accelerators: Sequence[int]
 ) -> dict[int, list[Placement]]:
     """Read the rows of `capacity`, by accelerator and time."""
-    rows = connection.execute(
+    rows = select_as(
+        connection,
+        Placement,
         f"SELECT {_ROW} FROM capacity c LEFT JOIN accelerator_attributes t ON t.id ="
         " c.accelerator_attributes_id WHERE c.accelerator_id = ANY(%s) ORDER BY c.accelerator_id,"
         " c.in_ms, c.id",
@@ -250,7 +278,7 @@ def _read_placements(
     )
     placements: dict[int, list[Placement]] = defaultdict(list)
     for row in rows:
-        placements[row[0]].append(Placement(*row))
+        placements[row.accelerator_id].append(row)
     return placements
 
 

@@ -14,13 +14,12 @@ from gpuledger_collector.insight.nodes import (
 from gpuledger_collector.storage.ledger import dated_rows
 from gpuledger_collector.storage.ledger.placements import complete_since, settle
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select_as
+from gpuledger_collector.storage.rows import select_as, select_values
 
 NOT_EXPECTED = f"status IN {UNEXPECTED!r}"
 """Nodes of which nobody expects a sign of life, in SQL."""
 SILENT = f"extract(epoch FROM last_seen_at) * 1000 < %(silent_before)s AND NOT {NOT_EXPECTED}"
 """Nodes that are silent, in SQL, by the rule of `insight.nodes.is_silent`."""
-_COLUMNS = ("node", "at_ms")
 
 
 def nodes(connection: Connection) -> list[NodeRow]:
@@ -50,21 +49,21 @@ def heartbeats(connection: Connection, after: str, most: int) -> list[NodeHeartb
 
 def back_again(connection: Connection) -> list[str]:
     """Name the retired nodes that have reported since."""
-    rows = connection.execute(
+    return select_values(
+        connection,
         "SELECT n.name FROM node n JOIN node_retirement r ON r.node = n.name AND r.superseded_at"
-        f" IS NULL WHERE n.status <> '{RETIRED}' ORDER BY 1"
+        f" IS NULL WHERE n.status <> '{RETIRED}' ORDER BY 1",
     )
-    return [name for (name,) in rows]
 
 
 def uninstalled_nodes(connection: Connection) -> list[str]:
     """Name the nodes whose agent was uninstalled while their accelerators are still capacity."""
-    rows = connection.execute(
+    return select_values(
+        connection,
         "SELECT n.name FROM node n WHERE n.status = %s AND EXISTS "
         "(SELECT FROM capacity c WHERE c.node_id = n.id AND c.out_ms IS NULL) ORDER BY 1",
         (UNINSTALLED,),
     )
-    return [name for (name,) in rows]
 
 
 def declare(connection: Connection, node: str, at_ms: int | None, now_ms: int) -> None:
@@ -81,18 +80,19 @@ def declare(connection: Connection, node: str, at_ms: int | None, now_ms: int) -
     known: dict[str, int] = dict(rows.fetchall())
     before = known.pop(node, None)
     wanted = known | ({} if at_ms is None else {node: at_ms})
-    content = [dict(zip(_COLUMNS, row, strict=True)) for row in sorted(wanted.items())]
+    content = [{"node": name, "at_ms": retired_ms} for name, retired_ms in sorted(wanted.items())]
     instant = dated_rows.after_closes(connection, now_ms)
-    dated_rows.replace_rows(connection, "node_retirement", _COLUMNS, content, instant)
+    dated_rows.replace_rows(connection, "node_retirement", ("node", "at_ms"), content, instant)
     connection.execute(
         "UPDATE node SET status = %s, status_detail = '' WHERE name = %s",
         ("ok" if at_ms is None else RETIRED, node),
     )
-    numbers = connection.execute(
+    numbers = select_values(
+        connection,
         "SELECT DISTINCT c.accelerator_id FROM capacity c JOIN node n ON n.id = c.node_id WHERE"
         " n.name = %s",
         (node,),
-    ).fetchall()
+    )
     since = [at for at in (before, at_ms) if at is not None]
     if numbers and since:
-        settle(connection, [number for (number,) in numbers], min(since))
+        settle(connection, numbers, min(since))

@@ -10,16 +10,18 @@ from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import columns_of, select_as
 from gpuledger_common.instants import to_datetime
 
 
 def current(connection: Connection) -> list[Rule]:
     """Read the rules in force, by position."""
-    rows = connection.execute(
-        "SELECT id, name, position, match, assign, effective_from_ms, effective_to_ms FROM"
-        " attribution_rule WHERE superseded_at IS NULL ORDER BY position, id"
+    return select_as(
+        connection,
+        Rule,
+        f"SELECT {columns_of(Rule)} FROM attribution_rule WHERE superseded_at IS NULL ORDER BY"
+        " position, id",
     )
-    return [Rule(*row) for row in rows]
 
 
 def replace_rules(connection: Connection, rules: Sequence[Rule], now_ms: int) -> ImportOutcome:

@@ -18,6 +18,7 @@ from psycopg import sql
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select_values
 from gpuledger_collector.storage.schema import metadata
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.instants import to_datetime
@@ -140,7 +141,7 @@ def _forget(
 
 
 def _candidates(connection: Connection) -> list[int]:
-    return [int(row[0]) for row in connection.execute("SELECT id FROM candidate")]
+    return select_values(connection, "SELECT id FROM candidate")
 
 
 def _statements(connection: Connection, table: str) -> Iterator[sql.Composed]:

@@ -9,6 +9,13 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.rating import ImportedUsage
 from gpuledger_collector.accounting.usage import HourlyUsage, UsageInterval
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import (
+    iterate_as,
+    select_as,
+    select_number,
+    select_value,
+    select_values,
+)
 
 _LONGEST_USAGE_INTERVAL_MS = DAY_MS
 """Agents cut at the hour; a day is allowed, so that only two partitions are looked at for one."""
@@ -16,7 +23,8 @@ _ATTRIBUTES = """coalesce(s.workload_attributes_id,
     (SELECT min(t.id) FROM workload_attributes t WHERE t.workload_id = s.workload_id))"""
 _USAGE_INTERVAL = f"""accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms,
     unknown_ms, energy_mj,
-    node_id, epoch::text, seq, record, coalesce(n.name, ''), {_ATTRIBUTES}"""
+    node_id, epoch::text, seq, record, coalesce(n.name, '') AS node,
+        {_ATTRIBUTES} AS attributes_id"""
 
 
 _REQUESTED = """hour_ms >= %s AND hour_ms < %s
@@ -29,23 +37,24 @@ def recompute_requests(
     """List requested hours of the period, by hour and accelerator, except those whose evidence has
     expired.
     """
-    rows = connection.execute(
+    return select_as(
+        connection,
+        RecomputeRequest,
         f"SELECT id, accelerator_id, hour_ms FROM hour_recompute WHERE {_REQUESTED} "
         "ORDER BY hour_ms, accelerator_id, id LIMIT %s",
         (period.start_ms - HOUR_MS + 1, period.end_ms, limit),
     )
-    return [RecomputeRequest(*row) for row in rows]
 
 
 def requested_hours(connection: Connection, period: Period) -> list[int]:
     """List the hours of the period with a recompute request, except those whose evidence has
     expired.
     """
-    rows = connection.execute(
+    return select_values(
+        connection,
         f"SELECT DISTINCT hour_ms FROM hour_recompute WHERE {_REQUESTED}",
         (period.start_ms - HOUR_MS + 1, period.end_ms),
     )
-    return [row[0] for row in rows]
 
 
 def remove_recompute_requests(connection: Connection, ids: Iterable[int]) -> None:
@@ -58,7 +67,9 @@ def usage_intervals(
 ) -> Iterator[UsageInterval]:
     """Read evidence of use that overlaps the period, in any order."""
     # The bounds are part of the text, so that the planner can exclude partitions.
-    rows = connection.execute(
+    return iterate_as(
+        connection,
+        UsageInterval,
         f"SELECT {_USAGE_INTERVAL} FROM usage_interval s LEFT JOIN node n ON n.id = s.node_id WHERE"
         f" accelerator_id = ANY(%s) AND start_ms < {int(period.end_ms)} AND end_ms >"
         f" {int(period.start_ms)} AND start_ms >="
@@ -66,8 +77,6 @@ def usage_intervals(
         (list(accelerator_ids),),
         prepare=False,
     )
-    for row in rows:
-        yield UsageInterval(*row)
 
 
 def evidence_sums(
@@ -80,12 +89,17 @@ def evidence_sums(
     one hour and after all earlier ones, and the activity of its holder is its whole length.
     """
     # The bounds are part of the text, so that the planner can exclude partitions.
-    rows = connection.execute(
+    return iterate_as(
+        connection,
+        EvidenceSum,
         f"""
-        SELECT s.*, coalesce(n.name, '') FROM (
-            SELECT accelerator_id, hour_ms, state, workload_id, attributes_id, sum(end_ms - start_ms)::bigint,
-                sum(busy_ms)::bigint, sum(idle_ms)::bigint, sum(unknown_ms)::bigint, sum(energy_mj)::bigint,
-                min(start_ms), max(end_ms), bool_and(is_additive) AND min(node_id) = max(node_id),
+        SELECT s.*, coalesce(n.name, '') AS node FROM (
+            SELECT accelerator_id, hour_ms, state, workload_id, attributes_id,
+                sum(end_ms - start_ms)::bigint AS held_ms, sum(busy_ms)::bigint AS busy_ms,
+                sum(idle_ms)::bigint AS idle_ms, sum(unknown_ms)::bigint AS unknown_ms,
+                sum(energy_mj)::bigint AS energy_mj, min(start_ms) AS first_ms,
+                max(end_ms) AS last_ms,
+                bool_and(is_additive) AND min(node_id) = max(node_id) AS is_additive,
                 min(node_id) AS node_id
             FROM (
                 SELECT *, start_ms - start_ms % {HOUR_MS} AS hour_ms, {_ATTRIBUTES} AS attributes_id,
@@ -101,33 +115,31 @@ def evidence_sums(
         (list(accelerator_ids),),
         prepare=False,
     )
-    for row in rows:
-        yield EvidenceSum(*row)
 
 
 def latest_evidence_ms(connection: Connection, since_ms: int) -> int | None:
     """Return the end of the latest evidence that begins at or after an instant; None when there is
     none.
     """
-    row = connection.execute(
-        "SELECT max(end_ms) FROM usage_interval WHERE start_ms >= %s", (since_ms,)
-    ).fetchone()
-    return None if row is None else row[0]
+    return select_number(
+        connection, "SELECT max(end_ms) FROM usage_interval WHERE start_ms >= %s", (since_ms,)
+    )
 
 
 def imported_usage(connection: Connection, day: Period) -> list[ImportedUsage]:
     """Read imported usage that overlaps the day."""
-    rows = connection.execute(
+    return select_as(
+        connection,
+        ImportedUsage,
         "SELECT u.workload_id, u.start_ms, u.end_ms, u.gpu_micro, u.gpu_model, u.pool, u.node, "
         "coalesce(u.workload_attributes_id, (SELECT min(t.id) FROM workload_attributes t "
-        "WHERE t.workload_id = u.workload_id)), w.key "
+        "WHERE t.workload_id = u.workload_id)) AS attributes_id, w.key "
         "FROM imported_usage u "
         # OFFSET 0: looked up one by one, for a day's workloads are few of all that there ever were.
         "CROSS JOIN LATERAL (SELECT key FROM workload WHERE id = u.workload_id OFFSET 0) w "
         "WHERE u.start_ms < %s AND (u.end_ms IS NULL OR u.end_ms > %s) ORDER BY w.key, u.start_ms",
         (day.end_ms, day.start_ms),
     )
-    return [ImportedUsage(*row) for row in rows]
 
 
 def replace_hourly_usage(
@@ -175,15 +187,18 @@ def hourly_usage(connection: Connection, day: Period) -> list[HourlyUsage]:
 
     Only starts are stored: each row is given the end of its hour.
     """
-    rows = connection.execute(
-        "SELECT accelerator_id, hour_ms, hour_ms - hour_ms %% %s + %s, state, workload_id, held_ms,"
-        " busy_ms, idle_ms, unknown_ms, energy_mj, coalesce(u.workload_attributes_id, (SELECT"
-        " min(t.id) FROM workload_attributes t WHERE t.workload_id = u.workload_id)) FROM"
-        " usage_hour u WHERE hour_ms >= %s AND hour_ms < %s ORDER BY accelerator_id, hour_ms,"
+    return select_as(
+        connection,
+        HourlyUsage,
+        "SELECT accelerator_id, hour_ms AS start_ms, hour_ms - hour_ms %% %s + %s AS end_ms, state,"
+        " workload_id, held_ms, busy_ms, idle_ms, unknown_ms, energy_mj,"
+        " coalesce(u.workload_attributes_id, (SELECT"
+        " min(t.id) FROM workload_attributes t WHERE t.workload_id = u.workload_id)) AS"
+        " attributes_id FROM usage_hour u WHERE hour_ms >= %s AND hour_ms < %s ORDER BY"
+        " accelerator_id, hour_ms,"
         " state, workload_id NULLS FIRST",
         (HOUR_MS, HOUR_MS, day.start_ms, day.end_ms),
     )
-    return [HourlyUsage(*row) for row in rows]
 
 
 def request_recompute_at(connection: Connection, instants: Iterable[int]) -> None:
@@ -210,13 +225,14 @@ def request_days_with_evidence(connection: Connection, first_ms: int, last_ms: i
     """Mark the days between two instants, from the first day that has any capacity or imported
     usage on.
     """
-    row = connection.execute(
+    evidence_ms = select_value(
+        connection,
         "SELECT least((SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM"
-        " imported_usage))"
-    ).fetchone()
-    if row is None or row[0] is None:
+        " imported_usage))",
+    )
+    if evidence_ms is None:
         return 0
-    first_day_ms = max(first_ms, row[0]) // DAY_MS * DAY_MS
+    first_day_ms = max(first_ms, evidence_ms) // DAY_MS * DAY_MS
     return connection.execute(
         "INSERT INTO day_recompute (day_ms) SELECT generate_series(%s::bigint, %s::bigint, %s)",
         (first_day_ms, last_ms, DAY_MS),

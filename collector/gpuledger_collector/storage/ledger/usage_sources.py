@@ -25,6 +25,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, forma
 from gpuledger_collector.accounting.placement import SEEN
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select, select_number, select_row, select_value
 from gpuledger_common.plurals import plural
 
 ZONES_MS = 14 * HOUR_MS
@@ -113,8 +114,7 @@ def update_source(connection: Connection, source: UsageSource) -> None:
 def _unknown(connection: Connection, source: UsageSource) -> int:
     """How many workloads of an unknown source there are in the time of the new rows of the file."""
     new = _FILE.format(rows="changed WHERE known IS NULL")
-    row = connection.execute(f"{new} SELECT count(*) {_UNKNOWN}", _parameters(source)).fetchone()
-    return 0 if row is None else row[0]
+    return select_number(connection, f"{new} SELECT count(*) {_UNKNOWN}", _parameters(source)) or 0
 
 
 def _parameters(source: UsageSource) -> dict[str, object]:
@@ -130,18 +130,21 @@ def _parameters(source: UsageSource) -> dict[str, object]:
 
 def _refuse_imported(connection: Connection, source: UsageSource, now_ms: int) -> None:
     new = _FILE.format(rows="changed WHERE known IS NULL")
-    count, first_ms, last_ms, pools, others = connection.execute(
-        f"{new} SELECT count(*), min(u.start_ms), max(coalesce(u.end_ms - 1, %(now)s)),"
-        f" array_agg(DISTINCT u.pool), array_agg(DISTINCT {_SOURCE}) {_OTHERS} AND {_TOUCHING}",
+    imported = select_row(
+        connection,
+        f"{new} SELECT count(*) AS workloads, min(u.start_ms) AS first_ms,"
+        " max(coalesce(u.end_ms - 1, %(now)s)) AS last_ms, array_agg(DISTINCT u.pool) AS pools,"
+        f" array_agg(DISTINCT {_SOURCE}) AS sources {_OTHERS} AND {_TOUCHING}",
         {**_parameters(source), "now": now_ms},
-    ).fetchone() or (0, 0, 0, [], [])
-    if count:
-        days = f"{format_instant(first_ms)[:10]} to {format_instant(last_ms)[:10]}"
-        name = _NAMES[UsageSource(others[0])]
+    )
+    if imported.workloads:
+        first, last = format_instant(imported.first_ms), format_instant(imported.last_ms)
+        name = _NAMES[UsageSource(imported.sources[0])]
         raise OtherSource(
-            f"{plural(count, 'workload')} of {name} from {days} in {_pools(pools)} would be billed"
-            " twice; --replace removes those of the time of this file, --also bills both because"
-            " they are different GPUs"
+            f"{plural(imported.workloads, 'workload')} of {name} from {first[:10]} to {last[:10]}"
+            f" in {_pools(imported.pools)} would be billed twice; --replace removes those of the"
+            f" time"
+            " of this file, --also bills both because they are different GPUs"
         )
 
 
@@ -149,51 +152,64 @@ def _replace(connection: Connection, source: UsageSource, now_ms: int) -> Replac
     """Remove usage of another source whose jobs begin and end on days on which jobs of the file do."""
     parameters, file = _parameters(source), _FILE.format(rows="incoming")
     covered = f"SELECT u.workload_id, u.start_ms {_OTHERS} AND {_COVERED.format(margin=0)}"
-    rows = connection.execute(
+    rows = select(
+        connection,
         f"{file} DELETE FROM imported_usage d USING workload v WHERE v.id = d.workload_id "
         f"AND (d.workload_id, d.start_ms) IN ({covered}) "
         "RETURNING v.external_id, d.start_ms, d.end_ms, d.pool, d.gpu_micro",
         parameters,
-    ).fetchall()
+    )
     changes = [
         audit.Change(
             "usage",
-            name,
-            {"start_ms": start, "end_ms": end, "gpu_micro": micro, "pool": pool},
+            row.external_id,
+            {
+                "start_ms": row.start_ms,
+                "end_ms": row.end_ms,
+                "gpu_micro": row.gpu_micro,
+                "pool": row.pool,
+            },
             None,
         )
-        for name, start, end, pool, micro in sorted(rows, key=lambda row: row[:2])
+        for row in sorted(rows, key=lambda row: (row.external_id, row.start_ms))
     ]
     if changes:
         audit.record(connection, changes, now_ms)
-    (nearby,) = connection.execute(
-        f"{file} SELECT count(*) {_OTHERS} AND {_COVERED.format(margin='%(zones)s')}", parameters
-    ).fetchone() or (0,)
-    return Replaced([row[3] for row in rows], [(row[1], row[2]) for row in rows], nearby)
+    nearby = select_value(
+        connection,
+        f"{file} SELECT count(*) {_OTHERS} AND {_COVERED.format(margin='%(zones)s')}",
+        parameters,
+    )
+    return Replaced(
+        [row.pool for row in rows], [(row.start_ms, row.end_ms) for row in rows], nearby
+    )
 
 
 def _refuse_measured(connection: Connection) -> None:
     """Refuse new usage of an unknown pool while accelerators were measured, or of a node that is
     measured elsewhere.
     """
-    row = connection.execute(
+    row = select_row(
+        connection,
         """
         WITH file AS (SELECT pool, node, min(start_ms) AS start_ms, max(coalesce(end_ms, %(open)s)) AS end_ms
             FROM changed WHERE known IS NULL GROUP BY pool, node)
-        SELECT file.pool, file.node, c.pool, min(greatest(c.in_ms, file.start_ms))
+        SELECT file.pool, file.node, c.pool AS measured, min(greatest(c.in_ms,
+            file.start_ms)) AS at_ms
         FROM file JOIN capacity c ON c.pool <> file.pool AND c.source = %(seen)s
             AND c.in_ms < file.end_ms AND (c.out_ms IS NULL OR c.out_ms > file.start_ms)
         LEFT JOIN node n ON n.id = c.node_id WHERE file.pool = %(unknown)s OR n.name = file.node
         GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT 1
         """,
         {"open": _OPEN_MS, "seen": SEEN, "unknown": UNKNOWN_POOL},
-    ).fetchone()
+    )
     if row is not None:
-        pool, node, measured, at_ms = row
         where = (
-            "usage without a pool" if pool == UNKNOWN_POOL else f"usage of {node} in pool {pool}"
+            "usage without a pool"
+            if row.pool == UNKNOWN_POOL
+            else f"usage of {row.node} in pool {row.pool}"
         )
-        since = format_instant(at_ms)[:10]
+        measured, since = row.measured, format_instant(row.at_ms)[:10]
         raise OtherSource(
             f"{where} would be billed beside the GPUs that are measured in pool {measured} since"
             f" {since}; --pool {measured} counts measured time once, --also bills both because they"
@@ -209,19 +225,19 @@ def refuse_beside_imported(
 
     Raises OtherSource.
     """
-    row = connection.execute(
-        "SELECT count(*), min(start_ms), array_agg(DISTINCT pool) FROM imported_usage WHERE"
-        " start_ms < %s AND (end_ms IS NULL OR end_ms > %s) AND pool <> ALL(%s) AND (pool = %s OR"
-        " node = ANY(%s))",
+    imported = select_row(
+        connection,
+        "SELECT count(*) AS workloads, min(start_ms) AS first_ms, array_agg(DISTINCT pool) AS"
+        " pools FROM imported_usage WHERE start_ms < %s AND (end_ms IS NULL OR"
+        " end_ms > %s) AND pool <> ALL(%s) AND (pool = %s OR node = ANY(%s))",
         (period.end_ms, period.start_ms, list(pools), UNKNOWN_POOL, list(nodes)),
-    ).fetchone()
-    if row is not None and row[0]:
-        count, first_ms, known = row
+    )
+    if imported.workloads:
         raise OtherSource(
-            f"{plural(count, 'workload')} imported since {format_instant(first_ms)[:10]} in"
-            f" {_pools(known)} would be billed beside the same GPUs; import their file again with"
-            f" --pool {pools[0]}, where measured time counts once, or --also bills both because"
-            " they are different GPUs"
+            f"{plural(imported.workloads, 'workload')} imported since"
+            f" {format_instant(imported.first_ms)[:10]} in {_pools(imported.pools)} would be"
+            f" billed beside the same GPUs; import their file again with --pool {pools[0]}, where"
+            " measured time counts once, or --also bills both because they are different GPUs"
         )
 
 

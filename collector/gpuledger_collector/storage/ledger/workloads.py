@@ -3,55 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from psycopg.rows import class_row
 
 from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.charged_runs import NamedWorkload
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select
+from gpuledger_collector.storage.rows import select, select_as, select_values, to_object
 
 
 def facts(connection: Connection, ids: Sequence[int]) -> dict[int, WorkloadFacts]:
     """What was reported last of these workloads, by id; pool and node belong to what they hold and
     are left empty.
     """
-    rows = connection.execute(
-        "SELECT id, kind, user_name, account, name, tags, key FROM workload WHERE id = ANY(%s)",
-        (list(ids),),
-    )
-    return {row[0]: _facts(row) for row in rows}
+    return {
+        workload.id: workload
+        for workload in select_as(
+            connection,
+            WorkloadFacts,
+            "SELECT id, kind, user_name AS user, account, name, tags, key FROM workload WHERE id ="
+            " ANY(%s)",
+            (list(ids),),
+        )
+    }
 
 
 def names(connection: Connection, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
     """The name and the user of workloads as reported last, by key; empty where neither was."""
-    rows = select(
-        connection,
-        "SELECT key, name, user_name FROM workload WHERE key = ANY(%s)",
-        (list(keys),),
-    )
-    return {row.key: (row.name or "", row.user_name or "") for row in rows}
+    return {
+        row.key: (row.name or "", row.user_name or "")
+        for row in select(
+            connection,
+            "SELECT key, name, user_name FROM workload WHERE key = ANY(%s)",
+            (list(keys),),
+        )
+    }
 
 
 def attributes(connection: Connection, ids: Sequence[int]) -> dict[int, WorkloadFacts]:
     """What was reported of workloads, by number of the report; pool and node as above."""
     # OFFSET 0: looked up one by one, for a day's workloads are few of all that there ever were.
-    rows = connection.execute(
-        "SELECT w.id, w.kind, t.user_name, t.account, t.name, t.tags, w.key, t.id FROM"
-        " unnest(%s::bigint[]) AS n (id) CROSS JOIN LATERAL (SELECT * FROM workload_attributes"
-        " WHERE id = n.id OFFSET 0) t CROSS JOIN LATERAL (SELECT id, kind, key FROM workload WHERE"
-        " id = t.workload_id OFFSET 0) w",
-        (list(ids),),
-    )
-    return {row[7]: _facts(row) for row in rows}
-
-
-def _facts(row: Sequence[Any]) -> WorkloadFacts:
-    number, kind, user, account, name, tags, key = row[:7]
-    return WorkloadFacts(
-        id=number, kind=kind, user=user, account=account, name=name, tags=tags, key=key
-    )
+    return {
+        row.attributes_id: to_object(WorkloadFacts, row)
+        for row in select(
+            connection,
+            "SELECT w.id, w.kind, t.user_name AS user, t.account, t.name, t.tags, w.key,"
+            " t.id AS attributes_id FROM unnest(%s::bigint[]) AS n (id) CROSS JOIN LATERAL"
+            " (SELECT *"
+            " FROM workload_attributes WHERE id = n.id OFFSET 0) t CROSS JOIN LATERAL (SELECT id,"
+            " kind, key"
+            " FROM workload WHERE id = t.workload_id OFFSET 0) w",
+            (list(ids),),
+        )
+    }
 
 
 _ON_NODE = """AND id IN (
@@ -66,12 +68,13 @@ def list_called(connection: Connection, name: str, node: str | None = None) -> l
     """
     on_node = "" if node is None else _ON_NODE
     for column in ("key", "external_id", "name"):
-        with connection.cursor(row_factory=class_row(NamedWorkload)) as cursor:
-            called = cursor.execute(
-                f"SELECT id, key, name, user_name AS user FROM workload WHERE {column} = %(name)s"
-                f" {on_node} ORDER BY id LIMIT 20",
-                {"name": name, "node": node},
-            ).fetchall()
+        called = select_as(
+            connection,
+            NamedWorkload,
+            f"SELECT id, key, name, user_name AS user FROM workload WHERE {column} = %(name)s"
+            f" {on_node} ORDER BY id LIMIT 20",
+            {"name": name, "node": node},
+        )
         if called:
             return called
     return []
@@ -81,14 +84,12 @@ def other_runs(connection: Connection, workload_id: int) -> list[str]:
     """Ids of the other runs of a requeued job: that of the job, and the same with `@` and the
     instant of a run.
     """
-    return [
-        row[0]
-        for row in connection.execute(
-            "WITH run AS (SELECT id, kind, regexp_replace(external_id, '@[0-9]+$', '') AS job FROM"
-            " workload WHERE id = %s) SELECT w.external_id FROM run JOIN workload w ON w.kind ="
-            " run.kind AND w.id <> run.id AND (w.external_id = run.job OR"
-            " starts_with(w.external_id, run.job || '@')) WHERE regexp_replace(w.external_id,"
-            " '@[0-9]+$', '') = run.job ORDER BY w.external_id",
-            (workload_id,),
-        )
-    ]
+    return select_values(
+        connection,
+        "WITH run AS (SELECT id, kind, regexp_replace(external_id, '@[0-9]+$', '') AS job FROM"
+        " workload WHERE id = %s) SELECT w.external_id FROM run JOIN workload w ON w.kind ="
+        " run.kind AND w.id <> run.id AND (w.external_id = run.job OR"
+        " starts_with(w.external_id, run.job || '@')) WHERE regexp_replace(w.external_id,"
+        " '@[0-9]+$', '') = run.job ORDER BY w.external_id",
+        (workload_id,),
+    )

@@ -14,6 +14,7 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select_row, select_value
 from gpuledger_common.instants import to_datetime
 
 
@@ -101,9 +102,7 @@ def replace_zone(connection: Connection, name: str, now_ms: int) -> ImportOutcom
     before = calendar(connection)
     if before.zones[-1].name == name:
         return ImportOutcome(0, 0, 1)
-    row = connection.execute("SELECT coalesce(max(end_ms), 0) FROM billing_period").fetchone()
-    assert row is not None
-    from_ms = int(row[0])
+    from_ms = select_value(connection, "SELECT coalesce(max(end_ms), 0) FROM billing_period")
     gone = connection.execute(
         "UPDATE billing_zone SET superseded_at = %s WHERE superseded_at IS NULL AND from_ms >= %s"
         " RETURNING 1",
@@ -140,13 +139,14 @@ def _make_again(connection: Connection, days: Calendar, from_ms: int) -> int:
     # Hours that a midnight of the old zone cuts into several rating intervals are folded again, as
     # are those (below) that a midnight of the new zone will cut.
     cut = {int(hour) for (hour,) in hours}
-    bounds = connection.execute(
-        "SELECT min(day_ms), max(until_ms) FROM conservation_check WHERE day_ms >= %s", (from_ms,)
-    ).fetchone()
-    if bounds is not None and bounds[0] is not None:
-        cut |= {
-            at - at % HOUR_MS for at in days.cuts(Period(bounds[0] - 2 * 24 * HOUR_MS, bounds[1]))
-        }
+    first_ms, last_ms = select_row(
+        connection,
+        "SELECT min(day_ms), max(until_ms) FROM conservation_check WHERE day_ms >= %s",
+        (from_ms,),
+    )
+    if first_ms is not None:
+        rated = Period(first_ms - 2 * 24 * HOUR_MS, last_ms)
+        cut |= {at - at % HOUR_MS for at in days.cuts(rated)}
     usage.request_recompute_of_hours(
         connection, sorted(hour for hour in cut if hour + HOUR_MS > from_ms)
     )

@@ -7,7 +7,7 @@ snapshot: people may acknowledge a notification meanwhile, and the audit log nee
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,41 +24,21 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import (
+    columns_of,
+    select,
+    select_as,
+    select_number,
+    select_row,
+    select_value,
+    select_values,
+    to_object,
+)
 
 RECENT_MS = 2 * DAY_MS
 """Anomalies last seen longer ago than this are history."""
-_COLUMNS = (
-    "id",
-    "key",
-    "kind",
-    "subject",
-    "team",
-    "recipients",
-    "findings",
-    "since_ms",
-    "until_ms",
-    "notified_ms",
-    "escalated_ms",
-    "acked_ms",
-    "acked_by",
-    "ack_until_ms",
-    "why",
-    "closed_ms",
-)
-_ACTION_COLUMNS = (
-    "id",
-    "key",
-    "notification_id",
-    "what",
-    "target",
-    "team",
-    "state",
-    "first_shown_ms",
-    "last_shown_ms",
-    "acted_ms",
-    "done_ms",
-    "detail",
-)
+_COLUMNS = columns_of(Notification)
+_ACTION_COLUMNS = columns_of(ReclaimAction)
 
 
 @contextmanager
@@ -83,40 +63,44 @@ def ongoing_anomalies(connection: Connection, at_ms: int) -> list[Finding]:
 
 def recent(connection: Connection, kind: str, since_ms: int) -> list[Notification]:
     """Notifications of a kind that were sent since, are ongoing, or are acknowledged."""
-    rows = connection.execute(
-        f"SELECT {', '.join(_COLUMNS)} FROM notification WHERE kind = %s "
-        "AND (notified_ms >= %s OR closed_ms IS NULL OR ack_until_ms >= %s) ORDER BY id",
-        (kind, since_ms, since_ms),
-    )
-    return [_notification(row) for row in rows]
+    return [
+        _notification(row)
+        for row in select(
+            connection,
+            f"SELECT {_COLUMNS} FROM notification WHERE kind = %s "
+            "AND (notified_ms >= %s OR closed_ms IS NULL OR ack_until_ms >= %s) ORDER BY id",
+            (kind, since_ms, since_ms),
+        )
+    ]
 
 
 def by_id(connection: Connection, notification_id: int) -> Notification | None:
     """A notification by its id."""
-    row = connection.execute(
-        f"SELECT {', '.join(_COLUMNS)} FROM notification WHERE id = %s", (notification_id,)
-    ).fetchone()
+    row = select_row(
+        connection, f"SELECT {_COLUMNS} FROM notification WHERE id = %s", (notification_id,)
+    )
     return None if row is None else _notification(row)
 
 
 def newest(connection: Connection, limit: int) -> list[Notification]:
     """The last notifications, newest first."""
-    rows = connection.execute(
-        f"SELECT {', '.join(_COLUMNS)} FROM notification ORDER BY id DESC LIMIT %s", (limit,)
-    )
-    return [_notification(row) for row in rows]
+    return [
+        _notification(row)
+        for row in select(
+            connection, f"SELECT {_COLUMNS} FROM notification ORDER BY id DESC LIMIT %s", (limit,)
+        )
+    ]
 
 
-def _notification(row: Sequence[Any]) -> Notification:
-    cells = dict(zip(_COLUMNS, row, strict=True))
-    return Notification(
-        **{**cells, "recipients": tuple(cells["recipients"]), "findings": tuple(cells["findings"])}
-    )
+def _notification(row: Any) -> Notification:
+    lists = {"recipients": tuple(row.recipients), "findings": tuple(row.findings)}
+    return to_object(Notification, row, **lists)
 
 
 def insert(connection: Connection, notification: Notification) -> int | None:
     """Insert a notification and return its id; None when there is one for its episode already."""
-    row = connection.execute(
+    return select_number(
+        connection,
         "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms,"
         " until_ms, notified_ms) VALUES (%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s) ON"
         " CONFLICT (key) DO NOTHING RETURNING id",
@@ -131,8 +115,7 @@ def insert(connection: Connection, notification: Notification) -> int | None:
             notification.until_ms,
             notification.notified_ms,
         ),
-    ).fetchone()
-    return None if row is None else int(row[0])
+    )
 
 
 def update(connection: Connection, notification: Notification) -> None:
@@ -156,11 +139,12 @@ def acknowledge(
     """Acknowledge a notification until an instant, with an entry in the audit log; None when it
     does not exist.
     """
-    row = connection.execute(
+    row = select_row(
+        connection,
         "UPDATE notification SET acked_ms = %s, acked_by = %s, ack_until_ms = %s, why = %s WHERE"
-        f" id = %s RETURNING {', '.join(_COLUMNS)}",
+        f" id = %s RETURNING {_COLUMNS}",
         (at_ms, who, until_ms, why, notification_id),
-    ).fetchone()
+    )
     if row is None:
         return None
     notification = _notification(row)
@@ -173,25 +157,26 @@ def acknowledge(
 
 def sent_ms(connection: Connection, notification: Notification) -> int | None:
     """When the first recipient's server accepted the mail, alone or in a digest; None: not yet."""
-    row = connection.execute(
+    return select_number(
+        connection,
         "SELECT min(coalesce(d.sent_ms, o.sent_ms)) FROM outbox o LEFT JOIN outbox d ON d.id ="
         " o.digest_id WHERE o.kind = %s AND o.key = ANY(%s) AND (o.state = 'sent' OR o.state ="
         " 'joined' AND d.state = 'sent')",
         (notification.kind, _message_keys(connection, notification)),
-    ).fetchone()
-    return None if row is None or row[0] is None else int(row[0])
+    )
 
 
 def _message_keys(connection: Connection, notification: Notification) -> list[str]:
     """Keys of the mail it was in: one mail has the notifications of one instant, and the first of
     them names it.
     """
-    rows = connection.execute(
+    ids = select_values(
+        connection,
         "SELECT id FROM notification WHERE kind = %s AND notified_ms = %s AND recipients ="
         " %s::jsonb",
         (notification.kind, notification.notified_ms, json.dumps(notification.recipients)),
     )
-    return [f"{notification.kind}/{notification_id}" for (notification_id,) in rows]
+    return [f"{notification.kind}/{notification_id}" for notification_id in ids]
 
 
 def subject_of(connection: Connection, notification: Notification) -> str:
@@ -199,11 +184,12 @@ def subject_of(connection: Connection, notification: Notification) -> str:
     if notification.kind != IDLE:
         job = notification.deduplication_key.removeprefix(notification.subject).removeprefix(":")
         return f"spending of {f'{job} of ' if job else ''}{notification.subject.rpartition(':')[0]}"
-    row = connection.execute(
+    name = select_value(
+        connection,
         "SELECT coalesce(nullif(name, ''), external_id) FROM workload WHERE id::text = %s",
         (notification.subject,),
-    ).fetchone()
-    return notification.subject if row is None else str(row[0])
+    )
+    return notification.subject if name is None else str(name)
 
 
 @contextmanager
@@ -217,26 +203,27 @@ def reclaiming(database: Database, action: ReclaimAction) -> Iterator[bool]:
         # The action was read before the lock was taken: another process may have finished it
         # meanwhile.
         query = "SELECT state FROM reclaim_action WHERE id = %s"
-        row = None if holder is None else holder.execute(query, (action.id,)).fetchone()
-        yield row is not None and row[0] == action.state
+        yield holder is not None and select_value(holder, query, (action.id,)) == action.state
 
 
 def actions(connection: Connection, limit: int) -> list[ReclaimAction]:
     """The last actions, newest first."""
-    columns = ", ".join(_ACTION_COLUMNS)
-    rows = connection.execute(
-        f"SELECT {columns} FROM reclaim_action ORDER BY id DESC LIMIT %s", (limit,)
+    return select_as(
+        connection,
+        ReclaimAction,
+        f"SELECT {_ACTION_COLUMNS} FROM reclaim_action ORDER BY id DESC LIMIT %s",
+        (limit,),
     )
-    return [ReclaimAction(*row) for row in rows]
 
 
 def open_actions(connection: Connection) -> list[ReclaimAction]:
     """Actions that are shown by a dry run, or begun and not ended."""
-    rows = connection.execute(
-        f"SELECT {', '.join(_ACTION_COLUMNS)} FROM reclaim_action WHERE state IN ('shown', 'doing')"
-        " ORDER BY first_shown_ms, id"
+    return select_as(
+        connection,
+        ReclaimAction,
+        f"SELECT {_ACTION_COLUMNS} FROM reclaim_action WHERE state IN ('shown', 'doing')"
+        " ORDER BY first_shown_ms, id",
     )
-    return [ReclaimAction(*row) for row in rows]
 
 
 def show(
@@ -251,15 +238,26 @@ def show(
 
     A spared one starts again.
     """
-    row = connection.execute(
-        "INSERT INTO reclaim_action AS a (key, notification_id, what, target, team, state,"
-        " first_shown_ms, last_shown_ms) VALUES (%s, %s, %s, %s::jsonb, %s, 'shown', %s, %s) ON"
-        " CONFLICT (key) DO UPDATE SET state = 'shown', last_shown_ms = excluded.last_shown_ms,"
-        " detail = '', first_shown_ms = CASE WHEN a.state = 'spared' THEN excluded.first_shown_ms"
-        " ELSE a.first_shown_ms END WHERE a.state IN ('shown', 'spared') RETURNING 1",
-        (key, notification.id, rule.do, json.dumps(dict(target)), notification.team, at_ms, at_ms),
-    ).fetchone()
-    return row is not None
+    return (
+        connection.execute(
+            "INSERT INTO reclaim_action AS a (key, notification_id, what, target, team, state,"
+            " first_shown_ms, last_shown_ms) VALUES (%s, %s, %s, %s::jsonb, %s, 'shown', %s, %s) ON"
+            " CONFLICT (key) DO UPDATE SET state = 'shown', last_shown_ms = excluded.last_shown_ms,"
+            " detail = '', first_shown_ms = CASE WHEN a.state = 'spared' THEN"
+            " excluded.first_shown_ms"
+            " ELSE a.first_shown_ms END WHERE a.state IN ('shown', 'spared') RETURNING 1",
+            (
+                key,
+                notification.id,
+                rule.do,
+                json.dumps(dict(target)),
+                notification.team,
+                at_ms,
+                at_ms,
+            ),
+        ).fetchone()
+        is not None
+    )
 
 
 def spare(connection: Connection, action: ReclaimAction, why: str) -> None:
@@ -272,10 +270,14 @@ def spare(connection: Connection, action: ReclaimAction, why: str) -> None:
 
 def count_begun(connection: Connection, team: str, since_ms: int) -> int:
     """How many actions of a team were begun since an instant."""
-    row = connection.execute(
-        "SELECT count(*) FROM reclaim_action WHERE team = %s AND acted_ms >= %s", (team, since_ms)
-    ).fetchone()
-    return 0 if row is None else int(row[0])
+    return (
+        select_number(
+            connection,
+            "SELECT count(*) FROM reclaim_action WHERE team = %s AND acted_ms >= %s",
+            (team, since_ms),
+        )
+        or 0
+    )
 
 
 def begin(connection: Connection, action: ReclaimAction, at_ms: int, who: str) -> bool:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_number
 
 
 def used_ms(connection: Connection, mac: str) -> int | None:
     """When the link with this signature was used; None: not yet."""
-    row = connection.execute(
-        "SELECT used_ms FROM acknowledged_link WHERE mac = %s", (mac,)
-    ).fetchone()
-    return None if row is None else int(row[0])
+    return select_number(connection, "SELECT used_ms FROM acknowledged_link WHERE mac = %s", (mac,))
 
 
 def use(connection: Connection, mac: str, at_ms: int) -> bool:

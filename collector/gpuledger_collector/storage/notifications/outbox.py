@@ -14,10 +14,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
-
-from psycopg.rows import class_row
 
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.insight.notifications.delivery_rules import (
@@ -35,12 +33,19 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.notifications import notification_rules
+from gpuledger_collector.storage.rows import (
+    columns_of,
+    select,
+    select_as,
+    select_number,
+    select_row,
+    to_object,
+)
 
 KEEP_MS = 400 * 86_400_000
-_COLUMNS = (
-    "key, kind, recipient, subject, text, html, attachments, made_ms, not_before_ms, thread,"
-    " urgent, link, page"
-)
+_OF_CONTENT = [field.name for field in fields(Content)]
+_OF_MESSAGE = [field.name for field in fields(Message) if field.name != "content"]
+_COLUMNS = ", ".join((*_OF_MESSAGE, *_OF_CONTENT))
 OnStep = Callable[[str], None]
 
 
@@ -49,27 +54,19 @@ def insert(connection: Connection, message: Message) -> bool:
     already.
     """
     content = message.content
-    row = connection.execute(
-        f"INSERT INTO outbox ({_COLUMNS}, state) VALUES "
-        "(%s, %s, %s, %s, %s, %s, %s::jsonb, %s, %s, %s, %s, %s, %s, 'waiting') "
-        "ON CONFLICT (key, recipient) DO NOTHING RETURNING 1",
-        (
-            message.key,
-            message.kind,
-            message.recipient,
-            content.subject,
-            content.text,
-            content.html,
-            json.dumps(dict(content.attachments)),
-            message.made_ms,
-            message.not_before_ms,
-            message.thread,
-            message.urgent,
-            content.link,
-            content.page,
-        ),
-    ).fetchone()
-    return row is not None
+    cells = {
+        **{name: getattr(message, name) for name in _OF_MESSAGE},
+        **{name: getattr(content, name) for name in _OF_CONTENT},
+        "attachments": json.dumps(dict(content.attachments)),
+        "state": "waiting",
+    }
+    return bool(
+        connection.execute(
+            f"INSERT INTO outbox ({', '.join(cells)}) VALUES ({', '.join(['%s'] * len(cells))}) ON"
+            " CONFLICT (key, recipient) DO NOTHING",
+            list(cells.values()),
+        ).rowcount
+    )
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ class Outbox:
     def due(self, now_ms: int, limit: int, channels: Sequence[str]) -> list[int]:
         """Ids of planned messages of these channels whose time has come, oldest first."""
         with self.database.connect() as connection:
-            return [row[0] for row in _due(connection, now_ms, limit, channels)]
+            return [row.id for row in _due(connection, now_ms, limit, channels)]
 
     @contextmanager
     def claim(self, message_id: int, now_ms: int) -> Iterator[Claim | None]:
@@ -96,17 +93,17 @@ class Outbox:
         # The lock is held by a session of its own and the row is read on another: work commits
         # while the claim lasts.
         with self.database.hold(Lock.OUTBOX) as holder, self.database.connect() as connection:
-            row = connection.execute(
+            row = select_row(
+                connection,
                 f"SELECT {_COLUMNS}, attempts, state FROM outbox WHERE id = %s AND not_before_ms <="
                 " %s AND state IN ('waiting', 'handing_over')",
                 (message_id, now_ms),
-            ).fetchone()
+            )
             if row is None:
                 yield None
             else:
-                yield Claim(
-                    connection, holder, message_id, _message(row), row[-2], row[-1] != "waiting"
-                )
+                in_doubt = row.state != "waiting"
+                yield Claim(connection, holder, message_id, _message(row), row.attempts, in_doubt)
 
 
 def rehearse(
@@ -120,7 +117,7 @@ def rehearse(
     transaction back.
     """
     _arrange(connection, now_ms, write, lambda _: None)
-    return [(row[1], row[2]) for row in _due(connection, now_ms, limit, channels)]
+    return [(row.recipient, row.subject) for row in _due(connection, now_ms, limit, channels)]
 
 
 def _arrange(connection: Connection, now_ms: int, write: WriteDigest, on_step: OnStep) -> int:
@@ -131,82 +128,71 @@ def _arrange(connection: Connection, now_ms: int, write: WriteDigest, on_step: O
     return _digests(connection, rules, now_ms, write, on_step)
 
 
-def _due(
-    connection: Connection, now_ms: int, limit: int, channels: Sequence[str]
-) -> list[tuple[Any, ...]]:
+def _due(connection: Connection, now_ms: int, limit: int, channels: Sequence[str]) -> list[Any]:
     """Id, recipient and subject of planned messages of these channels whose time has come, oldest
     first.
     """
-    return connection.execute(
+    return select(
+        connection,
         "SELECT id, recipient, subject FROM outbox WHERE state IN ('waiting', 'handing_over') AND"
         " not_before_ms <= %s AND (planned_ms IS NOT NULL OR state = 'handing_over') AND CASE WHEN"
         " recipient ~ '^(slack|teams|webhook):' THEN split_part(recipient, ':', 1) ELSE 'mail' END"
         " = ANY(%s) ORDER BY not_before_ms, id LIMIT %s",
         (now_ms, list(channels), limit),
-    ).fetchall()
+    )
 
 
-def _message(row: Sequence[Any]) -> Message:
-    (
-        key,
-        kind,
-        recipient,
-        subject,
-        text,
-        html,
-        attachments,
-        made_ms,
-        not_before_ms,
-        thread,
-        urgent,
-        *links,
-    ) = row[:13]
-    content = Content(subject, text, html, attachments, *links)
-    return Message(key, kind, recipient, content, made_ms, not_before_ms, thread, urgent)
+def _message(row: Any) -> Message:
+    return to_object(Message, row, content=to_object(Content, row))
 
 
 def _plan(connection: Connection, rules: Mapping[str, DeliveryRules], now_ms: int) -> None:
     """Plan new messages, urgent ones first; messages that wait for another attempt respect quiet
     hours.
     """
-    rows = connection.execute(
-        "SELECT id, kind, recipient, urgent, greatest(not_before_ms, %s), planned_ms IS NULL FROM"
-        " outbox WHERE state = 'waiting' AND (planned_ms IS NULL OR not_before_ms <= %s) ORDER BY"
+    rows = select(
+        connection,
+        "SELECT id, kind, recipient, urgent, greatest(not_before_ms, %s) AS at_ms, planned_ms IS"
+        " NULL AS is_new FROM outbox WHERE state = 'waiting' AND (planned_ms IS NULL OR"
+        " not_before_ms <= %s) ORDER BY"
         " urgent DESC, made_ms, id",
         (now_ms, now_ms),
-    ).fetchall()
-    for message_id, kind, recipient, urgent, at_ms, new in rows:
-        own_rules = rules_of(recipient, rules)
-        if not new:
+    )
+    for row in rows:
+        own_rules = rules_of(row.recipient, rules)
+        if not row.is_new:
             # It was counted against the daily limit when it was planned first: only quiet hours
             # matter now.
-            urgent = urgent or kind in own_rules.pass_kinds
-            later = plan(own_rules, DIGEST, at_ms, urgent=urgent, planned=lambda _: 0)
-            if later.at_ms > at_ms:
+            urgent = row.urgent or row.kind in own_rules.pass_kinds
+            later = plan(own_rules, DIGEST, row.at_ms, urgent=urgent, planned=lambda _: 0)
+            if later.at_ms > row.at_ms:
                 connection.execute(
-                    "UPDATE outbox SET not_before_ms = %s WHERE id = %s", (later.at_ms, message_id)
+                    "UPDATE outbox SET not_before_ms = %s WHERE id = %s", (later.at_ms, row.id)
                 )
             continue
-        delivery = plan(
-            own_rules, kind, at_ms, urgent=urgent, planned=_planned_counter(connection, recipient)
-        )
+        planned = _planned_counter(connection, row.recipient)
+        delivery = plan(own_rules, row.kind, row.at_ms, urgent=row.urgent, planned=planned)
         change = "not_before_ms = greatest(not_before_ms, %s)"
         if delivery.joins_digest:
             change = "state = 'held', digest_ms = %s"
         connection.execute(
             f"UPDATE outbox SET planned_ms = %s, {change} WHERE id = %s",
-            (delivery.at_ms, delivery.at_ms, message_id),
+            (delivery.at_ms, delivery.at_ms, row.id),
         )
 
 
 def _planned_counter(connection: Connection, recipient: str) -> Callable[[Period], int]:
     def count(day: Period) -> int:
-        row = connection.execute(
-            "SELECT count(*) FROM outbox WHERE recipient = %s AND planned_ms >= %s AND planned_ms <"
-            " %s AND state NOT IN ('held', 'joined') AND kind <> %s",
-            (recipient, day.start_ms, day.end_ms, DIGEST),
-        ).fetchone()
-        return 0 if row is None else int(row[0])
+        return (
+            select_number(
+                connection,
+                "SELECT count(*) FROM outbox WHERE recipient = %s AND planned_ms >= %s AND"
+                " planned_ms <"
+                " %s AND state NOT IN ('held', 'joined') AND kind <> %s",
+                (recipient, day.start_ms, day.end_ms, DIGEST),
+            )
+            or 0
+        )
 
     return count
 
@@ -225,21 +211,22 @@ def _digests(
         (now_ms,),
     ).fetchall()
     for recipient, due_ms in due:
-        rows = connection.execute(
-            "SELECT id, kind, made_ms, subject, text, link, page FROM outbox WHERE recipient = %s"
+        rows = select(
+            connection,
+            f"SELECT id, {columns_of(DigestEntry)} FROM outbox WHERE recipient = %s"
             " AND state = 'held' AND digest_ms <= %s ORDER BY made_ms, id",
             (recipient, now_ms),
-        ).fetchall()
-        entries = tuple(DigestEntry(*row[1:]) for row in rows)
+        )
+        entries = tuple(to_object(DigestEntry, row) for row in rows)
         content = write(Digest(recipient, due_ms, rules_of(recipient, rules).zone, entries))
         # The first message names the digest: it can be in no other one.
-        key = f"{DIGEST}/{rows[0][0]}"
+        key = f"{DIGEST}/{rows[0].id}"
         insert(connection, Message(key, DIGEST, recipient, content, now_ms, now_ms, DIGEST))
         on_step("digest_put")
         connection.execute(
             "UPDATE outbox SET state = 'joined', digest_id = (SELECT id FROM outbox WHERE key = %s"
             " AND recipient = %s) WHERE id = ANY(%s)",
-            (key, recipient, [row[0] for row in rows]),
+            (key, recipient, [row.id for row in rows]),
         )
         on_step("joined")
     if due:
@@ -305,15 +292,14 @@ def list_messages(
     connection: Connection, states: Sequence[str] | None = None, limit: int = 1000
 ) -> list[OutboxEntry]:
     """Messages of these states (all when None), newest first."""
-    with connection.cursor(row_factory=class_row(OutboxEntry)) as cursor:
-        return list(
-            cursor.execute(
-                "SELECT kind, recipient, subject, state, attempts, made_ms, not_before_ms, sent_ms,"
-                " error FROM outbox WHERE %s::text[] IS NULL OR state = ANY(%s) ORDER BY made_ms"
-                " DESC, id DESC LIMIT %s",
-                (states, states, limit),
-            )
-        )
+    return select_as(
+        connection,
+        OutboxEntry,
+        "SELECT kind, recipient, subject, state, attempts, made_ms, not_before_ms, sent_ms,"
+        " error FROM outbox WHERE %s::text[] IS NULL OR state = ANY(%s) ORDER BY made_ms"
+        " DESC, id DESC LIMIT %s",
+        (states, states, limit),
+    )
 
 
 def expire(connection: Connection, now_ms: int) -> int:

@@ -29,6 +29,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from gpuledger_collector.extras import install_command
 from gpuledger_collector.storage.database import Database, libpq
 from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
+from gpuledger_collector.storage.rows import select_value
 from gpuledger_collector.storage.server.binaries import installed_root
 
 _LEFT_OUT = re.compile(
@@ -110,13 +111,13 @@ def restore(dsn: str, source: Path) -> None:
     Raises NotEmpty, NotABackup, StorageError.
     """
     with Database(dsn).connect() as connection:
-        row = connection.execute(
-            "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
-        ).fetchone()
+        tables = select_value(
+            connection, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
+        )
         settings = {name.encode() for (name,) in connection.execute("SELECT name FROM pg_settings")}
         major = connection.info.server_version // 10_000
-    if row is not None and row[0]:
-        raise NotEmpty(f"the database holds {row[0]} tables already: restore into an empty one")
+    if tables:
+        raise NotEmpty(f"the database holds {tables} tables already: restore into an empty one")
     try:
         listed = _run(program("pg_restore"), None, "--list", str(source), stdout=subprocess.PIPE)
     except StorageError as error:

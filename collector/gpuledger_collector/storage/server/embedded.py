@@ -34,6 +34,7 @@ from psycopg.conninfo import make_conninfo
 
 from gpuledger_collector.storage.access.readers import TEMP_FILE_LIMIT
 from gpuledger_collector.storage.errors import EnvironmentLacks, ServerUnavailable, StorageError
+from gpuledger_collector.storage.rows import select_value
 from gpuledger_collector.storage.server import disk, seat
 from gpuledger_collector.storage.server.binaries import (
     RunAs,
@@ -445,8 +446,8 @@ class EmbeddedServer:
         """Whether it is our server: another one may listen on the remembered port, but not on our
         data folder.
         """
-        row = connection.execute("SHOW data_directory").fetchone()
-        return row is not None and os.path.realpath(row[0]) == os.path.realpath(self._cluster)
+        folder: str = select_value(connection, "SHOW data_directory")
+        return os.path.realpath(folder) == os.path.realpath(self._cluster)
 
     def _is_complete(self) -> bool:
         """Whether our server runs and lacks no set-up, as most commands find it; one connection

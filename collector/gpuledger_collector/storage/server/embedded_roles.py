@@ -17,6 +17,7 @@ from psycopg import sql
 
 from gpuledger_collector.storage.access.readers import FUNCTIONS
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_value
 from gpuledger_collector.storage.server import schema_rights
 
 Open = Callable[[str, str, str], contextlib.AbstractContextManager[Connection]]
@@ -114,22 +115,27 @@ def is_complete(connection: Connection) -> bool:
 
 def _decides_temporary_files(connection: Connection) -> bool:
     """Whether the owner has no limit of temporary files, and may set that of readers."""
-    row = connection.execute(
-        "SELECT has_parameter_privilege(%(owner)s, 'temp_file_limit', 'SET') AND EXISTS (SELECT"
-        " FROM pg_roles WHERE rolname = %(owner)s AND 'temp_file_limit=-1' = ANY (rolconfig))",
-        {"owner": OWNER},
-    ).fetchone()
-    return row is not None and bool(row[0])
+    return bool(
+        select_value(
+            connection,
+            "SELECT has_parameter_privilege(%(owner)s, 'temp_file_limit', 'SET') AND EXISTS (SELECT"
+            " FROM pg_roles WHERE rolname = %(owner)s AND 'temp_file_limit=-1' = ANY (rolconfig))",
+            {"owner": OWNER},
+        )
+    )
 
 
 def _is_set_up(connection: Connection) -> bool:
     """Whether `_set_up_server` finished."""
-    row = connection.execute(
-        "SELECT EXISTS (SELECT FROM pg_database d JOIN pg_roles r ON r.oid = d.datdba WHERE datname"
-        " = %s AND rolname = %s) AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = %s)",
-        (DATABASE, OWNER, _STEP),
-    ).fetchone()
-    return row is not None and bool(row[0])
+    return bool(
+        select_value(
+            connection,
+            "SELECT EXISTS (SELECT FROM pg_database d JOIN pg_roles r ON r.oid = d.datdba WHERE"
+            " datname"
+            " = %s AND rolname = %s) AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = %s)",
+            (DATABASE, OWNER, _STEP),
+        )
+    )
 
 
 def _set_up_server(connection: Connection, owner_password: str) -> None:

@@ -28,6 +28,7 @@ from gpuledger_collector.storage import row_level_security
 from gpuledger_collector.storage.database import SUPPORTED, Database
 from gpuledger_collector.storage.errors import EnvironmentLacks, SchemaBehind, TablesLocked
 from gpuledger_collector.storage.locks import ABOUT, Lock
+from gpuledger_collector.storage.rows import select_value
 from gpuledger_collector.storage.server import replicas, schema_rights, schema_version
 
 PHASES = ("pre", "post")
@@ -268,10 +269,7 @@ def _alone(dsn: str) -> AbstractContextManager[object]:
         database.connect() as connection,
         suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable),
     ):
-        row = connection.execute(
-            "SELECT to_regclass(%s) IS NOT NULL", (Lock.MIGRATIONS,)
-        ).fetchone()
-        if row is not None and not row[0]:
+        if select_value(connection, "SELECT to_regclass(%s)", (Lock.MIGRATIONS,)) is None:
             connection.execute(
                 f"CREATE TABLE {Lock.MIGRATIONS} (); COMMENT ON TABLE {Lock.MIGRATIONS} IS"
                 f" '{ABOUT}'"

@@ -19,6 +19,7 @@ import psycopg
 from gpuledger_collector import __version__
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
+from gpuledger_collector.storage.rows import select_value
 from gpuledger_common.instants import to_datetime
 
 BEAT_SECONDS = 10.0
@@ -92,8 +93,7 @@ class Presence:
 
 def list_alive(connection: psycopg.Connection[Any], revisions: Collection[str]) -> list[str]:
     """List live collectors that know no later migration than one of these, as `version on host`."""
-    row = connection.execute("SELECT to_regclass('replica') IS NOT NULL").fetchone()
-    if row is None or not row[0]:
+    if select_value(connection, "SELECT to_regclass('replica')") is None:
         return []
     rows = connection.execute(
         "SELECT version, host FROM replica WHERE revision = ANY(%s) AND seen_at > now() -"

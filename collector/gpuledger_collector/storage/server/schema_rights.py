@@ -15,6 +15,7 @@ import psycopg
 from psycopg import sql
 
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_value
 
 _HAS_GRANT = """
 SELECT EXISTS (
@@ -30,8 +31,7 @@ def has_grant(connection: Connection, role: str, schema: str = "public") -> bool
     """Whether a role may create tables in a schema by a grant, its own or of a role that it
     inherits from.
     """
-    row = connection.execute(_HAS_GRANT, {"role": role, "schema": schema}).fetchone()
-    return row is not None and bool(row[0])
+    return bool(select_value(connection, _HAS_GRANT, {"role": role, "schema": schema}))
 
 
 def grant(role: str, schema: str = "public") -> sql.Composed:

@@ -27,7 +27,7 @@ from gpuledger_collector.storage import distribution
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_collector.storage.rows import select, select_value, select_values
+from gpuledger_collector.storage.rows import select, select_row, select_value, select_values
 from gpuledger_collector.storage.telemetry import day_rows
 from gpuledger_collector.storage.telemetry.day_rows import DayRows
 from gpuledger_collector.storage.telemetry.sample_codec import DamagedBlob, pack, same, unpack
@@ -126,12 +126,10 @@ def _slices(database: Database, day_ms: int) -> list[list[int]]:
             return []
         statement = sql.SQL("SELECT DISTINCT accelerator_id FROM {} WHERE {} ORDER BY 1")
         try:
-            rows = connection.execute(statement.format(part.table, part.condition)).fetchall()
+            ids = select_values(connection, statement.format(part.table, part.condition))
         except psycopg.errors.UndefinedTable:
             return []
-    return [
-        [int(row[0]) for row in rows[begin : begin + SLICE]] for begin in range(0, len(rows), SLICE)
-    ]
+    return [ids[begin : begin + SLICE] for begin in range(0, len(ids), SLICE)]
 
 
 def expire_batches(
@@ -271,7 +269,7 @@ def _size(connection: Connection, part: DayRows) -> tuple[dict[int, int], int]:
     counts = sql.SQL("SELECT accelerator_id, count(*) FROM {} WHERE {} GROUP BY 1").format(
         part.table, part.condition
     )
-    row_counts = {int(row[0]): int(row[1]) for row in connection.execute(counts)}
+    row_counts: dict[int, int] = dict(connection.execute(counts).fetchall())
     size = f"SELECT {distribution.size_function(connection)}(%s::regclass)"
     return row_counts, int(select_value(connection, size, (part.partition.name,)))
 
@@ -329,11 +327,12 @@ def _write(
 
 
 def _read_packed(connection: Connection, day_ms: int, accelerator_id: int) -> Readings | None:
-    row = connection.execute(
+    row = select_row(
+        connection,
         "SELECT blob, sha256 FROM sample_archive WHERE day_ms = %s AND accelerator_id = %s",
         (day_ms, accelerator_id),
-    ).fetchone()
-    return None if row is None else _open(day_ms, accelerator_id, row[0], row[1])
+    )
+    return None if row is None else _open(day_ms, accelerator_id, row.blob, row.sha256)
 
 
 def _open(day_ms: int, accelerator_id: int, blob: bytes, digest: bytes) -> Readings:
@@ -421,7 +420,7 @@ def readings(
                 "WHERE day_ms = %s AND accelerator_id = ANY(%s)",
                 (start, ids),
             )
-            blobs = {int(row[0]): (row[1], row[2]) for row in cursor}
+            blobs = {number: (blob, digest) for number, blob, digest in cursor}
         for accelerator_id in ids:
             rows = hot.get(accelerator_id)
             if accelerator_id in blobs:
@@ -443,15 +442,20 @@ def accelerator_periods(
             AcceleratorPeriod(row.id, row.uuid, period)
             for row in select(connection, query, (uuid,))
         ]
-    rows = select(
-        connection,
-        "SELECT a.id, a.uuid, greatest(c.in_ms, %s) AS in_ms, least(coalesce(c.out_ms, %s), %s) AS"
-        " out_ms FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id JOIN node n ON n.id"
-        " = c.node_id WHERE n.name = %s AND c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms > %s)"
-        " ORDER BY a.gpu_index, a.uuid, c.in_ms",
-        (period.start_ms, period.end_ms, period.end_ms, node, period.end_ms, period.start_ms),
-    )
-    return [AcceleratorPeriod(row.id, row.uuid, Period(row.in_ms, row.out_ms)) for row in rows]
+    return [
+        AcceleratorPeriod(row.id, row.uuid, Period(row.in_ms, row.out_ms))
+        for row in select(
+            connection,
+            "SELECT a.id, a.uuid, greatest(c.in_ms, %s) AS in_ms, least(coalesce(c.out_ms, %s),"
+            " %s) AS"
+            " out_ms FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id JOIN node n ON"
+            " n.id"
+            " = c.node_id WHERE n.name = %s AND c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms >"
+            " %s)"
+            " ORDER BY a.gpu_index, a.uuid, c.in_ms",
+            (period.start_ms, period.end_ms, period.end_ms, node, period.end_ms, period.start_ms),
+        )
+    ]
 
 
 def _hot(connection: Connection, ids: Sequence[int], period: Period) -> dict[int, Readings]:

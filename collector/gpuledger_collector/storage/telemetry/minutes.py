@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from gpuledger_collector.insight.findings import PlacedAccelerator, RecentHolding, WorkloadUsage
 from gpuledger_collector.storage.distribution import has_citus
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select, select_as, select_value, select_values
+from gpuledger_collector.storage.rows import (
+    select,
+    select_as,
+    select_number,
+    select_value,
+    select_values,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,15 +136,17 @@ def used_before(
     """
     if not pairs:
         return set()
-    rows = select(
-        connection,
-        "SELECT DISTINCT u.accelerator_id, u.workload_id FROM usage_hour u "
-        "JOIN unnest(%s::bigint[], %s::bigint[]) AS p (accelerator_id, workload_id) "
-        "ON u.accelerator_id = p.accelerator_id AND u.workload_id = p.workload_id "
-        "WHERE u.state = 'held' AND u.hour_ms < %s AND u.busy_ms > 0",
-        ([pair[0] for pair in pairs], [pair[1] for pair in pairs], at_ms),
-    )
-    return {(row.accelerator_id, row.workload_id) for row in rows}
+    return {
+        (row.accelerator_id, row.workload_id)
+        for row in select(
+            connection,
+            "SELECT DISTINCT u.accelerator_id, u.workload_id FROM usage_hour u "
+            "JOIN unnest(%s::bigint[], %s::bigint[]) AS p (accelerator_id, workload_id) "
+            "ON u.accelerator_id = p.accelerator_id AND u.workload_id = p.workload_id "
+            "WHERE u.state = 'held' AND u.hour_ms < %s AND u.busy_ms > 0",
+            ([pair[0] for pair in pairs], [pair[1] for pair in pairs], at_ms),
+        )
+    }
 
 
 _END = "SELECT {end}(minute_ms) FROM gpu_minute"
@@ -162,13 +170,12 @@ def first_interval(connection: Connection, since_ms: int) -> int | None:
     """Start of the first usage interval that ends after an instant (unix ms); None when there is
     none.
     """
-    start_ms: int | None = select_value(
+    return select_number(
         connection,
         "SELECT min(start_ms) FROM usage_interval WHERE end_ms > %s AND start_ms >= %s AND state <>"
         " 'present'",
         (since_ms, since_ms - 86_400_000),
     )
-    return start_ms
 
 
 def expired_before(connection: Connection) -> int:
@@ -206,13 +213,12 @@ def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[Workl
 
 def newest_evidence(connection: Connection, now_ms: int) -> int | None:
     """End of the newest evidence of the last two hours (unix ms)."""
-    end_ms: int | None = select_value(
+    return select_number(
         connection,
         "SELECT max(end_ms) FROM usage_interval WHERE end_ms > %s AND end_ms <= %s AND start_ms"
         " >= %s",
         (now_ms - 7_200_000, now_ms, now_ms - 86_400_000),
     )
-    return end_ms
 
 
 def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[RecentHolding]:

@@ -129,8 +129,7 @@ def _copy(
     with copier.transaction():
         # The id of the copying transaction: snapshots from before it can be recognized by their
         # age.
-        row = copier.execute("SELECT pg_current_xact_id()::xid::text").fetchone()
-        assert row is not None
+        transaction: str = select_value(copier, "SELECT pg_current_xact_id()::xid::text")
         partitions.create(copier, table, f"{table}_merging", indexed=True)
         # Attaching trusts this constraint instead of scanning every row while all others wait.
         within = sql.SQL("{key} IS NOT NULL AND {key} >= {start} AND {key} < {end}").format(
@@ -151,7 +150,7 @@ def _copy(
         # Before the swap: a query that plans on an empty table's statistics would be slow until
         # autovacuum runs.
         copier.execute(sql.SQL("ANALYZE {}").format(child))
-    return str(row[0])
+    return transaction
 
 
 def _columns(connection: Connection, table: str) -> list[str]:

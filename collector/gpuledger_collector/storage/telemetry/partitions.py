@@ -171,17 +171,17 @@ def listing(connection: Connection, *, sized: bool = False) -> list[Partition]:
     distributed table.
     """
     size = f"{distribution.size_function(connection)}(child.oid::regclass)" if sized else "0"
-    rows = select(
-        connection,
-        f"""
+    return [
+        Partition(row.table_name, row.name, *bounds_in(row.name), int(row.bytes))
+        for row in select(
+            connection,
+            f"""
         SELECT parent.relname AS table_name, child.relname AS name, {size} AS bytes
         FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid JOIN pg_class parent ON parent.oid = inhparent
         WHERE parent.relname = ANY(%s) AND child.relkind = 'r' ORDER BY 1, 2
         """,
-        (list(PARTITIONED),),
-    )
-    return [
-        Partition(row.table_name, row.name, *bounds_in(row.name), int(row.bytes)) for row in rows
+            (list(PARTITIONED),),
+        )
     ]
 
 
@@ -206,7 +206,8 @@ def filled_days(connection: Connection, partition: Partition) -> list[int]:
     """The days of a partition that have rows; its first day when none has."""
     if partition.is_day:
         return [partition.day_ms]
-    rows = connection.execute(
+    days = select_values(
+        connection,
         sql.SQL(
             "SELECT day FROM generate_series(%s::bigint, %s::bigint - 1, %s) AS day WHERE EXISTS"
             " (SELECT FROM {child} WHERE {key} >= day AND {key} < day + %s) ORDER BY day"
@@ -215,7 +216,7 @@ def filled_days(connection: Connection, partition: Partition) -> list[int]:
         ),
         (partition.day_ms, partition.end_ms, DAY_MS, DAY_MS),
     )
-    return [int(row[0]) for row in rows] or [partition.day_ms]
+    return days or [partition.day_ms]
 
 
 def bounds_in(name: str) -> tuple[int, int]:

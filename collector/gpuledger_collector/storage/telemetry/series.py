@@ -323,8 +323,10 @@ def _owners(connection: Connection, owner: Mapping[str, str] | None) -> dict[int
     """
     where = " AND ".join(f"{level} = %({level})s" for level in owner or {}) or "true"
     query = f"SELECT id, {', '.join(OWNER_LEVELS)} FROM owner WHERE {where}"
-    rows = select(connection, query, dict(owner or {}))
-    return {row.id: tuple(getattr(row, level) for level in OWNER_LEVELS) for row in rows}
+    return {
+        row.id: tuple(getattr(row, level) for level in OWNER_LEVELS)
+        for row in select(connection, query, dict(owner or {}))
+    }
 
 
 def _sums(
