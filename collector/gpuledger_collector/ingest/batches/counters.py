@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from typing import Any
 
 from gpuledger_collector.accounting.counters import KEEP_DAYS, CounterReading, hourly, max_gap_ms
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select, select_as
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,15 +89,21 @@ def _lock_series(connection: Connection, series: Sequence[Series]) -> dict[Serie
         "ON CONFLICT DO NOTHING",
         columns,
     )
-    rows = connection.execute(
+    rows = select(
+        connection,
         "SELECT s.id, s.workload_id, s.via, s.source, s.part, s.counter FROM counter_series s JOIN"
         " unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[]) AS a (workload_id,"
         " via, source, part, counter) USING (workload_id, via, source, part, counter) ORDER BY s.id"
         " FOR UPDATE OF s",
         columns[:-1],
     )
-    ids = {tuple(row[1:]): int(row[0]) for row in rows}
-    return {key: ids[key.workload_id, key.via, key.source, key.part, key.counter] for key in series}
+    ids = {_series_key(row): row.id for row in rows}
+    return {key: ids[_series_key(key)] for key in series}
+
+
+def _series_key(series: Any) -> tuple[object, ...]:
+    """What tells a series, or its row, from others."""
+    return series.workload_id, series.via, series.source, series.part, series.counter
 
 
 def _recount(
@@ -106,18 +114,16 @@ def _recount(
     # hours within that reach.
     start, end = first_ms - gap_ms, last_ms + gap_ms
     start, end = start - start % HOUR_MS, end - end % HOUR_MS + HOUR_MS
-    rows = connection.execute(
+    readings = select_as(
+        connection,
+        CounterReading,
         "SELECT at_ms, value, started_ms FROM counter_reading WHERE series_id = %s AND at_ms >= %s"
         " AND at_ms <= %s",
         # Once more by the gap: the first and last of these hours depend on readings just outside of
         # them.
         (series_id, start - gap_ms, end + gap_ms),
     )
-    hours = [
-        hour
-        for hour in hourly([CounterReading(*row) for row in rows], gap_ms)
-        if start <= hour.hour_ms < end
-    ]
+    hours = [hour for hour in hourly(readings, gap_ms) if start <= hour.hour_ms < end]
     connection.execute(
         "DELETE FROM counter_hour WHERE series_id = %s AND hour_ms >= %s AND hour_ms < %s",
         (series_id, start, end),

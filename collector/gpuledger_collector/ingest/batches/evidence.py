@@ -13,6 +13,7 @@ from gpuledger_collector.ingest.batches.columns import Array, BinaryArray
 from gpuledger_collector.ingest.batches.samples import SampleRows
 from gpuledger_collector.ingest.batches.usage_intervals import IntervalRows
 from gpuledger_collector.ingest.batches.validate import SampleBlock, select_rows
+from gpuledger_collector.storage.rows import select_as
 
 HOUR_MS = 3_600_000
 _FAR_MS = 2**62
@@ -89,8 +90,14 @@ class CachedPlacement:
         return self.in_ms if is_same and self.out_ms is None else None
 
 
-_InventoryRow = tuple[int | None, int, int]
-"""Node (None: any), in and out."""
+@dataclass(frozen=True, slots=True)
+class _InventoryRow:
+    """Where an accelerator is, from `in_ms` to `out_ms`; `node_id` None: on any node."""
+
+    accelerator_id: int
+    node_id: int | None
+    in_ms: int
+    out_ms: int
 
 
 def drop_foreign_evidence(
@@ -106,12 +113,14 @@ def drop_foreign_evidence(
     if not accelerators:
         return batches
     inventory: dict[int, list[_InventoryRow]] = defaultdict(list)
-    for number, node_id, in_ms, out_ms in connection.execute(
-        "SELECT accelerator_id, node_id, in_ms, coalesce(out_ms, %s) FROM capacity WHERE"
-        " accelerator_id = ANY(%s)",
+    for row in select_as(
+        connection,
+        _InventoryRow,
+        "SELECT accelerator_id, node_id, in_ms, coalesce(out_ms, %s) AS out_ms FROM capacity"
+        " WHERE accelerator_id = ANY(%s)",
         (_FAR_MS, accelerators),
     ):
-        inventory[number].append((node_id, in_ms, out_ms))
+        inventory[row.accelerator_id].append(row)
     # By identity: batches contain dictionaries and cannot be hashed.
     checked = {id(entry) for entry in changed}
     return [_own_evidence(entry, inventory) if id(entry) in checked else entry for entry in batches]
@@ -126,9 +135,9 @@ def _own_evidence(
         for place, number in resolved.accelerators.items()
         if (
             spans := [
-                row[1:]
+                (row.in_ms, row.out_ms)
                 for row in inventory.get(number, ())
-                if row[0] not in (None, resolved.node_id)
+                if row.node_id not in (None, resolved.node_id)
             ]
         )
     }

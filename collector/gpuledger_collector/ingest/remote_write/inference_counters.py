@@ -16,6 +16,7 @@ from gpuledger_collector.accounting.counters import CounterReading
 from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.ingest.batches.attributes import Connection
 from gpuledger_collector.ingest.batches.validate import check_workload, workload_key
+from gpuledger_collector.storage.rows import select_value
 from gpuledger_common import serving_counters
 from gpuledger_common.instants import to_datetime
 from gpuledger_common.readings import Workload
@@ -146,13 +147,14 @@ class InferenceCounterStore:
 
 def _workload_id(connection: Connection, series: InferenceSeries, now_ms: int) -> int:
     if series.kind == "kubernetes":
-        row = connection.execute(
+        workload_id: int | None = select_value(
+            connection,
             "SELECT id FROM workload WHERE kind = 'kubernetes' AND tags ->> 'namespace' = %s AND"
             " tags ->> 'pod' = %s ORDER BY first_seen_at DESC, id DESC LIMIT 1",
             (series.namespace, series.pod),
-        ).fetchone()
-        if row is not None:
-            return int(row[0])
+        )
+        if workload_id is not None:
+            return workload_id
     # No agent knows this pod by its UID (yet): the name of the pod identifies it.
     key = workload_key(series.kind, "", series.external_id)
     tags = {"namespace": series.namespace, "pod": series.pod} if series.pod else {}
@@ -168,7 +170,7 @@ def _workload_id(connection: Connection, series: InferenceSeries, now_ms: int) -
             to_datetime(now_ms),
         ),
     )
-    row = connection.execute("SELECT id FROM workload WHERE key = %s", (key,)).fetchone()
-    if row is None:  # retention removed the row that was in conflict
+    workload_id = select_value(connection, "SELECT id FROM workload WHERE key = %s", (key,))
+    if workload_id is None:  # retention removed the row that was in conflict
         raise RuntimeError(f"the workload {key} is gone")
-    return int(row[0])
+    return workload_id

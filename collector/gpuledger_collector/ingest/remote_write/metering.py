@@ -41,6 +41,7 @@ from gpuledger_collector.ingest.remote_write.scrapes import ACTIVITY_METRICS, Sc
 from gpuledger_collector.ingest.remote_write.store import SLOT_MS, read_range
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.rows import select, to_object
 from gpuledger_common import wire
 from gpuledger_common.batches import BatchMaker, wire_workload
 from gpuledger_common.meter import Meter
@@ -74,16 +75,29 @@ class MeterLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportedAccelerator:
+    """What labels said of an accelerator: a row of `accelerator_attributes`."""
+
+    accelerator_id: int
+    model: str
+    mig_instance: str | None
+    gpu_micro: int
+    pool: str
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """By content, those that name a model first."""
+        return not self.model, self.model, self.mig_instance or "", self.gpu_micro
+
+
+@dataclass(frozen=True, slots=True)
 class ScrapedEntities:
     """The accelerators, workloads and names of nodes that scrapes refer to, by id."""
 
     accelerators: dict[int, Accelerator]
     workloads: dict[int, Workload]
     nodes: dict[int, str]
-    accelerator_attributes: Mapping[int, tuple[str, str | None, int, str, int]] = field(
-        default_factory=dict
-    )
-    """Model, MIG instance, share and pool, and the accelerator's id."""
+    accelerator_attributes: Mapping[int, ReportedAccelerator] = field(default_factory=dict)
     workload_attributes: Mapping[int, tuple[int, Workload]] = field(default_factory=dict)
     """The workload's id, and the workload as it was reported."""
     _described: dict[tuple[int, frozenset[int]], Accelerator] = field(default_factory=dict)
@@ -96,15 +110,17 @@ class ScrapedEntities:
     def ids(self) -> Ids:
         """The ids by name and content."""
         attributes: dict[Content, int] = {}
-        for number, (
-            model,
-            instance,
-            share,
-            pool,
-            accelerator_id,
-        ) in self.accelerator_attributes.items():
-            uuid = self.accelerators[accelerator_id].uuid
-            record = wire.WireAccelerator(uuid, uuid, 0, model, instance, share, pool=pool)
+        for number, reported in self.accelerator_attributes.items():
+            uuid = self.accelerators[reported.accelerator_id].uuid
+            record = wire.WireAccelerator(
+                uuid,
+                uuid,
+                0,
+                reported.model,
+                reported.mig_instance,
+                reported.gpu_micro,
+                pool=reported.pool,
+            )
             attributes[accelerator_content(record)] = number
         for number, (_, workload) in self.workload_attributes.items():
             attributes[workload_content(_key(workload), wire_workload(workload))] = number
@@ -138,10 +154,13 @@ class ScrapedEntities:
             return accelerator
         # Labels of several senders may contradict each other: the choice must not depend on who
         # came first. Some series of a scrape name no model, beside others that do.
-        model, instance, share, *_ = min(
-            attributes, key=lambda row: (not row[0], row[0], row[1] or "", row[2])
+        reported = min(attributes, key=lambda reported: reported.order)
+        return replace(
+            accelerator,
+            model=reported.model,
+            mig_instance=reported.mig_instance,
+            gpu_micro=reported.gpu_micro,
         )
-        return replace(accelerator, model=model, mig_instance=instance, gpu_micro=share)
 
     def holders_in(self, scrape: Scrape) -> list[Holder]:
         """The workloads of a scrape as it describes them, in an order that does not depend on
@@ -304,12 +323,13 @@ class ScrapeMeter:
                 # Until no request is left: each round takes some accelerators with all of their
                 # requests, and commits.
                 while True:
-                    requests = connection.execute(
+                    requests = select(
+                        connection,
                         "SELECT id, accelerator_id, slot_ms FROM scrape_recompute WHERE"
                         " accelerator_id IN (SELECT DISTINCT accelerator_id FROM scrape_recompute"
                         " ORDER BY accelerator_id LIMIT %s)",
                         (MAX_ACCELERATORS,),
-                    ).fetchall()
+                    )
                     if not requests:
                         return metered
                     metered += self._meter(connection, requests)
@@ -317,11 +337,11 @@ class ScrapeMeter:
                 self.store.forget()
                 raise
 
-    def _meter(self, connection: Connection, requests: Sequence[tuple[int, int, int]]) -> int:
+    def _meter(self, connection: Connection, requests: Sequence[Any]) -> int:
         slots: _Slots = defaultdict(set)
-        for _, accelerator_id, slot_ms in requests:
+        for request in requests:
             # The first interval of the next slot may begin with a scrape of this one.
-            slots[accelerator_id] |= {slot_ms, slot_ms + SLOT_MS}
+            slots[request.accelerator_id] |= {request.slot_ms, request.slot_ms + SLOT_MS}
         instances = find_mig_instances(connection, list(slots))
         for device_id, instance_id in instances:
             # A scrape of an instance decides whether its device counts, so the device's slots are
@@ -347,11 +367,12 @@ class ScrapeMeter:
             # Exactly the requests that were read: one that arrived meanwhile stays and is metered
             # in the next round.
             connection.execute(
-                "DELETE FROM scrape_recompute WHERE id = ANY(%s)", ([row[0] for row in requests],)
+                "DELETE FROM scrape_recompute WHERE id = ANY(%s)",
+                ([request.id for request in requests],),
             )
             delete_old_scrapes(connection, list(slots), self.limits.keep_ms)
         remember()
-        return len({(accelerator_id, slot_ms) for _, accelerator_id, slot_ms in requests})
+        return len({(request.accelerator_id, request.slot_ms) for request in requests})
 
     def write_past(
         self,
@@ -489,29 +510,29 @@ def read_entities(
 ) -> ScrapedEntities:
     """Read everything that these scrapes refer to."""
 
-    def rows(query: str, ids: set[int] | list[int]) -> list[tuple[Any, ...]]:
-        return connection.execute(f"{query} = ANY(%s)", (sorted(ids),)).fetchall()
+    def rows(query: str, ids: set[int] | list[int]) -> list[Any]:
+        return select(connection, f"{query} = ANY(%s)", (sorted(ids),))
 
     return ScrapedEntities(
         {
-            row[0]: Accelerator(*row[1:])
+            row.id: to_object(Accelerator, row)
             for row in rows(
-                "SELECT id, uuid, device_uuid, coalesce(gpu_index, 0), model, mig_instance,"
-                " gpu_micro FROM accelerator WHERE id",
+                "SELECT id, uuid, device_uuid, coalesce(gpu_index, 0) AS index, model,"
+                " mig_instance, gpu_micro FROM accelerator WHERE id",
                 accelerators,
             )
         },
         {
-            row[0]: Workload(*row[1:])
+            row.number: to_object(Workload, row)
             for row in rows(
-                "SELECT id, external_id, kind, user_name, account, name, tags FROM workload"
-                " WHERE id",
+                "SELECT id AS number, external_id AS id, kind, user_name AS user, account, name,"
+                " tags FROM workload WHERE id",
                 {number for scrape in scrapes for number in scrape.workload_ids},
             )
         },
         dict(rows("SELECT id, name FROM node WHERE id", {scrape.node_id for scrape in scrapes})),
         {
-            row[0]: row[1:]
+            row.id: to_object(ReportedAccelerator, row)
             for row in rows(
                 "SELECT id, model, mig_instance, gpu_micro, pool, accelerator_id FROM"
                 " accelerator_attributes WHERE id",
@@ -519,10 +540,11 @@ def read_entities(
             )
         },
         {
-            row[0]: (row[1], Workload(*row[2:]))
+            row.number: (row.workload_id, to_object(Workload, row))
             for row in rows(
-                "SELECT t.id, w.id, w.external_id, w.kind, t.user_name, t.account, t.name, t.tags"
-                " FROM workload_attributes t JOIN workload w ON w.id = t.workload_id WHERE t.id",
+                "SELECT t.id AS number, w.id AS workload_id, w.external_id AS id, w.kind,"
+                " t.user_name AS user, t.account, t.name, t.tags FROM workload_attributes t JOIN"
+                " workload w ON w.id = t.workload_id WHERE t.id",
                 {number for scrape in scrapes for number in scrape.workload_attributes},
             )
         },

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ from gpuledger_collector.ingest.remote_write.scrapes import (
     select_new_readings,
 )
 from gpuledger_collector.ingest.remote_write.series import METRIC_NUMBER, SeriesCache
+from gpuledger_collector.storage.rows import named_cursor
 from gpuledger_common.health import EVIDENCE, page_health
 
 SLOT_MS = 300_000
@@ -340,13 +342,13 @@ def read_scrapes(connection: Connection, keys: Sequence[_Key]) -> dict[_Key, Scr
     """Read those of these scrapes that exist."""
     if not keys:
         return {}
-    rows = connection.execute(
+    rows = named_cursor(connection).execute(
         f"SELECT {', '.join(_COLUMNS)} FROM scrape JOIN unnest(%s::bigint[], %s::bigint[]) AS asked"
         " (accelerator_id, at_ms) USING (accelerator_id, at_ms)",
         ([accelerator for accelerator, _ in keys], [at_ms for _, at_ms in keys]),
         binary=True,
     )
-    return {(row[0], row[7]): _scrape(row) for row in rows}
+    return {(row.accelerator_id, row.at_ms): _scrape(row) for row in rows}
 
 
 def read_range(
@@ -356,7 +358,7 @@ def read_range(
     order of time.
     """
     scrapes: dict[int, list[tuple[int, Scrape]]] = defaultdict(list)
-    rows = connection.execute(
+    rows = named_cursor(connection).execute(
         f"SELECT {', '.join(_COLUMNS)} FROM scrape JOIN unnest(%s::bigint[], %s::bigint[],"
         " %s::bigint[]) AS asked (id, first_ms, end_ms) ON accelerator_id = id AND at_ms >="
         " first_ms AND at_ms < end_ms ORDER BY accelerator_id, at_ms",
@@ -368,22 +370,22 @@ def read_range(
         binary=True,
     )
     for row in rows:
-        scrapes[row[0]].append((row[7], _scrape(row)))
+        scrapes[row.accelerator_id].append((row.at_ms, _scrape(row)))
     return scrapes
 
 
-def _scrape(row: Sequence[Any]) -> Scrape:
-    _, node_id, workloads, attributes, workload_attributes, pods, shares, _, readings, *activity = (
-        row
-    )
+_activity_of: Callable[[Any], tuple[float | None, ...]] = attrgetter(*ACTIVITY_METRICS)
+
+
+def _scrape(row: Any) -> Scrape:
     return Scrape(
-        node_id,
-        frozenset(workloads),
-        readings,
-        dict(zip(pods, shares, strict=True)),
-        tuple(activity),
-        frozenset(attributes),
-        frozenset(workload_attributes),
+        row.node_id,
+        frozenset(row.workload_ids),
+        row.readings,
+        dict(zip(row.pods, row.pod_utilization, strict=True)),
+        _activity_of(row),
+        frozenset(row.accelerator_attributes_ids),
+        frozenset(row.workload_attributes_ids),
     )
 
 
