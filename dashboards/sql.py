@@ -28,7 +28,7 @@ from dashboards.grafana import (
     stat,
 )
 from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
-from gpuledger_collector.insight.nodes import RETIRED, UNEXPECTED, UNINSTALLED
+from gpuledger_collector.insight.nodes import UNEXPECTED
 
 FROM_MS = "$__unixEpochNanoFrom() / 1000000"
 TO_MS = "$__unixEpochNanoTo() / 1000000"
@@ -154,15 +154,6 @@ CHARGES = f"""(
     SELECT day_ms, {_LINE}, '' AS correction_of FROM charge
     UNION ALL SELECT booked_day_ms, {_LINE}, {_AMENDS} FROM correction)"""
 """The same, line by line."""
-
-
-def apart(name: str) -> str:
-    """The name of a series, corrections in one of their own for each month that they amend."""
-    return f"CASE WHEN {OWN} THEN {name} ELSE 'correction of ' || l.correction_of END"
-
-
-GONE = f"'{RETIRED}', '{UNINSTALLED}'"
-"""States of nodes that went on purpose; nobody expects a sign of life of them."""
 UNWATCHED = ", ".join(f"'{status}'" for status in UNEXPECTED)
 """States of nodes of which nobody expects a sign of life; the others can be silent."""
 FRESH = "l.at_ms > extract(epoch FROM now()) * 1000 - 900000"

@@ -260,7 +260,6 @@ class Pusher:
         self._newest_next = False
         self._attempt = 0
         self.problem = ""
-        self.last_ack_ms: int | None = None
         self._logged: set[str] = set()
         self.retired = False
         """Set when another pusher has taken its place: `drain` returns soon after."""
@@ -285,7 +284,7 @@ class Pusher:
         self.problem = answer.reason
         if answer.step == "ack":
             self._spool.acknowledge(batch.seq, answer.rejected)
-            self._attempt, self.last_ack_ms = 0, self._wall_ms()
+            self._attempt = 0
             return 0.0
         if answer.step == "split" and self._split(batch):
             return 0.0

@@ -115,7 +115,6 @@ class SpooledBatch:
     """A waiting batch; its bytes never change."""
 
     seq: int
-    created_ms: int
     body: bytes
     undecodable: int
 
@@ -409,8 +408,7 @@ class Spool:
         # A damaged batch becomes a dead letter, which removes it: the next round sees the next
         # batch.
         while rows := self._rows(
-            f"SELECT seq, created_ms, body, undecodable, sha256 FROM batch ORDER BY seq {order}"
-            " LIMIT 1"
+            f"SELECT seq, body, undecodable, sha256 FROM batch ORDER BY seq {order} LIMIT 1"
         ):
             *columns, sha256 = rows[0]
             batch = SpooledBatch(*columns)

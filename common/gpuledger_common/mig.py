@@ -29,7 +29,6 @@ _KNOWN_GB = (
     ("h800", 80),
     ("a800", 80),
 )
-GIB = 1024**3
 
 
 def compute_slices(model: str) -> int:

@@ -87,7 +87,7 @@ def test_an_empty_database_is_behind_until_upgraded(empty_dsn):
     """`status` names what is pending, `upgrade` brings it, and a second upgrade has nothing to do."""
     before = migrate.status(empty_dsn)
     assert before.current is None
-    assert not before.up_to_date
+    assert before.pending
     assert before.is_supported
     with pytest.raises(SchemaBehind, match="gpuledger db upgrade"):
         migrate.require_current(empty_dsn)

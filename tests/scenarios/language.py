@@ -719,7 +719,7 @@ class Story:
             )
 
     def _report(self, where: str, level: str = "team"):
-        period = zones.in_zone(self.connection, period_of(where))
+        period = zones.calendar(self.connection).days_named(period_of(where))
         aside = allocate(self.connection, period, (level,), self.now_ms)
         return (
             report(reports.charged_lines(self.connection, period, (level,)), (level,), aside),

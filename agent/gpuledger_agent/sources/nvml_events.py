@@ -10,9 +10,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,7 +45,6 @@ class XidHistory:
     nvml: Counter[int] = field(default_factory=Counter)
     kernel: Counter[int] = field(default_factory=Counter)
     last: int | None = None
-    last_at: float | None = None
     """Unix seconds."""
     standing: int | None = None
     """The worst Xid since the board was attached; a reset, which detaches the board, clears it."""
@@ -70,10 +68,8 @@ class XidHistory:
 class DriverEvents:
     """Watches all boards. `poll` is called at each tick; only the thread waits for the driver."""
 
-    def __init__(
-        self, kernel: KernelLog | None = None, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._kernel, self._clock = kernel, clock
+    def __init__(self, kernel: KernelLog | None = None) -> None:
+        self._kernel = kernel
         if kernel is not None:
             kernel.open()
         self._lock = threading.Lock()
@@ -175,7 +171,7 @@ class DriverEvents:
         with self._lock:
             history = self._histories.setdefault(uuid, XidHistory())
             (history.nvml if reporter == "nvml" else history.kernel)[xid] += 1
-            history.last, history.last_at = xid, self._clock()
+            history.last = xid
             standing = history.standing
             # A later Xid of lower severity does not hide a worse one that still requires an action.
             if standing is None or _RANK[known.severity] >= _RANK[meaning(standing).severity]:

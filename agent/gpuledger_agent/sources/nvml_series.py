@@ -22,7 +22,7 @@ REASONS = (
 )
 """nvmlClocksEventReason*: why the clocks are below their maximum."""
 MAX_LINKS = 36
-NOT_FOUND, NOT_SUPPORTED = 6, 3
+NOT_FOUND = 6
 LOOK_BACK_S = 2.0
 """How far the first query for process utilization looks back; 0 would return the driver's entire
 buffer.

@@ -292,11 +292,6 @@ def split_signed(total: int, weights: Sequence[int]) -> list[int]:
     return split(total, weights) if total >= 0 else [-part for part in split(-total, weights)]
 
 
-def is_policy(adjustment: Adjustment) -> bool:
-    """Whether it follows from what was held, and is not booked once."""
-    return adjustment.kind in POLICIES
-
-
 def opposite_of(known: Sequence[Adjustment], name: str, reason: str, approver: str) -> Adjustment:
     """The entry that takes a booked one back, not booked yet. Raises EntryRefused."""
     entry = next((adjustment for adjustment in known if adjustment.name == name), None)

@@ -31,7 +31,6 @@ from gpuledger_collector.accounting.rating import Charge
 PURCHASE = "purchase"
 """The state of what was paid for a term or for hardware: nobody's time, and billed to no owner."""
 AMORTIZED, CASH = "amortized", "cash"
-VIEWS = (AMORTIZED, CASH)
 NANO_MICRO_HOUR = GPU_NS_PER_HOUR * 1000
 """A GPU-nanosecond at a rate in billionths, in parts of a micro-unit."""
 

@@ -335,7 +335,7 @@ class _Comparing:
         elif match is not None and match.leave_out:
             kind = "left out"
         if kind is not None or match is None:
-            self._tell(kind or "unmatched", line.currency, None, "", "", line, total)
+            self._tell(kind or "unmatched", line.currency, "", "", line, total)
             return
         self._lay(line, match, total, written)
 
@@ -371,7 +371,7 @@ class _Comparing:
         # The last weight is the time outside the period; a line that lies outside entirely is shown
         # even if it costs nothing.
         if costs[-1] or outside_ms == span.ms:
-            self._tell("other period", line.currency, None, match.pool, match.node, line, costs[-1])
+            self._tell("other period", line.currency, match.pool, match.node, line, costs[-1])
         if match.node:
             self._billed_nodes.add(match.node)
         for (day, part), cost in zip(inside, costs, strict=False):
@@ -516,14 +516,13 @@ class _Comparing:
         self,
         kind: str,
         currency: str,
-        day_ms: int | None,
         pool: str,
         node: str,
         line: BillLine,
         amount: int,
     ) -> None:
         entry = self._told[
-            (kind, currency, day_ms, pool, node, line.sku or line.description, line.region)
+            (kind, currency, None, pool, node, line.sku or line.description, line.region)
         ]
         entry[0] += amount
 

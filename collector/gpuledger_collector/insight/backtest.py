@@ -9,13 +9,11 @@ than the tuned reactive scaler, nor, in the end, cost 2 % more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.insight.forecast import Forecast, quantile_loss
 from gpuledger_collector.insight.scaling.advice import steps_per_day
 from gpuledger_collector.insight.scaling.choice import HISTORY_DAYS, SelectionRules
 from gpuledger_collector.insight.scaling.replay import CandidateReplay
@@ -192,32 +190,3 @@ class _Backtest:
         return self.result(
             "oracle", whole_nodes(self.demand, self.node), "demand, known in advance"
         )
-
-
-def score(actual: Floats, forecast: Forecast) -> dict[str, float]:
-    """Score one forecast against `actual` (H,), NaN where unknown: loss, loss of the naive
-    baseline, coverage.
-
-    `loss` is the mean quantile loss; a weighted quantile loss is 2 x the sum of losses over the sum
-    of |actual|.
-    """
-    quantiles = np.asarray(forecast.quantiles)
-    known = np.isfinite(actual)
-    covered = (
-        (actual[known, None] <= forecast.values[known] + 1e-9).mean(axis=0)
-        if known.any()
-        else quantiles * np.nan
-    )
-    return {
-        "loss": quantile_loss(actual, forecast.values, quantiles),
-        "naive_loss": quantile_loss(actual, forecast.naive, quantiles),
-        **{f"covered_{q:g}": float(share) for q, share in zip(quantiles, covered, strict=True)},
-    }
-
-
-def skill(scores: Sequence[dict[str, float]]) -> float | None:
-    """Return 1 - loss / loss(naive) over many scored forecasts; None when the naive baseline was
-    never wrong.
-    """
-    naive = sum(entry["naive_loss"] for entry in scores)
-    return 1 - sum(entry["loss"] for entry in scores) / naive if naive > 0 else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.period import HOUR_MS
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -136,8 +136,3 @@ def fill_forward(values: Floats, before: float = 0.0) -> Floats:
     known = np.isfinite(values)
     last = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
     return np.asarray(np.where(last >= 0, values[np.maximum(last, 0)], before))
-
-
-def is_weekend(at_ms: npt.ArrayLike) -> Flags:
-    """Whether instants lie on a Saturday or Sunday, UTC (1970-01-01 was a Thursday)."""
-    return np.asarray((np.asarray(at_ms) // DAY_MS + 3) % 7 >= 5)

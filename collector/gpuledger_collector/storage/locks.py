@@ -18,8 +18,8 @@ no vacuum.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -134,24 +134,3 @@ def seize(connection: Connection, lock: Lock) -> bool:
         connection.execute("ROLLBACK")
         return False
     return True
-
-
-@contextmanager
-def hold_lock(connect: Callable[[], Connection], lock: Lock) -> Iterator[Connection]:
-    """Hold a lock on a session of its own, which is given, while the block runs; waits for it."""
-    with closing(connect()) as connection:
-        connection.autocommit = True
-        connection.execute("SET idle_in_transaction_session_timeout = 0")
-        connection.execute("BEGIN")
-        take(connection, lock)
-        yield connection
-
-
-@contextmanager
-def try_lock(connect: Callable[[], Connection], lock: Lock) -> Iterator[Connection | None]:
-    """As `hold_lock`, without waiting: the session that holds the lock, None when somebody else holds
-    it.
-    """
-    with closing(connect()) as connection:
-        connection.autocommit = True
-        yield connection if seize(connection, lock) else None

@@ -126,7 +126,7 @@ def test_each_day_of_the_billing_zone_is_priced_once(furnished, ledger, zone):
         prices.add(
             connection, [Price(None, "", "H100", "on_demand", Decimal("3.3"), "USD", at)], NOW_MS
         )
-        days = zones.in_zone(connection, TWO_DAYS)
+        days = zones.calendar(connection).days_named(TWO_DAYS)
     refresh(ledger, days, NOW_MS)
     with ledger.transaction(Lock.LEDGER) as connection:
         made = lines(

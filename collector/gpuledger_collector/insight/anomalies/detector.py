@@ -161,11 +161,11 @@ def limits(series: Series, tuning: Tuning = TUNED) -> Floats:
     return np.where(trust >= MIN_TRUST, usual + tuning.threshold / tuning.fast * scale, np.nan)
 
 
-def next_limit(series: Series, tuning: Tuning = TUNED) -> AnomalyLimit | None:
+def next_limit(series: Series) -> AnomalyLimit | None:
     """Return the limit of the instant after the series; None with too little past."""
     # An unknown instant at the end: its limits come from the past alone, as for every instant.
     longer = Series(series.name, series.start_ms, series.step_ms, np.append(series.values, np.nan))
-    expected, limit = float(_limits(longer, tuning)[0][-1]), float(limits(longer, tuning)[-1])
+    expected, limit = float(_limits(longer, TUNED)[0][-1]), float(limits(longer)[-1])
     return None if limit != limit else AnomalyLimit(expected, limit)
 
 

@@ -33,7 +33,7 @@ MAX_ACK_DAYS = 90
 ANYBODY = "*"
 NOT_SEEN = "not seen for 45 minutes"
 NOT_NOTIFIED = "its people were not notified yet"
-SCANCEL, EVICT, WEBHOOK = "scancel", "evict", "webhook:"
+SCANCEL, EVICT = "scancel", "evict"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from gpuledger_collector.insight.plans.architecture import Architecture
 from gpuledger_collector.insight.plans.hardware import GpuModel
 from gpuledger_collector.insight.rates import GpuHourRate
 
-HOUR_S, DAY_S = 3600.0, 86400.0
+HOUR_S = 3600.0
 MFU = (0.3, 0.4, 0.5)
 """Low, expected, high where nothing was measured: large dense models on recent cards, from the
 tables above.

@@ -57,10 +57,6 @@ class DailyTotals:
         """The days from `first` to before `last`."""
         return self._each(lambda table: table[first:last], self.demand[first:last])
 
-    def select_candidates(self, columns: Ints) -> DailyTotals:
-        """Some of the candidates."""
-        return self._each(lambda table: table[:, columns], self.demand)
-
     def _each(self, change: Callable[[Floats], Floats], demand: Floats) -> DailyTotals:
         return DailyTotals(change(self.capacity), change(self.wait), change(self.actions), demand)
 

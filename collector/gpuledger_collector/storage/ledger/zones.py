@@ -33,11 +33,6 @@ def calendar(connection: Connection) -> Calendar:
     return dataclasses.replace(calendar, fiscal_month=fiscal_month) if fiscal_month else calendar
 
 
-def in_zone(connection: Connection, nominal: Period) -> Period:
-    """Return the days that a period of UTC days names, in the billing zone."""
-    return calendar(connection).days_named(nominal)
-
-
 def _then(before: Calendar, name: str, from_ms: int) -> Calendar:
     """Append a zone to the calendar; the first one applies from the beginning."""
     if from_ms <= 0:

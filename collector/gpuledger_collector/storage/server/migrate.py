@@ -31,7 +31,6 @@ from gpuledger_collector.storage.locks import ABOUT, Lock
 from gpuledger_collector.storage.rows import select_value
 from gpuledger_collector.storage.server import replicas, schema_rights, schema_version
 
-PHASES = ("pre", "post")
 LOCK_TRIES = 60
 LOCK_PAUSE_SECONDS = 2.0
 """Pause between attempts of a migration that did not get its locks: those queued behind it go
@@ -77,11 +76,6 @@ class SchemaStatus:
     def is_supported(self) -> bool:
         """Whether this server's major version is tested."""
         return self.server_major in SUPPORTED
-
-    @property
-    def up_to_date(self) -> bool:
-        """Whether no migration is pending."""
-        return not self.pending
 
     @property
     def serves(self) -> bool:
