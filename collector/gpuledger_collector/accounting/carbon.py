@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 
+from gpuledger_collector.accounting.period import DatedDays
 from gpuledger_collector.accounting.quantity import round_half_even_div
 
 MJ_PER_KWH = 3_600_000_000
@@ -19,7 +20,7 @@ MJ_PER_KWH = 3_600_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Intensity:
+class Intensity(DatedDays):
     """Grams of CO2 equivalent a kilowatt-hour of a pool (empty: any), and the PUE of its building,
     while it holds.
     """
@@ -30,12 +31,6 @@ class Intensity:
     pue: Decimal = Decimal(1)
     from_on: dt.date | None = None
     to_on: dt.date | None = None
-
-    def holds_on(self, day: dt.date) -> bool:
-        """Whether it holds on a day of the bill: from `from_on` (in) to `to_on` (out)."""
-        return (self.from_on is None or self.from_on <= day) and (
-            self.to_on is None or day < self.to_on
-        )
 
 
 def intensity_of(in_force: Iterable[Intensity], pool: str) -> Intensity | None:

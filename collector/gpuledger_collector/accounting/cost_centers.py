@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
+from gpuledger_collector.accounting.period import DatedDays
 
 
 @dataclass(frozen=True, slots=True)
-class CostCenter:
+class CostCenter(DatedDays):
     """What is declared for an owner; an empty code says nothing. `to_on` is not included."""
 
     owner: Mapping[str, str]
@@ -24,12 +25,6 @@ class CostCenter:
     gl_code: str = ""
     from_on: dt.date | None = None
     to_on: dt.date | None = None
-
-    def holds_on(self, day: dt.date) -> bool:
-        """Whether it holds on a day of the bill."""
-        return (self.from_on is None or self.from_on <= day) and (
-            self.to_on is None or day < self.to_on
-        )
 
 
 @dataclass(frozen=True, slots=True, order=True)

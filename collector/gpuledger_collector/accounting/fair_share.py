@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from gpuledger_collector.accounting.money import Money
-from gpuledger_collector.accounting.period import Calendar
+from gpuledger_collector.accounting.period import Calendar, DatedDays
 from gpuledger_common.largest_remainder import split
 
 STEP_MS = 300_000
@@ -26,7 +26,7 @@ MICRO = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class PoolShare:
+class PoolShare(DatedDays):
     """A team's share of a pool: `fraction` of its capacity, or `gpus`.
 
     Dates are days of the bill; `to_on` is not included. `read_from` is empty for a declared share,
@@ -120,18 +120,12 @@ def share_use(
         if (day, step.pool) not in in_force:
             date = calendar.date_of(day)
             in_force[day, step.pool] = [
-                share for share in shares if share.pool == step.pool and _holds(share, date)
+                share for share in shares if share.pool == step.pool and share.holds_on(date)
             ]
         entitled = _entitlements(in_force[day, step.pool], step.capacity_ns)
         if entitled:
             _add_step(uses, step, entitled)
     return [uses[key] for key in sorted(uses)]
-
-
-def _holds(share: PoolShare, date: dt.date) -> bool:
-    return (share.from_on is None or share.from_on <= date) and (
-        share.to_on is None or date < share.to_on
-    )
 
 
 def _entitlements(shares: Sequence[PoolShare], capacity_ns: int | None) -> dict[str, int]:

@@ -17,7 +17,7 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 
 from gpuledger_collector.accounting.money import rate_nano
-from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.period import HOUR_MS, DatedDays, Period
 from gpuledger_collector.accounting.quantity import round_half_even_div
 
 NODE_COST = "node_cost"
@@ -28,7 +28,7 @@ ZERO = Decimal(0)
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCost:
+class NodeCost(DatedDays):
     """A price of a node-hour, flat and by core and gigabyte, for days of the bill (`to_on` not
     included).
 
@@ -68,12 +68,6 @@ class NodeCost:
             not self.pool,
             self.pool,
             self.node,
-        )
-
-    def holds_on(self, day_on: dt.date) -> bool:
-        """Whether it holds on a day of the bill."""
-        return (self.from_on is None or self.from_on <= day_on) and (
-            self.to_on is None or day_on < self.to_on
         )
 
     def fits(self, node: str, pools: Collection[str]) -> bool:

@@ -27,6 +27,10 @@ class OwnerPath:
         value: str = getattr(self, name)
         return value
 
+    def levels(self) -> dict[str, str]:
+        """The value of each level that is known, in the order of LEVELS."""
+        return {name: value for name in LEVELS if (value := self.level(name))}
+
 
 def path_of(levels: Mapping[str, str]) -> OwnerPath:
     """The path made of the given levels; other keys are an error of the caller."""

@@ -10,6 +10,7 @@ from decimal import Decimal, InvalidOperation
 
 from gpuledger_common.instants import to_datetime, to_ms
 
+MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 DAY_MS = 86_400_000
 _UNIX_SECONDS = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d{1,2})?", re.ASCII)
@@ -200,6 +201,20 @@ def format_instant(at_ms: int) -> str:
 def format_date(at_ms: int) -> str:
     """The UTC date of an instant."""
     return format_instant(at_ms)[:10]
+
+
+class DatedDays:
+    """What holds from the day `from_on` (in) to the day `to_on` (out); None: without end."""
+
+    __slots__ = ()
+    from_on: date | None
+    to_on: date | None
+
+    def holds_on(self, day: date) -> bool:
+        """Whether it holds on a day of the bill."""
+        return (self.from_on is None or self.from_on <= day) and (
+            self.to_on is None or day < self.to_on
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.period import DatedDays
 from gpuledger_collector.accounting.usage import HELD, STATES
 from gpuledger_common.largest_remainder import split
 
@@ -34,7 +35,7 @@ UNSHARED = "(unshared)"
 
 
 @dataclass(frozen=True, slots=True)
-class SharedCost:
+class SharedCost(DatedDays):
     """A dated cost and its key.
 
     `weights` and `scope` name owners of the tree; `level` is the one that shares.
@@ -51,12 +52,6 @@ class SharedCost:
     scope: Mapping[str, str] = field(default_factory=dict)
     from_on: dt.date | None = None
     to_on: dt.date | None = None
-
-    def holds_on(self, day: dt.date) -> bool:
-        """Whether it is shared on a day of the bill: from `from_on` (in) to `to_on` (out)."""
-        return (self.from_on is None or self.from_on <= day) and (
-            self.to_on is None or day < self.to_on
-        )
 
 
 DIMENSIONS = (*LEVELS, "pool")

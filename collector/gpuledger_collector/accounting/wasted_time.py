@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gpuledger_collector.accounting.money import cost_micro
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, MINUTE_MS, Period
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
 
-MINUTE_MS = 60_000
 PERMILLE = 1000
 
 

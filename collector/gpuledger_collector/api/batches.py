@@ -17,6 +17,7 @@ from fastapi import APIRouter, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.api.auth.keys import KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.intake import (
@@ -50,7 +51,6 @@ one.
 """
 INLINE_INFLATED_BYTES = 1024 * 1024
 """Unless they decompress to more than this."""
-HOUR_MS = 3_600_000
 MAX_SKEW_MS = 10 * 365 * 86_400_000
 STATUS = {"committed": 200, "duplicate": 200, "partial": 422, "refused": 409}
 HEADERS = {401: ((b"www-authenticate", b"Bearer"),), 408: ((b"connection", b"close"),)}

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pandas as pd
 
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.cli.common import refuse
 from gpuledger_collector.cli.series_file import SeriesFile, WriteInstants
@@ -35,7 +36,6 @@ from gpuledger_collector.insight.series import Ints, series_of
 from gpuledger_common.bounded_file import FileTooLarge, read_stream
 
 SHOWN = 10
-DAY_MS = 86_400_000
 
 
 def read_series(

@@ -11,7 +11,6 @@ from gpuledger_collector.accounting.adjustments import (
     ListedAdjustment,
 )
 from gpuledger_collector.accounting.money import MICRO_DIGITS, Money
-from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.export.disputes import owner_text
 from gpuledger_collector.export.report import Column, Kind, Report
 
@@ -48,7 +47,7 @@ def _amount(adjustment: Adjustment) -> str | None:
 
 def _share_owner(item: BookedShare) -> str:
     owner = item.share.owner
-    return owner_text({level: owner.level(level) for level in LEVELS if owner.level(level)})
+    return owner_text(owner.levels())
 
 
 ADJUSTMENTS = Report[ListedAdjustment](

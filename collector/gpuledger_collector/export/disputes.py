@@ -10,7 +10,7 @@ from gpuledger_collector.accounting.dispute_moves import Decided, Move, Reversed
 from gpuledger_collector.accounting.disputes import Dispute, DisputeRecord
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.money import Money, round_amounts
-from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Calendar, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.export.cells import lines_text, minor_amount
@@ -129,11 +129,7 @@ def _minor_costs(moves: Sequence[Move]) -> list[str]:
 
 
 def _path_text(owner: OwnerPath) -> str:
-    return owner_text(_levels(owner))
-
-
-def _levels(owner: OwnerPath) -> dict[str, str]:
-    return {level: owner.level(level) for level in LEVELS if owner.level(level)}
+    return owner_text(owner.levels())
 
 
 def _destination(owner: OwnerPath | None) -> str:
@@ -146,8 +142,8 @@ def move_object(move: Move, calendar: Calendar) -> dict[str, Any]:
     """
     return {
         "day": str(calendar.date_of(move.day_ms)),
-        "from": _levels(move.owner),
-        "to": None if move.to is None else _levels(move.to),
+        "from": move.owner.levels(),
+        "to": None if move.to is None else move.to.levels(),
         "currency": move.currency,
         "gpu_ns": move.gpu_ns,
         "cost_micro": move.cost_micro,
@@ -159,7 +155,7 @@ def reversal_object(share: ReversedShare, calendar: Calendar) -> dict[str, Any]:
     """An amount that a reversal books, as JSON."""
     return {
         "day": str(calendar.date_of(share.day_ms)),
-        "owner": _levels(share.owner),
+        "owner": share.owner.levels(),
         "adjustment": share.adjustment,
         "currency": share.currency,
         "cost_micro": share.cost_micro,

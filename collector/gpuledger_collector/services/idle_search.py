@@ -14,10 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from gpuledger_collector.accounting.attribution import WorkloadFacts
-from gpuledger_collector.accounting.owner_tree import LEVELS, UNATTRIBUTED
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.accounting.owner_tree import UNATTRIBUTED
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, MINUTE_MS, Period
 from gpuledger_collector.accounting.wasted_time import (
-    MINUTE_MS,
     AcceleratorPlace,
     price_waste,
     rating_intervals,
@@ -320,7 +319,7 @@ class _Window:
             accelerator_id=accelerator.accelerator_id,
             workload_id=None if workload is None else workload.id,
             team=owner.team,
-            owner={level: owner.level(level) for level in LEVELS if owner.level(level)},
+            owner=owner.levels(),
             since_ms=since_ms,
             opened_ms=self._at_ms(episode.flagged) if continued is None else continued.opened_ms,
             until_ms=until_ms,

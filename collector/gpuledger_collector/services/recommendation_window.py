@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.rating import present_ms
 from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, HourlyUsage
@@ -113,9 +112,7 @@ class ObservedWindow:
                         if piece.workload_id is not None and holder not in self._owners:
                             owner_of = day.owners.owners_at(accelerator.pool, accelerator.node)
                             owner = owner_of(piece.workload_id, piece.start_ms, piece.attributes_id)
-                            self._owners[holder] = {
-                                level: owner.level(level) for level in LEVELS if owner.level(level)
-                            }
+                            self._owners[holder] = owner.levels()
         return usage, {
             key: replace(
                 accelerator,

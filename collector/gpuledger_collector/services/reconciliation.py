@@ -27,7 +27,7 @@ from gpuledger_collector.accounting.identities import (
     Mismatch,
     differences,
 )
-from gpuledger_collector.accounting.ledger import ConservationCheck
+from gpuledger_collector.accounting.ledger import ConservationCheck, without_zeros
 from gpuledger_collector.accounting.node_costs import NodeCost, node_hours
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Calendar, Period
@@ -421,10 +421,6 @@ class _Imports:
         return self._calendar.date_of(day_ms).isoformat(), *place
 
 
-def _nonzero_costs(costs: Mapping[str, int]) -> dict[str, int]:
-    return {currency: micro for currency, micro in costs.items() if micro}
-
-
 def _holds(proof: ConservationCheck, again: Sums, rows: Sequence[ChargedState]) -> bool:
     charged, imported_ns = Sums(), 0
     # In the order of STATES, to be compared with the recorded sums below.
@@ -454,8 +450,8 @@ def _holds(proof: ConservationCheck, again: Sums, rows: Sequence[ChargedState]) 
         and by_state == dict(zip(STATES, recorded, strict=True))
         and charged.gpu_ns == again.gpu_ns == proof.capacity_ns
         and imported_ns == proof.imported_ns
-        and _nonzero_costs(charged.cost)
-        == _nonzero_costs(again.cost)
-        == _nonzero_costs(proof.capacity_cost)
-        == _nonzero_costs(proof.charged_cost)
+        and without_zeros(charged.cost)
+        == without_zeros(again.cost)
+        == without_zeros(proof.capacity_cost)
+        == without_zeros(proof.charged_cost)
     )

@@ -17,7 +17,7 @@ from decimal import Decimal
 from itertools import pairwise
 
 from gpuledger_collector.accounting.money import cost_micro
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, MINUTE_MS
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.insight.anomalies import AnomalyLimit, next_limit
 from gpuledger_collector.insight.anomalies.causes import AnomalyCase, WorkloadRun, explain
@@ -40,7 +40,6 @@ from gpuledger_collector.storage.ledger import rules, workloads
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import minutes
 
-MINUTE_MS = 60_000
 WINDOW_MS = 3 * MINUTE_MS
 LAG_MS = MINUTE_MS
 """The newest evidence is left out by this much, so that all nodes have reported."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.ingest.batches.attributes import Connection, ResolvedBatch
 from gpuledger_collector.ingest.batches.columns import Array, BinaryArray
 from gpuledger_collector.ingest.batches.samples import SampleRows
@@ -15,7 +16,6 @@ from gpuledger_collector.ingest.batches.usage_intervals import IntervalRows
 from gpuledger_collector.ingest.batches.validate import SampleBlock, select_rows
 from gpuledger_collector.storage.rows import select_as
 
-HOUR_MS = 3_600_000
 _FAR_MS = 2**62
 _HOUR_BITS = 24
 """Bits for the number of an hour: enough for 1,900 years."""

@@ -16,6 +16,7 @@ import psycopg
 
 from gpuledger_collector.accounting.counters import CounterReading
 from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.placement import Placement
 from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.ingest.batches.attributes import (
@@ -52,7 +53,7 @@ from gpuledger_collector.ingest.batches.usage_intervals import (
     latest_states,
     presence_intervals,
 )
-from gpuledger_collector.ingest.batches.validate import DAY_MS, Accepted, days_of
+from gpuledger_collector.ingest.batches.validate import Accepted, days_of
 from gpuledger_common.wire import Answer, WireWorkload
 
 RENEW_SHARED_AFTER_MS = 300_000

@@ -10,9 +10,9 @@ from itertools import product
 
 import numpy as np
 
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.ingest.batches.attributes import Connection, ResolvedBatch
 from gpuledger_collector.ingest.batches.columns import Array, last_of_each, pack
-from gpuledger_collector.ingest.batches.validate import DAY_MS
 from gpuledger_common.wire import ABSENT_INT64
 
 STATES = ("held", "unallocated", "unavailable", "present")

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from gpuledger_collector.accounting.counters import COUNTERS, LATEST_DAYS, MAX_COUNTED
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.ingest.batches.columns import DTYPES, Array, to_array
 from gpuledger_collector.ingest.batches.decode import DecodedBatch, RecordList, Refused
 from gpuledger_common.catalog import METRICS
@@ -33,7 +34,6 @@ from gpuledger_common.wire import (
     WireWorkload,
 )
 
-DAY_MS = 86_400_000
 EARLIEST_MS = 946_684_800_000
 """2000-01-01: an earlier clock was never set."""
 FUTURE_MS = DAY_MS

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, MINUTE_MS
 from gpuledger_collector.config.model import Record
 from gpuledger_collector.ingest.files.instants import (
-    MINUTE_MS,
     UNIT_MS,
     is_number,
     span_ms,

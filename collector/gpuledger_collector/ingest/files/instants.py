@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from zoneinfo import ZoneInfo
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, parse_instant
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, MINUTE_MS, parse_instant
 from gpuledger_common.plurals import plural
 
-MINUTE_MS = 60_000
 UNIT_MS = {"duration_hours": HOUR_MS, "duration_minutes": MINUTE_MS, "duration_seconds": 1000}
 """Meanings of columns that hold a duration as a number, and their units."""
 _EXCEL_EPOCH = dt.datetime(1899, 12, 30)  # noqa: DTZ001  a serial number is a local time

@@ -21,9 +21,10 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from gpuledger_collector.accounting.counters import LATEST_DAYS
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.ingest.batches.columns import Array
 from gpuledger_collector.ingest.batches.decode import Refused
-from gpuledger_collector.ingest.batches.validate import DAY_MS, EARLIEST_MS, too_old
+from gpuledger_collector.ingest.batches.validate import EARLIEST_MS, too_old
 from gpuledger_collector.ingest.remote_write import symbols
 from gpuledger_collector.ingest.remote_write.inference_counters import InferenceSample
 from gpuledger_collector.ingest.remote_write.messages import RAW, TWO

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.ingest.batches.attributes import (
     Connection,
     Content,
@@ -25,18 +26,12 @@ from gpuledger_collector.ingest.batches.attributes import (
     write_accelerator_attributes,
     write_workload_attributes,
 )
-from gpuledger_collector.ingest.batches.evidence import HOUR_MS
 from gpuledger_collector.ingest.batches.store import Store
 from gpuledger_collector.ingest.batches.usage_intervals import (
     copy_usage_intervals,
     join_usage_intervals,
 )
-from gpuledger_collector.ingest.batches.validate import (
-    DAY_MS,
-    Accepted,
-    AcceptedRecords,
-    workload_key,
-)
+from gpuledger_collector.ingest.batches.validate import Accepted, AcceptedRecords, workload_key
 from gpuledger_collector.ingest.remote_write.scrapes import ACTIVITY_METRICS, Scrape
 from gpuledger_collector.ingest.remote_write.store import SLOT_MS, read_range
 from gpuledger_collector.storage.database import Database

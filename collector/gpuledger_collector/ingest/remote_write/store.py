@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.ingest.batches.attributes import Connection
 from gpuledger_collector.ingest.batches.columns import COPY_HEADER, COPY_TRAILER, Array, BinaryArray
 from gpuledger_collector.ingest.batches.latest_values import (
@@ -31,7 +32,6 @@ from gpuledger_collector.ingest.batches.latest_values import (
 from gpuledger_collector.ingest.batches.samples import copy_samples
 from gpuledger_collector.ingest.batches.store import Store
 from gpuledger_collector.ingest.batches.usage_intervals import LatestStates
-from gpuledger_collector.ingest.batches.validate import DAY_MS
 from gpuledger_collector.ingest.remote_write.decode import WriteRequest
 from gpuledger_collector.ingest.remote_write.inference_counters import InferenceCounterStore
 from gpuledger_collector.ingest.remote_write.scrapes import (

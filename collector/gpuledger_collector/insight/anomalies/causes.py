@@ -17,12 +17,10 @@ from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, MINUTE_MS
 from gpuledger_collector.accounting.quantity import GPU_MICRO
 from gpuledger_common.instants import to_datetime
 from gpuledger_common.plurals import plural
-
-MINUTE_MS = 60_000
 
 RUNAWAY, STORM, PLATEAU, LEAK = "runaway", "retry storm", "plateau", "leak"
 NEW, PRICE, SCALE_UP, MANY = "new workload", "price", "scale-up", "many small"

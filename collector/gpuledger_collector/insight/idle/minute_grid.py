@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuledger_collector.accounting.attribution import WorkloadFacts
-from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.wasted_time import MINUTE_MS
+from gpuledger_collector.accounting.period import MINUTE_MS, Period
 from gpuledger_collector.insight.findings import PlacedAccelerator
 from gpuledger_collector.insight.idle.episodes import IdleEpisode
 from gpuledger_collector.insight.idle.kinds import FLOOR_BYTES, is_interactive, is_serving, watts

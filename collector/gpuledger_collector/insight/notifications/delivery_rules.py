@@ -15,11 +15,10 @@ from datetime import date, datetime, time, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import MINUTE_MS, Period
 from gpuledger_collector.insight.notifications.messages import Content
 from gpuledger_common.instants import to_datetime, to_ms
 
-MINUTE_MS = 60_000
 DAILY, WEEKLY = "daily", "weekly"
 DIGESTS = ("", DAILY, WEEKLY)
 WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")

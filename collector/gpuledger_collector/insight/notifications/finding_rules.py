@@ -12,12 +12,11 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.accounting.period import DAY_MS, MINUTE_MS
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.idle.kinds import is_serving
 from gpuledger_collector.insight.notifications.messages import is_address
 
-MINUTE_MS = 60_000
 IDLE, ANOMALY = "idle", "anomaly"
 RECLAIMABLE_STATES = ("never_used", "gone_idle")
 """States in which the holder could give the GPU back."""

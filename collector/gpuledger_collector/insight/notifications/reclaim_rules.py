@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuledger_collector.accounting.period import HOUR_MS
+from gpuledger_collector.accounting.period import HOUR_MS, MINUTE_MS
 from gpuledger_collector.insight.idle.kinds import is_serving
 from gpuledger_collector.insight.notifications.finding_rules import (
     EVICT,
     FRESH_MS,
-    MINUTE_MS,
     NOT_NOTIFIED,
     NOT_SEEN,
     RECLAIMABLE_STATES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath, path_of
+from gpuledger_collector.accounting.owner_tree import path_of
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.reattribution import Reattribution
 from gpuledger_collector.storage.locks import Connection
@@ -49,7 +49,7 @@ def insert(
                     decision.accelerator_id,
                     decision.workload_id,
                     decision.state,
-                    None if decision.owner is None else json.dumps(_levels(decision.owner)),
+                    None if decision.owner is None else json.dumps(decision.owner.levels()),
                     json.dumps(dict(decision.contested)),
                     to_datetime(now_ms),
                 )
@@ -62,7 +62,3 @@ def insert(
         " = %s",
         (dispute_id,),
     ).rowcount
-
-
-def _levels(owner: OwnerPath) -> dict[str, str]:
-    return {name: owner.level(name) for name in LEVELS if owner.level(name)}

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, MINUTE_MS
 from gpuledger_collector.accounting.quantity import GPU_MICRO
 from gpuledger_collector.insight.anomalies.causes import (
-    MINUTE_MS,
     AnomalyCase,
     RateChange,
     WorkloadRun,
