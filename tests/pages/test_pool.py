@@ -16,7 +16,12 @@ from gpuledger_collector.api.page_routes import HourlyCache, View
 from gpuledger_collector.export.plots import dates
 from gpuledger_collector.insight.demand import DEMAND_DAYS
 from gpuledger_collector.insight.pool_outlook import Outlook
-from gpuledger_collector.services.forecasts import store_forecasts
+from gpuledger_collector.services.forecasts import (
+    forecast_outlook,
+    forecast_pools,
+    pool_demand,
+    store_forecasts,
+)
 from gpuledger_collector.services.scaling_advice import UnknownPool, advise_scaling
 
 from .conftest import HOSTILE, OCTOBER_NIGHT_MS
@@ -156,6 +161,27 @@ def backtest_of(reads, pool):
     cache.get(pool, ANYBODY)
     cache.pools[pool].thread.join(60)
     return cache.get(pool, ANYBODY)
+
+
+def test_demand_that_has_ended_is_not_drawn_as_the_next_hours(pool, reads, run, written):
+    """An import that ended ten days ago: pages forecast nothing of it, and a forecast says that it
+    lies in the past.
+    """
+    start, end = (format_instant(NOW_MS - days * DAY_MS) for days in (14, 10))
+    rows = f"workload_id,start,end,gpus,pool\nold,{start},{end},4,<ended>\n"
+    assert run("import", "usage", written("old.csv", rows))[0] == 0
+    outlook = forecast_outlook(reads.database, NOW_MS)
+    assert [each.name for each in outlook.pools] == [pool]
+    assert outlook.ended == (("<ended>", NOW_MS - 10 * DAY_MS),)
+    kept = HourlyCache(lambda: outlook)
+    kept.get(NOW_MS, wait_s=60)
+    sentence = "Nothing is known of pool &lt;ended&gt; since "
+    assert sentence in fleet_pages.demand_page(reads, kept, View(ANYBODY)).body.decode()
+    with reads.database.connect() as connection:
+        demand = pool_demand(connection, NOW_MS)
+    notes = {each.series: each.note for each in forecast_pools(demand, 24, NOW_MS)}
+    said = f"nothing is known since {end}: this follows that instant, and is not what comes next"
+    assert (notes["<ended>"], notes[pool]) == (said, None)
 
 
 def test_a_pool_that_left_the_window_of_demand_says_so(left, reads):

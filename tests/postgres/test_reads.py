@@ -6,7 +6,7 @@ import json
 import pytest
 
 from fakes.collector import running
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, parse_instant
 from gpuledger_collector.services import forecasts
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
@@ -145,6 +145,16 @@ def test_accelerators_and_nodes_come_in_pages(collector):
         assert pages == 2
     _, made, _ = get(collector, f"/v1/accelerators?from={day(-5)}&to={day(-4)}")
     assert made["items"][0]["held_ms"] + made["items"][0]["unallocated_ms"] == DAY_MS
+
+
+def test_a_node_that_is_silent_is_not_ok(dsn, collector):
+    """Its last heartbeat said ok; ten minutes later nobody knows."""
+    (node,) = get(collector, "/v1/nodes")[1]["items"]
+    assert node["status"] == "ok"
+    later = parse_instant(node["last_seen_at"]) + 11 * 60_000
+    with running(dsn, clock=lambda: later) as another:
+        (node,) = get(another, "/v1/nodes")[1]["items"]
+    assert node["status"] == "silent"
 
 
 def test_forecast_and_scaling_speak_of_pools(collector):

@@ -13,8 +13,8 @@ class Spend:
     """What counts against a budget in a range of days: micro-units of its unit, GPU-nanoseconds.
 
     `micro` None: not known, since nothing of the period is rated, or shares of common costs are not
-    computed yet; `shared_micro` is their part of it. `other_gpu_ns` is time charged in another currency, `unpriced_gpu_ns` time
-    without a price: in no amount here.
+    computed yet; `shared_micro` is their part of it. `other_gpu_ns` is time charged in another
+    currency, `unpriced_gpu_ns` time without a price: in no amount here.
     """
 
     micro: int | None
@@ -92,7 +92,6 @@ class Status:
             * 100
             // self.period.ms
         )
-
 
     @property
     def is_spent(self) -> bool:

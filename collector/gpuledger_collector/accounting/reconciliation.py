@@ -56,12 +56,16 @@ class Sums:
 
 @dataclass(frozen=True)
 class DayCheck:
-    """One rated day: whether its three sums agree, and how much of its capacity was observed."""
+    """One rated day: whether its three sums agree, and how much of its capacity was observed.
+
+    `imported_ns` is usage without inventory: outside of the capacity.
+    """
 
     day_ms: int
     until_ms: int
     capacity_ns: int
     observed_ns: int
+    imported_ns: int
     holds: bool
 
 
@@ -73,10 +77,20 @@ class DatedCheck:
     check: DayCheck
 
     @property
-    def hours(self) -> tuple[Decimal, Decimal]:
-        """GPU-hours of the capacity, and those that were observed."""
+    def hours(self) -> tuple[Decimal | None, Decimal | None]:
+        """GPU-hours of the capacity, and those that were observed; None on a day of which there is
+        no inventory, as where usage is imported.
+        """
+        if not self.check.capacity_ns:
+            return None, None
         capacity, observed = hours_decimal([self.check.capacity_ns, self.check.observed_ns], 6)
         return capacity, observed
+
+    @property
+    def imported_hours(self) -> Decimal:
+        """GPU-hours of imported usage without inventory, which are in no capacity."""
+        (imported,) = hours_decimal([self.check.imported_ns], 6)
+        return imported
 
     @property
     def observed_percent(self) -> str | None:

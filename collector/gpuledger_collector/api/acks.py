@@ -27,6 +27,7 @@ from gpuledger_collector.services.acknowledgements import (
 )
 from gpuledger_collector.services.database import Database
 from gpuledger_common.escapes import escape_text
+from gpuledger_common.plurals import plural
 
 PAGE = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="robots" content="noindex"></head>
@@ -123,7 +124,7 @@ def _add_budget_routes(
         if count is None:
             return used_page(f"Budget {name}", used_ms or at_ms)
         result = (
-            f"<p>{count} alerts are acknowledged.</p>"
+            f"<p>{plural(count, 'alert')} {'is' if count == 1 else 'are'} acknowledged.</p>"
             if count
             else "<p>No alert is waiting any more.</p>"
         )

@@ -47,7 +47,7 @@ def router(context: ReadContext) -> APIRouter:
         with context.connection(principal) as connection:
             largest = largest_pools(connection, context.now_ms, pool)
         items = []
-        for entry in forecast_pools(largest.pools, horizon_hours):
+        for entry in forecast_pools(largest.pools, horizon_hours, context.now_ms):
             names = [f"q{quantile:g}" for quantile in entry.quantiles]
             rows = zip(
                 entry.at_ms,

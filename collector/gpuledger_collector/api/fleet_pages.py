@@ -18,7 +18,7 @@ from gpuledger_collector.api.page_routes import (
     page,
     require_view,
 )
-from gpuledger_collector.api.pages import being_forecast, pool_facts
+from gpuledger_collector.api.pages import being_forecast, ended_pools, pool_facts
 from gpuledger_collector.export import html, proof
 from gpuledger_collector.export.forecasts import DEMAND_HOURS
 from gpuledger_collector.export.site import DEMAND, TRUST, pool_path
@@ -81,6 +81,7 @@ def demand_page(context: ReadContext, outlook: HourlyCache[Outlook], view: View)
         now=format_instant(now_ms - now_ms % 1000),
         pools=None if pools is None else [pool_facts(pool) for pool in pools.pools],
         pools_left_out=0 if pools is None else pools.left_out,
+        ended=ended_pools(pools),
         records=[_accuracy(record) for record in sorted(records, key=is_gone)[:MOST_POOLS]],
         records_left_out=max(len(records) - MOST_POOLS, 0),
     )

@@ -85,9 +85,11 @@ def router(context: ReadContext) -> APIRouter:
     def nodes(
         limit: Limit = 100, after: After = "", principal: Principal = fleet
     ) -> dict[str, Any]:
-        """Every node with the last heartbeat of its agent, by name."""
+        """Every node with the last heartbeat of its agent, by name; `status` is that of now, and
+        `silent` where the heartbeat is overdue.
+        """
         with context.connection(principal) as connection:
-            heartbeats = list_heartbeats(connection, after, limit + 1)
+            heartbeats = list_heartbeats(connection, after, limit + 1, context.now_ms)
         return paginate([asdict(heartbeat) for heartbeat in heartbeats], limit, "name")
 
     @routes.get("/budgets")

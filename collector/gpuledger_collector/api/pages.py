@@ -193,6 +193,7 @@ def overview_page(
         now=format_instant(now_ms - now_ms % 1000),
         pools=None if pools is None else [pool_facts(pool) for pool in pools.pools],
         pools_left_out=0 if pools is None else pools.left_out,
+        ended=ended_pools(pools),
         **_ledger_facts(found, view.filters.period or month, now_ms),
         **_current_facts(found, now_ms, is_open=context.keys.lets_anybody_report),
     )
@@ -368,6 +369,11 @@ def pool_facts(pool: PoolOutlook) -> dict[str, Any]:
         "note": pool.note,
         "rows": [(hour + 1, *pool.ahead[hour]) for hour in range(2, len(pool.ahead), 3)],
     }
+
+
+def ended_pools(outlook: Outlook | None) -> list[tuple[str, str]]:
+    """Pools whose demand has ended, and since when, for the templates."""
+    return [] if outlook is None else [(name, html.minute(ms)) for name, ms in outlook.ended]
 
 
 def _node_facts(node: FleetNode, now_ms: int) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from gpuledger_collector.services.acknowledgements import acknowledge_budget
 from gpuledger_collector.services.budget_watch import refresh_budgets, replay_budgets
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.wiring import ack_links, page_links
+from gpuledger_common.plurals import plural
 
 app = new_app(
     name="budgets",
@@ -95,7 +96,7 @@ def ack(
             )
         except ValueError as error:
             refuse(str(error))
-    print(f"{count} alerts acknowledged" + dry_run_note(dry_run))
+    print(f"{plural(count, 'alert')} acknowledged" + dry_run_note(dry_run))
 
 
 @app.command(epilog="Example: gpuledger budgets replay --period 2026-10 --dry-run")
@@ -135,4 +136,4 @@ def replay(
         replay_budgets(session.database, instants, write, dry_run=dry_run)
     for line in lines:
         say(line)
-    print(f"{len(lines)} alerts" + (" (dry run: nobody is notified)" if dry_run else ""))
+    print(plural(len(lines), "alert") + (" (dry run: nobody is notified)" if dry_run else ""))

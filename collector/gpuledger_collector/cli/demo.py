@@ -206,7 +206,7 @@ def demo(
                 flush=True,
             )
         if once:
-            first, *others = questions(stage)
+            first, *others = questions(stage, month)
             print(
                 "\n".join([f"Ask it:        {first}", *(f"{'':15}{other}" for other in others)]),
                 flush=True,
@@ -484,7 +484,7 @@ def live(stage: Stage, month: Month, mixed: bool) -> None:
             for name, address in zip(names, metrics, strict=True)
         )
         grafana = write_grafana(stage, metrics)
-        tell(stage, month.until, len(agents))
+        tell(stage, month, month.until, len(agents))
         print(f"{grafana}\nCtrl-C ends everything.", flush=True)
         signal.pause()
     except KeyboardInterrupt:
@@ -494,11 +494,11 @@ def live(stage: Stage, month: Month, mixed: bool) -> None:
         end(*agents)
 
 
-def tell(stage: Stage, at: datetime, agents: int) -> None:
+def tell(stage: Stage, month: Month, at: datetime, agents: int) -> None:
     """What can be looked at now, and how."""
     today = ("--from", f"{at:%Y-%m-%d}", "--to", f"{at + timedelta(days=1):%Y-%m-%d}")
     idlest = stage.command("gpuledger", "accelerators", *today, "--sort", "idlest")
-    commands = "\n    ".join([*questions(stage), shlex.join(idlest)])
+    commands = "\n    ".join([*questions(stage, month), shlex.join(idlest)])
     print(
         f"""
 Live now: {agents} agents sample every 10 s and push every minute. Open:
@@ -511,10 +511,10 @@ Ask it, in another terminal:
     )
 
 
-def questions(stage: Stage) -> list[str]:
-    """Commands to begin with."""
+def questions(stage: Stage, month: Month) -> list[str]:
+    """Commands to begin with, the first about the days of the printed bill."""
     asked = (
-        ("chargeback", "--days", "30", "--by", "team,project"),
+        ("chargeback", *month.span, "--by", "team,project"),
         ("idle", "--now", "--top", "5"),
     )
     return [shlex.join(stage.command("gpuledger", *words)) for words in asked]

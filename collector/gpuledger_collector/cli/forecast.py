@@ -25,12 +25,13 @@ from gpuledger_collector.cli.common import (
 from gpuledger_collector.cli.ledger_demand import read_demand
 from gpuledger_collector.cli.output import Column, Row, columns_of, emit, hidden, number, print_json
 from gpuledger_collector.cli.series_file import SeriesFile
-from gpuledger_collector.cli.session import open_session
+from gpuledger_collector.cli.session import clock_ms, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.forecasts import spend_report
 from gpuledger_collector.insight.forecast import Forecast, methods
 from gpuledger_collector.insight.forecast import forecast as compute
 from gpuledger_collector.insight.forecast_history import ForecastRecord
+from gpuledger_collector.insight.pool_outlook import ended_note
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.forecasts import forecast_month, refresh_forecast_records
 
@@ -143,6 +144,7 @@ def forecast(
         file = read_series(series)
     else:
         file = read_demand(dsn, config, group, only, step_ms)
+        _name_ended(file.series, clock_ms())
     usable = [entry for entry in file.series if entry.known_count]
     for entry in file.series:
         if not entry.known_count:
@@ -156,6 +158,13 @@ def forecast(
             say(f"gpuledger: {result.note}", error=True)
     print_forecasts(forecasts, file, form)
     end_with(len(usable) < len(file.series), exit_code)
+
+
+def _name_ended(series: Sequence[Series], now_ms: int) -> None:
+    """Say of which series of the ledger the demand has ended."""
+    for entry in series:
+        if note := ended_note(entry, now_ms):
+            say(f"gpuledger: series {entry.name!r}: {note}", error=True)
 
 
 def _group_and_name(

@@ -27,6 +27,7 @@ from gpuledger_collector.insight.recommendation_record import StoredRecommendati
 from gpuledger_collector.insight.waste_receipt import (
     ReceiptItem,
     ReceiptLine,
+    WasteReceipt,
 )
 from gpuledger_collector.services.receipts import WorkloadReceipt, itemize_workload
 from gpuledger_common.plurals import plural
@@ -93,21 +94,40 @@ def as_page(itemized: WorkloadReceipt) -> str:
         )
     lines += ["", "Wasted (part of the above)"]
     lines += [line for item in charged.items[:MAX_ITEMS] for line in _item_lines(item)] or [
-        "  nothing"
+        f"  {_no_waste(charged)}"
     ]
     if len(charged.items) > MAX_ITEMS:
         lines.append(f"  ... and {len(charged.items) - MAX_ITEMS} more (--format json)")
     lines += ["", "-" * WIDTH]
     for currency, (cost, idle, wasted) in charged.totals().items():
-        share = f", {100 * wasted / cost:.0f} % of what was charged" if cost else ""
+        share = (
+            f", {100 * wasted / cost:.0f} % of what was charged"
+            if cost and wasted is not None
+            else ""
+        )
         known_idle = minor_amount(idle, currency) or "not known"
+        known_waste = minor_amount(wasted, currency) or "not known"
         lines.append(
             f"charged {minor_amount(cost, currency)} {currency}, idle by the ledger {known_idle}, "
-            f"found as waste {minor_amount(wasted, currency)}{share}"
+            f"found as waste {known_waste}{share}"
         )
     if charged.advice:
         lines += ["", "Advice", *(_advice_line(advice) for advice in charged.advice[:MAX_ADVICE])]
     return lines_text(lines)
+
+
+def _no_waste(charged: WasteReceipt) -> str:
+    """What is said where no waste was found: unknown activity is not nothing wasted."""
+    if not charged.unknown_ns:
+        return "nothing"
+    if not charged.has_known_activity:
+        return "not known: nobody observed what its GPUs did"
+    return f"nothing found; the activity of {_hours(charged.unknown_ns)} GPU-hours is not known"
+
+
+def _hours(gpu_ns: int) -> str:
+    (hours,) = hours_decimal([gpu_ns], 2)
+    return str(hours)
 
 
 def _held_line(held: ReceiptLine) -> str:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -147,7 +148,7 @@ def start(
         api = prometheus.open_api(source, token_file, ca_file)
         prometheus.require_answer(api, clock_ms())
         with open_session(dsn, config) as session:
-            _start_prometheus(session, load_settings(config, dsn), api, days, asked)
+            month = _start_prometheus(session, load_settings(config, dsn), api, days, asked)
     else:
         if not {days, token_file, ca_file} <= {None}:
             refuse(
@@ -162,14 +163,22 @@ def start(
             skip_bad,
         )
         with open_session(dsn, config) as session:
-            _start_file(session, Path(source), parsed, zone, asked)
+            month = _start_file(session, Path(source), parsed, zone, asked)
     if serve and not dry_run:
         # Four times as much to import as all that a bill needs.
         from gpuledger_collector import (
             serving,
         )
 
-        serving.serve(load_settings(config, dsn), lambda sentence: print(sentence, flush=True))
+        serving.serve(load_settings(config, dsn), partial(_say_address, month))
+
+
+def _say_address(month: str, sentence: str) -> None:
+    """Say where the pages are, and the address of the month that was billed: it may be another than
+    the current one, which they open with.
+    """
+    print(sentence)
+    print(f"the bill of {month}: {sentence.rpartition(' ')[2]}/?period={month}", flush=True)
 
 
 @dataclass(frozen=True)
@@ -188,7 +197,8 @@ class _Asked:
 
 def _start_file(
     session: Session, file: Path, parsed: UsageFile, zone: str | None, asked: _Asked
-) -> None:
+) -> str:
+    """Import a file and print its bill; return the last month of it."""
     rows, now_ms = parsed.rows, clock_ms()
     for sentence in (
         *long_usage(file, rows, now_ms),
@@ -202,25 +212,27 @@ def _start_file(
         + dry_run_note(asked.dry_run)
     )
     if asked.dry_run:
-        return
+        return ""
     last_ms = max(now_ms if row.end_ms is None else row.end_ms for row in rows)
     tagged = {name for row in rows for name in row.tags}
     level = next(
         (level for level in LEVELS if level in tagged),
         "user" if any(row.user for row in rows) else "pool",
     )
-    _print_bill(session, min(row.start_ms for row in rows), last_ms, level)
+    month = _print_bill(session, min(row.start_ms for row in rows), last_ms, level)
     if zone is not None and zone != "UTC" and session.calendar.is_utc:
         cure = f"echo 'billing_zone = \"{zone}\"' | gpuledger apply /dev/stdin"
         say(
             f"gpuledger: days and months of the bill are those of UTC; those of {zone}: {cure}",
             error=True,
         )
+    return month
 
 
 def _start_prometheus(
     session: Session, settings: Settings, api: PrometheusApi, days: int | None, asked: _Asked
-) -> None:
+) -> str:
+    """Read a Prometheus and print the bill; return the last month of it."""
     now_ms = session.now_ms
     period = time_range(None, None, None, days or prometheus.DEFAULT_DAYS).resolve(
         session.calendar, now_ms
@@ -234,7 +246,7 @@ def _start_prometheus(
     )
     if asked.dry_run:
         print(f"nothing was read{dry_run_note(asked.dry_run)}")
-        return
+        return ""
     prometheus.declare_teams(session, known, wiring.read_clock())
     past = prometheus.read_past(session, settings, api, period, wiring.read_clock())
     say(prometheus.summary(past))
@@ -244,7 +256,7 @@ def _start_prometheus(
     # Of a new ledger the first bill ends with the last sample: what follows is not lost, only not
     # read yet.
     billed = session.as_of(last_ms) if state.is_new else session
-    _print_bill(
+    return _print_bill(
         billed, past.first_ms or now_ms, last_ms, "team" if state.has_rules or has_team else "node"
     )
 
@@ -451,8 +463,8 @@ def _change_text(outcome: ImportOutcome) -> str:
     return " for usage without a rate of its own" if outcome.added else ""
 
 
-def _print_bill(session: Session, first_ms: int, last_ms: int, level: str) -> None:
-    """Print the bill of the days from one instant to another by a dimension."""
+def _print_bill(session: Session, first_ms: int, last_ms: int, level: str) -> str:
+    """Print the bill of the days from one instant to another by a dimension; return its last month."""
     calendar, now_ms = session.calendar, session.now_ms
     period = Period(
         calendar.day_of(first_ms).start_ms, calendar.day_of(max(first_ms, last_ms - 1)).end_ms
@@ -471,3 +483,4 @@ def _print_bill(session: Session, first_ms: int, last_ms: int, level: str) -> No
             "gpuledger: some usage has no rate; --rate 2.50, or gpuledger prices set, gives it one",
             error=True,
         )
+    return calendar.month_of(period.end_ms - 1)

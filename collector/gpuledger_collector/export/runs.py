@@ -153,7 +153,7 @@ def run_json(item: ListedRun) -> dict[str, Any]:
         "user": run.user,
         "team": run.team,
         "gpu_model": run.gpu_model,
-        "accelerators": run.accelerators,
+        "accelerators": run.accelerators or None,
         "from": format_instant(run.start_ms),
         "to": format_instant(run.end_ms),
         "gpu_ns": run.gpu_ns,
@@ -219,7 +219,14 @@ def as_json(report: RunReport) -> str:
         "unit_costs": [unit_json(unit) for unit in report.units],
         "by": [unit_json(unit) for unit in report.by],
         "parts": [
-            {**asdict(part), "start_ms": _instant(part.start_ms), "end_ms": _instant(part.end_ms)}
+            {
+                **asdict(part),
+                "start_ms": _instant(part.start_ms),
+                "end_ms": _instant(part.end_ms),
+                # A record of a scheduler counts GPUs and names none.
+                "accelerators": part.accelerators or None,
+                "held_ms": part.held_ms or None,
+            }
             for part in report.parts
         ],
         "restarts": report.restarts,
@@ -234,7 +241,7 @@ def as_json(report: RunReport) -> str:
                 "key": peer.key,
                 "from": format_instant(peer.start_ms),
                 "to": format_instant(peer.end_ms),
-                "accelerators": peer.accelerators,
+                "accelerators": peer.accelerators or None,
                 "gpu_ns": peer.gpu_ns,
                 "currency": peer.currency,
                 "cost_micro": peer.cost_micro,

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from gpuledger_common.instants import to_ms
 
 RETIRED = "retired"
 """Status of a node from its retirement until it reports again."""
@@ -70,6 +72,11 @@ class NodeHeartbeat:
     agent_version: str
     source: str
     driver: str
+
+    def as_seen(self, now_ms: int) -> NodeHeartbeat:
+        """The heartbeat with the status that the node has now: one that is overdue says nothing."""
+        seen_ms = to_ms(self.last_seen_at)
+        return replace(self, status="silent") if is_silent(self.status, seen_ms, now_ms) else self
 
 
 @dataclass(frozen=True, slots=True)

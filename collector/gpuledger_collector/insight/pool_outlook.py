@@ -5,7 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuledger_collector.accounting.period import HOUR_MS
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
+from gpuledger_collector.insight.series import Series
+
+ENDED_MS = DAY_MS
+"""Demand that is not known for so long has ended, as that of an import has: what follows it is not
+what comes next.
+"""
+
+
+def ended_ms(series: Series, now_ms: int) -> int | None:
+    """Up to when demand is known that has ended; None of one that goes on."""
+    until_ms = series.known_until_ms
+    return None if until_ms is None or now_ms - until_ms <= ENDED_MS else until_ms
+
+
+def ended_note(series: Series, now_ms: int) -> str:
+    """The sentence about a forecast of demand that has ended; empty of one that goes on."""
+    until_ms = ended_ms(series, now_ms)
+    if until_ms is None:
+        return ""
+    return (
+        f"nothing is known since {format_instant(until_ms)}: this follows that instant, and is not"
+        " what comes next"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +68,15 @@ class PoolOutlook:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Demand of the largest pools, by name, and how many others there are."""
+    """Demand of the largest pools, by name, and how many others there are.
+
+    `ended`: pools whose demand is not known any more, and up to when it was; nothing comes next of
+    them.
+    """
 
     pools: tuple[PoolOutlook, ...] = ()
     left_out: int = 0
+    ended: tuple[tuple[str, int], ...] = ()
 
     @property
     def hours(self) -> Iterator[DemandHour]:

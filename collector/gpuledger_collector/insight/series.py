@@ -43,6 +43,12 @@ class Series:
         return self.start_ms + (len(self.values) - 1) * self.step_ms
 
     @property
+    def known_until_ms(self) -> int | None:
+        """The end of the last step with a value; None without one."""
+        known = np.flatnonzero(np.isfinite(self.values))
+        return None if not len(known) else self.start_ms + (int(known[-1]) + 1) * self.step_ms
+
+    @property
     def known_count(self) -> int:
         """Number of instants with a value."""
         return int(np.isfinite(self.values).sum())

@@ -59,12 +59,23 @@ class WasteReceipt:
     items: Sequence[ReceiptItem]
     advice: Sequence[StoredRecommendation] = ()
 
-    def totals(self) -> dict[str, tuple[int, int | None, int]]:
-        """By currency: charged, idle by the ledger (None: no activity is known), and found as waste
-        (micro-units).
+    @property
+    def unknown_ns(self) -> int:
+        """Charged time in GPU-nanoseconds of which nobody knows what was done in it."""
+        return sum(line.unknown_ns for line in self.held)
+
+    @property
+    def has_known_activity(self) -> bool:
+        """Whether some of the charged time is known to be busy or idle."""
+        return any(line.has_known_activity for line in self.held)
+
+    def totals(self) -> dict[str, tuple[int, int | None, int | None]]:
+        """By currency: charged, idle by the ledger, and found as waste (micro-units; None: no
+        activity is known).
         """
         sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
         known: set[str] = set()
+        found: set[str] = set()
         for line in self.held:
             if line.currency is not None:
                 sums[line.currency][0] += line.cost_micro or 0
@@ -73,10 +84,15 @@ class WasteReceipt:
                     sums[line.currency][1] += line.idle_cost_micro or 0
         for item in self.items:
             if item.currency is not None:
+                found.add(item.currency)
                 sums[item.currency][2] += item.cost_micro or 0
         return {
-            currency: (entry[0], entry[1] if currency in known else None, entry[2])
-            for currency, entry in sorted(sums.items())
+            currency: (
+                cost,
+                idle if currency in known else None,
+                wasted if currency in known | found else None,
+            )
+            for currency, (cost, idle, wasted) in sorted(sums.items())
         }
 
 

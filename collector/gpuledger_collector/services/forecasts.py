@@ -5,7 +5,7 @@ and what owners will have spent at the end of the month.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from gpuledger_collector.insight.forecast_history import (
     score_forecast,
     summarize_scores,
 )
-from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook
+from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook, ended_ms, ended_note
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, OwnerSpend, forecast_spend
 from gpuledger_collector.services.refresh import refresh
@@ -74,9 +74,16 @@ def largest_pools(connection: Connection, now_ms: int, pool: str | None = None) 
     return LargestPools(tuple(largest), len(known) - len(largest))
 
 
-def forecast_pools(pools: Sequence[Series], horizon_hours: int) -> list[Forecast]:
-    """Forecast the demand of these pools; those without a known hour are left out."""
-    return forecast([series for series in pools if series.known_count], horizon_hours)
+def forecast_pools(pools: Sequence[Series], horizon_hours: int, now_ms: int) -> list[Forecast]:
+    """Forecast the demand of these pools; those without a known hour are left out, and a note says
+    of which the demand has ended.
+    """
+    known = [series for series in pools if series.known_count]
+    forecasts = []
+    for series, ahead in zip(known, forecast(known, horizon_hours), strict=True):
+        notes = [note for note in (ended_note(series, now_ms), ahead.note) if note]
+        forecasts.append(replace(ahead, note="; ".join(notes) or None))
+    return forecasts
 
 
 def days_of_demand(step_ms: int) -> int:
@@ -90,7 +97,9 @@ def forecast_outlook(database: Database, now_ms: int) -> Outlook:
         largest = largest_pools(connection, now_ms)
     pools = {series.name: series for series in largest.pools}
     outlooks = []
-    for ahead in forecast_pools(largest.pools, OUTLOOK_HOURS):
+    ended = {series.name: ended_ms(series, now_ms) for series in largest.pools}
+    going_on = [series for series in largest.pools if ended[series.name] is None]
+    for ahead in forecast_pools(going_on, OUTLOOK_HOURS, now_ms):
         values = pools[ahead.series].values[-OUTLOOK_PAST_HOURS:]
         band = [ahead.quantiles.index(quantile) for quantile in (0.1, 0.5, 0.9)]
         outlooks.append(
@@ -104,7 +113,11 @@ def forecast_outlook(database: Database, now_ms: int) -> Outlook:
                 first_ms=pools[ahead.series].end_ms - (len(values) - 1) * HOUR_MS,
             )
         )
-    return Outlook(tuple(outlooks), largest.left_out)
+    return Outlook(
+        tuple(outlooks),
+        largest.left_out,
+        tuple((name, until_ms) for name, until_ms in ended.items() if until_ms is not None),
+    )
 
 
 def refresh_demand(database: Database, now_ms: int, group: str, step_ms: int) -> list[Series]:

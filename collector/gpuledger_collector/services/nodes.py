@@ -21,9 +21,14 @@ def list_nodes(connection: Connection, now_ms: int) -> list[ListedNode]:
     return [ListedNode(node, node.state(now_ms)) for node in retirements.nodes(connection)]
 
 
-def list_heartbeats(connection: Connection, after: str, most: int) -> list[NodeHeartbeat]:
-    """The last heartbeats of the first `most` nodes by name whose name follows `after`."""
-    return retirements.heartbeats(connection, after, most)
+def list_heartbeats(
+    connection: Connection, after: str, most: int, now_ms: int
+) -> list[NodeHeartbeat]:
+    """The last heartbeats of the first `most` nodes by name whose name follows `after`, with the
+    status of each node now.
+    """
+    heartbeats = retirements.heartbeats(connection, after, most)
+    return [heartbeat.as_seen(now_ms) for heartbeat in heartbeats]
 
 
 def read_fleet(connection: Connection, now_ms: int) -> Fleet:

@@ -146,6 +146,7 @@ class _CapacitySums:
             capacity_ns=check.capacity_ns,
             # Capacity outside every MIG slice is known to be there, so it counts as observed.
             observed_ns=check.capacity_ns - check.unobserved_ns,
+            imported_ns=check.imported_ns,
             holds=_holds(check, again, rows),
         )
 

@@ -187,6 +187,15 @@ def test_a_watcher_that_dies_leaves_nothing_half_told(october, apply, dsn) -> No
     assert watch_budgets(Database(dsn), OCTOBER + 9 * DAY, budget_mail.write) == 1
 
 
+def test_one_alert_is_one_alert(october, apply, watch, run) -> None:
+    """In what `ack` and `replay` say."""
+    apply(VISION.replace("actual = [50, 80, 100]", "actual = [50]").replace("[100]", "[]", 1))
+    replayed = run("budgets", "replay", "--from", "2025-10-01", "--to", "2025-10-18", "--dry-run")
+    assert replayed[1].splitlines()[-1] == "1 alert (dry run: nobody is notified)"
+    watch(17)
+    assert run("budgets", "ack", "vision", "--by", "ada")[1] == "1 alert acknowledged\n"
+
+
 def test_acknowledged_alerts_are_not_escalated(october, apply, watch, run) -> None:
     """Who says that they know stops the escalation; a name that is none is refused."""
     apply(VISION)

@@ -100,7 +100,10 @@ def test_a_forecast_of_demand_is_that_of_the_pages(books) -> None:
     """Mean, peak and its hour of each pool, from the same function."""
     answer = books.assistant().ask("forecast_demand", hours=12).content
     with psycopg.connect(books.dsn) as connection:
-        ahead = {each.series: each for each in forecast_pools(pool_demand(connection, NOW_MS), 12)}
+        ahead = {
+            each.series: each
+            for each in forecast_pools(pool_demand(connection, NOW_MS), 12, NOW_MS)
+        }
     assert ahead
     assert {row["pool"] for row in answer["rows"]} == set(ahead)
     for row in answer["rows"]:

@@ -2,8 +2,10 @@
 
 import csv
 import datetime as dt
+import io
 import json
 import re
+import time
 from collections import Counter
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -13,7 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.collector import running
+from gpuledger_collector import serving
 from gpuledger_collector.accounting.ledger_rows import UsageRow
+from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.cli import start
 from gpuledger_collector.cli.common import refuse
 from gpuledger_collector.cli.imports import BILLED_UP_TO_NOW
@@ -112,6 +117,66 @@ def test_a_rate_that_changes_the_bill_is_not_called_no_change(run, fleet) -> Non
         assert f"days to rate again; {stays}" in " ".join(out.split())
     _, out, _ = run("prices", "set", "--rate", "8", "--currency", "USD", "--from", "2026-11-01")
     assert "is closed" not in out
+
+
+def test_a_forecast_of_an_import_that_ended_says_so(run, fleet, tmp_path) -> None:
+    """What follows its last job is not what comes next; demand that goes on has no such note."""
+    hour = int(time.time()) // 3600
+    ago = {days: format_instant((hour - days * 24) * 3_600_000) for days in (9, 5, 2, 0)}
+    path = tmp_path / "jobs.csv"
+    path.write_text(
+        f"job_id,partition,gpus,start,end\n1,old,4,{ago[9]},{ago[5]}\n2,new,4,{ago[2]},{ago[0]}\n"
+    )
+    assert run("import", "usage", path)[0] == 0
+    code, out, err = run("forecast")
+    assert (code, "old" in out) == (0, True)
+    assert f"gpuledger: series 'old': nothing is known since {ago[5]}: this follows that" in err
+    assert "series 'new'" not in err
+
+
+def test_pages_that_are_kept_up_are_opened_at_the_billed_month(run, fleet, monkeypatch) -> None:
+    """They begin with the current month, in which a file of the past has nothing."""
+
+    def serve(_settings, say) -> None:
+        say("gpuledger listens on http://127.0.0.1:8440")
+
+    monkeypatch.setattr(serving, "serve", serve)
+    code, out, err = run("start", EXAMPLES / "jobs.csv", "--rate", "2.50", "--yes", "--serve")
+    assert code == 0, err
+    assert "\nthe bill of 2026-10: http://127.0.0.1:8440/?period=2026-10\n" in out
+
+
+def test_a_receipt_of_unknown_activity_does_not_say_that_nothing_was_wasted(run, fleet) -> None:
+    """A file of jobs says who held GPUs and not what they did: unknown on each form, never zero."""
+    assert run("start", EXAMPLES / "jobs.csv", "--rate", "2.50", "--yes")[0] == 0
+    code, out, err = run("receipt", "101")
+    assert code == 0, err
+    assert "Wasted (part of the above)\n  not known: nobody observed what its GPUs did\n" in out
+    assert out.endswith(
+        "charged 720.00 USD, idle by the ledger not known, found as waste not known\n"
+    )
+    told = json.loads(run("receipt", "101", "--format", "json")[1])
+    assert told["totals"]["USD"]["found_micro"] is None
+    october = ("--from", "2026-10-01", "--to", "2026-11-01")
+    listed = json.loads(run("runs", *october, "--format", "json")[1])
+    assert {each["accelerators"] for each in listed} == {None}
+    shown = json.loads(run("runs", "show", "101", "--format", "json")[1])
+    assert {part["accelerators"] for part in shown["parts"]} == {None}
+    assert {part["held_ms"] for part in shown["parts"]} == {None}
+
+
+def test_days_of_imported_usage_have_no_capacity_of_zero(run, fleet, dsn) -> None:
+    """The page of the proof: capacity is not known, and the imported hours stand beside it."""
+    assert run("start", EXAMPLES / "jobs.csv", "--rate", "2.50", "--yes")[0] == 0
+    with running(dsn) as collector:
+        _, _, page = collector.request("GET", "/trust?period=2026-10")
+        _, _, table = collector.request("GET", "/trust?period=2026-10&format=csv")
+    days = page.split('id="days"')[1].split("</table>")[0]
+    assert "0.0<" not in days
+    # Eight GPUs of vision and four of nlp on the first day: 8 x 16 and 4 x 14.5 hours.
+    assert "and 186.0 imported" in days
+    (first, *_) = csv.DictReader(io.StringIO(table))
+    assert (first["capacity_gpu_hours"], first["observed_gpu_hours"]) == ("", "")
 
 
 def test_a_spreadsheet_of_another_country(run, fleet) -> None:

@@ -19,7 +19,8 @@ from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.accounting.period import Period as Days
 from gpuledger_collector.export.site import DEMAND
 from gpuledger_collector.insight.forecast import Forecast
-from gpuledger_collector.insight.series import Floats
+from gpuledger_collector.insight.pool_outlook import ended_ms
+from gpuledger_collector.insight.series import Series
 from gpuledger_collector.mcp import periods
 from gpuledger_collector.mcp.answers import (
     Answer,
@@ -65,7 +66,8 @@ class BudgetRow(Model):
     period: Span
     amount: Money | Quantity
     spent: Annotated[
-        Money | Quantity | None, Field(description="Null where nothing of the period is rated, or a share is not known.")
+        Money | Quantity | None,
+        Field(description="Null where nothing of the period is rated, or a share is not known."),
     ]
     spent_percent: int | None
     elapsed_percent: Annotated[
@@ -223,11 +225,11 @@ def forecast_demand(
                 f"pool: nothing is known of {name(pool)!r}; list_values(dimension=pool) names them"
             ) from None
     pools = {series.name: series for series in largest.pools}
-    ahead = forecast_pools(largest.pools, hours)
+    ahead = forecast_pools(largest.pools, hours, ledger.now_ms)
     first_ms = ledger.now_ms // HOUR_MS * HOUR_MS
     return page.answer(
         ahead,
-        lambda forecast: _demand_row(forecast, pools[forecast.series].values),
+        lambda forecast: _demand_row(forecast, pools[forecast.series], ledger.now_ms),
         link=ledger.link(DEMAND),
         span=periods.span_of(snapshot.calendar, Days(first_ms, first_ms + hours * HOUR_MS)),
         proof=ESTIMATED,
@@ -244,13 +246,13 @@ def _left_out_notices(left_out: int) -> list[str]:
     return [f"{plural(left_out, 'pool')} of less demand not forecast; pool=NAME asks for one"]
 
 
-def _demand_row(forecast: Forecast, past: Floats) -> DemandRow:
+def _demand_row(forecast: Forecast, past: Series, now_ms: int) -> DemandRow:
     middle = forecast.values[:, forecast.quantiles.index(MIDDLE)]
     peak = int(np.argmax(middle))
-    last = float(past[-1])
+    last = float(past.values[-1])
     return DemandRow(
         pool=name(forecast.series),
-        demand_now=_gpus(last) if np.isfinite(last) else None,
+        demand_now=_gpus(last) if np.isfinite(last) and ended_ms(past, now_ms) is None else None,
         mean=_gpus(float(forecast.mean.mean())),
         peak=_gpus(float(middle[peak])),
         peak_at=instant(int(forecast.at_ms[peak])),

@@ -74,9 +74,7 @@ def last_marks(connection: Connection) -> Marks:
 def closed_months_marked(connection: Connection, since: Marks) -> tuple[str, ...]:
     """The names of closed periods that were marked after these marks, by time."""
     marked = {period.start_ms for period in list_marked(connection, since)}
-    return tuple(
-        month.name for month in list_closed(connection) if month.period.start_ms in marked
-    )
+    return tuple(month.name for month in list_closed(connection) if month.period.start_ms in marked)
 
 
 def receipt(connection: Connection, name: str) -> Mapping[str, Any] | None:

@@ -57,7 +57,9 @@ def add(
     stages = RowStages(rows, 1, on_row)
     outcomes = [upsert(connection, row, row.sums_json(), now_ms) for row in stages.one_by_one()]
     return ImportOutcome(
-        *(outcomes.count(outcome) for outcome in ("added", "updated", "unchanged"))
+        added=outcomes.count("added"),
+        updated=outcomes.count("updated"),
+        unchanged=outcomes.count("unchanged"),
     )
 
 

@@ -115,13 +115,13 @@ def replace_inventory(
             )
     if not changed:
         stages.pass_stage()
-        return ImportOutcome(**counts)
+        return ImportOutcome(counts["added"], counts["updated"], counts["unchanged"])
     audit.record(connection, changes, now_ms)
     settle(connection, changed, 0)
     since_ms = min(row.in_ms for row in rows)
     days = usage.request_days_with_evidence(connection, since_ms, now_ms)
     stages.pass_stage()
-    return ImportOutcome(**counts, days_to_recompute=days)
+    return ImportOutcome(counts["added"], counts["updated"], counts["unchanged"], days)
 
 
 class Stated(NamedTuple):
