@@ -15,12 +15,13 @@ from typer.main import get_command
 from gpuledger_agent import admission as fetched
 from gpuledger_collector.cli import build
 from gpuledger_collector.config import admission as admitted
+from gpuledger_collector.mcp import admission as assistants
 from gpuledger_collector.services import admission as asked
 from gpuledger_collector.settings import Settings
 from gpuledger_common.admission import BOUNDS, NONE, Admission
 
 ROOT = Path(__file__).parents[2]
-ROWS = (*fetched.ADMISSIONS, *admitted.ADMISSIONS, *asked.ADMISSIONS)
+ROWS = (*fetched.ADMISSIONS, *admitted.ADMISSIONS, *asked.ADMISSIONS, *assistants.STREAMS)
 WRITTEN = {
     *(
         "chargeback output",

@@ -58,7 +58,7 @@ def answer():
 
 def rows():
     """The rows of routes, those of assistants among them."""
-    return (*routes.ADMISSIONS, *assistants.ADMISSIONS)
+    return (*routes.ADMISSIONS, *assistants.ROUTES)
 
 
 def test_every_route_and_method_has_a_row(app):

@@ -14,7 +14,7 @@ from gpuledger_collector.cli.common import FINDINGS, new_app, refuse
 from gpuledger_collector.cli.output import print_json, write_pieces
 from gpuledger_collector.cli.session import Session, ledger_command
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.config.files import bounded_lines
+from gpuledger_collector.config.files import bounded_lines, require_few_problems
 from gpuledger_collector.export.focus_check import NotFocus, Violation, check
 from gpuledger_collector.export.focus_split import BILLING_PERIODS
 from gpuledger_collector.export.pieces import csv_pieces
@@ -52,6 +52,7 @@ def check_file(
                 counts[key] += 1
                 if everything or counts[key] <= SHOWN:
                     shown.append(violation)
+                    require_few_problems(path, shown)
     except NotFocus as error:
         refuse(f"{path}: {error}")
     total = counts.total()

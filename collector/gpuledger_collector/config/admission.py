@@ -95,7 +95,8 @@ _FOCUS = _file(
     "FOCUS file to check",
     f"lines and rows of {files.MAX_ROW_CHARACTERS // _MIB} Mi characters",
     NONE,
-    f"{files.MAX_COLUMNS:,} columns",
+    f"{_ROWS}, {files.MAX_COLUMNS:,} columns, {files.MAX_PROBLEMS:,} violations shown;"
+    f" {files.MAX_REMEMBERED_BYTES // _MIB} MiB of what rows are compared with",
     "nothing",
     "linear in the file",
 )

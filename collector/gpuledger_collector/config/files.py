@@ -35,6 +35,10 @@ MAX_ACCOUNT_DEPTH = 100
 """Accounts that stand above each other: the digits of a share grow with them."""
 MAX_PROBLEMS = 1_000_000
 """Mistakes of a file that are kept to be counted."""
+MAX_REMEMBERED_BYTES = 1024 * 1024 * 1024
+"""Of a FOCUS file to check: invoices, rates, resources and origin charges, which rows are compared
+with until the end.
+"""
 _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 """What ends a line for `str.splitlines`."""
 _OPENS_VALUE = "[{,"

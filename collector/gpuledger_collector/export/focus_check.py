@@ -13,14 +13,14 @@ import csv
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal, localcontext
 
 from gpuledger_collector.accounting.currencies import was_currency
 from gpuledger_collector.accounting.money import minor_digits
+from gpuledger_collector.config import files
 from gpuledger_collector.config.bounded_csv import BoundedRows
-from gpuledger_collector.config.files import MAX_COLUMNS
 from gpuledger_collector.export import focus_check_split
 from gpuledger_collector.export.cells import names
 
@@ -121,10 +121,27 @@ the same row.
 """
 MOST_DIGITS = 200
 """Of the longest number, written without an exponent."""
+MAX_SENTENCE = 1_000
+"""Characters of the sentence about a violation."""
+GROUP_BYTES, USE_BYTES = 1_000, 300
+"""What remembering one takes beside its texts, and what one use of a resource takes."""
 PLACES = 60
 """Digits that products are formed with: no price or quantity of a bill has as many."""
 
 Row = Mapping[str, str]
+REMEMBERED = (
+    *INSTANTS,
+    "BillingCurrency",
+    "ContractedUnitPrice",
+    "InvoiceId",
+    "ListUnitPrice",
+    "ResourceId",
+    "SkuId",
+    "SkuPriceId",
+    *focus_check_split.ORIGIN,
+    *focus_check_split.SAME,
+)
+"""Columns whose texts are compared over rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,14 +247,25 @@ def check(lines: Iterable[str], wanted: str | None = None) -> Iterator[Violation
 
     `wanted` is the version to check against (a key of VERSIONS); None: the one of the header.
     """
+    for violation in _violations(lines, wanted):
+        sentence = violation.sentence
+        # A cell that it quotes may be as long as a row.
+        yield (
+            violation
+            if len(sentence) <= MAX_SENTENCE
+            else replace(violation, sentence=f"{sentence[:MAX_SENTENCE]}...")
+        )
+
+
+def _violations(lines: Iterable[str], wanted: str | None) -> Iterator[Violation]:
     reader = BoundedRows(lines, strict=True)
     try:
         header = next(reader, None)
         if not header:
             raise NotFocus("the file is empty")
-        if len(header) > MAX_COLUMNS:
+        if len(header) > files.MAX_COLUMNS:
             raise NotFocus(
-                f"the header names {len(header)} columns; at most {MAX_COLUMNS} are read"
+                f"the header names {len(header)} columns; at most {files.MAX_COLUMNS} are read"
             )
         # Reported and then removed: one mark must not hide every other violation.
         if header[0].startswith("\ufeff"):
@@ -246,8 +274,10 @@ def check(lines: Iterable[str], wanted: str | None = None) -> Iterator[Violation
         version = version_of(header) if wanted is None else VERSIONS[wanted]
         yield from _header(header, version)
         whole = _Whole(version)
-        for cells in reader:
+        for number, cells in enumerate(reader, 1):
             line = reader.line_num
+            if number > files.MAX_RECORDS:
+                raise NotFocus(f"more than {files.MAX_RECORDS} rows; split it")
             if len(cells) != len(header):
                 yield Violation(
                     line, "cells", "", f"the row has {len(cells)} cells, the header {len(header)}"
@@ -513,17 +543,26 @@ class _Whole:
 
     def __init__(self, version: FocusRules) -> None:
         self._version = version
+        self._remembered = 0
         self._origins = focus_check_split.Origins()
         self._invoices: dict[str, _Group] = {}
         self._rates: dict[tuple[str, str], _Group] = {}
         self._resources: dict[str, _Resource] = {}
 
     def add(self, line: int, row: Row, broken: set[str]) -> Iterator[Violation]:
-        """One more row; `broken` are the columns of it that cannot be trusted."""
+        """One more row; `broken` are the columns of it that cannot be trusted.
+
+        Raises NotFocus where there is too much to remember.
+        """
         if self._version.splits:
+            known = self._origins.count
             yield from (Violation(line, *sentence) for sentence in self._origins.add(line, row))
+            if self._origins.count > known:
+                self._remember(row)
         billed = _number(row, "BilledCost")
         if (name := row.get("InvoiceId", "")) and billed is not None:
+            if name not in self._invoices:
+                self._remember(row)
             invoice = self._invoices.setdefault(name, _Group(line))
             invoice.total += billed
             invoice.line = line
@@ -535,7 +574,10 @@ class _Whole:
                 name,
             )
         if (price := row.get("SkuPriceId", "")) and row.get("ChargeCategory") == "Usage":
-            rate = self._rates.setdefault((price, row.get("BillingCurrency", "")), _Group(line))
+            key = (price, row.get("BillingCurrency", ""))
+            if key not in self._rates:
+                self._remember(row)
+            rate = self._rates.setdefault(key, _Group(line))
             yield from _same(
                 line, rate, row, ("ContractedUnitPrice", "ListUnitPrice", "SkuId"), price
             )
@@ -553,8 +595,19 @@ class _Whole:
             and start is not None
             and end is not None
         ):
+            is_known = row["ResourceId"] in self._resources
+            self._remember(row, USE_BYTES if is_known else GROUP_BYTES)
             self._resources.setdefault(row["ResourceId"], _Resource(line)).used.append(
                 (start, end, consumed)
+            )
+
+    def _remember(self, row: Row, size: int = GROUP_BYTES) -> None:
+        """Count what is kept of a row: one use of a resource, or all that a group is compared by."""
+        texts = 0 if size == USE_BYTES else sum(len(row.get(name, "")) for name in REMEMBERED)
+        self._remembered += size + 4 * texts
+        if self._remembered > files.MAX_REMEMBERED_BYTES:
+            raise NotFocus(
+                "more invoices, prices and resources than can be compared with each other; split it"
             )
 
     def end(self) -> Iterator[Violation]:

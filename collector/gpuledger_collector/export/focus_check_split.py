@@ -172,6 +172,11 @@ class Origins:
     def __init__(self) -> None:
         self._sums: dict[tuple[str, ...], tuple[int, Decimal, Row]] = {}
 
+    @property
+    def count(self) -> int:
+        """How many origins are known."""
+        return len(self._sums)
+
     def add(self, line: int, row: Row) -> Iterator[Told]:
         """Add a row and report each price or dimension that differs from its origin's."""
         ratio = ratio_of(row) if row.get("AllocatedMethodId", "") else None

@@ -21,10 +21,10 @@ from starlette.types import Receive, Scope, Send
 from gpuledger_collector.mcp import server
 from gpuledger_collector.mcp.ledger import Reader
 from gpuledger_collector.mcp.server import Source
+from gpuledger_collector.mcp.stdio import MAX_LINE_BYTES
 
 PATH = "/mcp"
-MAX_BODY_BYTES = 64 * 1024
-"""Every parameter is a short scalar."""
+MAX_BODY_BYTES = MAX_LINE_BYTES
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 READER = "gpuledger.reader"
 """Key in the scope of a request, under which a tool finds who asks."""

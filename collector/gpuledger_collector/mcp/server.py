@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import psycopg
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.stdio import stdio_server
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -24,6 +26,7 @@ from starlette.requests import Request
 from gpuledger_collector import __version__
 from gpuledger_collector.mcp.arguments import sentence
 from gpuledger_collector.mcp.ledger import Ledger, Reader, readers_of
+from gpuledger_collector.mcp.stdio import BoundedLines
 from gpuledger_collector.mcp.tools import TOOLS
 from gpuledger_collector.services.database import Database, StorageError
 
@@ -75,6 +78,14 @@ class _Server(MCPServer[Any]):
             if isinstance(error.__cause__, ValidationError):
                 raise ToolError(sentence(error.__cause__)) from None
             raise
+
+    async def run_stdio_async(self) -> None:
+        """Answer messages of standard input until it ends."""
+        lines: Any = BoundedLines(sys.stdin.buffer)
+        async with stdio_server(stdin=lines) as (received, sent):
+            await self._lowlevel_server.run(
+                received, sent, self._lowlevel_server.create_initialization_options()
+            )
 
 
 def create(source: Source) -> MCPServer[Any]:

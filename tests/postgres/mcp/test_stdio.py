@@ -17,6 +17,7 @@ from fakes.batches import batch
 from fakes.processes import BIN, CollectorProcess, environment
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.tokens import Token
+from gpuledger_collector.mcp import stdio
 from gpuledger_collector.storage.access import tokens
 
 pytestmark = pytest.mark.slow  # each test starts processes
@@ -123,6 +124,44 @@ def test_standard_output_holds_the_protocol_alone(books):
     said = [json.loads(line) for line in answer.stdout.splitlines()]
     assert all(message["jsonrpc"] == "2.0" for message in said)
     assert 1 in [message.get("id") for message in said]
+
+
+def test_a_line_without_an_end_takes_no_memory(books):
+    """Too long, deep, no message, no text: each is left, and the next one is answered."""
+    child = subprocess.Popen(
+        [BIN / "gpuledger", "mcp"],
+        env=environment(GPULEDGER_DSN=books.dsn),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with child:
+        for line in (HELLO, {"jsonrpc": "2.0", "method": "notifications/initialized"}):
+            child.stdin.write(json.dumps(line).encode() + b"\n")
+        child.stdin.flush()
+        assert json.loads(child.stdout.readline())["id"] == 1
+        before = peak_kib(child.pid)
+        for _ in range(128):
+            child.stdin.write(b"9" * 1024 * 1024)
+        child.stdin.write(b"\n" + b"[" * stdio.MAX_LINE_BYTES + b"\n" + b"\xff\x00\n{}\nNaN\n")
+        fits = json.dumps(LIST | {"params": {"cursor": "9" * 60_000}}).encode()
+        child.stdin.write(fits + b"\n" + json.dumps(LIST | {"id": 3}).encode() + b"\n")
+        child.stdin.flush()
+        answers = {json.loads(child.stdout.readline())["id"] for _ in range(2)}
+        assert answers == {2, 3}
+        assert peak_kib(child.pid) - before < 64 * 1024
+        child.stdin.close()
+        assert child.wait(60) == 0
+
+
+def peak_kib(pid):
+    """The largest memory that a process has had."""
+    (line,) = (
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("VmHWM:")
+    )
+    return int(line.split()[1])
 
 
 WITHOUT = (

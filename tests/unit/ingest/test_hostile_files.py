@@ -229,6 +229,59 @@ def test_samples_are_bounded_in_a_line_and_in_all(tmp_path, monkeypatch):
     assert "is not JSON" in messages(read_samples(deep).problems)[0]
 
 
+# FOCUS
+
+
+FOCUS = (
+    "InvoiceId,BilledCost,BillingCurrency,SkuPriceId,ChargeCategory,ResourceId,ResourceType,ChargeClass"
+    ",ConsumedUnit,ConsumedQuantity,ChargePeriodStart,ChargePeriodEnd"
+)
+
+
+def check_output(path):
+    """What the check of a file prints, which has violations."""
+    done = CliRunner().invoke(build(), ["focus", "check", str(path)])
+    assert done.exit_code == 1, done.exception
+    return done.output
+
+
+def focus_row(number):
+    """A row of an invoice, a price and a GPU that no other row has."""
+    instants = "2026-10-01T00:00:00Z,2026-10-01T01:00:00Z"
+    return f"i{number},1,USD,p{number},Usage,GPU-{number},GPU,,GPU-Seconds,3600,{instants}"
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "sentence"),
+    [
+        ("MAX_RECORDS", 5, "more than 5 rows; split it"),
+        ("MAX_REMEMBERED_BYTES", 10_000, "more invoices, prices and resources than can be"),
+    ],
+)
+def test_a_focus_file_is_bounded_in_rows_and_in_what_they_are_compared_with(
+    tmp_path, monkeypatch, bound, value, sentence
+):
+    """Each row may name an invoice, a price and a resource of its own."""
+    monkeypatch.setattr(files, bound, value)
+    rows = "\n".join([FOCUS, *(focus_row(number) for number in range(50))])
+    said, code = refused(["focus", "check", write(tmp_path, rows)])
+    assert (code, sentence in said) == (2, True)
+    few = "\n".join([FOCUS, *(focus_row(1) for _ in range(5))])
+    assert "violations" in check_output(write(tmp_path, few))
+
+
+def test_what_a_check_of_a_focus_file_shows_is_bounded(tmp_path, monkeypatch):
+    """A sentence quotes its cell up to a length, and --all has as many as other files may have."""
+    row = "x" * 500_000
+    said = check_output(write(tmp_path, f"{FOCUS}\n{row}{',1' * 11}"))
+    assert len(max(said.splitlines(), key=len)) < 2_000
+    monkeypatch.setattr(files, "MAX_PROBLEMS", 100)
+    bad = "\n".join([FOCUS, *("a,b,c,d,e,f,g,h,i,j,k,l" for _ in range(120))])
+    said, code = refused(["focus", "check", "--all", write(tmp_path, bad)])
+    assert (code, "more than 100 mistakes" in said) == (2, True)
+    assert "more like these" in check_output(write(tmp_path, bad))
+
+
 # Series
 
 
