@@ -40,7 +40,11 @@ class Role(enum.StrEnum):
     admin = "admin"
 
 
-@app.command(epilog="Example: gpuledger token create --role agent --node gpu-07 > gpu-07.token")
+@app.command(
+    epilog=(
+        "Example: (umask 077; gpuledger token create --role agent --node gpu-07 > gpu-07.token)"
+    )
+)
 @ledger_command
 def create(
     session: Session,
@@ -167,7 +171,9 @@ def revoke(
     )
 
 
-@app.command(epilog="Example: gpuledger token rotate gpu-07 --grace-hours 48 > gpu-07.token")
+@app.command(
+    epilog=("Example: (umask 077; gpuledger token rotate gpu-07 --grace-hours 48 > gpu-07.token)")
+)
 @ledger_command
 def rotate(
     session: Session,

@@ -54,7 +54,7 @@ _TABLE = _file(
     "table of jobs or devices (CSV, sacct, .gz, .xlsx)",
     _CONTENT,
     f"{_CONTENT}; of a workbook {workbook_process.MAX_INFLATED_BYTES // _MIB} MiB, and {_PROCESS}",
-    f"{_ROWS}; {_ROW}",
+    f"{_ROWS} of about {files.ROW_MEMORY_BYTES} bytes in memory; {_ROW}",
     _LEDGER,
     "linear in the file",
 )

@@ -22,6 +22,10 @@ from gpuledger_common.bounded_file import CHUNK, FileTooLarge, Readable, read_st
 MAX_FILE_BYTES = 512 * 1024 * 1024
 """Before and after decompression; as text a file takes this once more."""
 MAX_RECORDS = 5_000_000
+ROW_MEMORY_BYTES = 640
+"""What a good row of a table of jobs takes until it is written, beside its own texts: an import is
+one transaction, whose rows are put together by workload first.
+"""
 MAX_ROW_CHARACTERS = 1024 * 1024
 """Of a row, which may hold line ends, or of a line that is read as JSON."""
 MAX_COLUMNS = 1024

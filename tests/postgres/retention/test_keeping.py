@@ -15,6 +15,7 @@ from fakes.postgres import fresh_database
 from fakes.profiles import examples
 from gpuledger_collector.storage.access import privacy
 from gpuledger_collector.storage.schema import metadata
+from gpuledger_collector.storage.server.backup import backup
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +74,23 @@ def test_a_backup_brings_everything_back(two_months, run, postgres, tmp_path):
         assert [bill(there, MONTH), bill(there, NOVEMBER), there("periods")[1]] == before
         assert there("periods", "--verify", "2025-10")[0] == 0
         assert there("db", "check")[0] == 0
+
+
+def test_a_backup_writes_through_no_file_that_others_put_there(dsn, tmp_path):
+    """In a folder where others may write: neither a link nor a file that they hold open."""
+    victim, part = tmp_path / "victim", tmp_path / ".ledger.dump.part"
+    victim.write_text("keep me")
+    part.symlink_to(victim)
+    target = tmp_path / "ledger.dump"
+    assert backup(dsn, target) == target.stat().st_size > 0
+    assert victim.read_text() == "keep me"
+    target.unlink()
+    part.touch()
+    part.chmod(0o666)
+    with part.open("rb") as held:
+        backup(dsn, target)
+        assert held.read() == b""
+    assert target.stat().st_mode & 0o777 == 0o600
 
 
 def restored(dsn, target):

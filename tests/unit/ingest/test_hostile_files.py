@@ -7,6 +7,7 @@ Where a test says that reading is linear, a square of its size would take hours.
 import csv
 import io
 import json
+import tracemalloc
 
 import pytest
 from typer.testing import CliRunner
@@ -26,6 +27,7 @@ from gpuledger_collector.ingest.files.instants import is_local
 from gpuledger_collector.ingest.files.job_table import gpus_of
 from gpuledger_collector.ingest.files.samples import read_samples
 from gpuledger_collector.ingest.files.shares import read_shares
+from gpuledger_collector.ingest.files.usage import UsageOptions, read_usage
 from gpuledger_collector.insight import series
 from gpuledger_common import bounded_file
 from gpuledger_common.bounded_file import MAX_TOML_PARTS, FileTooLarge
@@ -100,6 +102,30 @@ def test_few_mistakes_are_printed():
     assert sentences[0] == "f.csv:1:a: is bad"
     assert sentences[SHOWN:] == ["and 400 more of the kind"]
     assert len(shorten_problems(problems[:SHOWN])) == SHOWN
+
+
+def test_a_good_row_takes_the_memory_that_is_told(tmp_path):
+    """However many there are: owners, models and tags of rows are kept once."""
+
+    def kept_bytes(count):
+        rows = (
+            f"{1_000_000 + row},team{row % 9},project{row % 50},user{row % 99},train,H100,"
+            f"{1 + row % 8},2026-10-01T{row % 24:02d}:{row % 60:02d}:00Z,2026-10-02T{row % 24:02d}:00Z"
+            for row in range(count)
+        )
+        header = "job_id,team,project,user,partition,gpu_model,gpus,start,end"
+        path = write(tmp_path, "\n".join([header, *rows]), f"{count}.csv")
+        tracemalloc.start()
+        try:
+            parsed = read_usage(path, UsageOptions())
+            return tracemalloc.get_traced_memory()[0], parsed
+        finally:
+            tracemalloc.stop()
+
+    few, parsed_few = kept_bytes(2_000)
+    many, parsed_many = kept_bytes(12_000)
+    assert (len(parsed_few.rows), len(parsed_many.rows)) == (2_000, 12_000)
+    assert (many - few) / 10_000 < files.ROW_MEMORY_BYTES
 
 
 # Slurm

@@ -83,7 +83,10 @@ def backup(dsn: str, target: Path) -> int:
     """
     unfinished = target.with_name(f".{target.name}.part")
     try:
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        # Whoever else may write into the folder must not have put a file or a link of that name
+        # there, through which everything would be written (O_EXCL).
+        unfinished.unlink(missing_ok=True)
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             # Without owners and privileges, so that it restores under whatever role the other
             # server has.
