@@ -280,6 +280,11 @@ def exact_money(micro: int, currency: str) -> Money:
     return Money(amount=amounts.decimal_text(micro), currency=currency)
 
 
+def exact_quantity(micro: int, unit: str) -> Quantity:
+    """A known number to the millionth."""
+    return Quantity(value=amounts.decimal_text(micro), unit=unit)
+
+
 def quantity(value: Decimal | int | None, unit: str) -> Quantity | None:
     """A number with its unit; None: unknown."""
     return (

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.chargeback import DIMENSIONS
-from gpuledger_collector.accounting.money import MICRO, decimal_text
+from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.period import Period as Days
 from gpuledger_collector.accounting.quantity import round_half_even_div
@@ -29,6 +29,7 @@ from gpuledger_collector.mcp.answers import (
     Quantity,
     Seal,
     cut,
+    exact_quantity,
     gpu_hours,
     instant,
     name,
@@ -407,16 +408,14 @@ def get_device_usage(
 
 def _hours(ms: int) -> Quantity:
     """Milliseconds as hours of the accelerator, whatever its share of a board."""
-    return Quantity(value=decimal_text(round_half_even_div(ms * 10, 36)), unit="h")
+    return exact_quantity(round_half_even_div(ms * 10, 36), "h")
 
 
 def _device_row(row: AcceleratorActivity) -> DeviceRow:
     energy = (
         None
         if row.energy_mj is None
-        else Quantity(
-            value=decimal_text(round_half_even_div(row.energy_mj * MICRO, MJ_PER_KWH)), unit="kWh"
-        )
+        else exact_quantity(round_half_even_div(row.energy_mj * MICRO, MJ_PER_KWH), "kWh")
     )
     return DeviceRow(
         accelerator=name(row.uuid),

@@ -13,7 +13,6 @@ import numpy as np
 from pydantic import Field
 
 from gpuledger_collector.accounting.budget_status import Ahead, OwnerAhead, Status
-from gpuledger_collector.accounting.money import decimal_text
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.accounting.period import Period as Days
@@ -29,6 +28,7 @@ from gpuledger_collector.mcp.answers import (
     Quantity,
     Span,
     exact_money,
+    exact_quantity,
     instant,
     name,
     quantity,
@@ -136,7 +136,7 @@ def _budget_row(snapshot: Snapshot, status: Status) -> BudgetRow:
     def amount(micro: int) -> Money | Quantity:
         if budget.is_money:
             return exact_money(micro, budget.currency)
-        return Quantity(value=decimal_text(micro), unit="GPU-hour")
+        return exact_quantity(micro, "GPU-hour")
 
     return BudgetRow(
         budget=name(budget.name),
