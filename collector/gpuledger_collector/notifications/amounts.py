@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from gpuledger_collector.accounting.money import decimal_text
+
+Item = TypeVar("Item")
 
 
 def exact(micro: int | None) -> str:
@@ -14,10 +17,10 @@ def exact(micro: int | None) -> str:
     return "" if micro is None else decimal_text(micro)
 
 
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A CSV file with these rows."""
+def csv_text(columns: Mapping[str, Callable[[Item], object]], items: Iterable[Item]) -> str:
+    """A CSV file of these columns; each says what its cell is."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    writer.writerow(columns)
+    writer.writerows([cell(item) for cell in columns.values()] for item in items)
     return file.getvalue()

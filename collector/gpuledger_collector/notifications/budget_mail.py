@@ -36,18 +36,6 @@ PARTS = ("price", "volume", "mix")
 WEEK_DAYS = 7
 BAR_LENGTH = 30
 """Characters of a bar in the text."""
-DRIVER_COLUMNS = (
-    "workload",
-    "user",
-    "project",
-    "gpu_model",
-    "before",
-    "after",
-    "change",
-    "price",
-    "volume",
-    "mix",
-)
 
 
 def write(news: News, links: AckLinks | None = None, pages: PageLinks | None = None) -> Content:
@@ -414,23 +402,25 @@ def drivers_csv(news: News) -> str:
 
     Without days to compare with only what was spent is known, and the other cells are empty.
     """
-    rows, budget = [], news.status.budget
-    for driver in news.drivers:
-        label = [neutral(cell) for cell in (*driver.label, "", "", "")[:3]]
-        amounts = [
-            driver.before_micro,
-            driver.after_micro,
-            driver.change_micro,
-            driver.price_micro,
-            driver.volume_micro,
-            driver.mix_micro,
-        ]
-        cells = [exact(micro) for micro in amounts]
-        if news.before is None:
-            cells = ["", exact(driver.after_micro), *[""] * 4]
-        rows.append([*label, neutral(driver.model), *cells, budget.unit])
-    unit = "currency" if budget.is_money else "unit"
-    return csv_text((*DRIVER_COLUMNS, unit), rows)
+    budget, is_compared = news.status.budget, news.before is not None
+
+    def change(micro_of: Callable[[Driver], int]) -> Callable[[Driver], str]:
+        return lambda driver: exact(micro_of(driver) if is_compared else None)
+
+    columns: dict[str, Callable[[Driver], str]] = {
+        "workload": lambda driver: neutral((*driver.label, "")[0]),
+        "user": lambda driver: neutral((*driver.label, "", "")[1]),
+        "project": lambda driver: neutral((*driver.label, "", "", "")[2]),
+        "gpu_model": lambda driver: neutral(driver.model),
+        "before": change(lambda driver: driver.before_micro),
+        "after": lambda driver: exact(driver.after_micro),
+        "change": change(lambda driver: driver.change_micro),
+        "price": change(lambda driver: driver.price_micro),
+        "volume": change(lambda driver: driver.volume_micro),
+        "mix": change(lambda driver: driver.mix_micro),
+        "currency" if budget.is_money else "unit": lambda _: budget.unit,
+    }
+    return csv_text(columns, news.drivers)
 
 
 def _with_sign(units: int, budget: Budget) -> str:

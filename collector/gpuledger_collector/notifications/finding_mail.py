@@ -8,7 +8,7 @@ accuses nobody.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuledger_collector.accounting.money import Money, round_amounts
@@ -70,19 +70,21 @@ READINGS = (
     ("memory_used_bytes", "{:.1f} GiB of memory held"),
     ("power_watts", "{:.0f} W"),
 )
-CSV_COLUMNS = (
-    "workload",
-    "user",
-    "node",
-    "gpu",
-    "accelerator",
-    "state",
-    "since_ms",
-    "until_ms",
-    "cost",
-    "per_day",
-    "currency",
-)
+IdleHolding = tuple[IdleWorkload, IdleAccelerator]
+"""An idle accelerator with the workload that holds it."""
+IDLE_COLUMNS: Mapping[str, Callable[[IdleHolding], object]] = {
+    "workload": lambda item: neutral(item[0].label),
+    "user": lambda item: neutral(item[0].user),
+    "node": lambda item: neutral(item[1].node),
+    "gpu": lambda item: item[1].gpu_index,
+    "accelerator": lambda item: neutral(item[1].finding.subject),
+    "state": lambda item: item[1].finding.state,
+    "since_ms": lambda item: item[1].finding.since_ms,
+    "until_ms": lambda item: item[1].finding.until_ms,
+    "cost": lambda item: exact(item[1].finding.cost_micro),
+    "per_day": lambda item: exact(item[1].finding.per_day_micro),
+    "currency": lambda item: item[1].finding.currency,
+}
 
 
 def idle(
@@ -270,26 +272,12 @@ def _why(notice: IdleNotice, links: AckLinks | None) -> str:
 
 def idle_csv(sections: Sequence[Section]) -> str:
     """Every accelerator with its cost to the micro-unit; no cell is a formula."""
-    return csv_text(
-        CSV_COLUMNS,
-        (
-            (
-                neutral(section.workload.label),
-                neutral(section.workload.user),
-                neutral(accelerator.node),
-                "" if accelerator.gpu_index is None else accelerator.gpu_index,
-                neutral(accelerator.finding.subject),
-                accelerator.finding.state,
-                accelerator.finding.since_ms,
-                accelerator.finding.until_ms,
-                exact(accelerator.finding.cost_micro),
-                exact(accelerator.finding.per_day_micro),
-                accelerator.finding.currency or "",
-            )
-            for section in sections
-            for accelerator in section.workload.accelerators
-        ),
+    holdings = (
+        (section.workload, accelerator)
+        for section in sections
+        for accelerator in section.workload.accelerators
     )
+    return csv_text(IDLE_COLUMNS, holdings)
 
 
 def anomaly(
