@@ -19,7 +19,7 @@ from gpuledger_collector.api.context import (
     paginate,
     require_reader,
 )
-from gpuledger_collector.export.findings import ANOMALIES, IDLE
+from gpuledger_collector.export.findings import ANOMALIES, FINDING_FACTS, IDLE
 from gpuledger_collector.export.report import Report
 from gpuledger_collector.insight.findings import NamedFinding
 from gpuledger_collector.services.findings import Kind, list_findings
@@ -27,23 +27,6 @@ from gpuledger_collector.services.findings import Kind, list_findings
 Days = Annotated[int, Query(ge=1, le=400, description="How many days back from now.")]
 OpenOnly = Annotated[bool, Query(description="Only ongoing ones.")]
 REPORTS: dict[Kind, Report[NamedFinding]] = {"idle": IDLE, "anomaly": ANOMALIES}
-INSTANTS = ("since_ms", "opened_ms", "until_ms", "resolved_ms")
-FIELDS = (
-    "key",
-    "state",
-    "subject",
-    "team",
-    "owner",
-    "model",
-    "gpu_index",
-    "workload",
-    "workload_name",
-    "user_name",
-    "confidence",
-    "currency",
-    "cost_micro",
-    "per_day_micro",
-)
 
 
 def router(context: ReadContext) -> APIRouter:
@@ -108,16 +91,5 @@ def finding_json(finding: NamedFinding, report: Report[NamedFinding]) -> dict[st
     """A finding by the columns of its report, and by the names that it had before: those win where
     both have one.
     """
-    at_ms = {name: getattr(finding, name) for name in INSTANTS}
-    instants = {
-        name.removesuffix("_ms"): None if ms is None else format_instant(ms)
-        for name, ms in at_ms.items()
-    }
-    evidence = dict(finding.evidence)
-    if (wasted := evidence.pop("wasted_gpu_ns", None)) is not None:
-        evidence["wasted_gpu_ns"] = sum(wasted.values())
-    named = {**{name: getattr(finding, name) for name in FIELDS}, **instants, "evidence": evidence}
-    return {
-        **named,
-        **{name: value for name, value in report.exact(finding).items() if name not in named},
-    }
+    named = FINDING_FACTS.exact(finding)
+    return named | report.exact(finding) | named

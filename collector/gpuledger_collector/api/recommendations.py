@@ -20,35 +20,14 @@ from gpuledger_collector.api.context import (
     require_reader,
     split_names,
 )
-from gpuledger_collector.export.recommendations import RECOMMENDATIONS
+from gpuledger_collector.export.recommendations import RECOMMENDATION_FACTS, RECOMMENDATIONS
 from gpuledger_collector.insight.recommendation_record import (
-    BOUNDS,
-    SAVINGS,
     STATES,
     StoredRecommendation,
 )
 from gpuledger_collector.services.recommendations import list_recommendations
 
 State = Annotated[str, Query(description=f"States, separated by commas: {', '.join(STATES)}.")]
-FIELDS = (
-    "id",
-    "key",
-    "kind",
-    "subject",
-    "team",
-    "owner",
-    "advice",
-    "state",
-    "currency",
-    "freed_gpu_ns",
-    "price_ids",
-    "evidence",
-    "decided_by",
-    "reason",
-    "realized_micro",
-    "realized",
-)
-INSTANTS = ("start_ms", "end_ms", "made_ms", "expires_ms", "decided_ms", "realized_until_ms")
 
 
 def router(context: ReadContext) -> APIRouter:
@@ -94,16 +73,5 @@ def recommendation_json(item: StoredRecommendation) -> dict[str, Any]:
     """A recommendation by the columns of its report, and by the names that it had before: those win
     where both have one.
     """
-    at_ms = {name: getattr(item, name) for name in INSTANTS}
-    instants = {
-        name.removesuffix("_ms"): None if ms is None else format_instant(ms)
-        for name, ms in at_ms.items()
-    }
-    amounts = {
-        f"{saving}_micro": dict(zip(BOUNDS, item.saving(saving), strict=True)) for saving in SAVINGS
-    }
-    named = {**{name: getattr(item, name) for name in FIELDS}, **instants, **amounts}
-    return {
-        **named,
-        **{name: value for name, value in RECOMMENDATIONS.exact(item).items() if name not in named},
-    }
+    named = RECOMMENDATION_FACTS.exact(item)
+    return named | RECOMMENDATIONS.exact(item) | named

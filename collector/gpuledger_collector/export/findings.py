@@ -268,3 +268,38 @@ def anomaly_facts(finding: NamedFinding) -> dict[str, Any]:
         "drivers": evidence["drivers"],
         "rate_changes": evidence["rates"],
     }
+
+
+def _evidence(item: NamedFinding) -> dict[str, Any]:
+    """What it rests on; of time by owner, the sum."""
+    evidence = dict(item.evidence)
+    if (wasted := evidence.pop("wasted_gpu_ns", None)) is not None:
+        evidence["wasted_gpu_ns"] = sum(wasted.values())
+    return evidence
+
+
+FINDING_FACTS = Report[NamedFinding](
+    "finding_facts",
+    (
+        Column("key", lambda item: item.key),
+        Column("state", lambda item: item.state),
+        Column("subject", lambda item: item.subject),
+        Column("team", lambda item: item.team),
+        Column("owner", lambda item: item.owner, Kind.OWNER),
+        Column("model", lambda item: item.model),
+        Column("gpu_index", lambda item: item.gpu_index),
+        Column("workload", lambda item: item.workload),
+        Column("workload_name", lambda item: item.workload_name),
+        Column("user_name", lambda item: item.user_name),
+        Column("confidence", lambda item: item.confidence, Kind.ESTIMATE),
+        Column("currency", lambda item: item.currency),
+        Column("cost_micro", lambda item: item.cost_micro, Kind.COUNT),
+        Column("per_day_micro", lambda item: item.per_day_micro, Kind.COUNT),
+        Column("since", lambda item: item.since_ms, Kind.INSTANT),
+        Column("opened", lambda item: item.opened_ms, Kind.INSTANT),
+        Column("until", lambda item: item.until_ms, Kind.INSTANT),
+        Column("resolved", lambda item: item.resolved_ms, Kind.INSTANT),
+        Column("evidence", _evidence, Kind.FACTS),
+    ),
+)
+"""Findings as programs read them, by the names that they had before those of the reports."""

@@ -56,6 +56,41 @@ RECOMMENDATIONS = Report[StoredRecommendation](
 )
 
 
+def _bounds(saving: str) -> Callable[[StoredRecommendation], dict[str, int | None]]:
+    return lambda item: dict(zip(BOUNDS, item.saving(saving), strict=True))
+
+
+RECOMMENDATION_FACTS = Report[StoredRecommendation](
+    "recommendation_facts",
+    (
+        Column("id", lambda item: item.id, Kind.COUNT),
+        Column("key", lambda item: item.key),
+        Column("kind", lambda item: item.kind),
+        Column("subject", lambda item: item.subject),
+        Column("team", lambda item: item.team),
+        Column("owner", lambda item: item.owner, Kind.OWNER),
+        Column("advice", lambda item: item.advice),
+        Column("state", lambda item: item.state),
+        Column("currency", lambda item: item.currency),
+        Column("freed_gpu_ns", lambda item: item.freed_gpu_ns, Kind.COUNT),
+        Column("price_ids", lambda item: item.price_ids, Kind.LIST),
+        Column("evidence", lambda item: item.evidence, Kind.FACTS),
+        Column("decided_by", lambda item: item.decided_by),
+        Column("reason", lambda item: item.reason),
+        Column("realized_micro", lambda item: item.realized_micro, Kind.COUNT),
+        Column("realized", lambda item: item.realized, Kind.FACTS),
+        Column("start", lambda item: item.start_ms, Kind.INSTANT),
+        Column("end", lambda item: item.end_ms, Kind.INSTANT),
+        Column("made", lambda item: item.made_ms, Kind.INSTANT),
+        Column("expires", lambda item: item.expires_ms, Kind.INSTANT),
+        Column("decided", lambda item: item.decided_ms, Kind.INSTANT),
+        Column("realized_until", lambda item: item.realized_until_ms, Kind.INSTANT),
+        *(Column(f"{saving}_micro", _bounds(saving), Kind.FACTS) for saving in SAVINGS),
+    ),
+)
+"""Recommendations as programs read them, by the names that they had before those of the report."""
+
+
 def _range(saving: str) -> Callable[[StoredRecommendation], str]:
     """A saving in one cell: expected, with low and high: `12.00 (3.00 to 15.00)`."""
 
