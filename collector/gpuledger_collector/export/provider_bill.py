@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
 from decimal import Decimal, localcontext
 
 from gpuledger_collector.accounting.period import Calendar, format_instant
 from gpuledger_collector.accounting.provider_bill import EXPLAINED, KINDS, Comparison, Difference
-from gpuledger_collector.export.cells import json_text, lines_text, neutral
+from gpuledger_collector.export.cells import json_text, lines_text
+from gpuledger_collector.export.pieces import csv_pieces
+from gpuledger_collector.export.report import Column, Kind, Report
 
-COLUMNS = ("kind", "day", "pool", "node", "sku", "region", "gpu_hours", "amount", "currency")
 SHOWN = 15
 
 
-def _cells(difference: Difference, calendar: Calendar) -> list[str]:
-    return [
-        difference.kind,
-        _day(difference, calendar),
-        neutral(difference.pool),
-        neutral(difference.node),
-        neutral(difference.sku),
-        neutral(difference.region),
-        "" if difference.hours is None else f"{difference.hours:f}",
-        f"{difference.amount:f}",
-        difference.currency,
-    ]
+def differences_report(calendar: Calendar) -> Report[Difference]:
+    """Every difference: bill less ledger, by days of this calendar."""
+    return Report(
+        "differences",
+        (
+            Column("kind", lambda item: item.kind),
+            Column("day", lambda item: _day(item, calendar)),
+            Column("pool", lambda item: item.pool),
+            Column("node", lambda item: item.node),
+            Column("sku", lambda item: item.sku),
+            Column("region", lambda item: item.region),
+            Column(
+                "gpu_hours",
+                lambda item: None if item.hours is None else f"{item.hours:f}",
+                Kind.DECIMAL,
+            ),
+            Column("amount", lambda item: f"{item.amount:f}", Kind.DECIMAL),
+            Column("currency", lambda item: item.currency),
+        ),
+    )
 
 
 def _day(difference: Difference, calendar: Calendar) -> str:
@@ -35,13 +42,8 @@ def _day(difference: Difference, calendar: Calendar) -> str:
 
 def as_csv(comparison: Comparison) -> str:
     """Every difference, one a row: bill less ledger."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(
-        _cells(difference, comparison.calendar) for difference in comparison.differences
-    )
-    return out.getvalue()
+    report = differences_report(comparison.calendar)
+    return "".join(csv_pieces(report.csv_rows(comparison.differences)))
 
 
 def as_json(comparison: Comparison) -> str:
@@ -58,10 +60,9 @@ def as_json(comparison: Comparison) -> str:
             for (currency, kind), amount in comparison.by_kind().items()
         ],
         "holds": comparison.holds,
-        "differences": [
-            dict(zip(COLUMNS, _cells(difference, comparison.calendar), strict=True))
-            for difference in comparison.differences
-        ],
+        "differences": list(
+            map(differences_report(comparison.calendar).texts, comparison.differences)
+        ),
     }
     return json_text(content) + "\n"
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from decimal import Decimal
 from typing import Any
@@ -12,18 +10,16 @@ from typing import Any
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.charged_runs import ListedRun
 from gpuledger_collector.accounting.measures import total
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.unit_cost import PER, UnitCost
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.cells import (
-    csv_of,
     json_text,
     lines_text,
-    minor_amount,
-    names,
-    neutral,
 )
+from gpuledger_collector.export.pieces import csv_pieces
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.export.site import Site
 from gpuledger_collector.insight.bottlenecks import Bottleneck, GpuReadings, mean_by_minute
@@ -32,6 +28,7 @@ from gpuledger_collector.insight.run_report import (
     ScalingPoint,
     leading_counter,
 )
+from gpuledger_collector.insight.waste_receipt import ReceiptLine
 from gpuledger_common.plurals import plural
 
 UNITS = {
@@ -59,31 +56,25 @@ GPU_TIME_ONLY = "cost is that of GPU-time, without node costs"
 """What the lists of runs and jobs say of their amounts: a receipt and the chargeback by workload
 add node costs.
 """
-RECEIPT_COLUMNS = names("""
-    run pool model rate commitment gpu_hours gpu_hours_used gpu_hours_held_idle gpu_hours_unknown cost cost_held_idle
-    currency node_cost
-    """)
-UNIT_COLUMNS = names("""
-    counter from currency per cost used_cost units coverage covered_cost charged_cost restarts
-    """)
 MAX_POINTS = 240
 
 
-def unit_row(unit: UnitCost) -> list[str]:
-    """A unit cost by UNIT_COLUMNS."""
-    return [
-        unit.counter,
-        format_instant(unit.bucket_ms) if unit.bucket_ms else "",
-        unit.currency,
-        str(unit.per),
-        html.unit_price(unit.cost),
-        html.unit_price(unit.used_cost),
-        str(unit.units),
-        f"{unit.coverage:.4f}",
-        minor_amount(unit.cost_micro, unit.currency),
-        minor_amount(unit.charged_micro, unit.currency),
-        str(unit.restarts),
-    ]
+UNIT_COSTS = Report[UnitCost](
+    "unit_costs",
+    (
+        Column("counter", lambda item: item.counter),
+        Column("from", lambda item: format_instant(item.bucket_ms) if item.bucket_ms else None),
+        Column("currency", lambda item: item.currency),
+        Column("per", lambda item: item.per, Kind.COUNT),
+        Column("cost", lambda item: html.unit_price(item.cost), Kind.DECIMAL),
+        Column("used_cost", lambda item: html.unit_price(item.used_cost), Kind.DECIMAL),
+        Column("units", lambda item: item.units, Kind.COUNT),
+        Column("coverage", lambda item: f"{item.coverage:.4f}", Kind.DECIMAL),
+        Column("covered_cost", lambda item: Money(item.cost_micro, item.currency), Kind.MONEY),
+        Column("charged_cost", lambda item: Money(item.charged_micro, item.currency), Kind.MONEY),
+        Column("restarts", lambda item: item.restarts, Kind.COUNT),
+    ),
+)
 
 
 def _hours(item: ListedRun) -> tuple[Decimal, Decimal]:
@@ -195,11 +186,7 @@ def unit_json(unit: UnitCost) -> dict[str, Any]:
 
 def as_csv(units: Sequence[UnitCost]) -> str:
     """Unit costs as CSV: LF, UTF-8."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(UNIT_COLUMNS)
-    writer.writerows([[neutral(cell) for cell in unit_row(unit)] for unit in units])
-    return out.getvalue()
+    return "".join(csv_pieces(UNIT_COSTS.csv_rows(units)))
 
 
 def as_json(report: RunReport) -> str:
@@ -407,28 +394,54 @@ def _peer(peer: Any) -> str:
     )
 
 
-def receipt_csv(report: RunReport) -> Iterator[Iterable[object]]:
+def _receipt_hours(line: ReceiptLine) -> list[Decimal]:
+    """Hours held, and of them used, idle and unknown: rounded together."""
+    return hours_decimal([line.gpu_ns, line.busy_ns, line.idle_ns, line.unknown_ns], 6)
+
+
+def _money(micro: int | None, line: ReceiptLine) -> Money | None:
+    return None if micro is None or line.currency is None else Money(micro, line.currency)
+
+
+def receipt_report(run: str) -> Report[ReceiptLine]:
     """What a run was charged, by kind of accelerator and rate; what is not known is empty."""
-    rows = []
-    for line in report.receipt.held:
-        total_hours, used, idle, unknown = hours_decimal(
-            [line.gpu_ns, line.busy_ns, line.idle_ns, line.unknown_ns], 6
-        )
-        idle_cost = minor_amount(line.idle_cost_micro, line.currency)
-        activity = (used, idle, idle_cost) if line.has_known_activity else ("", "", "")
-        cells = (
-            report.key,
-            line.pool,
-            line.gpu_model,
-            line.rate,
-            line.commitment,
-            total_hours,
-            *activity[:2],
-            unknown,
-        )
-        cost = (minor_amount(line.cost_micro, line.currency), activity[2], line.currency or "")
-        rows.append(dict(zip(RECEIPT_COLUMNS, (*cells, *cost, line.node_cost), strict=True)))
-    return csv_of(RECEIPT_COLUMNS, rows, RECEIPT_COLUMNS[5:11])
+    return Report(
+        "receipt",
+        (
+            Column("run", lambda _: run),
+            Column("pool", lambda item: item.pool),
+            Column("model", lambda item: item.gpu_model),
+            Column("rate", lambda item: item.rate),
+            Column("commitment", lambda item: item.commitment),
+            Column("gpu_hours", lambda item: _receipt_hours(item)[0], Kind.DECIMAL),
+            Column(
+                "gpu_hours_used",
+                lambda item: _receipt_hours(item)[1] if item.has_known_activity else None,
+                Kind.DECIMAL,
+            ),
+            Column(
+                "gpu_hours_held_idle",
+                lambda item: _receipt_hours(item)[2] if item.has_known_activity else None,
+                Kind.DECIMAL,
+            ),
+            Column("gpu_hours_unknown", lambda item: _receipt_hours(item)[3], Kind.DECIMAL),
+            Column("cost", lambda item: _money(item.cost_micro, item), Kind.MONEY),
+            Column(
+                "cost_held_idle",
+                lambda item: (
+                    _money(item.idle_cost_micro, item) if item.has_known_activity else None
+                ),
+                Kind.MONEY,
+            ),
+            Column("currency", lambda item: item.currency),
+            Column("node_cost", lambda item: item.node_cost),
+        ),
+    )
+
+
+def receipt_csv(report: RunReport) -> Iterator[list[str]]:
+    """What a run was charged, as a file."""
+    return receipt_report(report.key).csv_rows(report.receipt.held)
 
 
 def as_html(report: RunReport, site: Site | None = None) -> str:

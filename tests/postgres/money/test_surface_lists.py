@@ -133,6 +133,6 @@ def test_every_amount_of_other_tables_is_compared():
         "cost_lent",
         "cost_borrowed",
     }, "test_fair_share.py"
-    assert {name for name in runs.RECEIPT_COLUMNS if "cost" in name} == {
+    assert {column.name for column in runs.receipt_report("").columns if "cost" in column.name} == {
         *("cost", "cost_held_idle", "node_cost"),
     }, "test_surfaces.py: a receipt"
