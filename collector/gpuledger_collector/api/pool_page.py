@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,9 +29,9 @@ from gpuledger_collector.api.page_routes import (
     require_view,
 )
 from gpuledger_collector.export import html, pool_plots
-from gpuledger_collector.export.cells import csv_of, names
+from gpuledger_collector.export.scaling import POOL_POLICIES
 from gpuledger_collector.export.site import pool_path
-from gpuledger_collector.insight.pool_backtest import PoolBacktest
+from gpuledger_collector.insight.pool_backtest import PoolBacktest, PricedPolicy
 from gpuledger_collector.services.forecasts import forecast_records
 from gpuledger_collector.services.scaling_advice import (
     backtest_as_declared,
@@ -40,7 +40,6 @@ from gpuledger_collector.services.scaling_advice import (
 )
 
 MAX_POOLS = 64
-POLICY_COLUMNS = names("policy capacity wait wait_p95_s actions over_demand cost")
 NAMES = {
     "static-peak": "the peak, always",
     "hpa-default": "Kubernetes HPA",
@@ -111,8 +110,8 @@ def pool_page(
             connection, path, now_ms, has_csv=has_csv, is_filtered=False, periods=(), extra=extra
         )
     if view.wants_csv:
-        rows = [] if backtest is None else backtest.rows()
-        return csv_file(csv_of(POLICY_COLUMNS, rows, POLICY_COLUMNS[1:]), "pool")
+        policies = [] if backtest is None else backtest.policies()
+        return csv_file(POOL_POLICIES.csv_rows(policies), "pool")
     if backtest is None:
         site = replace(site, being_made="The back-test is running", seconds=5)
     inside = records[0].inside if records else None
@@ -148,7 +147,7 @@ def _money_facts(backtest: PoolBacktest) -> dict[str, Any]:
     }
     if backtest.backtest is None:
         return facts
-    rows = [policy for policy in backtest.rows() if str(policy["policy"]) in NAMES]
+    rows = {policy.policy: policy for policy in backtest.policies() if policy.policy in NAMES}
     unit = backtest.rate.currency if backtest.rate else "GPU-hours of capacity"
 
     def cost(gpu_hours: float) -> float:
@@ -167,41 +166,39 @@ def _money_facts(backtest: PoolBacktest) -> dict[str, Any]:
     )
     front = [(cost(capacity), wait) for capacity, wait in backtest.front]
     return facts | {
-        "rows": [_policy_facts(policy) for policy in rows],
+        "rows": list(map(_policy_facts, rows.values())),
         "days": backtest.backtest.judged_days,
         "ahead_days": backtest.backtest.predictive_days,
-        "verdict": _compare(rows, facts["currency"]),
+        "verdict": _compare(rows),
         "plot": pool_plots.frontier(points, front, unit, "Wait in GPU-hours over cost", summary),
     }
 
 
-def _policy_facts(policy: dict[str, object]) -> dict[str, Any]:
-    def amount(name: str) -> str:
-        value = policy[name]
-        return html.UNKNOWN if not isinstance(value, float) else f"{value:,.0f}"
-
+def _policy_facts(policy: PricedPolicy) -> dict[str, Any]:
     return {
-        "name": NAMES[str(policy["policy"])],
-        "ours": policy["policy"] == "gpuledger",
-        "wait": f"{policy['wait']:,.1f}",
-        "p95": f"{float(str(policy['wait_p95_s'])) / 60:,.0f} min",
-        "actions": policy["actions"],
-        "cost": amount("cost"),
-        "over": amount("over_demand"),
-        "capacity": f"{policy['capacity']:,.0f}",
+        "name": NAMES[policy.policy],
+        "ours": policy.policy == "gpuledger",
+        "wait": f"{policy.wait:,.1f}",
+        "p95": f"{policy.wait_p95_s / 60:,.0f} min",
+        "actions": policy.actions,
+        "cost": _whole(policy.cost),
+        "over": _whole(policy.over_demand),
+        "capacity": f"{policy.capacity:,.0f}",
     }
 
 
-def _compare(rows: Sequence[dict[str, object]], currency: str | None) -> str:
+def _whole(amount: float | None) -> str:
+    return html.UNKNOWN if amount is None else f"{amount:,.0f}"
+
+
+def _compare(policies: Mapping[str, PricedPolicy]) -> str:
     """What prediction would have brought compared with the best reactive setting, in a sentence."""
-    policies = {str(policy["policy"]): policy for policy in rows}
     ours, reactive = policies["gpuledger"], policies["reactive-tuned"]
-    wait, reactive_wait = float(str(ours["wait"])), float(str(reactive["wait"]))
     sentence = (
-        f"It would have waited {wait:,.1f} GPU-hours, the best reactive setting"
-        f" {reactive_wait:,.1f}"
+        f"It would have waited {ours.wait:,.1f} GPU-hours, the best reactive setting"
+        f" {reactive.wait:,.1f}"
     )
-    if currency is not None:
-        more = float(str(ours["cost"])) - float(str(reactive["cost"]))
-        sentence += f", for {abs(more):,.0f} {currency} {'more' if more >= 0 else 'less'}"
+    if ours.cost is not None and reactive.cost is not None:
+        more = ours.cost - reactive.cost
+        sentence += f", for {abs(more):,.0f} {ours.currency} {'more' if more >= 0 else 'less'}"
     return sentence + "."

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import numpy as np
 from typer import Option
 
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import end_with, new_app, time_range
-from gpuledger_collector.cli.output import Column, Row, emit, emit_report, number
+from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.series_file import SeriesFile
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.export.findings import ANOMALIES
+from gpuledger_collector.export.report import Kind, Report, key_column
 from gpuledger_collector.insight.anomalies import Detection, detect, group_episodes
 from gpuledger_collector.insight.findings import AT_LISTED_RATES
 from gpuledger_collector.services.anomaly_search import find_anomalies
@@ -22,17 +23,24 @@ from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_common.plurals import plural
 
 app = new_app()
-SERIES_COLUMNS = (
-    Column("ts"),
-    Column("series"),
-    *(number(name) for name in ("value", "expected", "lower", "upper", "score", "flag")),
+NUMBERS = ("value", "expected", "lower", "upper", "score")
+SERIES = Report[Mapping[str, Any]](
+    "series",
+    (
+        key_column("ts"),
+        key_column("series"),
+        *(key_column(name, Kind.ESTIMATE) for name in (*NUMBERS, "flag")),
+    ),
 )
-SERIES_EPISODES = (
-    Column("series"),
-    Column("from"),
-    Column("to"),
-    number("excess", "above expected"),
-    number("score", "highest score"),
+EPISODES = Report[Mapping[str, Any]](
+    "episodes",
+    (
+        key_column("series"),
+        key_column("from"),
+        key_column("to"),
+        key_column("excess", Kind.DECIMAL, heading="above expected"),
+        key_column("score", Kind.DECIMAL, heading="highest score"),
+    ),
 )
 
 
@@ -91,37 +99,42 @@ def print_series(file: SeriesFile, form: options.Format) -> None:
     """Print the series of a file: the episodes as a table, every instant as CSV or JSON."""
     detections = [detect(series) for series in file.series]
     if form is not options.Format.table:
-        emit(
-            form,
-            SERIES_COLUMNS,
-            [row for detection in detections for row in instant_rows(detection, file)],
-        )
+        instants = (row for detection in detections for row in instant_rows(detection, file))
+        emit_report(form, SERIES, instants, is_exact=True)
         return
     rows = [row for detection in detections for row in episode_rows(detection, file)]
     note = (
         f"{plural(len(rows), 'episode')} in {len(detections)} series; 'above expected': the series'"
         " unit times steps"
     )
-    emit(form, SERIES_EPISODES, rows, [note])
+    emit_report(form, EPISODES, rows, [note])
 
 
-def instant_rows(detection: Detection, file: SeriesFile) -> Iterator[Row]:
-    """A row per instant of the series, by SERIES_COLUMNS; None where something is unknown."""
+def instant_rows(detection: Detection, file: SeriesFile) -> Iterator[dict[str, Any]]:
+    """A row per instant of the series; None where something is unknown."""
     series = detection.series
     instants = file.write_instants(series.start_ms + series.step_ms * np.arange(len(series.values)))
-    numbers = (series.values, detection.expected, detection.lower, detection.upper, detection.score)
-    columns = [
-        [None if np.isnan(cell) else round(cell, 6) + 0.0 for cell in column.tolist()]
-        for column in numbers
-    ]
-    names = [column.name for column in SERIES_COLUMNS]
-    for at, cells, flag in zip(
-        instants, zip(*columns, strict=True), detection.flag.tolist(), strict=True
-    ):
-        yield dict(zip(names, (at, series.name, *cells, int(flag)), strict=True))
+    numbers = {
+        "value": series.values,
+        "expected": detection.expected,
+        "lower": detection.lower,
+        "upper": detection.upper,
+        "score": detection.score,
+    }
+    for index, (at, flag) in enumerate(zip(instants, detection.flag.tolist(), strict=True)):
+        yield {
+            "ts": at,
+            "series": series.name,
+            **{name: _round_known(column[index]) for name, column in numbers.items()},
+            "flag": int(flag),
+        }
 
 
-def episode_rows(detection: Detection, file: SeriesFile) -> Iterator[Row]:
+def _round_known(value: float) -> float | None:
+    return None if np.isnan(value) else round(float(value), 6) + 0.0
+
+
+def episode_rows(detection: Detection, file: SeriesFile) -> Iterator[dict[str, Any]]:
     """A row per episode: when, how much above what was expected, and the highest score."""
     series = detection.series
     for episode in group_episodes(detection):

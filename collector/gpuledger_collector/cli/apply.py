@@ -13,19 +13,33 @@ from gpuledger_collector.accounting.ledger_rows import ImportOutcome
 from gpuledger_collector.accounting.problems import DeclarationRefused, shorten_problems
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse
-from gpuledger_collector.cli.output import Column, emit, number
+from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.declared import read_declared
 from gpuledger_collector.export.disputes import owner_text
+from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.services.declarations import apply_file
 from gpuledger_common.plurals import plural
 
 app = new_app()
 NAMED_MONTHS = 3
 """Closed months that a note names one by one."""
-COUNTS = ("added", "superseded", "unchanged", "days_to_rate_again")
-COLUMNS = (Column("what"), *map(number, COUNTS), Column("dry_run"))
+
+
+def applied_report(*, dry_run: bool) -> Report[tuple[str, ImportOutcome]]:
+    """What became of each kind of table of a file."""
+    return Report(
+        "applied",
+        (
+            Column("what", lambda item: item[0]),
+            Column("added", lambda item: item[1].added, Kind.COUNT),
+            Column("superseded", lambda item: item[1].updated, Kind.COUNT),
+            Column("unchanged", lambda item: item[1].unchanged, Kind.COUNT),
+            Column("days_to_rate_again", lambda item: item[1].days_to_recompute, Kind.COUNT),
+            Column("dry_run", lambda _: dry_run),
+        ),
+    )
 
 
 @app.command(epilog="Example: gpuledger apply ledger.toml --dry-run")
@@ -64,14 +78,7 @@ def apply(
     warn_of_regions(applied.unknown_regions)
     warn_of_owners(applied.uncharged_owners)
     if form is not options.Format.table:
-        emit(
-            form,
-            COLUMNS,
-            [
-                {"what": name, **_counts(done), "dry_run": dry_run}
-                for name, done in outcomes.items()
-            ],
-        )
+        emit_report(form, applied_report(dry_run=dry_run), outcomes.items(), is_exact=True)
         return
     if not outcomes:
         print(f"{file} declares nothing: nothing was changed")
@@ -125,8 +132,3 @@ def no_pool_in(region: str) -> str:
         f"no pool stands in region {region!r}: what names it matches nothing until a [[location]]"
         " does"
     )
-
-
-def _counts(outcome: ImportOutcome) -> dict[str, int]:
-    values = (outcome.added, outcome.updated, outcome.unchanged, outcome.days_to_recompute)
-    return dict(zip(COUNTS, values, strict=True))

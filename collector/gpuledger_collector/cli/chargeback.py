@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 from typer import Option
 
@@ -30,7 +30,6 @@ from gpuledger_collector.cli.common import (
     time_range,
 )
 from gpuledger_collector.cli.output import (
-    Column,
     report_text,
     table_text,
     terminal_width,
@@ -52,6 +51,7 @@ from gpuledger_collector.export.chargeback import (
 )
 from gpuledger_collector.export.fair_share import SHARES
 from gpuledger_collector.export.pieces import csv_pieces
+from gpuledger_collector.export.report import Column, Kind, key_column
 from gpuledger_collector.export.shortened import MOST_TERMINAL_ROWS, shorten_report
 from gpuledger_collector.services.bill_exports import (
     FocusExport,
@@ -247,7 +247,7 @@ def table_pieces(
     if bill.has_no_price:
         known = [texts(row) for row in bill.rows]
         shown = [name for name in shown if any(row.get(name) for row in known)]
-    columns = [*map(Column, bill.by), *map(_measure_column, shown)]
+    columns = [*map(key_column, bill.by), *map(_measure_column, shown)]
     totals = [
         {
             **texts(total),
@@ -268,8 +268,9 @@ def _table_row(row: ReportRow, bill: Report) -> dict[str, str]:
     return {**dict(zip(bill.by, row.keys, strict=True)), **texts(row)}
 
 
-def _measure_column(name: str) -> Column:
-    return Column(name, name, is_number=name in NUMBERED, is_optional=name not in ALWAYS_SHOWN)
+def _measure_column(name: str) -> Column[Mapping[str, Any]]:
+    kind = Kind.DECIMAL if name in NUMBERED else Kind.TEXT
+    return key_column(name, kind, heading=name, is_optional=name not in ALWAYS_SHOWN)
 
 
 def _require_fitting(

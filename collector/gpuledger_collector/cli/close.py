@@ -13,15 +13,17 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
+from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.period import Period, month, parse_period
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.chargeback import list_pieces
 from gpuledger_collector.cli.common import FINDINGS, new_app, refuse, require_folder, require_level
-from gpuledger_collector.cli.output import Column, emit, number, terminal_width, write_text
+from gpuledger_collector.cli.output import emit_report, terminal_width, write_text
 from gpuledger_collector.cli.progress import bar
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.cells import instant_text, json_text, lines_text
+from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.services.close import (
     CannotClose,
     StillOpen,
@@ -35,13 +37,27 @@ from gpuledger_collector.services.refresh import refresh
 from gpuledger_common.plurals import plural
 
 app = new_app()
-COLUMNS = (
-    *(Column(name) for name in ("period", "status", "closed_at", "closed_by")),
-    number("lines"),
-    Column("seal"),
-    Column("intact"),
-    Column("wrong"),
-    Column("not_covered"),
+VerifiedMonth = tuple[ClosedPeriod, Verification | None]
+"""A closed month, and what became of it where it was verified."""
+CLOSED = Report[VerifiedMonth](
+    "periods",
+    (
+        Column("period", lambda item: item[0].name),
+        Column("status", lambda _: "closed"),
+        Column("closed_at", lambda item: instant_text(item[0].closed_ms)),
+        Column("closed_by", lambda item: item[0].closed_by),
+        Column("lines", lambda item: item[0].lines, Kind.COUNT),
+        Column("seal", lambda item: item[0].seal),
+    ),
+)
+VERIFIED = Report[VerifiedMonth](
+    "verified_periods",
+    (
+        *CLOSED.columns,
+        Column("intact", lambda item: item[1] and item[1].holds),
+        Column("wrong", lambda item: item[1] and _failures(item[1])),
+        Column("not_covered", lambda item: item[1] and ", ".join(item[1].uncovered)),
+    ),
 )
 
 
@@ -126,43 +142,30 @@ def periods(
     """
     if check is not None:
         _month(check)
-    checked: dict[str, Verification] = {}
     with open_session(dsn, config) as session:
+        months: list[VerifiedMonth]
         if check is None:
-            closed = list_closed(session.database)
+            months = [(closed, None) for closed in list_closed(session.database)]
         else:
             try:
-                verified, checked[check] = verify_month(session.database, check)
+                months = [verify_month(session.database, check)]
             except StillOpen:
                 refuse(f"{check} is open: there is no seal yet", FINDINGS)
-            closed = [verified]
-    rows = [
-        {
-            "period": period.name,
-            "status": "closed",
-            "closed_at": instant_text(period.closed_ms),
-            "closed_by": period.closed_by,
-            "lines": period.lines,
-            "seal": period.seal,
-            **_verification_columns(checked.get(period.name)),
-        }
-        for period in closed
-    ]
-    if form is not options.Format.table:
-        emit(form, COLUMNS, rows)
-    elif not rows:
-        print("no month is closed")
-    for row in rows if form is options.Format.table else ():
-        say(
-            f"{row['period']}  closed {row['closed_at']} by {row['closed_by']},"
-            f" {plural(str(row['lines']), 'line')}"
-        )
-        say(f"         seal {row['seal']}{_verdict(checked.get(str(row['period'])))}")
-        for sentence in checked[str(row["period"])].failures if row["period"] in checked else ():
-            say(f"         {sentence}")
-        for sentence in _uncovered_sentences(checked.get(str(row["period"]))):
-            say(f"         {sentence}")
-    if not all(result.holds for result in checked.values()):
+    if form is options.Format.table:
+        for closed, result in months:
+            say(
+                f"{closed.name}  closed {instant_text(closed.closed_ms)} by {closed.closed_by},"
+                f" {plural(str(closed.lines), 'line')}"
+            )
+            say(f"         seal {closed.seal}{_verdict(result)}")
+            for sentence in (*(result.failures if result else ()), *_uncovered_sentences(result)):
+                say(f"         {sentence}")
+        if not months:
+            print("no month is closed")
+    else:
+        is_short = check is None and form is options.Format.json
+        emit_report(form, CLOSED if is_short else VERIFIED, months, is_exact=True)
+    if any(result and not result.holds for _, result in months):
         raise typer.Exit(FINDINGS)
 
 
@@ -193,16 +196,10 @@ def corrections(
         sys.stdout.writelines(list_pieces(bill, span, form, terminal_width()))
 
 
-def _verification_columns(result: Verification | None) -> dict[str, object]:
-    """The columns of a month that was verified."""
-    if result is None:
-        return {}
+def _failures(result: Verification) -> str:
+    """What does not agree with the seal, in sentences."""
     seal = () if result.sealed else ("the lines are NOT those that were sealed.",)
-    return {
-        "intact": result.holds,
-        "wrong": " ".join((*seal, *result.failures)),
-        "not_covered": ", ".join(result.uncovered),
-    }
+    return " ".join((*seal, *result.failures))
 
 
 def _uncovered_sentences(result: Verification | None) -> list[str]:

@@ -11,11 +11,13 @@ from typer import Argument, Option
 from gpuledger_collector.accounting.period import format_date
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import FINDINGS, declared_owner, new_app, refuse, require_folder
-from gpuledger_collector.cli.output import Column, emit, number
+from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.progress import bar
 from gpuledger_collector.cli.session import clock_ms, load_settings, open_database, open_session
 from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.services import database_upkeep as upkeep
+from gpuledger_collector.services.database_upkeep import Partition, SchemaStatus
 from gpuledger_collector.services.upkeep import days_to_pack, pack_samples
 from gpuledger_collector.settings import read_secret
 from gpuledger_collector.wiring import archive_retention
@@ -24,10 +26,24 @@ from gpuledger_common.plurals import plural
 app = new_app(
     name="db", help="The database: schema, partitions, backup and restore.", no_args_is_help=True
 )
-VERSION_COLUMNS = tuple(
-    Column(name) for name in ("server", "supported", "schema", "newest", "pending")
+VERSIONS = Report[SchemaStatus](
+    "versions",
+    (
+        Column("server", lambda item: item.server_text),
+        Column("supported", lambda item: item.is_supported),
+        Column("schema", lambda item: item.current or ""),
+        Column("newest", lambda item: item.head),
+        Column("pending", lambda item: len(item.pending), Kind.COUNT),
+    ),
 )
-PARTITION_COLUMNS = (Column("table"), Column("name"), number("bytes"))
+PARTITIONS = Report[Partition](
+    "partitions",
+    (
+        Column("table", lambda item: item.table),
+        Column("name", lambda item: item.name),
+        Column("bytes", lambda item: item.bytes, Kind.COUNT),
+    ),
+)
 DryRunOfStatements = Annotated[bool, Option("--dry-run", help="Print the statements and run none.")]
 
 
@@ -86,24 +102,15 @@ def check(
     """Say which versions server and schema have; ends with 1 when migrations are pending."""
     with open_database(dsn, config, migrated=False) as database:
         status = upkeep.schema_status(database)
-    server = f"{status.server_major}.{status.server_version % 10_000}"
     if form is not options.Format.table:
-        values = (
-            server,
-            status.is_supported,
-            status.current or "",
-            status.head,
-            len(status.pending),
-        )
-        names = [column.name for column in VERSION_COLUMNS]
-        emit(form, VERSION_COLUMNS, [dict(zip(names, values, strict=True))])
+        emit_report(form, VERSIONS, [status], is_exact=True)
     else:
         verdict = (
             "supported"
             if status.is_supported
             else f"not supported: {upkeep.SUPPORTED[0]} to {upkeep.SUPPORTED[-1]} are"
         )
-        print(f"server    PostgreSQL {server} ({verdict})")
+        print(f"server    PostgreSQL {status.server_text} ({verdict})")
         print(f"schema    {status.current or 'empty'} (newest {status.head})")
         for migration in status.pending:
             note = " (post: when no older collector is alive)" if migration.phase == "post" else ""
@@ -123,12 +130,9 @@ def partitions(
     """List the partitions of the big tables, days and months, with their sizes."""
     with open_session(dsn, config) as session:
         sizes = upkeep.list_partitions(session.database)
-    rows = [
-        {"table": partition.table, "name": partition.name, "bytes": partition.bytes}
-        for partition in sizes
-    ]
     total = sum(partition.bytes for partition in sizes)
-    emit(form, PARTITION_COLUMNS, rows, [f"{len(sizes)} partitions, {total} bytes"])
+    footer = [f"{len(sizes)} partitions, {total} bytes"]
+    emit_report(form, PARTITIONS, sizes, footer, is_exact=True)
 
 
 @app.command(epilog="Example: gpuledger db distribute --dry-run")

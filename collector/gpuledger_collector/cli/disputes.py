@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from gpuledger_collector.accounting.adjustments import EntryRefused
-from gpuledger_collector.accounting.contested_lines import Contest, line_id
+from gpuledger_collector.accounting.contested_lines import Contest
 from gpuledger_collector.accounting.dispute_moves import Decided
 from gpuledger_collector.accounting.disputes import (
     RESOLVED,
@@ -32,16 +32,16 @@ from gpuledger_collector.cli.common import (
     refuse,
     time_range,
 )
-from gpuledger_collector.cli.output import Column, Row, emit, emit_report, print_json
+from gpuledger_collector.cli.output import emit_report, print_json
 from gpuledger_collector.cli.session import Session, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.disputes import (
     DISPUTES,
+    LINES,
     amounts,
     as_object,
     as_text,
     difference_text,
-    line_cells,
     more_or_less,
     move_lines,
     owner_text,
@@ -101,13 +101,13 @@ def lines(
         except DisputeRefused as error:
             refuse(f"--{error}")
     # The table shows the start of the hash, which is enough for --line.
-    rows: list[Row] = [{"id": line_id(line), **line_cells(line)} for line in charges]
     if form is not options.Format.table:
-        emit(form, [*map(Column, rows[0] if rows else ("id",))], rows)
+        emit_report(form, LINES if charges else LINES.select("id"), charges)
         return
-    for row in rows:
-        say("  ".join((row["id"][:12], *map(str, list(row.values())[1:]))))
-    print(plural(len(rows), "line"))
+    for line in charges:
+        number, *cells = LINES.texts(line).values()
+        say("  ".join((number[:12], *cells)))
+    print(plural(len(charges), "line"))
 
 
 @app.command(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -23,11 +23,12 @@ from gpuledger_collector.cli.common import (
     require_level,
 )
 from gpuledger_collector.cli.ledger_demand import read_demand
-from gpuledger_collector.cli.output import Column, Row, columns_of, emit, hidden, number, print_json
+from gpuledger_collector.cli.output import emit_report, print_json
 from gpuledger_collector.cli.series_file import SeriesFile
 from gpuledger_collector.cli.session import clock_ms, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.forecasts import spend_report
+from gpuledger_collector.export.report import Column, Kind, Report, key_column
 from gpuledger_collector.insight.forecast import Forecast, methods
 from gpuledger_collector.insight.forecast import forecast as compute
 from gpuledger_collector.insight.forecast_history import ForecastRecord
@@ -40,27 +41,51 @@ MANY = 200
 """From so many series on a progress bar is shown."""
 STEPS_MS = (300_000, HOUR_MS)
 QUANTILES = ("q0.1", "q0.5", "q0.9", "q0.95")
-TABLE = (
-    Column("series"),
-    Column("ts", "at"),
-    number("q0.1", "low"),
-    number("q0.5", "likely"),
-    number("q0.9", "high"),
-    number("q0.95", "very high", is_optional=True),
-    number("mean", is_optional=True),
-    number("skill", "better than no change"),
+TABLE = Report[Mapping[str, Any]](
+    "forecasts",
+    (
+        key_column("series"),
+        key_column("ts", heading="at"),
+        key_column("q0.1", Kind.DECIMAL, heading="low"),
+        key_column("q0.5", Kind.DECIMAL, heading="likely"),
+        key_column("q0.9", Kind.DECIMAL, heading="high"),
+        key_column("q0.95", Kind.DECIMAL, heading="very high", is_optional=True),
+        key_column("mean", Kind.DECIMAL, is_optional=True),
+        key_column("skill", Kind.DECIMAL, heading="better than no change"),
+    ),
 )
-HISTORY_COLUMNS = (
-    Column("series"),
-    number("forecasts"),
-    number("replayed", is_optional=True),
-    number("hours"),
-    number("in band"),
-    number("under 0.9", is_optional=True),
-    number("under 0.95", is_optional=True),
-    hidden("wql", is_number=True),
-    hidden("naive", is_number=True),
-    number("skill", "better than no change"),
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3f}"
+
+
+HISTORY = Report[ForecastRecord](
+    "forecast_history",
+    (
+        Column("series", lambda item: item.series),
+        Column("forecasts", lambda item: item.forecasts, Kind.COUNT),
+        Column("replayed", lambda item: item.replayed, Kind.COUNT, is_optional=True),
+        Column("hours", lambda item: item.hours, Kind.COUNT),
+        Column("in band", lambda item: _share(item.inside), Kind.DECIMAL),
+        Column(
+            "under 0.9", lambda item: _share(item.under.get("0.9")), Kind.DECIMAL, is_optional=True
+        ),
+        Column(
+            "under 0.95",
+            lambda item: _share(item.under.get("0.95")),
+            Kind.DECIMAL,
+            is_optional=True,
+        ),
+        Column("wql", lambda item: _share(item.wql), Kind.DECIMAL, in_table=False),
+        Column("naive", lambda item: _share(item.naive_wql), Kind.DECIMAL, in_table=False),
+        Column(
+            "skill",
+            lambda item: _share(item.skill),
+            Kind.DECIMAL,
+            heading="better than no change",
+        ),
+    ),
 )
 
 
@@ -224,18 +249,19 @@ def print_forecasts(forecasts: Sequence[Forecast], file: SeriesFile, form: optio
         names = (
             [f"q{quantile:g}" for quantile in forecasts[0].quantiles] if forecasts else QUANTILES
         )
-        columns = [Column("ts"), Column("series"), number("mean"), *map(number, names)]
-        emit(form, columns, [row for result in forecasts for row in instant_rows(result, file)])
+        numbers = (key_column(name, Kind.ESTIMATE) for name in ("mean", *names))
+        report = Report("forecasts", (key_column("ts"), key_column("series"), *numbers))
+        emit_report(form, report, (row for each in forecasts for row in instant_rows(each, file)))
     else:
         rows = [row for result in forecasts for row in table_rows(result, file)]
         note = (
             "better than no change: how much smaller our error was than that of 'it stays as it"
             " is', over its own past"
         )
-        emit(form, TABLE, rows, [note])
+        emit_report(form, TABLE, rows, [note])
 
 
-def instant_rows(result: Forecast, file: SeriesFile) -> Iterator[Row]:
+def instant_rows(result: Forecast, file: SeriesFile) -> Iterator[dict[str, Any]]:
     """A row for each instant, with its mean and quantiles."""
     names = [f"q{quantile:g}" for quantile in result.quantiles]
     means, values = (result.mean.round(6) + 0.0).tolist(), (result.values.round(6) + 0.0).tolist()
@@ -271,7 +297,7 @@ def to_object(result: Forecast, file: SeriesFile) -> dict[str, object]:
     }
 
 
-def table_rows(result: Forecast, file: SeriesFile) -> Iterator[Row]:
+def table_rows(result: Forecast, file: SeriesFile) -> Iterator[dict[str, Any]]:
     """A row for a few instants: the first, a quarter, half, and the last."""
     rows = list(instant_rows(result, file))
     last = len(rows) - 1
@@ -316,24 +342,8 @@ def history(
         print_json([asdict(record) for record in history_records])
     else:
         note = "in band: part of the hours between low and high (0.8 is right)"
-        emit(form, HISTORY_COLUMNS, [history_row(record) for record in history_records], [note])
+        emit_report(form, HISTORY, history_records, [note])
     end_with(not any(record.hours for record in history_records), exit_code)
-
-
-def history_row(record: ForecastRecord) -> Row:
-    """A record by HISTORY_COLUMNS."""
-    shares = {
-        "in band": record.inside,
-        "under 0.9": record.under.get("0.9"),
-        "under 0.95": record.under.get("0.95"),
-        "wql": record.wql,
-        "naive": record.naive_wql,
-        "skill": record.skill,
-    }
-    return {
-        **{name: getattr(record, name) for name in ("series", "forecasts", "replayed", "hours")},
-        **{name: "" if value is None else f"{value:.3f}" for name, value in shares.items()},
-    }
 
 
 @app.command(epilog="Example: gpuledger forecast spend --by team")
@@ -355,12 +365,11 @@ def spend(
     require_level(level, "--by")
     with open_session(dsn, config) as session:
         owners = forecast_month(session.database, level, session.now_ms)
-    report = spend_report(level)
     is_partial = any(owner.forecast is None for owner in owners)
-    emit(
+    emit_report(
         form,
-        columns_of(report),
-        [report.texts(owner) | {"days of history": owner.days} for owner in owners],
+        spend_report(level),
+        owners,
         ["without a forecast: fewer than five full days are rated"] if is_partial else [],
     )
     end_with(is_partial or not owners, exit_code)

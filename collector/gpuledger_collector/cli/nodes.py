@@ -9,7 +9,7 @@ from typer import Argument, Option
 from gpuledger_collector.accounting.period import format_instant, parse_instant
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse
-from gpuledger_collector.cli.output import columns_of, emit
+from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.fleet import NODES
@@ -33,7 +33,7 @@ def list_nodes(
     """
     with open_session(dsn, config) as session, session.database.transaction() as connection:
         known = nodes.list_nodes(connection, session.now_ms)
-    emit(form, columns_of(NODES), [NODES.exact(node) for node in known])
+    emit_report(form, NODES, known, is_exact=True)
 
 
 @app.command(epilog="Example: gpuledger nodes retire gpu-07 --at 2026-10-31T12:00:00Z")

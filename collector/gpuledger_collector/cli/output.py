@@ -1,109 +1,26 @@
-"""Lists as a table, CSV or JSON: columns are declared once, and every command prints through here."""
+"""Lists as a table, CSV or JSON by their reports: every command prints through here."""
 
 from __future__ import annotations
 
-import csv
 import io
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.cells import cell_len
 
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.cells import json_text, to_minute
-from gpuledger_collector.export.report import Item, Kind, Report
-from gpuledger_common.escapes import escape_text, neutral
+from gpuledger_collector.export.pieces import csv_pieces
+from gpuledger_collector.export.report import Column, Item, Kind, Report
+from gpuledger_common.escapes import escape_text
 
-Row = Mapping[str, Any]
 GAP = 2
 """Spaces between the columns of a table."""
 MIN_TEXT = 8
 """Texts are folded to no less than this many characters before optional columns are left out."""
-
-
-def plain(value: Any) -> str:
-    """A value as text; empty when it is not known."""
-    if isinstance(value, list | tuple):
-        return "; ".join(map(str, value))
-    return "" if value is None else str(value)
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column: its name in CSV and JSON, its heading in a table, and how a table shows it."""
-
-    name: str
-    heading: str = ""
-    is_number: bool = False
-    """Numbers align right and are never folded, however narrow the terminal is."""
-    is_optional: bool = False
-    """Left out of a table that is wider than the terminal; the last one first."""
-    in_table: bool = True
-    show: Callable[[Any], str] = plain
-    in_csv: bool = True
-
-
-number = partial(Column, is_number=True)
-hidden = partial(Column, in_table=False)
-"""A column of CSV only."""
-
-
-def emit(
-    form: options.Format,
-    columns: Sequence[Column],
-    rows: Sequence[Row],
-    footer: Iterable[str] = (),
-    totals: Sequence[Row] = (),
-) -> None:
-    """Print a list.
-
-    `footer`: lines below the table; `totals`: its last rows. Neither is part of CSV and JSON.
-
-    JSON has all keys of a row, also those that are no column.
-    """
-    sys.stdout.write(list_text(form, columns, rows, terminal_width(), totals))
-    if form is options.Format.table:
-        for line in footer:
-            say(line)
-
-
-def list_text(
-    form: options.Format,
-    columns: Sequence[Column],
-    rows: Sequence[Row],
-    width: int | None,
-    totals: Sequence[Row] = (),
-) -> str:
-    """A list as text; a table of at most `width` columns."""
-    if form is options.Format.csv:
-        return csv_text(columns, rows)
-    if form is options.Format.table:
-        return table_text(columns, rows, width, totals)
-    names = [column.name for column in columns]
-    objects = [{name: row[name] for name in names if name in row} | dict(row) for row in rows]
-    return f"{json_text(objects)}\n"
-
-
-def columns_of(report: Report[Any]) -> tuple[Column, ...]:
-    """The columns of a report as a table shows them: instants to the minute."""
-    return tuple(
-        Column(
-            column.name,
-            column.heading,
-            column.is_number,
-            column.is_optional,
-            column.in_table,
-            to_minute if column.kind is Kind.INSTANT else plain,
-            column.in_csv,
-        )
-        for column in report.columns
-    )
 
 
 def emit_report(
@@ -111,43 +28,43 @@ def emit_report(
     report: Report[Item],
     items: Iterable[Item],
     footer: Iterable[str] = (),
-    totals: Sequence[Row] = (),
+    totals: Sequence[Item] = (),
     *,
     is_exact: bool = False,
 ) -> None:
     """Print a list by what its report says of its columns.
 
+    `footer`: lines below the table; `totals`: its last rows. Neither is part of CSV and JSON.
     `is_exact`: JSON has numbers, lists and null instead of texts.
     """
-    cells = report.exact if is_exact and form is options.Format.json else report.texts
-    emit(form, columns_of(report), [cells(item) for item in items], footer, totals)
+    width = terminal_width()
+    sys.stdout.write(report_text(form, report, items, width, totals, is_exact=is_exact))
+    if form is options.Format.table:
+        for line in footer:
+            say(line)
 
 
 def report_text(
-    form: options.Format, report: Report[Item], items: Iterable[Item], width: int | None
+    form: options.Format,
+    report: Report[Item],
+    items: Iterable[Item],
+    width: int | None,
+    totals: Sequence[Item] = (),
+    *,
+    is_exact: bool = False,
 ) -> str:
-    """A list as text, by what its report says of its columns."""
-    return list_text(form, columns_of(report), list(map(report.texts, items)), width)
+    """A list as text; a table of at most `width` columns."""
+    if form is options.Format.csv:
+        return "".join(csv_pieces(report.csv_rows(items)))
+    if form is options.Format.table:
+        return table_text(report.columns, list(items), width, totals)
+    cells = report.exact if is_exact else report.texts
+    return f"{json_text(list(map(cells, items)))}\n"
 
 
 def print_json(content: object) -> None:
     """Print an indented JSON document; invisible characters are escapes in it."""
     print(json_text(content))
-
-
-def csv_text(columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    """Rows as CSV: LF, unknown values empty, texts neutralized against spreadsheet formulas."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    columns = [column for column in columns if column.in_csv]
-    writer.writerow(column.name for column in columns)
-    for row in rows:
-        values = [(column, row.get(column.name)) for column in columns]
-        # A number may be negative; an apostrophe before its sign would make it a text.
-        writer.writerow(
-            plain(value) if column.is_number else neutral(plain(value)) for column, value in values
-        )
-    return text.getvalue()
 
 
 def terminal_width() -> int | None:
@@ -156,10 +73,13 @@ def terminal_width() -> int | None:
 
 
 def table_text(
-    columns: Sequence[Column], rows: Sequence[Row], width: int | None, totals: Sequence[Row] = ()
+    columns: Sequence[Column[Item]],
+    rows: Sequence[Item],
+    width: int | None,
+    totals: Sequence[Item] = (),
 ) -> str:
-    """A table of at most `width` columns (None: as wide as it needs), if its numbers fit; ''
-    without rows.
+    """A table of at most `width` columns (None: as wide as it needs), if its numbers fit, with
+    instants to the minute; '' without rows.
     """
     if not rows and not totals:
         return ""
@@ -167,7 +87,7 @@ def table_text(
     # Escaped before they are measured: an escape is longer than the invisible character that it
     # stands for.
     cells = {
-        column.name: [escape_text(column.show(row.get(column.name))) for row in (*rows, *totals)]
+        column.name: [escape_text(_cell(column, row)) for row in (*rows, *totals)]
         for column in shown
     }
     needs = {
@@ -207,7 +127,7 @@ def table_text(
 
 
 def _plain_lines(
-    columns: Sequence[Column], cells: Mapping[str, Sequence[str]], needs: Mapping[str, int]
+    columns: Sequence[Column[Item]], cells: Mapping[str, Sequence[str]], needs: Mapping[str, int]
 ) -> Iterator[str]:
     """The heading and each row, every column as wide as it needs."""
     lines = [
@@ -222,11 +142,16 @@ def _plain_lines(
         yield (" " * GAP).join(parts).rstrip()
 
 
-def _heading(column: Column) -> str:
+def _cell(column: Column[Item], row: Item) -> str:
+    text = column.text(row)
+    return to_minute(text) if column.kind is Kind.INSTANT else text
+
+
+def _heading(column: Column[Item]) -> str:
     return column.heading or column.name.replace("_", " ")
 
 
-def _fit(columns: list[Column], needs: dict[str, int], width: int) -> list[Column]:
+def _fit(columns: list[Column[Item]], needs: dict[str, int], width: int) -> list[Column[Item]]:
     """The columns that fit, with the widths of texts in `needs` made narrower until they do."""
     shown = list(columns)
     while True:

@@ -5,6 +5,7 @@ to reserve.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated
 
 from typer import Option
@@ -13,9 +14,10 @@ from gpuledger_collector.accounting.currencies import currency_problem
 from gpuledger_collector.accounting.period import DAY_MS, Period, format_date
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import FINDINGS, new_app, refuse, time_range
-from gpuledger_collector.cli.output import Column, Row, emit, number
+from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.plan_forms import Page, hourly_rate, print_page
 from gpuledger_collector.cli.session import Session, open_session
+from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.insight.plans.capacity import Band, Horizon, TooFewDays
 from gpuledger_collector.services.capacity_plan import (
     GivenRates,
@@ -33,17 +35,39 @@ app = new_app()
 MAX_DAYS = 366
 MAX_INTERRUPTIONS = 1000
 UNKNOWN = "-"
-COLUMNS = (
-    Column("about"),
-    Column("name"),
-    Column("measure"),
-    Column("unit"),
-    number("low"),
-    number("likely"),
-    number("high"),
-    Column("judged"),
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMeasure:
+    """A measure of a plan; of costs and expected waits, only `likely` is known."""
+
+    about: str
+    name: str
+    measure: str
+    unit: str
+    low: float | None
+    likely: float | None
+    high: float | None
+    judged: str = ""
+
+
+def _estimate(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+MEASURES = Report[PlanMeasure](
+    "plan",
+    (
+        Column("about", lambda item: item.about),
+        Column("name", lambda item: item.name),
+        Column("measure", lambda item: item.measure),
+        Column("unit", lambda item: item.unit),
+        Column("low", lambda item: _estimate(item.low), Kind.ESTIMATE),
+        Column("likely", lambda item: _estimate(item.likely), Kind.ESTIMATE),
+        Column("high", lambda item: _estimate(item.high), Kind.ESTIMATE),
+        Column("judged", lambda item: item.judged),
+    ),
 )
-"""A measure a line. Costs and waits that are expected values are `likely`."""
 WAYS = {"on_demand": "on demand", "reserved": "reserved", "spot": "spot"}
 
 
@@ -126,7 +150,7 @@ def capacity(
         except TooFewDays as error:
             refuse(str(error), FINDINGS)
     if form is options.Format.csv:
-        emit(form, COLUMNS, list(measures(priced)))
+        emit_report(options.Format.csv, MEASURES, measures(priced))
     else:
         print_page(_page(priced), options.PageFormat(form.value))
 
@@ -155,62 +179,41 @@ def _planned_days(session: Session, period: str | None, end: str | None) -> Peri
     return days
 
 
-def measures(priced: PricedPlan) -> Iterator[Row]:
-    """The plan as lines of COLUMNS."""
-
-    def line(
-        about: str, name: str, measure: str, unit: str, *values: float | None, judged: str = ""
-    ) -> Row:
-        low, likely, high = values if len(values) == 3 else (None, values[0], None)
-        cells = {"low": low, "likely": likely, "high": high}
-        rounded = {key: None if value is None else round(value, 4) for key, value in cells.items()}
-        return {
-            "about": about,
-            "name": name,
-            "measure": measure,
-            "unit": unit,
-            **rounded,
-            "judged": judged,
-        }
-
+def measures(priced: PricedPlan) -> Iterator[PlanMeasure]:
+    """The plan, a measure a line."""
     plan, currency = priced.plan, priced.currency
     for about, entry in [("pool", plan.pool), *(("team", team) for team in plan.teams)]:
         for ahead in (entry.plan, *entry.next):
-            judged = (
-                "" if ahead.backtest is None else "no" if ahead.backtest.covered is None else "yes"
-            )
-            where = (about, entry.name)
-            yield line(
-                *where,
-                f"demand of {ahead.days} days",
-                "GPU-hours",
-                *_values(ahead.gpu_hours),
-                judged=judged,
-            )
-            yield line(
-                *where,
-                f"growth in {ahead.days} days",
-                "ratio",
-                *_values(ahead.growth),
-                judged=judged,
-            )
-            yield line(*where, f"growth over {ahead.days} days", "ratio", ahead.grown)
+            days, judged = f"{ahead.days} days", _is_judged(ahead)
+            for measure, unit, values in (
+                (f"demand of {days}", "GPU-hours", _values(ahead.gpu_hours)),
+                (f"growth in {days}", "ratio", _values(ahead.growth)),
+            ):
+                yield PlanMeasure(about, entry.name, measure, unit, *values, judged)
+            grown = (None, ahead.grown, None)
+            yield PlanMeasure(about, entry.name, f"growth over {days}", "ratio", *grown)
     for point in plan.curve:
-        gpus = str(point.gpus)
-        yield line(
-            "capacity", gpus, "wait", "GPU-hours", point.wait_low, point.wait, point.wait_high
-        )
-        yield line("capacity", gpus, "wait on spot", "GPU-hours", point.wait_spot)
+        gpus, waits = str(point.gpus), (point.wait_low, point.wait, point.wait_high)
+        yield PlanMeasure("capacity", gpus, "wait", "GPU-hours", *waits)
+        spot = (None, point.wait_spot, None)
+        yield PlanMeasure("capacity", gpus, "wait on spot", "GPU-hours", *spot)
         for way, label in WAYS.items():
-            yield line("capacity", gpus, f"cost {label}", currency, getattr(point, way))
+            cost = (None, getattr(point, way), None)
+            yield PlanMeasure("capacity", gpus, f"cost {label}", currency, *cost)
     if (advice := plan.reservation) is not None:
-        name = plan.pool.name
-        yield line("reservation", name, "GPUs", "GPU", advice.low, advice.gpus, advice.high)
-        yield line("reservation", name, "cost", currency, advice.cost)
-        yield line("reservation", name, "cost all on demand", currency, advice.on_demand_cost)
-        yield line(
-            "reservation", name, "regret", currency, advice.regret_low, None, advice.regret_high
-        )
+        for measure, unit, values in (
+            ("GPUs", "GPU", (advice.low, advice.gpus, advice.high)),
+            ("cost", currency, (None, advice.cost, None)),
+            ("cost all on demand", currency, (None, advice.on_demand_cost, None)),
+            ("regret", currency, (advice.regret_low, None, advice.regret_high)),
+        ):
+            yield PlanMeasure("reservation", plan.pool.name, measure, unit, *values)
+
+
+def _is_judged(ahead: Horizon) -> str:
+    if ahead.backtest is None:
+        return ""
+    return "no" if ahead.backtest.covered is None else "yes"
 
 
 def _values(band: Band | None) -> tuple[float | None, float | None, float | None]:

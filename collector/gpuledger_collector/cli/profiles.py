@@ -10,10 +10,11 @@ from typer import Argument, Option
 
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import UNAVAILABLE, new_app, refuse
-from gpuledger_collector.cli.output import Column, Row, emit, number
+from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.session import load_settings
+from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_common.plurals import plural
-from gpuledger_common.profiles.check import Report, check_page, energy_of
+from gpuledger_common.profiles.check import FamilyRow, PageReport, check_page, energy_of
 from gpuledger_common.profiles.fetch import fetch
 from gpuledger_common.profiles.library import (
     all_profiles,
@@ -30,22 +31,34 @@ from gpuledger_common.readings import WHOLE_GPU, SourceUnavailable
 app = new_app(
     name="profiles", help="Exporters that are understood, by profiles.", no_args_is_help=True
 )
-LIST_COLUMNS = (
-    Column("id"),
-    Column("exporter"),
-    Column("version", is_optional=True),
-    Column("evidence"),
-    Column("energy"),
-    number("metrics"),
-    Column("repository", is_optional=True),
+PROFILES = Report[Profile](
+    "profiles",
+    (
+        Column("id", lambda item: item.id),
+        Column("exporter", lambda item: item.title),
+        Column("version", lambda item: item.evidence.version, is_optional=True),
+        Column("evidence", lambda item: item.evidence.status),
+        Column("energy", lambda item: ENERGY[item.energy]),
+        Column(
+            "metrics",
+            lambda item: len(
+                {family.metric.name for families in item.families.values() for family in families}
+            ),
+            Kind.COUNT,
+        ),
+        Column("repository", lambda item: item.evidence.repository, is_optional=True),
+    ),
 )
-CHECK_COLUMNS = (
-    Column("family"),
-    number("lines"),
-    Column("state"),
-    Column("metrics"),
-    Column("reading", is_optional=True),
-    Column("note", is_optional=True),
+FAMILIES = Report[FamilyRow](
+    "families",
+    (
+        Column("family", lambda item: item.family),
+        Column("lines", lambda item: item.lines, Kind.COUNT),
+        Column("state", lambda item: item.state),
+        Column("metrics", lambda item: ", ".join(item.metrics)),
+        Column("reading", lambda item: item.reading, is_optional=True),
+        Column("note", lambda item: item.note, is_optional=True),
+    ),
 )
 MAX_SHOWN = 16
 """Accelerators that the table names; csv and json have the families alone."""
@@ -62,21 +75,7 @@ def list_profiles(form: options.Form = options.Format.table, config: options.Con
         f"{plural(len(profiles), 'profile')}; `gpuledger profiles check PAGE` shows which fits a"
         " page"
     ]
-    emit(form, LIST_COLUMNS, list(map(_list_row, profiles)), footer)
-
-
-def _list_row(profile: Profile) -> Row:
-    evidence = profile.evidence
-    metrics = {family.metric.name for families in profile.families.values() for family in families}
-    return {
-        "id": profile.id,
-        "exporter": profile.title,
-        "version": evidence.version,
-        "evidence": evidence.status,
-        "energy": ENERGY[profile.energy],
-        "metrics": len(metrics),
-        "repository": evidence.repository,
-    }
+    emit_report(form, PROFILES, profiles, footer, is_exact=True)
 
 
 @app.command(epilog="Example: gpuledger profiles show intel-gaudi > mine.toml")
@@ -121,21 +120,10 @@ def check(
         report = check_page(chosen, lines, node)
     except ValueError as error:
         refuse(f"{page}: {error}")
-    rows = [
-        {
-            "family": row.family,
-            "lines": row.lines,
-            "state": row.state,
-            "metrics": ", ".join(row.metrics),
-            "reading": row.reading,
-            "note": row.note,
-        }
-        for row in report.rows
-    ]
-    emit(form, CHECK_COLUMNS, rows, _summary(Path(page).name, report))
+    emit_report(form, FAMILIES, report.rows, _summary(Path(page).name, report), is_exact=True)
 
 
-def _summary(page: str, report: Report) -> list[str]:
+def _summary(page: str, report: PageReport) -> list[str]:
     profile = report.page.profile
     evidence = profile.evidence
     names = ", ".join(report.because[:3]) + (" and others" if len(report.because) > 3 else "")

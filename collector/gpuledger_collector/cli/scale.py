@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 from typer import Argument, Option
 
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import duration_ms, end_with, new_app, refuse, time_range
-from gpuledger_collector.cli.output import Column, Row, columns_of, emit, hidden, number, print_json
+from gpuledger_collector.cli.output import emit_report, print_json
 from gpuledger_collector.cli.progress import busy
 from gpuledger_collector.cli.scale_pools import open_pools, print_backtest
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.export.scaling import DECISIONS
+from gpuledger_collector.export.report import Column, Kind
+from gpuledger_collector.export.scaling import ADVICE, DECISIONS, OUTCOMES, POLICIES, PoolAdvice
 from gpuledger_collector.insight.backtest import (
     DEFAULT_COST_CAP,
     Backtest,
@@ -30,36 +32,6 @@ from gpuledger_collector.services.scaling_advice import advise_scaling, list_dec
 from gpuledger_common.plurals import plural
 
 DEFAULT_LEAD_MS = 600_000
-ADVICE_COLUMNS = (
-    Column("pool"),
-    number("demand_now"),
-    number("desired_gpus"),
-    Column("mode"),
-    Column("reason"),
-)
-BACKTEST_COLUMNS = (
-    Column("policy"),
-    number("capacity"),
-    hidden("demand", is_number=True),
-    number("wait"),
-    number("wait_p95_s", "wait p95, s"),
-    hidden("starts", is_number=True),
-    number("cold_starts", is_optional=True),
-    number("actions", is_optional=True),
-    Column("setting", is_optional=True),
-)
-SHOWN = ("made_at", "pool", "demand_gpus", "reactive_gpus", "desired_gpus")
-HISTORY_TABLE = (
-    Column("made_at", "made"),
-    Column("pool"),
-    number("demand_gpus", "demand"),
-    number("reactive_gpus", "reactive", is_optional=True),
-    number("desired_gpus", "desired"),
-    number("wait", "wait GPU-h"),
-    number("waste", "waste GPU-h"),
-    Column("reason", "why", is_optional=True),
-)
-
 app = new_app(
     name="scale",
     help="Capacity in time: what to hold now, and what policies would have cost.",
@@ -133,43 +105,23 @@ def print_advice(
 
     `backtest` is that of the one pool.
     """
-    names = [column.name for column in ADVICE_COLUMNS]
-    rows: list[dict[str, Any]] = [
-        dict(
-            zip(
-                names,
-                (
-                    (name, None, None, "stale", entry)
-                    if isinstance(entry, str)
-                    else (
-                        name,
-                        round(entry.demand_now, 3),
-                        entry.desired_gpus,
-                        entry.mode,
-                        entry.reason,
-                    )
-                ),
-                strict=True,
-            )
-        )
-        for name, entry in advice.items()
-    ]
-    if form is options.Format.json and backtest is not None:
-        rows = [{**row, "backtest": backtest.facts()} for row in rows]
     if form is not options.Format.table:
-        emit(form, ADVICE_COLUMNS, rows)
-        return
-    for row in rows:
-        gpus = row["desired_gpus"]
-        now = (
-            ""
-            if gpus is None
-            else (
-                f"hold {plural(f'{gpus:g}', 'GPU')} (demand now {row['demand_now']:g},"
-                f" {row['mode']}). "
+        report = ADVICE
+        if backtest is not None:
+            facts = Column[PoolAdvice](
+                "backtest", lambda _: backtest.facts(), Kind.FACTS, in_csv=False
             )
-        )
-        say(f"{row['pool']}: {now}{row['reason']}")
+            report = replace(report, columns=(*report.columns, facts))
+        emit_report(form, report, advice.items(), is_exact=True)
+        return
+    for pool, entry in advice.items():
+        if isinstance(entry, str):
+            say(f"{pool}: {entry}")
+        else:
+            say(
+                f"{pool}: hold {plural(f'{entry.desired_gpus:g}', 'GPU')} (demand now"
+                f" {round(entry.demand_now, 3):g}, {entry.mode}). {entry.reason}"
+            )
     if backtest is not None:
         print()
         print_backtest(backtest, form)
@@ -200,33 +152,12 @@ def history(
         span = asked.resolve(session.calendar, session.now_ms)
         with session.database.connect() as connection:
             decisions = list_decisions(connection, pool, span, limit)
-    rows = [DECISIONS.exact(decision) for decision in decisions]
-    if form is options.Format.table:
-        note = (
-            f"{plural(len(rows), 'decision')}; wait and waste while a decision served, had it been"
-            " followed"
-        )
-        emit(form, HISTORY_TABLE, [_history_row(row) for row in rows], [note])
-    else:
-        emit(form, columns_of(DECISIONS), rows)
-
-
-def _history_row(row: Row) -> Row:
-    """A decision with its hours of wait and waste as text, and the order that it led to."""
-    order = f" [{row['notified']}: {row['notified_state'] or 'queued'}]" if row["notified"] else ""
-    return {
-        **{
-            name: f"{row[name]:.1f}" if isinstance(row[name], float) else row[name]
-            for name in SHOWN
-        },
-        "wait": _hours(row["wait_gpu_s"]),
-        "waste": _hours(row["waste_gpu_s"]),
-        "reason": f"{row['reason']}{order}",
-    }
-
-
-def _hours(gpu_s: object) -> str:
-    return f"{gpu_s / 3600:.2f}" if isinstance(gpu_s, float) else "not yet"
+    note = (
+        f"{plural(len(decisions), 'decision')}; wait and waste while a decision served, had it been"
+        " followed"
+    )
+    report = OUTCOMES if form is options.Format.table else DECISIONS
+    emit_report(form, report, decisions, [note], is_exact=True)
 
 
 @app.command(
@@ -341,10 +272,9 @@ def resample(series: Series, step_ms: int | None) -> Series:
 
 def print_policies(result: Backtest, form: options.Format) -> None:
     """Print how each policy did."""
-    rows = [verdict.row() for verdict in result.results]
     if form is options.Format.json:
         days = {"predictive_days": result.predictive_days, "judged_days": result.judged_days}
-        print_json({"policies": rows, **days})
+        print_json({"policies": list(map(POLICIES.exact, result.results)), **days})
         return
     footer = [
         "capacity and wait in GPU-hours over the judged part; wait is demand that found no GPU",
@@ -353,4 +283,4 @@ def print_policies(result: Backtest, form: options.Format) -> None:
             f" {plural(result.judged_days, 'day')}, else it ran the tuned reactive setting"
         ),
     ]
-    emit(form, BACKTEST_COLUMNS, rows, footer)
+    emit_report(form, POLICIES, result.results, footer)

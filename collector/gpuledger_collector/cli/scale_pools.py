@@ -11,27 +11,14 @@ from pathlib import Path
 
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import FINDINGS, refuse
-from gpuledger_collector.cli.output import Column, Row, emit, number, print_json
+from gpuledger_collector.cli.output import emit_report, print_json
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.export.scaling import PRICED_POLICIES, SHOWN_POLICIES
 from gpuledger_collector.insight.demand import DEMAND_DAYS
 from gpuledger_collector.insight.pool_backtest import PoolBacktest
 from gpuledger_collector.services.scaling_advice import Pools, refresh_pools
 from gpuledger_common.plurals import plural
-
-COLUMNS = (
-    Column("policy"),
-    number("capacity"),
-    number("demand", is_optional=True),
-    number("wait"),
-    number("wait_p95_s", "wait p95, s", is_optional=True),
-    number("actions", is_optional=True),
-    number("cost"),
-    number("over_demand", "above demand", is_optional=True),
-    Column("currency"),
-)
-PLACES = {"capacity": 1, "demand": 1, "wait": 2, "wait_p95_s": 0, "cost": 2, "over_demand": 2}
-"""Decimal places in the table."""
 
 
 @contextlib.contextmanager
@@ -56,7 +43,7 @@ def print_backtest(backtest: PoolBacktest, form: options.Format) -> None:
         print_json(backtest.facts())
         return
     if form is options.Format.csv:
-        emit(form, COLUMNS, backtest.rows())
+        emit_report(form, PRICED_POLICIES, backtest.policies())
         return
     limits = backtest.terms.limits
     setting = (
@@ -78,18 +65,4 @@ def print_backtest(backtest: PoolBacktest, form: options.Format) -> None:
         ),
         f"setting: {setting}, mode = {json.dumps(backtest.terms.mode)}",
     ]
-    emit(form, COLUMNS, [_table_row(row) for row in backtest.rows()], footer)
-
-
-def _table_row(row: Row) -> Row:
-    """A policy with its numbers as text."""
-    return {
-        name: (
-            value
-            if name not in PLACES
-            else "unpriced"
-            if value is None
-            else f"{value:,.{PLACES[name]}f}"
-        )
-        for name, value in row.items()
-    }
+    emit_report(form, SHOWN_POLICIES, backtest.policies(), footer)

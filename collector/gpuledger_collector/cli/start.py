@@ -25,11 +25,12 @@ from gpuledger_collector.cli import start_prometheus as prometheus
 from gpuledger_collector.cli.apply import days_note
 from gpuledger_collector.cli.chargeback import table_pieces
 from gpuledger_collector.cli.common import dry_run_note, new_app, refuse, time_range
-from gpuledger_collector.cli.output import Column, table_text, terminal_width
+from gpuledger_collector.cli.output import table_text, terminal_width
 from gpuledger_collector.cli.session import Session, clock_ms, load_settings, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.model import Record
 from gpuledger_collector.config.prices import DeclaredPrice
+from gpuledger_collector.export.report import key_column
 from gpuledger_collector.ingest.files.headers import is_alloc_tres, no_team_note
 from gpuledger_collector.ingest.files.held_time import DURATIONS, SUSPENDED
 from gpuledger_collector.ingest.files.job_table import JobTable
@@ -361,9 +362,9 @@ def _show(table: JobTable) -> None:
     say(f"{table.path}: {', '.join(facts)}")
     samples = table.samples
     columns = [
-        Column("column"),
-        Column("means"),
-        *(Column(str(record.line), f"line {record.line}") for record in samples),
+        key_column("column"),
+        key_column("means"),
+        *(key_column(str(record.line), heading=f"line {record.line}") for record in samples),
     ]
     rows = [
         {

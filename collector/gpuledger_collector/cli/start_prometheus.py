@@ -15,10 +15,11 @@ from gpuledger_collector.accounting.ledger_rows import OtherSource
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.placement import DEFAULT_POOL
 from gpuledger_collector.cli.common import UNAVAILABLE, refuse
-from gpuledger_collector.cli.output import Column, table_text, terminal_width
+from gpuledger_collector.cli.output import table_text, terminal_width
 from gpuledger_collector.cli.progress import bar, busy
 from gpuledger_collector.cli.session import Session
 from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.export.report import key_column
 from gpuledger_collector.ingest.remote_write.history import History, Known, Past, read_known
 from gpuledger_collector.ingest.remote_write.prometheus_api import (
     BadAddress,
@@ -141,7 +142,7 @@ def _show(api: PrometheusApi, known: Known) -> None:
             rows.append(
                 {"label": label, "means": meaning, "values": ", ".join(values[:EXAMPLES]) + more}
             )
-    columns = [Column("label"), Column("means"), Column("values")]
+    columns = [key_column("label"), key_column("means"), key_column("values")]
     sys.stdout.write(table_text(columns, rows, terminal_width()))
 
 

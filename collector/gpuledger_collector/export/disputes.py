@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from gpuledger_collector.accounting.contested_lines import line_id
 from gpuledger_collector.accounting.dispute_moves import Decided, Move, ReversedShare
 from gpuledger_collector.accounting.disputes import Dispute, DisputeRecord
 from gpuledger_collector.accounting.ledger import ExportedCharge
@@ -13,7 +14,7 @@ from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Calendar, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
-from gpuledger_collector.export.cells import lines_text, minor_amount
+from gpuledger_collector.export.cells import lines_text
 from gpuledger_collector.export.report import Column, Report
 from gpuledger_common.plurals import plural
 
@@ -51,19 +52,29 @@ DISPUTES = Report[Dispute](
 )
 
 
-def line_cells(line: ExportedCharge) -> dict[str, object]:
-    """A line in a few cells."""
+def _cost(line: ExportedCharge) -> str:
     charge = line.charge
-    cost = minor_amount(charge.cost_micro or 0, charge.currency)
-    return {
-        "from": format_instant(charge.start_ms),
-        "to": format_instant(charge.end_ms),
-        "workload": line.workload_key or "",
-        "accelerator": line.accelerator_uuid or "",
-        "gpu_hours": f"{hours_decimal([charge.gpu_ns])[0]:.6f}",
-        "cost": f"{cost} {charge.currency}" if cost else "",
-        "correction": "correction" if line.booked_day_ms is not None else "",
-    }
+    if charge.currency is None:
+        return ""
+    return f"{Money(charge.cost_micro or 0, charge.currency).plain()} {charge.currency}"
+
+
+LINES = Report[ExportedCharge](
+    "dispute_lines",
+    (
+        Column("id", line_id),
+        Column("from", lambda item: format_instant(item.charge.start_ms)),
+        Column("to", lambda item: format_instant(item.charge.end_ms)),
+        Column("workload", lambda item: item.workload_key),
+        Column("accelerator", lambda item: item.accelerator_uuid),
+        Column("gpu_hours", lambda item: f"{hours_decimal([item.charge.gpu_ns])[0]:.6f}"),
+        Column("cost", _cost),
+        Column(
+            "correction",
+            lambda item: "correction" if item.booked_day_ms is not None else None,
+        ),
+    ),
+)
 
 
 def move_lines(decided: Decided, calendar: Calendar) -> list[str]:

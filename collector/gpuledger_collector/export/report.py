@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -121,6 +121,11 @@ class Column(Generic[Item]):
         return f"{self.name}_micro" if self.kind is Kind.MONEY else self.name
 
 
+def key_column(name: str, kind: Kind = Kind.TEXT, **shown: Any) -> Column[Mapping[str, Any]]:
+    """A column of items that are mappings: the value of that key, unknown where there is none."""
+    return Column(name, lambda item: item.get(name), kind, **shown)
+
+
 def cells_of(columns: Sequence[Column[Item]]) -> Callable[[Item], list[str]]:
     """What writes an item's cells of a file; texts are made harmless for spreadsheets, unknown ones
     are empty.
@@ -146,6 +151,11 @@ class Report(Generic[Item]):
 
     name: str
     columns: tuple[Column[Item], ...]
+
+    def select(self, *names: str) -> Report[Item]:
+        """The same list with these columns, in this order."""
+        columns = {column.name: column for column in self.columns}
+        return replace(self, columns=tuple(columns[name] for name in names))
 
     @cached_property
     def csv_columns(self) -> tuple[Column[Item], ...]:

@@ -9,6 +9,7 @@ than the tuned reactive scaler, nor, in the end, cost 2 % more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -54,14 +55,6 @@ class PolicyResult:
     outcome: Outcome
     setting: str
     capacity: Floats
-
-    def row(self) -> dict[str, object]:
-        """The contract's row: GPU-hours rounded to a thousandth."""
-        numbers = {
-            name: round(value, 3) if isinstance(value, float) else value
-            for name, value in asdict(self.outcome).items()
-        }
-        return {"policy": self.policy, **numbers, "setting": self.setting}
 
 
 @dataclass(frozen=True)

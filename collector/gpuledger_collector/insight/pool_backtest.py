@@ -4,7 +4,7 @@ prediction on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -25,17 +25,23 @@ from gpuledger_collector.insight.series import Series, fill_forward
 
 JUDGED_DAYS = 28
 SHOWN = ("static-peak", "hpa-default", "reactive-plain", "reactive-tuned", "gpuledger", "oracle")
-COLUMNS = (
-    "policy",
-    "capacity",
-    "demand",
-    "wait",
-    "wait_p95_s",
-    "actions",
-    "cost",
-    "over_demand",
-    "currency",
-)
+
+
+@dataclass(frozen=True, slots=True)
+class PricedPolicy:
+    """What a policy comes to: GPU-hours, and capacity and its excess over demand in money, None
+    without a rate.
+    """
+
+    policy: str
+    capacity: float
+    demand: float
+    wait: float
+    wait_p95_s: float
+    actions: int
+    cost: float | None
+    over_demand: float | None
+    currency: str | None
 
 
 @dataclass(frozen=True)
@@ -54,27 +60,25 @@ class PoolBacktest:
     rate: GpuHourRate | None
     front: tuple[tuple[float, float], ...] = ()
 
-    def rows(self) -> list[dict[str, object]]:
-        """One row per policy: GPU-hours, and capacity and its excess over demand in money, None
-        without a rate.
-        """
-        rows = []
-        for result in self.backtest.results if self.backtest else ():
-            if result.policy in SHOWN:
-                outcome = result.outcome
-                money = {
-                    "cost": self.money(outcome.capacity),
-                    "over_demand": self.money(outcome.capacity - outcome.demand),
-                    "currency": self.rate.currency if self.rate else None,
-                }
-                rows.append(
-                    {
-                        name: value
-                        for name, value in (result.row() | money).items()
-                        if name in COLUMNS
-                    }
-                )
-        return rows
+    def policies(self) -> list[PricedPolicy]:
+        """The policies that are shown."""
+        currency = self.rate.currency if self.rate else None
+        return [
+            PricedPolicy(
+                result.policy,
+                round(outcome.capacity, 3),
+                round(outcome.demand, 3),
+                round(outcome.wait, 3),
+                round(outcome.wait_p95_s, 3),
+                outcome.actions,
+                self.money(outcome.capacity),
+                self.money(outcome.capacity - outcome.demand),
+                currency,
+            )
+            for result in (self.backtest.results if self.backtest else ())
+            for outcome in [result.outcome]
+            if result.policy in SHOWN
+        ]
 
     def facts(self) -> dict[str, object]:
         """Everything as JSON."""
@@ -87,7 +91,7 @@ class PoolBacktest:
             "judged_days": self.backtest.judged_days if self.backtest else 0,
             "predictive_days": self.backtest.predictive_days if self.backtest else 0,
             "note": self.note,
-            "policies": self.rows(),
+            "policies": list(map(asdict, self.policies())),
         }
 
     def money(self, gpu_hours: float) -> float | None:

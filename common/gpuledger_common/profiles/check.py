@@ -33,7 +33,7 @@ class FamilyRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PageReport:
     """A page by a profile: why it matches, and what becomes of each family and each accelerator."""
 
     page: Page
@@ -41,11 +41,11 @@ class Report:
     rows: tuple[FamilyRow, ...]
 
 
-def check_page(profile: Profile, lines: Lines, host: str) -> Report:
+def check_page(profile: Profile, lines: Lines, host: str) -> PageReport:
     """Check a page by a profile. Raises ValueError where it shows no device."""
     page = read_page(profile, lines, host)
     rows = [*_show_families(profile, lines), *_missing(profile, lines)]
-    return Report(page, tuple(matches(profile, lines)), tuple(rows))
+    return PageReport(page, tuple(matches(profile, lines)), tuple(rows))
 
 
 def energy_of(profile: Profile, entry: PageAccelerator) -> str:

@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from operator import itemgetter
 
 import pytest
 from typer.main import get_command
@@ -16,24 +18,25 @@ from gpuledger_collector.cli import PANELS, build, doctor, forecast, terminal
 from gpuledger_collector.cli.chargeback import _measure_column
 from gpuledger_collector.cli.common import Refusal, duration_ms, time_range
 from gpuledger_collector.cli.options import Format
-from gpuledger_collector.cli.output import Column, columns_of, csv_text, number, table_text
+from gpuledger_collector.cli.output import report_text, table_text
 from gpuledger_collector.cli.remediation import bad, note, ok
 from gpuledger_collector.export.budgets import STANDINGS
 from gpuledger_collector.export.chargeback import ALLOCATIONS, MEASURES
 from gpuledger_collector.export.findings import ANOMALIES, IDLE
 from gpuledger_collector.export.recommendations import ADVICE
+from gpuledger_collector.export.report import Kind, Report, key_column
 
 TABLES = {
-    "anomalies": columns_of(ANOMALIES),
-    "budgets": columns_of(STANDINGS),
+    "anomalies": ANOMALIES.columns,
+    "budgets": STANDINGS.columns,
     "chargeback": (
-        Column("team"),
-        Column("project"),
+        key_column("team"),
+        key_column("project"),
         *(_measure_column(column.name) for column in (*MEASURES, *ALLOCATIONS)),
     ),
-    "forecast": forecast.TABLE,
-    "idle": columns_of(IDLE),
-    "recommend": columns_of(ADVICE),
+    "forecast": forecast.TABLE.columns,
+    "idle": IDLE.columns,
+    "recommend": ADVICE.columns,
 }
 NUMBER = "1234567.89"
 TEXT = "a rather long name of something"
@@ -43,8 +46,13 @@ TEXT = "a rather long name of something"
 @pytest.mark.parametrize("name", TABLES)
 def test_numbers_never_wrap(name, width) -> None:
     """Every number that is shown is in one piece, and no line is wider than the terminal."""
-    row = {column.name: NUMBER if column.is_number else TEXT for column in TABLES[name]}
-    text = table_text(TABLES[name], [row, row], width)
+    columns = [
+        replace(column, value=itemgetter(True), kind=Kind.DECIMAL)
+        if column.is_number
+        else replace(column, value=itemgetter(False), kind=Kind.TEXT)
+        for column in TABLES[name]
+    ]
+    text = table_text(columns, [(TEXT, NUMBER)] * 2, width)
     shown = {word for line in text.splitlines()[1:] for word in line.split() if word[:1].isdigit()}
     assert shown == {NUMBER}
     assert max(map(len, text.splitlines())) <= width
@@ -54,13 +62,13 @@ def test_a_pipe_gets_all_columns() -> None:
     """Without a terminal nothing is folded or left out; texts in CSV begin no formula, negative
     numbers stay.
     """
-    columns = (Column("name"), number("cost", is_optional=True))
-    rows = [{"name": "=1+1", "cost": "-5.00"}, {"name": None, "cost": None}]
-    assert (
-        table_text(columns, [{"name": TEXT * 20, "cost": 1}], None).splitlines()[1]
-        == f"{TEXT * 20}     1"
+    report = Report(
+        "things", (key_column("name"), key_column("cost", Kind.DECIMAL, is_optional=True))
     )
-    assert csv_text(columns, rows) == "name,cost\n'=1+1,-5.00\n,\n"
+    rows = [{"name": "=1+1", "cost": "-5.00"}, {"name": None, "cost": None}]
+    wide = report_text(Format.table, report, [{"name": TEXT * 20, "cost": 1}], None)
+    assert wide.splitlines()[1] == f"{TEXT * 20}     1"
+    assert report_text(Format.csv, report, rows, None) == "name,cost\n'=1+1,-5.00\n,\n"
 
 
 NOW_MS = date_range("2026-10-15", "2026-10-16").start_ms + 7_200_000

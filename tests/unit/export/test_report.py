@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from gpuledger_collector.accounting.money import Money
-from gpuledger_collector.cli.output import columns_of, csv_text, table_text
+from gpuledger_collector.cli.options import Format
+from gpuledger_collector.cli.output import report_text
 from gpuledger_collector.export.findings import ANOMALIES, IDLE
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.mcp.answers import row_model, row_of
@@ -67,10 +68,10 @@ def test_each_kind_has_a_form_for_files_and_one_for_programs():
 
 def test_commands_and_pages_write_the_same_file():
     """CSV of a command is that of the page, byte for byte; a table has instants to the minute."""
-    rows = [REPORT.texts(item) for item in (FULL, EMPTY)]
-    of_page = "".join(",".join(row) + "\n" for row in REPORT.csv_rows([FULL, EMPTY]))
-    assert csv_text(columns_of(REPORT), rows) == of_page
-    assert "2023-11-14T22:13Z" in table_text(columns_of(REPORT), rows, None)
+    items = [FULL, EMPTY]
+    of_page = "".join(",".join(row) + "\n" for row in REPORT.csv_rows(items))
+    assert report_text(Format.csv, REPORT, items, None) == of_page
+    assert "2023-11-14T22:13Z" in report_text(Format.table, REPORT, items, None)
 
 
 def test_assistants_get_a_field_for_each_column():

@@ -73,6 +73,11 @@ class SchemaStatus:
         return self.server_version // 10_000
 
     @property
+    def server_text(self) -> str:
+        """The version as people write it: 18.4."""
+        return f"{self.server_major}.{self.server_version % 10_000}"
+
+    @property
     def is_supported(self) -> bool:
         """Whether this server's major version is tested."""
         return self.server_major in SUPPORTED
