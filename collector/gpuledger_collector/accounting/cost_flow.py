@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gpuledger_collector.accounting.chargeback import Report, ReportRow, minor_unit, sum_known
+from gpuledger_collector.accounting.chargeback import Report, ReportRow, sum_known
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
-from gpuledger_collector.accounting.money import Money
+from gpuledger_collector.accounting.money import Money, minor_unit
 from gpuledger_collector.accounting.node_costs import NODE_COST
 from gpuledger_collector.accounting.quantity import round_to_sum
 from gpuledger_collector.accounting.spend_series import add_moneys
@@ -145,7 +145,7 @@ def _split(row: ReportRow) -> tuple[list[int], list[int]]:
     micro = (row.cost_micro or 0) - (row.adjusted_micro or 0)
     minor = (row.cost_minor or 0) - (row.adjusted_minor or 0)
     exact = [micro - idle - node, idle, node]
-    unit = minor_unit(row.currency)
+    unit = minor_unit(row.currency or "")
     # Adjustments are rounded apart from the cost: their difference may be off by one unit more.
     floors, ceilings = (
         sum(part // unit for part in exact),

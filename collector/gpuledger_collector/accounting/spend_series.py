@@ -18,11 +18,10 @@ from gpuledger_collector.accounting.chargeback import (
     UNATTRIBUTED,
     Report,
     ReportRow,
-    minor_unit,
     sum_known,
 )
 from gpuledger_collector.accounting.ledger import ChargedLine
-from gpuledger_collector.accounting.money import Money
+from gpuledger_collector.accounting.money import Money, minor_unit
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
 from gpuledger_collector.accounting.quantity import round_to_sum

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting.budget_status import Status
-from gpuledger_collector.accounting.budgets import GPU_HOURS, RANGE, Budget
+from gpuledger_collector.accounting.budgets import RANGE, Budget
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report
 from gpuledger_collector.accounting.cost_flow import CostFlow, make_flow
 from gpuledger_collector.accounting.owner_tree import LEVELS
@@ -217,7 +217,7 @@ def _budgets(frame: _Frame, currency: str, now_ms: int) -> list[Status]:
             (budget, budget.period_at(at_ms))
             for budget in budgets.current(frame.connection)
             if dict(budget.owner) == dict(frame.owner or {})
-            and budget.measure != GPU_HOURS
+            and budget.is_money
             and budget.currency == currency
         ]
         touching = [
