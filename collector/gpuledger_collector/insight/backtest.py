@@ -9,8 +9,7 @@ than the tuned reactive scaler, nor, in the end, cost 2 % more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
