@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -183,9 +184,28 @@ def write_text(text: str, output: Path | None) -> None:
 
 
 def write_pieces(pieces: Iterable[str], output: Path | None) -> None:
-    """Write a text to a file, or to standard output, piece by piece."""
+    """Write a text to a file, or to standard output, piece by piece.
+
+    A file is complete or as it was before; a device or a pipe is written as the pieces come.
+    """
     if output is None:
         sys.stdout.writelines(pieces)
         return
-    with output.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(pieces)
+    if output.exists() and not output.is_file():
+        with output.open("w", encoding="utf-8", newline="") as file:
+            file.writelines(pieces)
+        return
+    target = output.resolve()
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        # Only a new file: what another user put there under that name is not written through.
+        with unfinished.open("x", encoding="utf-8", newline="") as file:
+            file.writelines(pieces)
+        if target.exists():
+            shutil.copymode(target, unfinished)
+        unfinished.replace(target)
+    except FileExistsError:
+        raise
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
