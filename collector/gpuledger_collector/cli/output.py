@@ -206,6 +206,8 @@ def write_pieces(pieces: Iterable[str], output: Path | None) -> None:
         unfinished.replace(target)
     except FileExistsError:
         raise
-    except BaseException:
+    except BaseException as error:
         unfinished.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(output)
         raise

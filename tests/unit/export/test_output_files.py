@@ -25,6 +25,12 @@ def test_a_file_is_complete_or_as_it_was(tmp_path):
     assert os.listdir(tmp_path) == ["bill.csv"]
 
 
+def test_a_folder_that_is_not_there_is_named_by_the_users_file(tmp_path):
+    """And not by the name of the unfinished one."""
+    with pytest.raises(FileNotFoundError, match=r"away/bill\.csv'$"):
+        write_pieces(["new\n"], tmp_path / "away" / "bill.csv")
+
+
 def test_a_link_and_a_mode_stay(tmp_path):
     """What the user has set up is written, not exchanged for something else."""
     bill, link = tmp_path / "bill.csv", tmp_path / "link.csv"
