@@ -366,10 +366,11 @@ def spend(
     with open_session(dsn, config) as session:
         owners = forecast_month(session.database, level, session.now_ms)
     is_partial = any(owner.forecast is None for owner in owners)
-    emit_report(
-        form,
-        spend_report(level),
-        owners,
-        ["without a forecast: fewer than five full days are rated"] if is_partial else [],
-    )
+    report = spend_report(level)
+    if form is options.Format.json:
+        # Days are a number there, and amounts are texts.
+        print_json([report.texts(owner) | {"days of history": owner.days} for owner in owners])
+    else:
+        note = ["without a forecast: fewer than five full days are rated"] if is_partial else []
+        emit_report(form, report, owners, note)
     end_with(is_partial or not owners, exit_code)
