@@ -69,9 +69,11 @@ def draw_linked_plot(
 
 def axis_values(low: float, high: float) -> list[float]:
     """Round values from at or below `low` to at or above `high`, zero among them."""
-    step = nice_top(max(high - low, 1e-9) / TICKS)
-    first, last = math.floor(min(low, 0.0) / step), math.ceil(max(high, 0.0) / step)
-    return [at * step for at in range(first, max(last, first + 1) + 1)]
+    low, high = min(low, 0.0), max(high, 0.0)
+    step = nice_top((high - low or 1.0) / TICKS)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    last = max(last, first + 1)
+    return [at * step for at in range(first, last + 1)]
 
 
 @dataclass(frozen=True, slots=True)
