@@ -358,13 +358,25 @@ def pool_facts(pool: PoolOutlook) -> dict[str, Any]:
         f"Demand of pool {pool.name} in GPUs: the last {plural(len(pool.past), 'hour')} and the"
         f" next {len(middles)}"
     )
+    limit = None
+    if pool.capacity is not None:
+        limit = (pool.capacity, f"capacity {html.gpus(pool.capacity)}")
+        summary += f" The pool has {plural(html.gpus(pool.capacity), 'GPU')}."
     days = plots.dates(pool.first_ms, HOUR_MS, len(pool.past) + len(pool.ahead))
     return {
         "name": pool.name,
         "path": pool_path(pool.name),
         "said": summary,
         "plot": plots.spark(
-            pool.past, title, summary, pool.ahead, width=720, height=200, axis=True, days=days
+            pool.past,
+            title,
+            summary,
+            pool.ahead,
+            width=720,
+            height=200,
+            axis=True,
+            days=days,
+            limit=limit,
         ),
         "note": pool.note,
         "rows": [(hour + 1, *pool.ahead[hour]) for hour in range(2, len(pool.ahead), 3)],

@@ -170,7 +170,13 @@ def _money_facts(backtest: PoolBacktest) -> dict[str, Any]:
         "days": backtest.backtest.judged_days,
         "ahead_days": backtest.backtest.predictive_days,
         "verdict": _compare(rows),
-        "plot": pool_plots.frontier(points, front, unit, "Wait in GPU-hours over cost", summary),
+        "plot": pool_plots.frontier(
+            points,
+            front,
+            f"cost, {unit}" if backtest.rate else unit,
+            "Wait in GPU-hours over cost",
+            summary,
+        ),
     }
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.money import Money, group_digits
 from gpuledger_collector.accounting.period import format_date, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
@@ -90,6 +91,7 @@ def environment() -> Environment:
         "unit_price": unit_price,
         "grouped": group_digits,
         "percent": percent,
+        "energy": energy,
     }
     templates.globals |= {
         "css": Markup(css()),  # noqa: S704 - our own file
@@ -218,6 +220,13 @@ def hours(gpu_ns: int | None, digits: int = 1) -> str:
 def booked_hours(gpu_ns: int | None) -> str:
     """GPU-hours of a row: `12.0`; what a correction takes back is `12.0 fewer`; None: not known."""
     return hours(gpu_ns) if gpu_ns is None or gpu_ns >= 0 else f"{hours(-gpu_ns)} fewer"
+
+
+def energy(millijoules: int) -> str:
+    """Energy with as many digits as say something: `254 kWh`, `25.4 kWh`, `0.254 kWh`."""
+    kwh = Decimal(millijoules) / MJ_PER_KWH
+    digits = 0 if kwh >= 100 else 1 if kwh >= 10 else 2 if kwh >= 1 else 3
+    return f"{kwh:,.{digits}f} kWh"
 
 
 def percent(share: float | Decimal) -> str:

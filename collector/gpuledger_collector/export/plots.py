@@ -169,14 +169,17 @@ def spark(
     height: int = 48,
     axis: bool = False,
     days: Sequence[tuple[int, str]] = (),
+    limit: tuple[float, str] | None = None,
 ) -> Markup:
     """A line of the past (None: a gap), then low, middle and high of what is to come as a band
     around a dashed line.
 
-    `days`: dates to stand under an axis, by position (`dates`).
+    `days`: dates to stand under an axis, by position (`dates`); `limit`: a level that is not
+    passed, and its name.
     """
     known = [value for value in values if value is not None]
-    top = max([*known, *(high for _, _, high in band), 0.0]) * HEADROOM or 1.0
+    levels = [] if limit is None else [limit[0]]
+    top = max([*known, *(high for _, _, high in band), *levels, 0.0]) * HEADROOM or 1.0
     if axis:
         top = nice_top(top)
     left, bottom = (54, DATES_HEIGHT if days else 6) if axis else (2, 2)
@@ -220,6 +223,9 @@ def spark(
             )
         else:
             body.append(Markup('<polyline class="line" points="{}"/>').format(path(points)))
+    if limit is not None:
+        y = point_at(0, limit[0])[1]
+        body += [draw_line("limit", left, y, width, y), label(left + 4, y - 5, limit[1])]
     return draw_plot(width, height, title, description, body, "chart" if axis else "spark")
 
 

@@ -444,6 +444,27 @@ def receipt_csv(report: RunReport) -> Iterator[list[str]]:
     return receipt_report(report.key).csv_rows(report.receipt.held)
 
 
+def price_lines(report: RunReport) -> dict[str, str]:
+    """How the amount of each currency is made: `30.00 h x 6.88 + 388.67 h x 5.95`, node costs and
+    what commitments cover as amounts.
+    """
+    held = [line for line in report.receipt.held if line.currency is not None]
+    hours = hours_decimal([line.gpu_ns for line in held], 2)
+    parts: dict[str, list[str]] = {}
+    for line, line_hours in zip(held, hours, strict=True):
+        currency = line.currency or ""
+        amount = html.micro(line.cost_micro, currency)
+        if line.node_cost:
+            text = f"{amount} for {line.node_cost}"
+        elif line.commitment or not line.rate:
+            covered = f" of commitment {line.commitment}" if line.commitment else ""
+            text = f"{amount} for {line_hours:,} h{covered}"
+        else:
+            text = f"{line_hours:,} h x {html.unit_price(Decimal(line.rate))}"
+        parts.setdefault(currency, []).append(text)
+    return {currency: " + ".join(texts) for currency, texts in parts.items()}
+
+
 def as_html(report: RunReport, site: Site | None = None) -> str:
     """The page; with `site` as the collector serves it, else as a file by itself."""
     return html.render(
@@ -452,6 +473,7 @@ def as_html(report: RunReport, site: Site | None = None) -> str:
         run=report,
         efficiency_text=efficiency_text,
         held=total(report.receipt.held),
+        prices=price_lines(report),
         leading=leading_counter(report.units),
         unit_names=UNITS,
         bars=_bars(report),

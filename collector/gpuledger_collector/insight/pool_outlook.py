@@ -57,6 +57,8 @@ class PoolOutlook:
     note: str
     first_ms: int
     """Start of the first past hour."""
+    capacity: float | None = None
+    """GPUs that the pool has now; None: it has no inventory."""
 
     @property
     def hours(self) -> Iterator[DemandHour]:

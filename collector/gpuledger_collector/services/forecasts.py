@@ -95,6 +95,7 @@ def forecast_outlook(database: Database, now_ms: int) -> Outlook:
     """Past and coming demand of the largest pools; takes seconds."""
     with database.connect() as connection:
         largest = largest_pools(connection, now_ms)
+        capacity = demand.capacity_by_pool(connection, now_ms)
     pools = {series.name: series for series in largest.pools}
     outlooks = []
     ended = {series.name: ended_ms(series, now_ms) for series in largest.pools}
@@ -111,6 +112,7 @@ def forecast_outlook(database: Database, now_ms: int) -> Outlook:
                 ),
                 note=ahead.note or "",
                 first_ms=pools[ahead.series].end_ms - (len(values) - 1) * HOUR_MS,
+                capacity=capacity.get(ahead.series),
             )
         )
     return Outlook(

@@ -280,8 +280,8 @@ def _notes(counts: Sequence[Any], units: Sequence[UnitCost]) -> list[str]:
     notes = []
     if not counts:
         notes.append(
-            "its output is not counted: name its endpoint in the agent's serving_endpoints, or let"
-            " it report progress (docs/guides/unit-cost.md)"
+            "its output is not counted, so a unit has no cost: the job can report its progress"
+            " itself, or whoever runs the nodes has its endpoint read (docs/guides/unit-cost.md)"
         )
     elif not units:
         notes.append("its output is counted, but its time has no price yet")

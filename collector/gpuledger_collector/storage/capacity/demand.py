@@ -166,6 +166,18 @@ def demand(
     return with_queue(held, queues(connection, start_ms, end_ms, group), end_ms)
 
 
+def capacity_by_pool(connection: Connection, at_ms: int) -> dict[str, float]:
+    """GPUs that the inventory has in each pool at an instant; a slice counts as its part of one."""
+    rows = select(
+        connection,
+        "SELECT c.pool, sum(a.gpu_micro)::bigint AS gpu_micro FROM capacity c JOIN accelerator a"
+        " ON a.id = c.accelerator_id WHERE c.in_ms <= %(at)s AND (c.out_ms IS NULL OR c.out_ms >"
+        " %(at)s) GROUP BY 1",
+        {"at": at_ms},
+    )
+    return {row.pool: row.gpu_micro / _MICRO for row in rows}
+
+
 def fine(
     connection: Connection, start_ms: int, end_ms: int, only: str | None = None
 ) -> list[Series]:
