@@ -80,7 +80,7 @@ class Page(HTMLParser):
         if (
             tag == "svg"
             and given.get("aria-hidden") != "true"
-            and not (given.get("role") == "img" and given.get("aria-label"))
+            and not (given.get("role") in {"img", "group"} and given.get("aria-label"))
         ):
             self.faults.append("a plot without words")
         if tag == "section" and not ("aria-labelledby" in given or "aria-label" in given):

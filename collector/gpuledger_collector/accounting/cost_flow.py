@@ -1,9 +1,10 @@
 """Where each dollar of capacity went: from what capacity costs, by what its time was, to who pays.
 
-Three numbers have three names. The *cost of capacity* is what all its time and its nodes cost.
-*Billed to teams* is what owners pay: their part of it, with adjustments, shares of common costs and
-corrections. *Paid by nobody* is the rest. Law: what flows into a use flows out of it again, to
-the minor unit; the uses add up to the cost of capacity as the chargeback prints it.
+Three numbers have three names, as on the overview: what *capacity costs* is the whole chargeback,
+what is *billed to owners* their part of it, and the rest *nobody pays*. What flows is the cost of
+the time and of the nodes; adjustments, shares of common costs and corrections are steps beside it,
+for they may be negative. Law: what flows into a use flows out of it again, to the minor unit, and
+with the steps it is what the chargeback prints.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from gpuledger_collector.accounting.usage import (
     UNOBSERVED,
 )
 
-CAPACITY, BILLED, UNPAID = "cost of capacity", "billed to teams", "paid by nobody"
+CAPACITY, BILLED, UNPAID = "capacity costs", "billed to owners", "nobody pays"
+TIME = "time and nodes"
 HELD_IDLE = "held_idle"
 PAID_USES = (HELD, HELD_IDLE, NODE_COST)
 UNPAID_USES = (UNALLOCATED, STRANDED, UNAVAILABLE, UNOBSERVED, COMMITMENT_UNUSED)
@@ -60,13 +62,16 @@ class FlowStep:
 
 @dataclass(frozen=True, slots=True)
 class CostFlow:
-    """The flow of one currency.
+    """The flow of one currency: `flowing` is what the uses cost together, and each number of the
+    three is the sum of its steps.
 
     `unknown_ns` of the held time is time whose activity nobody could read: its cost stands under
     held.
     """
 
     currency: str
+    flowing: Money
+    capacity_steps: tuple[FlowStep, ...]
     capacity: Money
     uses: tuple[Use, ...]
     teams: tuple[FlowPart, ...]
@@ -87,33 +92,50 @@ def make_flow(report: Report, currency: str) -> CostFlow | None:
     paid = [row for row in own if row.is_billed]
     unpaid = [row for row in own if row.is_billed is False]
     uses = _paid_uses(paid, currency) + _unpaid_uses(unpaid, currency)
-    capacity = add_moneys([use.cost for use in uses], currency)
-    if capacity.micro <= 0:
+    flowing = add_moneys([use.cost for use in uses], currency)
+    if flowing.micro <= 0:
         return None
     corrections = [row for row in rows if row.correction_of]
     held = add_moneys([use.cost for use in uses if use.parts], currency)
     billed_steps = (
-        FlowStep("their part of capacity", held),
+        FlowStep(TIME, held),
         *_adjustments(paid, held),
-        *_steps("shares of common costs", paid, "shared", currency),
+        *_steps(paid, currency),
         *_correction_steps([row for row in corrections if row.is_billed], currency),
     )
     unpaid_steps = (
-        FlowStep("capacity", add_moneys([use.cost for use in uses if not use.parts], currency)),
-        *_steps("shares of common costs", unpaid, "shared", currency),
+        FlowStep(TIME, add_moneys([use.cost for use in uses if not use.parts], currency)),
+        *_steps(unpaid, currency),
         *_correction_steps([row for row in corrections if row.is_billed is False], currency),
+    )
+    capacity_steps = _join_steps((*billed_steps, *unpaid_steps), currency)
+    billed, unbilled, capacity = (
+        add_moneys([step.cost for step in steps], currency)
+        for steps in (billed_steps, unpaid_steps, capacity_steps)
     )
     return CostFlow(
         currency=currency,
+        flowing=flowing,
+        capacity_steps=capacity_steps,
         capacity=capacity,
         uses=uses,
         teams=_teams(uses, currency),
         billed_steps=billed_steps,
-        billed=add_moneys([step.cost for step in billed_steps], currency),
+        billed=billed,
         unpaid_steps=unpaid_steps,
-        unpaid=add_moneys([step.cost for step in unpaid_steps], currency),
+        unpaid=unbilled,
         unknown_ns=sum(row.unknown_ns for row in paid),
     )
+
+
+def _join_steps(steps: Sequence[FlowStep], currency: str) -> tuple[FlowStep, ...]:
+    """Steps of the same name as one; those that cancel out are none."""
+    names = dict.fromkeys(step.name for step in steps)
+    sums = [
+        FlowStep(name, add_moneys([step.cost for step in steps if step.name == name], currency))
+        for name in names
+    ]
+    return tuple(step for step in sums if step.name == TIME or step.cost.minor)
 
 
 def _paid_uses(rows: Sequence[ReportRow], currency: str) -> tuple[Use, ...]:
@@ -184,11 +206,11 @@ def _adjustments(rows: Sequence[ReportRow], held: Money) -> tuple[FlowStep, ...]
     return (FlowStep("adjustments", Money(micro, held.currency, minor)),) if minor else ()
 
 
-def _steps(
-    name: str, rows: Sequence[ReportRow], amount: str, currency: str
-) -> tuple[FlowStep, ...]:
-    cost = _amount(rows, amount, currency)
-    return () if cost is None or not cost.minor else (FlowStep(name, cost),)
+def _steps(rows: Sequence[ReportRow], currency: str) -> tuple[FlowStep, ...]:
+    cost = _amount(rows, "shared", currency)
+    if cost is None or not cost.minor:
+        return ()
+    return (FlowStep("shares of common costs", cost),)
 
 
 def _correction_steps(rows: Sequence[ReportRow], currency: str) -> tuple[FlowStep, ...]:

@@ -253,7 +253,7 @@ def _corrections(rows: Sequence[ReportRow], currency: str) -> list[SpendRow]:
 
 def name_corrections(month: str, is_paid: bool) -> str:
     """The name of the row of corrections of a closed month."""
-    return f"corrections of {month}" if is_paid else f"corrections of {month}, paid by nobody"
+    return f"corrections of {month}" if is_paid else f"corrections of {month} that nobody pays"
 
 
 def largest_groups(rows: Sequence[SpendRow]) -> list[str]:

@@ -14,6 +14,7 @@ from gpuledger_collector.accounting.cost_flow import (
 )
 from gpuledger_collector.accounting.cost_flow import (
     CAPACITY,
+    TIME,
     UNPAID,
     CostFlow,
     FlowPart,
@@ -66,7 +67,7 @@ STATE_NAMES = {
     "commitment_unused": "unused commitments",
 }
 """What people call the states by which spend is grouped and capacity flows."""
-OTHERS, NOBODY_PAYS, CORRECTIONS = "others", "paid by nobody", "corrections"
+OTHERS, CORRECTIONS = "others", "corrections"
 
 AMOUNTS = Report[SpendAmount](
     "spend",
@@ -93,7 +94,7 @@ def name_group(name: str, kind: str, by: str, count: int = 1) -> str:
     if kind == REST:
         return f"{count:,} {OTHERS}"
     if not name and kind == NOBODY:
-        return NOBODY_PAYS
+        return UNPAID
     if not name and kind == CORRECTION:
         return CORRECTIONS
     if by == STATE:
@@ -266,9 +267,9 @@ def flow_plot(flow: CostFlow) -> Markup:
     ]
     whole = FlowNode(
         "flow-capacity",
-        flow.capacity.minor,
-        CAPACITY,
-        flow.capacity.estimate(),
+        flow.flowing.minor,
+        flow_name(flow),
+        flow.flowing.estimate(),
         [(at, use.value) for at, use in enumerate(uses)],
         is_stacked=True,
     )
@@ -277,8 +278,13 @@ def flow_plot(flow: CostFlow) -> Markup:
     return draw_flow(
         [[whole], uses, teams],
         f"Where each {flow.currency} went",
-        f"capacity costs {flow.capacity.estimate()}: {words}; of it {ends_words}",
+        f"{flow_name(flow)} {flow.flowing.estimate()}: {words}; of it {ends_words}",
     )
+
+
+def flow_name(flow: CostFlow) -> str:
+    """What people call all that flows: it is what capacity costs, unless steps lie between them."""
+    return TIME if len(flow.capacity_steps) > 1 else CAPACITY
 
 
 def use_name(name: str, flow: CostFlow) -> str:
@@ -298,7 +304,17 @@ def flow_facts(flow: CostFlow) -> Mapping[str, Any]:
     return {
         "currency": flow.currency,
         "plot": flow_plot(flow),
-        "capacity": flow.capacity,
+        "flowing": flow.flowing,
+        "flow_name": flow_name(flow),
+        "numbers": [
+            (name, cost, steps if len(steps) > 1 else ())
+            for name, cost, steps in (
+                (CAPACITY, flow.capacity, flow.capacity_steps),
+                (FLOW_BILLED, flow.billed, flow.billed_steps),
+                (UNPAID, flow.unpaid, flow.unpaid_steps),
+            )
+            if cost.minor or len(steps) > 1
+        ],
         "uses": [
             {
                 "name": use_name(use.name, flow),
@@ -311,11 +327,6 @@ def flow_facts(flow: CostFlow) -> Mapping[str, Any]:
             }
             for use in flow.uses
         ],
-        "billed_steps": flow.billed_steps,
-        "billed": flow.billed,
-        "unpaid_steps": flow.unpaid_steps,
-        "unpaid": flow.unpaid,
-        "names": {"capacity": CAPACITY, "billed": FLOW_BILLED, "unpaid": UNPAID},
         "unknown_ns": flow.unknown_ns,
     }
 

@@ -213,11 +213,12 @@ def test_the_flow_is_the_bill(ask, month, owner):
         rows = [row for row in report.rows if row.currency == flow.currency]
         (total,) = [total for total in report.totals if total.currency == flow.currency]
         paid = cost_by_payer(report, total)
-        assert (flow.billed.minor, flow.unpaid.minor) == (
+        assert (flow.capacity.minor, flow.billed.minor, flow.unpaid.minor) == (
+            paid.whole.minor,
             paid.billed.minor,
             paid.not_billed.minor,
         )
-        assert flow.capacity.minor == sum(use.cost.minor for use in flow.uses)
+        assert flow.flowing.minor == sum(use.cost.minor for use in flow.uses)
         for use in flow.uses:
             assert not use.parts or use.cost.minor == sum(part.cost.minor for part in use.parts)
         assert sum(part.cost.minor for part in flow.teams) == sum(
@@ -225,7 +226,7 @@ def test_the_flow_is_the_bill(ask, month, owner):
         )
         direct = [row for row in rows if not row.correction_of]
         assert abs(
-            flow.capacity.minor
+            flow.flowing.minor
             - sum((row.cost_minor or 0) - (row.adjusted_minor or 0) for row in direct)
         ) <= len(direct)
 

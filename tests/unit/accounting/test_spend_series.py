@@ -133,9 +133,10 @@ def test_rows_add_up_to_the_chargeback_by_team_and_by_state(found):
     flow = make_flow(chargeback, "USD")
     if flow is not None:
         paid = cost_by_payer(chargeback, total)
+        assert flow.capacity.minor == paid.whole.minor
         assert flow.billed.minor == paid.billed.minor
         assert flow.unpaid.minor == paid.not_billed.minor
-        assert flow.capacity.minor == sum(use.cost.minor for use in flow.uses)
+        assert flow.flowing.minor == sum(use.cost.minor for use in flow.uses)
         for use in flow.uses:
             assert use.cost.minor > 0
             assert not use.parts or use.cost.minor == sum(part.cost.minor for part in use.parts)

@@ -1,0 +1,165 @@
+"""GET /spend: the chargeback of any range over time, each bar a link to its part; as each reader may
+see it.
+"""
+
+import csv
+import io
+import re
+from collections import defaultdict
+from decimal import Decimal
+from urllib.parse import urlsplit
+
+import pytest
+
+from fakes.collector import running
+from fakes.pages import Page, text_of
+from gpuledger_collector.accounting.spend_series import GROUPINGS
+from gpuledger_collector.api import spend_page
+from gpuledger_collector.api.auth.principal import ANYBODY, Principal
+from gpuledger_collector.api.page_routes import View
+
+from .conftest import HOSTILE
+
+pytestmark = pytest.mark.slow
+OCTOBER = {"start": "2025-10-01", "end": "2025-11-01"}
+VISION = Principal("viewer", "v", owner={"team": "vision"})
+
+
+def ask(reads, who=ANYBODY, by="", days=None, narrowed=None, **dates):
+    """The text of the page of a range."""
+    asked = spend_page.AskedRange(dates.get("start", ""), dates.get("end", ""), days)
+    view = View.narrow(who, narrowed or {})
+    return text_of(spend_page.spend_page(reads, view, asked, by))
+
+
+def amount(text):
+    return Decimal(text.replace(",", ""))
+
+
+def test_its_amounts_are_those_of_the_chargeback(rated, run, reads):
+    """By each dimension, in two currencies; the page is whole and shows evil names as text."""
+    rows = list(
+        csv.DictReader(
+            io.StringIO(
+                run("chargeback", "--from", "2025-10-01", "--to", "2025-11-01", "--format", "csv")[
+                    1
+                ]
+            )
+        )
+    )
+    totals = defaultdict(Decimal)
+    for row in rows:
+        if row["currency"]:
+            totals[row["currency"]] += Decimal(row["cost_total"] or row["cost"])
+    assert len(totals) == 2
+    for by in GROUPINGS:
+        page = Page(ask(reads, by=by, **OCTOBER))
+        assert page.faults == [], by
+        for currency, total in totals.items():
+            (table,) = [
+                table
+                for table in page.tables
+                if table.rows[0][0] == by and table.rows[0][-1] == f"cost, {currency}"
+            ]
+            assert amount(table.rows[-1][-1]) == total, (by, currency)
+            assert sum(amount(row[-1]) for row in table.rows[1:-1]) == total, (by, currency)
+    assert HOSTILE in Page(ask(reads, by="team", **OCTOBER)).text
+
+
+def test_the_file_adds_up_to_the_page(rated, reads):
+    """A row for each group and bucket; texts are made harmless."""
+    text = ask(reads, by="team", narrowed={"format": "csv"}, **OCTOBER)
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert {row["from"][:7] for row in rows} == {"2025-10"}
+    assert {row["billed"] for row in rows} == {"yes", "no"}
+    page = Page(ask(reads, by="team", **OCTOBER))
+    for currency in ("USD", "EUR"):
+        table = next(table for table in page.tables if table.rows[0][-1] == f"cost, {currency}")
+        filed = sum(Decimal(row["cost"]) for row in rows if row["currency"] == currency)
+        assert filed == amount(table.rows[-1][-1])
+
+
+def test_bars_lead_to_the_day_the_team_its_jobs_and_their_receipt(rated, dsn):
+    """Each link of the way answers with a whole page, also those of evil names."""
+    with running(dsn) as collector:
+
+        def get(path):
+            status, _, text = collector.request("GET", path)
+            page = Page(text)
+            assert (status, page.faults) == (200, []), path
+            return page
+
+        month = get("/spend?period=2025-10")
+        days = [
+            link for link in month.links if re.search(r"by=team&from=2025-10-\d\d&to=2025-1", link)
+        ]
+        assert days
+        day = get(days[0])
+        assert "by hour" in day.text
+        teams = sorted(
+            {
+                link
+                for link in day.links
+                if link.startswith("/spend?team=") and "from=2025-10" in link
+            }
+        )
+        assert any("script" in link for link in teams)
+        receipts = set()
+        for link in teams:
+            team = get(urlsplit(link)._replace(fragment="").geturl())
+            assert "jobs" in team.ids
+            receipts |= {link for link in team.links if link.startswith("/jobs/")}
+        assert receipts
+        for link in receipts:
+            get(link)
+
+
+def test_a_viewer_sees_its_own_part(rated, reads):
+    """Its own rows and jobs, by every dimension, and no unallocated time."""
+    for by in GROUPINGS:
+        page = Page(ask(reads, VISION, by=by, **OCTOBER))
+        assert page.faults == []
+        assert HOSTILE not in page.text
+        assert "unallocated" not in page.text
+        assert "nobody pays" not in page.text
+    whole = Page(ask(reads, by="team", **OCTOBER))
+    own = Page(ask(reads, VISION, by="team", **OCTOBER))
+    for currency in ("USD", "EUR"):
+        shown, all_rows = (
+            next(table for table in page.tables if table.rows[0][-1] == f"cost, {currency}").rows
+            for page in (own, whole)
+        )
+        assert shown[1] in all_rows
+        assert [row[0] for row in shown[1:]] == ["vision", "total"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "from=2025-10-01",
+        "period=2025-10&days=7",
+        "from=2025-10-02&to=2025-10-01",
+        "by=node",
+        "days=9999",
+        "days=-1",
+        "from=never&to=2025-10-01",
+        "period=2025-13",
+        "period=2025-10&from=2025-10-01&to=2025-10-02",
+    ],
+)
+def test_a_wrong_range_is_refused_in_a_sentence(dsn, query):
+    """Never with a fault of the server."""
+    with running(dsn) as collector:
+        status, _, text = collector.request("GET", f"/spend?{query}")
+    assert status == 422, text
+
+
+def test_days_that_nobody_rated_are_not_zero(rated, reads):
+    """A range before the ledger began, and an hourly one: each says what it is."""
+    before = Page(ask(reads, start="2024-01-01", end="2024-02-01"))
+    assert before.faults == []
+    assert "nothing is known of it" in before.text
+    assert "0.00" not in before.text
+    hours = Page(ask(reads, start="2025-10-30", end="2025-10-31"))
+    assert hours.faults == []
+    assert "spread evenly" in hours.text
