@@ -22,7 +22,8 @@
     const marks = [];
     for (const title of svg.querySelectorAll(":scope * > title")) {
       const part = title.parentElement;
-      part.setAttribute("aria-label", title.textContent);
+      // The plot says in words what it shows; only its links need words of their own.
+      if (part.localName === "a") part.setAttribute("aria-label", title.textContent);
       const box = part.getBBox();
       marks.push({ part, text: title.textContent, x: box.x + box.width / 2, y: box.y });
       title.remove();

@@ -25,7 +25,7 @@ LETTER, LINE = 10.4, 22
 RADIUS = 4
 
 
-def ticks(low: float, high: float, most: int = 4) -> list[tuple[float, str]]:
+def ticks(low: float, high: float, most: int = 6) -> list[tuple[float, str]]:
     """Round values inside a range with their texts, in steps of 1, 2, 2.5 or 5 times a power of
     ten.
     """

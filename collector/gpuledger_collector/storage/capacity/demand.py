@@ -167,13 +167,17 @@ def demand(
 
 
 def capacity_by_pool(connection: Connection, at_ms: int) -> dict[str, float]:
-    """GPUs that the inventory has in each pool at an instant; a slice counts as its part of one."""
+    """GPUs that the inventory has in each pool at an instant; a board with slices counts whole,
+    whatever of it lies outside of them.
+    """
     rows = select(
         connection,
-        "SELECT c.pool, sum(a.gpu_micro)::bigint AS gpu_micro FROM capacity c JOIN accelerator a"
-        " ON a.id = c.accelerator_id WHERE c.in_ms <= %(at)s AND (c.out_ms IS NULL OR c.out_ms >"
-        " %(at)s) GROUP BY 1",
-        {"at": at_ms},
+        "SELECT b.pool, sum(b.gpu_micro)::bigint AS gpu_micro FROM (SELECT c.pool, CASE WHEN"
+        " bool_or(coalesce(a.mig_instance, '') <> '') THEN %(whole)s ELSE sum(a.gpu_micro) END AS"
+        " gpu_micro FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id WHERE c.in_ms <="
+        " %(at)s AND (c.out_ms IS NULL OR c.out_ms > %(at)s) GROUP BY c.pool,"
+        " coalesce(a.device_uuid, a.uuid)) b GROUP BY 1",
+        {"at": at_ms, "whole": _MICRO},
     )
     return {row.pool: row.gpu_micro / _MICRO for row in rows}
 
