@@ -69,6 +69,8 @@ MODEL_WIDTH = 186
 DURATION = "dtdhms"
 """Seconds as days and hours:minutes:seconds; `s` would say 4.66 weeks."""
 GAP_MS = 900_000
+CALCS = ("mean", "lastNotNull", "max")
+"""What is read off a line by numbers."""
 EXACT = "none"
 """Writes as many decimals as asked for, zeros included, which `locale` leaves out; it has no
 separators.
@@ -159,7 +161,10 @@ class Board:
     """
 
     uid: str
-    title: str
+    name: str
+    """What links and runbooks call it."""
+    question: str
+    """The one question that its first row answers."""
     description: str
     variables: tuple[Json, ...]
     rows: tuple[tuple[str, tuple[Panel, ...]], ...]
@@ -174,7 +179,7 @@ class Board:
         """Grafana's classic JSON."""
         return {
             "uid": self.uid,
-            "title": self.title,
+            "title": f"{self.name}: {self.question}",
             "description": self.description,
             "tags": ["gpuledger"],
             "schemaVersion": SCHEMA_VERSION,
@@ -406,9 +411,15 @@ def series(
     height: int = 8,
     bars: bool = False,
     stacked: bool = False,
+    calcs: tuple[str, ...] = CALCS,
+    order: tuple[str, ...] = (),
     **more: Any,
 ) -> Panel:
-    """Values over time: lines, or bars for amounts of a day or an hour."""
+    """Values over time: lines, or bars for amounts of a day or an hour.
+
+    `calcs`: what the legend says of each line; of bars it says nothing. `order`: names of series
+    from the lowest of the stack upwards, in which the legend lists them too.
+    """
     queries = query if isinstance(query, tuple) else (query,)
     targets = tuple(
         query if isinstance(query, dict) else sql(query, form="time_series") for query in queries
@@ -428,9 +439,12 @@ def series(
         "axisSoftMin": 0,
     }
     options = {
-        "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": True},
-        "tooltip": {"mode": "multi", "sort": "desc"},
+        "legend": legend(() if bars else calcs),
+        # A stack is read from its top: the tooltip lists it as it is drawn.
+        "tooltip": {"mode": "multi", "sort": "none" if order else "desc"},
     }
+    if order:
+        more["transformations"] = (in_order(order),)
     more.setdefault("color_mode", "palette-classic")
     overrides = (*(color(name, hue) for name, hue in MEANING.items()), *more.pop("overrides", ()))
     return Panel(
@@ -446,6 +460,29 @@ def series(
         overrides=overrides,
         **more,
     )
+
+
+def legend(calcs: tuple[str, ...]) -> Json:
+    """Names below a chart: with numbers of each a table, the highest mean first."""
+    if not calcs:
+        return {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": True}
+    return {
+        "calcs": list(calcs),
+        "displayMode": "table",
+        "placement": "bottom",
+        "showLegend": True,
+        "sortBy": "Mean",
+        "sortDesc": True,
+    }
+
+
+def in_order(names: tuple[str, ...]) -> Json:
+    """Series in this order; Grafana makes them of long rows by the alphabet."""
+    places = {name: at for at, name in enumerate(("Time", *names))}
+    return {
+        "id": "organize",
+        "options": {"excludeByName": {}, "indexByName": places, "renameByName": {}},
+    }
 
 
 def table(

@@ -76,6 +76,7 @@ def whole(proof: str) -> str:
 
 
 TODAY = f"(now() AT TIME ZONE {ZONE})::date"
+NOW_MS = "(extract(epoch FROM now()) * 1000)::bigint"
 
 
 def in_range(column: str) -> str:
@@ -87,6 +88,15 @@ def day_in_range(column: str) -> str:
     """Rows whose day begins at a date of the board's range."""
     first, last = (
         local(f"to_timestamp({at} / 1000.0) AT TIME ZONE 'UTC'") for at in (FROM_MS, TO_MS)
+    )
+    return f"{column} >= {first} AND {column} < {last}"
+
+
+def day_in_range_before(column: str) -> str:
+    """Rows whose day begins in the range of the same length that ends where the board's begins."""
+    first, last = (
+        local(f"to_timestamp(({at}) / 1000.0) AT TIME ZONE 'UTC'")
+        for at in (f"2 * {FROM_MS} - {TO_MS}", FROM_MS)
     )
     return f"{column} >= {first} AND {column} < {last}"
 
@@ -233,6 +243,52 @@ def states_of_cost(by: str, where: str) -> str:
         ('activity unknown', CASE WHEN l.state = 'held' THEN nullif(l.unknown_micro, 0) END)) s (name, cost)"""
 
 
+def pace_tables(name: str, where: str) -> str:
+    """Tables `full_day` and `pace` of a WITH: a name's mean cost of a full day, in the range and in
+    the one before.
+
+    Days that are not over, or that nobody checked, are no days to compare with; without one of them
+    on either side the pace there is unknown.
+    """
+    return f"""
+        full_day AS MATERIALIZED (
+            SELECT p.day_ms, {day_in_range("p.day_ms")} AS here FROM conservation_check p
+            WHERE {whole("p")} AND ({day_in_range("p.day_ms")} OR {day_in_range_before("p.day_ms")})
+        ), pace AS (
+            SELECT {name} AS name,
+                coalesce(sum(l.cost_micro) FILTER (WHERE d.here), 0)
+                    / nullif((SELECT count(*) FROM full_day WHERE here), 0) AS cost,
+                coalesce(sum(l.cost_micro) FILTER (WHERE NOT d.here), 0)
+                    / nullif((SELECT count(*) FROM full_day WHERE NOT here), 0) AS before
+            FROM full_day d JOIN {LEDGER} l ON l.day_ms = d.day_ms {OWNER}
+            WHERE {where} AND {OWN} GROUP BY 1
+        )"""
+
+
+CHANGE = "pace.cost / nullif(pace.before, 0) - 1"
+"""Of a pace against the one before; null where there was none."""
+CHANGED = f"CASE WHEN {OWN} THEN {CHANGE} END AS change"
+CHANGE_SAID = (
+    "change: of the mean cost of a full day against the range of the same length before; empty"
+    " where none is known."
+)
+
+RATE_SPAN_MS = 3_600_000
+NOW_UNTIL_MS = f"""(SELECT least(max(p.until_ms), {NOW_MS} - 900000) FROM conservation_check p) / 300000 * 300000"""
+HOUR_NOW = f"""
+    WITH edge AS MATERIALIZED (SELECT {NOW_UNTIL_MS} AS until_ms)
+    SELECT sum(l.cost_micro) / {MICRO} AS "the fleet",
+        coalesce(sum(l.cost_micro) FILTER (WHERE l.state IN ('unallocated', 'stranded')), 0) / {MICRO} AS "of it free",
+        coalesce(sum(round(l.cost_micro::numeric * l.idle_ns / nullif(l.gpu_ns, 0)))
+            FILTER (WHERE l.state = 'held'), 0) / {MICRO} AS "held and idle"
+    FROM edge JOIN owner_5min l ON l.at_ms >= edge.until_ms - {RATE_SPAN_MS} AND l.at_ms < edge.until_ms
+    WHERE edge.until_ms > {NOW_MS} - 6 * 3600000::bigint AND {CURRENCY} AND {POOLS} AND {MODELS}
+    HAVING count(*) > 0
+"""
+"""What the last hour that is counted cost, and what of it bought nothing; no row once six hours have
+passed.
+"""
+
 HOLDS: Json = {
     "type": "value",
     "options": {"yes": {"color": GREEN, "index": 0}, "no": {"color": VERMILION, "index": 1}},
@@ -305,7 +361,6 @@ goes straight on.
 """
 TOUCHED = f"u.hour_ms > {FROM_MS} - 3600000 AND u.hour_ms < {TO_MS}"
 """Hours of usage (`u`) that the range touches, also those in which it begins and ends."""
-NOW_MS = "(extract(epoch FROM now()) * 1000)::bigint"
 IN_RANGE = f"""(greatest(0, least(u.hour_ms + 3600000, {TO_MS}, {NOW_MS}) - greatest(u.hour_ms, {FROM_MS}))::numeric
     / greatest(1, least(u.hour_ms + 3600000, {NOW_MS}) - u.hour_ms))"""
 """The part of an hour of usage (`u`) that lies in the range: of an hour that goes on, of its time
@@ -406,16 +461,16 @@ def currency() -> Json:
     return chosen("currency", "Currency", query, many=False)
 
 
-def other_currencies(where: str, width: int = 4) -> Panel:
+def other_currencies(where: str, width: int = 4, lines: str = f"{LEDGER} l {OWNER}") -> Panel:
     """What is billed in currencies that the board does not show now; `where` has all of its choices
-    but this one.
+    but this one, of `lines` (`l`).
     """
     return stat(
         "In other currencies",
         "Cost of the same choice in the currencies that are not shown; choose one above. May be"
         " empty.",
         f"""
-        SELECT l.currency, sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER}
+        SELECT l.currency, sum(l.cost_micro) / {MICRO} AS cost FROM {lines}
         WHERE {where} AND l.currency <> ${{currency:sqlstring}} GROUP BY 1 HAVING sum(l.cost_micro) <> 0 ORDER BY 1
         """,
         MONEY,

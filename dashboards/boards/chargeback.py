@@ -142,7 +142,8 @@ def bill(
 
 BOARD = Board(
     "gpuledger-chargeback",
-    "GPU Ledger / Chargeback ledger",
+    "Chargeback ledger",
+    "what is each team billed, and does it add up?",
     "The bill with the cells of the CSV of `gpuledger chargeback`. Choose whole days, which are the"
     " billing zone's; it opens on the last month. Shares of common costs are not in it.",
     (datasource(), currency()),

@@ -14,6 +14,7 @@ from dashboards.grafana import (
     SKY,
     VERMILION,
     Board,
+    Json,
     band,
     color,
     column,
@@ -62,24 +63,74 @@ HELD_GPUS = f"CASE WHEN {SEEN} THEN coalesce({HELD_NS}, 0) / {DAY_NS} END"
 """GPUs held on average; null on a day of which more than 5 % was not observed: unknown demand is
 not zero.
 """
+SCALING, RESERVING = "Scaling decisions and their outcome", "How many GPUs to reserve"
+STACK = ("busy", "idle", "activity unknown", "unallocated", "unavailable", "unobserved", "stranded")
 QUEUES = "Queues and waiting times (where a scheduler's queue or records are read)"
 
-WEEKS = f"""
+AHEAD = 14
+"""Days that the baseline looks ahead."""
+
+
+def weeks(*by: str) -> str:
+    """Tables `past`, `ahead` and `repeated`: each coming day as the same weekday of the last four
+    weeks.
+
+    Of those weeks that were observed: the baseline that every forecast has to beat. `by`: columns
+    of the ledger, each of whose values has a baseline of its own.
+    """
+    names = "".join(f", l.{name}" for name in by)
+    own = "".join(f", past.{name}" for name in by)
+    return f"""
     WITH past AS (
-        SELECT {date("l.day_ms")} AS day, {HELD_GPUS} AS gpus FROM {KNOWN} l {FULL}
+        SELECT {date("l.day_ms")} AS day{names}, {HELD_GPUS} AS gpus FROM {KNOWN} l {FULL}
         WHERE {CHOSEN} AND l.day_ms >= {local(f"({TODAY} - 28)::timestamp")}
-            AND l.day_ms < {local(f"{TODAY}::timestamp")} GROUP BY l.day_ms
+            AND l.day_ms < {local(f"{TODAY}::timestamp")} GROUP BY l.day_ms{names}
     ), ahead AS (
-        SELECT {TODAY} + step AS day FROM generate_series(0, 13) step
+        SELECT {TODAY} + step AS day FROM generate_series(0, {AHEAD - 1}) step
     ), repeated AS (
-        SELECT ahead.day, avg(past.gpus) AS mean, min(past.gpus) AS low, max(past.gpus) AS high,
+        SELECT ahead.day{own}, avg(past.gpus) AS mean, min(past.gpus) AS low, max(past.gpus) AS high,
             count(past.gpus) AS weeks
-        FROM ahead JOIN past ON mod(ahead.day - past.day, 7) = 0 GROUP BY 1
+        FROM ahead JOIN past ON mod(ahead.day - past.day, 7) = 0 GROUP BY ahead.day{own}
     )
 """
-"""Each coming day as the same weekday of the last four weeks, of those that were observed: the
-baseline that every forecast has to beat.
+
+
+WEEKS = weeks()
+PRESENT = f"""l.in_ms <= {local("ahead.day::timestamp")}
+    AND coalesce(l.out_ms, {local("ahead.day::timestamp")} + 1) > {local("ahead.day::timestamp")}"""
+"""Accelerators (`l`) that the inventory has at the first instant of a coming day (`ahead`)."""
+THERE_AHEAD = f"""
+    SELECT ahead.day, sum(l.gpu_micro) / 1e6 AS gpus FROM ahead JOIN capacity l ON {PRESENT}
+    WHERE {CHOSEN} GROUP BY 1
 """
+FIT = f"""
+    {weeks("gpu_model")}, there AS (
+        SELECT ahead.day, l.gpu_model, sum(l.gpu_micro) / 1e6 AS gpus FROM ahead JOIN capacity l ON {PRESENT}
+        WHERE {CHOSEN} GROUP BY 1, 2
+    ), worst AS (
+        SELECT DISTINCT ON (r.gpu_model) r.gpu_model, r.day, r.mean, r.high, r.weeks,
+            known.gpus AS there, known.gpus - r.high AS free
+        FROM repeated r LEFT JOIN there ON there.day = r.day AND there.gpu_model = r.gpu_model,
+            LATERAL (SELECT CASE WHEN r.gpu_model IN (SELECT gpu_model FROM capacity)
+                THEN coalesce(there.gpus, 0) END AS gpus) known
+        WHERE r.high IS NOT NULL
+        ORDER BY r.gpu_model, known.gpus - r.high, r.day
+    )
+    SELECT coalesce(nullif(gpu_model, ''), '(no model)') AS model,
+        CASE WHEN there < mean THEN 'no' WHEN free < 0.05 * there THEN 'maybe'
+            WHEN free IS NOT NULL THEN 'yes' END AS fits,
+        free, there AS "GPUs", mean AS likely, high, {midnight_utc("day")} AS "tightest day", weeks
+    FROM worst ORDER BY there IS NULL, free / nullif(there, 0) NULLS FIRST, 1 LIMIT 50
+"""
+"""Each model on its tightest day: demand as in the last four weeks against what is there then."""
+FITS: Json = {
+    "type": "value",
+    "options": {
+        "yes": {"color": GREEN, "index": 0},
+        "maybe": {"color": ORANGE, "index": 1},
+        "no": {"color": VERMILION, "index": 2},
+    },
+}
 NOW_HELD = f"""
     SELECT count(*) FILTER (WHERE n.state = 'held') AS accelerators FROM gpu_latest n
     JOIN capacity l ON l.accelerator_id = n.accelerator_id AND l.out_ms IS NULL
@@ -110,7 +161,7 @@ DECISIONS = series(
    WHERE {in_range("d.made_ms")} AND {in_choice("d.pool", "pool")} GROUP BY 1, 2 ORDER BY 1, 2
    """,
     COUNT,
-    width=12,
+    width=24,
     interval="5m",
     decimals=1,
     time_from="24h",
@@ -129,6 +180,7 @@ SCARCEST = stat(
     """,
     RATIO,
     width=6,
+    height=8,
     decimals=1,
     limits=(0, 1),
     steps=((None, VERMILION), (0.05, ORANGE), (0.15, GREEN)),
@@ -207,35 +259,6 @@ PLANS = (
         ),
     ),
     table(
-        "How many to reserve",
-        "The count of least expected cost with the rest on demand, the counts that would be best"
-        " if demand turns out low or high, and what is lost then; commitments in force are"
-        f" included. Empty without rates. {AS_COMMAND}",
-        f"""
-      SELECT p.pool, (r ->> 'gpus')::int AS reserve, (r ->> 'low')::int AS "if low", (r ->> 'high')::int AS "if high",
-          (p.plan ->> 'committed_gpus')::int AS "committed now", (r ->> 'cost')::float8 AS cost,
-          (r ->> 'on_demand_cost')::float8 AS "all on demand", (r ->> 'regret_low')::float8 AS "lost if low",
-          (r ->> 'regret_high')::float8 AS "lost if high", p.plan ->> 'currency' AS currency,
-          (r ->> 'break_even')::float8 AS "break-even", p.plan ->> 'to' AS until,
-          to_timestamp(p.made_ms / 1000) AS planned
-      {from_plans("LATERAL (SELECT p.plan -> 'reservation' AS r) reservation")} ORDER BY 1 LIMIT 100
-      """,
-        EXACT,
-        width=24,
-        height=5,
-        decimals=0,
-        overrides=(
-            *(column(name, unit="string") for name in ("pool", "until")),
-            column("currency", unit="string", width=78),
-            column("if low", width=60),
-            column("if high", width=65),
-            column("committed now", width=122),
-            column("all on demand", width=114),
-            column("break-even", unit=RATIO, width=96),
-            column("planned", unit="time:YYYY-MM-DD HH:mm", width=140),
-        ),
-    ),
-    table(
         "Growth by team",
         "Grown: the last 7 days over the 7 that ended so many days earlier. Grows: the last 7 of"
         " the days to come over the last 7, with its band. In band: the part of past days whose"
@@ -266,14 +289,73 @@ PLANS = (
     ),
 )
 
+RESERVE = (
+    table(
+        "How many to reserve",
+        "The count of least expected cost with the rest on demand, the counts that would be best"
+        " if demand turns out low or high, and what is lost then; commitments in force are"
+        f" included. Empty without rates. {AS_COMMAND}",
+        f"""
+      SELECT p.pool, (r ->> 'gpus')::int AS reserve, (r ->> 'low')::int AS "if low", (r ->> 'high')::int AS "if high",
+          (p.plan ->> 'committed_gpus')::int AS "committed now", (r ->> 'cost')::float8 AS cost,
+          (r ->> 'on_demand_cost')::float8 AS "all on demand", (r ->> 'regret_low')::float8 AS "lost if low",
+          (r ->> 'regret_high')::float8 AS "lost if high", p.plan ->> 'currency' AS currency,
+          (r ->> 'break_even')::float8 AS "break-even", p.plan ->> 'to' AS until,
+          to_timestamp(p.made_ms / 1000) AS planned
+      {from_plans("LATERAL (SELECT p.plan -> 'reservation' AS r) reservation")} ORDER BY 1 LIMIT 100
+      """,
+        EXACT,
+        width=24,
+        height=5,
+        decimals=0,
+        overrides=(
+            *(column(name, unit="string") for name in ("pool", "until")),
+            column("currency", unit="string", width=78),
+            column("if low", width=60),
+            column("if high", width=65),
+            column("committed now", width=122),
+            column("all on demand", width=114),
+            column("break-even", unit=RATIO, width=96),
+            column("planned", unit="time:YYYY-MM-DD HH:mm", width=140),
+        ),
+    ),
+)
+
 BOARD = Board(
     "gpuledger-demand",
-    "GPU Ledger / Demand and autoscaling",
+    "Demand and autoscaling",
+    "will it fit?",
     "Held GPUs against capacity, waiting times, a baseline for the coming two weeks, and the plan"
     " to the end of the quarter. The models, with their bands and back-tests, are `gpuledger"
     " forecast` and `gpuledger scale advise`.",
     (datasource(), pool(), model()),
     (
+        (
+            "The coming two weeks, each model by itself",
+            (
+                table(
+                    "Does it fit?",
+                    "The tightest of the coming 14 days of each model, the scarcest first: GPUs"
+                    " held as on the same weekday of the last four weeks (likely: their mean; high:"
+                    " their highest), against the GPUs that the inventory has on that day. Free: at"
+                    " the high; with less than 5 % of it, more may have been wanted than there was."
+                    " One model cannot stand in for another; of one that no inventory has nothing"
+                    " is known.",
+                    FIT,
+                    EXACT,
+                    width=18,
+                    height=8,
+                    decimals=1,
+                    overrides=(
+                        column("model", unit="string", width=190),
+                        column("fits", unit="string", mappings=[FITS], cell="color-text", width=65),
+                        column("tightest day", unit="time:ddd YYYY-MM-DD", width=130),
+                        column("weeks", decimals=0, width=65),
+                    ),
+                ),
+                SCARCEST,
+            ),
+        ),
         (
             "Now and in the range",
             (
@@ -283,7 +365,7 @@ BOARD = Board(
                     " empty while agents are silent.",
                     NOW_HELD,
                     COUNT,
-                    width=6,
+                    width=8,
                     links=(TO_FLEET,),
                 ),
                 stat(
@@ -293,7 +375,7 @@ BOARD = Board(
                     f"SELECT avg(gpus) AS gpus FROM (SELECT {HELD_GPUS} AS gpus FROM {KNOWN} l "
                     f"{FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days",
                     EXACT,
-                    width=6,
+                    width=8,
                     decimals=1,
                 ),
                 stat(
@@ -302,10 +384,9 @@ BOARD = Board(
                     f"SELECT max(gpus) AS gpus FROM (SELECT {HELD_GPUS} AS gpus FROM {KNOWN} l"
                     f" {FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days",
                     EXACT,
-                    width=6,
+                    width=8,
                     decimals=1,
                 ),
-                SCARCEST,
             ),
         ),
         (
@@ -313,8 +394,9 @@ BOARD = Board(
             (
                 series(
                     "Demand, capacity and baseline",
-                    "GPUs held and present (daily means), and for the coming days "
-                    "the same weekday of the last four weeks: mean, lowest and highest.",
+                    "GPUs held and present (daily means), and for the coming days the same weekday"
+                    " of the last four weeks (mean, lowest and highest) against the GPUs that the"
+                    " inventory has then. Several models are added up here, and above they are not.",
                     f"""
                    {WEEKS}
                    SELECT {DAY_TIME}, s.name AS metric, s.gpus FROM (
@@ -326,12 +408,15 @@ BOARD = Board(
                    SELECT {midnight_utc("l.day")}, s.name, s.gpus FROM repeated l,
                        LATERAL (VALUES ('baseline', l.mean), ('baseline, low', l.low),
                            ('baseline, high', l.high)) s (name, gpus) WHERE s.gpus IS NOT NULL
+                   UNION ALL
+                   SELECT {midnight_utc("l.day")}, 'capacity', l.gpus FROM ({THERE_AHEAD}) l
                    ORDER BY 1, 2
                    """,
                     COUNT,
                     width=24,
                     height=10,
                     interval="1d",
+                    calcs=(),
                     decimals=1,
                     overrides=(
                         line("capacity", "text"),
@@ -361,14 +446,17 @@ BOARD = Board(
                    """,
                     COUNT,
                     width=24,
+                    height=11,
                     stacked=True,
                     interval="1h",
+                    order=STACK,
                     decimals=1,
                     time_from="4d",
                 ),
             ),
         ),
         ("To the end of the quarter", PLANS),
+        (RESERVING, RESERVE),
         (
             "Forecasts and actual demand",
             (
@@ -402,6 +490,7 @@ BOARD = Board(
                     width=24,
                     height=10,
                     interval="1h",
+                    calcs=(),
                     decimals=1,
                     overrides=(
                         line("actual", "text"),
@@ -417,13 +506,13 @@ BOARD = Board(
                   SELECT b.series AS pool, count(*) AS forecasts, sum(b.known) AS hours,
                       sum(b.inside)::float8 / nullif(sum(b.known), 0) AS "in band",
                       1 - sum(b.loss) / nullif(sum(b.naive_loss), 0) AS "better than naive"
-                  FROM backtest b
-                  WHERE b.grouped = 'pool' AND {in_range("b.origin_ms")} AND {in_choice("b.series", "pool")}
+                  FROM backtest b WHERE b.grouped = 'pool' AND {in_range("b.origin_ms")}
+                      AND {in_choice("b.series", "pool")}
                   GROUP BY 1 ORDER BY 1 LIMIT 100
                   """,
                     COUNT,
-                    width=12,
-                    height=8,
+                    width=24,
+                    height=6,
                     overrides=(
                         column(
                             "in band",
@@ -435,12 +524,12 @@ BOARD = Board(
                         column("better than naive", unit=RATIO, decimals=0, width=136),
                     ),
                 ),
-                DECISIONS,
             ),
         ),
         (
-            "Capacity",
+            SCALING,
             (
+                DECISIONS,
                 table(
                     "Outcome of the decisions",
                     "If each was followed: GPU-hours of wait (demand above what was decided) and"
@@ -513,7 +602,7 @@ BOARD = Board(
                   GROUP BY 1, 2 ORDER BY 3, 1, 2 LIMIT 100
                   """,
                     EXACT,
-                    width=14,
+                    width=24,
                     decimals=1,
                     overrides=(
                         column("pool", unit="string"),
@@ -525,22 +614,6 @@ BOARD = Board(
                             cell="color-text",
                             steps=((None, VERMILION), (0.05, ORANGE), (0.15, GREEN)),
                         ),
-                    ),
-                ),
-                table(
-                    "The coming days",
-                    "The baseline in numbers, with the number of weeks that it averages.",
-                    f"""
-                  {WEEKS}
-                  SELECT {midnight_utc("day")} AS day, mean AS "baseline", low, high, weeks FROM repeated
-                  ORDER BY 1
-                  """,
-                    EXACT,
-                    width=10,
-                    decimals=1,
-                    overrides=(
-                        column("day", unit="time:ddd YYYY-MM-DD", width=130),
-                        column("weeks", decimals=0),
                     ),
                 ),
             ),
@@ -582,6 +655,6 @@ BOARD = Board(
     ),
     since="now-28d/d",
     until="now+14d/d",
-    collapsed=(QUEUES,),
+    collapsed=(SCALING, RESERVING, QUEUES),
 )
 """For those who buy, rent and scale."""

@@ -24,7 +24,6 @@ from dashboards.grafana import (
     column,
     line,
     link,
-    name_colors,
     series,
     shares,
     stat,
@@ -34,6 +33,8 @@ from dashboards.savings import TO_IDLE
 from dashboards.sql import (
     AMOUNT_WIDTHS,
     BILLED,
+    CHANGE_SAID,
+    CHANGED,
     CORRECTION,
     CURRENCY,
     DAY_MS,
@@ -42,10 +43,10 @@ from dashboards.sql import (
     FROM_MS,
     GPU_HOUR_NS,
     GRID,
+    HOUR_NOW,
     KWH,
     LEDGER,
     MICRO,
-    MODEL_NAMES,
     MODELS,
     OWN,
     OWNER,
@@ -58,13 +59,12 @@ from dashboards.sql import (
     date,
     events,
     in_range,
-    leading,
     local,
-    mark_names,
     midnight_utc,
     model,
     month_end,
     other_currencies,
+    pace_tables,
     pool,
     states_of_cost,
     whole,
@@ -129,18 +129,6 @@ NUMBERS = (
         links=(TO_IDLE,),
     ),
     stat(
-        "Held share",
-        "GPU-hours held by a workload over all GPU-hours; those of unused commitments are of no"
-        " GPU.",
-        "SELECT sum(l.gpu_ns) FILTER (WHERE l.state = 'held') / nullif(sum(l.gpu_ns), 0) AS part "
-        f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN} AND l.state <> 'commitment_unused'",
-        RATIO,
-        width=3,
-        decimals=1,
-        steps=((None, VERMILION), (0.4, ORANGE), (0.7, GREEN)),
-        limits=(0, 1),
-    ),
-    stat(
         "Busy hour, $currency",
         "All cost divided by busy GPU-hours: the true unit cost.",
         f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS}, 0) AS"
@@ -150,21 +138,70 @@ NUMBERS = (
         decimals=2,
     ),
     stat(
-        "Unpriced hours",
-        "GPU-hours of usage without a rate: it is missing from every amount here.",
-        "SELECT coalesce(sum(l.gpu_ns) FILTER (WHERE l.currency IS NULL), 0)"
-        f" / {GPU_HOUR_NS} AS hours FROM {LEDGER} l WHERE {DAYS} AND {POOLS} AND {MODELS} AND {OWN}"
-        " HAVING count(*) > 0",
-        HOURS,
-        width=3,
-        decimals=1,
-        steps=((None, GREEN), (0.1, ORANGE)),
-        links=(TO_BILL,),
+        "An hour now ($currency)",
+        "What the last hour that was counted cost, and what of it nobody held, or held without"
+        " activity, whatever range is chosen. Empty when nothing was counted for six hours: may be"
+        " empty while agents are silent.",
+        HOUR_NOW,
+        MONEY,
+        width=6,
+        decimals=0,
     ),
     other_currencies(f"{DAYS} AND {POOLS} AND {MODELS}"),
 )
 
-CHANGE = f"""
+TEAMS = table(
+    "Teams ($currency)",
+    "What each team is billed, with node costs and adjustments and without shares"
+    " of common costs, and how much of it is idle; highest cost first. A team opens"
+    f" its showback. {CHANGE_SAID}",
+    f"""
+  WITH {pace_tables(TEAM, f"{CURRENCY} AND {POOLS} AND {MODELS} AND {BILLED}")}
+  SELECT {TEAM} AS team, sum(l.cost_micro) / {MICRO} AS cost,
+      sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
+      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part",
+      sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours", {CHANGED}, {CORRECTION}
+  FROM {LEDGER} l {OWNER} LEFT JOIN pace ON pace.name = {TEAM} WHERE {CHOSEN} AND {BILLED}
+  GROUP BY 1, l.correction_of, pace.cost, pace.before ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
+  """,
+    MONEY,
+    width=14,
+    height=11,
+    decimals=0,
+    overrides=(
+        column("team", links=list(TO_TEAM), unit="string"),
+        *AMOUNT_WIDTHS,
+        column("correction of", unit="string"),
+        column(
+            "idle part",
+            unit=RATIO,
+            decimals=1,
+            cell="color-text",
+            steps=((None, GREEN), (0.25, ORANGE), (0.5, VERMILION)),
+        ),
+        column("GPU-hours", unit=HOURS, decimals=0),
+        column("change", unit=RATIO, decimals=1, width=70),
+    ),
+)
+BY_STATE = series(
+    "Spend per day, by state ($currency)",
+    "Held time is split into busy, idle and unknown activity. Corrections of closed"
+    " months are in the tables.",
+    f"""
+   SELECT {DAY_TIME}, s.name AS metric, sum(s.cost) / {MICRO} AS cost
+   FROM {states_of_cost("l.day_ms", f"{CHOSEN} AND {OWN}")}
+   WHERE s.cost IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
+   """,
+    MONEY,
+    width=10,
+    height=11,
+    bars=True,
+    stacked=True,
+    interval="1d",
+    decimals=0,
+    order=PARTS_OF_COST,
+)
+WEEKS_CHANGE = f"""
     WITH day AS (
         SELECT {TODAY} - {date("p.day_ms")} AS ago, coalesce(sum(l.cost_micro), 0) AS cost,
             coalesce({WASTE}, 0) AS waste,
@@ -366,8 +403,6 @@ TO_ANOMALY = {
     ),
     "targetBlank": False,
 }
-TOP_MODEL = leading("l.gpu_model", f"{LEDGER} l", CHOSEN, "l.cost_micro")
-
 
 RUN_RATE = (
     "Run rate: its end by the mean of the last 28 full days. The overview and mails state a"
@@ -424,7 +459,8 @@ def budget_table(title: str, text: str, query: str, links: list[Json]) -> Panel:
 
 BOARD = Board(
     "gpuledger-finops",
-    "GPU Ledger / Executive FinOps",
+    "Executive FinOps",
+    "who spends what, and is it worth it?",
     "Spend, waste, unit cost and the month's projection, from the daily ledger.",
     (
         datasource(),
@@ -443,7 +479,7 @@ BOARD = Board(
         *BUDGET_AXIS,
     ),
     (
-        ("The range", NUMBERS),
+        ("The range", (*NUMBERS, TEAMS, BY_STATE)),
         (
             "This month, and the last two weeks",
             (
@@ -461,7 +497,7 @@ BOARD = Board(
                     "Last 7 days against the 7 before",
                     "Change of the mean of a full day; corrections of closed months are not in it."
                     " May be empty until more than a week is known.",
-                    CHANGE,
+                    WEEKS_CHANGE,
                     RATIO,
                     width=12,
                     decimals=1,
@@ -479,16 +515,16 @@ BOARD = Board(
                     " a list rate; corrections are not in it.",
                     LIST_PRICE,
                     MONEY,
-                    width=9,
+                    width=7,
                     decimals=0,
                 ),
                 stat(
-                    "Under commitment",
+                    "Committed",
                     "Part of all capacity that a commitment paid for, whatever pool and model are"
                     " chosen; 0 % without commitments.",
                     COVERED,
                     RATIO,
-                    width=4,
+                    width=3,
                     decimals=1,
                     limits=(0, 1),
                     steps=((None, BLUE), (1, GREEN)),
@@ -517,32 +553,28 @@ BOARD = Board(
                     links=(TO_PROOF,),
                 ),
                 stat(
-                    "Teams",
-                    "Teams with a charge in the range; (unattributed) counts as one.",
-                    f"SELECT count(DISTINCT {TEAM}) AS teams FROM {LEDGER} l {OWNER} "
-                    f"WHERE {CHOSEN} AND l.state = 'held'",
-                    COUNT,
+                    "Held share",
+                    "GPU-hours held by a workload over all GPU-hours; those of unused commitments are of no"
+                    " GPU.",
+                    "SELECT sum(l.gpu_ns) FILTER (WHERE l.state = 'held') / nullif(sum(l.gpu_ns), 0) AS part "
+                    f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN} AND l.state <> 'commitment_unused'",
+                    RATIO,
                     width=3,
+                    decimals=1,
+                    steps=((None, VERMILION), (0.4, ORANGE), (0.7, GREEN)),
+                    limits=(0, 1),
                 ),
-            ),
-        ),
-        (
-            "Where the money goes",
-            (
-                series(
-                    "Spend per day, by state ($currency)",
-                    "Held time is split into busy, idle and unknown activity. Corrections of closed"
-                    " months are in the tables.",
-                    f"""
-                   SELECT {DAY_TIME}, s.name AS metric, sum(s.cost) / {MICRO} AS cost
-                   FROM {states_of_cost("l.day_ms", f"{CHOSEN} AND {OWN}")}
-                   WHERE s.cost IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
-                   """,
-                    MONEY,
-                    bars=True,
-                    stacked=True,
-                    interval="1d",
-                    decimals=0,
+                stat(
+                    "Unpriced hours",
+                    "GPU-hours of usage without a rate: it is missing from every amount here.",
+                    "SELECT coalesce(sum(l.gpu_ns) FILTER (WHERE l.currency IS NULL), 0)"
+                    f" / {GPU_HOUR_NS} AS hours FROM {LEDGER} l WHERE {DAYS} AND {POOLS} AND {MODELS} AND {OWN}"
+                    " HAVING count(*) > 0",
+                    HOURS,
+                    width=3,
+                    decimals=1,
+                    steps=((None, GREEN), (0.1, ORANGE)),
+                    links=(TO_BILL,),
                 ),
                 shares(
                     "Where the money went, by model ($currency)",
@@ -553,56 +585,8 @@ BOARD = Board(
                    FROM {states_of_cost("l.gpu_model", CHOSEN)} GROUP BY 1 ORDER BY sum(s.cost) DESC NULLS LAST LIMIT 12
                    """,
                     MONEY,
+                    width=24,
                     height=8,
-                    decimals=0,
-                ),
-                table(
-                    "Teams ($currency)",
-                    "What each team is billed, with node costs and adjustments and without shares"
-                    " of common costs, and how much of it is idle; highest cost first. A team opens"
-                    " its showback.",
-                    f"""
-                  SELECT {TEAM} AS team, sum(l.cost_micro) / {MICRO} AS cost,
-                      sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
-                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part",
-                      sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours", {CORRECTION}
-                  FROM {LEDGER} l {OWNER} WHERE {CHOSEN} AND {BILLED}
-                  GROUP BY 1, l.correction_of ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
-                  """,
-                    MONEY,
-                    height=11,
-                    decimals=0,
-                    overrides=(
-                        column("team", links=list(TO_TEAM), unit="string"),
-                        *AMOUNT_WIDTHS,
-                        column("correction of", unit="string"),
-                        column(
-                            "idle part",
-                            unit=RATIO,
-                            decimals=1,
-                            cell="color-text",
-                            steps=((None, GREEN), (0.25, ORANGE), (0.5, VERMILION)),
-                        ),
-                        column("GPU-hours", unit=HOURS, decimals=0),
-                    ),
-                ),
-                series(
-                    "Spend per day, by model ($currency)",
-                    "All cost, held or not; the nine dearest models and all others.",
-                    mark_names(
-                        f"""
-                        SELECT {DAY_TIME}, {TOP_MODEL} AS metric, sum(l.cost_micro) / {MICRO} AS cost
-                        FROM {LEDGER} l WHERE {CHOSEN} AND {OWN} GROUP BY 1, 2
-                        """,
-                        MODEL_NAMES,
-                        "cost",
-                    ),
-                    MONEY,
-                    overrides=name_colors(),
-                    height=11,
-                    bars=True,
-                    stacked=True,
-                    interval="1d",
                     decimals=0,
                 ),
             ),
@@ -626,6 +610,7 @@ BOARD = Board(
                     decimals=0,
                     time_from="+${budget_days}d",
                     time_shift="${budget_gone}d/d",
+                    calcs=(),
                     overrides=(
                         color("spent", BLUE),
                         line("even pace", GRAY),
@@ -667,6 +652,11 @@ BOARD = Board(
                     BUDGETS,
                     [TO_BURN_UP, TO_OWNER],
                 ),
+            ),
+        ),
+        (
+            "Budgets in GPU-hours",
+            (
                 budget_table(
                     "Budgets in GPU-hours, their ends at run rate",
                     "GPU-hours held this period against each budget in GPU-hours, priced or not,"
@@ -678,6 +668,7 @@ BOARD = Board(
             ),
         ),
     ),
+    collapsed=("Budgets in GPU-hours",),
     annotations=events(),
 )
 """The first board to open."""

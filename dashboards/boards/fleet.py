@@ -59,18 +59,6 @@ TO_CELL = link(
 """From a cell of the matrix of states, whose column has the name that the board of nodes gives to a
 GPU.
 """
-REASONS = (
-    (0x4, "power cap (software)"),
-    (0x8, "slowdown (hardware)"),
-    (0x10, "sync boost"),
-    (0x20, "thermal (software)"),
-    (0x40, "thermal (hardware)"),
-    (0x80, "power brake (hardware)"),
-    (0x100, "display clocks"),
-    (0x2, "applications clocks"),
-    (0x1, "idle"),
-)
-"""nvmlClocksEventReason* of nvml.h."""
 SERIOUS = {
     "gpu_xid_errors_total": "Xid errors",
     "gpu_last_xid": "last Xid",
@@ -234,13 +222,10 @@ ATTENTION_WORDS = (
     },
 )
 """No color where a node has no such GPU."""
-TELLING = f"""FROM gpu_latest l JOIN {THERE} ON a.id = l.accelerator_id
-    WHERE {NODES} AND {FRESH} AND l.gpu_clocks_event_reasons_bitmask IS NOT NULL"""
-"""Latest readings that tell why clocks are as they are."""
-
 BOARD = Board(
     "gpuledger-fleet",
-    "GPU Ledger / Fleet health",
+    "Fleet health",
+    "which GPUs are sick, hot or silent?",
     "Health, errors, throttling and temperature of every GPU, and silent agents.",
     (datasource(), node()),
     (
@@ -297,11 +282,6 @@ BOARD = Board(
                     f" d.id = a.id WHERE {NODES} GROUP BY d.device_uuid) devices",
                     "watt",
                 ),
-            ),
-        ),
-        (
-            "GPUs now",
-            (
                 table(
                     "State of every GPU",
                     "A row a node, a column an index; of several MIG instances of a board, the one"
@@ -445,24 +425,6 @@ BOARD = Board(
         (
             "Throttling",
             (
-                bars(
-                    "Clock throttling now, by reason",
-                    "Accelerators whose latest reading names the reason (several are possible; idle"
-                    " is no fault). A full bar is every accelerator that tells its reasons; may be"
-                    " empty where none does.",
-                    f"""
-                 WITH telling AS MATERIALIZED (
-                     SELECT l.accelerator_id, l.gpu_clocks_event_reasons_bitmask AS bits {TELLING})
-                 SELECT reason.name, count(l.accelerator_id) AS accelerators
-                 FROM (VALUES {", ".join(f"({bit}::bigint, '{name}')" for bit, name in REASONS)}) reason (bit, name)
-                 LEFT JOIN telling l ON l.bits & reason.bit <> 0
-                 WHERE EXISTS (TABLE telling)
-                 GROUP BY reason.bit, 1 ORDER BY reason.bit DESC
-                 """,
-                    COUNT,
-                    width=10,
-                    whole=f"SELECT count(*) AS max {TELLING}",
-                ),
                 series(
                     "Throttled part of the time, by node",
                     "Part of the readings in which a power cap, heat or another slowdown held"
@@ -482,7 +444,7 @@ BOARD = Board(
                    ORDER BY 1, 2
                    """,
                     RATIO,
-                    width=14,
+                    width=24,
                     height=9,
                     interval="5m",
                     limits=(0, 1),
@@ -513,7 +475,7 @@ BOARD = Board(
             ),
         ),
         (
-            "Temperature and power",
+            "Temperature",
             (
                 bars(
                     "The ten hottest GPUs",
@@ -525,8 +487,8 @@ BOARD = Board(
                  ORDER BY 2 DESC, 1 LIMIT 10
                  """,
                     "celsius",
-                    width=24,
-                    height=8,
+                    width=12,
+                    height=9,
                     limits=(0, 100),
                     decimals=0,
                     thresholds=((None, GREEN), (80, ORANGE), (90, VERMILION)),
@@ -538,17 +500,10 @@ BOARD = Board(
                     spread("temperature_celsius", 5, "°C"),
                     COUNT,
                 ),
-                heatmap(
-                    "Power of the fleet",
-                    "Accelerators per band of 50 W, each by its first known minute in each of 24"
-                    " parts of the range.",
-                    spread("power_watts", 50, "W"),
-                    COUNT,
-                ),
             ),
         ),
         (
-            "Inventory and drivers",
+            "Inventory",
             (
                 table(
                     "Inventory",
@@ -560,7 +515,7 @@ BOARD = Board(
                   FROM {THERE} WHERE {NODES} GROUP BY 1, 2 ORDER BY 1, 2
                   """,
                     COUNT,
-                    width=14,
+                    width=24,
                     height=7,
                     overrides=(
                         column("accelerators", width=100),
@@ -569,17 +524,6 @@ BOARD = Board(
                         column("whole GPUs", unit=EXACT, decimals=2, width=98),
                         column("model", unit="string", width=MODEL_WIDTH),
                     ),
-                ),
-                table(
-                    "Drivers",
-                    "Nodes by driver and agent version.",
-                    f"""
-                  SELECT coalesce(a.driver, 'unknown') AS driver, a.agent_version AS agent, count(*) AS nodes
-                  FROM node a WHERE {in_choice("a.name", "node")} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2
-                  """,
-                    COUNT,
-                    width=10,
-                    height=7,
                 ),
             ),
         ),

@@ -7,12 +7,12 @@ from dashboards.grafana import (
     COUNT,
     EXACT,
     GREEN,
+    HOURS,
     MONEY,
     ORANGE,
     RATIO,
     VERMILION,
     Board,
-    bars,
     codes,
     column,
     link,
@@ -30,12 +30,14 @@ from dashboards.sql import (
     DAY_TIME,
     DAYS,
     FRESH,
+    FROM_MS,
     GPU_HOUR_NS,
     HIDDEN_SPAN,
     LEDGER,
     MICRO,
     MODELS,
     NOW_IDLE,
+    NOW_MS,
     OR_UNPRICED,
     OWN,
     OWNER,
@@ -43,6 +45,7 @@ from dashboards.sql import (
     SPAN_COLUMNS,
     TEAM,
     TEAMS,
+    TO_MS,
     WORKLOAD_SPAN,
     currency,
     datasource,
@@ -107,7 +110,10 @@ READINGS = f"""l.gpu_processes AS processes, {ACTIVITY_NOW} AS activity, l.gpu_m
     l.gpu_power_watts AS power"""
 FINDINGS = f"""FROM finding f LEFT JOIN ({ACCELERATORS}) a ON a.id = f.accelerator_id
     WHERE f.kind = 'idle' AND f.resolved_ms IS NULL AND {PLACES}"""
-BANDS = ("0 to 10 %", "10 to 25 %", "25 to 50 %", "50 to 75 %", "75 to 100 %")
+
+
+RANGE_NS = f"(greatest(1, least({TO_MS}, {NOW_MS}) - {FROM_MS}) * 1e6)"
+"""How long the range is, until now at most."""
 
 
 def number_now(condition: str, reading: str) -> str:
@@ -122,12 +128,14 @@ def number_now(condition: str, reading: str) -> str:
 
 BOARD = Board(
     "gpuledger-idle",
-    "GPU Ledger / Idle and right-sizing",
+    "Idle and right-sizing",
+    "who holds GPUs that do nothing, and what would giving back save?",
     "Idle while held, unallocated, and oversized: the three kinds of waste, by workload and owner.",
     (datasource(), currency(), team(), pool(), model()),
     (
+        ("To save", (*savings.numbers(), savings.advice())),
         (
-            "Amount",
+            "The range, and idle now",
             (
                 stat(
                     "Held idle cost ($currency)",
@@ -135,7 +143,7 @@ BOARD = Board(
                     f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} "
                     f"WHERE {HELD} AND {CURRENCY}",
                     MONEY,
-                    width=6,
+                    width=4,
                     decimals=2,
                 ),
                 stat(
@@ -143,8 +151,8 @@ BOARD = Board(
                     "Held hours without activity, of GPUs with a price in $currency or with none.",
                     f"SELECT sum(l.idle_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} "
                     f"WHERE {HELD} AND {OR_UNPRICED} AND {OWN}",
-                    EXACT,
-                    width=6,
+                    HOURS,
+                    width=4,
                     decimals=1,
                 ),
                 stat(
@@ -154,7 +162,7 @@ BOARD = Board(
                     "SELECT sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
                     f"FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OR_UNPRICED} AND {OWN}",
                     RATIO,
-                    width=6,
+                    width=4,
                     decimals=1,
                     steps=IDLE_STEPS,
                     limits=(0, 1),
@@ -165,8 +173,8 @@ BOARD = Board(
                     " none.",
                     f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
                     f"WHERE {CHOSEN} AND {OR_UNPRICED} AND l.state = 'unallocated' AND {OWN}",
-                    EXACT,
-                    width=6,
+                    HOURS,
+                    width=4,
                     decimals=1,
                 ),
                 stat(
@@ -175,124 +183,15 @@ BOARD = Board(
                     " agents are silent.",
                     number_now(f"{IS_HELD} AND {NOW_IDLE}", ACTIVITY_NOW),
                     COUNT,
-                    width=6,
+                    width=4,
                     steps=((None, GREEN), (1, ORANGE)),
                 ),
-                stat(
-                    "No process",
-                    "Held accelerators on which no process runs now, by the driver's list of"
-                    " processes; may be empty where none is read.",
-                    number_now(f"{IS_HELD} AND l.gpu_processes = 0", "l.gpu_processes"),
-                    COUNT,
-                    width=6,
-                    steps=((None, GREEN), (1, ORANGE)),
-                ),
-                stat(
-                    "Used without allocation",
-                    "Accelerators that nobody holds, with a process or activity of 5 % and more; of"
-                    " all teams. May be empty while agents are silent.",
-                    number_now(IS_UNHELD_USE, f"coalesce(l.gpu_processes, {ACTIVITY_NOW})"),
-                    COUNT,
-                    width=6,
-                    steps=((None, GREEN), (1, VERMILION)),
-                ),
-                other_currencies(f"{CHOSEN}", width=6),
-            ),
-        ),
-        ("To save", (*savings.numbers(), savings.advice())),
-        (
-            "By day and by team",
-            (
-                series(
-                    "Idle GPU-hours per day",
-                    "Idle (chosen teams) and unallocated hours of each day, with a price in"
-                    " $currency or none, without corrections of closed months.",
-                    f"""
-                   SELECT {DAY_TIME}, s.name AS metric, sum(s.ns) / {GPU_HOUR_NS} AS hours
-                   FROM {LEDGER} l {OWNER}, LATERAL (VALUES
-                       ('idle', CASE WHEN l.state = 'held' AND {TEAMS} THEN l.idle_ns END),
-                       ('unallocated', CASE WHEN l.state = 'unallocated' THEN l.gpu_ns END)) s (name, ns)
-                   WHERE {CHOSEN} AND {OR_UNPRICED} AND {OWN} AND s.ns IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
-                   """,
-                    EXACT,
-                    bars=True,
-                    stacked=True,
-                    interval="1d",
-                    decimals=1,
-                ),
-                table(
-                    "Idle by team ($currency)",
-                    "Cost of idle GPUs by team.",
-                    f"""
-                  SELECT {TEAM} AS team, sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
-                      sum(l.idle_ns) / {GPU_HOUR_NS} AS "idle GPU-hours",
-                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
-                  FROM {LEDGER} l {OWNER} WHERE {HELD} AND {CURRENCY}
-                  GROUP BY 1, l.correction_of ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
-                  """,
-                    MONEY,
-                    height=8,
-                    decimals=2,
-                    overrides=(
-                        column("team", links=list(TO_TEAM), unit="string"),
-                        column("held idle cost", width=115),
-                        column("idle GPU-hours", decimals=1, width=120),
-                        column(
-                            "idle part",
-                            unit=RATIO,
-                            decimals=1,
-                            cell="color-text",
-                            steps=IDLE_STEPS,
-                            width=85,
-                        ),
-                        column("correction of", unit="string", width=110),
-                    ),
-                ),
+                other_currencies(f"{CHOSEN}", width=4),
             ),
         ),
         (
-            "By workload",
+            "Held and idle, or free",
             (
-                table(
-                    "Workloads that cost most held idle ($currency)",
-                    "would do: the GPUs that would have carried the "
-                    "same busy time at full load. A hint for the next request, not a measurement.",
-                    f"""
-                  WITH top AS (
-                      SELECT l.workload_id, count(DISTINCT l.accelerator_id) AS gpus,
-                          sum(l.idle_cost_micro) AS idle_cost, sum(l.busy_ns) AS busy, sum(l.idle_ns) AS idle
-                      FROM {CHARGES} l {OWNER} WHERE {HELD} AND {CURRENCY} AND {OWN}
-                          AND l.idle_cost_micro > 0
-                      GROUP BY 1 ORDER BY 3 DESC, 1 LIMIT 50
-                  )
-                  SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.user_name AS "user",
-                      top.idle_cost / {MICRO} AS "held idle cost", top.idle / {GPU_HOUR_NS} AS "idle GPU-hours",
-                      top.idle / nullif(top.busy + top.idle, 0) AS "idle part", top.gpus AS "GPUs",
-                      ceil(top.gpus * top.busy / nullif(top.busy + top.idle, 0)) AS "would do",
-                      {SPAN_COLUMNS}
-                  FROM top JOIN workload w ON w.id = top.workload_id {WORKLOAD_SPAN} ORDER BY 4 DESC, 1
-                  """,
-                    MONEY,
-                    width=24,
-                    decimals=2,
-                    overrides=(
-                        column("workload", links=TO_WORKLOAD, unit="string"),
-                        column("name", unit="string"),
-                        column("user", unit="string", width=110),
-                        column("held idle cost", width=115),
-                        column("idle GPU-hours", decimals=1, width=130),
-                        column(
-                            "idle part",
-                            unit=RATIO,
-                            decimals=1,
-                            cell="color-text",
-                            steps=IDLE_STEPS,
-                            width=100,
-                        ),
-                        *(column(name, decimals=0, width=90) for name in ("GPUs", "would do")),
-                        *HIDDEN_SPAN,
-                    ),
-                ),
                 table(
                     "Open findings of workloads",
                     "Idle or oversized allocations that go on now, those priced in $currency first,"
@@ -369,49 +268,140 @@ BOARD = Board(
                 ),
                 table(
                     "Accelerators that nobody holds",
-                    "Open findings of the chosen pools and models, of all teams: those priced in"
-                    " $currency first, by cost a day, and what a further day costs. May be empty,"
-                    " and then that is good.",
+                    "Open findings of the chosen pools and models, of all teams, by model and"
+                    " reason: those priced in $currency first, by cost a day, and what a further"
+                    " day costs. May be empty, and then that is good.",
                     f"""
-                  SELECT a.node, a.gpu_index AS "GPU", f.state AS finding, to_timestamp(f.since_ms / 1000) AS "since",
-                      f.cost_micro / {MICRO} AS cost, f.per_day_micro / {MICRO} AS "cost a day", f.currency,
-                      f.confidence, regexp_replace(a.model, '^NVIDIA ', '') AS model
+                  SELECT regexp_replace(a.model, '^NVIDIA ', '') AS model, f.state AS finding, count(*) AS "GPUs",
+                      sum(f.per_day_micro) / {MICRO} AS "cost a day", sum(f.cost_micro) / {MICRO} AS cost,
+                      f.currency, to_timestamp(min(f.since_ms) / 1000) AS "oldest since",
+                      string_agg(DISTINCT a.node, ', ' ORDER BY a.node) AS nodes
                   {FINDINGS} AND f.workload_id IS NULL
-                  ORDER BY {CHOSEN_FIRST} LIMIT 100
+                  GROUP BY 1, 2, f.currency
+                  ORDER BY coalesce(f.currency <> ${{currency:sqlstring}}, true), 4 DESC NULLS LAST, 1, 2 LIMIT 100
                   """,
                     MONEY,
-                    width=17,
+                    width=24,
+                    height=7,
+                    decimals=2,
+                    overrides=(
+                        column("model", unit="string", width=186),
+                        column("finding", unit="string", mappings=[codes(ATTENTION)], width=190),
+                        column("GPUs", decimals=0, width=60),
+                        column("cost a day", width=100),
+                        column("cost", width=90),
+                        column("currency", unit="string", width=78),
+                        column("oldest since", unit="time:YYYY-MM-DD HH:mm", width=140),
+                        column("nodes", unit="string"),
+                    ),
+                ),
+            ),
+        ),
+        (
+            "By workload",
+            (
+                table(
+                    "Workloads that cost most held idle ($currency)",
+                    "Workloads of one name and team together, and the dearest of them to open. GPUs"
+                    " held, and GPUs busy, are means over the range until now: what lies between"
+                    " them is a hint for the next request, not a measurement.",
+                    f"""
+                  WITH line AS (
+                      SELECT l.workload_id, {TEAM} AS team, sum(l.idle_cost_micro) AS idle_cost, sum(l.gpu_ns) AS held,
+                          sum(l.busy_ns) AS busy, sum(l.idle_ns) AS idle
+                      FROM {CHARGES} l {OWNER} WHERE {HELD} AND {CURRENCY} AND {OWN} GROUP BY 1, 2
+                  ), named AS (
+                      SELECT line.*, w.id, coalesce(w.name, w.external_id) AS name, w.user_name
+                      FROM line JOIN workload w ON w.id = line.workload_id
+                  ), top AS (
+                      SELECT name, team, string_agg(DISTINCT user_name, ', ' ORDER BY user_name) AS users,
+                          count(DISTINCT id) AS workloads, sum(idle_cost) AS idle_cost, sum(held) AS held,
+                          sum(busy) AS busy, sum(idle) AS idle,
+                          (array_agg(id ORDER BY idle_cost DESC NULLS LAST, id))[1] AS id
+                      FROM named GROUP BY 1, 2 HAVING sum(idle_cost) > 0
+                      ORDER BY sum(idle_cost) DESC, 1, 2 LIMIT 50
+                  )
+                  SELECT top.name, top.team, top.users, top.workloads, w.key AS workload,
+                      top.idle_cost / {MICRO} AS "held idle cost", top.idle / {GPU_HOUR_NS} AS "idle GPU-hours",
+                      top.idle / nullif(top.busy + top.idle, 0) AS "idle part",
+                      top.held / {RANGE_NS} AS "GPUs held", top.busy / {RANGE_NS} AS "GPUs busy", {SPAN_COLUMNS}
+                  FROM top JOIN workload w ON w.id = top.id {WORKLOAD_SPAN} ORDER BY 6 DESC, 1, 2
+                  """,
+                    MONEY,
+                    width=24,
+                    decimals=2,
+                    overrides=(
+                        column("workload", links=TO_WORKLOAD, unit="string"),
+                        column("name", unit="string"),
+                        column("users", unit="string"),
+                        column("team", unit="string", links=list(TO_TEAM), width=100),
+                        column("held idle cost", width=115),
+                        column("idle GPU-hours", decimals=1, width=130),
+                        column(
+                            "idle part",
+                            unit=RATIO,
+                            decimals=1,
+                            cell="color-text",
+                            steps=IDLE_STEPS,
+                            width=100,
+                        ),
+                        column("workloads", decimals=0, width=85),
+                        *(
+                            column(name, decimals=1, width=90)
+                            for name in ("GPUs held", "GPUs busy")
+                        ),
+                        *HIDDEN_SPAN,
+                    ),
+                ),
+            ),
+        ),
+        (
+            "By day and by team",
+            (
+                series(
+                    "Idle GPU-hours per day",
+                    "Idle (chosen teams) and unallocated hours of each day, with a price in"
+                    " $currency or none, without corrections of closed months.",
+                    f"""
+                   SELECT {DAY_TIME}, s.name AS metric, sum(s.ns) / {GPU_HOUR_NS} AS hours
+                   FROM {LEDGER} l {OWNER}, LATERAL (VALUES
+                       ('idle', CASE WHEN l.state = 'held' AND {TEAMS} THEN l.idle_ns END),
+                       ('unallocated', CASE WHEN l.state = 'unallocated' THEN l.gpu_ns END)) s (name, ns)
+                   WHERE {CHOSEN} AND {OR_UNPRICED} AND {OWN} AND s.ns IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
+                   """,
+                    EXACT,
+                    bars=True,
+                    stacked=True,
+                    interval="1d",
+                    decimals=1,
+                    order=("idle", "unallocated"),
+                ),
+                table(
+                    "Idle by team ($currency)",
+                    "Cost of idle GPUs by team.",
+                    f"""
+                  SELECT {TEAM} AS team, sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
+                      sum(l.idle_ns) / {GPU_HOUR_NS} AS "idle GPU-hours",
+                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
+                  FROM {LEDGER} l {OWNER} WHERE {HELD} AND {CURRENCY}
+                  GROUP BY 1, l.correction_of ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
+                  """,
+                    MONEY,
                     height=8,
                     decimals=2,
                     overrides=(
-                        column("node", links=list(TO_NODE), unit="string", width=75),
-                        column("GPU", decimals=0, width=50),
-                        column("finding", unit="string", mappings=[codes(ATTENTION)], width=100),
-                        column("since", unit="time:YYYY-MM-DD HH:mm", width=140),
-                        column("cost", width=76),
-                        column("cost a day", width=90),
-                        column("currency", unit="string", width=78),
-                        column("confidence", unit=RATIO, decimals=0, width=95),
-                    ),
-                ),
-                bars(
-                    "GPUs by memory in use now",
-                    "How much of their memory held accelerators use: many in the lowest bands are"
-                    " candidates for smaller models or MIG instances. A full bar is all of them.",
-                    f"""
-                 SELECT band.name, count(held.band) AS accelerators
-                 FROM unnest(ARRAY[{", ".join(f"'{name}'" for name in BANDS)}]) WITH ORDINALITY band (name, number)
-                 LEFT JOIN (SELECT width_bucket(l.gpu_memory_used_bytes / nullif(a.memory_bytes, 0),
-                         ARRAY[0, 0.1, 0.25, 0.5, 0.75]::float8[]) AS band {HELD_NOW}) held
-                     ON held.band = band.number
-                 GROUP BY band.number, 1 ORDER BY band.number
-                 """,
-                    COUNT,
-                    width=7,
-                    height=8,
-                    whole=(
-                        "SELECT greatest(count(l.gpu_memory_used_bytes / nullif(a.memory_bytes,"
-                        f" 0)), 1) AS max {HELD_NOW}"
+                        column("team", links=list(TO_TEAM), unit="string"),
+                        column("held idle cost", width=115),
+                        column("idle GPU-hours", decimals=1, width=120),
+                        column(
+                            "idle part",
+                            unit=RATIO,
+                            decimals=1,
+                            cell="color-text",
+                            steps=IDLE_STEPS,
+                            width=85,
+                        ),
+                        column("correction of", unit="string", width=110),
                     ),
                 ),
             ),

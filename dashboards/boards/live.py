@@ -72,6 +72,7 @@ def gauge(title: str, description: str, name: str, unit: str, top: float | None 
         promql(highest(f"{name}{GPU}", "uuid"), LANE),
         unit,
         width=8,
+        height=10,
         limits=(0, top),
     )
 
@@ -83,7 +84,8 @@ def rate(name: str, by: str = "") -> str:
 
 BOARD = Board(
     "gpuledger-live",
-    "GPU Ledger / Live metrics (Prometheus)",
+    "Live metrics",
+    "what do GPUs and collector do this minute?",
     "Metrics that Prometheus scrapes from agents and collector: seconds old, without cost.",
     (
         source("prometheus", "Prometheus", "prometheus"),
@@ -180,6 +182,7 @@ BOARD = Board(
                     promql(f"{held_by_team(GPU)} or {held_by_team('')} * 0", "{{team}}"),
                     COUNT,
                     width=12,
+                    height=9,
                     stacked=True,
                 ),
                 series(
@@ -209,11 +212,12 @@ BOARD = Board(
                     ),
                     COUNT,
                     width=12,
+                    height=9,
                 ),
             ),
         ),
         (
-            "Agents",
+            "Agents (batches that wait or are lost)",
             (
                 series(
                     "Batches waiting",
@@ -302,6 +306,7 @@ BOARD = Board(
             ),
         ),
     ),
+    collapsed=("Agents (batches that wait or are lost)",),
     since="now-1h",
     refresh="30s",
 )

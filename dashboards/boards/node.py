@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dashboards.grafana import (
+    COUNT,
     DURATION,
     EXACT,
+    GREEN,
     MODEL_WIDTH,
+    MONEY,
+    NAME_PALETTE,
+    ORANGE,
     RATIO,
+    VERMILION,
     Board,
     Panel,
     chosen,
@@ -20,10 +26,14 @@ from dashboards.grafana import (
 )
 from dashboards.sql import (
     ACCELERATORS,
+    CHARGES,
+    FRESH,
     FROM_MS,
     HIDDEN_SPAN,
     IN_RANGE,
     INDEX,
+    MICRO,
+    NOW_IDLE,
     NOW_MS,
     SPAN_COLUMNS,
     STEPS,
@@ -68,8 +78,24 @@ READABLE = {
 """By which factor a unit of the catalog becomes one that people read, and its name."""
 
 
+GPU_COLORS = tuple(
+    {
+        "matcher": {"id": "byRegexp", "options": f"/^GPU ({'|'.join(map(str, same))})( |$)/"},
+        "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": hue}}],
+    }
+    for hue, same in ((hue, range(at, 16, 8)) for at, hue in enumerate(NAME_PALETTE))
+)
+"""A GPU keeps its color, whichever others are chosen; eight are told apart."""
+
+
 def minute_rollup(
-    title: str, description: str, name: str, unit: str, *, width: int = 8, top: float | None = None
+    title: str,
+    description: str,
+    name: str,
+    unit: str,
+    *,
+    height: int = 10,
+    top: float | None = None,
 ) -> Panel:
     """A minute rollup of the chosen accelerators, a line each for the highest ones."""
     query = f"""
@@ -82,7 +108,17 @@ def minute_rollup(
         FROM {STEPS} CROSS JOIN top LEFT JOIN line ON line.metric = top.metric AND line.at * 1000 = step.at_ms
         ORDER BY 1, 2
     """
-    return series(title, description, query, unit, width=width, interval="1m", limits=(0, top))
+    return series(
+        title,
+        description,
+        query,
+        unit,
+        width=8,
+        height=height,
+        interval="1m",
+        limits=(0, top),
+        overrides=GPU_COLORS,
+    )
 
 
 def metric_rows() -> str:
@@ -105,9 +141,18 @@ NODES = f"""SELECT n.name FROM node n LEFT JOIN (
     GROUP BY 1) busiest ON busiest.node = n.name ORDER BY busiest.held DESC NULLS LAST, 1"""
 """The node with the most held GPUs first: it is the one shown where the address names none."""
 
+MORE_ACTIVITY = "Tensor cores and memory bandwidth"
+LONGEST_DAY_MS = 25 * HOUR_MS
+TOUCHED_DAYS = f"l.day_ms > {FROM_MS} - {LONGEST_DAY_MS} AND l.day_ms < {TO_MS}"
+"""Charges of every day that the range touches; the longest has 25 hours."""
+READ_NOW = f"""FROM {THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = a.id AND {FRESH}
+    WHERE {CHOSEN} HAVING count(l.accelerator_id) > 0"""
+"""The chosen GPUs with their fresh readings; no row while the agent is silent."""
+
 BOARD = Board(
     "gpuledger-node",
-    "GPU Ledger / Node and GPU",
+    "Node and GPU",
+    "what does this node do, and for whom?",
     "All data of one node's GPUs: one line per GPU.",
     (
         datasource(),
@@ -122,6 +167,72 @@ BOARD = Board(
         ),
     ),
     (
+        (
+            "Now, and the range",
+            (
+                stat(
+                    "GPUs held now",
+                    "Of the selected GPUs, by readings of the last 15 minutes; and those held"
+                    " without activity. May be empty while the agent is silent.",
+                    "SELECT count(*) AS \"selected\", count(*) FILTER (WHERE l.state = 'held') AS"
+                    f' "held", count(*) FILTER (WHERE l.state = \'held\' AND {NOW_IDLE}) AS "idle"'
+                    f" {READ_NOW}",
+                    COUNT,
+                    width=6,
+                ),
+                stat(
+                    "Not healthy",
+                    "Selected GPUs that are degraded or failed, by what is known of their health.",
+                    "SELECT count(*) FILTER (WHERE a.health IN ('degraded', 'failed')) AS gpus"
+                    f" FROM {THERE} WHERE {CHOSEN} AND a.health <> 'unknown' HAVING count(*) > 0",
+                    COUNT,
+                    width=3,
+                    steps=((None, GREEN), (1, VERMILION)),
+                ),
+                stat(
+                    "Hottest",
+                    "Of the selected GPUs; may be empty while the agent is silent.",
+                    f"SELECT max(l.gpu_temperature_celsius) AS celsius {READ_NOW}",
+                    "celsius",
+                    width=3,
+                    decimals=0,
+                    steps=((None, GREEN), (80, ORANGE), (90, VERMILION)),
+                ),
+                stat(
+                    "Power",
+                    "Of the selected GPUs' boards; may be empty while the agent is silent.",
+                    "SELECT sum(watts) AS watts FROM (SELECT max(l.gpu_power_watts) AS watts FROM"
+                    f" {THERE} JOIN accelerator d ON d.id = a.id JOIN gpu_latest l ON"
+                    f" l.accelerator_id = a.id AND {FRESH} WHERE {CHOSEN} GROUP BY d.device_uuid)"
+                    " boards",
+                    "watt",
+                    width=3,
+                    decimals=1,
+                ),
+                stat(
+                    "Cost of the node's days",
+                    "All charges of this node on the days that the range touches, held or not,"
+                    " whatever GPU is chosen; each currency by itself.",
+                    f"SELECT l.currency, sum(l.cost_micro) / {MICRO} AS cost FROM {CHARGES} l WHERE"
+                    f" {in_choice('l.node', 'node')} AND {TOUCHED_DAYS} AND l.currency IS NOT NULL"
+                    " GROUP BY 1 ORDER BY 1",
+                    MONEY,
+                    width=5,
+                    decimals=2,
+                    each_row=True,
+                ),
+                stat(
+                    "Energy",
+                    "From the GPUs' own counters. Of an hour that lies in the range in part, the"
+                    " same part counts.",
+                    f"SELECT sum(u.energy_mj * {IN_RANGE}) / 3.6e9 AS energy FROM {THERE} "
+                    f"JOIN usage_hour u ON u.accelerator_id = a.id WHERE {CHOSEN} AND {TOUCHED}",
+                    "kwatth",
+                    width=4,
+                    decimals=2,
+                ),
+            ),
+        ),
         (
             "Holders",
             (
@@ -239,20 +350,6 @@ BOARD = Board(
                     top=1,
                 ),
                 minute_rollup(
-                    "Tensor activity",
-                    "Share of cycles in which tensor cores worked; may be empty on older GPUs.",
-                    "tensor_active_ratio",
-                    RATIO,
-                    top=1,
-                ),
-                minute_rollup(
-                    "DRAM activity",
-                    "Share of the memory bandwidth in use; may be empty on older GPUs.",
-                    "dram_active_ratio",
-                    RATIO,
-                    top=1,
-                ),
-                minute_rollup(
                     "Memory in use",
                     "Without what the driver reserves.",
                     "memory_used_bytes",
@@ -265,18 +362,33 @@ BOARD = Board(
                     "watt",
                 ),
                 minute_rollup(
-                    "Temperature", "Of the GPU's core.", "temperature_celsius", "celsius", width=16
+                    "Temperature", "Of the GPU's core.", "temperature_celsius", "celsius"
                 ),
-                stat(
-                    "Energy",
-                    "From the GPUs' own counters. Of an hour that lies in the range in part, the"
-                    " same part counts.",
-                    f"SELECT sum(u.energy_mj * {IN_RANGE}) / 3.6e9 AS energy FROM {THERE} "
-                    f"JOIN usage_hour u ON u.accelerator_id = a.id WHERE {CHOSEN} AND {TOUCHED}",
-                    "kwatth",
-                    width=8,
-                    height=8,
-                    decimals=2,
+                minute_rollup(
+                    "SM clock",
+                    "Of the multiprocessors; it falls where a power cap, heat or a slowdown holds it"
+                    " down. May be empty where cards do not tell it.",
+                    "sm_clock_hertz",
+                    "hertz",
+                ),
+            ),
+        ),
+        (
+            MORE_ACTIVITY,
+            (
+                minute_rollup(
+                    "Tensor activity",
+                    "Share of cycles in which tensor cores worked; may be empty on older GPUs.",
+                    "tensor_active_ratio",
+                    RATIO,
+                    top=1,
+                ),
+                minute_rollup(
+                    "DRAM activity",
+                    "Share of the memory bandwidth in use; may be empty on older GPUs.",
+                    "dram_active_ratio",
+                    RATIO,
+                    top=1,
                 ),
             ),
         ),
@@ -323,6 +435,7 @@ BOARD = Board(
             ),
         ),
     ),
+    collapsed=(MORE_ACTIVITY,),
     since="now-6h",
     refresh="1m",
     annotations=errors(CHOSEN),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dashboards.grafana import (
     COUNT,
     DURATION,
-    EXACT,
     GREEN,
     ORANGE,
     RATIO,
@@ -20,14 +19,10 @@ from dashboards.grafana import (
 from dashboards.sql import (
     DAY_TIME,
     DAYS,
-    GPU_HOUR_NS,
-    HOLDS,
     UNWATCHED,
     datasource,
-    date,
     in_choice,
     leading,
-    midnight_utc,
     node,
 )
 
@@ -51,12 +46,14 @@ TO_NODE = (
 BATCHES = "$__timeFilter(b.received_at)"
 RUNS = "$__timeFilter(r.started_at) AND r.ended_at IS NOT NULL"
 SLOWEST = leading("r.job", "job_run r", RUNS, "extract(epoch FROM r.ended_at - r.started_at)")
+RUNTIMES = "How long jobs run"
 FAULTS = "Failed jobs and conflicts (empty is good)"
 NONE_IS_GOOD = ((None, GREEN), (1, VERMILION))
 
 BOARD = Board(
     "gpuledger-pipeline",
-    "GPU Ledger / Pipeline trust",
+    "Pipeline trust",
+    "can these numbers be believed?",
     "Delay, losses and conservation: from the agents' own counters to the bill.",
     (datasource(), node()),
     (
@@ -231,7 +228,7 @@ BOARD = Board(
             ),
         ),
         (
-            "Jobs and days",
+            RUNTIMES,
             (
                 series(
                     "How long jobs run",
@@ -244,32 +241,6 @@ BOARD = Board(
                     "s",
                     width=24,
                     interval="1m",
-                ),
-                table(
-                    "Where the capacity went",
-                    "Each of the last 30 days, in GPU-hours, and whether its proof holds.",
-                    f"""
-                  SELECT {midnight_utc(date("l.day_ms"))} AS day, CASE WHEN l.holds THEN 'yes' ELSE 'no' END AS holds,
-                      l.capacity_ns / {GPU_HOUR_NS} AS capacity,
-                      l.held_ns / {GPU_HOUR_NS} AS held, l.unallocated_ns / {GPU_HOUR_NS} AS unallocated,
-                      l.unavailable_ns / {GPU_HOUR_NS} AS unavailable, l.unobserved_ns / {GPU_HOUR_NS} AS unobserved,
-                      l.stranded_ns / {GPU_HOUR_NS} AS stranded,
-                      (l.capacity_ns - l.held_ns - l.unallocated_ns - l.unavailable_ns - l.unobserved_ns
-                          - l.stranded_ns)
-                          / {GPU_HOUR_NS} AS difference
-                  FROM conservation_check l WHERE {DAYS} ORDER BY 1 DESC LIMIT 400
-                  """,
-                    EXACT,
-                    width=24,
-                    decimals=2,
-                    time_from="30d/d",
-                    overrides=(
-                        column("day", unit="time:YYYY-MM-DD"),
-                        column(
-                            "holds", unit="string", mappings=[HOLDS], cell="color-text", width=60
-                        ),
-                        column("difference", decimals=6),
-                    ),
                 ),
             ),
         ),
@@ -313,7 +284,7 @@ BOARD = Board(
         ),
     ),
     since="now-6h",
-    collapsed=(FAULTS,),
+    collapsed=(RUNTIMES, FAULTS),
     refresh="1m",
 )
 """Open it before an argument about a bill."""

@@ -17,7 +17,6 @@ from dashboards.grafana import (
     link,
     name_colors,
     series,
-    shares,
     stat,
     table,
 )
@@ -78,8 +77,9 @@ PER_KWH = f"""
 
 BOARD = Board(
     "gpuledger-research",
-    "GPU Ledger / Research",
-    "What projects and experiments cost, on which GPUs, how well they use them, and their energy.",
+    "Research",
+    "what do experiments cost, in money and energy?",
+    "What experiments and projects cost, how well they use their GPUs, and their energy.",
     (
         datasource(),
         currency(),
@@ -171,41 +171,47 @@ BOARD = Board(
             ),
         ),
         (
-            "Projects and models",
+            "Experiments and projects",
             (
-                series(
-                    "Cost a day, by project ($currency)",
-                    "The nine dearest projects and all others; corrections of closed months are in"
-                    " the table.",
-                    mark_names(
-                        f"""
-                        SELECT {DAY_TIME}, {TOP_PROJECT} AS metric, sum(l.cost_micro) / {MICRO} AS cost
-                        FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN} GROUP BY 1, 2
-                        """,
-                        PROJECT_NAMES,
-                        "cost",
-                    ),
-                    MONEY,
-                    overrides=name_colors(),
-                    bars=True,
-                    stacked=True,
-                    interval="1d",
-                    height=10,
-                    decimals=0,
-                ),
-                shares(
-                    "What each project's GPU-hours did",
-                    "Busy, idle, and time whose activity nobody could read; dearest projects"
-                    " first.",
+                table(
+                    "Experiments ($currency)",
+                    "Dearest experiments of the chosen projects, by the tags of their workloads: cost, hours,"
+                    " idle part and energy. May be empty where workloads bear no such tag.",
                     f"""
-                   SELECT {NAMED} AS project, sum(l.busy_ns) / {GPU_HOUR_NS} AS busy,
-                       sum(l.idle_ns) / {GPU_HOUR_NS} AS idle, sum(l.unknown_ns) / {GPU_HOUR_NS} AS "activity unknown"
-                   FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN} GROUP BY 1
-                   ORDER BY sum(l.cost_micro) DESC NULLS LAST, 1 LIMIT 12
-                   """,
-                    HOURS,
+                  WITH energy AS (
+                      SELECT {NAMED} AS project, o.experiment, sum(e.kwh) AS kwh, sum(e.kg) AS kg
+                      FROM ({PER_KWH}) e JOIN owner o ON o.id = e.owner_id WHERE o.experiment <> '' GROUP BY 1, 2
+                  ), money AS (
+                      SELECT {NAMED} AS project, o.experiment, l.correction_of, sum(l.cost_micro) / {MICRO} AS cost,
+                          sum(l.idle_cost_micro) / {MICRO} AS idle_cost, sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours,
+                          sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS idle_part
+                      FROM {LEDGER} l {OWNER} WHERE {PRICED} AND o.experiment <> '' GROUP BY 1, 2, 3
+                  )
+                  SELECT l.project, l.experiment, l.cost, l.idle_cost AS "held idle cost", l.hours AS "GPU-hours",
+                      l.idle_part AS "idle part", CASE WHEN {OWN} THEN energy.kwh END AS "energy, kWh",
+                      CASE WHEN {OWN} THEN energy.kg END AS "CO2e, kg", {CORRECTION}
+                  FROM money l LEFT JOIN energy USING (project, experiment)
+                  ORDER BY 3 DESC NULLS LAST, 1, 2 LIMIT 100
+                  """,
+                    MONEY,
+                    width=24,
                     height=10,
                     decimals=0,
+                    overrides=(
+                        column("project", unit="string"),
+                        column("experiment", unit="string"),
+                        *(column(name, width=110) for name in ("held idle cost", "energy, kWh")),
+                        *(column(name, width=90) for name in ("cost", "GPU-hours", "CO2e, kg")),
+                        column(
+                            "idle part",
+                            unit=RATIO,
+                            decimals=1,
+                            cell="color-text",
+                            steps=IDLE_STEPS,
+                            width=80,
+                        ),
+                        column("correction of", unit="string", width=105),
+                    ),
                 ),
                 table(
                     "Projects ($currency)",
@@ -252,6 +258,32 @@ BOARD = Board(
                     ),
                 ),
                 series(
+                    "Cost a day, by project ($currency)",
+                    "The nine dearest projects and all others; corrections of closed months are in"
+                    " the table.",
+                    mark_names(
+                        f"""
+                        SELECT {DAY_TIME}, {TOP_PROJECT} AS metric, sum(l.cost_micro) / {MICRO} AS cost
+                        FROM {LEDGER} l {OWNER} WHERE {PRICED} AND {OWN} GROUP BY 1, 2
+                        """,
+                        PROJECT_NAMES,
+                        "cost",
+                    ),
+                    MONEY,
+                    width=24,
+                    overrides=name_colors(),
+                    bars=True,
+                    stacked=True,
+                    interval="1d",
+                    height=10,
+                    decimals=0,
+                ),
+            ),
+        ),
+        (
+            "By model of GPU",
+            (
+                series(
                     "GPU-hours a day, by model",
                     "Held by the chosen projects: the nine dearest models of the fleet and all"
                     " others.",
@@ -264,6 +296,7 @@ BOARD = Board(
                         "hours",
                     ),
                     HOURS,
+                    width=24,
                     overrides=name_colors(),
                     bars=True,
                     stacked=True,
@@ -271,37 +304,10 @@ BOARD = Board(
                     height=10,
                     decimals=0,
                 ),
-                table(
-                    "Experiments ($currency)",
-                    "Dearest experiments of the chosen projects, by the tags of their workloads.",
-                    f"""
-                  SELECT {PROJECT} AS project, o.experiment, sum(l.cost_micro) / {MICRO} AS cost,
-                      sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
-                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
-                  FROM {LEDGER} l {OWNER} WHERE {PRICED} AND o.experiment <> '' GROUP BY 1, 2, l.correction_of
-                  ORDER BY 3 DESC NULLS LAST, 1, 2 LIMIT 100
-                  """,
-                    MONEY,
-                    height=10,
-                    decimals=0,
-                    overrides=(
-                        column("project", unit="string"),
-                        column("experiment", unit="string"),
-                        *(column(name, width=90) for name in ("cost", "GPU-hours")),
-                        column(
-                            "idle part",
-                            unit=RATIO,
-                            decimals=1,
-                            cell="color-text",
-                            steps=IDLE_STEPS,
-                            width=80,
-                        ),
-                        column("correction of", unit="string", width=105),
-                    ),
-                ),
             ),
         ),
     ),
+    collapsed=("By model of GPU",),
     annotations=events(),
 )
 """For a head of research."""

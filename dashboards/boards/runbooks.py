@@ -12,8 +12,8 @@ from dashboards.grafana import Board, text
 FOLDER = Path(__file__).parents[2] / "docs" / "runbooks"
 PAGES = tuple(sorted(path.stem for path in FOLDER.glob("*.md")))
 UID = "gpuledger-runbooks"
-FIRST_ID = 2
-"""The panels' ids follow that of their row."""
+FIRST_ID = 4
+"""The panels' ids follow those of the list, of its row and of their own."""
 
 
 def address(page: str) -> str:
@@ -29,12 +29,31 @@ def content(page: str) -> tuple[str, str]:
     return title.removeprefix("# "), re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", body.strip())
 
 
+def list_alerts() -> str:
+    """Every alert with the first sentence of its page, and a link that opens it alone.
+
+    The link has no slash before it: Grafana takes it from its own root, also below a path of a
+    proxy.
+    """
+    lines = ["| alert | what it means |", "|---|---|"]
+    for page in PAGES:
+        title, body = content(page)
+        meaning = body.partition("## What it means")[2].partition("\n#")[0]
+        first = re.split(r"(?<=[.])\s", " ".join(meaning.split()))[0]
+        lines.append(f"| [{title}]({address(page)}) | {first.replace('|', '/')} |")
+    return "\n".join(lines)
+
+
 BOARD = Board(
     UID,
-    "GPU Ledger / Runbooks",
+    "Runbooks",
+    "what does this alert mean, and what is to be done?",
     "What each alert means, what to look at, and what to do. Alerts link to their own page.",
     (),
-    (("Alerts", tuple(text(*content(page)) for page in PAGES)),),
+    (
+        ("All alerts", (text("Which alert?", list_alerts(), width=24, height=31),)),
+        ("Their pages", tuple(text(*content(page)) for page in PAGES)),
+    ),
     since="now-24h",
 )
 """For whoever an alert wakes."""

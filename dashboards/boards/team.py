@@ -25,6 +25,8 @@ from dashboards.sql import (
     ACCELERATORS,
     AMOUNT_WIDTHS,
     BILLED,
+    CHANGE_SAID,
+    CHANGED,
     CHARGES,
     CHOSEN_FIRST,
     CORRECTION,
@@ -59,6 +61,7 @@ from dashboards.sql import (
     model,
     month_end,
     other_currencies,
+    pace_tables,
     pool,
     team,
     to_workload,
@@ -134,9 +137,8 @@ SHARES = f"""
 inventory.
 """
 TOP_TEAM = leading(TEAM, f"{LEDGER} l {OWNER}", PRICED, "l.cost_micro")
-MONTH = month_end(
-    OWNER, f"{BILLED} AND {CURRENCY} AND {TEAMS} AND {PEOPLE} AND {POOLS} AND {MODELS}"
-)
+CHOICE = f"{BILLED} AND {CURRENCY} AND {TEAMS} AND {PEOPLE} AND {POOLS} AND {MODELS}"
+MONTH = month_end(OWNER, CHOICE)
 FINDING_TEAM = "coalesce(nullif(f.team, ''), '(unattributed)')"
 GIVE_BACK = f"""
     FROM finding f LEFT JOIN workload w ON w.id = f.workload_id
@@ -149,7 +151,8 @@ IDLE_STEPS = ((None, GREEN), (0.25, ORANGE), (0.5, VERMILION))
 
 BOARD = Board(
     "gpuledger-team",
-    "GPU Ledger / Team showback",
+    "Team showback",
+    "what did my team get for its money?",
     "What a team held, what it cost, and what of it did nothing.",
     (
         datasource(),
@@ -274,27 +277,6 @@ BOARD = Board(
             ),
         ),
         (
-            "Shares of pools",
-            (
-                table(
-                    "What was held of each share, lent and borrowed ($currency)",
-                    "GPU-hours by pool and team; borrowed is what a team held beyond its share"
-                    " while another left that much unused, with the borrower's charge for it. May"
-                    " be empty where no share is declared.",
-                    SHARES,
-                    HOURS,
-                    width=24,
-                    height=6,
-                    decimals=1,
-                    overrides=(
-                        *(column(name, unit="string") for name in ("pool", "team")),
-                        column("used of share", unit=RATIO, decimals=1),
-                        column("cost of borrowed", unit=MONEY, decimals=2),
-                    ),
-                ),
-            ),
-        ),
-        (
             "By day",
             (
                 series(
@@ -331,51 +313,35 @@ BOARD = Board(
                     stacked=True,
                     interval="1d",
                     decimals=0,
+                    order=("busy", "idle", "activity unknown"),
                 ),
             ),
         ),
         (
-            "Who and what",
+            "Projects, workloads and people",
             (
                 table(
                     "Projects ($currency)",
-                    "Projects of the chosen teams, dearest first; a project opens its own board.",
+                    "Projects of the chosen teams, dearest first; a project opens its own board."
+                    f" {CHANGE_SAID}",
                     f"""
+                  WITH {pace_tables(PROJECT, CHOICE)}
                   SELECT {PROJECT} AS project, sum(l.cost_micro) / {MICRO} AS cost,
                       sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
                       sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
-                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
-                  FROM {LEDGER} l {OWNER} WHERE {PRICED} GROUP BY 1, l.correction_of
+                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CHANGED}, {CORRECTION}
+                  FROM {LEDGER} l {OWNER} LEFT JOIN pace ON pace.name = {PROJECT} WHERE {PRICED}
+                  GROUP BY 1, l.correction_of, pace.cost, pace.before
                   ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
                   """,
                     MONEY,
+                    width=24,
+                    height=7,
                     decimals=0,
                     overrides=(
                         column("project", unit="string", links=list(TO_PROJECT)),
                         *AMOUNT_WIDTHS,
-                        column("correction of", unit="string"),
-                        column(
-                            "idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS
-                        ),
-                    ),
-                ),
-                table(
-                    "People ($currency)",
-                    "Users of the chosen teams, as the owner rules name them; a name chooses that"
-                    " person above.",
-                    f"""
-                  SELECT {PERSON} AS "user",
-                      sum(l.cost_micro) / {MICRO} AS cost, sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
-                      sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
-                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
-                  FROM {LEDGER} l {OWNER} WHERE {PRICED} GROUP BY 1, l.correction_of
-                  ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
-                  """,
-                    MONEY,
-                    decimals=0,
-                    overrides=(
-                        column("user", unit="string", links=list(TO_PERSON)),
-                        *AMOUNT_WIDTHS,
+                        column("change", unit=RATIO, decimals=1, width=70),
                         column("correction of", unit="string"),
                         column(
                             "idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS
@@ -426,6 +392,52 @@ BOARD = Board(
                             width=80,
                         ),
                         *HIDDEN_SPAN,
+                    ),
+                ),
+                table(
+                    "People ($currency)",
+                    "Users of the chosen teams, as the owner rules name them; a name chooses that"
+                    " person above.",
+                    f"""
+                  SELECT {PERSON} AS "user",
+                      sum(l.cost_micro) / {MICRO} AS cost, sum(l.idle_cost_micro) / {MICRO} AS "held idle cost",
+                      sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
+                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
+                  FROM {LEDGER} l {OWNER} WHERE {PRICED} GROUP BY 1, l.correction_of
+                  ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
+                  """,
+                    MONEY,
+                    width=24,
+                    height=7,
+                    decimals=0,
+                    overrides=(
+                        column("user", unit="string", links=list(TO_PERSON)),
+                        *AMOUNT_WIDTHS,
+                        column("correction of", unit="string"),
+                        column(
+                            "idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS
+                        ),
+                    ),
+                ),
+            ),
+        ),
+        (
+            "Shares of pools",
+            (
+                table(
+                    "What was held of each share, lent and borrowed ($currency)",
+                    "GPU-hours by pool and team; borrowed is what a team held beyond its share"
+                    " while another left that much unused, with the borrower's charge for it. May"
+                    " be empty where no share is declared.",
+                    SHARES,
+                    HOURS,
+                    width=24,
+                    height=6,
+                    decimals=1,
+                    overrides=(
+                        *(column(name, unit="string") for name in ("pool", "team")),
+                        column("used of share", unit=RATIO, decimals=1),
+                        column("cost of borrowed", unit=MONEY, decimals=2),
                     ),
                 ),
             ),

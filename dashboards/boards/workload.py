@@ -42,6 +42,7 @@ from dashboards.sql import (
     errors,
     in_range,
     midnight_utc,
+    other_currencies,
 )
 
 OFFERS = 500
@@ -157,7 +158,8 @@ def profile(title: str, description: str, name: str, unit: str, top: float | Non
 
 BOARD = Board(
     "gpuledger-workload",
-    "GPU Ledger / Workload",
+    "Workload",
+    "what did it cost, and did its GPUs work?",
     "What one workload cost and what its GPUs did meanwhile. Where several share a GPU, activity is"
     " that of all.",
     (
@@ -192,9 +194,10 @@ BOARD = Board(
                     f" {RANGE} AND {OWN}",
                     EXACT,
                     decimals=1,
+                    width=3,
                 ),
                 stat(
-                    "Busy, of known time",
+                    "Busy part",
                     "Busy hours over the hours whose activity is known.",
                     "SELECT sum(l.busy_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
                     f"FROM {CHARGES} l {MINE} WHERE {RANGE} AND {OWN}",
@@ -202,6 +205,7 @@ BOARD = Board(
                     decimals=1,
                     limits=(0, 1),
                     steps=((None, VERMILION), (0.5, ORANGE), (0.75, GREEN)),
+                    width=3,
                 ),
                 stat(
                     "GPUs",
@@ -209,6 +213,7 @@ BOARD = Board(
                     f"SELECT count(DISTINCT l.accelerator_id) AS gpus FROM {CHARGES} l {MINE} WHERE"
                     f" {RANGE}",
                     COUNT,
+                    width=3,
                 ),
                 stat(
                     "Energy",
@@ -217,7 +222,9 @@ BOARD = Board(
                     f" {RANGE}",
                     "kwatth",
                     decimals=2,
+                    width=3,
                 ),
+                other_currencies(RANGE, lines=f"{CHARGES} l {MINE}"),
             ),
         ),
         (
@@ -266,6 +273,7 @@ BOARD = Board(
                     stacked=True,
                     interval="1d",
                     decimals=2,
+                    order=("busy", "idle", "activity unknown", "node costs", "adjustments"),
                 ),
                 table(
                     "By GPU ($currency)",
@@ -291,34 +299,6 @@ BOARD = Board(
                         column("GPU-hours", decimals=1, width=87),
                         column("idle part", unit=RATIO, decimals=1, width=72),
                         column("correction of", unit="string", width=102),
-                    ),
-                ),
-            ),
-        ),
-        (
-            "How runs of its name scale",
-            (
-                table(
-                    "By number of GPUs ($currency)",
-                    "Runs of its name, team and model in the year before the range's end: time and"
-                    " cost of a step (or of another unit that they report), and output per GPU"
-                    " against the fewest GPUs. May be empty where runs report no progress, or all"
-                    " had equally many GPUs.",
-                    SCALING,
-                    EXACT,
-                    width=24,
-                    height=6,
-                    overrides=(
-                        column("GPUs", unit="none", decimals=0, width=70),
-                        column("runs", unit="none", decimals=0, width=70),
-                        column("unit", unit="string", width=90),
-                        column("seconds a unit", unit="none", decimals=3),
-                        column("cost of a unit", decimals=6),
-                        *(
-                            column(name, unit=RATIO, decimals=1)
-                            for name in ("efficiency", "lowest", "highest")
-                        ),
-                        column("model", unit="string", width=MODEL_WIDTH),
                     ),
                 ),
             ),
@@ -372,6 +352,11 @@ BOARD = Board(
                     "power_watts",
                     "watt",
                 ),
+            ),
+        ),
+        (
+            "Traffic of its GPUs",
+            (
                 table(
                     "Traffic now",
                     "PCIe and NVLink of the GPUs that it holds at this moment; may be empty when it"
@@ -399,8 +384,36 @@ BOARD = Board(
                 ),
             ),
         ),
+        (
+            "How runs of its name scale",
+            (
+                table(
+                    "By number of GPUs ($currency)",
+                    "Runs of its name, team and model in the year before the range's end: time and"
+                    " cost of a step (or of another unit that they report), and output per GPU"
+                    " against the fewest GPUs. May be empty where runs report no progress, or all"
+                    " had equally many GPUs.",
+                    SCALING,
+                    EXACT,
+                    width=24,
+                    height=6,
+                    overrides=(
+                        column("GPUs", unit="none", decimals=0, width=70),
+                        column("runs", unit="none", decimals=0, width=70),
+                        column("unit", unit="string", width=90),
+                        column("seconds a unit", unit="none", decimals=3),
+                        column("cost of a unit", decimals=6),
+                        *(
+                            column(name, unit=RATIO, decimals=1)
+                            for name in ("efficiency", "lowest", "highest")
+                        ),
+                        column("model", unit="string", width=MODEL_WIDTH),
+                    ),
+                ),
+            ),
+        ),
     ),
-    collapsed=("How runs of its name scale",),
+    collapsed=("Traffic of its GPUs", "How runs of its name scale"),
     since="now-2d",
     annotations=errors(
         "EXISTS (SELECT FROM charge l JOIN workload w ON w.id = l.workload_id AND w.key ="

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from dashboards.boards.runbooks import PAGES, address
+from dashboards.boards.runbooks import PAGES, address, content, list_alerts
 
 from fakes.runbooks import assert_runbook
 from gpuledger_collector.api.metrics import Metrics
@@ -222,3 +222,16 @@ def test_alerts_use_metrics_that_exist():
                 name,
                 metric,
             )
+
+
+def test_the_list_of_alerts_opens_each_page():
+    """Every page has its row, with the sentence that it begins with, and its own address."""
+    rows = [line for line in list_alerts().splitlines() if "viewPanel=" in line]
+    assert len(rows) == len(PAGES)
+    for page, row in zip(PAGES, rows, strict=True):
+        title, body = content(page)
+        assert row.startswith(f"| [{title}]({address(page)}) | ")
+        sentence = row.split(" | ", 1)[1].removesuffix(" |")
+        assert len(sentence) > 15
+        assert sentence.endswith(".")
+        assert sentence in " ".join(body.split()).replace("|", "/")

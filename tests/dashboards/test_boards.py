@@ -8,6 +8,7 @@ from itertools import combinations
 
 import pytest
 from dashboards.boards.chargeback import ODD
+from dashboards.boards.finops import PARTS_OF_COST
 
 from dashboards import build, grafana
 from fakes.boards import BOARDS, panels
@@ -62,6 +63,56 @@ def test_boards_have_addresses_of_their_own():
     uids = [board["uid"] for board in BOARDS.values()]
     assert len(set(uids)) == len(uids) == len({board["title"] for board in BOARDS.values()})
     assert all(re.fullmatch(r"gpuledger-[a-z]{1,20}", uid) for uid in uids)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_title_is_a_short_name_and_one_question(name):
+    """Links and runbooks call a board by its name; whoever opens it knows what it answers."""
+    short, _, question = BOARDS[name]["title"].partition(": ")
+    assert re.fullmatch(r"[A-Z][\w -]{2,24}", short)
+    assert question.endswith("?")
+    assert question.count("?") == 1
+    assert len(question) <= 70
+
+
+def test_lines_have_their_numbers_in_the_legend():
+    """Mean, last and highest; of bars, which are amounts of a day, and of bands there are none."""
+    with_numbers = {
+        (name, panel["title"]): panel["options"]["legend"]["calcs"]
+        for name, panel in EVERY
+        if panel["type"] == "timeseries"
+    }
+    bars = {
+        (name, panel["title"])
+        for name, panel in EVERY
+        if panel["type"] == "timeseries"
+        and panel["fieldConfig"]["defaults"]["custom"]["drawStyle"] == "bars"
+    }
+    without = {key for key, calcs in with_numbers.items() if not calcs}
+    assert without == bars | BANDS
+    assert {tuple(calcs) for calcs in with_numbers.values() if calcs} == {grafana.CALCS}
+
+
+BANDS = {
+    ("finops", "Burn-up of $budget, and its end at run rate ($currency)"),
+    ("demand", "Demand, capacity and baseline"),
+    ("demand", "Forecast and actual demand, all models"),
+}
+"""Lines with a band around them, which are read at an instant."""
+
+
+def test_stacks_of_states_are_in_one_order():
+    """Busy below, then idle: the same on every board, and the legend lists them so."""
+    orders = [
+        list(change["options"]["indexByName"])[1:]
+        for _, panel in EVERY
+        for change in panel.get("transformations", ())
+        if panel["type"] == "timeseries" and change["id"] == "organize"
+    ]
+    assert len(orders) >= 4
+    for order in orders:
+        assert set(order) <= set(grafana.MEANING)
+        assert order == [name for name in PARTS_OF_COST if name in order]
 
 
 @pytest.mark.parametrize(("name", "panel"), EVERY, ids=IDS)
@@ -181,7 +232,11 @@ def test_rows_hold_what_their_title_says():
     } <= seen
 
 
-OF_NOW = {"This month, and its end at run rate ($currency)", "Idle or underused now"}
+OF_NOW = {
+    "This month, and its end at run rate ($currency)",
+    "Idle or underused now",
+    "An hour now ($currency)",
+}
 """Panels whose own titles say that the range does not change them."""
 
 

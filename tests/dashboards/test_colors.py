@@ -17,7 +17,6 @@ from fakes.boards import BOARDS, SPAN, asked, chosen, options, panels
 from fakes.grafana import color_of
 
 NAMED = [
-    ("finops", "Spend per day, by model ($currency)", "model"),
     ("team", "Cost a day, by team ($currency)", "team"),
     ("research", "Cost a day, by project ($currency)", "project"),
     ("research", "GPU-hours a day, by model", "model"),

@@ -13,7 +13,6 @@ from fakes.grafana import Range
 pytestmark = pytest.mark.slow
 PANELS = {
     "Temperature of the fleet": ("temperature_celsius", 5),
-    "Power of the fleet": ("power_watts", 50),
 }
 PARTS, QUARTER_MS, MINUTE_MS = 24, 900_000, 60_000
 

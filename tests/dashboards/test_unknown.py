@@ -11,7 +11,6 @@ from fakes.boards import BOARDS, SPAN, asked, chosen, options, panels, reads_pos
 from fakes.postgres import fresh_database
 
 RECORDS = {
-    ("finops", "Teams"),
     ("fleet", "Accelerators"),
     ("pipeline", "Batches lost"),
     ("pipeline", "Batches waiting"),
