@@ -285,8 +285,10 @@ HOUR_NOW = f"""
     WHERE edge.until_ms > {NOW_MS} - 6 * 3600000::bigint AND {CURRENCY} AND {POOLS} AND {MODELS}
     HAVING count(*) > 0
 """
-"""What the last hour that is counted cost, and what of it bought nothing; no row once six hours have
-passed.
+"""What the GPUs of the last hour that is counted cost, and what of it bought nothing; no row once six
+hours have passed.
+
+The ledger by five minutes has neither node costs nor time that nobody observed.
 """
 
 HOLDS: Json = {

@@ -139,9 +139,9 @@ NUMBERS = (
     ),
     stat(
         "An hour now ($currency)",
-        "What the last hour that was counted cost, and what of it nobody held, or held without"
-        " activity, whatever range is chosen. Empty when nothing was counted for six hours: may be"
-        " empty while agents are silent.",
+        "What the GPUs of the last hour that was counted cost, and what of it nobody held, or was"
+        " held without activity, whatever range is chosen; node costs, and time that nobody"
+        " observed, are not in it. Nothing once six hours passed without a count: may be empty.",
         HOUR_NOW,
         MONEY,
         width=6,

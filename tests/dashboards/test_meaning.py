@@ -565,7 +565,7 @@ OF_AN_HOUR = "An hour now ($currency)"
 
 
 def count_an_hour(ledger, ago_ms):
-    """The last hour that is counted ended so long ago: 24 held with a third idle, 6 free, 2 unseen."""
+    """The last hour that is counted ended so long ago: 24 held with a third idle, 6 free, 2 broken."""
     (now_ms,) = ledger.execute(
         "SELECT (extract(epoch FROM now()) * 1000)::bigint - %s", (ago_ms,)
     ).fetchone()
@@ -581,7 +581,7 @@ def count_an_hour(ledger, ago_ms):
         "INSERT INTO owner_5min (at_ms, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns,"
         " unknown_ns, cost_micro) SELECT %s - step * 300000::bigint, state, 'p', 'm', currency, 300,"
         " 0, idle, 0, cost FROM generate_series(0, 20) step, (VALUES ('held', 'USD', 100, 2000000),"
-        " ('unallocated', 'USD', 0, 500000), ('unobserved', 'USD', 0, 166667), ('held', 'EUR', 0,"
+        " ('unallocated', 'USD', 0, 500000), ('unavailable', 'USD', 0, 166667), ('held', 'EUR', 0,"
         " 9000000)) v (state, currency, idle, cost)",
         (until_ms,),
     )
