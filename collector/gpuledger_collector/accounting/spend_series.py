@@ -172,7 +172,7 @@ def rows_of_report(report: Report, currency: str) -> list[SpendRow]:
             correction_of="",
             gpu_ns=row.gpu_ns,
             cost=Money(row.cost_micro or 0, currency, row.cost_minor or 0),
-            shared=_shared([row], currency),
+            shared=_shared_money([row], currency),
         )
         for row in own
         if not row.correction_of
@@ -209,11 +209,11 @@ def rows_by_state(report: Report, lines: Iterable[ChargedLine], currency: str) -
         name, kind = key
         same = [row for row in own if kind == NOBODY and row.state == name]
         cost = Money(micros[key], currency, minor)
-        shared = _shared([row for row in same if not row.correction_of], currency)
+        shared = _shared_money([row for row in same if not row.correction_of], currency)
         rows.append(SpendRow(name, kind, "", times[key], cost, shared))
     named = {name for name, kind in names if kind == NOBODY}
     others = [row for row in own if not row.correction_of and row.state not in named]
-    shared = _shared(others, currency)
+    shared = _shared_money(others, currency)
     if shared is not None:
         rows.append(SpendRow(SHARED, BILLED, "", 0, Money(0, currency, 0), shared))
     return rows + _corrections(own, currency)
@@ -225,7 +225,7 @@ def _state_of(cell: SpendCell) -> tuple[str, str]:
     return name_of_cell(cell, STATE)
 
 
-def _shared(rows: Sequence[ReportRow], currency: str) -> Money | None:
+def _shared_money(rows: Sequence[ReportRow], currency: str) -> Money | None:
     micro = sum_known(row.shared_micro for row in rows)
     minor = sum_known(row.shared_minor for row in rows)
     return None if micro is None else Money(micro, currency, minor)
@@ -246,7 +246,7 @@ def _corrections(rows: Sequence[ReportRow], currency: str) -> list[SpendRow]:
             micro = sum(row.cost_micro or 0 for row in own)
             cost = Money(micro, currency, sum(row.cost_minor or 0 for row in own))
             gpu_ns = sum(row.gpu_ns for row in own)
-            name, shared = name_corrections(month, is_paid), _shared(own, currency)
+            name, shared = name_corrections(month, is_paid), _shared_money(own, currency)
             found.append(SpendRow(name, CORRECTION, month, gpu_ns, cost, shared))
     return found
 

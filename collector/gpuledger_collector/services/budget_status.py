@@ -57,7 +57,7 @@ def statuses(connection: Connection, at_ms: int, viewer: Viewer = WHOLE_FLEET) -
 def standings(
     connection: Connection,
     at_ms: int,
-    viewer: Viewer = WHOLE_FLEET,
+    viewer: Viewer,
     shown: Viewer | None = None,
 ) -> list[Status]:
     """The same without pace and alerts, which cost more to read than the rest; `shown` narrows it
@@ -206,7 +206,7 @@ def forecast_owners(
 
 
 def forecast_billed_owners(
-    connection: Connection, level: str, at_ms: int, viewer: Viewer = WHOLE_FLEET
+    connection: Connection, level: str, at_ms: int, viewer: Viewer
 ) -> list[OwnerAhead]:
     """Where the spending of each owner that a viewer may see ends with this month, the dearest
     first.

@@ -89,7 +89,7 @@ def read_month(
     level: str,
     month: str,
     now_ms: int,
-    viewer: Mapping[str, str] | None = None,
+    viewer: Mapping[str, str] | None,
 ) -> Report:
     """Who pays in a month, by a level; for a viewer its own rows of that, so that their cents are
     those of the invoice.
@@ -109,7 +109,7 @@ def read_statement_jobs(
     owner: str,
     month: str,
     now_ms: int,
-    viewer: Mapping[str, str] | None = None,
+    viewer: Mapping[str, str] | None,
 ) -> Report:
     """What an owner pays in a month by job, as a viewer may see it."""
     require_level(level)

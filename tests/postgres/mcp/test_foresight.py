@@ -11,6 +11,7 @@ from fakes.assistant import over
 from fakes.facts import DAY, SEPTEMBER_MS
 from gpuledger_collector.services import forecasts
 from gpuledger_collector.services.budget_status import forecast_owners, standings
+from gpuledger_collector.services.findings import WHOLE_FLEET
 from gpuledger_collector.services.forecasts import forecast_pools, pool_demand
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_common.plurals import plural
@@ -51,7 +52,9 @@ def test_a_budget_stands_in_its_own_period(budgeted) -> None:
     answer = budgeted.assistant().ask("list_budgets").content
     rows = {row["budget"]: row for row in answer["rows"]}
     with psycopg.connect(budgeted.dsn) as connection:
-        stands = {status.budget.name: status for status in standings(connection, NOW_MS)}
+        stands = {
+            status.budget.name: status for status in standings(connection, NOW_MS, WHOLE_FLEET)
+        }
     assert set(rows) == set(stands) == {"alpha until Christmas", "hours"}
     money, hours = rows["alpha until Christmas"], rows["hours"]
     assert (money["period"]["start"], money["period"]["end"]) == (
