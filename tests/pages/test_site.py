@@ -254,7 +254,7 @@ def test_what_nobody_holds_is_no_owners_part(fleet, monkeypatch):
     with psycopg.connect(collector.dsn) as connection:
         findings.upsert(connection, [free, unknown])
     try:
-        assert "GPU-free" in ask(fleet, "/idle")[2]
+        assert "GPU-free" in ask(fleet, "/idle?by=none")[2]
         for path in (
             "/idle?team=(unattributed)",
             "/?team=(unattributed)",

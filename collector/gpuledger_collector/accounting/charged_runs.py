@@ -70,6 +70,23 @@ class ChargedRun:
 
 
 @dataclass(frozen=True, slots=True)
+class RunFilter:
+    """What a list of runs is narrowed to, besides its owner; empty: to nothing.
+
+    Of a run on several pools, models or nodes only the part on the named one is listed. `words`: a
+    part of its name, its id or its user.
+    """
+
+    pool: str = ""
+    model: str = ""
+    node: str = ""
+    words: str = ""
+
+
+EVERY_RUN = RunFilter()
+
+
+@dataclass(frozen=True, slots=True)
 class ListedRun:
     """A run of a list, and the cost of a unit of its output; None: it counted nothing."""
 

@@ -15,6 +15,7 @@ from gpuledger_collector.api.page_routes import (
     PageRoute,
     View,
     csv_file,
+    file_name,
     page,
     require_view,
 )
@@ -105,18 +106,19 @@ def trust_page(context: ReadContext, view: View) -> Response:
     with context.connection(view.reader) as connection:
         calendar = calendar_of(connection)
         month = calendar.month_of(now_ms)
-        period = view.period(calendar, calendar.month(month))
+        period = view.period(calendar, calendar.month(month), now_ms)
         found = read_trust(connection, period, now_ms)
         site = view.site(connection, TRUST, now_ms, has_csv=True)
     keep_results(context.database, found.results)
-    name, sheet, days = view.filters.period or month, found.sheet, found.sheet.dated_days
+    name, sheet, days = view.filters.range_name or month, found.sheet, found.sheet.dated_days
     if view.wants_csv:
-        return csv_file(proof.DAYS.csv_rows(days), "trust", name)
+        return csv_file(proof.DAYS.csv_rows(days), "trust", file_name(name))
     text = html.render(
         "trust.html",
         site=site,
         now=format_instant(now_ms - now_ms % 1000),
         period=name,
+        options=view.filters.range_options or f"--period {month}",
         parts_named=PARTS,
         rows=proof.table(sheet),
         currencies=sheet.currencies,

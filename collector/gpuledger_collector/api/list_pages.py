@@ -7,24 +7,28 @@ stored them.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
 from fastapi.responses import RedirectResponse
 
+from gpuledger_collector.accounting.charged_runs import RunFilter
 from gpuledger_collector.accounting.period import DAY_MS, Period, format_instant
 from gpuledger_collector.api.auth.principal import Denied
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.page_routes import (
+    LAST_DAYS,
     NoPage,
     PageRoute,
     View,
     csv_file,
+    file_name,
     page,
     require_view,
 )
 from gpuledger_collector.export import findings as reports
 from gpuledger_collector.export import html
+from gpuledger_collector.export.list_form import list_form
 from gpuledger_collector.export.runs import (
     GPU_TIME_ONLY,
     RUNS,
@@ -33,6 +37,7 @@ from gpuledger_collector.export.runs import (
     receipt_csv,
 )
 from gpuledger_collector.export.site import ANOMALIES, IDLE, JOBS, address, job_path
+from gpuledger_collector.insight.findings import FindingFilter
 from gpuledger_collector.insight.notifications.finding_rules import reclaim_command
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.findings import list_findings, list_idle_workloads
@@ -41,6 +46,7 @@ from gpuledger_collector.services.runs import (
     ChargedToOthers,
     NothingCharged,
     NotOneWorkload,
+    list_run_places,
     list_runs,
     read_job,
 )
@@ -49,6 +55,12 @@ from gpuledger_common.plurals import plural
 SHOWN = 100
 """Rows of a page; CSV has all of them."""
 ANOMALY_DAYS = 30
+STATES = reports.STATES
+GROUPINGS = {
+    "model": "free ones by model",
+    "node": "free ones by node",
+    "none": "each GPU by itself",
+}
 ORDERS = {"cost": "dearest first", "waste": "most idle cost first", "newest": "newest first"}
 
 
@@ -56,21 +68,27 @@ def router(context: ReadContext) -> APIRouter:
     """The pages."""
     routes = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRoute)
     wanted = require_view(context.keys)
+    narrowed = Depends(read_narrowing)
 
     @routes.get(IDLE)
-    def idle(view: View = wanted) -> Response:
-        """Idle GPUs now, or of a period."""
-        return idle_page(context, view)
+    def idle(by: str = "", narrowing: Narrowing = narrowed, view: View = wanted) -> Response:
+        """Idle GPUs now, or of a range; free ones in groups, or one by one (`by=none`)."""
+        return idle_page(context, view, narrowing, by or "model")
 
     @routes.get(ANOMALIES)
-    def anomalies(view: View = wanted) -> Response:
-        """Unusual spending of the last days, or of a period."""
-        return anomalies_page(context, view)
+    def anomalies(narrowing: Narrowing = narrowed, view: View = wanted) -> Response:
+        """Unusual spending of the last days, or of a range."""
+        return anomalies_page(context, view, narrowing)
 
     @routes.get(JOBS)
-    def jobs(name: str = "", sort: str = "cost", view: View = wanted) -> Response:
-        """Jobs that were charged in a period; `name`: those of one name."""
-        return jobs_page(context, view, name, sort)
+    def jobs(
+        name: str = "",
+        sort: str = "cost",
+        narrowing: Narrowing = narrowed,
+        view: View = wanted,
+    ) -> Response:
+        """Jobs that were charged in a range; `name`: those of one name."""
+        return jobs_page(context, view, narrowing, name, sort or "cost")
 
     @routes.get("/jobs/{job:name}")
     def job(job: str, key: str = "", view: View = wanted) -> Response:
@@ -80,26 +98,74 @@ def router(context: ReadContext) -> APIRouter:
     return routes
 
 
-def idle_page(context: ReadContext, view: View) -> Response:
-    """Idle GPUs with what they cost and the command that gives each back.
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """What a list is narrowed to besides range and owner, as its address names it."""
 
-    Without a period: what is idle now.
+    node: str = ""
+    pool: str = ""
+    model: str = ""
+    state: str = ""
+    q: str = ""
+
+    def parameters(self) -> dict[str, str]:
+        """As parameters of the address."""
+        return asdict(self)
+
+    @property
+    def of_findings(self) -> FindingFilter:
+        """For a list of findings."""
+        return FindingFilter(self.node, self.pool, self.model, self.state, self.q)
+
+    @property
+    def of_runs(self) -> RunFilter:
+        """For a list of jobs."""
+        return RunFilter(self.pool, self.model, self.node, self.q)
+
+
+def read_narrowing(
+    node: str = "", pool: str = "", model: str = "", state: str = "", q: str = ""
+) -> Narrowing:
+    """Read it from the parameters of a request."""
+    return Narrowing(node, pool, model, state, q)
+
+
+def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -> Response:
+    """Idle GPUs with what they cost and the command that gives each back; held ones first, free
+    ones in groups.
+
+    Without a range: what is idle now.
     """
+    if by not in GROUPINGS:
+        raise ValueError(f"by: {by!r} is none of {', '.join(GROUPINGS)}")
     now_ms = context.now_ms
-    is_now = not view.filters.period
+    is_now = not view.filters.range_name
     with context.database.transaction(read_only=True) as connection:
         # Ends are not included: one millisecond is what is ongoing at this instant.
-        span = view.period(calendar_of(connection), Period(now_ms, now_ms + 1))
-        found = list_findings(connection, "idle", span, view.reader, view.scope)
-        found = found.ongoing if is_now else found
+        span = view.period(calendar_of(connection), Period(now_ms, now_ms + 1), now_ms)
+        listed = list_findings(connection, "idle", span, view.reader, view.scope)
+        listed = listed.ongoing if is_now else listed
+        found = listed.only(narrowing.of_findings.admits)
         if view.wants_csv:
-            return csv_file(reports.IDLE.csv_rows(found.items), "idle", view.filters.period)
+            return csv_file(
+                reports.IDLE.csv_rows(found.items), "idle", file_name(view.filters.range_name)
+            )
         # Beyond the rights of a viewer, and shown for what it sees alone.
         workloads = list_idle_workloads(connection, now_ms)
         fleet = read_fleet(connection, now_ms)
-        site = view.site(connection, IDLE, now_ms, default_period="now", has_csv=True)
+        site = view.site(
+            connection,
+            IDLE,
+            now_ms,
+            default_period="now",
+            ranges=LAST_DAYS,
+            has_csv=True,
+            extra={**narrowing.parameters(), "by": "" if by == "model" else by},
+        )
+    free = () if by == "none" else found.free_by("node" if by == "node" else "model")
+    rows = found if by == "none" else found.held
     shown = []
-    for item in found.items[:SHOWN]:
+    for item in rows.items[:SHOWN]:
         workload = workloads.get(item.workload_id or 0) if item.is_ongoing else None
         command = "" if workload is None else reclaim_command(workload)
         is_partly_busy = workload is not None and not workload.is_entirely_idle
@@ -109,15 +175,16 @@ def idle_page(context: ReadContext, view: View) -> Response:
         site=site,
         now=format_instant(now_ms - now_ms % 1000),
         is_now=is_now,
-        is_known=found.looked_ms is not None and (bool(found.items) or not is_now or fleet.reports),
+        is_known=listed.looked_ms is not None
+        and (bool(listed.items) or not is_now or fleet.reports),
         silent=reports.silent_text(fleet.silent, fleet.nodes, view.owner is None) if is_now else "",
-        looked=(
-            None
-            if found.looked_ms is None
-            else format_instant(found.looked_ms - found.looked_ms % 1000)
-        ),
+        looked=None if found.looked_ms is None else html.when(found.looked_ms, now_ms),
         rows=shown,
-        left_out=len(found.items) - len(shown),
+        free=[reports.free_facts(group, by, now_ms) for group in free[:SHOWN]],
+        by=by,
+        form=list_form(site, narrowing, listed.choices(), STATES, {"by": (by, GROUPINGS)}),
+        listed=len(listed.items),
+        left_out=len(rows.items) - len(shown) + max(len(free) - SHOWN, 0),
         count=len(found.items),
         counted=reports.count_gpus(found.items) if is_now else plural(len(found.items), "finding"),
         ongoing=len(found.ongoing.items),
@@ -128,28 +195,35 @@ def idle_page(context: ReadContext, view: View) -> Response:
     return page(text, site=site)
 
 
-def anomalies_page(context: ReadContext, view: View) -> Response:
+def anomalies_page(context: ReadContext, view: View, narrowing: Narrowing) -> Response:
     """Unusual spending, each episode with its cause and the jobs that moved it."""
     now_ms = context.now_ms
     with context.database.transaction(read_only=True) as connection:
         span = view.period(
-            calendar_of(connection), Period(now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1)
+            calendar_of(connection), Period(now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), now_ms
         )
-        found = list_findings(connection, "anomaly", span, view.reader, view.scope)
+        listed = list_findings(connection, "anomaly", span, view.reader, view.scope)
+        found = listed.only(narrowing.of_findings.admits)
         site = view.site(
-            connection, ANOMALIES, now_ms, default_period=f"last {ANOMALY_DAYS} days", has_csv=True
+            connection,
+            ANOMALIES,
+            now_ms,
+            default_period=f"last {ANOMALY_DAYS} days",
+            ranges=LAST_DAYS[:1],
+            has_csv=True,
+            extra=narrowing.parameters(),
         )
     if view.wants_csv:
-        return csv_file(reports.ANOMALIES.csv_rows(found.items), "anomalies", view.filters.period)
+        return csv_file(
+            reports.ANOMALIES.csv_rows(found.items), "anomalies", file_name(view.filters.range_name)
+        )
     text = html.render(
         "anomalies.html",
         site=site,
         now=format_instant(now_ms - now_ms % 1000),
-        looked=(
-            None
-            if found.looked_ms is None
-            else format_instant(found.looked_ms - found.looked_ms % 1000)
-        ),
+        looked=None if found.looked_ms is None else html.when(found.looked_ms, now_ms),
+        form=list_form(site, narrowing, {"state": listed.choices()["state"]}, reports.PRICE_CAUSES),
+        listed=len(listed.items),
         rows=[reports.anomaly_facts(item) for item in found.items[:SHOWN]],
         left_out=max(len(found.items) - SHOWN, 0),
         count=len(found.items),
@@ -158,7 +232,9 @@ def anomalies_page(context: ReadContext, view: View) -> Response:
     return page(text, site=site)
 
 
-def jobs_page(context: ReadContext, view: View, name: str, order: str) -> Response:
+def jobs_page(
+    context: ReadContext, view: View, narrowing: Narrowing, name: str, order: str
+) -> Response:
     """Jobs of a period with what they held, what of it was idle, and what they cost."""
     if order not in ORDERS:
         raise ValueError(f"sort: {order!r} is none of {', '.join(ORDERS)}")
@@ -166,7 +242,7 @@ def jobs_page(context: ReadContext, view: View, name: str, order: str) -> Respon
     with context.database.transaction(read_only=True) as connection:
         calendar = calendar_of(connection)
         month = calendar.month_of(now_ms)
-        span = view.period(calendar, calendar.month(month))
+        span = view.period(calendar, calendar.month(month), now_ms)
         charged = list_runs(
             connection,
             span,
@@ -175,22 +251,34 @@ def jobs_page(context: ReadContext, view: View, name: str, order: str) -> Respon
             name=name or None,
             order=order,
             top=None if view.wants_csv else SHOWN,
+            wanted=narrowing.of_runs,
         )
+        if view.wants_csv:
+            range_name = view.filters.range_name or month
+            return csv_file(RUNS.csv_rows(charged.items), "jobs", file_name(range_name))
+        places = list_run_places(connection, span, view.owner or {}, view.reader.owner)
         site = view.site(
             connection,
             JOBS,
             now_ms,
+            ranges=LAST_DAYS,
             has_csv=True,
-            extra={"name": name, "sort": "" if order == "cost" else order},
+            extra={
+                "name": name,
+                "sort": "" if order == "cost" else order,
+                **narrowing.parameters(),
+            },
         )
-    if view.wants_csv:
-        return csv_file(RUNS.csv_rows(charged.items), "jobs", view.filters.period or month)
     text = html.render(
         "jobs.html",
         site=site,
         now=format_instant(now_ms - now_ms % 1000),
         name=name,
-        period=view.filters.period or month,
+        period=view.filters.range_name or month,
+        options=view.filters.range_options or f"--period {month}",
+        form=list_form(site, narrowing, places, {}, {"sort": (order, ORDERS)}),
+        is_narrowed=any(narrowing.parameters().values()),
+        now_ms=now_ms,
         rows=[(item.run, item.unit) for item in charged.items],
         left_out=len(charged.others),
         left_ns=charged.others_gpu_ns,

@@ -9,6 +9,7 @@ Basic, with any user name.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ from gpuledger_collector.services.rated_period import LedgerExtent, read_extent
 from gpuledger_collector.services.statement import NoStatement
 
 MAX_MONTHS = 13
+DAYS, MOST_DAYS = re.compile(r"[1-9][0-9]{0,3}"), 9999
+LAST_DAYS = ("7", "30")
+"""Ranges that a list offers beside the months."""
 WAIT_SECONDS = 0.02
 """How long a page waits for a value that takes seconds."""
 ANOTHER_OWNER = "this token sees another owner's part of the ledger only"
@@ -143,9 +147,29 @@ class View:
         """A reader who may see exactly what is shown."""
         return Principal("viewer", self.reader.name, owner=self.owner)
 
-    def period(self, calendar: Calendar, default: Period) -> Period:
-        """The days that the address names. Raises ValueError."""
-        return calendar.period(self.filters.period) if self.filters.period else default
+    def period(self, calendar: Calendar, default: Period, now_ms: int | None = None) -> Period:
+        """The days that the address names; last days and an open end reach to the end of today.
+
+        Raises ValueError with a sentence.
+        """
+        filters = self.filters
+        if filters.period:
+            return calendar.period(filters.period)
+        if not filters.range_name:
+            return default
+        if now_ms is None:
+            raise ValueError("this page is of a period: period=2026-10, 2026-Q4 or 2026")
+        today = calendar.day_of(now_ms)
+        if filters.days:
+            if not DAYS.fullmatch(filters.days):
+                raise ValueError(
+                    f"days: {filters.days!r} is no number of days from 1 to {MOST_DAYS}"
+                )
+            return Period(calendar.days_before(today.start_ms, int(filters.days)), today.end_ms)
+        if not filters.first:
+            raise ValueError("to: give the first day as well, from=2026-10-01")
+        after = filters.after or str(calendar.date_of(today.end_ms))
+        return calendar.date_range(filters.first, after)
 
     def site(self, connection: Connection, path: str, now_ms: int, **more: Any) -> Site:
         """The frame of a page."""
@@ -226,6 +250,11 @@ def page(text: str, status: int = 200, *, site: Site) -> Response:
     if site.reloads:
         headers["Refresh"] = str(site.seconds)
     return Response(text, status, headers, "text/html; charset=utf-8")
+
+
+def file_name(range_name: str) -> str:
+    """A range as part of the name of a file."""
+    return range_name.replace(" ", "-")
 
 
 def csv_file(rows: Iterable[Iterable[object]], *names: str) -> Response:

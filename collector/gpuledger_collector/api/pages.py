@@ -37,7 +37,7 @@ from gpuledger_collector.export import html, plots
 from gpuledger_collector.export import statement as forms
 from gpuledger_collector.export.cells import instant_text
 from gpuledger_collector.export.chargeback import csv_rows, waste_line
-from gpuledger_collector.export.findings import STATES, count_gpus, gpus_and_slices, lasting
+from gpuledger_collector.export.findings import STATES, count_gpus, gpus_and_slices
 from gpuledger_collector.export.shortened import is_rest, shorten_report
 from gpuledger_collector.export.site import (
     Filters,
@@ -47,6 +47,7 @@ from gpuledger_collector.export.site import (
     pool_path,
     statement_path,
 )
+from gpuledger_collector.insight.durations import lasting
 from gpuledger_collector.insight.nodes import FleetNode
 from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook
 from gpuledger_collector.services import new_nodes
@@ -175,7 +176,7 @@ def overview_page(
     with context.database.transaction(read_only=True) as connection:
         calendar = calendar_of(connection)
         month = calendar.month_of(now_ms)
-        period = view.period(calendar, calendar.month(month))
+        period = view.period(calendar, calendar.month(month), now_ms)
         found = read_overview(connection, period, view.reader, view.scope, now_ms)
         site = view.site(connection, "/", now_ms)
     empty = not found.fleet.nodes and not found.direct.rows and not site.periods
@@ -194,7 +195,7 @@ def overview_page(
         pools=None if pools is None else [pool_facts(pool) for pool in pools.pools],
         pools_left_out=0 if pools is None else pools.left_out,
         ended=ended_pools(pools),
-        **_ledger_facts(found, view.filters.period or month, now_ms),
+        **_ledger_facts(found, view.filters.range_name or month, now_ms),
         **_current_facts(found, now_ms, is_open=context.keys.lets_anybody_report),
     )
     return page(text, site=site)

@@ -28,8 +28,10 @@ from gpuledger_collector.export.site import (
     pool_path,
     statement_path,
 )
+from gpuledger_collector.insight.durations import lasting
 from gpuledger_collector.insight.findings import AT_LISTED_RATES
 from gpuledger_common.escapes import escape_lines, escape_text
+from gpuledger_common.instants import to_datetime
 from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
@@ -88,6 +90,8 @@ def environment() -> Environment:
         "sums": sums,
         "capitalized": capitalize_sentence,
         "minute": minute,
+        "when": when,
+        "lasting": lasting,
         "unit_price": unit_price,
         "grouped": group_digits,
         "percent": percent,
@@ -193,6 +197,22 @@ def unit_price(value: Decimal | None) -> str:
 def minute(at_ms: int) -> str:
     """An instant to the minute: `2026-10-31T12:00Z`."""
     return f"{format_instant(at_ms)[:16]}Z"
+
+
+def when(at_ms: int, now_ms: int | None = None) -> Markup:
+    """An instant as people say it: `8 Nov, 05:00, 15 days ago`, with the year where it is another
+    one or no `now_ms` is given; machines and a title have it in full, in UTC.
+    """
+    at = to_datetime(at_ms)
+    is_this_year = now_ms is not None and to_datetime(now_ms).year == at.year
+    day = f"{at.day} {at:%b}" if is_this_year else f"{at.day} {at:%b %Y}"
+    element = Markup(
+        '<time datetime="{0:%Y-%m-%dT%H:%MZ}" title="{0:%Y-%m-%d %H:%M} UTC">{1}</time>'
+    )
+    text = f"{day}, {at:%H:%M}"
+    if now_ms is not None and at_ms <= now_ms:
+        text += f", {lasting(now_ms - at_ms)} ago"
+    return element.format(at, text)
 
 
 def capitalize_sentence(sentence: str) -> str:

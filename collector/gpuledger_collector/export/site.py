@@ -72,18 +72,46 @@ def anchor(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What a page is narrowed to: a period as `--period` writes it (empty: the page's own), and an
-    owner by level.
+    """What a page is narrowed to: a range of time (empty: the page's own), and an owner by level.
+
+    The range is a period as `--period` writes it, else the last `days`, else from `first` (in) to
+    `after` (out).
     """
 
     period: str = ""
     owner: Mapping[str, str] = field(default_factory=dict)
+    days: str = ""
+    first: str = ""
+    after: str = ""
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Filters:
-        """Read them from the parameters of an address."""
+        """Read them from the parameters of an address; a form sends several ranges, of which the
+        narrowest counts.
+        """
         owner = {level: parameters[level] for level in LEVELS if parameters.get(level)}
+        first, after = parameters.get("from", ""), parameters.get("to", "")
+        if first or after:
+            return cls("", owner, "", first, after)
+        if days := parameters.get("days", ""):
+            return cls("", owner, days)
         return cls(parameters.get("period", ""), owner)
+
+    @property
+    def range_name(self) -> str:
+        """`2026-10`, `the last 7 days`, `2026-10-01 to 2026-10-08`; empty: the page's own."""
+        if self.first or self.after:
+            return f"{self.first} to {self.after or 'today'}"
+        if self.days:
+            return "today and yesterday" if self.days == "1" else f"the last {self.days} days"
+        return self.period
+
+    @property
+    def range_options(self) -> str:
+        """The range as options of a command; empty: the command's own."""
+        if self.first or self.after:
+            return f"--from {self.first}" + (f" --to {self.after}" if self.after else "")
+        return f"--days {self.days}" if self.days else f"--period {self.period}" * bool(self.period)
 
     @property
     def owner_name(self) -> str:
@@ -92,7 +120,11 @@ class Filters:
 
     def parameters(self) -> dict[str, str]:
         """As parameters of an address."""
-        return {"period": self.period, **self.owner}
+        return {**self.range_parameters(), **self.owner}
+
+    def range_parameters(self) -> dict[str, str]:
+        """The range alone."""
+        return {"period": self.period, "days": self.days, "from": self.first, "to": self.after}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +157,8 @@ class Site:
     """Whether the filters are parameters of this address; they may be parts of its path."""
     periods: Sequence[str] = ()
     default_period: str = ""
+    ranges: Sequence[str] = ()
+    """Numbers of last days that are offered beside the periods."""
     has_csv: bool = False
     being_made: str = ""
     is_still: bool = False
@@ -170,7 +204,7 @@ class Site:
         if path.startswith("/statements") or path in {FLEET, DEMAND, DOCS}:
             return path
         if path == TRUST:
-            return address(path, {"period": self.filters.period})
+            return address(path, self.filters.range_parameters())
         return address(path, self.filters.parameters())
 
     def with_filters(self, **changes: str) -> str:
@@ -181,17 +215,26 @@ class Site:
     @property
     def choices(self) -> list[Link]:
         """The periods to choose from; first the page's own default, where it is no month."""
-        shown = self.filters.period or ("" if self.default_period else self.month)
-        default = [Link(self.default_period, self.with_filters(period=""), not self.filters.period)]
+        is_own = not self.filters.range_name
+        shown = self.month if is_own and not self.default_period else self.filters.period
+        default = [Link(self.default_period, self._with_range(), is_own)]
         return [
             *(default if self.default_period else []),
-            *(Link(name, self.with_filters(period=name), name == shown) for name in self.periods),
+            *(
+                Link(f"{days} days", self._with_range(days=days), days == self.filters.days)
+                for days in self.ranges
+            ),
+            *(Link(name, self._with_range(period=name), name == shown) for name in self.periods),
         ]
+
+    def _with_range(self, **one: str) -> str:
+        """This page with another range."""
+        return self.with_filters(**{"period": "", "days": "", "from": "", "to": "", **one})
 
     @property
     def everybody_path(self) -> str:
         """This page without the owner."""
-        return address(self.path, {**self.extra, "period": self.filters.period})
+        return address(self.path, {**self.extra, **self.filters.range_parameters()})
 
     @property
     def csv_path(self) -> str:

@@ -309,7 +309,7 @@ def finding_facts(finding: NamedFinding) -> dict[str, Any]:
             or "nobody"
         ),
         "user": finding.user_name or "",
-        "since": format_instant(finding.since_ms)[:16].replace("T", " ") + " UTC",
+        "since": html.when(finding.since_ms),
         "open": finding.is_ongoing,
         "path": _finding_path(finding, odd),
         "cost": (

@@ -4,7 +4,7 @@ storage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,6 +136,11 @@ class NamedFinding(Finding):
         return str(self.evidence.get("node", ""))
 
     @property
+    def pool(self) -> str:
+        """The pool of its accelerator; empty: not known."""
+        return str(self.evidence.get("pool", ""))
+
+    @property
     def job(self) -> str:
         """Its workload as people call it; empty: nobody's, or of a team."""
         return self.workload_name or self.workload or ""
@@ -165,3 +170,54 @@ class FindingGroup:
     total_ms: int
     cost: Money | None
     places: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FindingFilter:
+    """What findings are narrowed to; empty: to nothing.
+
+    `words`: a part of the name of the team, job, user, node or model, or of the UUID.
+    """
+
+    node: str = ""
+    pool: str = ""
+    model: str = ""
+    state: str = ""
+    words: str = ""
+
+    def admits(self, item: NamedFinding) -> bool:
+        """Whether a finding meets all of it."""
+        cells = (
+            (self.node, item.node),
+            (self.pool, item.pool),
+            (self.model, item.model or ""),
+            (self.state, item.state),
+        )
+        if any(wanted and wanted != value for wanted, value in cells):
+            return False
+        names = (item.team, item.job, item.user_name, item.node, item.model, item.subject)
+        return self.words.casefold() in "\n".join(filter(None, names)).casefold()
+
+
+@dataclass(frozen=True, slots=True)
+class FreeGroup:
+    """Accelerators of one model or node that nobody holds, in one currency (empty: unpriced)."""
+
+    name: str
+    items: Sequence[NamedFinding]
+    per_day: Money | None
+
+    @property
+    def since_ms(self) -> int:
+        """From when on one of them has been free."""
+        return min(item.since_ms for item in self.items)
+
+    @property
+    def places(self) -> Sequence[str]:
+        """Their nodes, by name."""
+        return sorted({item.node for item in self.items if item.node})
+
+    @property
+    def models(self) -> Sequence[str]:
+        """Their models, by name."""
+        return sorted({item.model for item in self.items if item.model})

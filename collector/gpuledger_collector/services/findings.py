@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.money import Money, total_by_currency
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.insight.findings import FindingGroup, NamedFinding
+from gpuledger_collector.insight.findings import FindingGroup, FreeGroup, NamedFinding
 from gpuledger_collector.insight.notifications.finding_rules import (
     RECLAIMABLE_STATES,
     IdleWorkload,
@@ -157,6 +157,36 @@ class FindingList:
     def unpriced_count(self) -> int:
         """How many have no price."""
         return sum(item.currency is None for item in self.items)
+
+    @property
+    def held(self) -> FindingList:
+        """Those that somebody holds, or has held."""
+        return self.only(lambda item: not item.is_free)
+
+    def free_by(self, by: Literal["model", "node"]) -> list[FreeGroup]:
+        """Those that nobody holds, in a group for each model or node and currency, dearest first."""
+        groups: dict[tuple[str, str], list[NamedFinding]] = defaultdict(list)
+        for item in self.items:
+            if item.is_free:
+                name = item.node if by == "node" else item.model or ""
+                groups[name, item.currency or ""].append(item)
+        listed = [
+            FreeGroup(
+                name, items, next(iter(total_by_currency(item.per_day for item in items)), None)
+            )
+            for (name, _), items in groups.items()
+        ]
+        return sorted(
+            listed, key=lambda group: (-(group.per_day.micro if group.per_day else 0), group.name)
+        )
+
+    def choices(self) -> dict[str, list[str]]:
+        """What the list may be narrowed to: the nodes, pools, models and states in it."""
+        cells = {"node": "node", "pool": "pool", "model": "model", "state": "state"}
+        return {
+            name: sorted({value for item in self.items if (value := getattr(item, cell))})
+            for name, cell in cells.items()
+        }
 
     def groups(self, by: Literal["state", "team"]) -> list[FindingGroup]:
         """A group for each state or team and currency, dearest first."""

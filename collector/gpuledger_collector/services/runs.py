@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from gpuledger_collector.accounting.charged_runs import ChargedRun, ListedRun, NamedWorkload
+from gpuledger_collector.accounting.charged_runs import (
+    EVERY_RUN,
+    ChargedRun,
+    ListedRun,
+    NamedWorkload,
+    RunFilter,
+)
 from gpuledger_collector.accounting.money import Money, total_by_currency
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.insight.run_report import RunReport
@@ -95,6 +101,7 @@ def list_runs(
     name: str | None = None,
     order: str = COST,
     top: int | None = None,
+    wanted: RunFilter = EVERY_RUN,
 ) -> RunList:
     """List the runs that an owner was charged for, read with the rights of a viewer; the first
     `top`, None: all.
@@ -102,7 +109,7 @@ def list_runs(
     Only those are asked for their unit costs, unless the order is by them.
     """
     with as_viewer(connection, viewer):
-        charged = runs.list_charged(connection, period, owner, name)
+        charged = runs.list_charged(connection, period, owner, name, wanted=wanted)
     if order == UNIT:
         items = sorted(_with_units(connection, charged, period), key=lambda item: -_unit_cost(item))
         shown = items[:top]
@@ -110,6 +117,19 @@ def list_runs(
     charged.sort(key=ORDERS[order])
     first = charged[:top]
     return RunList(_with_units(connection, first, period), charged[len(first) :])
+
+
+def list_run_places(
+    connection: Connection,
+    period: Period,
+    owner: Mapping[str, str],
+    viewer: Mapping[str, str] | None,
+) -> dict[str, list[str]]:
+    """The pools, models and nodes that an owner's list of runs may be narrowed to, as a viewer sees
+    them.
+    """
+    with as_viewer(connection, viewer):
+        return runs.list_places(connection, period, owner)
 
 
 def require_workload(connection: Connection, name: str, node: str | None = None) -> NamedWorkload:

@@ -19,6 +19,7 @@ from statistics import median
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, MINUTE_MS
 from gpuledger_collector.accounting.quantity import GPU_MICRO
+from gpuledger_collector.insight.durations import lasting
 from gpuledger_common.instants import to_datetime
 from gpuledger_common.plurals import plural
 
@@ -453,15 +454,6 @@ def _unusual(series: Sequence[WorkloadRun], before: Sequence[WorkloadRun]) -> bo
             first += 1
         most = max(most, at - first + 1)
     return len(series) >= STORM_TIMES * most
-
-
-def lasting(length_ms: float) -> str:
-    """Write a length as people say it: minutes below three hours, hours below four days, else days."""
-    minutes = length_ms / MINUTE_MS
-    unit, size = (
-        ("minute", 1) if minutes < 180 else ("hour", 60) if minutes < 5760 else ("day", 1440)
-    )
-    return plural(round(minutes / size), unit)
 
 
 def gpus_text(gpu_micro: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
-from gpuledger_collector.accounting.charged_runs import ChargedRun
+from gpuledger_collector.accounting.charged_runs import EVERY_RUN, ChargedRun, RunFilter
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.unit_cost import CountedHour, HeldHour
 from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
@@ -32,6 +32,7 @@ def list_charged(
     owner: Mapping[str, str],
     name: str | None = None,
     ids: Sequence[int] | None = None,
+    wanted: RunFilter = EVERY_RUN,
 ) -> list[ChargedRun]:
     """List workloads that were charged for days of the period, including corrections of those days.
 
@@ -44,6 +45,12 @@ def list_charged(
         conditions += " AND w.name = %(name)s"
     days = "day_ms >= %(start)s AND day_ms < %(end)s AND state = 'held' AND workload_id IS NOT NULL"
     days += "" if ids is None else " AND workload_id = ANY(%(ids)s)"
+    places = {"pool": wanted.pool, "gpu_model": wanted.model, "node": wanted.node}
+    days += "".join(f" AND {column} = %({column})s" for column, value in places.items() if value)
+    if wanted.words:
+        # A part of a text, and no pattern: people search for names with _ and %.
+        names = "concat_ws(' ', w.name, w.external_id, w.key, w.user_name)"
+        conditions += f" AND position(lower(%(words)s) IN lower({names})) > 0"
     rows = select(
         connection,
         f"""
@@ -63,6 +70,8 @@ def list_charged(
             "end": period.end_ms,
             "name": name,
             "ids": None if ids is None else list(ids),
+            "words": wanted.words,
+            **places,
             **owner,
         },
     )
@@ -75,6 +84,27 @@ def list_charged(
 
 def _whole(value: Decimal | None) -> int | None:
     return None if value is None else int(value)
+
+
+def list_places(
+    connection: Connection, period: Period, owner: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """List the pools, models and nodes on which workloads were charged to an owner in the period."""
+    conditions = "".join(
+        f" AND coalesce({LEVEL_COLUMNS[level]}, '') = %({level})s" for level in owner
+    )
+    rows = select(
+        connection,
+        "SELECT DISTINCT l.pool, l.gpu_model, l.node FROM charge l LEFT JOIN owner o ON o.id ="
+        " l.owner_id WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.state = 'held' AND"
+        f" l.workload_id IS NOT NULL{conditions}",
+        {"start": period.start_ms, "end": period.end_ms, **owner},
+    )
+    columns = {"pool": "pool", "model": "gpu_model", "node": "node"}
+    return {
+        name: sorted({value for row in rows if (value := getattr(row, column))})
+        for name, column in columns.items()
+    }
 
 
 def ids_of(connection: Connection, keys: Sequence[str]) -> list[int]:

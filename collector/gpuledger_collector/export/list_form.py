@@ -1,0 +1,95 @@
+"""The form of a list: a range, filters and a search, in the address of what it shows.
+
+It works without scripts; with them the list is swapped as soon as something changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpuledger_collector.export.site import Site
+
+MOST_CHOICES = 100
+"""A fleet has nodes by the thousand: beyond this number a name is typed."""
+LABELS = {"node": "node", "pool": "pool", "model": "GPU model", "state": "state"}
+FIRST_WORDS = {"by": "show", "sort": "order"}
+
+
+class Parameters(Protocol):
+    """What the list is narrowed to."""
+
+    def parameters(self) -> dict[str, str]:
+        """By the names of the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A field of the form: its name, label, value, and what may be chosen: values with their words.
+
+    `is_typed`: there are too many to choose from.
+    """
+
+    name: str
+    label: str
+    value: str
+    options: Sequence[tuple[str, str]]
+    is_typed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ListForm:
+    """The fields of a form, and the parameters that it passes on."""
+
+    path: str
+    passed_on: Mapping[str, str]
+    first: str
+    after: str
+    words: str
+    choices: Sequence[Choice]
+    is_narrowed: bool
+    """Whether anything but the range is chosen."""
+
+
+def list_form(
+    site: Site,
+    narrowed: Parameters,
+    found: Mapping[str, Sequence[str]],
+    state_words: Mapping[str, str],
+    views: Mapping[str, tuple[str, Mapping[str, str]]] | None = None,
+) -> ListForm:
+    """The form of a list in which these values of node, pool, model and state are found.
+
+    `views` are other choices: the value that is shown, and the words of each.
+    """
+    parameters = narrowed.parameters()
+    choices = [
+        _filter(name, parameters[name], found[name], state_words if name == "state" else {})
+        for name in LABELS
+        if name in found and (len(found[name]) > 1 or parameters[name])
+    ]
+    choices += [
+        Choice(name, FIRST_WORDS[name], value, list(words.items()))
+        for name, (value, words) in (views or {}).items()
+    ]
+    filters = site.filters
+    name = site.extra.get("name", "")
+    passed_on = {"period": filters.period, "days": filters.days, **filters.owner, "name": name}
+    return ListForm(
+        path=site.path,
+        passed_on={key: value for key, value in passed_on.items() if value},
+        first=filters.first,
+        after=filters.after,
+        words=parameters["q"],
+        choices=choices,
+        is_narrowed=any(parameters.values()),
+    )
+
+
+def _filter(name: str, value: str, found: Sequence[str], words: Mapping[str, str]) -> Choice:
+    known = [*found, *([] if not value or value in found else [value])]
+    options = [("", "any"), *((item, words.get(item, item.replace("_", " "))) for item in known)]
+    if name != "state":
+        options = [("", "any"), *((item, item) for item in known)]
+    return Choice(name, LABELS[name], value, options, len(found) > MOST_CHOICES)
