@@ -193,7 +193,7 @@ def test_an_empty_answer_says_why(rated, overview):
             ("nobody has this name", "Nothing was ever charged to team vison: is the name right?"),
         ),
         ({"period": "2024-01"}, ("before 2025-09-01", "The ledger begins on 2025-09-01")),
-        ({"period": "2025-12"}, ("nothing is rated yet", "rating starts a minute after")),
+        ({"period": "2025-12"}, ("from 2025-12-01 on", "it is still to come")),
         ({"team": "quiet", "period": "2025-09"}, ("nothing was used", "none of its time was used")),
     ):
         text = Page(overview(**parameters)).text
@@ -201,14 +201,14 @@ def test_an_empty_answer_says_why(rated, overview):
 
 
 def test_slices_of_a_gpu_are_named(fleet, overview):
-    """A number of GPUs that is not whole says why: an instance of MIG counts by its share."""
+    """A divided GPU is one GPU, however much of it is in slices, and the slices are named."""
     fleet.accelerator(3, gpu_micro=333_333)
     for number in (1, 3):
         fleet.capacity(number, 30 * DAY)
     page = Page(overview())
     assert page.faults == []
-    assert "GPUs 1.3 on" in page.text
-    assert "1 MIG slice counted by its share of a GPU" in page.text
+    assert "GPUs 2 on" in page.text
+    assert "divided into 1 MIG slice in part" in page.text
 
 
 def test_no_gpu_but_imported_usage(run, written, overview):

@@ -39,9 +39,11 @@ from gpuledger_collector.export.runs import (
 from gpuledger_collector.export.site import ANOMALIES, IDLE, JOBS, address, job_path
 from gpuledger_collector.insight.findings import FindingFilter
 from gpuledger_collector.insight.notifications.finding_rules import reclaim_command
+from gpuledger_collector.services.absence import explain_absence
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.findings import list_findings, list_idle_workloads
 from gpuledger_collector.services.nodes import read_fleet
+from gpuledger_collector.services.rated_period import read_rated_period
 from gpuledger_collector.services.runs import (
     ChargedToOthers,
     NothingCharged,
@@ -256,6 +258,17 @@ def jobs_page(
         if view.wants_csv:
             range_name = view.filters.range_name or month
             return csv_file(RUNS.csv_rows(charged.items), "jobs", file_name(range_name))
+        absence = None
+        if not charged.items and not any(narrowing.parameters().values()):
+            absence = explain_absence(
+                connection,
+                span,
+                calendar,
+                now_ms,
+                view.owner,
+                view.reader.owner,
+                is_rated=read_rated_period(connection, span).rated_ms is not None,
+            )
         places = list_run_places(connection, span, view.owner or {}, view.reader.owner)
         site = view.site(
             connection,
@@ -278,6 +291,7 @@ def jobs_page(
         options=view.filters.range_options or f"--period {month}",
         form=list_form(site, narrowing, places, {}, {"sort": (order, ORDERS)}),
         is_narrowed=any(narrowing.parameters().values()),
+        absence=absence,
         now_ms=now_ms,
         rows=[(item.run, item.unit) for item in charged.items],
         left_out=len(charged.others),

@@ -165,7 +165,7 @@ class View:
                 raise ValueError(
                     f"days: {filters.days!r} is no number of days from 1 to {MOST_DAYS}"
                 )
-            return Period(calendar.days_before(today.start_ms, int(filters.days)), today.end_ms)
+            return calendar.last_days(now_ms, int(filters.days))
         if not filters.first:
             raise ValueError("to: give the first day as well, from=2026-10-01")
         after = filters.after or str(calendar.date_of(today.end_ms))

@@ -216,7 +216,7 @@ def _ledger_facts(found: Overview, month: str, now_ms: int) -> dict[str, Any]:
         "zone": calendar.zone_at(period.start_ms).name,
         "known": instant_text(rated.rated_ms),
         "fleet": found.fleet,
-        "gpus": html.gpus(found.fleet.gpu_micro / MICRO),
+        "gpus": f"{found.fleet.gpus:,}",
         "spend": [
             _spend(found, total, now_ms)
             for total in found.direct.totals
@@ -225,6 +225,7 @@ def _ledger_facts(found: Overview, month: str, now_ms: int) -> dict[str, Any]:
         "unpriced_ns": sum(row.gpu_ns for row in found.direct.rows if row.currency is None),
         "has_shares": found.has_shares,
         "nothing": found.nothing,
+        "absence": found.absence,
         "corrected": found.corrections,
         "trust": forms.trust(rated.checks, rated.proof),
         "closed": rated.closed_months[-1] if rated.closed_months else None,
@@ -394,7 +395,7 @@ def _node_facts(node: FleetNode, now_ms: int) -> dict[str, Any]:
     return {
         "name": node.name,
         "seen": f"{lasting(now_ms - node.seen_ms)} ago",
-        "gpus": html.gpus(node.gpu_micro / MICRO),
+        "gpus": f"{node.gpus:,}",
         "slices": node.slices,
         "state": state,
         "detail": node.detail,

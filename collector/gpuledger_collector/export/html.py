@@ -91,6 +91,7 @@ def environment() -> Environment:
         "capitalized": capitalize_sentence,
         "minute": minute,
         "when": when,
+        "with": lambda parameters, name, value: {**parameters, name: value},
         "lasting": lasting,
         "unit_price": unit_price,
         "grouped": group_digits,

@@ -90,13 +90,14 @@ class Ailing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The fleet now: GPUs in millionths of whole devices, accelerators by state of health, the
-    first of those that ail, and its nodes.
+    """The fleet now: whole devices, accelerators by state of health, the first of those that ail,
+    and its nodes.
     """
 
+    gpus: int
+    """Whole devices, a divided one once."""
     slices: int
-    """How many accelerators are a part of a device (MIG), which counts by its share in `gpu_micro`."""
-    gpu_micro: int
+    """How many accelerators are a part of a device (MIG)."""
     healths: Sequence[tuple[str, int]]
     causes: Sequence[Ailing]
     nodes: int
@@ -112,13 +113,13 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class FleetNode:
-    """A node, when its agent was last seen, and the GPUs on it, whole devices in millionths."""
+    """A node, when its agent was last seen, and the GPUs on it: whole devices, a divided one once."""
 
     name: str
     seen_ms: int
     status: str
     detail: str
-    gpu_micro: int
+    gpus: int
     slices: int
     """How many of its accelerators are a part of a device (MIG)."""
 

@@ -11,6 +11,7 @@ from gpuledger_collector.accounting.closing import CorrectionSum
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.rated_period import RatedPeriod
 from gpuledger_collector.insight.nodes import SILENT_MS, Fleet, FleetNode
+from gpuledger_collector.services.absence import Absence, explain_absence
 from gpuledger_collector.services.budget_status import standings
 from gpuledger_collector.services.chargeback import direct_costs_by_team
 from gpuledger_collector.services.findings import (
@@ -48,6 +49,8 @@ class Overview:
     has_inventory: bool
     has_shares: bool
     nothing: tuple[str, str] | None
+    absence: Absence | None
+    """What of the question explains that."""
     corrections: Sequence[CorrectionSum]
     idle: FindingList
     idle_holders: Sequence[IdleHolder]
@@ -77,6 +80,19 @@ def read_overview(
         costs_by_day = overview.daily_by_team(connection, trend, owner or {})
     day, week = (Period(now_ms - days * DAY_MS, now_ms + 1) for days in (1, ANOMALY_DAYS))
     idle = list_findings(connection, "idle", day, viewer, shown)
+    absence = (
+        None
+        if direct.rows
+        else explain_absence(
+            connection,
+            period,
+            calendar,
+            now_ms,
+            owner,
+            viewer.owner,
+            is_rated=rated.rated_ms is not None,
+        )
+    )
     return Overview(
         rated=rated,
         fleet=overview.fleet(connection, now_ms - SILENT_MS),
@@ -89,7 +105,8 @@ def read_overview(
             declarations.SHARED_COSTS.in_force(connection, at)
             for at in periods.declarations_at(connection, calendar, period).values()
         ),
-        nothing=None if direct.rows else _nothing(connection, rated, owner),
+        nothing=None if direct.rows else _nothing(connection, rated, absence),
+        absence=absence,
         corrections=overview.corrections(connection, period) if owner is None else [],
         idle=idle,
         idle_holders=list_idle_holders(connection, idle, now_ms),
@@ -101,24 +118,16 @@ def read_overview(
 
 
 def _nothing(
-    connection: Connection, rated: RatedPeriod, owner: Mapping[str, str] | None
+    connection: Connection, rated: RatedPeriod, absence: Absence | None
 ) -> tuple[str, str]:
     if not overview.has_prices(connection):
         return "no prices yet", "There are no prices yet: gpuledger import prices prices.csv."
-    if owner and not overview.is_owner(connection, owner):
-        named = ", ".join(f"{level} {name}" for level, name in owner.items())
-        return "nobody has this name", f"Nothing was ever charged to {named}: is the name right?"
+    if absence is not None:
+        return absence.short, absence.sentence
     if rated.rated_ms is not None:
         return (
             "nothing was used",
             "Nothing was charged in this period: it is rated, and none of its time was used.",
-        )
-    first_ms = overview.first_rated_ms(connection)
-    if first_ms is not None and rated.period.end_ms <= first_ms:
-        began = rated.calendar.date_of(first_ms)
-        return (
-            f"before {began}",
-            f"The ledger begins on {began}: nothing is known of the time before.",
         )
     return (
         "nothing is rated yet",

@@ -28,6 +28,7 @@ from gpuledger_collector.accounting.statement import (
 )
 from gpuledger_collector.export.statement import Statement
 from gpuledger_collector.insight.findings import NamedFinding
+from gpuledger_collector.services.absence import explain_absence
 from gpuledger_collector.services.budget_status import forecast_owners, standings_of
 from gpuledger_collector.services.chargeback import (
     Chargeback,
@@ -350,6 +351,15 @@ def read_statement(
         if statement is not None:
             return statement
         sentence = f"{level} {owner!r} was billed nothing in {month}"
+        calendar = zones.calendar(connection)
+        absence = explain_absence(
+            connection, of_month.period, calendar, now_ms, {level: owner}, viewer
+        )
+        if absence is not None and owner != UNATTRIBUTED:
+            sentence += f". {absence.sentence}"
+            if absence.names:
+                sentence += f" The nearest: {', '.join(absence.names)}."
+            sentence = sentence.removesuffix(".")
         if viewer is not None:
             raise NoStatement(sentence)
         billed = ", ".join(statements.owners(connection, level, of_month.period)[:20]) or "nobody"

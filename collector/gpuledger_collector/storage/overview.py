@@ -13,7 +13,13 @@ from gpuledger_collector.insight.nodes import RETIRED, Ailing, Fleet, FleetNode
 from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.ledger.retirements import NOT_EXPECTED, SILENT
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select, select_as, select_number, select_value
+from gpuledger_collector.storage.rows import (
+    select,
+    select_as,
+    select_number,
+    select_value,
+    select_values,
+)
 
 MOST_NODES = 12
 MOST_CAUSES = 10
@@ -55,6 +61,10 @@ def corrections(connection: Connection, period: Period) -> list[CorrectionSum]:
     )
 
 
+_BOARDS = "count(DISTINCT coalesce(nullif(a.device_uuid, ''), a.uuid))"
+"""Whole devices: the slices of one are one."""
+
+
 def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
     """Read the fleet; a node is silent when it was last seen before that instant."""
     there = """FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
@@ -65,8 +75,8 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
     )
     healths = select(
         connection,
-        f"SELECT {health} AS health, count(*) AS number, sum(a.gpu_micro)::bigint AS gpu_micro,"
-        f" count(*) FILTER (WHERE a.gpu_micro < {MICRO}) AS slices {there} GROUP BY 1 ORDER BY 1",
+        f"SELECT {health} AS health, count(*) AS number, count(*) FILTER (WHERE"
+        f" a.gpu_micro < {MICRO}) AS slices {there} GROUP BY 1 ORDER BY 1",
         (silent_before_ms,),
     )
     causes = select_as(
@@ -85,7 +95,7 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
     )
     return Fleet(
         slices=sum(row.slices for row in healths),
-        gpu_micro=sum(row.gpu_micro for row in healths),
+        gpus=select_value(connection, f"SELECT {_BOARDS} {there}"),
         healths=[(row.health, row.number) for row in healths],
         causes=causes,
         **counts._asdict(),
@@ -99,7 +109,7 @@ def nodes(connection: Connection) -> list[FleetNode]:
         FleetNode,
         f"""
         SELECT n.name, floor(extract(epoch FROM n.last_seen_at) * 1000)::bigint AS seen_ms, n.status,
-            n.status_detail AS detail, coalesce(sum(a.gpu_micro), 0)::bigint AS gpu_micro,
+            n.status_detail AS detail, {_BOARDS} AS gpus,
             count(a.id) FILTER (WHERE a.gpu_micro < {MICRO}) AS slices
         FROM node n LEFT JOIN capacity c ON c.node_id = n.id AND c.out_ms IS NULL
             LEFT JOIN accelerator a ON a.id = c.accelerator_id
@@ -138,6 +148,14 @@ def is_owner(connection: Connection, levels: Mapping[str, str]) -> bool:
     conditions = " AND ".join(f"coalesce({LEVEL_COLUMNS[level]}, '') = %s" for level in levels)
     query = f"SELECT EXISTS (SELECT FROM owner o WHERE {conditions})"
     return bool(select_value(connection, query, list(levels.values())))
+
+
+def owner_names(connection: Connection, level: str) -> list[str]:
+    """Every name at a level of the owner tree that was ever charged, in order."""
+    query = (
+        f"SELECT DISTINCT {LEVEL_COLUMNS[level]} FROM owner o WHERE {LEVEL_COLUMNS[level]} <> ''"
+    )
+    return [str(name) for name in select_values(connection, f"{query} ORDER BY 1")]
 
 
 def has_prices(connection: Connection) -> bool:
