@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuledger_collector.cli.board_links import link_boards
 from gpuledger_collector.cli.common import shipped_folder
 
 DASHBOARDS = shipped_folder("dashboards")
@@ -46,6 +47,11 @@ class GrafanaFiles:
         return self.folder / "provisioning"
 
     @property
+    def boards(self) -> Path:
+        """The boards, each with a link to the collector's page."""
+        return self.folder / "boards"
+
+    @property
     def prometheus(self) -> Path:
         """Prometheus' configuration."""
         return self.folder / "prometheus.yml"
@@ -57,7 +63,11 @@ class GrafanaFiles:
         self.password.write_text(secrets.token_urlsafe(24))
 
     def write(self, database_port: str, collector: str, agents: Sequence[str]) -> None:
-        """Write provisioning for this database, and a Prometheus configuration for these addresses."""
+        """Write provisioning for this database, boards that link to this collector, and a Prometheus
+        configuration for these addresses.
+        """
+        shutil.copytree(DASHBOARDS / "json", self.boards, dirs_exist_ok=True)
+        link_boards(self.boards, f"http://{collector}")
         shutil.copytree(DASHBOARDS / "provisioning", self.provisioning, dirs_exist_ok=True)
         names = {
             "${GRAFANA_LEDGER_HOST}": f"127.0.0.1:{database_port}",
@@ -69,7 +79,7 @@ class GrafanaFiles:
             # In the file itself, for a Grafana that runs as another user: the role reads simulated
             # data alone.
             "$__file{/run/secrets/reader_password}": self.password.read_text(),
-            "/var/lib/grafana/dashboards/gpuledger": str(DASHBOARDS / "json"),
+            "/var/lib/grafana/dashboards/gpuledger": str(self.boards),
         }
         for path in self.provisioning.rglob("*.yaml"):
             text = path.read_text()
