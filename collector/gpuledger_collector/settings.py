@@ -243,6 +243,7 @@ class Settings:
     kubernetes_token_file: Path | None = setting(None, "its token; read again for each request")
     kubernetes_ca_file: Path | None = setting(None, "PEM certificates of its authority")
     public_url: str = setting("", "address at which people reach this server, for links in mails")
+    grafana_url: str = setting("", "address of the Grafana with the boards: pages link to them")
     link_secret_file: Path | None = setting(
         None, "secret of 32 characters or more that signs links in mails; empty: no links"
     )
@@ -550,6 +551,8 @@ def _check_mail(settings: Settings) -> list[str]:
         faults.append(
             "link_secret_file: links need public_url, such as https://gpuledger.example.com"
         )
+    if settings.grafana_url and not re.fullmatch(r"https?://[!-~]+", settings.grafana_url):
+        faults.append("grafana_url: is not an address such as https://grafana.example.com")
     if settings.kubernetes_api and not re.fullmatch(r"https://[!-~]+", settings.kubernetes_api):
         faults.append("kubernetes_api: is not an address such as https://kubernetes.default.svc")
     return faults

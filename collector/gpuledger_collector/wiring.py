@@ -205,6 +205,7 @@ def collector(
         partial(all_of, [*lifespans, *([] if assistants is None else [assistants.lifespan])]),
         None if group is None else group.summary,
     )
+    application.state.boards_url = settings.grafana_url
     if assistants is not None:
         # No stream is opened by GET: without sessions there is nothing to send in it.
         application.add_route(

@@ -119,9 +119,11 @@ class View:
     filters: Filters = field(default_factory=Filters)
     wants_csv: bool = False
     is_still: bool = False
+    boards_url: str = ""
+    """Address of the Grafana with the boards; empty: none is known."""
 
     @classmethod
-    def narrow(cls, reader: Principal, parameters: Mapping[str, str]) -> View:
+    def narrow(cls, reader: Principal, parameters: Mapping[str, str], boards_url: str = "") -> View:
         """Narrow a reader to what an address asks for.
 
         Raises Denied where that is another's part.
@@ -140,6 +142,7 @@ class View:
             filters,
             parameters.get("format") == "csv",
             parameters.get("reload") == "off",
+            boards_url,
         )
 
     @property
@@ -184,6 +187,7 @@ class View:
             sees_fleet=self.reader.owner is None,
             filters=self.filters,
             is_still=self.is_still,
+            boards_url=self.boards_url,
             **{
                 "periods": extent.months[:MAX_MONTHS],
                 "being_made": backlog_text(extent),
@@ -208,6 +212,11 @@ def require_page_reader(keys: Keys) -> Any:
     return Depends(reader)
 
 
+def boards_url(request: Request) -> str:
+    """The address of Grafana that the settings name; empty: none."""
+    return str(getattr(request.app.state, "boards_url", ""))
+
+
 def require_view(keys: Keys, *, fleet: bool = False) -> Any:
     """A dependency: what the reader behind the request wants to see; `fleet`: one who sees
     everything.
@@ -217,7 +226,7 @@ def require_view(keys: Keys, *, fleet: bool = False) -> Any:
         principal = keys.person(request, bearer_header(request.headers.get("authorization", "")))
         if fleet:
             principal.require_fleet()
-        return View.narrow(principal, request.query_params)
+        return View.narrow(principal, request.query_params, boards_url(request))
 
     return Depends(view)
 
@@ -230,7 +239,11 @@ def bare_site(keys: Keys, request: Request) -> Site:
         principal = keys.person(request, bearer_header(request.headers.get("authorization", "")))
     except (Denied, KeysUnavailable):
         return Site(path=request.url.path, sees_fleet=False, is_reader=False)
-    return Site(path=request.url.path, sees_fleet=principal.owner is None)
+    return Site(
+        path=request.url.path,
+        sees_fleet=principal.owner is None,
+        boards_url=boards_url(request),
+    )
 
 
 async def refuse(

@@ -24,6 +24,18 @@ FLEET, SPEND, DOCS = "/fleet", "/spend", "/docs"
 RELOAD_SECONDS = 15
 
 
+BOARDS = {
+    "/": "gpuledger-finops",
+    FLEET: "gpuledger-fleet",
+    "/statements": "gpuledger-chargeback",
+    JOBS: "gpuledger-workload",
+    IDLE: "gpuledger-idle",
+    DEMAND: "gpuledger-demand",
+    TRUST: "gpuledger-pipeline",
+}
+"""The board beside each page; of the others, that of the overview."""
+
+
 @lru_cache(maxsize=1)
 def unbuilt() -> frozenset[str]:
     """Pages of the header that have no template yet."""
@@ -163,6 +175,8 @@ class Site:
     being_made: str = ""
     is_still: bool = False
     seconds: int = RELOAD_SECONDS
+    boards_url: str = ""
+    """Address of the Grafana with the boards; empty: none is known."""
     is_reader: bool = True
     """Whether the reader may open pages; others are shown no way to them."""
 
@@ -193,11 +207,15 @@ class Site:
             ("Trust", TRUST, self.sees_fleet),
             ("API", DOCS, True),
         ]
-        return [
+        links = [
             Link(name, self._narrow_address(path), "/" + path.split("/")[1] == here)
             for name, path, is_shown in pages
             if is_shown and path not in unbuilt()
         ]
+        if self.boards_url and self.sees_fleet:
+            board = BOARDS.get(here, BOARDS["/"])
+            links.append(Link("Board", f"{self.boards_url.rstrip('/')}/d/{board}"))
+        return links
 
     def _narrow_address(self, path: str) -> str:
         """The address of another page, with the filters that it understands."""
