@@ -10,6 +10,10 @@ from urllib.parse import urldefrag
 from fakes.pages import Page
 
 NOT_PAGES = ("/metrics", "/readyz", "/openapi.json")
+CHARTS = ("/spend",)
+"""Pages whose charts lead to each of their parts, which lead to theirs."""
+MOST_PARTS = 2
+"""Parts of such a page that are followed, of those with the same parameters."""
 
 
 def read_csv(text: str) -> list[list[str]]:
@@ -30,6 +34,16 @@ class Crawl:
     files: dict[str, list[list[str]]] = field(default_factory=dict)
     loads: set[str] = field(default_factory=set)
     """What the pages load beside their text."""
+    _parts: dict[tuple[str, ...], int] = field(default_factory=dict)
+
+    def _admit(self, path: str) -> bool:
+        """Count an address of its kind; whether it is still followed."""
+        name, _, query = path.partition("?")
+        if name not in CHARTS:
+            return True
+        kind = (name, *sorted(part.partition("=")[0] for part in query.split("&")))
+        self._parts[kind] = self._parts.get(kind, 0) + 1
+        return self._parts[kind] <= MOST_PARTS
 
     def run(self, *starts: str) -> "Crawl":
         """Follow every link from these addresses: each answers 200, and each fragment is there, and
@@ -38,7 +52,7 @@ class Crawl:
         waiting = list(starts)
         while waiting:
             path = waiting.pop()
-            if path in self.texts or path.partition("?")[0] in NOT_PAGES:
+            if path in self.texts or path.partition("?")[0] in NOT_PAGES or not self._admit(path):
                 continue
             status, headers, text = self.ask(path)
             if status == 303:
@@ -61,6 +75,7 @@ class Crawl:
         for path, page in self.pages.items():
             for link in page.links:
                 target, fragment = urldefrag(link)
-                if target.startswith("/") and fragment:
+                is_part = target.partition("?")[0] in CHARTS and target not in self.pages
+                if target.startswith("/") and fragment and not is_part:
                     assert fragment in self.pages[target].ids, (path, link)
         return self

@@ -23,7 +23,7 @@ from gpuledger_collector.storage.findings import findings
 
 BROWSER = {"Accept": "text/html,*/*;q=0.8"}
 START = f"/?period={MONTH}"
-PAGES = ("/", "/statements", "/jobs", "/idle", "/anomalies", "/demand", "/trust")
+PAGES = ("/", "/statements", "/spend", "/jobs", "/idle", "/anomalies", "/demand", "/trust")
 NARROWED = f"team={OWN}&period={MONTH}"
 
 
@@ -69,13 +69,14 @@ def test_every_link_answers_and_every_csv_can_be_read(crawled):
         "/demand",
         "/pools",
         "/trust",
+        "/spend",
         "/docs",
     }
     for path, page in crawled.pages.items():
         led = {urlsplit(link).path.split("/")[1] for link in page.links if link[0] == "/"}
         assert led >= {kind.strip("/") for kind in PAGES}, path
     files = {"/" + path.split("/")[1].partition("?")[0] for path in crawled.files}
-    assert files >= {"/statements", "/jobs", "/idle", "/anomalies", "/trust"}
+    assert files >= {"/statements", "/spend", "/jobs", "/idle", "/anomalies", "/trust"}
 
 
 def test_the_way_from_the_overview_to_a_job_and_back(crawled):
@@ -339,6 +340,7 @@ def test_an_empty_ledger_has_helpful_pages(dsn):
             "/idle",
             "/anomalies",
             "/jobs",
+            "/spend",
             "/trust",
             "/demand",
             f"/statements/team/{MONTH}",

@@ -113,6 +113,7 @@ def spend_page(context: ReadContext, view: View, asked: AskedRange, by: str = ""
         site=site,
         now=format_instant(now_ms - now_ms % 1000),
         **_range_facts(found, now_ms),
+        kept={**view.filters.owner, "by": by},
         group_links=links.groups(),
         range_links=links.ranges(extent.months[:MOST_MONTHS], calendar.month_of(now_ms)),
         currencies=[_currency_facts(found, each, links) for each in found.currencies],
