@@ -64,7 +64,9 @@ def test_markup_in_names_is_text_on_every_page(marked):
     context, outlook = ReadContext(None, None, None), HourlyCache(Outlook)
     routers = [module.router(context, outlook) for module in (pages, fleet_pages)]
     routers += [module.router(context) for module in (list_pages, pool_page, spend_page)]
-    paths = [route.path for router in (*routers, handbook.router(dict, None)) for route in router.routes]
+    paths = [
+        route.path for router in (*routers, handbook.router(dict, None)) for route in router.routes
+    ]
     assert {"/", "/docs", "/idle", "/anomalies", "/jobs", "/demand", "/spend", "/trust"} <= set(
         paths
     )
