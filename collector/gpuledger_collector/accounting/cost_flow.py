@@ -9,7 +9,7 @@ with the steps it is what the chargeback prints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting.chargeback import Report, ReportRow, sum_known
@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.money import Money, minor_unit
 from gpuledger_collector.accounting.node_costs import NODE_COST
 from gpuledger_collector.accounting.quantity import round_to_sum
-from gpuledger_collector.accounting.spend_series import add_moneys
+from gpuledger_collector.accounting.spend_series import IDLE, add_moneys
 from gpuledger_collector.accounting.usage import (
     HELD,
     STRANDED,
@@ -28,8 +28,7 @@ from gpuledger_collector.accounting.usage import (
 
 CAPACITY, BILLED, UNPAID = "capacity costs", "billed to owners", "nobody pays"
 TIME = "time and nodes"
-HELD_IDLE = "held_idle"
-PAID_USES = (HELD, HELD_IDLE, NODE_COST)
+PAID_USES = (HELD, IDLE, NODE_COST)
 UNPAID_USES = (UNALLOCATED, STRANDED, UNAVAILABLE, UNOBSERVED, COMMITMENT_UNUSED)
 MOST_TEAMS = 8
 
@@ -80,9 +79,6 @@ class CostFlow:
     unpaid_steps: tuple[FlowStep, ...]
     unpaid: Money
     unknown_ns: int
-
-
-_AmountOf = Callable[[ReportRow], int | None]
 
 
 def make_flow(report: Report, currency: str) -> CostFlow | None:

@@ -140,7 +140,10 @@ class _Links:
     def of_part(self, at: int, name: str | None) -> str:
         """A bucket (less than 0: the range), narrowed to one group where it has an owner's name."""
         found = self.found
-        by, owner = found.by, dict(self.view.filters.owner)
+        by = found.by
+        # With the reader's own levels: a project alone would lead to statements of the project,
+        # which are not the team's to see.
+        owner = {**(self.view.reader.owner or {}), **self.view.filters.owner}
         if name is not None and by in BELOW:
             owner[by] = name or UNATTRIBUTED
             by = BELOW[by]

@@ -77,7 +77,9 @@ def test_markup_in_names_is_text_on_every_page(marked):
             "GET", asked, headers={"Authorization": f"Bearer {secrets['admin']}"}
         )
         assert status < 500, asked
-        assert "<script" not in str(text).lower(), asked
+        # The collector's own scripts are files of its own, which its policy names.
+        foreign = re.sub(r'<script src="/assets/[\w.]+" defer></script>', "", str(text))
+        assert "<script" not in foreign.lower(), asked
         showing += "&lt;script&gt;" in str(text)
         if "html" in headers.get("Content-Type", ""):
             assert "default-src 'none'" in headers["Content-Security-Policy"], asked
