@@ -36,8 +36,8 @@ BELOW = {"team": "project", "project": "model"}
 
 @dataclass(frozen=True, slots=True)
 class AskedRange:
-    """A range as an address names it: by `period`, or `from` with `to`, or `days`; without any,
-    this month.
+    """A range as an address names it: `from` with `to`, or `days`, or `period`, of which the first
+    counts, as on every page; without any, this month.
     """
 
     start: str
@@ -46,15 +46,14 @@ class AskedRange:
 
     def resolve(self, calendar: Calendar, name: str, now_ms: int) -> Period:
         """The days in the billing zone. Raises ValueError with a sentence."""
-        ways = bool(name) + bool(self.start or self.end) + (self.days is not None)
-        if ways > 1 or bool(self.start) != bool(self.end):
-            raise ValueError("give one of period, from with to, and days")
-        if name:
-            return calendar.period(name)
-        if self.start:
+        if self.start or self.end:
+            if not (self.start and self.end):
+                raise ValueError("give both from and to: from=2026-10-01&to=2026-11-01")
             return calendar.date_range(self.start, self.end)
         if self.days is not None:
             return calendar.last_days(now_ms, self.days)
+        if name:
+            return calendar.period(name)
         return calendar.month(calendar.month_of(now_ms))
 
     def parameters(self) -> dict[str, str]:
