@@ -33,11 +33,17 @@ from gpuledger_collector.api.page_routes import (
     page,
     require_view,
 )
-from gpuledger_collector.export import html, plots
+from gpuledger_collector.api.spend_page import AskedRange, SpendLinks
+from gpuledger_collector.export import html, plots, spend
 from gpuledger_collector.export import statement as forms
 from gpuledger_collector.export.cells import instant_text
 from gpuledger_collector.export.chargeback import csv_rows, waste_line
-from gpuledger_collector.export.findings import STATES, count_gpus, gpus_and_slices
+from gpuledger_collector.export.findings import (
+    STATES,
+    count_gpus,
+    free_facts,
+    gpus_and_slices,
+)
 from gpuledger_collector.export.shortened import is_rest, shorten_report
 from gpuledger_collector.export.site import (
     Filters,
@@ -195,7 +201,7 @@ def overview_page(
         pools=None if pools is None else [pool_facts(pool) for pool in pools.pools],
         pools_left_out=0 if pools is None else pools.left_out,
         ended=ended_pools(pools),
-        **_ledger_facts(found, view.filters.range_name or month, now_ms),
+        **_ledger_facts(found, view, view.filters.range_name or month, now_ms),
         **_current_facts(found, now_ms, is_open=context.keys.lets_anybody_report),
     )
     return page(text, site=site)
@@ -206,8 +212,9 @@ def being_forecast(site: Site) -> Site:
     return replace(site, being_made=site.being_made or "The forecast is being computed", seconds=5)
 
 
-def _ledger_facts(found: Overview, month: str, now_ms: int) -> dict[str, Any]:
+def _ledger_facts(found: Overview, view: View, month: str, now_ms: int) -> dict[str, Any]:
     """What the overview says about a month of the ledger, for the template."""
+    links = SpendLinks(view, AskedRange("", "", None), found.spend)
     rated, calendar, period = found.rated, found.rated.calendar, found.rated.period
     return {
         "month": month,
@@ -218,7 +225,7 @@ def _ledger_facts(found: Overview, month: str, now_ms: int) -> dict[str, Any]:
         "fleet": found.fleet,
         "gpus": f"{found.fleet.gpus:,}",
         "spend": [
-            _spend(found, total, now_ms)
+            _spend(found, total, links, now_ms)
             for total in found.direct.totals
             if total.currency is not None
         ],
@@ -238,11 +245,12 @@ def _current_facts(found: Overview, now_ms: int, *, is_open: bool) -> dict[str, 
     `is_open`: whether any agent may report, without a token.
     """
     ongoing = found.idle.ongoing.dearest_first()
-    heard = found.first_heard if is_open else ()
+    held, heard = ongoing.held, found.first_heard if is_open else ()
     return {
-        "idle": [forms.finding_facts(item) for item in ongoing.items[:SHOWN]],
+        "idle": [forms.finding_facts(item) for item in held.items[:SHOWN]],
+        "free": [free_facts(group, "model", now_ms) for group in ongoing.free_by("model")[:SHOWN]],
         "idle_count": count_gpus(ongoing.items) if ongoing.items or found.is_idle_known else None,
-        "idle_left_out": len(ongoing.items) - SHOWN,
+        "idle_left_out": len(held.items) - SHOWN,
         "idle_per_day": ongoing.per_day,
         "anomalies": [forms.finding_facts(item) for item in found.anomalies.items[:SHOWN]],
         "anomaly_days": ANOMALY_DAYS,
@@ -253,7 +261,7 @@ def _current_facts(found: Overview, now_ms: int, *, is_open: bool) -> dict[str, 
     }
 
 
-def _spend(found: Overview, total: ReportRow, now_ms: int) -> dict[str, Any]:
+def _spend(found: Overview, total: ReportRow, links: SpendLinks, now_ms: int) -> dict[str, Any]:
     """One currency: the rows of the chargeback, each with its trend; time without a holder is
     marked.
     """
@@ -273,6 +281,20 @@ def _spend(found: Overview, total: ReportRow, now_ms: int) -> dict[str, Any]:
         "wasted": None if waste.micro is None else Money(waste.micro, currency),
         "waste": waste_line(waste),
         "holders": None if holders is None else _holder_facts(holders, now_ms),
+        "free_per_day": next(
+            (day for day in found.idle.ongoing.free.per_day if day.currency == currency), None
+        ),
+        "chart": next(
+            (
+                {
+                    "bars": spend.bars(found.spend, each, links.of_part),
+                    "legend": spend.legend(each.series, found.spend.by),
+                }
+                for each in found.spend.currencies
+                if each.currency == currency
+            ),
+            None,
+        ),
         "rows": [
             {
                 "row": row,

@@ -106,7 +106,7 @@ def spend_page(context: ReadContext, view: View, asked: AskedRange, by: str = ""
         periods=(),
         extra={"by": by, **asked.parameters()},
     )
-    links = _Links(view, asked, found)
+    links = SpendLinks(view, asked, found)
     text = html.render(
         "spend.html",
         site=site,
@@ -129,8 +129,8 @@ def days_of(calendar: Calendar, period: Period) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Links:
-    """Where the parts of the page lead."""
+class SpendLinks:
+    """Where the parts of a chart of spend lead."""
 
     view: View
     asked: AskedRange
@@ -207,7 +207,9 @@ def _range_facts(found: SpendOverTime, now_ms: int) -> dict[str, Any]:
     }
 
 
-def _currency_facts(found: SpendOverTime, each: CurrencySpend, links: _Links) -> Mapping[str, Any]:
+def _currency_facts(
+    found: SpendOverTime, each: CurrencySpend, links: SpendLinks
+) -> Mapping[str, Any]:
     """One currency: its charts, its table, its budgets and its flow."""
     total = each.total
     return {

@@ -191,8 +191,8 @@ def unit_price(value: Decimal | None) -> str:
     """A unit cost with at least two decimal places; empty where nothing was produced."""
     if value is None:
         return ""
-    whole, _, part = f"{value:f}".rstrip("0").partition(".")
-    return f"{whole}.{part.ljust(2, '0')}"
+    whole, _, part = f"{value:f}".partition(".")
+    return f"{whole}.{part.rstrip('0').ljust(2, '0')}"
 
 
 def minute(at_ms: int) -> str:

@@ -163,6 +163,11 @@ class FindingList:
         """Those that somebody holds, or has held."""
         return self.only(lambda item: not item.is_free)
 
+    @property
+    def free(self) -> FindingList:
+        """Those that nobody holds."""
+        return self.only(lambda item: item.is_free)
+
     def free_by(self, by: Literal["model", "node"]) -> list[FreeGroup]:
         """Those that nobody holds, in a group for each model or node and currency, dearest first."""
         groups: dict[tuple[str, str], list[NamedFinding]] = defaultdict(list)

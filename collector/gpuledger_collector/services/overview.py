@@ -10,6 +10,7 @@ from gpuledger_collector.accounting.chargeback import Report
 from gpuledger_collector.accounting.closing import CorrectionSum
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.rated_period import RatedPeriod
+from gpuledger_collector.accounting.spend_over_time import SpendOverTime
 from gpuledger_collector.insight.nodes import SILENT_MS, Fleet, FleetNode
 from gpuledger_collector.services.absence import Absence, explain_absence
 from gpuledger_collector.services.budget_status import standings
@@ -22,6 +23,7 @@ from gpuledger_collector.services.findings import (
     list_idle_holders,
 )
 from gpuledger_collector.services.rated_period import read_rated_period
+from gpuledger_collector.services.spend_series import read_spend
 from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.billing import declarations, periods, reports
 from gpuledger_collector.storage.health import first_heard
@@ -44,6 +46,7 @@ class Overview:
     rated: RatedPeriod
     fleet: Fleet
     direct: Report
+    spend: SpendOverTime
     trend: Sequence[Period]
     costs_by_day: Mapping[str, Mapping[str, Mapping[int, int]]]
     has_inventory: bool
@@ -97,6 +100,7 @@ def read_overview(
         rated=rated,
         fleet=overview.fleet(connection, now_ms - SILENT_MS),
         direct=direct,
+        spend=read_spend(connection, period, "team", now_ms, owner),
         trend=calendar.days(trend),
         costs_by_day=costs_by_day,
         # Whoever sees one owner's part is told of no unallocated time at all.
