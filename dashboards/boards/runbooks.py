@@ -32,15 +32,15 @@ def content(page: str) -> tuple[str, str]:
 def list_alerts() -> str:
     """Every alert with the first sentence of its page, and a link that opens it alone.
 
-    The link has no slash before it: Grafana takes it from its own root, also below a path of a
-    proxy.
+    Grafana drops addresses that begin with neither a slash nor a scheme; a click below the path of a
+    proxy is its router's, which puts that path before the slash.
     """
     lines = ["| alert | what it means |", "|---|---|"]
     for page in PAGES:
         title, body = content(page)
         meaning = body.partition("## What it means")[2].partition("\n#")[0]
         first = re.split(r"(?<=[.])\s", " ".join(meaning.split()))[0]
-        lines.append(f"| [{title}]({address(page)}) | {first.replace('|', '/')} |")
+        lines.append(f"| [{title}](/{address(page)}) | {first.replace('|', '/')} |")
     return "\n".join(lines)
 
 

@@ -230,7 +230,7 @@ def test_the_list_of_alerts_opens_each_page():
     assert len(rows) == len(PAGES)
     for page, row in zip(PAGES, rows, strict=True):
         title, body = content(page)
-        assert row.startswith(f"| [{title}]({address(page)}) | ")
+        assert row.startswith(f"| [{title}](/{address(page)}) | ")
         sentence = row.split(" | ", 1)[1].removesuffix(" |")
         assert len(sentence) > 15
         assert sentence.endswith(".")
