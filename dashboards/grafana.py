@@ -439,7 +439,7 @@ def series(
         "axisSoftMin": 0,
     }
     options = {
-        "legend": legend(() if bars else calcs),
+        "legend": legend(() if bars else calcs, is_sorted=not order),
         # A stack is read from its top: the tooltip lists it as it is drawn.
         "tooltip": {"mode": "multi", "sort": "none" if order else "desc"},
     }
@@ -462,17 +462,19 @@ def series(
     )
 
 
-def legend(calcs: tuple[str, ...]) -> Json:
-    """Names below a chart: with numbers of each a table, the highest mean first."""
+def legend(calcs: tuple[str, ...], *, is_sorted: bool = True) -> Json:
+    """Names below a chart: with numbers of each a table, the highest mean first or in the order of
+    the series.
+    """
     if not calcs:
         return {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": True}
+    by_mean: Json = {"sortBy": "Mean", "sortDesc": True} if is_sorted else {}
     return {
         "calcs": list(calcs),
         "displayMode": "table",
         "placement": "bottom",
         "showLegend": True,
-        "sortBy": "Mean",
-        "sortDesc": True,
+        **by_mean,
     }
 
 
