@@ -401,6 +401,7 @@ def pool_facts(pool: PoolOutlook) -> dict[str, Any]:
             axis=True,
             days=days,
             limit=limit,
+            steps_named=plots.hours(pool.first_ms, len(pool.past) + len(pool.ahead)),
         ),
         "note": pool.note,
         "rows": [(hour + 1, *pool.ahead[hour]) for hour in range(2, len(pool.ahead), 3)],

@@ -7,13 +7,14 @@ a table as well. What is not known is a gap or a hatched bar, never a zero.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_common.escapes import escape_text
 from gpuledger_common.instants import to_datetime
 
@@ -21,6 +22,10 @@ HEADROOM = 1.08
 MAX_DATES = 6
 """Under an axis: what a phone has room for."""
 DATES_HEIGHT = 26
+
+
+Mark = tuple[float, float, str]
+"""A place of a plot, and what it says there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +39,24 @@ class Stack:
 
 
 def draw_plot(
-    width: int, height: int, title: str, description: str, body: Sequence[Markup], kind: str
+    width: int,
+    height: int,
+    title: str,
+    description: str,
+    body: Sequence[Markup],
+    kind: str,
+    marks: Sequence[Mark] = (),
 ) -> Markup:
-    """A plot of these parts, with its title and what it says in words."""
+    """A plot of these parts, with its title and what it says in words.
+
+    `marks` are what it answers to the pointer and the arrow keys, from left to right; where its
+    parts have titles it needs none (assets/charts.js).
+    """
     title, description = escape_text(title), escape_text(description)
+    points = json.dumps([(round(x, 1), round(y, 1), escape_text(text)) for x, y, text in marks])
     return Markup(
         '<svg class="plot {kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{title}:'
-        ' {description}" '
+        ' {description}"{marks} '
         'xmlns="http://www.w3.org/2000/svg"><title>{title}</title><desc>{description}</desc>{body}</svg>'
     ).format(
         kind=kind,
@@ -48,6 +64,7 @@ def draw_plot(
         height=height,
         title=title,
         description=description,
+        marks=Markup(' data-marks="{}"').format(points) if marks else "",
         body=Markup("").join(body),
     )
 
@@ -102,6 +119,12 @@ def dates(first_ms: int, step_ms: int, steps: int) -> list[tuple[int, str]]:
     every = max(1, math.ceil(len(starts) / MAX_DATES))
     days = ((at, to_datetime(first_ms + at * step_ms)) for at in starts[::every])
     return [(at, f"{day.day} {day:%b}") for at, day in days]
+
+
+def hours(first_ms: int, steps: int) -> list[str]:
+    """What each hour from an instant on is called: `25 Nov, 14:00`, in UTC."""
+    instants = (to_datetime(first_ms + at * HOUR_MS) for at in range(steps))
+    return [f"{at.day} {at:%b, %H:%M}" for at in instants]
 
 
 def draw_date(x: float, top: float, height: float, width: float, date: str) -> Markup:
@@ -170,12 +193,13 @@ def spark(
     axis: bool = False,
     days: Sequence[tuple[int, str]] = (),
     limit: tuple[float, str] | None = None,
+    steps_named: Sequence[str] = (),
 ) -> Markup:
     """A line of the past (None: a gap), then low, middle and high of what is to come as a band
     around a dashed line.
 
     `days`: dates to stand under an axis, by position (`dates`); `limit`: a level that is not
-    passed, and its name.
+    passed, and its name; `steps_named`: what each position is called where the plot is asked.
     """
     known = [value for value in values if value is not None]
     levels = [] if limit is None else [limit[0]]
@@ -226,7 +250,28 @@ def spark(
     if limit is not None:
         y = point_at(0, limit[0])[1]
         body += [draw_line("limit", left, y, width, y), label(left + 4, y - 5, limit[1])]
-    return draw_plot(width, height, title, description, body, "chart" if axis else "spark")
+    marks = _marks(values, band, steps_named, point_at)
+    return draw_plot(width, height, title, description, body, "chart" if axis else "spark", marks)
+
+
+def _marks(
+    values: Sequence[float | None],
+    band: Sequence[tuple[float, float, float]],
+    steps_named: Sequence[str],
+    point_at: Callable[[float, float], tuple[float, float]],
+) -> list[Mark]:
+    """What each named step says: its value, or the range and the middle of what is to come."""
+    marks = []
+    for index, name in enumerate(steps_named):
+        if index >= len(values):
+            low, middle, high = band[index - len(values)]
+            text = f"{low:,.1f} to {high:,.1f}, likely {middle:,.1f}"
+            marks.append((*point_at(index, middle), f"{name}: {text}"))
+        elif (value := values[index]) is None:
+            marks.append((*point_at(index, 0), f"{name}: not known"))
+        else:
+            marks.append((*point_at(index, value), f"{name}: {value:,.1f}"))
+    return marks
 
 
 def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:

@@ -1,0 +1,101 @@
+"""With scripts, charts answer to the arrow keys and a form swaps its list; the policy lets both run."""
+
+import time
+
+import pytest
+
+from fakes.browser import CHROMIUM, browsing
+from fakes.engines import lacking
+from fakes.postgres import fresh_database
+from fakes.two_teams import FOREIGN, MONTH, OWN, idle_job, two_teams
+from gpuledger_collector.export import plots
+
+pytestmark = pytest.mark.slow
+TIP = "document.querySelector('.tip')"
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        lacking("no Chromium to look with: apt-get install chromium")
+    with browsing() as tab:
+        yield tab
+
+
+@pytest.fixture(scope="module")
+def address(postgres, tmp_path_factory, browser):
+    with (
+        fresh_database(postgres) as dsn,
+        two_teams(dsn, tmp_path_factory.mktemp("declared")) as (collector, secrets),
+    ):
+        for team in (OWN, FOREIGN):
+            idle_job(dsn, team)
+        browser.look(1280)
+        browser.sign_in(secrets["finance"])
+        yield f"http://127.0.0.1:{collector.port}"
+
+
+def become(browser, expression):
+    """Wait until an expression of the page is true."""
+    end = time.monotonic() + PATIENCE_S
+    while not browser.evaluate(f"Boolean({expression})"):
+        assert time.monotonic() < end, expression
+        time.sleep(0.05)
+
+
+def press(browser, key):
+    browser.evaluate(
+        f"document.activeElement.dispatchEvent(new KeyboardEvent('keydown',"
+        f" {{key: '{key}', bubbles: true}}))"
+    )
+
+
+def test_a_chart_answers_to_the_arrow_keys(browser, address):
+    """Each step says its hour and its value; Escape ends it."""
+    become_ready = "document.querySelector('svg.plot[data-marks]')"
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        browser.open(f"{address}/demand?reload=off")
+        if browser.evaluate(f"Boolean({become_ready})"):
+            break
+        assert time.monotonic() < end, "no forecast was made"
+        time.sleep(0.5)
+    browser.evaluate(f"{become_ready}.focus()")
+    press(browser, "Home")
+    first = browser.evaluate(f"{TIP}.textContent")
+    assert ", " in first
+    assert ": " in first
+    press(browser, "ArrowRight")
+    assert browser.evaluate(f"{TIP}.textContent") != first
+    press(browser, "End")
+    assert "likely" in browser.evaluate(f"{TIP}.textContent")
+    press(browser, "Escape")
+    assert browser.evaluate(f"{TIP}.hidden")
+
+
+def test_a_form_swaps_its_list(browser, address):
+    """The list and the address change, empty fields are not in it, and the page is not loaded anew."""
+    browser.open(f"{address}/jobs?period={MONTH}")
+    browser.evaluate("window.stayed = true")
+    browser.evaluate(
+        "(() => { const field = document.querySelector('input[type=search]');"
+        f" field.value = '{OWN}-job'; field.dispatchEvent(new Event('input', {{bubbles: true}})) }})()"
+    )
+    become(browser, "location.search.includes('q=')")
+    become(browser, f"!document.querySelector('#main').textContent.includes('{FOREIGN}-job')")
+    assert browser.evaluate("window.stayed")
+    assert browser.evaluate("location.search") == f"?period={MONTH}&q={OWN}-job&sort=cost"
+    assert f"q={OWN}-job" in browser.evaluate(
+        "document.querySelector('#choices a[href*=csv]').getAttribute('href')"
+    )
+
+
+def test_marks_say_what_a_plot_shows():
+    """Values, gaps and what is to come, each with the name of its step, escaped."""
+    plot = plots.spark(
+        [1.0, None], "t", "d", [(1.0, 2.0, 3.0)], steps_named=["<a>", "b", "c"], axis=True
+    )
+    assert "&lt;a&gt;: 1.0" in plot
+    assert "b: not known" in plot
+    assert "c: 1.0 to 3.0, likely 2.0" in plot
