@@ -182,9 +182,12 @@ class Site:
 
     @property
     def bill_path(self) -> str:
-        """The statements of the month, or the statement of the owner that is shown."""
+        """The statements of the month, or the statement of the owner that is shown.
+
+        A viewer of a team is refused the statement of a project, which others may share.
+        """
         (level, owner), *_ = *self.filters.owner.items(), ("team", "")
-        if owner and self.month:
+        if owner and self.month and (self.sees_fleet or level == "team"):
             return statement_path(level, owner, self.month)
         return month_path(level, self.month) if self.month else "/statements"
 
