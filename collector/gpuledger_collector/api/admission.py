@@ -193,6 +193,7 @@ PAGES = tuple(
         "/jobs/{job:name}": "a job",
         "/demand": f"weeks of all pools, once an hour; {MOST_POOLS} are forecast",
         "/trust": f"the period asked for, by default a month, {LINES}",
+        "/fleet": "an hour of every accelerator",
         "/pools/{pool:name}": "weeks of one pool",
     }.items()
 )

@@ -24,6 +24,7 @@ from gpuledger_collector.api import (
     capacity,
     disputes,
     findings,
+    fleet_map_page,
     fleet_pages,
     handbook,
     ledger,
@@ -108,6 +109,7 @@ def create(
         list_pages,
         pool_page,
         spend_page,
+        fleet_map_page,
     ):
         app.include_router(module.router(context))
     outlook = HourlyCache(lambda: forecast_outlook(context.database, context.now_ms))

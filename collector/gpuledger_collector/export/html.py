@@ -23,6 +23,7 @@ from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.export.assets import CHARTS, HTMX, ICON, address_of_asset
 from gpuledger_collector.export.site import (
     address,
+    gpu_path,
     job_path,
     owner_filter,
     pool_path,
@@ -105,6 +106,7 @@ def environment() -> Environment:
         "SCRIPTS": (HTMX, CHARTS),
         "ICON": ICON,
         "HTMX_CONFIG": HTMX_CONFIG,
+        "gpu_path": gpu_path,
         "job_path": job_path,
         "owner_filter": owner_filter,
         "pool_path": pool_path,

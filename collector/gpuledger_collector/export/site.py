@@ -19,6 +19,7 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 
 DOTS = {".", ".."}
 """Names that no path can hold, for a browser takes them for steps through a folder."""
+FLEET = "/fleet"
 JOBS, IDLE, ANOMALIES, DEMAND, TRUST = "/jobs", "/idle", "/anomalies", "/demand", "/trust"
 FLEET, SPEND, DOCS = "/fleet", "/spend", "/docs"
 RELOAD_SECONDS = 15
@@ -66,6 +67,13 @@ def month_path(level: str, month: str) -> str:
 def pool_path(pool: str) -> str:
     """Where the collector serves a pool's page."""
     return address("/pools/", {"name": pool}) if pool in DOTS else f"/pools/{quote(pool, safe='')}"
+
+
+def gpu_path(uuid: str) -> str:
+    """Where the collector serves the receipt of a GPU's time."""
+    if uuid in DOTS:
+        return address(f"{FLEET}/gpu/", {"uuid": uuid})
+    return f"{FLEET}/gpu/{quote(uuid, safe='')}"
 
 
 def job_path(name: str, narrowed: Mapping[str, str] | None = None) -> str:

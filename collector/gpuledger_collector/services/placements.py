@@ -95,13 +95,15 @@ def with_stranded(
         # An instance of a board; a device has its own UUID in both.
         if row.device and row.uuid != row.device:
             boards[row.device][row.accelerator_id] = row.uuid
-    devices = {row.accelerator_id: row.device for row in rows}
+    # The device itself is a part of its board, too; a dict keeps each part once, in order.
+    parts: dict[str, dict[int, None]] = defaultdict(dict)
+    for row in rows:
+        parts[row.device][row.accelerator_id] = None
     all_placements = {number: list(on_board) for number, on_board in placements.items()}
     for device, uuids in boards.items():
-        parts = [number for number, of_device in devices.items() if of_device == device]
         on_board = [
             (uuids.get(number), replace(placement, period=part))
-            for number in parts
+            for number in parts[device]
             for placement in placements.get(number, ())
             if (part := placement.period.clip(within)) is not None
         ]

@@ -18,6 +18,7 @@ from fakes.postgres import fresh_database
 from fakes.two_teams import day, two_teams
 from gpuledger_collector.accounting.attribution import fnmatchcase
 from gpuledger_collector.api import (
+    fleet_map_page,
     fleet_pages,
     handbook,
     list_pages,
@@ -63,13 +64,23 @@ def test_markup_in_names_is_text_on_every_page(marked):
     names |= {"pool": f"{names['owner']}-pool", "job": f"{names['owner']}-1"}
     context, outlook = ReadContext(None, None, None), HourlyCache(Outlook)
     routers = [module.router(context, outlook) for module in (pages, fleet_pages)]
-    routers += [module.router(context) for module in (list_pages, pool_page, spend_page)]
+    routers += [
+        module.router(context) for module in (list_pages, pool_page, spend_page, fleet_map_page)
+    ]
     paths = [
         route.path for router in (*routers, handbook.router(dict, None)) for route in router.routes
     ]
-    assert {"/", "/docs", "/idle", "/anomalies", "/jobs", "/demand", "/spend", "/trust"} <= set(
-        paths
-    )
+    assert {
+        "/",
+        "/docs",
+        "/idle",
+        "/anomalies",
+        "/jobs",
+        "/demand",
+        "/spend",
+        "/fleet",
+        "/trust",
+    } <= set(paths)
     showing = 0
     for path in paths:
         asked = re.sub(r"{(\w+)(:\w+)?}", lambda found: names[found[1]], path)

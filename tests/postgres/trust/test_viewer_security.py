@@ -99,6 +99,8 @@ def addresses(fleet):
         f"/spend?period={MONTH}",
         f"/spend?period={MONTH}&by=state",
         "/spend?days=1&by=model",
+        "/fleet",
+        "/fleet?format=csv",
     ]
     return [
         *asked,

@@ -1,0 +1,175 @@
+"""GET /fleet: the fleet as a map, now or in an hour of the past.
+
+Every choice is part of the address. Without scripts there are links to the hours and days beside,
+and a form; with them a slider exchanges the picture.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fastapi import APIRouter, Response
+
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant, parse_instant
+from gpuledger_collector.api.context import ReadContext
+from gpuledger_collector.api.page_routes import PageRoute, View, csv_file, page, require_view
+from gpuledger_collector.export import fleet_map as pictures
+from gpuledger_collector.export import html
+from gpuledger_collector.export.fleet_map import MapAddress, hour_name
+from gpuledger_collector.export.site import FLEET
+from gpuledger_collector.insight.fleet_map import ColorBy, FleetMap, Grain
+from gpuledger_collector.services.fleet_map import MapQuestion, read_fleet_map
+
+WEEK_MS = 7 * DAY_MS
+LOCAL = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}")
+"""An instant as a form writes it: without a zone, which is UTC."""
+
+
+def router(context: ReadContext) -> APIRouter:
+    """The page."""
+    routes = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRoute)
+    wanted = require_view(context.keys, fleet=True)
+
+    @routes.get(FLEET)
+    def fleet(
+        at: str = "",
+        color: str = "",
+        by: str = "",
+        pool: str = "",
+        node: str | None = None,
+        view: View = wanted,
+    ) -> Response:
+        """The map in the hour of `at`, by default now."""
+        here = MapAddress(
+            _parse_hour(at), _parse_color(color), _parse_grain(by), pool or None, node or None
+        )
+        return fleet_page(context, here, view)
+
+    return routes
+
+
+def _parse_hour(text: str) -> int | None:
+    if not text:
+        return None
+    at_ms = parse_instant(f"{text}Z" if LOCAL.fullmatch(text) else text)
+    return at_ms - at_ms % HOUR_MS
+
+
+def _parse_color(text: str) -> ColorBy:
+    if text and text not in set(ColorBy):
+        raise ValueError(f"color: {text!r} is none of {', '.join(ColorBy)}")
+    return ColorBy(text or ColorBy.STATE)
+
+
+def _parse_grain(text: str) -> str:
+    if text and text not in set(Grain):
+        raise ValueError(f"by: {text!r} is none of {', '.join(Grain)}")
+    return text
+
+
+def fleet_page(context: ReadContext, here: MapAddress, view: View) -> Response:
+    """The map, or its accelerators as CSV. Raises Denied for a reader who sees one owner's part."""
+    view.reader.require_fleet()
+    now_ms = context.now_ms
+    asked = MapQuestion(
+        at_ms=here.at_ms,
+        color=here.color,
+        grain=Grain(here.by) if here.by else None,
+        pool=here.pool,
+        node=here.node,
+        with_holders=view.wants_csv,
+    )
+    with context.connection(view.reader) as connection:
+        fleet = read_fleet_map(connection, asked, now_ms)
+        site = view.site(
+            connection,
+            FLEET,
+            now_ms,
+            has_csv=True,
+            is_filtered=False,
+            periods=(),
+            extra=here.parameters,
+        )
+    if view.wants_csv:
+        name = "now" if here.at_ms is None else hour_name(here.at_ms)
+        rows = pictures.FLEET_MAP.csv_rows(pictures.map_rows(fleet))
+        return csv_file(rows, "fleet", name.replace(":", ""))
+    text = html.render(
+        "fleet.html",
+        site=site,
+        now=format_instant(now_ms - now_ms % 1000),
+        fleet=fleet,
+        here=here,
+        path=FLEET,
+        title="Now" if here.at_ms is None else pictures.hour_text(here.at_ms),
+        steps=_steps(here, now_ms),
+        slider=_slider(here, now_ms),
+        colors=list(ColorBy),
+        grains=list(Grain),
+        legend=pictures.legend(fleet),
+        troubles=pictures.trouble_rows(fleet, here),
+        first=None
+        if fleet.first_ms is None
+        else pictures.hour_text(fleet.first_ms - fleet.first_ms % HOUR_MS),
+        **_picture_facts(fleet, here),
+    )
+    return page(text, site=site)
+
+
+def _picture_facts(fleet: FleetMap, here: MapAddress) -> dict[str, object]:
+    """The picture and its table, by what is drawn."""
+    rows: list[pictures.GroupRow] = []
+    others: pictures.GroupRow | None = None
+    if fleet.grain is not Grain.GPU:
+        groups = fleet.nodes if fleet.grain is Grain.NODE else fleet.pools
+        rows, others = pictures.group_rows(fleet, groups, here)
+    return {
+        "nodes": pictures.node_pictures(fleet, here) if fleet.grain is Grain.GPU else [],
+        "blocks": pictures.block_pictures(fleet, here) if fleet.grain is Grain.NODE else [],
+        "pools": pictures.pool_pictures(fleet, here) if fleet.grain is Grain.POOL else [],
+        "rows": rows,
+        "others": others,
+        "columns": [column for column in pictures.FLEET_MAP.columns if column.in_table],
+        "map_rows": list(pictures.map_rows(fleet))[: pictures.MOST_ROWS]
+        if fleet.grain is Grain.GPU
+        else [],
+    }
+
+
+def _steps(here: MapAddress, now_ms: int) -> list[tuple[str, str]]:
+    """Links to the hours and days beside; none into the future."""
+    this_ms = now_ms - now_ms % HOUR_MS
+    at_ms = this_ms + HOUR_MS if here.at_ms is None else here.at_ms
+    wanted = [
+        ("a day before", at_ms - DAY_MS),
+        ("an hour before", at_ms - HOUR_MS),
+        ("an hour later", at_ms + HOUR_MS),
+        ("a day later", at_ms + DAY_MS),
+    ]
+    steps = [(name, here.with_changes(at=hour_name(ms))) for name, ms in wanted if ms <= this_ms]
+    return [*steps, *([] if here.at_ms is None else [("now", here.with_changes(at=""))])]
+
+
+def _slider(here: MapAddress, now_ms: int) -> dict[str, object]:
+    """The hours of a week, in unix seconds: the last one, or the one around an older hour."""
+    last_ms = now_ms - now_ms % HOUR_MS
+    at_ms = last_ms if here.at_ms is None else here.at_ms
+    if at_ms < last_ms - WEEK_MS:
+        last_ms = at_ms + WEEK_MS // 2
+    first_ms = last_ms - WEEK_MS + HOUR_MS
+    return {
+        "first_s": first_ms // 1000,
+        "last_s": last_ms // 1000,
+        "at_s": at_ms // 1000,
+        "step_s": HOUR_MS // 1000,
+        "first": _form_instant(first_ms),
+        "last": _form_instant(last_ms),
+        "at": "" if here.at_ms is None else _form_instant(here.at_ms),
+        "first_text": format_instant(first_ms)[:10],
+        "last_text": format_instant(last_ms)[:10],
+        "path": here.with_changes(at=""),
+    }
+
+
+def _form_instant(at_ms: int) -> str:
+    return format_instant(at_ms)[:16]

@@ -1,0 +1,448 @@
+"""The fleet as a map: what each accelerator did in an hour, or how it is now, and how many of them
+are drawn one by one.
+
+An accelerator's hour is divided into categories by what it is colored by: state, team, use or
+health. Law: whatever it is colored by, its categories add up to its time in the hour, and those of
+all accelerators to the capacity of the fleet. It takes the color of the category that had most of
+the hour; what nobody observed is a category of its own, and never counts as something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
+from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.quantity import gpu_ns
+from gpuledger_collector.accounting.usage import STRANDED, UNALLOCATED, UNAVAILABLE, UNOBSERVED
+
+BUSY, IDLE, ACTIVITY_UNKNOWN = "busy", "idle", "activity unknown"
+FAILED, DEGRADED, OK, UNKNOWN = "failed", "degraded", "ok", "unknown"
+NOT_RATED = "(not rated yet)"
+"""Held time of which the ledger does not say yet who pays."""
+FRESH_MS = 15 * 60_000
+"""Time for which a reading is taken for now."""
+IDLE_BELOW = 0.01
+"""Activity under which the latest reading shows none."""
+STATES = (
+    FAILED,
+    DEGRADED,
+    UNAVAILABLE,
+    UNOBSERVED,
+    IDLE,
+    ACTIVITY_UNKNOWN,
+    BUSY,
+    STRANDED,
+    UNALLOCATED,
+)
+"""States, what needs most attention first: the order of the boards' matrix."""
+HEALTHS = (FAILED, DEGRADED, UNAVAILABLE, UNOBSERVED, UNKNOWN, OK)
+USES = ("unused", "up to 25 %", "up to 50 %", "up to 75 %", "more than 75 %")
+"""Bands of the busy part of held time."""
+OTHER_TEAMS = "(other teams)"
+MOST_TEAMS = 8
+"""Teams with a color of their own: as many as boards have."""
+MOST_DEVICES = 400
+"""Devices that are drawn one by one, with their numbers."""
+MOST_NODES = 4_000
+"""Nodes that are drawn one by one, each with its devices."""
+
+
+class ColorBy(StrEnum):
+    """What an accelerator is colored by."""
+
+    STATE = "state"
+    OWNER = "owner"
+    USE = "use"
+    HEALTH = "health"
+
+
+class Grain(StrEnum):
+    """What is drawn as a unit of its own."""
+
+    GPU = "gpu"
+    NODE = "node"
+    POOL = "pool"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who held an accelerator for a part of the hour; `team` None: not rated yet."""
+
+    team: str | None
+    workload: str
+    name: str
+    held_ms: int
+
+    @property
+    def paying_team(self) -> str:
+        """The team as pages call it."""
+        return NOT_RATED if self.team is None else self.team or UNATTRIBUTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappedAccelerator:
+    """One accelerator in an hour, or now; or what the slices of a board leave of it.
+
+    `states` are milliseconds by state. Now has no length: the one present state has an hour.
+    `use_permille` is the busy part of the time whose activity is known; None where none is.
+    `health` is that of now; UNKNOWN in an hour that is over.
+    """
+
+    node: str
+    pool: str
+    device: str
+    uuid: str
+    model: str
+    gpu_index: int | None
+    mig_instance: str | None
+    gpu_micro: int
+    states: Mapping[str, int]
+    use_permille: int | None
+    health: str = UNKNOWN
+    cause: str = ""
+    is_silent: bool = False
+    is_now: bool = False
+    is_rest: bool = False
+    """The part of a board that lies in no slice: no accelerator, but capacity."""
+    holders: tuple[Holder, ...] = ()
+
+    @property
+    def present_ms(self) -> int:
+        """Its time in the hour."""
+        return sum(self.states.values())
+
+    @property
+    def held_ms(self) -> int:
+        """What of it was held."""
+        return sum(self.states.get(state, 0) for state in (BUSY, IDLE, ACTIVITY_UNKNOWN))
+
+    @property
+    def prevailing_state(self) -> str:
+        """The state that had most of the hour."""
+        return prevailing(self.states, STATES)
+
+    @property
+    def main_holder(self) -> Holder | None:
+        """Who held it longest."""
+        return max(self.holders, key=lambda holder: holder.held_ms, default=None)
+
+    @property
+    def trouble(self) -> str:
+        """What a person should look at, in a word; empty where nothing is wrong."""
+        if self.is_rest:
+            return ""
+        if self.is_silent:
+            return "silent node"
+        if self.is_now and self.health in {FAILED, DEGRADED}:
+            return self.health
+        state = self.prevailing_state
+        return state if state in {UNAVAILABLE, UNOBSERVED, FAILED, DEGRADED} else ""
+
+    @property
+    def is_idle_held(self) -> bool:
+        """Whether it was held and idle for most of the hour."""
+        return not self.is_rest and self.prevailing_state == IDLE
+
+    def categories(self, color: ColorBy) -> Mapping[str, int]:
+        """Its time by what it is colored by, in milliseconds; zeros are left out."""
+        if color is ColorBy.STATE:
+            return self.states
+        if color is ColorBy.HEALTH:
+            return self._by_health()
+        others = {
+            state: ms
+            for state, ms in self.states.items()
+            if state not in {BUSY, IDLE, ACTIVITY_UNKNOWN}
+        }
+        return {**others, **(self._by_team() if color is ColorBy.OWNER else self._by_use())}
+
+    def _by_health(self) -> Mapping[str, int]:
+        if self.is_rest:
+            return self.states
+        if self.is_now:
+            is_heard = self.health in {FAILED, DEGRADED} or UNOBSERVED not in self.states
+            # What it was when its node fell silent is not known of now.
+            is_known = is_heard and not self.is_silent
+            return {self.health if is_known else UNOBSERVED: self.present_ms}
+        apart = {
+            state: ms for state, ms in self.states.items() if state in {UNAVAILABLE, UNOBSERVED}
+        }
+        rest = self.present_ms - sum(apart.values())
+        # What the driver said of an hour that is over is not kept; that it worked is no proof.
+        return {**apart, UNKNOWN: rest} if rest else apart
+
+    def _by_team(self) -> Mapping[str, int]:
+        sums: Counter[str] = Counter()
+        for holder in self.holders:
+            sums[holder.paying_team] += holder.held_ms
+        missing = self.held_ms - sums.total()
+        if missing > 0:
+            sums[NOT_RATED] += missing
+        return sums
+
+    def _by_use(self) -> Mapping[str, int]:
+        held = self.held_ms
+        if not held:
+            return {}
+        return {
+            ACTIVITY_UNKNOWN if self.use_permille is None else use_band(self.use_permille): held
+        }
+
+
+def use_band(permille: int) -> str:
+    """The band of a busy part."""
+    return USES[0] if permille < 10 else USES[1 + min(3, max(0, permille - 1) // 250)]
+
+
+def prevailing(categories: Mapping[str, int], order: Sequence[str]) -> str:
+    """The category with most time; of equals the one that stands first in an order, then by name."""
+    places = {name: at for at, name in enumerate(order)}
+    return min(
+        categories, key=lambda name: (-categories[name], places.get(name, len(places)), name)
+    )
+
+
+def state_now(
+    health: str, state: str | None, read_ms: int | None, activity: float | None, now_ms: int
+) -> str:
+    """The state of an accelerator by its latest reading, as in the boards' matrix."""
+    if health in {FAILED, DEGRADED}:
+        return health
+    if read_ms is None or state is None or read_ms <= now_ms - FRESH_MS:
+        return UNOBSERVED
+    if state != "held":
+        return state
+    if activity is None:
+        return ACTIVITY_UNKNOWN
+    return IDLE if activity < IDLE_BELOW else BUSY
+
+
+def hour_states(
+    present_ms: int, busy_ms: int, idle_ms: int, unknown_ms: int, unallocated_ms: int, away_ms: int
+) -> dict[str, int]:
+    """States of an hour that add up to it: what no evidence speaks of is unobserved; zeros are left
+    out.
+
+    Evidence beyond the capacity was held all the same, as in rating.
+    """
+    states = {
+        UNAVAILABLE: away_ms,
+        IDLE: idle_ms,
+        ACTIVITY_UNKNOWN: unknown_ms,
+        BUSY: busy_ms,
+        UNALLOCATED: unallocated_ms,
+    }
+    states[UNOBSERVED] = max(0, present_ms - sum(states.values()))
+    return {state: ms for state, ms in states.items() if ms}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A category: for how many accelerators it prevails, and its time in GPU-nanoseconds."""
+
+    name: str
+    accelerators: int
+    gpu_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class MapGroup:
+    """A node or a pool with what its accelerators did."""
+
+    name: str
+    pool: str
+    state: str
+    """Of a node: how it is now; empty for an hour that is over, and for a pool."""
+    accelerators: int
+    gpu_ns: int
+    shares: tuple[Share, ...]
+    troubled: int
+    """Accelerators that a person should look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeName:
+    """A node of the map: its pool, its name, and how it is now."""
+
+    pool: str
+    name: str
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetMap:
+    """The fleet in an hour (None: now), colored by something, in the order of pool, node and index.
+
+    `grain` is the finest one that can be drawn, or the coarser one that was asked for.
+    """
+
+    hour: Period | None
+    until_ms: int
+    """Up to when the hour is rated, or else has passed."""
+    is_rated: bool
+    holds: bool | None
+    """Whether the proof of the hour's day holds; None: its day is not rated."""
+    color: ColorBy
+    grain: Grain
+    finest: Grain
+    items: Sequence[MappedAccelerator]
+    teams: Mapping[str, int] = field(default_factory=dict)
+    """Number of the color of each team of the ledger, as on boards."""
+    node_states: Mapping[str, str] = field(default_factory=dict)
+    has_imports: bool = False
+    """Whether usage is known that was imported as counts, which has no accelerators; asked of a map
+    without any.
+    """
+    first_ms: int | None = None
+    """When the first accelerator came; asked of a map without any."""
+
+    @cached_property
+    def colored_teams(self) -> Mapping[str, int]:
+        """The teams with a color of their own here: of those that share one, the largest."""
+        if self.color is not ColorBy.OWNER:
+            return {}
+        sums: Counter[str] = Counter()
+        for item in self.items:
+            for name, ms in item.categories(self.color).items():
+                if name in self.teams:
+                    sums[name] += gpu_ns(item.gpu_micro, ms)
+        colored: dict[int, str] = {}
+        for name in sorted(sums, key=lambda name: (-sums[name], name)):
+            colored.setdefault(self.teams[name] % MOST_TEAMS, name)
+        return {name: number for number, name in colored.items()}
+
+    def categories(self, item: MappedAccelerator) -> Mapping[str, int]:
+        """An item's time by what is colored; teams without a color are one."""
+        categories = item.categories(self.color)
+        if self.color is not ColorBy.OWNER:
+            return categories
+        sums: Counter[str] = Counter()
+        for name, ms in categories.items():
+            is_other = name in self.teams and name not in self.colored_teams
+            sums[OTHER_TEAMS if is_other else name] += ms
+        return sums
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """Categories in the order of the legend."""
+        if self.color is ColorBy.STATE:
+            return STATES
+        if self.color is ColorBy.HEALTH:
+            return (*HEALTHS, STRANDED)
+        apart = (UNAVAILABLE, UNOBSERVED, STRANDED, UNALLOCATED)
+        if self.color is ColorBy.USE:
+            return (*USES, ACTIVITY_UNKNOWN, *apart)
+        return (*self.colored_teams, OTHER_TEAMS, NOT_RATED, *apart)
+
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
+        """The legend: categories that occur; they add up to the accelerators and to the capacity."""
+        return self.share_out(self.items)
+
+    def share_out(self, items: Iterable[MappedAccelerator]) -> tuple[Share, ...]:
+        """The categories of these items, in the order of the legend."""
+        counts: Counter[str] = Counter()
+        times: Counter[str] = Counter()
+        for item in items:
+            categories = self.categories(item)
+            counts[prevailing(categories, self.order)] += not item.is_rest
+            for name, ms in categories.items():
+                times[name] += gpu_ns(item.gpu_micro, ms)
+        return tuple(
+            Share(name, counts[name], times[name])
+            for name in self.order
+            if counts[name] or times[name]
+        )
+
+    @property
+    def accelerators(self) -> int:
+        """How many accelerators are on the map."""
+        return sum(share.accelerators for share in self.shares)
+
+    @property
+    def capacity_ns(self) -> int:
+        """All of their time."""
+        return sum(share.gpu_ns for share in self.shares)
+
+    @cached_property
+    def by_node(self) -> Mapping[NodeName, Sequence[MappedAccelerator]]:
+        """The items of each node, in order."""
+        nodes: dict[tuple[str, str], list[MappedAccelerator]] = {}
+        for item in self.items:
+            nodes.setdefault((item.pool, item.node), []).append(item)
+        return {
+            NodeName(pool, node, self.node_states.get(node, "")): items
+            for (pool, node), items in nodes.items()
+        }
+
+    @cached_property
+    def nodes(self) -> Sequence[MapGroup]:
+        """Each node of the map."""
+        return [
+            self._group(node.name, node.pool, node.state, items)
+            for node, items in self.by_node.items()
+        ]
+
+    @cached_property
+    def pools(self) -> Sequence[MapGroup]:
+        """Each pool of the map."""
+        pools: dict[str, list[MappedAccelerator]] = {}
+        for item in self.items:
+            pools.setdefault(item.pool, []).append(item)
+        return [self._group(pool, pool, "", items) for pool, items in pools.items()]
+
+    def _group(
+        self, name: str, pool: str, state: str, items: Sequence[MappedAccelerator]
+    ) -> MapGroup:
+        shares = self.share_out(items)
+        return MapGroup(
+            name,
+            pool,
+            state,
+            sum(share.accelerators for share in shares),
+            sum(share.gpu_ns for share in shares),
+            shares,
+            sum(bool(item.trouble) for item in items),
+        )
+
+    @cached_property
+    def troubles(self) -> Mapping[str, Sequence[MappedAccelerator]]:
+        """Accelerators that a person should look at, by what is wrong."""
+        troubles: dict[str, list[MappedAccelerator]] = {}
+        for item in self.items:
+            if item.trouble:
+                troubles.setdefault(item.trouble, []).append(item)
+        idle = [item for item in self.items if item.is_idle_held]
+        order = ("silent node", *STATES)
+        found = {name: troubles[name] for name in order if name in troubles}
+        return {**found, "idle while held": idle} if idle else found
+
+
+def finest_grain(items: Sequence[MappedAccelerator]) -> Grain:
+    """The finest unit of which few enough are there to be told apart."""
+    if len({item.device for item in items}) <= MOST_DEVICES:
+        return Grain.GPU
+    return Grain.NODE if len({item.node for item in items}) <= MOST_NODES else Grain.POOL
+
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+def natural_order(name: str) -> tuple[tuple[int, str], ...]:
+    """Order of names in which node-9 comes before node-10."""
+    return tuple(
+        (int(part), "") if part.isdigit() and part.isascii() else (-1, part)
+        for part in _DIGITS.split(name)
+        if part
+    )
+
+
+def now_states(state: str) -> dict[str, int]:
+    """The one present state: now has no length, so it has an hour."""
+    return {state: HOUR_MS}

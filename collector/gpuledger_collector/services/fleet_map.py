@@ -1,0 +1,303 @@
+"""The map of the fleet: what every accelerator did in an hour of the ledger, or how it is now.
+
+An hour is read from the hourly ledger, and its remainder is unobserved, as in rating; so the hours
+of a day add up to what the day's proof says. Now is the latest reading, as on boards, and the state
+of a node that of `gpuledger nodes`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
+from gpuledger_collector.accounting.ledger_rows import CapacityRow
+from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, join_periods
+from gpuledger_collector.accounting.usage import STRANDED
+from gpuledger_collector.insight.fleet_map import (
+    UNKNOWN,
+    ColorBy,
+    FleetMap,
+    Grain,
+    Holder,
+    MappedAccelerator,
+    finest_grain,
+    hour_states,
+    natural_order,
+    now_states,
+    state_now,
+)
+from gpuledger_collector.services.placements import FAR_MS, placements_of, with_stranded
+from gpuledger_collector.storage.billing import fleet_hours, reports
+from gpuledger_collector.storage.billing.fleet_hours import (
+    HolderRow,
+    LatestReading,
+    PlacedAccelerator,
+    UsedHour,
+)
+from gpuledger_collector.storage.ledger import retirements, zones
+from gpuledger_collector.storage.locks import Connection
+
+Placed = TypeVar("Placed", bound=PlacedAccelerator)
+GRAINS = tuple(Grain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapQuestion:
+    """What is asked of the map.
+
+    `at_ms` lies in the hour; None: now. `grain` None: the finest that can be drawn. `pool` and
+    `node` narrow it. `with_holders` asks who held each accelerator, whatever it is colored by.
+    """
+
+    at_ms: int | None = None
+    color: ColorBy = ColorBy.STATE
+    grain: Grain | None = None
+    pool: str | None = None
+    node: str | None = None
+    with_holders: bool = False
+
+
+def read_fleet_map(connection: Connection, asked: MapQuestion, now_ms: int) -> FleetMap:
+    """Read the map, for a reader of the entire fleet. Raises ValueError for an hour to come."""
+    if asked.at_ms is not None and asked.at_ms > now_ms:
+        raise ValueError("at: the hour lies ahead, and nothing is known of it yet")
+    calendar = zones.calendar(connection)
+    return (
+        _read_now(connection, asked, calendar, now_ms)
+        if asked.at_ms is None
+        else _read_hour(connection, asked, calendar, asked.at_ms, now_ms)
+    )
+
+
+def _read_hour(
+    connection: Connection, asked: MapQuestion, calendar: Calendar, at_ms: int, now_ms: int
+) -> FleetMap:
+    start_ms = at_ms - at_ms % HOUR_MS
+    hour = Period(start_ms, start_ms + HOUR_MS)
+    days = calendar.days(hour)
+    whole_days = [calendar.day_of(day.start_ms) for day in days]
+    checks = [check for day in whole_days for check in reports.conservation_checks(connection, day)]
+    is_rated = len(checks) == len(days) and checks[-1].until_ms > start_ms
+    until_ms = min(hour.end_ms, checks[-1].until_ms if is_rated else now_ms)
+    rows = fleet_hours.used_hours(connection, hour, asked.pool, asked.node)
+    with_holders = asked.with_holders or asked.color is ColorBy.OWNER
+    day_starts = [day.start_ms for day in whole_days]
+    holders = (
+        _by_accelerator(fleet_hours.hour_holders(connection, hour, day_starts))
+        if with_holders
+        else {}
+    )
+    counted = Period(start_ms, max(start_ms, until_ms))
+    items = [
+        _hour_of(own_rows, counted, holders.get(own_rows[-1].accelerator_id, ()))
+        for own_rows in _rows_by_accelerator(rows)
+    ]
+    items = [item for item in items if item.states]
+    items += _stranded(rows, counted)
+    return _map_of(
+        connection,
+        asked,
+        items,
+        hour=hour,
+        until_ms=until_ms,
+        is_rated=is_rated,
+        holds=all(check.holds for check in checks) if is_rated else None,
+    )
+
+
+def _hour_of(
+    rows: Sequence[UsedHour], counted: Period, holders: Iterable[HolderRow]
+) -> MappedAccelerator:
+    """One accelerator's hour; one that moved stands where it was last."""
+    row = rows[-1]
+    periods = [Period(own.in_ms, FAR_MS if own.out_ms is None else own.out_ms) for own in rows]
+    there = (period.clip(counted) for period in join_periods(periods))
+    busy_ms, idle_ms = row.busy_ms or 0, row.idle_ms or 0
+    states = hour_states(
+        sum(part.ms for part in there if part is not None),
+        busy_ms,
+        idle_ms,
+        row.unknown_ms or 0,
+        row.unallocated_ms or 0,
+        row.unavailable_ms or 0,
+    )
+    known_ms = busy_ms + idle_ms
+    return _item(row, states, busy_ms * 1000 // known_ms if known_ms else None, holders)
+
+
+def _read_now(
+    connection: Connection, asked: MapQuestion, calendar: Calendar, now_ms: int
+) -> FleetMap:
+    rows = fleet_hours.latest_readings(connection, asked.pool, asked.node)
+    with_holders = asked.with_holders or asked.color is ColorBy.OWNER
+    day = calendar.day_of(now_ms).start_ms
+    holders = (
+        _by_accelerator(fleet_hours.present_holders(connection, [day])) if with_holders else {}
+    )
+    node_states = {node.name: node.state(now_ms) for node in retirements.nodes(connection)}
+    items = [
+        _latest_of(
+            own_rows[-1],
+            now_ms,
+            holders.get(own_rows[-1].accelerator_id, ()),
+            is_silent=node_states.get(own_rows[-1].node) == "silent",
+        )
+        for own_rows in _rows_by_accelerator(rows)
+    ]
+    items += _stranded(rows, Period(now_ms, now_ms + HOUR_MS), is_now=True)
+    return _map_of(
+        connection, asked, items, until_ms=now_ms, is_rated=True, node_states=node_states
+    )
+
+
+def _latest_of(
+    row: LatestReading, now_ms: int, holders: Iterable[HolderRow], *, is_silent: bool
+) -> MappedAccelerator:
+    state = state_now(row.health, row.state, row.read_ms, row.activity, now_ms)
+    use = None if row.activity is None else round(1000 * row.activity)
+    return _item(row, now_states(state), use, holders, is_silent=is_silent, is_now=True)
+
+
+def _item(
+    row: PlacedAccelerator,
+    states: Mapping[str, int],
+    use_permille: int | None,
+    holders: Iterable[HolderRow] = (),
+    *,
+    is_silent: bool = False,
+    is_now: bool = False,
+) -> MappedAccelerator:
+    return MappedAccelerator(
+        node=row.node,
+        pool=row.pool,
+        device=row.device or row.uuid,
+        uuid=row.uuid,
+        model=row.model,
+        gpu_index=row.gpu_index,
+        mig_instance=row.mig_instance,
+        gpu_micro=row.gpu_micro,
+        states=states,
+        use_permille=use_permille,
+        is_silent=is_silent,
+        is_now=is_now,
+        holders=tuple(
+            Holder(holder.team, holder.workload, holder.name, holder.held_ms) for holder in holders
+        ),
+        health=row.health if is_now else UNKNOWN,
+        cause=row.cause if is_now else "",
+    )
+
+
+def _stranded(
+    rows: Sequence[PlacedAccelerator], counted: Period, *, is_now: bool = False
+) -> list[MappedAccelerator]:
+    """What the slices of divided boards leave of them, as rating finds it."""
+    divided = {row.device for row in rows if row.device and row.device != row.uuid}
+    parts = [row for row in rows if row.device in divided]
+    capacity = [
+        CapacityRow(
+            row.accelerator_id,
+            row.gpu_micro,
+            row.model,
+            row.pool,
+            row.node,
+            row.in_ms,
+            row.out_ms,
+            row.source,
+            row.uuid,
+            row.device,
+        )
+        for row in parts
+    ]
+    by_id = {row.accelerator_id: row for row in parts}
+    rests: list[MappedAccelerator] = []
+    for number, placements in with_stranded(placements_of(capacity), capacity, counted).items():
+        for placement in placements:
+            if placement.accelerator.stranded:
+                states = {STRANDED: HOUR_MS if is_now else placement.period.ms}
+                rest = _item(by_id[number], states, None, is_now=is_now)
+                rests.append(
+                    replace(
+                        rest,
+                        gpu_micro=placement.accelerator.gpu_micro,
+                        uuid="",
+                        mig_instance=None,
+                        is_rest=True,
+                    )
+                )
+    return rests
+
+
+def _rows_by_accelerator(rows: Iterable[Placed]) -> Iterable[Sequence[Placed]]:
+    by_id: dict[int, list[Placed]] = {}
+    for row in rows:
+        by_id.setdefault(row.accelerator_id, []).append(row)
+    for own_rows in by_id.values():
+        if len(own_rows) > 1:
+            own_rows.sort(key=lambda row: row.in_ms)
+    return by_id.values()
+
+
+def _by_accelerator(rows: Iterable[HolderRow]) -> Mapping[int, Sequence[HolderRow]]:
+    by_id: dict[int, list[HolderRow]] = defaultdict(list)
+    for row in rows:
+        by_id[row.accelerator_id].append(row)
+    return by_id
+
+
+def _map_of(
+    connection: Connection,
+    asked: MapQuestion,
+    items: Sequence[MappedAccelerator],
+    *,
+    until_ms: int,
+    is_rated: bool,
+    hour: Period | None = None,
+    holds: bool | None = None,
+    node_states: Mapping[str, str] | None = None,
+) -> FleetMap:
+    items = _ordered(
+        [
+            item
+            for item in items
+            if asked.pool in {None, item.pool} and asked.node in {None, item.node}
+        ]
+    )
+    finest = finest_grain(items)
+    grain = finest if asked.grain is None else max(finest, asked.grain, key=GRAINS.index)
+    teams = fleet_hours.team_colors(connection) if asked.color is ColorBy.OWNER else ()
+    return FleetMap(
+        hour=hour,
+        until_ms=until_ms,
+        is_rated=is_rated,
+        holds=holds,
+        color=asked.color,
+        grain=grain,
+        finest=finest,
+        items=items,
+        teams={row.team or UNATTRIBUTED: row.number for row in teams},
+        node_states=node_states or {},
+        has_imports=not items and fleet_hours.has_imported_usage(connection),
+        first_ms=None if items else fleet_hours.first_instant_ms(connection),
+    )
+
+
+def _ordered(items: Sequence[MappedAccelerator]) -> Sequence[MappedAccelerator]:
+    """By pool, node and board, as people count; the rest of a board comes after its slices."""
+    names = {name for item in items for name in (item.pool, item.node)}
+    orders = {name: natural_order(name) for name in names}
+    return sorted(
+        items,
+        key=lambda item: (
+            orders[item.pool],
+            orders[item.node],
+            item.gpu_index is None,
+            item.gpu_index or 0,
+            item.device,
+            item.is_rest,
+            item.uuid,
+        ),
+    )

@@ -1,0 +1,208 @@
+"""What the map of the fleet reads: accelerators that were there in an hour with their hourly usage,
+or that are there now with their latest reading; who held them; and the hours of one GPU.
+
+The hourly ledger is indexed by hour, so an hour costs as much whatever the length of the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_as, select_value
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedAccelerator:
+    """A row of capacity with its accelerator."""
+
+    accelerator_id: int
+    uuid: str
+    device: str
+    model: str
+    mig_instance: str | None
+    gpu_index: int | None
+    health: str
+    cause: str
+    gpu_micro: int
+    pool: str
+    node: str
+    in_ms: int
+    out_ms: int | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class UsedHour(PlacedAccelerator):
+    """And what the hourly ledger has of it in an hour; None: no evidence."""
+
+    busy_ms: int | None
+    idle_ms: int | None
+    unknown_ms: int | None
+    unallocated_ms: int | None
+    unavailable_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LatestReading(PlacedAccelerator):
+    """And its latest reading; None: there is none."""
+
+    read_ms: int | None
+    state: str | None
+    activity: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HolderRow:
+    """A workload that held an accelerator in an hour, or that holds it now."""
+
+    accelerator_id: int
+    workload: str
+    name: str
+    team: str | None
+    held_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TeamColor:
+    """A team (empty: unattributed), and its number among the teams of the ledger."""
+
+    team: str
+    number: int
+
+
+_PLACED = """c.accelerator_id, a.uuid, a.device_uuid AS device, coalesce(nullif(a.model, ''), c.gpu_model) AS model,
+    a.mig_instance, a.gpu_index, a.health, a.health_cause AS cause, c.gpu_micro, c.pool, coalesce(n.name, '') AS node,
+    c.in_ms, c.out_ms, c.source"""
+_THERE = """FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id"""
+_NARROWED = """(%(pool)s::text IS NULL AND %(node)s::text IS NULL OR a.device_uuid IN (
+    SELECT b.device_uuid FROM capacity d JOIN accelerator b ON b.id = d.accelerator_id
+        LEFT JOIN node m ON m.id = d.node_id
+    WHERE (%(pool)s::text IS NULL OR d.pool = %(pool)s) AND (%(node)s::text IS NULL OR coalesce(m.name, '') = %(node)s)
+))"""
+"""Whole boards of which something is in the pool or on the node: what slices leave of a board
+depends on all of them.
+"""
+_ORDER = "ORDER BY c.pool, node, a.gpu_index NULLS LAST, a.device_uuid, a.uuid, c.in_ms, c.id"
+
+
+def used_hours(
+    connection: Connection, hour: Period, pool: str | None = None, node: str | None = None
+) -> list[UsedHour]:
+    """Read the accelerators that were there in an hour, each with its sums; one that moved has a
+    row for each place, with the sums of all of them.
+    """
+    return select_as(
+        connection,
+        UsedHour,
+        f"""
+        WITH used AS MATERIALIZED (
+            SELECT accelerator_id,
+                (sum(busy_ms) FILTER (WHERE state = 'held'))::bigint AS busy_ms,
+                (sum(idle_ms) FILTER (WHERE state = 'held'))::bigint AS idle_ms,
+                (sum(held_ms - busy_ms - idle_ms) FILTER (WHERE state = 'held'))::bigint AS unknown_ms,
+                (sum(held_ms) FILTER (WHERE state = 'unallocated'))::bigint AS unallocated_ms,
+                (sum(held_ms) FILTER (WHERE state = 'unavailable'))::bigint AS unavailable_ms
+            FROM usage_hour WHERE hour_ms >= %(start)s AND hour_ms < %(end)s GROUP BY 1
+        )
+        SELECT {_PLACED}, u.busy_ms, u.idle_ms, u.unknown_ms, u.unallocated_ms, u.unavailable_ms
+        {_THERE} LEFT JOIN used u ON u.accelerator_id = c.accelerator_id
+        WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s) AND {_NARROWED} {_ORDER}
+        """,
+        {"start": hour.start_ms, "end": hour.end_ms, "pool": pool, "node": node},
+    )
+
+
+def latest_readings(
+    connection: Connection, pool: str | None = None, node: str | None = None
+) -> list[LatestReading]:
+    """Read the accelerators that are there now, each with its latest reading."""
+    return select_as(
+        connection,
+        LatestReading,
+        f"""
+        SELECT {_PLACED}, l.at_ms AS read_ms, l.state,
+            coalesce(l.gpu_sm_active_ratio, l.gpu_graphics_engine_active_ratio, l.gpu_utilization_ratio)::float8
+                AS activity
+        {_THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = c.accelerator_id
+        WHERE c.out_ms IS NULL AND {_NARROWED} {_ORDER}
+        """,
+        {"pool": pool, "node": node},
+    )
+
+
+_CHARGED = """charged AS MATERIALIZED (
+    SELECT DISTINCT ON (l.accelerator_id, l.workload_id) l.accelerator_id, l.workload_id,
+        coalesce(o.team, '') AS team
+    FROM (SELECT accelerator_id, workload_id, owner_id, start_ms FROM charge
+            WHERE day_ms = ANY(%(days)s) AND state = 'held' AND accelerator_id IS NOT NULL
+                AND workload_id IS NOT NULL AND start_ms < %(end)s AND end_ms > %(start)s
+        UNION ALL SELECT accelerator_id, workload_id, owner_id, start_ms FROM correction
+            WHERE day_ms = ANY(%(days)s) AND state = 'held' AND gpu_ns > 0 AND accelerator_id IS NOT NULL
+                AND workload_id IS NOT NULL AND start_ms < %(end)s AND end_ms > %(start)s) l
+        LEFT JOIN owner o ON o.id = l.owner_id
+    ORDER BY l.accelerator_id, l.workload_id, l.start_ms DESC
+)"""
+"""Who pays for the holders of an hour, by the charges of its day, newest first."""
+_NAMED = "coalesce(w.key, '') AS workload, coalesce(nullif(w.name, ''), w.external_id, '') AS name"
+
+
+def hour_holders(connection: Connection, hour: Period, days_ms: Sequence[int]) -> list[HolderRow]:
+    """Read who held accelerators in an hour of these days of the bill, longest first; a team of
+    None: not rated yet.
+    """
+    return select_as(
+        connection,
+        HolderRow,
+        f"""
+        WITH {_CHARGED}
+        SELECT u.accelerator_id, {_NAMED}, CASE WHEN u.workload_id IS NULL THEN '' ELSE t.team END AS team,
+            sum(u.held_ms)::bigint AS held_ms
+        FROM usage_hour u LEFT JOIN workload w ON w.id = u.workload_id
+            LEFT JOIN charged t ON t.accelerator_id = u.accelerator_id AND t.workload_id = u.workload_id
+        WHERE u.hour_ms >= %(start)s AND u.hour_ms < %(end)s AND u.state = 'held'
+        GROUP BY 1, w.id, u.workload_id, t.team ORDER BY 1, 5 DESC, 2
+        """,
+        {"start": hour.start_ms, "end": hour.end_ms, "days": list(days_ms)},
+    )
+
+
+def present_holders(connection: Connection, days_ms: Sequence[int]) -> list[HolderRow]:
+    """Read who holds accelerators by their latest readings, and who pays for them today."""
+    return select_as(
+        connection,
+        HolderRow,
+        f"""
+        WITH {_CHARGED}
+        SELECT l.accelerator_id, {_NAMED}, CASE WHEN l.workload_id IS NULL THEN '' ELSE t.team END AS team,
+            %(hour)s::bigint AS held_ms
+        FROM gpu_latest l LEFT JOIN workload w ON w.id = l.workload_id
+            LEFT JOIN charged t ON t.accelerator_id = l.accelerator_id AND t.workload_id = l.workload_id
+        WHERE l.state = 'held' ORDER BY 1
+        """,
+        {"start": 0, "end": 2**62, "days": list(days_ms), "hour": HOUR_MS},
+    )
+
+
+def team_colors(connection: Connection) -> list[TeamColor]:
+    """Number the teams of the ledger from 0, by when they came."""
+    return select_as(
+        connection,
+        TeamColor,
+        "SELECT team, row_number() OVER (ORDER BY first, coalesce(nullif(team, ''),"
+        " '(unattributed)')) - 1 AS number"
+        " FROM (SELECT team, min(id) AS first FROM owner GROUP BY 1) named",
+    )
+
+
+def first_instant_ms(connection: Connection) -> int | None:
+    """Read the first instant at which an accelerator was there."""
+    first_ms: int | None = select_value(connection, "SELECT min(in_ms) FROM capacity")
+    return first_ms
+
+
+def has_imported_usage(connection: Connection) -> bool:
+    """Whether there is usage that was imported as counts of GPUs."""
+    return bool(select_value(connection, "SELECT EXISTS (SELECT FROM imported_usage)"))
