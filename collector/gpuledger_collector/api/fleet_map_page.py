@@ -1,4 +1,5 @@
-"""GET /fleet: the fleet as a map, now or in an hour of the past.
+"""GET /fleet and /fleet/gpu: the fleet as a map, now or in an hour of the past, and the receipt of
+one GPU's time.
 
 Every choice is part of the address. Without scripts there are links to the hours and days beside,
 and a form; with them a slider exchanges the picture.
@@ -7,20 +8,40 @@ and a form; with them a slider exchanges the picture.
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant, parse_instant
-from gpuledger_collector.api.context import ReadContext
-from gpuledger_collector.api.page_routes import PageRoute, View, csv_file, page, require_view
+from gpuledger_collector.accounting.period import (
+    DAY_MS,
+    HOUR_MS,
+    Calendar,
+    Period,
+    format_instant,
+    parse_instant,
+)
+from gpuledger_collector.api.context import ReadContext, requested_days
+from gpuledger_collector.api.page_routes import (
+    NoPage,
+    PageRoute,
+    View,
+    csv_file,
+    page,
+    require_view,
+)
 from gpuledger_collector.export import fleet_map as pictures
+from gpuledger_collector.export import gpu_receipt as receipts
 from gpuledger_collector.export import html
 from gpuledger_collector.export.fleet_map import MapAddress, hour_name
-from gpuledger_collector.export.site import FLEET
+from gpuledger_collector.export.site import FLEET, Site, gpu_path
 from gpuledger_collector.insight.fleet_map import ColorBy, FleetMap, Grain
+from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.fleet_map import MapQuestion, read_fleet_map
+from gpuledger_collector.services.gpu_receipt import UnknownGpu, read_gpu_receipt
+from gpuledger_common.plurals import plural
 
 WEEK_MS = 7 * DAY_MS
+RECEIPT_DAYS = 7
 LOCAL = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}")
 """An instant as a form writes it: without a zone, which is UTC."""
 
@@ -45,7 +66,97 @@ def router(context: ReadContext) -> APIRouter:
         )
         return fleet_page(context, here, view)
 
+    @routes.get(f"{FLEET}/gpu/{{gpu:name}}")
+    def gpu(
+        gpu: str,
+        uuid: str = "",
+        start: Annotated[str, Query(alias="from")] = "",
+        end: Annotated[str, Query(alias="to")] = "",
+        view: View = wanted,
+    ) -> Response:
+        """The receipt of a GPU: of `period`, of the days from and to, or of the last seven days;
+        `uuid`: of one whose UUID cannot be part of a path.
+        """
+        return gpu_page(context, gpu or uuid, start, end, view)
+
     return routes
+
+
+def gpu_page(context: ReadContext, uuid: str, start: str, end: str, view: View) -> Response:
+    """The receipt, or its lines as CSV. Raises Denied for a reader who sees one owner's part."""
+    view.reader.require_fleet()
+    now_ms = context.now_ms
+    with context.connection(view.reader) as connection:
+        calendar = calendar_of(connection)
+        period = _receipt_days(calendar, start, end, view.filters.period, now_ms)
+        try:
+            receipt = read_gpu_receipt(connection, uuid, period)
+        except UnknownGpu as error:
+            raise NoPage(str(error)) from error
+        days = _dates_of(calendar, period)
+        path, _, is_dots = gpu_path(uuid).partition("?")
+        site = view.site(
+            connection,
+            path,
+            now_ms,
+            has_csv=True,
+            is_filtered=False,
+            periods=(),
+            extra={**days, **({"uuid": uuid} if is_dots else {})},
+        )
+    if view.wants_csv:
+        return csv_file(receipts.csv_rows(receipt), "gpu", days["from"])
+    text = html.render(
+        "gpu.html",
+        site=site,
+        now=format_instant(now_ms - now_ms % 1000),
+        receipt=receipt,
+        part=receipt.parts[0],
+        days=days,
+        steps=_receipt_steps(calendar, site, period, now_ms),
+        states=receipts.state_rows(receipt),
+        drawn=receipts.picture(receipt, calendar),
+        columns=[column for column in receipts.GPU_RECEIPT.columns if column.in_table],
+        fleet_path=FLEET,
+    )
+    return page(text, site=site)
+
+
+def _receipt_days(calendar: Calendar, start: str, end: str, name: str, now_ms: int) -> Period:
+    """The days that an address names; none: seven, today the last. Raises ValueError."""
+    if start or end or name:
+        return requested_days(calendar, start, end, name)
+    day = calendar.day_of(now_ms)
+    return Period(calendar.days_before(day.start_ms, RECEIPT_DAYS - 1), day.end_ms)
+
+
+def _dates_of(calendar: Calendar, period: Period) -> dict[str, str]:
+    return {
+        "from": calendar.date_of(period.start_ms).isoformat(),
+        "to": calendar.date_of(period.end_ms).isoformat(),
+    }
+
+
+def _receipt_steps(
+    calendar: Calendar, site: Site, period: Period, now_ms: int
+) -> list[tuple[str, str]]:
+    """Links to the days before and after, and to a day, a week and a month."""
+    today = calendar.day_of(now_ms)
+    count = len(calendar.days(period))
+    last = min(period.end_ms, today.end_ms)
+
+    def days(start_ms: int, end_ms: int) -> str:
+        return site.with_filters(**_dates_of(calendar, Period(start_ms, end_ms)))
+
+    before = Period(calendar.days_before(period.start_ms, count), period.start_ms)
+    steps = [(f"{plural(count, 'day')} before", days(before.start_ms, before.end_ms))]
+    if period.end_ms < today.end_ms:
+        after_ms = calendar.days_before(period.end_ms, -count)
+        steps.append((f"{plural(count, 'day')} later", days(period.end_ms, after_ms)))
+    for wanted, name in ((1, "one day"), (7, "7 days"), (30, "30 days")):
+        if wanted != count:
+            steps.append((name, days(calendar.days_before(last, wanted), last)))
+    return steps
 
 
 def _parse_hour(text: str) -> int | None:

@@ -146,7 +146,7 @@ def legend(fleet: FleetMap) -> list[LegendRow]:
     ]
 
 
-class _Ink:
+class Ink:
     """Rectangles by class, each class drawn as one path."""
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ def _node_picture(
     fleet: FleetMap, here: MapAddress, node: NodeName, items: Sequence[MappedAccelerator]
 ) -> NodePicture:
     boards = _boards(items)
-    ink, links = _Ink(), []
+    ink, links = Ink(), []
     for at, board in enumerate(boards):
         row, column = divmod(at, PER_ROW)
         x, y = column * (SIDE + GAP), row * (SIDE + LABEL + GAP)
@@ -203,7 +203,7 @@ def _node_picture(
             if item.trouble:
                 ink.add("m-trouble", x + left + 1, y + 1, max(width - 2, 1), SIDE - 2)
             if not item.is_rest:
-                links.append(_link(gpu_path(item.uuid), item_words(fleet, item), shape))
+                links.append(draw_link(gpu_path(item.uuid), item_words(fleet, item), shape))
         links.append(
             Markup('<text x="{}" y="{}" text-anchor="middle">{}</text>').format(
                 number(x + SIDE / 2), y + SIDE + LABEL - 2, escape_text(_board_name(board[0]))
@@ -214,13 +214,13 @@ def _node_picture(
     height = rows * (SIDE + LABEL + GAP) - GAP
     name = node.name or "no node"
     words = f"{name}: {shares_words(fleet, items)}"
-    picture = _group(width, height, words, (ink.paths(), *links), fixed=True)
+    picture = draw_group(width, height, words, (ink.paths(), *links), fixed=True)
     path = here.with_changes(node=node.name, pool=node.pool)
     return NodePicture(name, path, node.state, picture, words)
 
 
 def _stack(
-    fleet: FleetMap, ink: _Ink, item: MappedAccelerator, x: float, y: float, width: float
+    fleet: FleetMap, ink: Ink, item: MappedAccelerator, x: float, y: float, width: float
 ) -> None:
     """A strip of a board from the bottom up, by what it did; time in which it was not there is
     left blank.
@@ -257,7 +257,7 @@ def _board_name(item: MappedAccelerator) -> str:
     return "?" if item.gpu_index is None else str(item.gpu_index)
 
 
-def _link(path: str, words: str, shape: str, *, is_reached: bool = True) -> Markup:
+def draw_link(path: str, words: str, shape: str, *, is_reached: bool = True) -> Markup:
     """A link over a part of a picture; one of thousands is not reached by the tab key, and stands in
     the table or in the list of nodes.
     """
@@ -266,9 +266,10 @@ def _link(path: str, words: str, shape: str, *, is_reached: bool = True) -> Mark
     )
 
 
-def _group(
+def draw_group(
     width: float, height: float, words: str, body: Iterable[Markup], *, fixed: bool = False
 ) -> Markup:
+    """A picture whose parts are links, so that it is a group and no image; `fixed`: in pixels."""
     size = (
         Markup(' width="{}" height="{}"').format(number(width), number(height))
         if fixed
@@ -339,7 +340,7 @@ def _block(
     across: int,
 ) -> BlockPicture:
     width, height = across * SMALL_WIDTH, SMALL_ROWS * SMALL_HEIGHT
-    ink, links = _Ink(), []
+    ink, links = Ink(), []
     order = fleet.order
     for at, (node, items) in enumerate(nodes):
         row, column = divmod(at, BLOCK)
@@ -355,14 +356,14 @@ def _block(
         words = f"{node.name or 'no node'}: {shares_words(fleet, items)}"
         path = here.with_changes(node=node.name, pool=node.pool, by="")
         shape = f"M{x} {y}h{width}v{height}h-{width}z"
-        links.append(_link(path, words, shape, is_reached=False))
+        links.append(draw_link(path, words, shape, is_reached=False))
     rows = (len(nodes) + BLOCK - 1) // BLOCK
     first, last = nodes[0][0].name or "no node", nodes[-1][0].name or "no node"
     caption = first if first == last else f"{first} to {last}"
     every = [item for _, items in nodes for item in items]
     words = f"{plural(len(nodes), 'node')}, {caption}: {shares_words(fleet, every)}"
     size = BLOCK * (width + SMALL_GAP), rows * (height + SMALL_GAP)
-    return BlockPicture(caption, _group(*size, words, (ink.paths(), *links)))
+    return BlockPicture(caption, draw_group(*size, words, (ink.paths(), *links)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +384,7 @@ def pool_pictures(fleet: FleetMap, here: MapAddress) -> list[PoolPicture]:
 
 def _pool_picture(fleet: FleetMap, here: MapAddress, pool: MapGroup, most: int) -> PoolPicture:
     width, height = 720, 22
-    ink, x = _Ink(), 0.0
+    ink, x = Ink(), 0.0
     for share in pool.shares:
         size = width * share.gpu_ns / most
         ink.add(color_class(fleet, share.name), x, 0, size, height)

@@ -22,6 +22,7 @@ ROUTES = {
     "GET /statements/{level}/{owner:name}/{month}": "tests/pages/test_statement.py",
     "GET /jobs": "test_surface_answers.py: GPU-time, without node costs, as it says",
     "GET /jobs/{job:name}": "test_surface_answers.py: the chargeback by workload",
+    "GET /fleet/gpu/{gpu:name}": "tests/postgres/fleet/test_gpu_receipt.py: the charges of GPUs",
     "GET /trust": "test_surface_answers.py: the chargeback by state",
     "GET /v1/chargeback": "test_surfaces.py: the rows of the command",
     "GET /v1/budgets": "tests/postgres/budgets: what the command says",

@@ -62,6 +62,7 @@ def test_markup_in_names_is_text_on_every_page(marked):
     collector, secrets = marked
     names = {"level": "team", "month": MONTH, "owner": "%3Cscript%3Ealert(1)%3C%2Fscript%3E"}
     names |= {"pool": f"{names['owner']}-pool", "job": f"{names['owner']}-1"}
+    names |= {"gpu": f"GPU-{names['owner']}"}
     context, outlook = ReadContext(None, None, None), HourlyCache(Outlook)
     routers = [module.router(context, outlook) for module in (pages, fleet_pages)]
     routers += [

@@ -101,6 +101,7 @@ def addresses(fleet):
         "/spend?days=1&by=model",
         "/fleet",
         "/fleet?format=csv",
+        f"/fleet/gpu/GPU-{FOREIGN}",
     ]
     return [
         *asked,

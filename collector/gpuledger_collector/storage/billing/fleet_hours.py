@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpuledger_collector.accounting.gpu_receipt import GpuPart
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select_as, select_value
@@ -183,6 +184,51 @@ def present_holders(connection: Connection, days_ms: Sequence[int]) -> list[Hold
         WHERE l.state = 'held' ORDER BY 1
         """,
         {"start": 0, "end": 2**62, "days": list(days_ms), "hour": HOUR_MS},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StateHour:
+    """What an accelerator did in an hour (or a part of one that was cut), by state."""
+
+    accelerator_id: int
+    hour_ms: int
+    state: str
+    held_ms: int
+    busy_ms: int
+    idle_ms: int
+
+
+def parts_of_gpu(connection: Connection, uuid: str) -> list[GpuPart]:
+    """Read the parts of a board by its UUID, itself among them; or one slice by its own. Each with
+    where it was last.
+    """
+    return select_as(
+        connection,
+        GpuPart,
+        """
+        SELECT DISTINCT ON (a.uuid) a.id AS accelerator_id, a.uuid, a.device_uuid AS device,
+            coalesce(nullif(a.model, ''), c.gpu_model) AS model, a.mig_instance, a.gpu_index, a.health,
+            a.health_cause AS cause, c.pool, coalesce(n.name, '') AS node
+        FROM accelerator a JOIN capacity c ON c.accelerator_id = a.id LEFT JOIN node n ON n.id = c.node_id
+        WHERE a.uuid = %(uuid)s OR a.device_uuid = %(uuid)s ORDER BY a.uuid, c.in_ms DESC
+        """,
+        {"uuid": uuid},
+    )
+
+
+def hours_of_accelerators(
+    connection: Connection, accelerator_ids: Sequence[int], period: Period
+) -> list[StateHour]:
+    """Read the hourly ledger of some accelerators, by hour."""
+    return select_as(
+        connection,
+        StateHour,
+        "SELECT accelerator_id, hour_ms, state, sum(held_ms)::bigint AS held_ms, sum(busy_ms)::bigint"
+        " AS busy_ms, sum(idle_ms)::bigint AS idle_ms FROM usage_hour"
+        " WHERE accelerator_id = ANY(%s) AND hour_ms >= %s AND hour_ms < %s GROUP BY 1, 2, 3"
+        " ORDER BY 2, 1, 3",
+        (list(accelerator_ids), period.start_ms, period.end_ms),
     )
 
 

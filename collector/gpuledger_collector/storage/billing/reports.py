@@ -376,6 +376,17 @@ def billed_of(
     yield from _read(connection, f"{_LINES} {where} UNION ALL {_CORRECTIONS} {where}", bounds * 2)
 
 
+def charged_to_accelerators(
+    connection: Connection, period: Period, accelerator_ids: Sequence[int]
+) -> Iterator[ExportedCharge]:
+    """Read what the time of accelerators on the period's days was charged as, held or not, with the
+    corrections of those days, wherever booked.
+    """
+    where = "day_ms >= %s AND day_ms < %s AND accelerator_id = ANY(%s)"
+    bounds = (period.start_ms, period.end_ms, list(accelerator_ids))
+    yield from _read(connection, f"{_LINES} {where} UNION ALL {_CORRECTIONS} {where}", bounds * 2)
+
+
 def _read(
     connection: Connection, lines: str, bounds: Sequence[object], ties: str = _TIES
 ) -> Iterator[ExportedCharge]:

@@ -20,8 +20,12 @@ INVENTORY_STAGES = 2
 """What every accelerator passes: writing, and the capacity that follows from its placements."""
 
 
-def capacity(connection: Connection, period: Period) -> list[CapacityRow]:
-    """Read capacity that overlaps the period, by accelerator and time."""
+def capacity(
+    connection: Connection, period: Period, accelerator_ids: Sequence[int] | None = None
+) -> list[CapacityRow]:
+    """Read capacity that overlaps the period, of these accelerators (None: of all), by accelerator
+    and time.
+    """
     return select_as(
         connection,
         CapacityRow,
@@ -30,9 +34,14 @@ def capacity(connection: Connection, period: Period) -> list[CapacityRow]:
             '') AS node, c.in_ms,
             c.out_ms, c.source, a.uuid, a.device_uuid AS device
         FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
-        WHERE c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms > %s) ORDER BY a.uuid, c.in_ms, c.id
+        WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s)
+            AND (%(ids)s::bigint[] IS NULL OR a.id = ANY(%(ids)s)) ORDER BY a.uuid, c.in_ms, c.id
         """,
-        (period.end_ms, period.start_ms),
+        {
+            "start": period.start_ms,
+            "end": period.end_ms,
+            "ids": None if accelerator_ids is None else list(accelerator_ids),
+        },
     )
 
 
