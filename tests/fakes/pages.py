@@ -80,6 +80,7 @@ class Page(HTMLParser):
         if (
             tag == "svg"
             and given.get("aria-hidden") != "true"
+            # A picture of links is a group of them; an image would hide them.
             and not (given.get("role") in {"img", "group"} and given.get("aria-label"))
         ):
             self.faults.append("a plot without words")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Header, Query, Response
 
 from gpuledger_collector.accounting.period import (
     DAY_MS,
@@ -42,6 +42,8 @@ from gpuledger_common.plurals import plural
 
 WEEK_MS = 7 * DAY_MS
 RECEIPT_DAYS = 7
+SLIDER = "scrubber"
+"""Id of the slider."""
 LOCAL = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}")
 """An instant as a form writes it: without a zone, which is UTC."""
 
@@ -57,14 +59,19 @@ def router(context: ReadContext) -> APIRouter:
         color: str = "",
         by: str = "",
         pool: str = "",
-        node: str | None = None,
+        node: str = "",
         view: View = wanted,
+        trigger: Annotated[str, Header(alias="HX-Trigger")] = "",
     ) -> Response:
         """The map in the hour of `at`, by default now."""
         here = MapAddress(
             _parse_hour(at), _parse_color(color), _parse_grain(by), pool or None, node or None
         )
-        return fleet_page(context, here, view)
+        answer = fleet_page(context, here, view)
+        # Where a part of the page is exchanged, the address is that of the hour all the same; one
+        # for each step of the slider would bury the page that the reader came from.
+        answer.headers["HX-Replace-Url" if trigger == SLIDER else "HX-Push-Url"] = here.path
+        return answer
 
     @routes.get(f"{FLEET}/gpu/{{gpu:name}}")
     def gpu(

@@ -37,7 +37,8 @@
     if (!marks.length) return;
     svg.querySelector(":scope > title")?.remove();
     charts.set(svg, { marks, at: -1, cursor: null });
-    if (!svg.querySelector("a")) svg.setAttribute("tabindex", "0");
+    // Of thousands of links none is reached by the tab key, but the chart is, and its marks by arrows.
+    if (!svg.querySelector('a:not([tabindex="-1"])')) svg.setAttribute("tabindex", "0");
   }
 
   function place(x, y) {
@@ -104,6 +105,8 @@
     if (!svg || event.target !== svg) return;
     const { marks, at } = charts.get(svg);
     const last = marks.length - 1;
+    const link = marks[at]?.part?.closest("a");
+    if (event.key === "Enter" && link) location.assign(link.href.baseVal);
     const next = {
       ArrowRight: Math.min(at + 1, last),
       ArrowLeft: at < 0 ? last : Math.max(at - 1, 0),

@@ -276,7 +276,7 @@ def draw_group(
         else Markup("")
     )
     return Markup(
-        '<svg class="fleet-map" viewBox="0 0 {} {}"{} role="group" aria-label="{}">{}</svg>'
+        '<svg class="plot fleet-map" viewBox="0 0 {} {}"{} role="group" aria-label="{}">{}</svg>'
     ).format(number(width), number(height), size, escape_text(words), Markup("").join(body))
 
 
@@ -394,7 +394,7 @@ def _pool_picture(fleet: FleetMap, here: MapAddress, pool: MapGroup, most: int) 
     )
     label = f"Pool {pool.name}: {words}"
     picture = Markup(
-        '<svg class="fleet-map pool-bar" viewBox="0 0 {} {}" role="img" aria-label="{}"'
+        '<svg class="plot pool-bar" viewBox="0 0 {} {}" role="img" aria-label="{}"'
         ' preserveAspectRatio="none">{}</svg>'
     ).format(width, height, escape_text(label), ink.paths())
     path = here.with_changes(pool=pool.name, by="")

@@ -19,7 +19,6 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 
 DOTS = {".", ".."}
 """Names that no path can hold, for a browser takes them for steps through a folder."""
-FLEET = "/fleet"
 JOBS, IDLE, ANOMALIES, DEMAND, TRUST = "/jobs", "/idle", "/anomalies", "/demand", "/trust"
 FLEET, SPEND, DOCS = "/fleet", "/spend", "/docs"
 RELOAD_SECONDS = 15
