@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,19 @@ def read_csv(text: str) -> list[list[str]]:
     rows = list(csv.reader(io.StringIO(text)))
     assert len({len(row) for row in rows}) == 1, rows
     return rows
+
+
+MOST_HOURS = 8
+"""Addresses of the fleet that are followed among those that differ in their hour or GPU alone: all
+of them are a page for each hour of the ledger.
+"""
+
+
+def alike(path: str) -> str:
+    """What addresses of the fleet have in common that differ in an instant or a GPU."""
+    place, _, query = path.partition("?")
+    names = [part.partition("=")[0] for part in query.split("&")]
+    return f"{place if place.count('/') == 1 else '/fleet/gpu'}?{'&'.join(names)}"
 
 
 @dataclass
@@ -49,11 +63,15 @@ class Crawl:
         """Follow every link from these addresses: each answers 200, and each fragment is there, and
         so is all that the pages load.
         """
-        waiting = list(starts)
+        waiting, hours = list(starts), Counter()
         while waiting:
             path = waiting.pop()
             if path in self.texts or path.partition("?")[0] in NOT_PAGES or not self._admit(path):
                 continue
+            if path.startswith("/fleet"):
+                hours[alike(path)] += 1
+                if hours[alike(path)] > MOST_HOURS:
+                    continue
             status, headers, text = self.ask(path)
             if status == 303:
                 self.texts[path] = ""

@@ -12,12 +12,14 @@ from fakes.browser import AXE, CHROMIUM, browsing
 from fakes.collector import running
 from fakes.engines import lacking
 from fakes.postgres import fresh_database
-from fakes.two_teams import MONTH, OWN, idle_job, two_teams
+from fakes.two_teams import MONTH, NOW_MS, OWN, idle_job, two_teams
+from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 
 pytestmark = pytest.mark.slow
 
 HOSTILE = "<script>alert('a name that is long and has no end')</script>&amp;{{ 7*7 }}"
 SIZES = (390, 768, 1280)
+HOUR = format_instant(NOW_MS // HOUR_MS * HOUR_MS - 5 * HOUR_MS)
 PAGES = {
     "overview": "/",
     "team": f"/?team={OWN}",
@@ -33,11 +35,16 @@ PAGES = {
     "spend": f"/spend?period={MONTH}",
     "spend of a day": "/spend?days=1",
     "spend of a team": f"/spend?days=7&team={OWN}&by=state",
+    "fleet": "/fleet",
+    "fleet-hour": f"/fleet?at={HOUR}&color=owner",
+    "fleet-pools": f"/fleet?at={HOUR}&by=pool",
+    "fleet-nodes": f"/fleet?at={HOUR}&by=node&color=use",
+    "gpu": f"/fleet/gpu/GPU-{OWN}",
     "api": "/docs",
     "nothing": "/jobs/nothing",
     "refused": "/jobs?period=never",
 }
-EMPTY = ("overview", "month", "jobs", "idle", "anomalies", "demand", "trust", "spend")
+EMPTY = ("overview", "month", "jobs", "idle", "anomalies", "demand", "trust", "spend", "fleet")
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,17 @@ from gpuledger_collector.storage.findings import findings
 
 BROWSER = {"Accept": "text/html,*/*;q=0.8"}
 START = f"/?period={MONTH}"
-PAGES = ("/", "/statements", "/spend", "/jobs", "/idle", "/anomalies", "/demand", "/trust")
+PAGES = (
+    "/",
+    "/fleet",
+    "/statements",
+    "/spend",
+    "/jobs",
+    "/idle",
+    "/anomalies",
+    "/demand",
+    "/trust",
+)
 NARROWED = f"team={OWN}&period={MONTH}"
 
 
@@ -70,13 +80,17 @@ def test_every_link_answers_and_every_csv_can_be_read(crawled):
         "/pools",
         "/trust",
         "/spend",
+        "/fleet",
         "/docs",
     }
     for path, page in crawled.pages.items():
         led = {urlsplit(link).path.split("/")[1] for link in page.links if link[0] == "/"}
         assert led >= {kind.strip("/") for kind in PAGES}, path
     files = {"/" + path.split("/")[1].partition("?")[0] for path in crawled.files}
-    assert files >= {"/statements", "/spend", "/jobs", "/idle", "/anomalies", "/trust"}
+    assert files >= {"/statements", "/jobs", "/idle", "/anomalies", "/trust", "/fleet", "/spend"}
+    assert {path.partition("?")[0] for path in crawled.pages} >= {
+        f"/fleet/gpu/GPU-{team}" for team in (OWN, FOREIGN)
+    }
 
 
 def test_the_way_from_the_overview_to_a_job_and_back(crawled):
@@ -110,8 +124,9 @@ def test_a_viewer_sees_its_own_part_of_every_page(fleet):
     assert OWN in shown
     assert FOREIGN not in shown
     for page in crawled.pages.values():
-        assert not {"/demand", "/trust"} & {urlsplit(link).path for link in page.links}
+        assert not {"/fleet", "/demand", "/trust"} & {urlsplit(link).path for link in page.links}
     for path in (
+        "/fleet",
         "/demand",
         "/trust",
         "/pools/x",

@@ -118,6 +118,8 @@ class GpuReceipt:
     asked: str
     """The UUID that was asked for."""
     parts: Sequence[GpuPart]
+    first_ms: int
+    """When the first of its parts came."""
     period: Period
     days: Sequence[Period]
     hours: Sequence[GpuHour]
@@ -202,9 +204,11 @@ def _key_of(line: ExportedCharge) -> _LineKey:
     )
 
 
-def lines_of(charges: Iterable[ExportedCharge]) -> list[GpuLine]:
+def lines_of(charges: Iterable[ExportedCharge], until_ms: int) -> list[GpuLine]:
     """Add up the charges of a GPU over its days, held time first, by when it began; their amounts
     in minor units add up by currency.
+
+    A line ends at `until_ms` at the latest, up to where the ledger is rated: not with its hour.
     """
     by_key: dict[_LineKey, list[ExportedCharge]] = {}
     for charge in charges:
@@ -227,13 +231,17 @@ def lines_of(charges: Iterable[ExportedCharge]) -> list[GpuLine]:
         for place, money in zip(at, rounded, strict=True):
             costs[place] = money
     return [
-        _line(key, own, amounts, cost)
+        _line(key, own, amounts, cost, until_ms)
         for (key, own), amounts, cost in zip(keyed, sums, costs, strict=True)
     ]
 
 
 def _line(
-    key: _LineKey, own: Sequence[ExportedCharge], amounts: Measures, cost: Money | None
+    key: _LineKey,
+    own: Sequence[ExportedCharge],
+    amounts: Measures,
+    cost: Money | None,
+    until_ms: int,
 ) -> GpuLine:
     uuid, state, workload, owner, rate, currency, commitment, correction_of = key
     return GpuLine(
@@ -244,7 +252,7 @@ def _line(
         name=own[-1].workload_name or "",
         user=own[-1].user or "",
         start_ms=min(line.charge.start_ms for line in own),
-        end_ms=max(line.charge.end_ms for line in own),
+        end_ms=min(until_ms, max(line.charge.end_ms for line in own)),
         rate=rate,
         currency=currency,
         commitment=commitment,

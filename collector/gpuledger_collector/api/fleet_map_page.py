@@ -12,6 +12,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 
+from gpuledger_collector.accounting.gpu_receipt import GpuReceipt
 from gpuledger_collector.accounting.period import (
     DAY_MS,
     HOUR_MS,
@@ -120,7 +121,7 @@ def gpu_page(context: ReadContext, uuid: str, start: str, end: str, view: View) 
         receipt=receipt,
         part=receipt.parts[0],
         days=days,
-        steps=_receipt_steps(calendar, site, period, now_ms),
+        steps=_receipt_steps(calendar, site, receipt, now_ms),
         states=receipts.state_rows(receipt),
         drawn=receipts.picture(receipt, calendar),
         columns=[column for column in receipts.GPU_RECEIPT.columns if column.in_table],
@@ -145,10 +146,10 @@ def _dates_of(calendar: Calendar, period: Period) -> dict[str, str]:
 
 
 def _receipt_steps(
-    calendar: Calendar, site: Site, period: Period, now_ms: int
+    calendar: Calendar, site: Site, receipt: GpuReceipt, now_ms: int
 ) -> list[tuple[str, str]]:
     """Links to the days before and after, and to a day, a week and a month."""
-    today = calendar.day_of(now_ms)
+    today, period = calendar.day_of(now_ms), receipt.period
     count = len(calendar.days(period))
     last = min(period.end_ms, today.end_ms)
 
@@ -156,7 +157,9 @@ def _receipt_steps(
         return site.with_filters(**_dates_of(calendar, Period(start_ms, end_ms)))
 
     before = Period(calendar.days_before(period.start_ms, count), period.start_ms)
-    steps = [(f"{plural(count, 'day')} before", days(before.start_ms, before.end_ms))]
+    steps = []
+    if receipt.first_ms < period.start_ms:
+        steps.append((f"{plural(count, 'day')} before", days(before.start_ms, before.end_ms)))
     if period.end_ms < today.end_ms:
         after_ms = calendar.days_before(period.end_ms, -count)
         steps.append((f"{plural(count, 'day')} later", days(period.end_ms, after_ms)))
@@ -220,7 +223,7 @@ def fleet_page(context: ReadContext, here: MapAddress, view: View) -> Response:
         here=here,
         path=FLEET,
         title="Now" if here.at_ms is None else pictures.hour_text(here.at_ms),
-        steps=_steps(here, now_ms),
+        steps=_steps(here, fleet.first_ms, now_ms),
         slider=_slider(here, now_ms),
         colors=list(ColorBy),
         grains=list(Grain),
@@ -254,8 +257,8 @@ def _picture_facts(fleet: FleetMap, here: MapAddress) -> dict[str, object]:
     }
 
 
-def _steps(here: MapAddress, now_ms: int) -> list[tuple[str, str]]:
-    """Links to the hours and days beside; none into the future."""
+def _steps(here: MapAddress, first_ms: int | None, now_ms: int) -> list[tuple[str, str]]:
+    """Links to the hours and days beside; none to before the first accelerator, or to the future."""
     this_ms = now_ms - now_ms % HOUR_MS
     at_ms = this_ms + HOUR_MS if here.at_ms is None else here.at_ms
     wanted = [
@@ -264,7 +267,12 @@ def _steps(here: MapAddress, now_ms: int) -> list[tuple[str, str]]:
         ("an hour later", at_ms + HOUR_MS),
         ("a day later", at_ms + DAY_MS),
     ]
-    steps = [(name, here.with_changes(at=hour_name(ms))) for name, ms in wanted if ms <= this_ms]
+    since_ms = this_ms if first_ms is None else first_ms - first_ms % HOUR_MS
+    steps = [
+        (name, here.with_changes(at=hour_name(ms)))
+        for name, ms in wanted
+        if since_ms <= ms <= this_ms
+    ]
     return [*steps, *([] if here.at_ms is None else [("now", here.with_changes(at=""))])]
 
 

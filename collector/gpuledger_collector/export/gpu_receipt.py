@@ -13,14 +13,14 @@ from markupsafe import Markup
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.gpu_receipt import GpuHour, GpuLine, GpuReceipt
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, hours_decimal
+from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.export.fleet_map import CLASSES, Ink, draw_group, draw_link, hour_name
 from gpuledger_collector.export.plots import label
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.export.site import FLEET, address
 from gpuledger_common.instants import to_datetime
 
-SIDE, GAP, LEFT, TOP = 22, 3, 62, 16
+SIDE, GAP, LEFT, TOP = 22, 3, 78, 16
 
 
 def _hours(gpu_ns: int) -> str:
@@ -91,8 +91,8 @@ def picture(receipt: GpuReceipt, calendar: Calendar) -> Markup:
     the map of the fleet.
     """
     ink, links, rows = Ink(), [], list(receipt.days)
-    most = max((sum(hour.states.values()) for hour in receipt.hours), default=1)
-    whole = max(most, GPU_NS_PER_HOUR)
+    # A slice fills its squares as a board does.
+    whole = max((sum(hour.states.values()) for hour in receipt.hours), default=1)
     by_day: dict[int, list[GpuHour]] = {day.start_ms: [] for day in rows}
     for hour in receipt.hours:
         by_day[calendar.day_of(hour.at_ms).start_ms].append(hour)

@@ -300,7 +300,7 @@ class FleetMap:
     without any.
     """
     first_ms: int | None = None
-    """When the first accelerator came; asked of a map without any."""
+    """When the first accelerator of the ledger came; None: there is none."""
 
     @cached_property
     def colored_teams(self) -> Mapping[str, int]:

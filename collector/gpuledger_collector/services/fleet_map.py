@@ -281,7 +281,7 @@ def _map_of(
         teams={row.team or UNATTRIBUTED: row.number for row in teams},
         node_states=node_states or {},
         has_imports=not items and fleet_hours.has_imported_usage(connection),
-        first_ms=None if items else fleet_hours.first_instant_ms(connection),
+        first_ms=fleet_hours.first_instant_ms(connection),
     )
 
 

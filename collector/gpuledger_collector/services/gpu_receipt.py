@@ -67,10 +67,11 @@ def read_gpu_receipt(connection: Connection, uuid: str, period: Period) -> GpuRe
     return GpuReceipt(
         asked=uuid,
         parts=parts,
+        first_ms=fleet_hours.first_instant_ms(connection, ids) or 0,
         period=period,
         days=days,
         hours=hours,
-        lines=lines_of(charges),
+        lines=lines_of(charges, until_ms),
         proofs=_proofs(calendar, checks, placements, charges, hours, book_of(connection)),
     )
 

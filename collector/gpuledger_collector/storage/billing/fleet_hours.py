@@ -243,9 +243,17 @@ def team_colors(connection: Connection) -> list[TeamColor]:
     )
 
 
-def first_instant_ms(connection: Connection) -> int | None:
-    """Read the first instant at which an accelerator was there."""
-    first_ms: int | None = select_value(connection, "SELECT min(in_ms) FROM capacity")
+def first_instant_ms(
+    connection: Connection, accelerator_ids: Sequence[int] | None = None
+) -> int | None:
+    """Read the first instant at which one of these accelerators (None: any) was there."""
+    ids = None if accelerator_ids is None else list(accelerator_ids)
+    first_ms: int | None = select_value(
+        connection,
+        "SELECT min(in_ms) FROM capacity WHERE %(ids)s::bigint[] IS NULL OR accelerator_id ="
+        " ANY(%(ids)s)",
+        {"ids": ids},
+    )
     return first_ms
 
 

@@ -1,0 +1,167 @@
+"""The map of a large fleet: bytes and seconds of an hour, and of a GPU's receipt.
+
+20,000 GPUs on 2,500 nodes in five pools, a tenth of the boards divided into MIG slices, with the
+hourly ledger of two days (a holder or two of each accelerator and hour) and their charges, written straight into the tables. The page is asked for as readers ask, over HTTP, each time
+for another hour: nothing is kept between two answers. Goals: one hour at most 1 MB and, of 40
+answers, the 95th percentile at most 1 s. It ends with 1 when the size is missed; times are printed
+beside those of a page that reads nothing, on the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import psycopg
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from bench.ingest import machine
+from fakes.collector import running
+from fakes.postgres import open_folder
+from gpuledger_collector.accounting.period import HOUR_MS
+from gpuledger_collector.storage.server import migrate
+from gpuledger_collector.storage.server.embedded import EmbeddedServer
+
+HOURS = 48
+MOST_BYTES = 1_000_000
+GOAL_S = 1.0
+SERVED_S = 900
+POOLS = "ARRAY['train', 'serve', 'research', 'batch', 'edge']"
+FLEET = f"""
+INSERT INTO node (name, first_seen_at, last_seen_at)
+    SELECT 'gpu-' || lpad(n::text, 4, '0'), now(), now() - CASE WHEN n %% 400 = 7 THEN interval '2 hours'
+        ELSE interval '0' END FROM generate_series(0, %(gpus)s / 8 - 1) n;
+INSERT INTO accelerator (uuid, device_uuid, model, gpu_index, gpu_micro, mig_instance, health)
+    SELECT 'GPU-' || g || CASE WHEN parts > 1 THEN '-' || part ELSE '' END, 'GPU-' || g, 'NVIDIA H100 80GB HBM3',
+        g %% 8, CASE WHEN parts > 1 THEN 285714 ELSE 1000000 END, CASE WHEN parts > 1 THEN '2g.20gb' END,
+        CASE WHEN g %% 1999 = 3 THEN 'failed' WHEN g %% 997 = 3 THEN 'degraded' ELSE 'ok' END
+    FROM generate_series(0, %(gpus)s - 1) g, LATERAL (SELECT CASE WHEN g %% 10 = 9 THEN 3 ELSE 1 END AS parts) p,
+        LATERAL generate_series(1, parts) part;
+INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms, source)
+    SELECT a.id, a.model, a.gpu_micro, n.id, ({POOLS})[1 + n.id %% 5], 0, 'agent'
+    FROM accelerator a JOIN node n ON n.name = 'gpu-' || lpad((split_part(a.uuid, '-', 2)::bigint / 8)::text, 4, '0');
+INSERT INTO owner (org, team) SELECT 'acme', 'team-' || t FROM generate_series(0, 19) t;
+INSERT INTO workload (key, kind, external_id, name, first_seen_at)
+    SELECT 'slurm::' || w, 'slurm', w::text, 'train-' || w, now() FROM generate_series(0, 1999) w;
+INSERT INTO gpu_latest (accelerator_id, at_ms, state, workload_id, gpu_utilization_ratio)
+    SELECT id, %(end)s - 60000, CASE WHEN id %% 7 = 0 THEN 'unallocated' ELSE 'held' END,
+        CASE WHEN id %% 7 = 0 THEN NULL ELSE 1 + id / 8 %% 2000 END, CASE WHEN id %% 9 = 0 THEN 0 ELSE 0.8 END
+    FROM accelerator;
+INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms, unknown_ms)
+    SELECT a.id, h, CASE WHEN (a.id + h / 3600000) %% 7 = 0 THEN 'unallocated' ELSE 'held' END,
+        CASE WHEN (a.id + h / 3600000) %% 7 = 0 THEN NULL ELSE 1 + (a.id / 8 + h / 3600000) %% 2000 END,
+        2400000, CASE WHEN (a.id + h / 3600000) %% 7 = 0 THEN 0 ELSE 1800000 END,
+        CASE WHEN (a.id + h / 3600000) %% 7 = 0 THEN 0 ELSE 600000 END, 0
+    FROM generate_series(%(start)s, %(end)s - 1, 3600000) h, accelerator a;
+INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms, unknown_ms)
+    SELECT a.id, h, 'held', 1 + (a.id / 8 + h / 3600000 + 1) %% 2000, 900000, 0, 900000, 0
+    FROM generate_series(%(start)s, %(end)s - 1, 3600000) h, accelerator a WHERE (a.id + h / 3600000) %% 3 = 0;
+INSERT INTO charge (day_ms, start_ms, end_ms, accelerator_id, workload_id, owner_id, state, gpu_ns, busy_ns, idle_ns,
+        unknown_ns)
+    SELECT u.hour_ms - u.hour_ms %% 86400000, min(u.hour_ms), max(u.hour_ms) + 3600000, u.accelerator_id,
+        u.workload_id, 1 + u.workload_id %% 20, u.state, sum(u.held_ms) * 1000000, 0, 0, 0
+    FROM usage_hour u WHERE u.hour_ms >= %(end)s - 2 * 86400000 AND u.state = 'held' GROUP BY 1, 4, 5, 6, 7;
+INSERT INTO conservation_check (day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns,
+        capacity_cost, charged_cost, imported_ns, until_ms, holds, proved_at)
+    SELECT d, 0, 0, 0, 0, 0, '{{}}', '{{}}', 0, least(d + 86400000, %(end)s), true, now()
+    FROM generate_series(%(start)s - %(start)s %% 86400000, %(end)s - 1, 86400000) d;
+"""
+SETTLED = "VACUUM ANALYZE"
+
+
+def furnish(dsn: str, gpus: int, end_ms: int) -> None:
+    """Write the fleet and its days."""
+    bounds = {"gpus": gpus, "end": end_ms, "start": end_ms - HOURS * HOUR_MS}
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement in FLEET.split(";\n"):
+            if statement.strip():
+                connection.execute(statement.encode(), bounds)
+        connection.execute(SETTLED)
+
+
+def ask(port: int, path: str) -> tuple[float, int]:
+    """Seconds and bytes of an answer."""
+    started = time.perf_counter()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    if answer.status != 200:
+        raise SystemExit(f"{path}: {answer.status}: {body[:300]!r}")
+    return time.perf_counter() - started, len(body)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value that this share of them does not exceed."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpus", type=int, default=20_000)
+    parser.add_argument("--runs", type=int, default=40, help="answers of each kind (default: 40)")
+    parser.add_argument("--serve", action="store_true", help="keep serving, to look at it")
+    options = parser.parse_args()
+    print(machine())
+    end_ms = time.time_ns() // 1_000_000 // HOUR_MS * HOUR_MS
+    folder = open_folder("gpuledger-bench-")
+    server = EmbeddedServer(
+        folder, options={"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        dsn = server.acquire()
+        stack.callback(server.release)
+        migrate.upgrade(dsn)
+        furnish(dsn, options.gpus, end_ms)
+        collector = stack.enter_context(running(dsn))
+        too_large = compare(collector.port, options.gpus, options.runs, end_ms)
+        if options.serve:
+            print(f"http://127.0.0.1:{collector.port}/fleet", flush=True)
+            time.sleep(SERVED_S)
+    return int(too_large)
+
+
+def compare(port: int, gpus: int, runs: int, end_ms: int) -> bool:
+    """Print a row for each question; return whether an hour is too large."""
+
+    def hour(at: int) -> str:
+        return f"at={(end_ms - (1 + at % (HOURS - 2)) * HOUR_MS) // 1000}"
+
+    questions = {
+        "a page that reads nothing (/docs)": lambda _at: "/docs",
+        "now": lambda _at: "/fleet",
+        **{
+            f"an hour by {color}": lambda at, color=color: f"/fleet?{hour(at)}&color={color}"
+            for color in ("state", "owner", "use", "health")
+        },
+        "an hour, pool by pool": lambda at: f"/fleet?{hour(at)}&by=pool",
+        "an hour of a node": lambda at: f"/fleet?{hour(at)}&node=gpu-{at % 2000:04d}",
+        "an hour as CSV": lambda at: f"/fleet?{hour(at)}&format=csv",
+        "a GPU's receipt of two days": lambda at: f"/fleet/gpu/GPU-{at * 10}",
+    }
+    print(f"{gpus:,} GPUs; the slider exchanges the picture by the same page")
+    print(f"{'':34}{'kB':>8}{'p50 s':>8}{'p95 s':>8}")
+    too_large = False
+    for name, path in questions.items():
+        ask(port, path(0))
+        answers = [ask(port, path(at)) for at in range(runs)]
+        seconds, sizes = [answer[0] for answer in answers], [answer[1] for answer in answers]
+        middle, high = percentile(seconds, 0.5), percentile(seconds, 0.95)
+        note = "" if high <= GOAL_S else f"  over {GOAL_S:g} s here"
+        is_hour = name.startswith(("now", "an hour")) and "CSV" not in name
+        if is_hour and max(sizes) > MOST_BYTES:
+            note, too_large = f"{note}  over {MOST_BYTES:,} bytes", True
+        print(f"{name:34}{max(sizes) / 1000:8,.0f}{middle:8.2f}{high:8.2f}{note}", flush=True)
+    return too_large
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
