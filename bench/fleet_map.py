@@ -1,10 +1,11 @@
 """The map of a large fleet: bytes and seconds of an hour, and of a GPU's receipt.
 
 20,000 GPUs on 2,500 nodes in five pools, a tenth of the boards divided into MIG slices, with the
-hourly ledger of two days (a holder or two of each accelerator and hour) and their charges, written straight into the tables. The page is asked for as readers ask, over HTTP, each time
-for another hour: nothing is kept between two answers. Goals: one hour at most 1 MB and, of 40
-answers, the 95th percentile at most 1 s. It ends with 1 when the size is missed; times are printed
-beside those of a page that reads nothing, on the same machine.
+hourly ledger of two days (a holder or two of each accelerator and hour) and their charges, written
+straight into the tables. The page is asked for as readers ask, over HTTP, each time for another
+hour: nothing is kept between two answers. Goals: one hour at most 1 MB and, of 40 answers, the 95th
+percentile at most 1 s. It ends with 1 when the size is missed; times are printed beside those of a
+page that reads nothing, on the same machine.
 """
 
 from __future__ import annotations
