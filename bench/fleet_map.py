@@ -76,9 +76,9 @@ INSERT INTO conservation_check (day_ms, capacity_ns, held_ns, unallocated_ns, un
 SETTLED = "VACUUM ANALYZE"
 
 
-def furnish(dsn: str, gpus: int, end_ms: int) -> None:
+def furnish(dsn: str, gpus: int, hours: int, end_ms: int) -> None:
     """Write the fleet and its days."""
-    bounds = {"gpus": gpus, "end": end_ms, "start": end_ms - HOURS * HOUR_MS}
+    bounds = {"gpus": gpus, "end": end_ms, "start": end_ms - hours * HOUR_MS}
     with psycopg.connect(dsn, autocommit=True) as connection:
         for statement in FLEET.split(";\n"):
             if statement.strip():
@@ -107,6 +107,7 @@ def percentile(values: list[float], share: float) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpus", type=int, default=20_000)
+    parser.add_argument("--hours", type=int, default=HOURS, help="of the ledger (default: 48)")
     parser.add_argument("--runs", type=int, default=40, help="answers of each kind (default: 40)")
     parser.add_argument("--serve", action="store_true", help="keep serving, to look at it")
     options = parser.parse_args()
@@ -121,20 +122,20 @@ def main() -> int:
         dsn = server.acquire()
         stack.callback(server.release)
         migrate.upgrade(dsn)
-        furnish(dsn, options.gpus, end_ms)
+        furnish(dsn, options.gpus, options.hours, end_ms)
         collector = stack.enter_context(running(dsn))
-        too_large = compare(collector.port, options.gpus, options.runs, end_ms)
+        too_large = compare(collector.port, options.gpus, options.hours, options.runs, end_ms)
         if options.serve:
             print(f"http://127.0.0.1:{collector.port}/fleet", flush=True)
             time.sleep(SERVED_S)
     return int(too_large)
 
 
-def compare(port: int, gpus: int, runs: int, end_ms: int) -> bool:
+def compare(port: int, gpus: int, hours: int, runs: int, end_ms: int) -> bool:
     """Print a row for each question; return whether an hour is too large."""
 
     def hour(at: int) -> str:
-        return f"at={(end_ms - (1 + at % (HOURS - 2)) * HOUR_MS) // 1000}"
+        return f"at={(end_ms - (1 + at % (hours - 2)) * HOUR_MS) // 1000}"
 
     questions = {
         "a page that reads nothing (/docs)": lambda _at: "/docs",
