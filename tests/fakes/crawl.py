@@ -24,7 +24,7 @@ def read_csv(text: str) -> list[list[str]]:
     return rows
 
 
-MOST_HOURS = 8
+MOST_HOURS = 3
 """Addresses of the fleet that are followed among those that differ in their hour or GPU alone: all
 of them are a page for each hour of the ledger.
 """

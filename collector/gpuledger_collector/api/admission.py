@@ -29,7 +29,7 @@ from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES, M
 from gpuledger_collector.notifications import links
 from gpuledger_collector.services.database import LARGE_LINES, MOST_LINES_IN_MEMORY
 from gpuledger_collector.services.forecasts import MOST_POOLS
-from gpuledger_collector.services.gpu_receipt import MOST_DAYS
+from gpuledger_collector.services.gpu_receipt import MOST_RECEIPT_DAYS
 from gpuledger_collector.settings import Settings
 from gpuledger_common.admission import NONE, Admission
 from gpuledger_common.wire import MAX_BODY_BYTES, MAX_DECODED_BYTES
@@ -195,7 +195,7 @@ PAGES = tuple(
         "/demand": f"weeks of all pools, once an hour; {MOST_POOLS} are forecast",
         "/trust": f"the period asked for, by default a month, {LINES}",
         "/fleet": "an hour of every accelerator",
-        "/fleet/gpu/{gpu:name}": f"one GPU, at most {MOST_DAYS} days",
+        "/fleet/gpu/{gpu:name}": f"one GPU, at most {MOST_RECEIPT_DAYS} days",
         "/pools/{pool:name}": "weeks of one pool",
     }.items()
 )

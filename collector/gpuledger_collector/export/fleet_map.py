@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from itertools import groupby
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from gpuledger_collector.accounting.money import decimal_text
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
@@ -42,7 +42,8 @@ from gpuledger_collector.insight.fleet_map import (
     MapGroup,
     MappedAccelerator,
     NodeName,
-    prevailing,
+    Share,
+    add_shares,
 )
 from gpuledger_common.escapes import escape_text
 from gpuledger_common.instants import to_datetime
@@ -146,6 +147,11 @@ def legend(fleet: FleetMap) -> list[LegendRow]:
     ]
 
 
+def _number(value: float) -> str:
+    """A coordinate; most are whole, and there are tens of thousands."""
+    return str(value) if type(value) is int else number(value)
+
+
 class Ink:
     """Rectangles by class, each class drawn as one path."""
 
@@ -154,8 +160,8 @@ class Ink:
 
     def add(self, css: str, x: float, y: float, width: float, height: float) -> None:
         """Draw a rectangle."""
-        w, h = number(width), number(height)
-        self._parts[css].append(f"M{number(x)} {number(y)}h{w}v{h}h-{w}z")
+        w = _number(width)
+        self._parts[css].append(f"M{_number(x)} {_number(y)}h{w}v{_number(height)}h-{w}z")
 
     def paths(self) -> Markup:
         """The paths, in the order in which their colors were first used; outlines last."""
@@ -213,7 +219,7 @@ def _node_picture(
     width = min(len(boards), PER_ROW) * (SIDE + GAP) - GAP
     height = rows * (SIDE + LABEL + GAP) - GAP
     name = node.name or "no node"
-    words = f"{name}: {shares_words(fleet, items)}"
+    words = f"{name}: {counts_words(fleet.share_out(items))}"
     picture = draw_group(width, height, words, (ink.paths(), *links), fixed=True)
     path = here.with_changes(node=node.name, pool=node.pool)
     return NodePicture(name, path, node.state, picture, words)
@@ -244,6 +250,8 @@ def _strips(
     board: Sequence[MappedAccelerator], side: float
 ) -> list[tuple[MappedAccelerator, float, float]]:
     """The parts of a board from the left, each with its place and width."""
+    if len(board) == 1 and board[0].gpu_micro == GPU_MICRO:
+        return [(board[0], 0, side)]
     whole = max(GPU_MICRO, sum(item.gpu_micro for item in board))
     strips, left = [], 0.0
     for item in board:
@@ -261,8 +269,11 @@ def draw_link(path: str, words: str, shape: str, *, is_reached: bool = True) -> 
     """A link over a part of a picture; one of thousands is not reached by the tab key, and stands in
     the table or in the list of nodes.
     """
-    return Markup('<a href="{}"{}><title>{}</title><path class="m-hit" d="{}"/></a>').format(
-        path, Markup("") if is_reached else Markup(' tabindex="-1"'), escape_text(words), shape
+    reached = "" if is_reached else ' tabindex="-1"'
+    # Escaped by hand: formatting of markup is what thousands of links would wait for.
+    return Markup(  # noqa: S704 - the path and the words are escaped, the shape is of numbers
+        f'<a href="{escape(path)}"{reached}><title>{escape(escape_text(words))}</title>'
+        f'<path class="m-hit" d="{shape}"/></a>'
     )
 
 
@@ -303,10 +314,9 @@ def minutes(ms: int) -> str:
     return f"{ms // 60_000} min" if ms >= 60_000 else f"{ms / 1000:.0f} s"
 
 
-def shares_words(fleet: FleetMap, items: Sequence[MappedAccelerator]) -> str:
-    """How many of these are what, in words."""
-    counted = [share for share in fleet.share_out(items) if share.accelerators]
-    return ", ".join(f"{share.accelerators} {share.name}" for share in counted)
+def counts_words(shares: Iterable[Share]) -> str:
+    """How many accelerators are what, in words."""
+    return ", ".join(f"{share.accelerators} {share.name}" for share in shares if share.accelerators)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,49 +329,47 @@ class BlockPicture:
 
 def block_pictures(fleet: FleetMap, here: MapAddress) -> list[tuple[str, list[BlockPicture]]]:
     """The nodes of each pool in blocks, each with its boards, in the color of what they did most."""
-    pools: dict[str, list[tuple[NodeName, Sequence[MappedAccelerator]]]] = {}
-    for node, items in fleet.by_node.items():
-        pools.setdefault(node.pool, []).append((node, items))
+    pools: dict[str, list[tuple[MapGroup, list[list[MappedAccelerator]]]]] = {}
+    for node, items in zip(fleet.nodes, fleet.by_node.values(), strict=True):
+        pools.setdefault(node.pool, []).append((node, _boards(items)))
+    css_of = {name: color_class(fleet, name) for name in fleet.order}
     pictures = []
     for pool, nodes in pools.items():
-        across = max(
-            (len({item.device for item in items}) + SMALL_ROWS - 1) // SMALL_ROWS
-            for _, items in nodes
-        )
+        most = max(len(boards) for _, boards in nodes)
+        across = (most + SMALL_ROWS - 1) // SMALL_ROWS
         blocks = [nodes[at : at + BLOCK * BLOCK] for at in range(0, len(nodes), BLOCK * BLOCK)]
-        pictures.append((pool, [_block(fleet, here, block, across) for block in blocks]))
+        pictures.append((pool, [_block(fleet, here, block, across, css_of) for block in blocks]))
     return pictures
 
 
 def _block(
     fleet: FleetMap,
     here: MapAddress,
-    nodes: Sequence[tuple[NodeName, Sequence[MappedAccelerator]]],
+    nodes: Sequence[tuple[MapGroup, Sequence[Sequence[MappedAccelerator]]]],
     across: int,
+    css_of: Mapping[str, str],
 ) -> BlockPicture:
     width, height = across * SMALL_WIDTH, SMALL_ROWS * SMALL_HEIGHT
     ink, links = Ink(), []
-    order = fleet.order
-    for at, (node, items) in enumerate(nodes):
+    for at, (node, boards) in enumerate(nodes):
         row, column = divmod(at, BLOCK)
         x, y = column * (width + SMALL_GAP) + 1, row * (height + SMALL_GAP) + 1
-        for place, board in enumerate(_boards(items)):
+        for place, board in enumerate(boards):
             line, cell = divmod(place, across)
             top, start = y + line * SMALL_HEIGHT, x + cell * SMALL_WIDTH
             for item, left, strip in _strips(board, SMALL_WIDTH):
-                css = color_class(fleet, prevailing(fleet.categories(item), order))
-                ink.add(css, start + left, top, strip, SMALL_HEIGHT)
-        if any(item.trouble for item in items):
+                ink.add(css_of[fleet.color_of(item)], start + left, top, strip, SMALL_HEIGHT)
+        if node.troubled:
             ink.add("m-trouble", x - 0.5, y - 0.5, width + 1, height + 1)
-        words = f"{node.name or 'no node'}: {shares_words(fleet, items)}"
+        words = f"{node.name or 'no node'}: {counts_words(node.shares)}"
         path = here.with_changes(node=node.name, pool=node.pool, by="")
         shape = f"M{x} {y}h{width}v{height}h-{width}z"
         links.append(draw_link(path, words, shape, is_reached=False))
     rows = (len(nodes) + BLOCK - 1) // BLOCK
     first, last = nodes[0][0].name or "no node", nodes[-1][0].name or "no node"
     caption = first if first == last else f"{first} to {last}"
-    every = [item for _, items in nodes for item in items]
-    words = f"{plural(len(nodes), 'node')}, {caption}: {shares_words(fleet, every)}"
+    counted = counts_words(add_shares([node for node, _ in nodes], fleet.order))
+    words = f"{plural(len(nodes), 'node')}, {caption}: {counted}"
     size = BLOCK * (width + SMALL_GAP), rows * (height + SMALL_GAP)
     return BlockPicture(caption, draw_group(*size, words, (ink.paths(), *links)))
 
@@ -389,9 +397,7 @@ def _pool_picture(fleet: FleetMap, here: MapAddress, pool: MapGroup, most: int) 
         size = width * share.gpu_ns / most
         ink.add(color_class(fleet, share.name), x, 0, size, height)
         x += size
-    words = ", ".join(
-        f"{share.accelerators} {share.name}" for share in pool.shares if share.accelerators
-    )
+    words = counts_words(pool.shares)
     label = f"Pool {pool.name}: {words}"
     picture = Markup(
         '<svg class="plot pool-bar" viewBox="0 0 {} {}" role="img" aria-label="{}"'

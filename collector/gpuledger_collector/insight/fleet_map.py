@@ -85,7 +85,7 @@ class Holder:
         return NOT_RATED if self.team is None else self.team or UNATTRIBUTED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MappedAccelerator:
     """One accelerator in an hour, or now; or what the slices of a board leave of it.
 
@@ -112,17 +112,17 @@ class MappedAccelerator:
     """The part of a board that lies in no slice: no accelerator, but capacity."""
     holders: tuple[Holder, ...] = ()
 
-    @property
+    @cached_property
     def present_ms(self) -> int:
         """Its time in the hour."""
         return sum(self.states.values())
 
-    @property
+    @cached_property
     def held_ms(self) -> int:
         """What of it was held."""
         return sum(self.states.get(state, 0) for state in (BUSY, IDLE, ACTIVITY_UNKNOWN))
 
-    @property
+    @cached_property
     def prevailing_state(self) -> str:
         """The state that had most of the hour."""
         return prevailing(self.states, STATES)
@@ -132,7 +132,7 @@ class MappedAccelerator:
         """Who held it longest."""
         return max(self.holders, key=lambda holder: holder.held_ms, default=None)
 
-    @property
+    @cached_property
     def trouble(self) -> str:
         """What a person should look at, in a word; empty where nothing is wrong."""
         if self.is_rest:
@@ -202,10 +202,14 @@ def use_band(permille: int) -> str:
 
 def prevailing(categories: Mapping[str, int], order: Sequence[str]) -> str:
     """The category with most time; of equals the one that stands first in an order, then by name."""
-    places = {name: at for at, name in enumerate(order)}
-    return min(
-        categories, key=lambda name: (-categories[name], places.get(name, len(places)), name)
-    )
+    # Most accelerators of a large fleet did one thing.
+    if len(categories) == 1:
+        return next(iter(categories))
+    most = max(categories.values())
+    equals = [name for name, ms in categories.items() if ms == most]
+    if len(equals) == 1:
+        return equals[0]
+    return min(equals, key=lambda name: (order.index(name) if name in order else len(order), name))
 
 
 def state_now(
@@ -341,23 +345,31 @@ class FleetMap:
         return (*self.colored_teams, OTHER_TEAMS, NOT_RATED, *apart)
 
     @cached_property
+    def _colors(self) -> Mapping[int, str]:
+        # By identity: items are many, and each is drawn, counted and listed.
+        return {id(item): prevailing(self.categories(item), self.order) for item in self.items}
+
+    def color_of(self, item: MappedAccelerator) -> str:
+        """The category whose color an item of the map has."""
+        return self._colors[id(item)]
+
+    @cached_property
     def shares(self) -> tuple[Share, ...]:
         """The legend: categories that occur; they add up to the accelerators and to the capacity."""
-        return self.share_out(self.items)
+        return add_shares(self.nodes, self.order)
 
     def share_out(self, items: Iterable[MappedAccelerator]) -> tuple[Share, ...]:
         """The categories of these items, in the order of the legend."""
-        counts: Counter[str] = Counter()
-        times: Counter[str] = Counter()
+        counts: dict[str, int] = {}
+        times: dict[str, int] = {}
         for item in items:
-            categories = self.categories(item)
-            counts[prevailing(categories, self.order)] += not item.is_rest
-            for name, ms in categories.items():
-                times[name] += gpu_ns(item.gpu_micro, ms)
+            if not item.is_rest:
+                name = self.color_of(item)
+                counts[name] = counts.get(name, 0) + 1
+            for name, ms in self.categories(item).items():
+                times[name] = times.get(name, 0) + gpu_ns(item.gpu_micro, ms)
         return tuple(
-            Share(name, counts[name], times[name])
-            for name in self.order
-            if counts[name] or times[name]
+            Share(name, counts.get(name, 0), times[name]) for name in self.order if name in times
         )
 
     @property
@@ -392,10 +404,21 @@ class FleetMap:
     @cached_property
     def pools(self) -> Sequence[MapGroup]:
         """Each pool of the map."""
-        pools: dict[str, list[MappedAccelerator]] = {}
-        for item in self.items:
-            pools.setdefault(item.pool, []).append(item)
-        return [self._group(pool, pool, "", items) for pool, items in pools.items()]
+        pools: dict[str, list[MapGroup]] = {}
+        for node in self.nodes:
+            pools.setdefault(node.pool, []).append(node)
+        return [
+            MapGroup(
+                pool,
+                pool,
+                "",
+                sum(node.accelerators for node in nodes),
+                sum(node.gpu_ns for node in nodes),
+                add_shares(nodes, self.order),
+                sum(node.troubled for node in nodes),
+            )
+            for pool, nodes in pools.items()
+        ]
 
     def _group(
         self, name: str, pool: str, state: str, items: Sequence[MappedAccelerator]
@@ -422,6 +445,16 @@ class FleetMap:
         order = ("silent node", *STATES)
         found = {name: troubles[name] for name in order if name in troubles}
         return {**found, "idle while held": idle} if idle else found
+
+
+def add_shares(groups: Iterable[MapGroup], order: Sequence[str]) -> tuple[Share, ...]:
+    """The shares of several groups, added up, in the order of the legend."""
+    sums: dict[str, tuple[int, int]] = {}
+    for group in groups:
+        for share in group.shares:
+            accelerators, time_ns = sums.get(share.name, (0, 0))
+            sums[share.name] = accelerators + share.accelerators, time_ns + share.gpu_ns
+    return tuple(Share(name, *sums[name]) for name in order if name in sums)
 
 
 def finest_grain(items: Sequence[MappedAccelerator]) -> Grain:

@@ -30,7 +30,7 @@ from gpuledger_collector.storage.billing.fleet_hours import StateHour
 from gpuledger_collector.storage.ledger import inventory, zones
 from gpuledger_collector.storage.locks import Connection
 
-MOST_DAYS = 92
+MOST_RECEIPT_DAYS = 92
 """Days of a receipt: a quarter."""
 Placements = Mapping[int, Sequence[RatedPlacement]]
 
@@ -50,8 +50,8 @@ def read_gpu_receipt(connection: Connection, uuid: str, period: Period) -> GpuRe
         raise UnknownGpu(f"no GPU has the UUID {uuid!r}: the map of the fleet has all of them")
     calendar = zones.calendar(connection)
     days = calendar.days(period)
-    if len(days) > MOST_DAYS:
-        raise ValueError(f"from and to: a receipt has at most {MOST_DAYS} days")
+    if len(days) > MOST_RECEIPT_DAYS:
+        raise ValueError(f"from and to: a receipt has at most {MOST_RECEIPT_DAYS} days")
     is_slice = all(part.uuid == uuid != part.device for part in parts)
     ids = [part.accelerator_id for part in parts]
     placements = _placements(connection, parts, period, with_rest=not is_slice)
