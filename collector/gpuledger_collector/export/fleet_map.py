@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import groupby
+from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
@@ -72,6 +73,8 @@ PER_ROW = 8
 """Boards of a node side by side."""
 SMALL_ROWS, SMALL_WIDTH, SMALL_HEIGHT, SMALL_GAP = 2, 5, 6, 3
 """Of a node in a block: rows of boards, a board's size, and the gap to the next node."""
+TOUCHING = 0.01
+"""Rectangles that are less apart are one."""
 BLOCK = 10
 """Nodes of a block, across and down."""
 MOST_ROWS = 300
@@ -109,6 +112,21 @@ class MapAddress:
     def with_changes(self, **changes: str) -> str:
         """The address with other parameters; empty: left out."""
         return address(FLEET, {**self.parameters, **changes})
+
+
+class NodeAddresses:
+    """Addresses of many nodes, each from the same beginning."""
+
+    def __init__(self, here: MapAddress) -> None:
+        self._start = here.with_changes(node="", pool="", by="")
+        self._start += "&" if "?" in self._start else "?"
+
+    def path(self, pool: str, node: str) -> str:
+        """The map of a node."""
+        names = {"pool": pool, "node": node}
+        return self._start + "&".join(
+            f"{name}={quote(value, safe='')}" for name, value in names.items() if value
+        )
 
 
 def hour_name(at_ms: int) -> str:
@@ -153,23 +171,36 @@ def _number(value: float) -> str:
 
 
 class Ink:
-    """Rectangles by class, each class drawn as one path."""
+    """Rectangles by class, each class drawn as one path; those that touch in a row are one."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, list[str]] = defaultdict(list)
+        self._rows: dict[str, list[list[float]]] = defaultdict(list)
 
     def add(self, css: str, x: float, y: float, width: float, height: float) -> None:
         """Draw a rectangle."""
-        w = _number(width)
-        self._parts[css].append(f"M{_number(x)} {_number(y)}h{w}v{_number(height)}h-{w}z")
+        own = self._rows[css]
+        if own:
+            last = own[-1]
+            if last[1] == y and last[3] == height and abs(last[0] + last[2] - x) < TOUCHING:
+                last[2] += width
+                return
+        own.append([x, y, width, height])
 
     def paths(self) -> Markup:
         """The paths, in the order in which their colors were first used; outlines last."""
-        order = sorted(self._parts, key=lambda css: css == "m-trouble")
+        order = sorted(self._rows, key=lambda css: css == "m-trouble")
         return Markup("").join(
-            Markup('<path class="{}" d="{}"/>').format(css, "".join(self._parts[css]))
+            Markup('<path class="{}" d="{}"/>').format(css, _shape(self._rows[css]))
             for css in order
         )
+
+
+def _shape(rectangles: Iterable[Sequence[float]]) -> str:
+    parts = []
+    for x, y, width, height in rectangles:
+        across = _number(width)
+        parts.append(f"M{_number(x)} {_number(y)}h{across}v{_number(height)}h-{across}z")
+    return "".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +237,7 @@ def _node_picture(
         for item, left, width in _strips(board, SIDE):
             _stack(fleet, ink, item, x + left, y, width if width == SIDE else width - 0.7)
             shape = f"M{number(x + left)} {y}h{number(width)}v{SIDE}h-{number(width)}z"
-            if item.trouble:
+            if fleet.trouble_of(item):
                 ink.add("m-trouble", x + left + 1, y + 1, max(width - 2, 1), SIDE - 2)
             if not item.is_rest:
                 links.append(draw_link(gpu_path(item.uuid), item_words(fleet, item), shape))
@@ -350,7 +381,7 @@ def _block(
     css_of: Mapping[str, str],
 ) -> BlockPicture:
     width, height = across * SMALL_WIDTH, SMALL_ROWS * SMALL_HEIGHT
-    ink, links = Ink(), []
+    ink, links, addresses = Ink(), [], NodeAddresses(here)
     for at, (node, boards) in enumerate(nodes):
         row, column = divmod(at, BLOCK)
         x, y = column * (width + SMALL_GAP) + 1, row * (height + SMALL_GAP) + 1
@@ -362,7 +393,7 @@ def _block(
         if node.troubled:
             ink.add("m-trouble", x - 0.5, y - 0.5, width + 1, height + 1)
         words = f"{node.name or 'no node'}: {counts_words(node.shares)}"
-        path = here.with_changes(node=node.name, pool=node.pool, by="")
+        path = addresses.path("" if node.name else node.pool, node.name)
         shape = f"M{x} {y}h{width}v{height}h-{width}z"
         links.append(draw_link(path, words, shape, is_reached=False))
     rows = (len(nodes) + BLOCK - 1) // BLOCK
@@ -439,15 +470,12 @@ def group_rows(
         )
 
     ordered = sorted(groups, key=lambda group: -group.troubled)
-    rows = [row(group) for group in ordered]
-    shown, others = rows[:MOST_ROWS], rows[MOST_ROWS:]
+    shown, others = [row(group) for group in ordered[:MOST_ROWS]], ordered[MOST_ROWS:]
     if not others:
         return shown, None
-    cells = tuple(sum(column) for column in zip(*(row.cells for row in others), strict=True))
-    rest = GroupRow(
-        f"{len(others):,} others", "", "", cells, sum(row.accelerators for row in others)
-    )
-    return shown, rest
+    counts = {share.name: share.accelerators for share in add_shares(others, fleet.order)}
+    cells = tuple(counts.get(name, 0) for name in names)
+    return shown, GroupRow(f"{len(others):,} others", "", "", cells, sum(cells))
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,13 +85,14 @@ class Holder:
         return NOT_RATED if self.team is None else self.team or UNATTRIBUTED
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class MappedAccelerator:
     """One accelerator in an hour, or now; or what the slices of a board leave of it.
 
     `states` are milliseconds by state. Now has no length: the one present state has an hour.
     `use_permille` is the busy part of the time whose activity is known; None where none is.
-    `health` is that of now; UNKNOWN in an hour that is over.
+    `health` is that of now; UNKNOWN in an hour that is over. Not frozen: a page makes tens of
+    thousands, and frozen ones take three times as long to make.
     """
 
     node: str
@@ -112,17 +113,17 @@ class MappedAccelerator:
     """The part of a board that lies in no slice: no accelerator, but capacity."""
     holders: tuple[Holder, ...] = ()
 
-    @cached_property
+    @property
     def present_ms(self) -> int:
         """Its time in the hour."""
         return sum(self.states.values())
 
-    @cached_property
+    @property
     def held_ms(self) -> int:
         """What of it was held."""
         return sum(self.states.get(state, 0) for state in (BUSY, IDLE, ACTIVITY_UNKNOWN))
 
-    @cached_property
+    @property
     def prevailing_state(self) -> str:
         """The state that had most of the hour."""
         return prevailing(self.states, STATES)
@@ -132,7 +133,7 @@ class MappedAccelerator:
         """Who held it longest."""
         return max(self.holders, key=lambda holder: holder.held_ms, default=None)
 
-    @cached_property
+    @property
     def trouble(self) -> str:
         """What a person should look at, in a word; empty where nothing is wrong."""
         if self.is_rest:
@@ -354,6 +355,14 @@ class FleetMap:
         return self._colors[id(item)]
 
     @cached_property
+    def _troubles(self) -> Mapping[int, str]:
+        return {id(item): trouble for item in self.items if (trouble := item.trouble)}
+
+    def trouble_of(self, item: MappedAccelerator) -> str:
+        """What a person should look at; empty where nothing is wrong."""
+        return self._troubles.get(id(item), "")
+
+    @cached_property
     def shares(self) -> tuple[Share, ...]:
         """The legend: categories that occur; they add up to the accelerators and to the capacity."""
         return add_shares(self.nodes, self.order)
@@ -431,7 +440,7 @@ class FleetMap:
             sum(share.accelerators for share in shares),
             sum(share.gpu_ns for share in shares),
             shares,
-            sum(bool(item.trouble) for item in items),
+            sum(id(item) in self._troubles for item in items),
         )
 
     @cached_property
@@ -439,8 +448,8 @@ class FleetMap:
         """Accelerators that a person should look at, by what is wrong."""
         troubles: dict[str, list[MappedAccelerator]] = {}
         for item in self.items:
-            if item.trouble:
-                troubles.setdefault(item.trouble, []).append(item)
+            if trouble := self.trouble_of(item):
+                troubles.setdefault(trouble, []).append(item)
         idle = [item for item in self.items if item.is_idle_held]
         order = ("silent node", *STATES)
         found = {name: troubles[name] for name in order if name in troubles}

@@ -285,19 +285,24 @@ def _map_of(
     )
 
 
-def _ordered(items: Sequence[MappedAccelerator]) -> Sequence[MappedAccelerator]:
+def _ordered(items: Iterable[MappedAccelerator]) -> Sequence[MappedAccelerator]:
     """By pool, node and board, as people count; the rest of a board comes after its slices."""
-    names = {name for item in items for name in (item.pool, item.node)}
-    orders = {name: natural_order(name) for name in names}
-    return sorted(
-        items,
-        key=lambda item: (
-            orders[item.pool],
-            orders[item.node],
-            item.gpu_index is None,
-            item.gpu_index or 0,
-            item.device,
-            item.is_rest,
-            item.uuid,
-        ),
-    )
+    # Names are compared node by node: there are ten times as many accelerators.
+    nodes: dict[tuple[str, str], list[MappedAccelerator]] = defaultdict(list)
+    for item in items:
+        nodes[item.pool, item.node].append(item)
+    ordered: list[MappedAccelerator] = []
+    for place in sorted(
+        nodes, key=lambda place: (natural_order(place[0]), natural_order(place[1]))
+    ):
+        ordered += sorted(
+            nodes[place],
+            key=lambda item: (
+                item.gpu_index is None,
+                item.gpu_index or 0,
+                item.device,
+                item.is_rest,
+                item.uuid,
+            ),
+        )
+    return ordered

@@ -15,9 +15,12 @@ from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select_as, select_value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlacedAccelerator:
-    """A row of capacity with its accelerator."""
+    """A row of capacity with its accelerator.
+
+    Not frozen: a page makes tens of thousands, and frozen ones take three times as long to make.
+    """
 
     accelerator_id: int
     uuid: str
@@ -35,7 +38,7 @@ class PlacedAccelerator:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UsedHour(PlacedAccelerator):
     """And what the hourly ledger has of it in an hour; None: no evidence."""
 
@@ -46,7 +49,7 @@ class UsedHour(PlacedAccelerator):
     unavailable_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LatestReading(PlacedAccelerator):
     """And its latest reading; None: there is none."""
 
@@ -86,7 +89,6 @@ _NARROWED = """(%(pool)s::text IS NULL AND %(node)s::text IS NULL OR a.device_uu
 """Whole boards of which something is in the pool or on the node: what slices leave of a board
 depends on all of them.
 """
-_ORDER = "ORDER BY c.pool, node, a.gpu_index NULLS LAST, a.device_uuid, a.uuid, c.in_ms, c.id"
 
 
 def used_hours(
@@ -110,7 +112,7 @@ def used_hours(
         )
         SELECT {_PLACED}, u.busy_ms, u.idle_ms, u.unknown_ms, u.unallocated_ms, u.unavailable_ms
         {_THERE} LEFT JOIN used u ON u.accelerator_id = c.accelerator_id
-        WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s) AND {_NARROWED} {_ORDER}
+        WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s) AND {_NARROWED}
         """,
         {"start": hour.start_ms, "end": hour.end_ms, "pool": pool, "node": node},
     )
@@ -128,7 +130,7 @@ def latest_readings(
             coalesce(l.gpu_sm_active_ratio, l.gpu_graphics_engine_active_ratio, l.gpu_utilization_ratio)::float8
                 AS activity
         {_THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = c.accelerator_id
-        WHERE c.out_ms IS NULL AND {_NARROWED} {_ORDER}
+        WHERE c.out_ms IS NULL AND {_NARROWED}
         """,
         {"pool": pool, "node": node},
     )
