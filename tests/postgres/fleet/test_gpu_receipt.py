@@ -164,6 +164,7 @@ def test_its_page_and_its_file(page, uuid):
     assert status == 200, text
     assert "it adds up" in text
     found = Page(text)
+    assert found.faults == []
     assert any(link.startswith("/jobs/slurm") for link in found.links)
     assert "/fleet?at=2025-11-03T05%3A00Z" in found.links
     assert f"/fleet/gpu/{uuid}?from=2025-10-31&to=2025-11-03" in found.links
