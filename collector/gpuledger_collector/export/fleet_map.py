@@ -10,9 +10,10 @@ Colors have the names of classes in templates/style.css, and are those of the bo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from itertools import groupby
 from urllib.parse import quote
 
@@ -40,6 +41,7 @@ from gpuledger_collector.insight.fleet_map import (
     ColorBy,
     FleetMap,
     Grain,
+    Holder,
     MapGroup,
     MappedAccelerator,
     NodeName,
@@ -507,34 +509,32 @@ def _trouble(name: str, items: Sequence[MappedAccelerator], here: MapAddress) ->
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MapRow:
-    """An accelerator of a map with the hour that it is about."""
+    """An accelerator of a map with the hour that it is about, and who held it longest."""
 
     item: MappedAccelerator
     hour_ms: int | None
+    holder: Holder | None
 
 
-def map_rows(fleet: FleetMap) -> Iterable[MapRow]:
+def map_rows(fleet: FleetMap) -> Iterator[MapRow]:
     """Every accelerator of the map, and what slices leave of boards."""
     hour_ms = None if fleet.hour is None else fleet.hour.start_ms
-    return (MapRow(item, hour_ms) for item in fleet.items)
+    return (MapRow(item, hour_ms, item.main_holder) for item in fleet.items)
+
+
+@lru_cache(maxsize=4096)
+def _hours_text(ms: int) -> str:
+    # Most of a large fleet did the same for the whole hour, or not at all.
+    return hours_text(ms, 6)
 
 
 def _hours_in(state: str) -> Column[MapRow]:
     def hours(row: MapRow) -> str | None:
-        return None if row.item.is_now else hours_text(row.item.states.get(state, 0), 6)
+        return None if row.item.is_now else _hours_text(row.item.states.get(state, 0))
 
     return Column(f"{state.replace(' ', '_')}_h", hours, Kind.DECIMAL, in_table=False)
-
-
-def _holder_of(row: MapRow) -> Mapping[str, str]:
-    holder = row.item.main_holder
-    return (
-        {}
-        if holder is None
-        else {"team": holder.paying_team, "workload": holder.workload, "name": holder.name}
-    )
 
 
 FLEET_MAP = Report[MapRow](
@@ -568,9 +568,9 @@ FLEET_MAP = Report[MapRow](
             _hours_in,
             (BUSY, IDLE, ACTIVITY_UNKNOWN, UNALLOCATED, UNAVAILABLE, UNOBSERVED, STRANDED),
         ),
-        Column("team", lambda row: _holder_of(row).get("team")),
-        Column("workload", lambda row: _holder_of(row).get("workload"), in_table=False),
-        Column("workload_name", lambda row: _holder_of(row).get("name"), heading="job"),
+        Column("team", lambda row: row.holder and row.holder.paying_team),
+        Column("workload", lambda row: row.holder and row.holder.workload, in_table=False),
+        Column("workload_name", lambda row: row.holder and row.holder.name, heading="job"),
     ),
 )
 """A row for each accelerator, and for what the slices of a board leave of it."""
