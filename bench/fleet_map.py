@@ -51,7 +51,8 @@ INSERT INTO owner (org, team) SELECT 'acme', 'team-' || t FROM generate_series(0
 INSERT INTO workload (key, kind, external_id, name, first_seen_at)
     SELECT 'slurm::' || w, 'slurm', w::text, 'train-' || w, now() FROM generate_series(0, 1999) w;
 INSERT INTO gpu_latest (accelerator_id, at_ms, state, workload_id, gpu_utilization_ratio)
-    SELECT id, %(end)s - 60000, CASE WHEN id %% 7 = 0 THEN 'unallocated' ELSE 'held' END,
+    SELECT id, (extract(epoch FROM now()) * 1000)::bigint - 60000,
+        CASE WHEN id %% 7 = 0 THEN 'unallocated' ELSE 'held' END,
         CASE WHEN id %% 7 = 0 THEN NULL ELSE 1 + id / 8 %% 2000 END, CASE WHEN id %% 9 = 0 THEN 0 ELSE 0.8 END
     FROM accelerator;
 INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms, unknown_ms)
