@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib import resources
 from urllib.parse import quote, urlencode
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
@@ -34,15 +32,6 @@ BOARDS = {
     TRUST: "gpuledger-pipeline",
 }
 """The board beside each page; of the others, that of the overview."""
-
-
-@lru_cache(maxsize=1)
-def unbuilt() -> frozenset[str]:
-    """Pages of the header that have no template yet."""
-    templates = resources.files("gpuledger_collector").joinpath("templates")
-    return frozenset(
-        path for path in (FLEET, SPEND) if not templates.joinpath(f"{path[1:]}.html").is_file()
-    )
 
 
 def address(path: str, parameters: Mapping[str, str]) -> str:
@@ -220,7 +209,7 @@ class Site:
         links = [
             Link(name, self._narrow_address(path), "/" + path.split("/")[1] == here)
             for name, path, is_shown in pages
-            if is_shown and path not in unbuilt()
+            if is_shown
         ]
         if self.boards_url and self.sees_fleet:
             board = BOARDS.get(here, BOARDS["/"])
