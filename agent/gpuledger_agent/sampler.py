@@ -259,8 +259,10 @@ class Sampler:
         )
 
     def _columns(self, maker: BatchMaker, rows: Rows) -> wire.Samples:
-        """The readings as columns; a reading that fits into no column must not block the usage
-        intervals forever.
+        """Return the readings as columns.
+
+        On any error all of them are dropped and counted in `readings_lost`: a reading that fits
+        into no column must not block the usage intervals forever.
         """
         try:
             return maker.samples(rows)

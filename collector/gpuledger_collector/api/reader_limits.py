@@ -129,7 +129,11 @@ class ReaderLimits:
         return self.keys.identify(request, header)
 
     async def _admit(self, payer: str) -> Callable[[], None]:
-        """Wait for a turn; returns what ends it. Raises ReadRefused."""
+        """Wait for a turn; returns what ends it.
+
+        Raises ReadRefused with 429 where this payer has too many, 503 where all together have. While
+        any reader is at work the interpreter switches threads more often.
+        """
         reader = self.readers.setdefault(payer, _Reader())
         reader.questions += 1
         try:

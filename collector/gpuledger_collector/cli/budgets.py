@@ -63,6 +63,10 @@ def list_budgets(
 
 
 def _show(form: options.Format, *, exit_code: bool, dsn: str | None, config: Path | None) -> None:
+    """Fold, rate and evaluate budgets first, then print where they stand.
+
+    With `exit_code` one of which 100 % is spent counts as found.
+    """
     with open_session(dsn, config) as session:
         standing = refresh_budgets(session.database, session.now_ms)
     if not standing:

@@ -197,6 +197,7 @@ def _read_clock(value: object) -> int:
 
 
 def _read_quiet_hours(value: object) -> tuple[int, int]:
+    """The first and the last minute of the day of `22:00-07:00`, which may cross midnight."""
     text = read_text(value)
     first, _, last = text.partition("-")
     if not (_CLOCK.fullmatch(first) and _CLOCK.fullmatch(last)):

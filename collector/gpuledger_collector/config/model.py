@@ -78,9 +78,10 @@ class Row(BaseModel):
     def read(
         cls, record: Record, problems: list[Problem], instants: Instants = DECLARED
     ) -> Self | None:
-        """The row, or None after adding every problem of it.
+        """The row, or None after adding its problems, the first MAX_OF_ROW of them.
 
-        `instants` are those that the file may hold.
+        `instants` are those that the file may hold. Raises FileTooLarge when the file has too many
+        problems.
         """
         # a blank cell of CSV and an empty string of TOML both mean that nothing is given
         cells = {

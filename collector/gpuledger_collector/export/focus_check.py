@@ -379,10 +379,11 @@ def _formats(line: int, row: Row) -> Iterator[Violation]:
         yield Violation(
             line, "unit", name, f"{name} {row[name]!r} has none of FOCUS's forms, such as GPU-Hours"
         )
-    yield from _words(line, row)
+    yield from _texts(line, row)
 
 
-def _words(line: int, row: Row) -> Iterator[Violation]:
+def _texts(line: int, row: Row) -> Iterator[Violation]:
+    """Check the allowed words, the JSON objects and what a spreadsheet would take for a formula."""
     for name, allowed in ALLOWED.items():
         text = row.get(name, "")
         if name in row and text not in allowed and (text or name in NOT_NULL):

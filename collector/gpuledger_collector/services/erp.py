@@ -84,7 +84,9 @@ def _postings(
 def _parts(
     connection: Connection, period: Period, now_ms: int
 ) -> Iterator[tuple[OwnerPath, str, Mapping[str, str], int, int]]:
-    """Each line and share with its owner, currency, names, micro-units and GPU-nanoseconds."""
+    """Each line and share that an owner pays and that has a price: its owner, currency, names,
+    micro-units, and GPU-nanoseconds (0 of a share).
+    """
     codes = BilledCodes(connection)
     for span in codes.spans(period):
         for line in reports.charged_lines(connection, span, _DIMENSIONS):

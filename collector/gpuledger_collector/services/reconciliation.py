@@ -380,8 +380,10 @@ class _Imports:
     def add_day(
         self, day: Period, until_ms: int, beside_seen: Sequence[ImportedUsage], pools: set[str]
     ) -> None:
-        """Look at a day up to an instant; in `pools` accelerators were seen, and `beside_seen` is
-        what counts there.
+        """Remember a day up to an instant, and add what its imports should have produced, to be
+        compared later.
+
+        In `pools` accelerators were seen, and `beside_seen` is what counts there.
         """
         self._days[day.start_ms] = Period(day.start_ms, min(day.end_ms, until_ms)), pools
         for usage in beside_seen:

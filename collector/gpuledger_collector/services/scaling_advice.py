@@ -123,7 +123,7 @@ def advise_scaling(
     with database.transaction(Lock.SCALING) as connection:
         terms, demand = scaling.terms(connection), scaling.demand(connection, now_ms)
         decisions = {
-            each.pool: _decide(
+            each.pool: _decide_and_store(
                 connection, each, terms.get(each.pool, ScalingTerms(each.pool)), now_ms
             )
             for each in demand
@@ -133,9 +133,12 @@ def advise_scaling(
     return decisions
 
 
-def _decide(
+def _decide_and_store(
     connection: Connection, demand: PoolDemand, terms: ScalingTerms, now_ms: int
 ) -> ScalingDecision | None:
+    """Decide for a pool; insert the decision, and its message to a webhook, where it changes
+    something or its inputs did. Returns the decision either way.
+    """
     rate = scaling.rate(connection, terms.pool, now_ms)
     decision = decide(demand, terms, now_ms, rate, scaling.past(connection, terms.pool, now_ms))
     if decision is not None and (

@@ -198,7 +198,8 @@ def _sightings(
     """Read the intervals in which these accelerators were seen, by board; bounds are literals for
     partition pruning.
 
-    Intervals without attributes take them from the rows derived from them.
+    An interval without attributes of its own takes the latest of `known`, the placements that were
+    derived before. Reads intervals that begin up to `_LONGEST_MS` before `from_ms`.
     """
     rows = select(
         connection,

@@ -89,7 +89,11 @@ class Outbox:
 
     @contextmanager
     def claim(self, message_id: int, now_ms: int) -> Iterator[Claim | None]:
-        """Claim a message while the block runs; None when it is done. Waits for other senders."""
+        """Claim a message while the block runs; None when it is done or not due yet.
+
+        Holds the lock of all sending, so it waits for other senders. The claim is `in_doubt` where
+        an earlier sender had begun to hand the message over.
+        """
         # The lock is held by a session of its own and the row is read on another: work commits
         # while the claim lasts.
         with self.database.hold(Lock.OUTBOX) as holder, self.database.connect() as connection:
