@@ -52,7 +52,7 @@ done
     found = {
         metric
         for metric, places in seen_on.QUERY.items()
-        if any(seen_on.told(metric, card.get(p)) for p in places)
+        if any(seen_on.holds_reading(metric, card.get(p)) for p in places)
     }
     assert found == {"gpu_utilization_ratio", "gpu_sm_clock_hertz", "gpu_recovery_action"}
     assert seen_on.short("NVIDIA GeForce RTX 4090") == "RTX 4090"

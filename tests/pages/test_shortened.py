@@ -10,7 +10,7 @@ from decimal import Decimal
 
 import pytest
 
-from fakes.fleet import HOUR, Held
+from fakes.fleet import DAY, HOUR, Held
 from fakes.pages import text_of
 from fakes.two_teams import finding_of
 from gpuledger_collector.accounting.placement import RefusedClaim
@@ -25,7 +25,10 @@ from gpuledger_collector.services.forecasts import MOST_POOLS, forecast_outlook
 from gpuledger_collector.storage.findings import findings
 
 TEAMS = 130
+LATE = 30 * DAY + 10 * HOUR
+"""Shortly before the instant that the pages are read at: demand that goes on."""
 EVERYTHING = View(Principal("admin", "a"))
+EVERYBODY = list_pages.Narrowing()
 
 
 @pytest.fixture
@@ -111,13 +114,18 @@ def test_a_terminal_sums_what_it_does_not_list(crowded, run, monkeypatch):
 
 def test_jobs_that_are_not_listed_are_summed(crowded, reads):
     """A hundred, and the number, hours and cost of the others under the list."""
-    text = list_pages.jobs_page(reads, EVERYTHING, "", "cost").body.decode()
+    text = list_pages.jobs_page(reads, EVERYTHING, EVERYBODY, "", "cost").body.decode()
     assert len(set(re.findall(r"crowd-\d+", text))) == list_pages.SHOWN
     assert re.search(r"and 30 more of [\d.]+ GPU-hours, [\d.]+ USD, in the", text)
 
 
 @pytest.mark.parametrize(
-    ("kind", "make"), [("idle", list_pages.idle_page), ("anomaly", list_pages.anomalies_page)]
+    ("kind", "make"),
+    [
+        ("idle", lambda reads, view: list_pages.idle_page(reads, view, EVERYBODY, "model")),
+        ("anomaly", lambda reads, view: list_pages.anomalies_page(reads, view, EVERYBODY)),
+    ],
+    ids=["idle", "anomaly"],
 )
 def test_findings_that_are_not_listed_are_counted(fleet, reads, kind, make):
     """A hundred of a page; CSV has all of them."""
@@ -141,9 +149,14 @@ def test_pools_of_less_demand_are_counted(fleet, reads, run):
     """
     many = MOST_POOLS + 12
     for number in range(1, many + 1):
-        fleet.capacity(number, 0, HOUR, pool=f"pool-{number:03d}")
-        end = number * HOUR // (many + 1)
-        fleet.evidence([Held(number, number, 0, end), Held(number, None, end, HOUR, "unallocated")])
+        fleet.capacity(number, LATE, LATE + HOUR, pool=f"pool-{number:03d}")
+        end = LATE + number * HOUR // (many + 1)
+        fleet.evidence(
+            [
+                Held(number, number, LATE, end),
+                Held(number, None, end, LATE + HOUR, "unallocated"),
+            ]
+        )
     run("chargeback", "--from", "2025-10-01", "--to", "2025-11-01")
     outlook = pages.HourlyCache(lambda: forecast_outlook(reads.database, reads.now_ms))
     assert [pool.name for pool in outlook.get(reads.now_ms, wait_s=250).pools] == [

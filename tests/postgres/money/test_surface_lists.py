@@ -36,6 +36,8 @@ ROUTES = {
         "test_dispute_amounts.py: the difference of two ratings"
     ),
     "POST /mcp": "test_surfaces.py: tools",
+    "standard input of gpuledger mcp": "test_surfaces.py: tools",
+    "GET /statements/{level}": "leads to the list of a month",
     "GET /idle": "tests/postgres/findings: at the price book's rate",
     "GET /v1/idle": "tests/postgres/findings: at the price book's rate",
     "GET /anomalies": "test_surface_findings.py: a difference of two chargebacks",
@@ -46,7 +48,8 @@ ROUTES = {
 }
 """Ways in that say amounts, and where these are compared."""
 NO_AMOUNTS = """
-GET /demand, GET /docs, GET /fleet, GET /healthz, GET /metrics, GET /openapi.json, GET /readyz,
+GET /assets/{name}, GET /demand, GET /docs, GET /favicon.ico, GET /fleet, GET /healthz,
+GET /metrics, GET /openapi.json, GET /readyz,
 GET /v1/accelerators, GET /v1/audit,
 GET /v1/budgets/ack, POST /v1/budgets/ack, GET /v1/notifications/ack, POST /v1/notifications/ack, GET /v1/forecast,
 GET /v1/forecast/history, GET /v1/nodes, GET /v1/samples, GET /v1/series, POST /api/v1/write, POST /v1/batches,

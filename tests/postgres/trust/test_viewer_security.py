@@ -28,6 +28,7 @@ QUERY = f"from={day(-4)}&to={day(-1)}&all=true"
 ECHOES = (
     f"&#39;{FOREIGN}&#39; was billed nothing",
     f"No job has the key, the id or the name &#39;{FOREIGN}-1&#39;",
+    f"Nothing was ever charged to team {FOREIGN}: is the name right?",
     f"no accelerator is called 'GPU-{FOREIGN}'",
     f"no accelerator was on node '{FOREIGN}-node'",
 )

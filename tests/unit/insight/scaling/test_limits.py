@@ -248,8 +248,8 @@ def test_a_month_is_the_last_28_days_in_money():
         Series("pool", 0, 3_600_000, values), ScalingTerms("pool"), DOLLARS, with_front=True
     )
     assert made.facts()["judged_days"] == 28
-    for row in made.rows():
-        assert row["cost"] == pytest.approx(2.5 * float(str(row["capacity"])), abs=0.01)
+    for policy in made.policies():
+        assert policy.cost == pytest.approx(2.5 * policy.capacity, abs=0.01)
     spent, waited = zip(*made.front, strict=True)
     assert list(spent) == sorted(spent)
     assert list(waited) == sorted(waited, reverse=True)
