@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import stat
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -191,23 +193,36 @@ def write_pieces(pieces: Iterable[str], output: Path | None) -> None:
     if output is None:
         sys.stdout.writelines(pieces)
         return
-    if output.exists() and not output.is_file():
-        with output.open("w", encoding="utf-8", newline="") as file:
-            file.writelines(pieces)
-        return
     target = output.resolve()
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
+    if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
+        _write_in_place(pieces, output)
+        return
+    # A name that nobody can guess, so that nothing is written through another user's link.
+    descriptor, name = tempfile.mkstemp(".part", f".{target.name}.", target.parent)
+    unfinished = Path(name)
     try:
-        # Only a new file: what another user put there under that name is not written through.
-        with unfinished.open("x", encoding="utf-8", newline="") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+            os.fchmod(file.fileno(), _mode_of(target))
             file.writelines(pieces)
-        if target.exists():
-            shutil.copymode(target, unfinished)
-        unfinished.replace(target)
-    except FileExistsError:
-        raise
-    except BaseException as error:
+        try:
+            unfinished.replace(target)
+        except OSError:
+            # A single file that is mounted into a container can be written, and not replaced.
+            with unfinished.open(encoding="utf-8", newline="") as complete:
+                _write_in_place(complete, output)
+    finally:
         unfinished.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = str(output)
-        raise
+
+
+def _write_in_place(pieces: Iterable[str], output: Path) -> None:
+    with output.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(pieces)
+
+
+def _mode_of(target: Path) -> int:
+    """The rights of a file that is there, and those of a new one otherwise."""
+    if target.exists():
+        return stat.S_IMODE(target.stat().st_mode)
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask

@@ -11,11 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from typing import IO, Any, TextIO, cast
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO, cast
 
 from gpuledger_common.escapes import escape_lines, escape_text
 
@@ -23,8 +21,8 @@ _COLOR = re.compile("(\x1b\\[(?:(?:0|1|2|3|4|22|23|24|3[1-6]|39)(?:;|(?=m)))*m)"
 """Styles of tables: none of them hides text, gives it the color of its background, or makes it
 blink.
 """
-MOST_HELD = 1 << 20
-"""Bytes of held output in memory; more of it waits in a temporary file."""
+MOST_HELD = 1 << 22
+"""Characters of held output; whatever is longer is no answer for a pager, and streams."""
 
 
 def say(line: str, *, error: bool = False, flush: bool = False) -> None:
@@ -64,30 +62,53 @@ class ShieldedStream:
 
 
 class HeldStream:
-    """A stream whose texts wait in a file; all else is the stream's own."""
+    """A stream whose texts wait until they are released, or until they are many; all else is the
+    stream's own.
+    """
 
-    def __init__(self, stream: TextIO, texts: IO[str]) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.write, self.writelines = texts.write, texts.writelines
+        self._texts: list[str] | None = []
+        self._held = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Keep a text; what is too long to be kept goes out, and so does all that follows."""
+        if self._texts is None:
+            return self._stream.write(text)
+        self._texts.append(text)
+        self._held += len(text)
+        if self._held > MOST_HELD:
+            self.release()
+        return len(text)
+
+    def writelines(self, texts: Iterable[str]) -> None:
+        """Keep texts one by one."""
+        for text in texts:
+            self.write(text)
+
+    def release(self) -> None:
+        """Write what was kept, and keep nothing any more."""
+        texts, self._texts = self._texts or [], None
+        for text in texts:
+            self._stream.write(text)
 
 
 @contextlib.contextmanager
 def hold_output() -> Iterator[None]:
     """Keep what is printed until the end of the block: a pager that stands still holds up nothing
-    that the block has open.
+    that the block has open. An export of more than MOST_HELD streams.
     """
     stream = sys.stdout
-    with tempfile.SpooledTemporaryFile(MOST_HELD, "w+", encoding="utf-8", newline="") as texts:
-        sys.stdout = cast(TextIO, HeldStream(stream, texts))
-        try:
-            yield
-        finally:
-            sys.stdout = stream
-            texts.seek(0)
-            shutil.copyfileobj(texts, stream)
+    held = HeldStream(stream)
+    sys.stdout = cast(TextIO, held)
+    try:
+        yield
+    finally:
+        sys.stdout = stream
+        held.release()
 
 
 def shield(stream: TextIO) -> Any:

@@ -1,7 +1,9 @@
 """Files that commands write with -o: complete, or as they were before."""
 
+import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -43,14 +45,41 @@ def test_a_link_and_a_mode_stay(tmp_path):
     assert stat.S_IMODE(bill.stat().st_mode) == 0o640
 
 
-def test_a_planted_link_is_not_written_through(tmp_path, monkeypatch):
-    """Whoever may write into the folder and guesses the unfinished file's name gains nothing."""
-    other = tmp_path / "other"
-    other.write_text("theirs\n")
-    (tmp_path / f".bill.csv.{os.getpid()}.part").symlink_to(other)
-    with pytest.raises(FileExistsError):
-        write_pieces(["new\n"], tmp_path / "bill.csv")
-    assert other.read_text() == "theirs\n"
+def test_a_file_that_a_killed_run_left_is_in_nobodys_way(tmp_path, monkeypatch):
+    """In a container every run has the same process id."""
+    (tmp_path / f".bill.csv.{os.getpid()}.part").write_text("half\n")
+    write_pieces(["new\n"], tmp_path / "bill.csv")
+    assert (tmp_path / "bill.csv").read_text() == "new\n"
+
+
+def test_a_file_that_cannot_be_replaced_is_written(tmp_path, monkeypatch):
+    """As one that is mounted into a container by itself: it has all of the bill, and no other
+    file is left.
+    """
+    bill = tmp_path / "bill.csv"
+    bill.write_text("old and longer\n")
+
+    def refuse(*_):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    write_pieces(["new\n"], bill)
+    assert bill.read_text() == "new\n"
+    assert os.listdir(tmp_path) == ["bill.csv"]
+
+
+def test_a_private_bill_is_private_from_its_first_line(tmp_path):
+    """The unfinished file has the rights of the one that it replaces."""
+    bill = tmp_path / "bill.csv"
+    bill.write_text("old\n")
+    bill.chmod(0o600)
+
+    def pieces():
+        (unfinished,) = tmp_path.glob(".bill.csv.*.part")
+        yield f"{stat.S_IMODE(unfinished.stat().st_mode):o}\n"
+
+    write_pieces(pieces(), bill)
+    assert bill.read_text() == "600\n"
 
 
 def test_a_device_is_written_as_it_is(tmp_path):
