@@ -45,7 +45,6 @@ class XidHistory:
     nvml: Counter[int] = field(default_factory=Counter)
     kernel: Counter[int] = field(default_factory=Counter)
     last: int | None = None
-    """Unix seconds."""
     standing: int | None = None
     """The worst Xid since the board was attached; a reset, which detaches the board, clears it."""
 

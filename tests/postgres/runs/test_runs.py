@@ -421,3 +421,18 @@ def test_an_imported_run_has_an_outcome_and_no_activity(priced, run):
     assert code == 0
     assert "ended FAILED" in out
     assert {one["kind"] for one in told["bottlenecks"]["cannot_say"]} >= {"input", "batch"}
+
+
+def test_a_run_on_two_models_names_both(priced, run):
+    """In one line, with a comma, in every form."""
+    workload = priced.workload(9)
+    for hour, model in enumerate(("H100", "A100")):
+        priced.connection.execute(
+            "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool,"
+            " state) VALUES (%s, %s, %s, 1000000, %s, 'slurm', 'COMPLETED')",
+            (workload, OCTOBER + hour * HOUR, OCTOBER + (hour + 1) * HOUR, model),
+        )
+    priced.connection.execute("UPDATE price SET pool = '', gpu_model = ''")
+    priced.connection.execute("INSERT INTO day_recompute (day_ms) VALUES (%s)", (OCTOBER,))
+    _, out, _ = run("runs", "--from", "2025-10-01", "--to", "2025-10-02", "--format", "json")
+    assert [row["model"] for row in json.loads(out)] == ["A100, H100"]

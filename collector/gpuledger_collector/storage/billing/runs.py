@@ -55,8 +55,8 @@ def list_charged(
         connection,
         f"""
         SELECT w.id AS workload_id, w.key, w.kind, w.external_id, w.name, w.user_name AS user,
-            coalesce(min(nullif(o.team, '')), '') AS team, string_agg(DISTINCT l.gpu_model, ',
-            ') AS gpu_model,
+            coalesce(min(nullif(o.team, '')), '') AS team, string_agg(DISTINCT l.gpu_model, ', ')
+            AS gpu_model,
             count(DISTINCT l.accelerator_id) AS accelerators, min(l.start_ms) AS start_ms,
             max(l.end_ms) AS end_ms,
             l.currency, {_SUMS}
