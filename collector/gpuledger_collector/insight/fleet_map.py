@@ -22,6 +22,7 @@ from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.accounting.usage import STRANDED, UNALLOCATED, UNAVAILABLE, UNOBSERVED
 
 BUSY, IDLE, ACTIVITY_UNKNOWN = "busy", "idle", "activity unknown"
+HELD_STATES = (BUSY, IDLE, ACTIVITY_UNKNOWN)
 FAILED, DEGRADED, OK, UNKNOWN = "failed", "degraded", "ok", "unknown"
 NOT_RATED = "(not rated yet)"
 """Held time of which the ledger does not say yet who pays."""
@@ -121,7 +122,7 @@ class MappedAccelerator:
     @property
     def held_ms(self) -> int:
         """What of it was held."""
-        return sum(self.states.get(state, 0) for state in (BUSY, IDLE, ACTIVITY_UNKNOWN))
+        return sum(self.states.get(state, 0) for state in HELD_STATES)
 
     @property
     def prevailing_state(self) -> str:
@@ -156,11 +157,7 @@ class MappedAccelerator:
             return self.states
         if color is ColorBy.HEALTH:
             return self._by_health()
-        others = {
-            state: ms
-            for state, ms in self.states.items()
-            if state not in {BUSY, IDLE, ACTIVITY_UNKNOWN}
-        }
+        others = {state: ms for state, ms in self.states.items() if state not in HELD_STATES}
         return {**others, **(self._by_team() if color is ColorBy.OWNER else self._by_use())}
 
     def _by_health(self) -> Mapping[str, int]:
@@ -340,7 +337,7 @@ class FleetMap:
             return STATES
         if self.color is ColorBy.HEALTH:
             return (*HEALTHS, STRANDED)
-        apart = (UNAVAILABLE, UNOBSERVED, STRANDED, UNALLOCATED)
+        apart = (FAILED, DEGRADED, UNAVAILABLE, UNOBSERVED, STRANDED, UNALLOCATED)
         if self.color is ColorBy.USE:
             return (*USES, ACTIVITY_UNKNOWN, *apart)
         return (*self.colored_teams, OTHER_TEAMS, NOT_RATED, *apart)

@@ -15,8 +15,9 @@ from typing import TypeVar
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.ledger_rows import CapacityRow
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, join_periods
-from gpuledger_collector.accounting.usage import STRANDED
+from gpuledger_collector.accounting.usage import STRANDED, UNOBSERVED
 from gpuledger_collector.insight.fleet_map import (
+    HELD_STATES,
     UNKNOWN,
     ColorBy,
     FleetMap,
@@ -157,8 +158,10 @@ def _latest_of(
     row: LatestReading, now_ms: int, holders: Iterable[HolderRow], *, is_silent: bool
 ) -> MappedAccelerator:
     state = state_now(row.health, row.state, row.read_ms, row.activity, now_ms)
-    use = None if row.activity is None else round(1000 * row.activity)
-    return _item(row, now_states(state), use, holders, is_silent=is_silent, is_now=True)
+    # What an old reading said of its holder and its activity is not known of now.
+    use = None if row.activity is None or state == UNOBSERVED else round(1000 * row.activity)
+    held_by = holders if state in HELD_STATES else ()
+    return _item(row, now_states(state), use, held_by, is_silent=is_silent, is_now=True)
 
 
 def _item(

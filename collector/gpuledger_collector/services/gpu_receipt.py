@@ -18,7 +18,7 @@ from gpuledger_collector.accounting.gpu_receipt import (
     lines_of,
 )
 from gpuledger_collector.accounting.ledger import ConservationCheck, ExportedCharge
-from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.accounting.rating import capacity_cost, present_ms
@@ -49,8 +49,10 @@ def read_gpu_receipt(connection: Connection, uuid: str, period: Period) -> GpuRe
     if not parts:
         raise UnknownGpu(f"no GPU has the UUID {uuid!r}: the map of the fleet has all of them")
     calendar = zones.calendar(connection)
-    days = calendar.days(period)
-    if len(days) > MOST_RECEIPT_DAYS:
+    # A day may have 25 hours, and centuries of days are not listed to be refused.
+    too_long = period.ms > (MOST_RECEIPT_DAYS + 1) * DAY_MS
+    days = [] if too_long else calendar.days(period)
+    if too_long or len(days) > MOST_RECEIPT_DAYS:
         raise ValueError(f"from and to: a receipt has at most {MOST_RECEIPT_DAYS} days")
     is_slice = all(part.uuid == uuid != part.device for part in parts)
     ids = [part.accelerator_id for part in parts]

@@ -156,6 +156,30 @@ def test_now_agrees_with_the_list_of_nodes(fleet, dsn, run, monkeypatch):
     assert {share.name for share in healths.shares} == {"unknown", "unobserved"}
 
 
+@pytest.mark.parametrize("color", list(ColorBy))
+@pytest.mark.parametrize("grain", list(Grain))
+def test_what_an_old_reading_said_is_not_known_of_now(fleet, dsn, color, grain):
+    """A board that was held three hours ago, and one that failed, are one board each, whatever
+    they are colored by, and are drawn; nobody holds what nobody sees.
+    """
+    for number in (1, 2):
+        fleet.capacity(number, 0, node=f"n{number}")
+    fleet.connection.execute(
+        "INSERT INTO gpu_latest (accelerator_id, at_ms, state, gpu_utilization_ratio)"
+        " SELECT id, %s, 'held', 0.97 FROM accelerator WHERE uuid = 'GPU-0001' UNION ALL"
+        " SELECT id, %s, 'unallocated', 0 FROM accelerator WHERE uuid = 'GPU-0002'",
+        (NOW_MS - 3 * HOUR, NOW_MS - 60_000),
+    )
+    fleet.connection.execute("UPDATE accelerator SET health = 'failed' WHERE uuid = 'GPU-0002'")
+    with Database(dsn).transaction(read_only=True) as connection:
+        drawn = asked(connection, color=color, grain=grain)
+    assert sum(share.gpu_ns for share in drawn.shares) == 2 * gpu_ns(HOUR_MS, 1_000_000)
+    assert all(drawn.color_of(item) in drawn.order for item in drawn.items)
+    assert [item.holders for item in drawn.items] == [(), ()]
+    assert {item.uuid: item.use_permille for item in drawn.items}["GPU-0001"] is None
+    assert block_pictures(drawn, MapAddress())
+
+
 def test_an_hour_that_is_not_rated_says_so(fleet, dsn, run):
     """Its owner is not known yet, and what is unobserved is counted up to now only."""
     fleet.capacity(1, 0)
