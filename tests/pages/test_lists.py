@@ -148,6 +148,36 @@ def test_every_empty_answer_has_its_own_sentence(fleet):
     assert f"The nearest: {OWN}" in text
 
 
+def test_a_viewer_is_not_told_whether_a_name_is_somebody_elses(fleet):
+    """A name that another team has and one that nobody has get the same answer."""
+    for path in ("/", "/jobs"):
+        foreign, invented = f"{FOREIGN}-project", "no-such-project"
+        answers = [
+            ask(fleet, f"{path}?project={name}&period={MONTH}", "viewer")[1].replace(name, "X")
+            for name in (foreign, invented)
+        ]
+        told = [
+            re.search(r"Nothing was (?:ever )?charged[^<]*", text).group() for text in answers
+        ]
+        assert told == ["Nothing was ever charged to project X: is the name right?"] * 2, path
+        assert FOREIGN not in answers[0]
+
+
+def test_a_range_in_the_name_of_a_file_is_harmless(fleet):
+    """A line break or a letter that no header holds is a dash of the name, and no fault."""
+    for wanted in ("2026-Q3%0A", "2026-Q3%E2%80%83"):
+        status, text = ask(fleet, f"/idle?format=csv&period={wanted}")
+        assert status == 200, text
+        assert text.startswith("node,")
+
+
+def test_a_range_that_is_too_long_for_a_chart_has_an_overview(fleet):
+    """The overview leaves the chart out; the page of spend says what it shows at most."""
+    status, text = ask(fleet, "/?from=1990-01-01")
+    assert (status, 'class="plot bars' in text) == (200, False)
+    assert ask(fleet, "/spend?from=1990-01-01&to=2026-01-01")[0] == 422
+
+
 def test_a_viewer_is_offered_its_own_places_only(fleet):
     """The choices of a form name nothing of others, nor does a search find it."""
     for path in ("/jobs", "/idle", "/anomalies"):

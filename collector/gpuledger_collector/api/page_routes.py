@@ -266,8 +266,8 @@ def page(text: str, status: int = 200, *, site: Site) -> Response:
 
 
 def file_name(range_name: str) -> str:
-    """A range as part of the name of a file."""
-    return range_name.replace(" ", "-")
+    """A range as part of the name of a file: whatever an address said, a header can hold it."""
+    return re.sub(r"[^0-9A-Za-z]+", "-", range_name).strip("-")
 
 
 def csv_file(rows: Iterable[Iterable[object]], *names: str) -> Response:

@@ -21,6 +21,7 @@ from gpuledger_collector.accounting.chargeback import (
 )
 from gpuledger_collector.accounting.money import MICRO, Money
 from gpuledger_collector.accounting.period import HOUR_MS, Period, format_instant
+from gpuledger_collector.accounting.spend_over_time import SpendOverTime
 from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.api.auth.principal import Denied
 from gpuledger_collector.api.context import ReadContext
@@ -214,7 +215,7 @@ def being_forecast(site: Site) -> Site:
 
 def _ledger_facts(found: Overview, view: View, month: str, now_ms: int) -> dict[str, Any]:
     """What the overview says about a month of the ledger, for the template."""
-    links = SpendLinks(view, AskedRange("", "", None), found.spend)
+    charts = {} if found.spend is None else _spend_charts(found.spend, view)
     rated, calendar, period = found.rated, found.rated.calendar, found.rated.period
     return {
         "month": month,
@@ -225,7 +226,7 @@ def _ledger_facts(found: Overview, view: View, month: str, now_ms: int) -> dict[
         "fleet": found.fleet,
         "gpus": f"{found.fleet.gpus:,}",
         "spend": [
-            _spend(found, total, links, now_ms)
+            _spend(found, total, charts, now_ms)
             for total in found.direct.totals
             if total.currency is not None
         ],
@@ -261,7 +262,9 @@ def _current_facts(found: Overview, now_ms: int, *, is_open: bool) -> dict[str, 
     }
 
 
-def _spend(found: Overview, total: ReportRow, links: SpendLinks, now_ms: int) -> dict[str, Any]:
+def _spend(
+    found: Overview, total: ReportRow, charts: Mapping[str, Any], now_ms: int
+) -> dict[str, Any]:
     """One currency: the rows of the chargeback, each with its trend; time without a holder is
     marked.
     """
@@ -284,17 +287,7 @@ def _spend(found: Overview, total: ReportRow, links: SpendLinks, now_ms: int) ->
         "free_per_day": next(
             (day for day in found.idle.ongoing.free.per_day if day.currency == currency), None
         ),
-        "chart": next(
-            (
-                {
-                    "bars": spend.bars(found.spend, each, links.of_part),
-                    "legend": spend.legend(each.series, found.spend.by),
-                }
-                for each in found.spend.currencies
-                if each.currency == currency
-            ),
-            None,
-        ),
+        "chart": charts.get(currency),
         "rows": [
             {
                 "row": row,
@@ -313,6 +306,18 @@ def _spend(found: Overview, total: ReportRow, links: SpendLinks, now_ms: int) ->
         # Of the month's own time: corrections move the hours of other months.
         "gpu_ns": sum(row.gpu_ns for row in own_rows),
         "idle_ns": sum_known(row.idle_ns for row in own_rows),
+    }
+
+
+def _spend_charts(found: SpendOverTime, view: View) -> dict[str, Any]:
+    """The chart of spend of each currency, with its legend."""
+    links = SpendLinks(view, AskedRange("", "", None), found)
+    return {
+        each.currency: {
+            "bars": spend.bars(found, each, links.of_part),
+            "legend": spend.legend(each.series, found.by),
+        }
+        for each in found.currencies
     }
 
 

@@ -50,10 +50,13 @@ def explain_absence(
     """
     named = ", ".join(f"{level} {name or UNATTRIBUTED}" for level, name in (owner or {}).items())
     for level, name in (owner or {}).items():
-        if name and not overview.is_owner(connection, {level: name}):
-            with as_viewer(connection, viewer):
-                known = overview.owner_names(connection, level)
-            return _unknown(level, name, known)
+        if not name:
+            continue
+        # A viewer is not told whether a name is somebody else's.
+        with as_viewer(connection, viewer):
+            within = viewer or {}
+            if not overview.is_owner(connection, {**within, level: name}):
+                return _unknown(level, name, overview.owner_names(connection, level, name, within))
     first_ms = overview.first_rated_ms(connection)
     if first_ms is not None and period.end_ms <= first_ms:
         began = calendar.date_of(first_ms)

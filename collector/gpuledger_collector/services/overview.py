@@ -11,6 +11,7 @@ from gpuledger_collector.accounting.closing import CorrectionSum
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.rated_period import RatedPeriod
 from gpuledger_collector.accounting.spend_over_time import SpendOverTime
+from gpuledger_collector.accounting.spend_series import MOST_DAYS
 from gpuledger_collector.insight.nodes import SILENT_MS, Fleet, FleetNode
 from gpuledger_collector.services.absence import Absence, explain_absence
 from gpuledger_collector.services.budget_status import standings
@@ -46,7 +47,7 @@ class Overview:
     rated: RatedPeriod
     fleet: Fleet
     direct: Report
-    spend: SpendOverTime
+    spend: SpendOverTime | None
     trend: Sequence[Period]
     costs_by_day: Mapping[str, Mapping[str, Mapping[int, int]]]
     has_inventory: bool
@@ -100,7 +101,11 @@ def read_overview(
         rated=rated,
         fleet=overview.fleet(connection, now_ms - SILENT_MS),
         direct=direct,
-        spend=read_spend(connection, period, "team", now_ms, owner),
+        spend=(
+            read_spend(connection, period, "team", now_ms, owner)
+            if period.ms <= MOST_DAYS * DAY_MS
+            else None
+        ),
         trend=calendar.days(trend),
         costs_by_day=costs_by_day,
         # Whoever sees one owner's part is told of no unallocated time at all.

@@ -150,12 +150,26 @@ def is_owner(connection: Connection, levels: Mapping[str, str]) -> bool:
     return bool(select_value(connection, query, list(levels.values())))
 
 
-def owner_names(connection: Connection, level: str) -> list[str]:
-    """Every name at a level of the owner tree that was ever charged, in order."""
-    query = (
-        f"SELECT DISTINCT {LEVEL_COLUMNS[level]} FROM owner o WHERE {LEVEL_COLUMNS[level]} <> ''"
+MOST_NAMES = 2000
+"""Names that are compared with one that nobody has."""
+
+
+def owner_names(
+    connection: Connection, level: str, name: str, within: Mapping[str, str]
+) -> list[str]:
+    """Names at a level of a part of the owner tree (level -> name) that were ever charged, those
+    about as long as `name` first, at most MOST_NAMES.
+    """
+    column = LEVEL_COLUMNS[level]
+    conditions = " AND ".join(
+        [f"{column} <> ''", *(f"coalesce({LEVEL_COLUMNS[other]}, '') = %s" for other in within)]
     )
-    return [str(name) for name in select_values(connection, f"{query} ORDER BY 1")]
+    query = (
+        f"SELECT name FROM (SELECT DISTINCT {column} AS name FROM owner o WHERE"
+        f" {conditions}) names"
+        f" ORDER BY abs(length(name) - %s), name LIMIT {MOST_NAMES}"
+    )
+    return [str(text) for text in select_values(connection, query, [*within.values(), len(name)])]
 
 
 def has_prices(connection: Connection) -> bool:
