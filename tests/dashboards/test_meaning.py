@@ -645,6 +645,11 @@ def test_each_model_fits_or_not_by_itself(ledger):
     )
     ledger.execute("UPDATE ledger_day SET state = 'unallocated' WHERE gpu_model = %s", (free,))
     ledger.execute("UPDATE capacity SET out_ms = in_ms + 1 WHERE gpu_model = %s", (gone,))
+    # Usage without a model lies two hours back, which is today for most of the day.
+    ledger.execute(
+        "UPDATE ledger_day SET day_ms = (SELECT min(day_ms) FROM ledger_day WHERE gpu_model <> '')"
+        " WHERE gpu_model = ''"
+    )
     told = rows(ledger, "demand", "Does it fit?")
     fits = {row["model"]: row["fits"] for row in told}
     assert (fits[full], fits[gone], fits[free]) == ("maybe", "no", "yes")

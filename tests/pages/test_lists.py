@@ -156,9 +156,7 @@ def test_a_viewer_is_not_told_whether_a_name_is_somebody_elses(fleet):
             ask(fleet, f"{path}?project={name}&period={MONTH}", "viewer")[1].replace(name, "X")
             for name in (foreign, invented)
         ]
-        told = [
-            re.search(r"Nothing was (?:ever )?charged[^<]*", text).group() for text in answers
-        ]
+        told = [re.search(r"Nothing was (?:ever )?charged[^<]*", text).group() for text in answers]
         assert told == ["Nothing was ever charged to project X: is the name right?"] * 2, path
         assert FOREIGN not in answers[0]
 
