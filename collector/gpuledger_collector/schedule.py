@@ -122,7 +122,8 @@ class Schedule:
 
     def start(self) -> None:
         """Start; every job runs at once and then on its interval, one at a time in their order."""
-        begin = to_datetime(self._clock())
+        # By the machine's clock, which the scheduler waits by, and not by the ledger's.
+        begin = dt.datetime.now(dt.UTC)
         for place, job in enumerate(self._jobs):
             self._scheduler.add_job(
                 self.run,

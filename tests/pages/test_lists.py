@@ -148,6 +148,13 @@ def test_every_empty_answer_has_its_own_sentence(fleet):
     assert f"The nearest: {OWN}" in text
 
 
+def test_the_overview_says_what_free_gpus_cost(fleet):
+    """To who sees the fleet; what nobody holds is in no owner's part."""
+    said = f"GPUs that nobody holds cost {FREE * 24} a day."
+    assert said in Page(ask(fleet, "/")[1]).text
+    assert "nobody holds cost" not in Page(ask(fleet, "/", "viewer")[1]).text
+
+
 def test_a_viewer_is_not_told_whether_a_name_is_somebody_elses(fleet):
     """A name that another team has and one that nobody has get the same answer."""
     for path in ("/", "/jobs"):

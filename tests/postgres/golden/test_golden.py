@@ -19,6 +19,7 @@ from fakes.assistant import over
 from fakes.books import Command
 from fakes.collector import running
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
+from fakes.replicas import until as wait_until
 from fakes.rich_ledger import CLOSED, OPEN, rich
 from gpuledger_collector.api import admission
 from gpuledger_collector.mcp.tools import TOOLS
@@ -126,6 +127,7 @@ PAGES = {
     "trust.csv": f"/trust?period={OPEN}&format=csv",
 }
 """The overview, and the pages that have a file for spreadsheets."""
+FORECASTING = "The forecast is being computed"
 TOOL_ARGUMENTS = {
     "list_values": {"dimension": "team"},
     "get_statement": {"owner": "vision", "month": OPEN},
@@ -268,6 +270,8 @@ def addresses(dsn):
             )
             yield f"address/{re.sub(r'[{}:]', '', path[1:]).replace('/', '.')}", (status, text, "")
         for name, path in PAGES.items():
+            # A page does not wait for a forecast: its answer is that with it.
+            wait_until(lambda path=path: FORECASTING not in collector.request("GET", path)[2])
             status, _, answer = collector.request("GET", path)
             yield f"page/{name}", (status, answer, "")
 
