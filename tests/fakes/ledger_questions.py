@@ -268,6 +268,13 @@ def _pages(asking: _Asking) -> Iterator[_Question]:
         "/v1/samples?from=2025-10-02&to=2025-10-02T01:00:00Z&gpu=GPU-0001&metrics=gpu_power_watts",
         "/v1/nodes",
         "/v1/idle",
+        "/fleet?color=owner",
+        "/fleet?at=2025-10-02T05:00Z&color=use",
+        "/fleet?at=2025-10-02T05:00Z&color=owner&format=csv",
+        "/fleet/gpu/GPU-0001?from=2025-10-01&to=2025-10-04",
+        f"/spend?{span}",
+        f"/spend?{span}&by=model&format=csv",
+        "/spend?from=2025-10-01&to=2025-10-05&by=pool",
     ):
         yield path, lambda path=path: asking.get(path)
 
