@@ -24,6 +24,8 @@ GAP = 2
 """Spaces between the columns of a table."""
 MIN_TEXT = 8
 """Texts are folded to no less than this many characters before optional columns are left out."""
+OPEN_FILES = {Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd")}
+"""Folders whose names stand for devices and for files that a process has open."""
 
 
 def emit_report(
@@ -188,13 +190,18 @@ def write_text(text: str, output: Path | None) -> None:
 def write_pieces(pieces: Iterable[str], output: Path | None) -> None:
     """Write a text to a file, or to standard output, piece by piece.
 
-    A file is complete or as it was before; a device or a pipe is written as the pieces come.
+    A file is complete or as it was before; a device, a pipe or a file that is open already
+    (`/dev/stdout`) is written as the pieces come.
     """
     if output is None:
         sys.stdout.writelines(pieces)
         return
     target = output.resolve()
-    if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
+    if (
+        (output.exists() and not output.is_file())
+        or output.absolute().parent in OPEN_FILES
+        or not os.access(target.parent, os.W_OK)
+    ):
         _write_in_place(pieces, output)
         return
     # A name that nobody can guess, so that nothing is written through another user's link.

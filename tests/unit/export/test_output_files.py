@@ -3,6 +3,8 @@
 import errno
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +96,16 @@ def test_a_device_is_written_as_it_is(tmp_path):
         assert stat.S_ISFIFO(null.stat().st_mode)
     finally:
         os.close(reader)
+
+
+def test_standard_output_by_its_name_is_written_as_it_is(tmp_path):
+    """Into a pipe, whose name in /proc is no file's, and into a file that the shell opened."""
+    write = "import pathlib, gpuledger_collector.cli.output as o\n"
+    write += "o.write_pieces(['bill\\n'], pathlib.Path('/dev/stdout'))"
+    piped = subprocess.run([sys.executable, "-c", write], capture_output=True, text=True)
+    assert (piped.stdout, piped.stderr) == ("bill\n", "")
+    with (bill := tmp_path / "bill.csv").open("w") as opened:
+        subprocess.run([sys.executable, "-c", write], stdout=opened, check=True)
+        assert bill.samefile(f"/proc/self/fd/{opened.fileno()}")
+    assert bill.read_text() == "bill\n"
+    assert list(tmp_path.iterdir()) == [bill]
