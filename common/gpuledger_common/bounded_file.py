@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import select
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +23,10 @@ MAX_DOTS = 1_000
 """Of a line: the parser's time grows with the square of the parts of a dotted key."""
 MAX_SECRET_BYTES = 1024 * 1024
 """A token file of the whole fleet holds thousands."""
+PIPE_SECONDS = 5
+"""How long a secret may take to come out of a pipe: who reads it again, at SIGHUP or at each push,
+holds up what else its thread does.
+"""
 MOUNTED_SECRETS = (Path("/run/secrets"), Path("/var/run/secrets"))
 """Secrets of containers, whose modes the engine decides; nobody else is in there."""
 
@@ -31,6 +38,29 @@ class Readable(Protocol):
 
     def read(self, size: int, /) -> bytes:
         """At most `size` bytes; none at the end."""
+
+
+class _Pipe:
+    """A file that may have nothing to read yet, or never: whoever reads it waits for no longer than
+    PIPE_SECONDS in all.
+    """
+
+    def __init__(self, file: io.FileIO, path: Path) -> None:
+        self._file, self._path = file, path
+        self._ends = time.monotonic() + PIPE_SECONDS
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes; none at the end. Raises TimeoutError."""
+        # Read first: a pipe without a writer is at its end, and is never reported as readable.
+        while (piece := self._file.read(size)) is None:
+            left = max(0.0, self._ends - time.monotonic())
+            if not select.select([self._file], [], [], left)[0]:
+                break
+        else:
+            return piece
+        raise TimeoutError(
+            errno.ETIMEDOUT, f"nothing wrote to its end in {PIPE_SECONDS} s", str(self._path)
+        )
 
 
 class FileTooLarge(OSError):
@@ -85,12 +115,15 @@ def read_stream(stream: Readable, path: Path, max_bytes: int) -> bytearray:
 
 def read_secret_file(path: Path, warn: Callable[[str], None]) -> str:
     """The content of a secret's file, stripped; `warn` is told once where every user of the machine
-    can read it.
+    can read it. A pipe, as a shell makes for `<(command)`, is read for PIPE_SECONDS at most.
 
     Raises OSError, and ValueError for what is not UTF-8 text.
     """
-    content = read_bounded(path, MAX_SECRET_BYTES)
-    if path not in _warned and _is_open_to_others(path):
+    with open(path, "rb", buffering=0, opener=_open_without_blocking) as file:
+        is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        stream: Readable = file if is_regular else _Pipe(file, path)
+        content = bytes(read_stream(stream, path, MAX_SECRET_BYTES))
+    if is_regular and path not in _warned and _is_open_to_others(path):
         _warned.add(path)
         warn(f"{path} can be read by every user of this machine: chmod o-r {path}")
     return content.decode("utf-8").strip()

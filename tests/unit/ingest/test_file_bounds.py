@@ -5,9 +5,11 @@ the bound.
 import gzip
 import io
 import logging
+import os
 import shutil
 import sys
 import tempfile
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -191,3 +193,30 @@ def test_a_secret_that_everybody_can_read_is_said_once(tmp_path, caplog, monkeyp
         SettingsError, match=f"cannot be read .larger than {MAX_SECRET_BYTES} bytes"
     ):
         read_secret(_sparse(tmp_path / "large", MAX_SECRET_BYTES + 1), "link_secret_file")
+
+
+def test_a_secret_comes_out_of_a_pipe(tmp_path):
+    """As a shell makes one for `<(command)`, and it may take its time."""
+    reading, writing = os.pipe()
+    late = threading.Timer(0.2, lambda: (os.write(writing, b"tok"), os.write(writing, b"en\n")))
+    last = threading.Timer(0.4, os.close, [writing])
+    late.start()
+    last.start()
+    try:
+        assert read_secret(Path(f"/proc/self/fd/{reading}"), "GPULEDGER_X") == "token"
+    finally:
+        last.join()
+        os.close(reading)
+
+
+def test_a_pipe_in_place_of_a_secret_stops_nobody(tmp_path, monkeypatch):
+    """Without a writer it is empty, with one that never writes it is given up in a sentence."""
+    monkeypatch.setattr(bounded_file, "PIPE_SECONDS", 0.2)
+    os.mkfifo(secret := tmp_path / "token")
+    assert read_secret(secret, "GPULEDGER_X") == ""
+    writing = os.open(secret, os.O_RDWR)
+    try:
+        with pytest.raises(SettingsError, match=r"GPULEDGER_X: .*nothing wrote to its end"):
+            read_secret(secret, "GPULEDGER_X")
+    finally:
+        os.close(writing)
