@@ -78,9 +78,9 @@ def escape_event(
     return event
 
 
-def configure_logging(settings: Settings, worker: int | None = None) -> None:
+def configure_logging(settings: Settings, worker: str | None = None) -> None:
     """Send log lines of all libraries through structlog to standard error, each with the number of
-    the worker.
+    the worker, or `jobs`.
     """
 
     def add_worker(

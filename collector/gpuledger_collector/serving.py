@@ -1,12 +1,13 @@
-"""gpuledger serve: the collector as a process.
+"""gpuledger serve: a process that answers requests.
 
-Signals: INT and TERM stop accepting, answer current requests, commit waiting batches, stop the jobs
-and the embedded database, and exit with 0. A replica that gets TERM first drains: for
+Signals: INT and TERM stop accepting, answer current requests, commit waiting batches, stop the
+embedded database where it is this process', and exit with 0. A replica that gets TERM first drains: for
 `shutdown_delay_seconds` it serves while /readyz says 503 and each answer closes its connection, so
 that balancer and agents go elsewhere. HUP reads the token files again. KILL loses nothing that was
 acknowledged: an uncommitted batch is unanswered.
 
-The same process serves as one of several workers (`supervisor`), on a socket that it inherits.
+It is a worker of a `supervisor`, on a socket that it inherits; or alone, where the collector is one
+worker without jobs.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from types import FrameType
 
 import uvicorn
 
-from gpuledger_collector import scheduled_jobs, wiring
+from gpuledger_collector import wiring
 from gpuledger_collector.api.auth.keys import FileTokens
 from gpuledger_collector.api.limits import bounded_protocol
+from gpuledger_collector.jobs_process import refuse_standby
 from gpuledger_collector.listening import address_of, listen
 from gpuledger_collector.logs import configure_logging
-from gpuledger_collector.schedule import Schedule
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import EnvironmentLacks
@@ -52,22 +53,18 @@ def serve(settings: Settings, say: Callable[[str], None], group: WorkerGroup | N
 
     Raises StorageError when it cannot start.
     """
-    configure_logging(settings, None if group is None else group.place.number)
+    configure_logging(settings, None if group is None else group.place.name)
     # uvicorn raises the signal again after it has stopped; then it must not end the process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     allow_many_files()
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listen(settings) if group is None else group.listener)
+        listener = stack.enter_context(listen(settings) if group is None else group.listener())
         opened = stack.enter_context(wiring.database(settings))
-        if opened.standby and settings.jobs:
-            raise EnvironmentLacks(
-                "the database is a read replica, where no job can run: set GPULEDGER_JOBS=false to"
-                " serve pages from it"
-            )
+        if settings.jobs:
+            refuse_standby(opened)
         # Whatever a setting can break is created before anything starts and before the heartbeat.
         parts = wiring.collector(settings, opened, group=group)
-        schedule = scheduled_jobs.schedule(settings, opened, parts.metrics)
         presence, readers = wiring.presence(opened, parts.last_error), wiring.reader_watch(opened)
         server = Replica(
             configuration(settings, parts),
@@ -83,14 +80,12 @@ def serve(settings: Settings, say: Callable[[str], None], group: WorkerGroup | N
         if not opened.standby:
             presence.start()
             readers.start()
-        if settings.jobs:
-            schedule.start()
         if opened.server is not None and group is None:  # else the supervisor keeps it running
             stack.enter_context(opened.server.kept_running())
         try:
             run_http(settings, server, listener, say, group)
         finally:
-            stop(settings, parts, schedule)
+            stop(settings, parts)
             if not opened.standby:
                 readers.stop()
                 presence.stop()
@@ -213,13 +208,11 @@ def configuration(settings: Settings, parts: Collector) -> uvicorn.Config:
     return config
 
 
-def stop(settings: Settings, parts: Collector, schedule: Schedule) -> None:
-    """Commit waiting batches and stop the jobs, each within `drain_seconds`."""
+def stop(settings: Settings, parts: Collector) -> None:
+    """Commit waiting batches within `drain_seconds`."""
     deadline = time.monotonic() + settings.drain_seconds
     parts.commit.close(settings.drain_seconds)
     parts.remote.close(max(0.0, deadline - time.monotonic()))
-    if settings.jobs:
-        schedule.stop(settings.drain_seconds)
 
 
 def reload_tokens(settings: Settings, parts: Collector) -> None:

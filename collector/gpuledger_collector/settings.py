@@ -156,7 +156,7 @@ class Settings:
         150, "longest interval between two scrapes that counts as seen", least=1, most=300
     )
 
-    jobs: bool = setting(True, "run the scheduled jobs in this process")
+    jobs: bool = setting(True, "run the scheduled jobs, in a process of their own")
     roll_up_seconds: int = setting(
         30, "how often new evidence is rolled up into hours and minutes", least=1
     )

@@ -1,14 +1,17 @@
-"""gpuledger serve with several workers: the parent process.
+"""gpuledger serve: the parent process of workers and of the jobs.
 
-It binds the sockets, starts a worker for each, which listens once it serves, and keeps them
-running. It owns the embedded database, and accepts and reads nothing itself. A worker that ends
-unasked is started again, with a back-off when it keeps ending; the others have its connections
-meanwhile. Workers are replicas on one machine: jobs, batches and messages are each once among them
-because the database decides it (docs/decisions/0030-workers.md).
+It binds the sockets, starts a worker for each, which listens once it serves, and one process for
+the jobs, and keeps them running. It owns the embedded database, and accepts and reads nothing
+itself. A process that ends unasked is started again, with a back-off when it keeps ending; the
+other workers have its connections meanwhile. Workers are replicas on one machine: jobs, batches and
+messages are each once among them because the database decides it (docs/decisions/0030-workers.md);
+the jobs have a process of their own, so that no answer waits for a computation
+(docs/decisions/0047-jobs-beside.md).
 
-Signals: TERM and INT stop the workers in order. HUP lets them read the token files at once and then
-replaces them one by one, each by a new process of what is installed now: the old one stops
-accepting once its successor serves. Sockets stay open meanwhile, so that no connection is refused.
+Signals: TERM and INT stop all of them in order. HUP lets the workers read the token files at once
+and then replaces each process by a new one of what is installed now: an old worker stops accepting
+once its successor serves, and new jobs begin once the old ones have ended. Sockets stay open
+meanwhile, so that no connection is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from gpuledger_collector import wiring
 from gpuledger_collector.listening import address_of, listen_shared, stop_listening
 from gpuledger_collector.logs import configure_logging
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.worker_group import GroupState, Place
+from gpuledger_collector.worker_group import JOBS, GroupState, Place
 from gpuledger_common.systemd import notify
 
 LEAST_CORES = 4
@@ -77,7 +80,8 @@ def worker_count(wanted: int, cores: int) -> int:
 
 
 def supervise(settings: Settings, count: int, say: Callable[[str], None]) -> int:
-    """Run workers until a signal; returns the exit code.
+    """Run workers, and the jobs where this collector has them, until a signal; returns the exit
+    code.
 
     Raises StorageError when they cannot be started.
     """
@@ -106,13 +110,13 @@ def metrics_folder() -> Iterator[Path]:
 
 @dataclass(eq=False)
 class Worker:
-    """A worker process."""
+    """A process: a worker, or the jobs."""
 
     metrics_name: str
     process: asyncio.subprocess.Process
     channel: asyncio.StreamWriter
     is_ready: bool = False
-    """Whether it serves."""
+    """Whether it works."""
     began: float = field(default_factory=time.monotonic)
 
     def send(self, line: bytes) -> None:
@@ -128,10 +132,10 @@ class Worker:
 
 @dataclass(eq=False)
 class Slot:
-    """The place of one worker: its number, its socket, and who serves it now."""
+    """The place of one process: its name, its socket if it is a worker, and who has it now."""
 
-    number: int
-    listener: socket.socket
+    name: str
+    listener: socket.socket | None = None
     worker: Worker | None = None
     wait_s: float = 0.0
     """How long to wait when the worker ends again."""
@@ -140,12 +144,15 @@ class Slot:
 
     @property
     def serves(self) -> bool:
-        """Whether a worker serves it."""
+        """Whether its process works."""
         return self.worker is not None and self.worker.is_ready
+
+    def __str__(self) -> str:
+        return "the process of the jobs" if self.name == JOBS else f"worker {self.name}"
 
 
 class Supervisor:
-    """Keeps one worker on each of these sockets."""
+    """Keeps one worker on each of these sockets, and the jobs where the settings want them."""
 
     def __init__(
         self,
@@ -155,7 +162,9 @@ class Supervisor:
         say: Callable[[str], None],
     ) -> None:
         self._settings, self._folder, self._say = settings, folder, say
-        self._slots = [Slot(number, listener) for number, listener in enumerate(listeners, 1)]
+        self._address = address_of(settings, listeners[0])
+        self._slots = [Slot(str(number), listener) for number, listener in enumerate(listeners, 1)]
+        self._jobs = [Slot(JOBS)] if settings.jobs else []
         self._alive: set[Worker] = set()
         self._restarts = 0
         self._exit_code = 0
@@ -171,17 +180,18 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._begin_reload)
-        address = address_of(self._settings, self._slots[0].listener)
         # The first one alone: what keeps all of them from starting is said once.
         for slot in self._slots:
             if not self._stopping.is_set():
                 await self._start(slot)
-            if slot.number == 1:
+            if slot is self._slots[0]:
                 await self._wait_until(lambda: self._slots[0].serves)
         await self._wait_until(lambda: all(slot.serves for slot in self._slots))
         if not self._stopping.is_set():
             self._has_served = True
-            self._say(f"gpuledger listens on {address}")
+            for slot in self._jobs:
+                await self._start(slot)
+            self._say(f"gpuledger listens on {self._address}")
             notify("READY=1")
             self._begin(self._reload_when_asked())
         await self._stopping.wait()
@@ -202,20 +212,26 @@ class Supervisor:
             self._changed.clear()
             await self._changed.wait()
 
-    # one worker
+    # one process
 
     async def _start(self, slot: Slot) -> Worker:
-        """Start a worker on a slot; it becomes the slot's own, unless another one serves it still."""
+        """Start a process on a slot; it becomes the slot's own, unless another one has it still."""
         name = await self._free_name(slot)
         ours, theirs = socket.socketpair()
         with theirs:
+            inherited = [] if slot.listener is None else [slot.listener.fileno()]
             place = Place(
-                slot.number, name, str(self._folder), slot.listener.fileno(), theirs.fileno()
+                slot.name,
+                len(self._slots),
+                name,
+                str(self._folder),
+                theirs.fileno(),
+                *inherited,
             )
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *[*sys.orig_argv[1:], "--worker", msgspec.json.encode(place).decode()],
-                pass_fds=(place.listener, place.channel),
+                pass_fds=(place.channel, *inherited),
                 # Ctrl-C goes to the process group of a terminal: it is for the supervisor, which
                 # stops its workers.
                 start_new_session=True,
@@ -241,13 +257,13 @@ class Supervisor:
     async def _free_name(self, slot: Slot) -> str:
         """A name of the slot among the metrics.
 
-        There are two, one for a worker and one for its successor. Whoever takes the name of a
+        There are two, one for a process and one for its successor. Whoever takes the name of a
         process that ended goes on with its counters, so that their sums never fall and files do not
         pile up.
         """
         while True:
             taken = {worker.metrics_name for worker in self._alive}
-            for name in (f"{slot.number}a", f"{slot.number}b"):
+            for name in (f"{slot.name}a", f"{slot.name}b"):
                 if name not in taken:
                     return name
             self._changed.clear()
@@ -256,9 +272,13 @@ class Supervisor:
     async def _listen(self, worker: Worker, lines: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):
             worker.is_ready = bool(await lines.readline())
-            if worker.is_ready:
+            if worker.is_ready and worker is not self._of_jobs:
                 self._leave_connections_to_others()
             self._tell()
+
+    @property
+    def _of_jobs(self) -> Worker | None:
+        return self._jobs[0].worker if self._jobs else None
 
     def _leave_connections_to_others(self) -> None:
         """Stop listening where no worker is: all had ended, and what connects there waits for one
@@ -266,11 +286,11 @@ class Supervisor:
         """
         for slot in self._slots:
             # A successor would listen on the same socket.
-            if slot.worker is None and not slot.change.locked():
+            if slot.listener and slot.worker is None and not slot.change.locked():
                 stop_listening(slot.listener)
 
     async def _watch(self, slot: Slot, worker: Worker) -> None:
-        """Wait for the end of a worker, and start it again where nobody asked for its end."""
+        """Wait for the end of a process, and start it again where nobody asked for its end."""
         code = await worker.process.wait()
         self._alive.discard(worker)
         worker.channel.close()
@@ -281,7 +301,7 @@ class Supervisor:
             slot.worker = None
             # Otherwise the kernel would give its part of the connections to a socket on which
             # nobody accepts for as long as a worker takes to start.
-            if any(other.serves for other in self._slots):
+            if slot.listener is not None and any(other.serves for other in self._slots):
                 stop_listening(slot.listener)
         self._tell()
         if not was_own or self._stopping.is_set():
@@ -292,7 +312,7 @@ class Supervisor:
             return
         if worker.is_ready and time.monotonic() - worker.began >= STEADY_SECONDS:
             slot.wait_s = 0.0
-        log.warning("worker %d has ended (%s); it is started again", slot.number, _reason(code))
+        log.warning("%s has ended (%s); it is started again", slot, _reason(code))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), slot.wait_s)
         slot.wait_s = min(LONGEST_WAIT_SECONDS, max(FIRST_WAIT_SECONDS, 2 * slot.wait_s))
@@ -301,37 +321,38 @@ class Supervisor:
                 self._restarts += 1
                 await self._start(slot)
 
-    # all workers
+    # all processes
 
     def _tell(self) -> None:
-        """Tell the workers how many of them serve."""
+        """Tell all of them who works."""
         pids = {
-            slot.number: slot.worker.process.pid
-            for slot in self._slots
+            slot.name: slot.worker.process.pid
+            for slot in [*self._slots, *self._jobs]
             if slot.worker and slot.worker.is_ready
         }
-        state = GroupState(len(self._slots), pids, self._restarts, self._stopping.is_set())
+        state = GroupState(pids, self._restarts, self._stopping.is_set())
         line = msgspec.json.encode(state) + b"\n"
         for worker in self._alive:
             worker.send(line)
         self._changed.set()
 
     def _stop(self, number: int) -> None:
-        """Stop all workers; a second signal is passed on to those that still drain."""
+        """Stop all of them; a second signal is passed on to those that still drain."""
         if not self._stopping.is_set():
             self._stopping.set()
             self._tell()
             for slot in self._slots:
                 # The workers have descriptors of their own: once those are closed connections are
                 # refused.
-                slot.listener.close()
+                if slot.listener is not None:
+                    slot.listener.close()
         for worker in self._alive:
             worker.signal(number)
 
     def _begin_reload(self) -> None:
         for worker in self._alive:
-            # Before that the signal would end it, and it reads the files anyway.
-            if worker.is_ready:
+            # Before that the signal would end it, and it reads the files anyway; the jobs read none.
+            if worker.is_ready and worker is not self._of_jobs:
                 worker.signal(signal.SIGHUP)
         self._reload.set()
 
@@ -342,12 +363,13 @@ class Supervisor:
             for slot in self._slots:
                 async with slot.change:
                     if not await self._replace(slot):
-                        log.error(
-                            "worker %d stays as it is: its successor could not start", slot.number
-                        )
+                        log.error("%s stays as it is: its successor could not start", slot)
                         break
             else:
                 log.info("all workers were replaced")
+            for slot in self._jobs:
+                async with slot.change:
+                    await self._begin_anew(slot)
 
     async def _replace(self, slot: Slot) -> bool:
         """Start a successor and stop the worker once it serves; False when it ended before that."""
@@ -362,6 +384,21 @@ class Supervisor:
             return False
         slot.worker = new
         self._tell()
+        await self._end(slot, old)
+        return True
+
+    async def _begin_anew(self, slot: Slot) -> None:
+        """End the jobs and start them again: two processes of them would take turns at the lock."""
+        old = slot.worker
+        if old is None or self._stopping.is_set():  # whoever is started again is new
+            return
+        slot.worker = None
+        await self._end(slot, old)
+        await old.process.wait()
+        if not self._stopping.is_set():
+            await self._start(slot)
+
+    async def _end(self, slot: Slot, old: Worker) -> None:
         old.signal(signal.SIGTERM)
         seconds = (
             self._settings.shutdown_delay_seconds + 3 * self._settings.drain_seconds + KILL_SECONDS
@@ -369,9 +406,8 @@ class Supervisor:
         try:
             await asyncio.wait_for(old.process.wait(), seconds)
         except TimeoutError:
-            log.warning("worker %d did not end within %d s and is killed", slot.number, seconds)
+            log.warning("%s did not end within %d s and is killed", slot, seconds)
             old.signal(signal.SIGKILL)
-        return True
 
 
 def _reason(code: int) -> str:

@@ -173,11 +173,12 @@ def collector(
     from gpuledger_collector.insight.ledger_health import MAX_PARTITIONS
     from gpuledger_collector.readiness import Readiness
 
+    is_shared = group is not None and group.place.workers > 1
     metrics = Metrics(group)
     if settings.scaling_gauge_delay_seconds:
         metrics.registry.register(scaling_gauge(settings, opened, clock))
     keys = access_keys(settings, opened, clock)
-    intake, remote = intakes(settings, opened, clock, keys, metrics, is_shared=group is not None)
+    intake, remote = intakes(settings, opened, clock, keys, metrics, is_shared=is_shared)
     context = ReadContext(opened, clock, keys)
     leaving = threading.Event()
     readiness = Readiness(
@@ -203,7 +204,7 @@ def collector(
         lambda: leaving.is_set() and (group is None or group.is_stopping),
         readiness.note,
         partial(all_of, [*lifespans, *([] if assistants is None else [assistants.lifespan])]),
-        None if group is None else group.summary,
+        group.summary if group is not None and is_shared else None,
     )
     application.state.boards_url = settings.grafana_url
     if assistants is not None:

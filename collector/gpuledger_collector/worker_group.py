@@ -1,7 +1,7 @@
-"""What a worker of a collector knows of the others: the supervisor tells it over a socket pair.
+"""What a process of a collector knows of the others: the supervisor tells it over a socket pair.
 
-The supervisor writes a JSON line whenever something changes; the worker writes one line once it
-serves. When the supervisor has ended, whatever the reason, its workers end at once: nothing that
+The supervisor writes a JSON line whenever something changes; the process writes one line once it
+works. When the supervisor has ended, whatever the reason, its processes end at once: nothing that
 they acknowledged is lost by it, and the address is free for the next one.
 """
 
@@ -17,46 +17,50 @@ from pathlib import Path
 import msgspec
 
 ORPHANED = 70
-"""Exit code of a worker whose supervisor has ended."""
+"""Exit code of a process whose supervisor has ended."""
+JOBS = "jobs"
+"""The name of the process that runs the jobs; workers have numbers."""
 
 
 class GroupState(msgspec.Struct, frozen=True):
     """The workers of a collector as the supervisor sees them."""
 
-    wanted: int = 0
-    pids: dict[int, int] = {}
-    """Process ids of the workers that serve, by their numbers."""
+    pids: dict[str, int] = {}
+    """Process ids of the workers that serve, by their numbers, and of the jobs."""
     restarts: int = 0
-    """Workers that ended unasked and were started again."""
+    """Processes that ended unasked and were started again."""
     stopping: bool = False
-    """The whole collector is stopping, not this worker alone."""
+    """The whole collector is stopping, not this process alone."""
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What a worker is started with: its number, its name among the metrics, and the sockets that
-    it inherits.
+    """What a process is started with: its name, its name among the metrics, and the sockets that it
+    inherits.
     """
 
-    number: int
+    name: str
+    """The number of a worker, or JOBS."""
+    workers: int
+    """How many workers there should be."""
     metrics_name: str
     metrics_folder: str
-    listener: int
     channel: int
+    listener: int | None = None
+    """None for the jobs, which accept nothing."""
 
 
 class WorkerGroup:
-    """The group of workers that this process belongs to."""
+    """The group of workers, and of the jobs beside them, that this process belongs to."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.listener = socket.socket(fileno=place.listener)
         self._channel = socket.socket(fileno=place.channel)
         self._state = GroupState()
         self._thread = threading.Thread(target=self._follow, name="worker-group", daemon=True)
 
     @classmethod
     def join(cls, text: str) -> WorkerGroup:
-        """The group of a worker that was started with this text; follows what the supervisor says
+        """The group of a process that was started with this text; follows what the supervisor says
         from now on.
         """
         group = cls(msgspec.json.decode(text, type=Place))
@@ -70,8 +74,13 @@ class WorkerGroup:
         shutil.rmtree(self.metrics_folder, ignore_errors=True)
         os._exit(ORPHANED)
 
+    def listener(self) -> socket.socket:
+        """The socket that a worker inherits; asked for once."""
+        assert self.place.listener is not None
+        return socket.socket(fileno=self.place.listener)
+
     def say_ready(self) -> None:
-        """Tell the supervisor that this worker serves."""
+        """Tell the supervisor that this process works."""
         self._channel.sendall(b"ready\n")
 
     @property
@@ -80,19 +89,19 @@ class WorkerGroup:
         return self._state.stopping
 
     @property
-    def pids(self) -> Mapping[int, int]:
-        """Process ids of the workers that serve, by their numbers."""
+    def pids(self) -> Mapping[str, int]:
+        """Process ids of the workers that serve, by their numbers, and of the jobs."""
         return self._state.pids
 
     @property
-    def restarts(self) -> int:
-        """Workers that ended unasked and were started again."""
-        return self._state.restarts
+    def serving_count(self) -> int:
+        """How many workers serve."""
+        return sum(name != JOBS for name in self.pids)
 
     @property
-    def wanted_count(self) -> int:
-        """How many workers there should be."""
-        return self._state.wanted
+    def restarts(self) -> int:
+        """Processes that ended unasked and were started again."""
+        return self._state.restarts
 
     @property
     def metrics_folder(self) -> Path:
@@ -101,4 +110,4 @@ class WorkerGroup:
 
     def summary(self) -> str:
         """How many workers serve, as `3 of 4`."""
-        return f"{len(self.pids)} of {self.wanted_count}"
+        return f"{self.serving_count} of {self.place.workers}"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fakes.batches import body_of
 from fakes.ports import free_port
+from gpuledger_collector.worker_group import JOBS
 
 BIN = Path(sys.executable).parent
 MSGPACK = {"Content-Type": "application/msgpack", "Content-Encoding": "zstd"}
@@ -94,8 +95,12 @@ class CollectorProcess:
         finally:
             connection.close()
 
-    def workers(self) -> dict[int, int]:
-        """Process ids of the workers by their numbers, where there are several."""
+    def workers(self) -> dict[str, int]:
+        """Process ids of the workers by their numbers; none where one process is all."""
+        return {name: pid for name, pid in self.processes().items() if name != JOBS}
+
+    def processes(self) -> dict[str, int]:
+        """Process ids of the workers by their numbers, and of the jobs by JOBS."""
         assert self.process is not None
         found = {}
         for pid in (
@@ -105,7 +110,7 @@ class CollectorProcess:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 if b"--worker" in words:
                     place = json.loads(words[words.index(b"--worker") + 1])
-                    found[place["number"]] = int(pid)
+                    found[place["name"]] = int(pid)
         return found
 
     def kill(self) -> None:

@@ -32,6 +32,7 @@ from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import EnvironmentLacks
 from gpuledger_collector.supervisor import Supervisor, Worker
+from gpuledger_collector.worker_group import JOBS
 
 pytestmark = pytest.mark.slow
 
@@ -58,11 +59,10 @@ class Collector(Replica):
         pids = self.workers().values()
         return len(pids) == WORKERS and not gone & set(pids) and self.all_serve()
 
-    def leader(self) -> int:
-        """The process id of the worker that runs the jobs."""
+    def jobs(self) -> int:
+        """The process id of the jobs."""
         until(self.leads)
-        numbers = re.findall(r"this replica runs the jobs.*worker=(\d+)", self.log())
-        return self.workers()[int(numbers[-1])]
+        return self.processes()[JOBS]
 
     def metric(self, name: str) -> float:
         (value,) = re.findall(rf"^{re.escape(name)} (\S+)$", self.get("/metrics")[1], re.MULTILINE)
@@ -134,7 +134,7 @@ def settled(truth: Truth, nodes: list[Node], dsn: str):
     )
 
 
-@pytest.mark.parametrize("who", ["leader", "other", "supervisor"])
+@pytest.mark.parametrize("who", ["jobs", "worker", "supervisor"])
 def test_killed_in_mid_post_nothing_is_lost_or_doubled(collector, shared, tmp_path, who):
     """SIGKILL while every worker is in a transaction: what was acknowledged is there once, and all
     serve again.
@@ -145,11 +145,8 @@ def test_killed_in_mid_post_nothing_is_lost_or_doubled(collector, shared, tmp_pa
             psycopg.connect(shared, autocommit=True) as watcher,
             psycopg.connect(shared) as blocker,
         ):
-            before, leader = collector.workers(), collector.leader()
-            victims = {
-                "leader": leader,
-                "other": next(pid for pid in before.values() if pid != leader),
-            }
+            before = collector.workers()
+            victims = {"jobs": collector.jobs(), "worker": before["1"]}
             blocker.execute("LOCK TABLE usage_interval IN SHARE MODE")
             while waiting_writers(watcher) < WORKERS:
                 add()  # the kernel chooses the worker of a connection: one more, until both have one
@@ -162,21 +159,22 @@ def test_killed_in_mid_post_nothing_is_lost_or_doubled(collector, shared, tmp_pa
         until(lambda: collector.serves_without({victims.get(who)}))
         acknowledged = len(truth.acknowledged)
         until(lambda: len(truth.acknowledged) >= acknowledged + 20)
-        assert collector.leader() in collector.workers().values()
+        assert collector.jobs() != victims["jobs"] or who == "worker"
     settled(truth, nodes, shared)
     if who != "supervisor":
-        assert len(set(before.values()) & set(collector.workers().values())) == WORKERS - 1
+        kept = set(before.values()) & set(collector.workers().values())
+        assert len(kept) == WORKERS - (who == "worker")
 
 
 def test_a_worker_that_starts_is_sent_nothing(collector, shared):
     """While the successor of a killed worker is stopped in its start, every new connection is
     answered by the other.
     """
-    before = set(collector.workers().values())
+    before, alive = set(collector.workers().values()), set(collector.processes().values())
     children = Path(f"/proc/{collector.process.pid}/task/{collector.process.pid}/children")
 
     def starting() -> set[int]:
-        return {int(pid) for pid in children.read_text().split()} - before
+        return {int(pid) for pid in children.read_text().split()} - alive
 
     os.kill(min(before), signal.SIGKILL)
     until(starting)
@@ -298,7 +296,7 @@ def test_metrics_are_those_of_all_workers(collector):
     send(40)  # a connection each: the chance that one worker takes all of them is 1 in 2^39
     assert collector.metric(name) == begun + sent
     assert collector.metric("gpuledger_ingest_answer_seconds_count") >= begun + sent
-    assert collector.metric("gpuledger_jobs_leader") == 1
+    until(collector.leads)
     assert (
         collector.metric("gpuledger_workers")
         == collector.metric("gpuledger_workers_wanted")
@@ -306,7 +304,7 @@ def test_metrics_are_those_of_all_workers(collector):
     )
     for number in range(1, WORKERS + 1):
         assert collector.metric(f'process_resident_memory_bytes{{worker="{number}"}}') > 2**20
-    restarts, victim = collector.metric("gpuledger_worker_restarts_total"), collector.workers()[1]
+    restarts, victim = collector.metric("gpuledger_worker_restarts_total"), collector.workers()["1"]
     os.kill(victim, signal.SIGKILL)
     until(lambda: collector.serves_without({victim}))
     until(lambda: collector.metric("gpuledger_worker_restarts_total") == restarts + 1)

@@ -30,7 +30,7 @@ def share_metrics(registry: CollectorRegistry, group: WorkerGroup) -> None:
 
 
 class WorkerProcesses(Collector):
-    """Memory and CPU of each worker, and how many there are."""
+    """Memory and CPU of each worker and of the jobs, and how many workers there are."""
 
     def __init__(self, group: WorkerGroup) -> None:
         self._group = group
@@ -42,22 +42,22 @@ class WorkerProcesses(Collector):
     def collect(self) -> Iterable[Metric]:
         """The current values."""
         families: dict[str, Metric] = {}
-        for number, pid in sorted(self._group.pids.items()):
+        for name, pid in sorted(self._group.pids.items()):
             for family in ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
                 merged = families.setdefault(
                     family.name, Metric(family.name, family.documentation, family.type)
                 )
                 for sample in family.samples:
-                    merged.add_sample(sample.name, {"worker": str(number)}, sample.value)
+                    merged.add_sample(sample.name, {"worker": name}, sample.value)
         running = GaugeMetricFamily(
-            "gpuledger_workers", "Workers that serve.", value=len(self._group.pids)
+            "gpuledger_workers", "Workers that serve.", value=self._group.serving_count
         )
         wanted = GaugeMetricFamily(
-            "gpuledger_workers_wanted", "Workers that there should be.", self._group.wanted_count
+            "gpuledger_workers_wanted", "Workers that there should be.", self._group.place.workers
         )
         restarts = CounterMetricFamily(
             "gpuledger_worker_restarts_total",
-            "Workers started again after they ended unasked.",
+            "Processes, workers or the jobs, started again after they ended unasked.",
             self._group.restarts,
         )
         return [*families.values(), running, wanted, restarts]

@@ -66,6 +66,7 @@ PANELS = {
         Entry("demo", "demo", "A simulated fleet: its bill, its waste and the proof"),
         Entry("examples", "examples", "Files to try: jobs, Grafana dashboards, alert rules"),
         Entry("serve", "serve", "Run the collector"),
+        Entry("jobs", "serve", "Run the collector's scheduled jobs apart from it"),
         Entry("mcp", "mcp", "Answer an assistant's questions about the ledger"),
         Entry("profiles", "profiles", "Exporters that are understood, and what becomes of a page"),
         Entry("doctor", "doctor", "Find likely misconfigurations, with their remedies"),

@@ -1,4 +1,4 @@
-"""gpuledger serve: the collector."""
+"""gpuledger serve: the collector; and gpuledger jobs: its scheduled work, apart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuledger_collector.settings import Settings, check
 app = new_app()
 
 
-@app.command(epilog="Example: gpuledger serve --config /etc/gpuledger/collector.toml")
+@app.command("serve", epilog="Example: gpuledger serve --config /etc/gpuledger/collector.toml")
 def serve(
     dsn: options.Dsn = None,
     config: options.Config = None,
@@ -28,6 +28,10 @@ def serve(
             help="Processes that serve (default: the setting workers).",
         ),
     ] = None,
+    without_jobs: Annotated[
+        bool,
+        Option("--no-jobs", help="Leave the jobs to `gpuledger jobs` or another collector."),
+    ] = False,
     check_config: Annotated[
         bool, Option("--check-config", help="Check the settings and exit.")
     ] = False,
@@ -37,6 +41,8 @@ def serve(
     settings = load_settings(config, dsn)
     if workers is not None:
         settings = _with_workers(settings, workers)
+    if without_jobs:
+        settings = dataclasses.replace(settings, jobs=False)
     # Secrets are read now, so that a missing file is an error at start.
     settings.agent_tokens()
     settings.reader_tokens()
@@ -45,7 +51,21 @@ def serve(
         print("the settings are good")
         return
     # `worker`: what the supervisor says to a process that it starts with its own command line.
-    _serve_as_worker(settings, worker) if worker is not None else _serve(settings)
+    _start_in_group(settings, worker) if worker is not None else _serve(settings)
+
+
+@app.command("jobs", epilog="Example: gpuledger jobs --config /etc/gpuledger/collector.toml")
+def jobs(dsn: options.Dsn = None, config: options.Config = None) -> None:
+    """Run the scheduled jobs alone, beside collectors that serve with --no-jobs."""
+    from gpuledger_collector import jobs_process
+
+    settings = load_settings(config, dsn)
+    if settings.database_dsn() is None:
+        refuse(
+            "jobs: the embedded database belongs to `gpuledger serve`, which runs the jobs itself;"
+            " name a database with --dsn"
+        )
+    jobs_process.run_jobs(settings, _say)
 
 
 def _with_workers(settings: Settings, workers: str) -> Settings:
@@ -60,18 +80,25 @@ def _serve(settings: Settings) -> None:
     from gpuledger_collector import supervisor
 
     count = supervisor.worker_count(settings.workers, supervisor.available_cores())
-    if count > 1:
+    if count > 1 or settings.jobs:
         raise typer.Exit(supervisor.supervise(settings, count, _say))
     from gpuledger_collector import serving
 
     serving.serve(settings, _say)
 
 
-def _serve_as_worker(settings: Settings, place: str) -> None:
-    from gpuledger_collector import serving
-    from gpuledger_collector.worker_group import WorkerGroup
+def _start_in_group(settings: Settings, place: str) -> None:
+    from gpuledger_collector.worker_group import JOBS, WorkerGroup
 
-    serving.serve(settings, _say, WorkerGroup.join(place))
+    group = WorkerGroup.join(place)
+    if group.place.name == JOBS:
+        from gpuledger_collector import jobs_process
+
+        jobs_process.run_jobs(settings, _say, group)
+    else:
+        from gpuledger_collector import serving
+
+        serving.serve(settings, _say, group)
 
 
 def _say(sentence: str) -> None:
