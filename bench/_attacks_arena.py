@@ -357,8 +357,10 @@ class Arena:
         return connection.sock
 
     def resident(self) -> float:
+        """MiB of the process that answers."""
         assert self.collector.process is not None
-        return resident_mib(self.collector.process.pid, "VmRSS")
+        (pid,) = self.collector.workers().values() or [self.collector.process.pid]
+        return resident_mib(pid, "VmRSS")
 
     def probe(self, row: Row) -> None:
         """A batch of the neighbor and what `/readyz` says."""

@@ -62,7 +62,7 @@ def ours(given: argparse.Namespace) -> tuple[Verdict, Counter, dict[str, str]]:
         while time.monotonic() - begun < given.seconds and fleet.injected().total() < given.faults:
             time.sleep(rng.uniform(0.5, 1.5) * given.pause)
             assert fleet.collector.process is not None
-            for pid in (fleet.collector.process.pid, *fleet.collector.workers().values()):
+            for pid in (fleet.collector.process.pid, *fleet.collector.processes().values()):
                 with contextlib.suppress(FileNotFoundError, LookupError):
                     peak = max(peak, resident_mib(pid, "VmHWM"))
             getattr(fleet, schedule[turn % len(schedule)])()
