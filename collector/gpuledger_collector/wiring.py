@@ -167,11 +167,13 @@ def collector(
     """
     from gpuledger_collector.api import acks, app
     from gpuledger_collector.api.context import ReadContext
+    from gpuledger_collector.api.live import LiveHub
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.api.reader_limits import ReaderLimits
     from gpuledger_collector.api.shared_quotas import all_of
     from gpuledger_collector.insight.ledger_health import MAX_PARTITIONS
     from gpuledger_collector.readiness import Readiness
+    from gpuledger_collector.services.live import LiveWatch
 
     is_shared = group is not None and group.place.workers > 1
     metrics = Metrics(group)
@@ -191,6 +193,7 @@ def collector(
         intake.refusals.summary,
     )
     readers = ReaderLimits(keys, settings.page_seconds)
+    hub = LiveHub(LiveWatch(opened), clock, leaving.is_set, metrics)
     lifespans = [] if opened.standby else [shared_quotas(intake, remote, opened).lifespan]
     assistants = mcp_endpoint(settings, opened, clock, keys, readers) if settings.mcp else None
     application = app.create(
@@ -200,6 +203,7 @@ def collector(
         readiness.problem,
         context,
         readers,
+        hub,
         # While one worker is replaced the others serve: a balancer before them need not know.
         lambda: leaving.is_set() and (group is None or group.is_stopping),
         readiness.note,

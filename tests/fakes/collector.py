@@ -80,6 +80,7 @@ def running(
     try:
         yield Running(listener.getsockname()[1], parts, dsn)
     finally:
+        parts.leaving.set()  # as a signal does
         server.should_exit = True
         thread.join(10)
         parts.commit.close(5)

@@ -13,6 +13,7 @@ from gpuledger_collector.api import (
     batches,
     intake,
     limits,
+    live,
     queue,
     reader_limits,
     remote_write,
@@ -23,6 +24,7 @@ from gpuledger_collector.api.context import MAX_DAYS, MAX_ROWS
 from gpuledger_collector.api.series import MAX_STEPS
 from gpuledger_collector.export.proof import SHOWN_CLAIMS
 from gpuledger_collector.export.shortened import MOST_ROWS
+from gpuledger_collector.export.site import LIVE
 from gpuledger_collector.ingest import queue_readings
 from gpuledger_collector.ingest.batches import bounds
 from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES, MAX_SAMPLES
@@ -199,6 +201,23 @@ PAGES = tuple(
         "/pools/{pool:name}": "weeks of one pool",
     }.items()
 )
+STREAMS = (
+    replace(
+        _read(
+            f"GET {LIVE}",
+            f"one statement every {live.LOOK_SECONDS:g} s of a worker for all streams, and none"
+            " without any",
+        ),
+        in_progress=(
+            f"{live.MOST_OF_READER} streams of a payer and {live.MOST_STREAMS} of all in a worker,"
+            " then 429 or 503"
+        ),
+        deadline=(
+            f"{live.LIFE_SECONDS:g} s, {live.SEND_SECONDS:g} s to receive an event; ends when the"
+            " reader disconnects, its token ends or the collector stops"
+        ),
+    ),
+)
 DAYS = f"at most {MAX_DAYS} days"
 PAGED = f"at most {MAX_ROWS:,} rows an answer"
 ANSWERS = tuple(
@@ -239,4 +258,4 @@ DECISIONS = (
     _read("POST /v1/disputes/{number}/preview", "the contested days"),
     _read("POST /v1/disputes/{number}/resolution", "the contested days", adds="a decision, once"),
 )
-ADMISSIONS = (*REPORTS, *OPERATION, *SIGNED, *PAGES, *ANSWERS, *DECISIONS)
+ADMISSIONS = (*REPORTS, *OPERATION, *SIGNED, *PAGES, *STREAMS, *ANSWERS, *DECISIONS)

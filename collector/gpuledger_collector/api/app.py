@@ -29,6 +29,7 @@ from gpuledger_collector.api import (
     handbook,
     ledger,
     list_pages,
+    live,
     page_routes,
     pages,
     pool_page,
@@ -43,6 +44,7 @@ from gpuledger_collector.api import (
 from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, ReadContext
 from gpuledger_collector.api.intake import Intake
 from gpuledger_collector.api.limits import OPERATION_THREADS, BodyLimit
+from gpuledger_collector.api.live import HEAD_ONLY, LiveHub
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.api.page_routes import HourlyCache
 from gpuledger_collector.api.reader_limits import ReaderLimits
@@ -58,6 +60,7 @@ def create(
     readiness_problem: Callable[[], str | None],
     context: ReadContext,
     readers: ReaderLimits,
+    hub: LiveHub,
     is_leaving: Callable[[], bool] = lambda: False,
     note: Callable[[], str | None] = lambda: None,
     lifespan: Lifespan[Any] | None = None,
@@ -66,7 +69,8 @@ def create(
     """Create the application.
 
     `readiness_problem` returns what prevents serving, in a sentence; it may block. `note` returns
-    what does not prevent it but needs attention. `readers` admits questions of readers.
+    what does not prevent it but needs attention. `readers` admits questions of readers, `hub` tells
+    open pages what changes.
     `is_leaving` returns whether the collector stops soon: it still serves, while /readyz sends new
     requests elsewhere. `lifespan` is entered while the application serves. `workers` returns how
     many processes of this collector serve; None: it is one process.
@@ -117,6 +121,7 @@ def create(
     app.include_router(fleet_pages.router(context, outlook))
     app.include_router(handbook.router(lambda: describe(app), context.keys))
     app.include_router(assets.router())
+    app.include_router(live.router(context, hub))
     app.include_router(series.router(context))
     app.include_router(samples.router(context))
     _add_operation_routes(app, metrics, readiness_problem, is_leaving, note, workers)
@@ -275,7 +280,8 @@ class Application(FastAPI):
             send = with_security_headers(send)
             if scope["method"] == "HEAD":
                 # Whatever answers a GET answers a HEAD, with the same headers.
-                scope, send = {**scope, "method": "GET"}, without_body(send)
+                scope = {**scope, "method": "GET", HEAD_ONLY: True}
+                send = without_body(send)
             endpoint = (
                 self._report_endpoints.get(scope["path"]) if scope["method"] == "POST" else None
             )

@@ -210,6 +210,8 @@ def fleet_page(context: ReadContext, here: MapAddress, view: View) -> Response:
             is_filtered=False,
             periods=(),
             extra=here.parameters,
+            live_path="" if here.at_ms is not None else here.live_path,
+            may_be_live=True,
         )
     if view.wants_csv:
         name = "now" if here.at_ms is None else hour_name(here.at_ms)

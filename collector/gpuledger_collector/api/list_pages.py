@@ -36,7 +36,7 @@ from gpuledger_collector.export.runs import (
     as_html,
     receipt_csv,
 )
-from gpuledger_collector.export.site import ANOMALIES, IDLE, JOBS, address, job_path
+from gpuledger_collector.export.site import ANOMALIES, IDLE, JOBS, LIVE, address, job_path
 from gpuledger_collector.insight.findings import FindingFilter
 from gpuledger_collector.insight.notifications.finding_rules import reclaim_command
 from gpuledger_collector.services.absence import explain_absence
@@ -163,6 +163,8 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
             ranges=LAST_DAYS,
             has_csv=True,
             extra={**narrowing.parameters(), "by": "" if by == "model" else by},
+            live_path=address(LIVE, view.filters.owner) if is_now else "",
+            may_be_live=True,
         )
     free = () if by == "none" else found.free_by("node" if by == "node" else "model")
     rows = found if by == "none" else found.held

@@ -121,6 +121,9 @@ class Metrics:
         self.job_seconds = self._counter(
             "gpuledger_job_seconds_total", "Time spent in scheduled jobs.", ["job"]
         )
+        self.live_streams = self._gauge(
+            "gpuledger_live_streams", "Pages that watch what changes.", mode="livesum"
+        )
         self.leader = self._gauge("gpuledger_jobs_leader", "1 while this replica runs the jobs.")
 
     def watch_queue(self, waiting: Callable[[], float]) -> None:

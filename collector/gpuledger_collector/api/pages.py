@@ -47,8 +47,10 @@ from gpuledger_collector.export.findings import (
 )
 from gpuledger_collector.export.shortened import is_rest, shorten_report
 from gpuledger_collector.export.site import (
+    LIVE,
     Filters,
     Site,
+    address,
     job_path,
     month_path,
     pool_path,
@@ -170,7 +172,7 @@ def month_page(context: ReadContext, level: str, month: str, view: View) -> Resp
 
 
 def overview_page(
-    context: ReadContext, outlook: HourlyCache[Outlook], address: str, view: View
+    context: ReadContext, outlook: HourlyCache[Outlook], collector: str, view: View
 ) -> Response:
     """The overview.
 
@@ -185,7 +187,9 @@ def overview_page(
         month = calendar.month_of(now_ms)
         period = view.period(calendar, calendar.month(month), now_ms)
         found = read_overview(connection, period, view.reader, view.scope, now_ms)
-        site = view.site(connection, "/", now_ms)
+        is_over = period.end_ms <= now_ms
+        live_path = "" if is_over else address(LIVE, view.filters.owner)
+        site = view.site(connection, "/", now_ms, live_path=live_path, may_be_live=not is_over)
     empty = not found.fleet.nodes and not found.direct.rows and not site.periods
     # Forecasting takes seconds: the page shows the last one, and none while there is none yet.
     pools = outlook.get(now_ms) if shows_fleet and not empty else None
@@ -197,7 +201,7 @@ def overview_page(
         empty=empty,
         whole=shows_fleet,
         owner="/".join((view.reader.owner or {}).values()),
-        collector=address,
+        collector=collector,
         now=format_instant(now_ms - now_ms % 1000),
         pools=None if pools is None else [pool_facts(pool) for pool in pools.pools],
         pools_left_out=0 if pools is None else pools.left_out,

@@ -14,8 +14,8 @@ from importlib import resources
 
 PATH = "/assets/"
 TYPES = {"js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
-HTMX, CHARTS, ICON = "htmx.min.js", "charts.js", "icon.svg"
-NAMES = (HTMX, CHARTS, ICON)
+HTMX, CHARTS, FOLLOW, ICON = "htmx.min.js", "charts.js", "live.js", "icon.svg"
+NAMES = (HTMX, CHARTS, FOLLOW, ICON)
 HASH_DIGITS = 12
 
 

@@ -198,6 +198,7 @@ def idle_facts(
         advised = END_IT
     per_day, currency = finding.per_day_micro, finding.currency
     return {
+        "key": anchor(finding.key),
         "node": finding.node or "no node",
         "gpu": "" if finding.gpu_index is None else str(finding.gpu_index),
         "uuid": finding.subject[:SHOWN_UUID],

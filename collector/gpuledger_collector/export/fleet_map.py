@@ -26,7 +26,7 @@ from gpuledger_collector.accounting.usage import STRANDED, UNALLOCATED, UNAVAILA
 from gpuledger_collector.export.cells import hours_text
 from gpuledger_collector.export.plots import number
 from gpuledger_collector.export.report import Column, Kind, Report
-from gpuledger_collector.export.site import FLEET, address, gpu_path
+from gpuledger_collector.export.site import FLEET, LIVE, address, gpu_path
 from gpuledger_collector.insight.fleet_map import (
     ACTIVITY_UNKNOWN,
     BUSY,
@@ -110,6 +110,11 @@ class MapAddress:
     def path(self) -> str:
         """The address."""
         return address(FLEET, self.parameters)
+
+    @property
+    def live_path(self) -> str:
+        """Where a map of now hears what changes on what it shows."""
+        return address(LIVE, {"pool": self.pool or "", "node": self.node or ""})
 
     def with_changes(self, **changes: str) -> str:
         """The address with other parameters; empty: left out."""

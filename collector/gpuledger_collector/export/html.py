@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.money import Money, group_digits
 from gpuledger_collector.accounting.period import format_date, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
-from gpuledger_collector.export.assets import CHARTS, HTMX, ICON, address_of_asset
+from gpuledger_collector.export.assets import CHARTS, FOLLOW, HTMX, ICON, address_of_asset
 from gpuledger_collector.export.site import (
     address,
     gpu_path,
@@ -104,6 +104,7 @@ def environment() -> Environment:
         "address": address,
         "asset": address_of_asset,
         "SCRIPTS": (HTMX, CHARTS),
+        "LIVE_SCRIPT": FOLLOW,
         "ICON": ICON,
         "HTMX_CONFIG": HTMX_CONFIG,
         "gpu_path": gpu_path,

@@ -19,6 +19,8 @@ DOTS = {".", ".."}
 """Names that no path can hold, for a browser takes them for steps through a folder."""
 JOBS, IDLE, ANOMALIES, DEMAND, TRUST = "/jobs", "/idle", "/anomalies", "/demand", "/trust"
 FLEET, SPEND, DOCS = "/fleet", "/spend", "/docs"
+LIVE = "/live"
+"""Where pages that stay open hear what changes."""
 RELOAD_SECONDS = 15
 
 
@@ -171,6 +173,10 @@ class Site:
     being_made: str = ""
     is_still: bool = False
     seconds: int = RELOAD_SECONDS
+    live_path: str = ""
+    """Where the page hears what changes while it is open; empty: it shows a past."""
+    may_be_live: bool = False
+    """Whether the page has a mark that says whether it is live."""
     boards_url: str = ""
     """Address of the Grafana with the boards; empty: none is known."""
     is_reader: bool = True

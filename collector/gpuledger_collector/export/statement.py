@@ -299,6 +299,7 @@ def finding_facts(finding: NamedFinding) -> dict[str, Any]:
     evidence = finding.evidence
     state = STATES.get(finding.state, finding.state.replace("_", " "))
     return {
+        "key": anchor(finding.key),
         "state": evidence.get("cause") or finding.state if odd else state,
         "what": (
             finding.subject if odd else f"{finding.model or 'GPU'}, {finding.subject[:SHOWN_UUID]}"
