@@ -160,7 +160,9 @@ class LiveHub:
                 yield latest, skipped
                 continue
             try:
-                await asyncio.wait_for(changed.wait(), SILENCE_SECONDS)
+                # Not wait_for, which loses a cancellation that comes with the look (Python 3.11).
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    await changed.wait()
             except TimeoutError:
                 yield None, False
 
