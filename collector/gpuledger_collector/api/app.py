@@ -95,6 +95,7 @@ def create(
     )
     app.state.reader_limits = readers
     app.state.keys = context.keys
+    app.state.live_hub = hub
     app.add_middleware(NoNul)
     # These three bound their bodies themselves, with limits of their own.
     app.add_middleware(BodyLimit, exempt={*endpoints, queue.PATH})
