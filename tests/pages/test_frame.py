@@ -13,7 +13,7 @@ from fakes.pages import Page
 from fakes.postgres import fresh_database
 from fakes.two_teams import token
 from gpuledger_collector.export import html
-from gpuledger_collector.export.assets import CHARTS, HTMX, ICON, asset
+from gpuledger_collector.export.assets import CHARTS, FOLLOW, HTMX, ICON, asset
 
 BROWSER = {"Accept": "text/html,*/*;q=0.8"}
 ASSETS = resources.files("gpuledger_collector") / "assets"
@@ -37,7 +37,7 @@ def test_a_page_loads_the_collectors_own_files_for_good(collector):
     """Each under an address with the hash of its content; another hash is nothing."""
     _, _, text = collector.request("GET", "/", headers=BROWSER)
     loaded = set(Page(text).loads)
-    assert loaded == {asset(name).address for name in (HTMX, CHARTS, ICON)}
+    assert loaded == {asset(name).address for name in (HTMX, CHARTS, FOLLOW, ICON)}
     for address in loaded:
         status, headers, content = raw(collector, address)
         assert (status, headers["Cache-Control"]) == (200, "public, max-age=31536000, immutable")

@@ -132,7 +132,7 @@
   function takeOver(fresh) {
     const focused = document.activeElement;
     const link = focused?.getAttribute?.("href");
-    for (const part of ["#heading", "#main", "footer"]) {
+    for (const part of ["#heading", "#progress", "#main", "footer"]) {
       const [old, wanted] = [document, fresh].map((root) => root.querySelector(part));
       if (old && wanted) change(old, wanted);
     }
