@@ -165,7 +165,7 @@ def test_a_team_lead_is_told_of_its_own_part(dsn):
             for reader in (lead, part):
                 facts = reader.event("change")[1]
                 assert facts["text"] == "1 new idle GPU"
-                assert set(facts) == {"at_ms", "text"}
+                assert set(facts) == {"at_ms", "rest", "text"}
             assert "newest_ms" in all_of_it.event("change")[1]
         assert collector.request("GET", f"/live?team={FOREIGN}", headers=bearer(viewer))[0] == 403
         agent = token(dsn, "agent", node="n")

@@ -54,6 +54,10 @@ MOST_OF_READER = 20
 """Open streams of one reader of them; a page that is not looked at has none."""
 REFUSED_SECONDS = 30
 """When a reader that was refused may try again."""
+LEAST_REST = 10
+"""Least rest of a page, in times of what its renewal took. With more streams it is their number, so
+that all pages together are drawn one at a time.
+"""
 HEAD_ONLY = "gpuledger.head_only"
 """Key in the scope of a GET that answers a HEAD."""
 STREAM_HEADERS = {
@@ -71,6 +75,8 @@ class Broadcast:
 
     number: int
     look: LiveLook
+    rest: int
+    """Times of what a renewal of a page took, to wait before the next one."""
     _events: dict[tuple[Any, ...], bytes] = field(default_factory=dict)
 
     def event(self, viewer: Principal, narrowed: LiveNarrowing, *, skipped: bool) -> bytes:
@@ -83,7 +89,7 @@ class Broadcast:
 
     def _encode(self, viewer: Principal, narrowed: LiveNarrowing, *, skipped: bool) -> bytes:
         state, changes = self.look.state, self.look.changes
-        facts: dict[str, object] = {"at_ms": state.taken_ms}
+        facts: dict[str, object] = {"at_ms": state.taken_ms, "rest": self.rest}
         if viewer.owner is None:
             facts["newest_ms"] = state.newest_ms
         seen = None if changes is None else changes_seen(changes, viewer, narrowed)
@@ -181,7 +187,7 @@ class LiveHub:
                     next_at = time.monotonic() + self._look_seconds
                     number += 1
                     look = await asyncio.to_thread(self._watch.look, self._clock())
-                    self._latest = Broadcast(number, look)
+                    self._latest = Broadcast(number, look, max(LEAST_REST, self.count))
                     self._announce()
                 await asyncio.sleep(TICK_SECONDS)
         except Exception as error:  # whatever it is: pages stay as they are, and try again

@@ -11,7 +11,8 @@
   const [button, state, news] = mark.querySelectorAll("button, .live-state, .live-news");
   const LEAST_MS = 10_000; // between two renewals
   const MOST_MS = 60_000; // after which the numbers of a page are renewed that nothing was said of
-  const REST = 10; // times of what a renewal took, so that a large fleet is not drawn all the time
+  const SOON_MS = 15_000; // what changed is said with the renewal, or before one that is not near
+  const MOST_FAILED_MS = 30_000;
   const JITTER_MS = 2_000; // so that those who watch do not all ask at once
   const PATIENCE_MS = 6_000; // how long a stream may take to come back before it counts as lost
   const SILENT_MS = 30_000;
@@ -30,6 +31,7 @@
   let again = 0;
   let renewedAt = now();
   let tookMs = 0;
+  let rest = 10; // times of that between two renewals: all who watch draw one page at a time
   let told = [];
 
   const clock = (ms) => `${new Date(ms).toISOString().slice(11, 19)} UTC`;
@@ -84,6 +86,7 @@
     const wasLost = lostAt !== null;
     const hasNewer = facts.newest_ms === undefined || facts.newest_ms !== newest;
     [heardAt, lostAt, tries, asOf, newest] = [now(), null, 0, facts.at_ms, facts.newest_ms ?? null];
+    rest = facts.rest;
     if (facts.text) told.push(facts.text);
     if (event.type === "change" || wasLost || (hasNewer && now() - renewedAt > MOST_MS)) plan();
     show();
@@ -91,8 +94,14 @@
 
   function plan() {
     if (timer || !isOn()) return;
-    const wait = Math.max(LEAST_MS, REST * tookMs) - (now() - renewedAt);
+    const wait = Math.max(LEAST_MS, rest * tookMs) - (now() - renewedAt);
+    if (wait > SOON_MS) tell();
     timer = setTimeout(renew, Math.max(0, wait) + Math.random() * JITTER_MS);
+  }
+
+  function tell() {
+    if (told.length) news.textContent = `${clock(asOf)}: ${told.slice(-3).join("; ")}`;
+    told = [];
   }
 
   async function renew() {
@@ -110,13 +119,14 @@
     if (!source) return;
     if (!fresh || !isCurrent()) {
       renewedAt = now();
+      // Too many may ask at once: each failure doubles the wait.
+      if (!fresh) tookMs = Math.min(MOST_FAILED_MS, Math.max(1_000, 2 * tookMs));
       plan();
       return;
     }
     takeOver(fresh);
     [tookMs, renewedAt] = [now() - began, now()];
-    if (told.length) news.textContent = `${clock(asOf)}: ${told.slice(-3).join("; ")}`;
-    told = [];
+    tell();
   }
 
   // What differs between the page and a fresh one.
