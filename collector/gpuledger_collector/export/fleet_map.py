@@ -172,9 +172,10 @@ def legend(fleet: FleetMap) -> list[LegendRow]:
     ]
 
 
+@lru_cache(maxsize=4096)
 def _number(value: float) -> str:
-    """A coordinate; most are whole, and there are tens of thousands."""
-    return str(value) if type(value) is int else number(value)
+    """A coordinate that is not whole: few differ, and there are tens of thousands."""
+    return number(value)
 
 
 class Ink:
@@ -205,8 +206,11 @@ class Ink:
 def _shape(rectangles: Iterable[Sequence[float]]) -> str:
     parts = []
     for x, y, width, height in rectangles:
-        across = _number(width)
-        parts.append(f"M{_number(x)} {_number(y)}h{across}v{_number(height)}h-{across}z")
+        across = width if type(width) is int else _number(width)
+        left = x if type(x) is int else _number(x)
+        top = y if type(y) is int else _number(y)
+        down = height if type(height) is int else _number(height)
+        parts.append(f"M{left} {top}h{across}v{down}h-{across}z")
     return "".join(parts)
 
 
@@ -388,7 +392,7 @@ def _block(
     css_of: Mapping[str, str],
 ) -> BlockPicture:
     width, height = across * SMALL_WIDTH, SMALL_ROWS * SMALL_HEIGHT
-    ink, links, addresses = Ink(), [], NodeAddresses(here)
+    ink, links, addresses, color_of = Ink(), [], NodeAddresses(here), fleet.color_of
     for at, (node, boards) in enumerate(nodes):
         row, column = divmod(at, BLOCK)
         x, y = column * (width + SMALL_GAP) + 1, row * (height + SMALL_GAP) + 1
@@ -396,7 +400,7 @@ def _block(
             line, cell = divmod(place, across)
             top, start = y + line * SMALL_HEIGHT, x + cell * SMALL_WIDTH
             for item, left, strip in _strips(board, SMALL_WIDTH):
-                ink.add(css_of[fleet.color_of(item)], start + left, top, strip, SMALL_HEIGHT)
+                ink.add(css_of[color_of(item)], start + left, top, strip, SMALL_HEIGHT)
         if node.troubled:
             ink.add("m-trouble", x - 0.5, y - 0.5, width + 1, height + 1)
         words = f"{node.name or 'no node'}: {counts_words(node.shares)}"

@@ -10,8 +10,7 @@ the hour; what nobody observed is a category of its own, and never counts as som
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -45,6 +44,8 @@ STATES = (
 HEALTHS = (FAILED, DEGRADED, UNAVAILABLE, UNOBSERVED, UNKNOWN, OK)
 USES = ("unused", "up to 25 %", "up to 50 %", "up to 75 %", "more than 75 %")
 """Bands of the busy part of held time."""
+_SICK = frozenset({FAILED, DEGRADED})
+_TROUBLES = frozenset({UNAVAILABLE, UNOBSERVED, FAILED, DEGRADED})
 OTHER_TEAMS = "(other teams)"
 MOST_TEAMS = 8
 """Teams with a color of their own: as many as boards have."""
@@ -71,9 +72,12 @@ class Grain(StrEnum):
     POOL = "pool"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Holder:
-    """Who held an accelerator for a part of the hour; `team` None: not rated yet."""
+    """Who held an accelerator for a part of the hour; `team` None: not rated yet.
+
+    Not frozen, as a page makes tens of thousands.
+    """
 
     team: str | None
     workload: str
@@ -112,7 +116,8 @@ class MappedAccelerator:
     is_now: bool = False
     is_rest: bool = False
     """The part of a board that lies in no slice: no accelerator, but capacity."""
-    holders: tuple[Holder, ...] = ()
+    holders: Sequence[Holder] = ()
+    _prevailing_state: str | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def present_ms(self) -> int:
@@ -122,12 +127,16 @@ class MappedAccelerator:
     @property
     def held_ms(self) -> int:
         """What of it was held."""
-        return sum(self.states.get(state, 0) for state in HELD_STATES)
+        known = self.states.get
+        return known(BUSY, 0) + known(IDLE, 0) + known(ACTIVITY_UNKNOWN, 0)
 
     @property
     def prevailing_state(self) -> str:
         """The state that had most of the hour."""
-        return prevailing(self.states, STATES)
+        # Decided once: its color, what is wrong with it and its row of the table ask for it.
+        if self._prevailing_state is None:
+            self._prevailing_state = prevailing(self.states, STATES)
+        return self._prevailing_state
 
     @property
     def main_holder(self) -> Holder | None:
@@ -141,10 +150,10 @@ class MappedAccelerator:
             return ""
         if self.is_silent:
             return "silent node"
-        if self.is_now and self.health in {FAILED, DEGRADED}:
+        if self.is_now and self.health in _SICK:
             return self.health
         state = self.prevailing_state
-        return state if state in {UNAVAILABLE, UNOBSERVED, FAILED, DEGRADED} else ""
+        return state if state in _TROUBLES else ""
 
     @property
     def is_idle_held(self) -> bool:
@@ -176,12 +185,14 @@ class MappedAccelerator:
         return {**apart, UNKNOWN: rest} if rest else apart
 
     def _by_team(self) -> Mapping[str, int]:
-        sums: Counter[str] = Counter()
+        sums: dict[str, int] = {}
+        missing = self.held_ms
         for holder in self.holders:
-            sums[holder.paying_team] += holder.held_ms
-        missing = self.held_ms - sums.total()
+            team = holder.paying_team
+            sums[team] = sums.get(team, 0) + holder.held_ms
+            missing -= holder.held_ms
         if missing > 0:
-            sums[NOT_RATED] += missing
+            sums[NOT_RATED] = sums.get(NOT_RATED, 0) + missing
         return sums
 
     def _by_use(self) -> Mapping[str, int]:
@@ -203,10 +214,15 @@ def prevailing(categories: Mapping[str, int], order: Sequence[str]) -> str:
     # Most accelerators of a large fleet did one thing.
     if len(categories) == 1:
         return next(iter(categories))
-    most = max(categories.values())
+    most, first, is_alone = -1, "", True
+    for name, ms in categories.items():
+        if ms > most:
+            most, first, is_alone = ms, name, True
+        elif ms == most:
+            is_alone = False
+    if is_alone:
+        return first
     equals = [name for name, ms in categories.items() if ms == most]
-    if len(equals) == 1:
-        return equals[0]
     return min(equals, key=lambda name: (order.index(name) if name in order else len(order), name))
 
 
@@ -233,15 +249,21 @@ def hour_states(
 
     Evidence beyond the capacity was held all the same, as in rating.
     """
-    states = {
-        UNAVAILABLE: away_ms,
-        IDLE: idle_ms,
-        ACTIVITY_UNKNOWN: unknown_ms,
-        BUSY: busy_ms,
-        UNALLOCATED: unallocated_ms,
-    }
-    states[UNOBSERVED] = max(0, present_ms - sum(states.values()))
-    return {state: ms for state, ms in states.items() if ms}
+    states = {}
+    if away_ms:
+        states[UNAVAILABLE] = away_ms
+    if idle_ms:
+        states[IDLE] = idle_ms
+    if unknown_ms:
+        states[ACTIVITY_UNKNOWN] = unknown_ms
+    if busy_ms:
+        states[BUSY] = busy_ms
+    if unallocated_ms:
+        states[UNALLOCATED] = unallocated_ms
+    rest_ms = present_ms - away_ms - idle_ms - unknown_ms - busy_ms - unallocated_ms
+    if rest_ms > 0:
+        states[UNOBSERVED] = rest_ms
+    return states
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,26 +331,33 @@ class FleetMap:
         """The teams with a color of their own here: of those that share one, the largest."""
         if self.color is not ColorBy.OWNER:
             return {}
-        sums: Counter[str] = Counter()
-        for item in self.items:
-            for name, ms in item.categories(self.color).items():
-                if name in self.teams:
-                    sums[name] += gpu_ns(item.gpu_micro, ms)
+        sums: dict[str, int] = {}
+        for item, categories in zip(self.items, self._own_categories, strict=True):
+            for name, ms in categories.items():
+                sums[name] = sums.get(name, 0) + gpu_ns(item.gpu_micro, ms)
+        sums = {name: time_ns for name, time_ns in sums.items() if name in self.teams}
         colored: dict[int, str] = {}
         for name in sorted(sums, key=lambda name: (-sums[name], name)):
             colored.setdefault(self.teams[name] % MOST_TEAMS, name)
         return {name: number for number, name in colored.items()}
 
+    @cached_property
+    def _own_categories(self) -> Sequence[Mapping[str, int]]:
+        color = self.color
+        return [item.categories(color) for item in self.items]
+
+    @cached_property
+    def _categories(self) -> Mapping[int, Mapping[str, int]]:
+        # By identity: items are many, and each is drawn, counted and listed.
+        others = set(self.teams) - set(self.colored_teams) if self.color is ColorBy.OWNER else set()
+        return {
+            id(item): _rename(categories, others)
+            for item, categories in zip(self.items, self._own_categories, strict=True)
+        }
+
     def categories(self, item: MappedAccelerator) -> Mapping[str, int]:
-        """An item's time by what is colored; teams without a color are one."""
-        categories = item.categories(self.color)
-        if self.color is not ColorBy.OWNER:
-            return categories
-        sums: Counter[str] = Counter()
-        for name, ms in categories.items():
-            is_other = name in self.teams and name not in self.colored_teams
-            sums[OTHER_TEAMS if is_other else name] += ms
-        return sums
+        """The time of an item of the map by what is colored; teams without a color are one."""
+        return self._categories[id(item)]
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -344,8 +373,8 @@ class FleetMap:
 
     @cached_property
     def _colors(self) -> Mapping[int, str]:
-        # By identity: items are many, and each is drawn, counted and listed.
-        return {id(item): prevailing(self.categories(item), self.order) for item in self.items}
+        order = self.order
+        return {number: prevailing(own, order) for number, own in self._categories.items()}
 
     def color_of(self, item: MappedAccelerator) -> str:
         """The category whose color an item of the map has."""
@@ -368,12 +397,14 @@ class FleetMap:
         """The categories of these items, in the order of the legend."""
         counts: dict[str, int] = {}
         times: dict[str, int] = {}
+        colors, categories = self._colors, self._categories
         for item in items:
+            number, gpu_micro = id(item), item.gpu_micro
             if not item.is_rest:
-                name = self.color_of(item)
+                name = colors[number]
                 counts[name] = counts.get(name, 0) + 1
-            for name, ms in self.categories(item).items():
-                times[name] = times.get(name, 0) + gpu_ns(item.gpu_micro, ms)
+            for name, ms in categories[number].items():
+                times[name] = times.get(name, 0) + gpu_ns(gpu_micro, ms)
         return tuple(
             Share(name, counts.get(name, 0), times[name]) for name in self.order if name in times
         )
@@ -451,6 +482,17 @@ class FleetMap:
         order = ("silent node", *STATES)
         found = {name: troubles[name] for name in order if name in troubles}
         return {**found, "idle while held": idle} if idle else found
+
+
+def _rename(categories: Mapping[str, int], others: Set[str]) -> Mapping[str, int]:
+    """The same categories with those of the other teams as one."""
+    if not others or others.isdisjoint(categories):
+        return categories
+    sums: dict[str, int] = {}
+    for name, ms in categories.items():
+        shown = OTHER_TEAMS if name in others else name
+        sums[shown] = sums.get(shown, 0) + ms
+    return sums
 
 
 def add_shares(groups: Iterable[MapGroup], order: Sequence[str]) -> tuple[Share, ...]:

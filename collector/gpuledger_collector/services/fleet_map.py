@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.ledger_rows import CapacityRow
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, join_periods
+from gpuledger_collector.accounting.quantity import GPU_MICRO
 from gpuledger_collector.accounting.usage import STRANDED, UNOBSERVED
 from gpuledger_collector.insight.fleet_map import (
     HELD_STATES,
@@ -30,7 +31,12 @@ from gpuledger_collector.insight.fleet_map import (
     now_states,
     state_now,
 )
-from gpuledger_collector.services.placements import FAR_MS, placements_of, with_stranded
+from gpuledger_collector.services.placements import (
+    FAR_MS,
+    ROUNDING_MICRO,
+    placements_of,
+    with_stranded,
+)
 from gpuledger_collector.storage.billing import fleet_hours, reports
 from gpuledger_collector.storage.billing.fleet_hours import (
     HolderRow,
@@ -110,15 +116,13 @@ def _read_hour(
 
 
 def _hour_of(
-    rows: Sequence[UsedHour], counted: Period, holders: Iterable[HolderRow]
+    rows: Sequence[UsedHour], counted: Period, holders: Sequence[Holder]
 ) -> MappedAccelerator:
     """One accelerator's hour; one that moved stands where it was last."""
     row = rows[-1]
-    periods = [Period(own.in_ms, FAR_MS if own.out_ms is None else own.out_ms) for own in rows]
-    there = (period.clip(counted) for period in join_periods(periods))
     busy_ms, idle_ms = row.busy_ms or 0, row.idle_ms or 0
     states = hour_states(
-        sum(part.ms for part in there if part is not None),
+        _present_ms(rows, counted),
         busy_ms,
         idle_ms,
         row.unknown_ms or 0,
@@ -127,6 +131,21 @@ def _hour_of(
     )
     known_ms = busy_ms + idle_ms
     return _item(row, states, busy_ms * 1000 // known_ms if known_ms else None, holders)
+
+
+def _present_ms(rows: Sequence[PlacedAccelerator], counted: Period) -> int:
+    """For how much of the counted time an accelerator was there, wherever it was."""
+    # Hardly any comes, goes or moves in an hour, and there are tens of thousands.
+    if len(rows) == 1 and _stays(rows[0], counted):
+        return counted.ms
+    periods = [Period(own.in_ms, FAR_MS if own.out_ms is None else own.out_ms) for own in rows]
+    there = (period.clip(counted) for period in join_periods(periods))
+    return sum(part.ms for part in there if part is not None)
+
+
+def _stays(row: PlacedAccelerator, counted: Period) -> bool:
+    """Whether an accelerator was in this place for all of the counted time."""
+    return row.in_ms <= counted.start_ms and (row.out_ms is None or row.out_ms >= counted.end_ms)
 
 
 def _read_now(
@@ -155,7 +174,7 @@ def _read_now(
 
 
 def _latest_of(
-    row: LatestReading, now_ms: int, holders: Iterable[HolderRow], *, is_silent: bool
+    row: LatestReading, now_ms: int, holders: Sequence[Holder], *, is_silent: bool
 ) -> MappedAccelerator:
     state = state_now(row.health, row.state, row.read_ms, row.activity, now_ms)
     # What an old reading said of its holder and its activity is not known of now.
@@ -168,7 +187,7 @@ def _item(
     row: PlacedAccelerator,
     states: Mapping[str, int],
     use_permille: int | None,
-    holders: Iterable[HolderRow] = (),
+    holders: Sequence[Holder] = (),
     *,
     is_silent: bool = False,
     is_now: bool = False,
@@ -186,9 +205,7 @@ def _item(
         use_permille=use_permille,
         is_silent=is_silent,
         is_now=is_now,
-        holders=tuple(
-            Holder(holder.team, holder.workload, holder.name, holder.held_ms) for holder in holders
-        ),
+        holders=holders,
         health=row.health if is_now else UNKNOWN,
         cause=row.cause if is_now else "",
     )
@@ -199,7 +216,46 @@ def _stranded(
 ) -> list[MappedAccelerator]:
     """What the slices of divided boards leave of them, as rating finds it."""
     divided = {row.device for row in rows if row.device and row.device != row.uuid}
-    parts = [row for row in rows if row.device in divided]
+    boards: dict[str, list[PlacedAccelerator]] = defaultdict(list)
+    for row in rows:
+        if row.device in divided:
+            boards[row.device].append(row)
+    rests: list[MappedAccelerator] = []
+    changing: list[PlacedAccelerator] = []
+    for parts in boards.values():
+        numbers = {row.accelerator_id for row in parts}
+        if len(numbers) == len(parts) and all(_stays(row, counted) for row in parts):
+            rests += _rest_of_board(parts, counted, is_now=is_now)
+        else:
+            changing += parts
+    return rests + _changing_rests(changing, counted, is_now=is_now)
+
+
+def _rest_of_board(
+    parts: Sequence[PlacedAccelerator], counted: Period, *, is_now: bool
+) -> list[MappedAccelerator]:
+    """What the slices leave of a board of which nothing changed; as `with_stranded` finds it."""
+    gpu_micro = GPU_MICRO - sum(row.gpu_micro for row in parts)
+    if gpu_micro <= ROUNDING_MICRO or not counted.ms:
+        return []
+    first = min((row for row in parts if row.uuid != row.device), key=lambda row: row.uuid)
+    return [_rest_item(first, gpu_micro, counted.ms, is_now=is_now)]
+
+
+def _rest_item(
+    slice_row: PlacedAccelerator, gpu_micro: int, ms: int, *, is_now: bool
+) -> MappedAccelerator:
+    """The rest of a board, in the place of one of its slices."""
+    item = _item(slice_row, {STRANDED: HOUR_MS if is_now else ms}, None, is_now=is_now)
+    item.gpu_micro = gpu_micro
+    item.uuid, item.mig_instance, item.is_rest = "", None, True
+    return item
+
+
+def _changing_rests(
+    parts: Sequence[PlacedAccelerator], counted: Period, *, is_now: bool
+) -> list[MappedAccelerator]:
+    """What slices leave of boards that were divided anew, came, moved or went."""
     capacity = [
         CapacityRow(
             row.accelerator_id,
@@ -216,38 +272,35 @@ def _stranded(
         for row in parts
     ]
     by_id = {row.accelerator_id: row for row in parts}
-    rests: list[MappedAccelerator] = []
-    for number, placements in with_stranded(placements_of(capacity), capacity, counted).items():
-        for placement in placements:
-            if placement.accelerator.stranded:
-                states = {STRANDED: HOUR_MS if is_now else placement.period.ms}
-                rest = _item(by_id[number], states, None, is_now=is_now)
-                rests.append(
-                    replace(
-                        rest,
-                        gpu_micro=placement.accelerator.gpu_micro,
-                        uuid="",
-                        mig_instance=None,
-                        is_rest=True,
-                    )
-                )
-    return rests
+    return [
+        _rest_item(
+            by_id[number], placement.accelerator.gpu_micro, placement.period.ms, is_now=is_now
+        )
+        for number, placements in with_stranded(placements_of(capacity), capacity, counted).items()
+        for placement in placements
+        if placement.accelerator.stranded
+    ]
 
 
-def _rows_by_accelerator(rows: Iterable[Placed]) -> Iterable[Sequence[Placed]]:
+def _rows_by_accelerator(rows: Sequence[Placed]) -> Iterable[Sequence[Placed]]:
+    if len({row.accelerator_id for row in rows}) == len(rows):
+        return zip(rows)
     by_id: dict[int, list[Placed]] = {}
     for row in rows:
         by_id.setdefault(row.accelerator_id, []).append(row)
     for own_rows in by_id.values():
-        if len(own_rows) > 1:
-            own_rows.sort(key=lambda row: row.in_ms)
+        own_rows.sort(key=lambda row: row.in_ms)
     return by_id.values()
 
 
-def _by_accelerator(rows: Iterable[HolderRow]) -> Mapping[int, Sequence[HolderRow]]:
-    by_id: dict[int, list[HolderRow]] = defaultdict(list)
+def _by_accelerator(rows: Iterable[HolderRow]) -> Mapping[int, Sequence[Holder]]:
+    """The holders of each accelerator, longest first."""
+    by_id: dict[int, list[Holder]] = defaultdict(list)
     for row in rows:
-        by_id[row.accelerator_id].append(row)
+        by_id[row.accelerator_id].append(Holder(row.team, row.workload, row.name, row.held_ms))
+    for holders in by_id.values():
+        if len(holders) > 1:
+            holders.sort(key=lambda holder: (-holder.held_ms, holder.workload))
     return by_id
 
 

@@ -58,7 +58,7 @@ class LatestReading(PlacedAccelerator):
     activity: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HolderRow:
     """A workload that held an accelerator in an hour, or that holds it now."""
 
@@ -140,33 +140,39 @@ _CHARGED = """charged AS MATERIALIZED (
     SELECT DISTINCT ON (l.accelerator_id, l.workload_id) l.accelerator_id, l.workload_id,
         coalesce(o.team, '') AS team
     FROM (SELECT accelerator_id, workload_id, owner_id, start_ms FROM charge
-            WHERE day_ms = ANY(%(days)s) AND state = 'held' AND accelerator_id IS NOT NULL
-                AND workload_id IS NOT NULL AND start_ms < %(end)s AND end_ms > %(start)s
+            WHERE day_ms = ANY(%(days)s) AND state = 'held' AND {wanted}
         UNION ALL SELECT accelerator_id, workload_id, owner_id, start_ms FROM correction
-            WHERE day_ms = ANY(%(days)s) AND state = 'held' AND gpu_ns > 0 AND accelerator_id IS NOT NULL
-                AND workload_id IS NOT NULL AND start_ms < %(end)s AND end_ms > %(start)s) l
+            WHERE day_ms = ANY(%(days)s) AND state = 'held' AND gpu_ns > 0 AND {wanted}) l
         LEFT JOIN owner o ON o.id = l.owner_id
     ORDER BY l.accelerator_id, l.workload_id, l.start_ms DESC
 )"""
-"""Who pays for the holders of an hour, by the charges of its day, newest first."""
+"""Who pays for holders, by the charges of these days that are wanted, newest first."""
+_OF_HOUR = _CHARGED.format(
+    wanted="accelerator_id IS NOT NULL AND workload_id IS NOT NULL AND start_ms < %(end)s"
+    " AND end_ms > %(start)s"
+)
+_OF_PRESENT = _CHARGED.format(
+    wanted="(accelerator_id, workload_id) IN"
+    " (SELECT accelerator_id, workload_id FROM gpu_latest WHERE state = 'held')"
+)
 _NAMED = "coalesce(w.key, '') AS workload, coalesce(nullif(w.name, ''), w.external_id, '') AS name"
 
 
 def hour_holders(connection: Connection, hour: Period, days_ms: Sequence[int]) -> list[HolderRow]:
-    """Read who held accelerators in an hour of these days of the bill, longest first; a team of
-    None: not rated yet.
+    """Read who held accelerators in an hour of these days of the bill, in no order; a team of None:
+    not rated yet.
     """
     return select_as(
         connection,
         HolderRow,
         f"""
-        WITH {_CHARGED}
+        WITH {_OF_HOUR}
         SELECT u.accelerator_id, {_NAMED}, CASE WHEN u.workload_id IS NULL THEN '' ELSE t.team END AS team,
             sum(u.held_ms)::bigint AS held_ms
         FROM usage_hour u LEFT JOIN workload w ON w.id = u.workload_id
             LEFT JOIN charged t ON t.accelerator_id = u.accelerator_id AND t.workload_id = u.workload_id
         WHERE u.hour_ms >= %(start)s AND u.hour_ms < %(end)s AND u.state = 'held'
-        GROUP BY 1, w.id, u.workload_id, t.team ORDER BY 1, 5 DESC, 2
+        GROUP BY 1, w.id, u.workload_id, t.team
         """,
         {"start": hour.start_ms, "end": hour.end_ms, "days": list(days_ms)},
     )
@@ -178,14 +184,14 @@ def present_holders(connection: Connection, days_ms: Sequence[int]) -> list[Hold
         connection,
         HolderRow,
         f"""
-        WITH {_CHARGED}
+        WITH {_OF_PRESENT}
         SELECT l.accelerator_id, {_NAMED}, CASE WHEN l.workload_id IS NULL THEN '' ELSE t.team END AS team,
             %(hour)s::bigint AS held_ms
         FROM gpu_latest l LEFT JOIN workload w ON w.id = l.workload_id
             LEFT JOIN charged t ON t.accelerator_id = l.accelerator_id AND t.workload_id = l.workload_id
         WHERE l.state = 'held' ORDER BY 1
         """,
-        {"start": 0, "end": 2**62, "days": list(days_ms), "hour": HOUR_MS},
+        {"days": list(days_ms), "hour": HOUR_MS},
     )
 
 
