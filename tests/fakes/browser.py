@@ -35,6 +35,17 @@ FLAGS = (
     "--remote-debugging-pipe",
 )
 CHUNK = 1 << 20
+LAYOUT_SHIFTS = """new Promise((done) => {
+  const seen = [];
+  const observer = new PerformanceObserver((list) => seen.push(...list.getEntries()));
+  observer.observe({type: 'layout-shift', buffered: true});
+  requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(() => {
+    seen.push(...observer.takeRecords());
+    const name = (node) => node === null ? '?' : node.outerHTML || node.textContent;
+    done(seen.map((shift) => `${shift.value.toFixed(4)}: ` +
+      shift.sources.map((source) => name(source.node).slice(0, 120)).join(' | ')));
+  }, 50)));
+})"""
 
 
 class Browser:
@@ -107,6 +118,46 @@ class Browser:
         answer = self.ask("Page.navigate", url=address)
         assert "errorText" not in answer, answer
         self._wait("Page.loadEventFired")
+
+    def watch(self) -> None:
+        """Keep what a console would show, and load everything from the network."""
+        self.ask("Log.enable")
+        self.ask("Runtime.enable")
+        self.ask("Network.setCacheDisabled", cacheDisabled=True)
+
+    def run_scripts(self, *, allowed: bool) -> None:
+        """Whether the scripts of pages run; those of `evaluate` do."""
+        self.ask("Emulation.setScriptExecutionDisabled", value=not allowed)
+
+    def complaints(self) -> list[str]:
+        """Since the page was opened: errors and warnings of the console (violations of its policy
+        among them), exceptions, and answers that are errors.
+        """
+        found = []
+        for event in self._events:
+            values = event.get("params", {})
+            match event.get("method"):
+                case "Log.entryAdded" if values["entry"]["level"] in {"error", "warning"}:
+                    found.append(values["entry"]["text"])
+                case "Runtime.consoleAPICalled" if values["type"] in {"error", "warning", "assert"}:
+                    found.append(str(values["args"]))
+                case "Runtime.exceptionThrown":
+                    found.append(str(values["exceptionDetails"]))
+                case "Network.responseReceived" if values["response"]["status"] >= 400:
+                    found.append(f"{values['response']['status']} {values['response']['url']}")
+        return found
+
+    def bytes_loaded(self) -> int:
+        """Bytes that came over the wire since the page was opened, heads of answers included."""
+        return sum(
+            int(event["params"]["encodedDataLength"])
+            for event in self._events
+            if event.get("method") == "Network.loadingFinished"
+        )
+
+    def layout_shifts(self) -> list[str]:
+        """What has moved since the page was opened, once two more frames are drawn."""
+        return self.evaluate(LAYOUT_SHIFTS)
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression, or of a promise; a page's own policy does not restrict it."""

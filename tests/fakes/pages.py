@@ -74,7 +74,10 @@ class Page(HTMLParser):
             if name in {"aria-labelledby", "for", "headers"}:
                 self.pointed += value.split()
             if name in {"href", "xlink:href"}:
-                (self.loads if tag == "link" else self.links).append(value)
+                if given.get("rel") == "expect":
+                    self.pointed.append(value.removeprefix("#"))
+                else:
+                    (self.loads if tag == "link" else self.links).append(value)
             if name == "src":
                 self.loads.append(value)
         if (

@@ -9,6 +9,7 @@ from fakes.engines import lacking
 from fakes.postgres import fresh_database
 from fakes.two_teams import FOREIGN, MONTH, OWN, idle_job, two_teams
 from gpuledger_collector.export import plots
+from pages.waiting import until_forecast
 
 pytestmark = pytest.mark.slow
 TIP = "document.querySelector('.tip')"
@@ -53,15 +54,8 @@ def press(browser, key):
 
 def test_a_chart_answers_to_the_arrow_keys(browser, address):
     """Each step says its hour and its value; Escape ends it."""
-    become_ready = "document.querySelector('svg.plot[data-marks]')"
-    end = time.monotonic() + PATIENCE_S
-    while True:
-        browser.open(f"{address}/demand?reload=off")
-        if browser.evaluate(f"Boolean({become_ready})"):
-            break
-        assert time.monotonic() < end, "no forecast was made"
-        time.sleep(0.5)
-    browser.evaluate(f"{become_ready}.focus()")
+    until_forecast(browser, address)
+    browser.evaluate("document.querySelector('svg.plot[data-marks]').focus()")
     press(browser, "Home")
     first = browser.evaluate(f"{TIP}.textContent")
     assert ", " in first

@@ -44,6 +44,7 @@ STATES = (
 HEALTHS = (FAILED, DEGRADED, UNAVAILABLE, UNOBSERVED, UNKNOWN, OK)
 USES = ("unused", "up to 25 %", "up to 50 %", "up to 75 %", "more than 75 %")
 """Bands of the busy part of held time."""
+_HELD = frozenset(HELD_STATES)
 _SICK = frozenset({FAILED, DEGRADED})
 _TROUBLES = frozenset({UNAVAILABLE, UNOBSERVED, FAILED, DEGRADED})
 OTHER_TEAMS = "(other teams)"
@@ -166,8 +167,14 @@ class MappedAccelerator:
             return self.states
         if color is ColorBy.HEALTH:
             return self._by_health()
-        others = {state: ms for state, ms in self.states.items() if state not in HELD_STATES}
-        return {**others, **(self._by_team() if color is ColorBy.OWNER else self._by_use())}
+        held_ms = self.held_ms
+        if not held_ms and not self.holders:
+            return self.states
+        parts = self._by_team(held_ms) if color is ColorBy.OWNER else self._by_use(held_ms)
+        for state, ms in self.states.items():
+            if state not in _HELD:
+                parts[state] = ms
+        return parts
 
     def _by_health(self) -> Mapping[str, int]:
         if self.is_rest:
@@ -184,9 +191,9 @@ class MappedAccelerator:
         # What the driver said of an hour that is over is not kept; that it worked is no proof.
         return {**apart, UNKNOWN: rest} if rest else apart
 
-    def _by_team(self) -> Mapping[str, int]:
+    def _by_team(self, held_ms: int) -> dict[str, int]:
         sums: dict[str, int] = {}
-        missing = self.held_ms
+        missing = held_ms
         for holder in self.holders:
             team = holder.paying_team
             sums[team] = sums.get(team, 0) + holder.held_ms
@@ -195,13 +202,11 @@ class MappedAccelerator:
             sums[NOT_RATED] = sums.get(NOT_RATED, 0) + missing
         return sums
 
-    def _by_use(self) -> Mapping[str, int]:
-        held = self.held_ms
-        if not held:
+    def _by_use(self, held_ms: int) -> dict[str, int]:
+        if not held_ms:
             return {}
-        return {
-            ACTIVITY_UNKNOWN if self.use_permille is None else use_band(self.use_permille): held
-        }
+        permille = self.use_permille
+        return {ACTIVITY_UNKNOWN if permille is None else use_band(permille): held_ms}
 
 
 def use_band(permille: int) -> str:
