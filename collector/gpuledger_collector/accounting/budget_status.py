@@ -56,7 +56,8 @@ class OwnerAhead:
 class Status:
     """A budget in one of its periods.
 
-    `known_ms`: the ledger is rated up to here. `ahead` None: too little history.
+    `known_ms`: the ledger is rated up to here. `ahead` None: too little history. `by_day`: what
+    each rated day of the period added, in micro-units, without shares of common costs.
     """
 
     budget: Budget
@@ -67,6 +68,7 @@ class Status:
     ahead: Ahead | None
     pace_percents: tuple[int, int] | None
     alerts: tuple[Alert, ...] = ()
+    by_day: tuple[int, ...] = ()
 
     @property
     def spent_percent(self) -> int | None:

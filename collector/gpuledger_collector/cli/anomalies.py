@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.series_file import SeriesFile
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.export.findings import ANOMALIES
-from gpuledger_collector.export.report import Kind, Report, key_column
+from gpuledger_collector.export.report import Kind, Report, key_column, series_column
+from gpuledger_collector.export.table_cells import WIDEST
 from gpuledger_collector.insight.anomalies import Detection, detect, group_episodes
 from gpuledger_collector.insight.findings import AT_LISTED_RATES
 from gpuledger_collector.services.anomaly_search import find_anomalies
@@ -38,8 +40,9 @@ EPISODES = Report[Mapping[str, Any]](
         key_column("series"),
         key_column("from"),
         key_column("to"),
-        key_column("excess", Kind.DECIMAL, heading="above expected"),
-        key_column("score", Kind.DECIMAL, heading="highest score"),
+        key_column("excess", Kind.SIZE, heading="above expected"),
+        key_column("score", Kind.SIZE, heading="highest score"),
+        series_column("values", itemgetter("values"), "up to its end"),
     ),
 )
 
@@ -146,6 +149,10 @@ def episode_rows(detection: Detection, file: SeriesFile) -> Iterator[dict[str, A
             "series": series.name,
             "from": first,
             "to": last,
-            "excess": f"{episode.excess:,.2f}",
+            "excess": f"{episode.excess:.2f}",
             "score": f"{score:.1f}",
+            "values": [
+                _round_known(value)
+                for value in series.values[max(0, episode.last + 1 - WIDEST) : episode.last + 1]
+            ],
         }

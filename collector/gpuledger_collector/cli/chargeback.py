@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, TextIO
 
 from typer import Option
 
@@ -40,18 +40,16 @@ from gpuledger_collector.cli.session import Session, ledger_command
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export import beancount, focus, parquet
 from gpuledger_collector.export.chargeback import (
-    NUMBERED,
     as_json,
     cash_line,
     csv_rows,
     table_columns,
-    texts,
     unbilled_line,
     waste_line,
 )
 from gpuledger_collector.export.fair_share import SHARES
 from gpuledger_collector.export.pieces import csv_pieces
-from gpuledger_collector.export.report import Column, Kind, key_column
+from gpuledger_collector.export.report import Column
 from gpuledger_collector.export.shortened import MOST_TERMINAL_ROWS, shorten_report
 from gpuledger_collector.services.bill_exports import (
     FocusExport,
@@ -64,7 +62,6 @@ from gpuledger_collector.services.fair_share import compare_shares
 
 app = new_app()
 SHARE = "share"
-ALWAYS_SHOWN = {"gpu_hours", "cost", "currency"}
 
 
 class ChargebackFormat(enum.StrEnum):
@@ -245,32 +242,29 @@ def table_pieces(
     rows = bill.rows if width is None else shorten_report(bill, MOST_TERMINAL_ROWS).rows
     shown = table_columns(bill)
     if bill.has_no_price:
-        known = [texts(row) for row in bill.rows]
-        shown = [name for name in shown if any(row.get(name) for row in known)]
-    columns = [*map(key_column, bill.by), *map(_measure_column, shown)]
-    totals = [
-        {
-            **texts(total),
-            bill.by[0]: "unpriced" if total.currency is None and not bill.has_no_price else "total",
-        }
-        for total in bill.totals
-    ]
+        shown = [
+            column for column in shown if any(column.value(row) is not None for row in bill.rows)
+        ]
+    columns = [*(_key_column(bill, at) for at in range(len(bill.by))), *shown]
     lines = [
         cash_line(bill, total) for total in bill.totals if bill.view == CASH and total.currency
     ]
     lines += [waste_line(one) for one in waste if one.minor is not None]
     lines += filter(None, (unbilled_line(bill, total) for total in bill.totals))
-    yield table_text(columns, [_table_row(row, bill) for row in rows], width, totals)
+    yield table_text(columns, rows, width, bill.totals)
     yield from (f"{line}\n" for line in lines)
 
 
-def _table_row(row: ReportRow, bill: Report) -> dict[str, str]:
-    return {**dict(zip(bill.by, row.keys, strict=True)), **texts(row)}
+def _key_column(bill: Report, at: int) -> Column[ReportRow]:
+    """A column of keys; the first of them names the totals."""
 
+    def value(row: ReportRow) -> str:
+        if row.keys:
+            return row.keys[at]
+        name = "unpriced" if row.currency is None and not bill.has_no_price else "total"
+        return "" if at else name
 
-def _measure_column(name: str) -> Column[Mapping[str, Any]]:
-    kind = Kind.DECIMAL if name in NUMBERED else Kind.TEXT
-    return key_column(name, kind, heading=name, is_optional=name not in ALWAYS_SHOWN)
+    return Column(bill.by[at], value)
 
 
 def _require_fitting(

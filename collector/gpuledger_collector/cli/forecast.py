@@ -6,6 +6,7 @@ import enum
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from operator import itemgetter
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +29,7 @@ from gpuledger_collector.cli.series_file import SeriesFile
 from gpuledger_collector.cli.session import clock_ms, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.forecasts import spend_report
-from gpuledger_collector.export.report import Column, Kind, Report, key_column
+from gpuledger_collector.export.report import Column, Kind, Report, key_column, series_column
 from gpuledger_collector.insight.forecast import Forecast, methods
 from gpuledger_collector.insight.forecast import forecast as compute
 from gpuledger_collector.insight.forecast_history import ForecastRecord
@@ -46,12 +47,13 @@ TABLE = Report[Mapping[str, Any]](
     (
         key_column("series"),
         key_column("ts", heading="at"),
-        key_column("q0.1", Kind.DECIMAL, heading="low"),
-        key_column("q0.5", Kind.DECIMAL, heading="likely"),
-        key_column("q0.9", Kind.DECIMAL, heading="high"),
-        key_column("q0.95", Kind.DECIMAL, heading="very high", is_optional=True),
-        key_column("mean", Kind.DECIMAL, is_optional=True),
-        key_column("skill", Kind.DECIMAL, heading="better than no change"),
+        key_column("q0.1", Kind.SIZE, heading="low"),
+        key_column("q0.5", Kind.SIZE, heading="likely"),
+        key_column("q0.9", Kind.SIZE, heading="high"),
+        key_column("q0.95", Kind.SIZE, heading="very high", is_optional=True),
+        key_column("mean", Kind.SIZE, is_optional=True),
+        key_column("skill", Kind.PERCENT, heading="better than no change"),
+        series_column("course", itemgetter("course"), "likely, all the way"),
     ),
 )
 
@@ -311,6 +313,7 @@ def table_rows(result: Forecast, file: SeriesFile) -> Iterator[dict[str, Any]]:
             "series": result.series if is_first else "",
             "ts": rows[index]["ts"],
             "skill": f"{result.skill:.0%}" if is_first and result.skill is not None else "",
+            "course": [row.get("q0.5", row["mean"]) for row in rows] if is_first else None,
         }
 
 

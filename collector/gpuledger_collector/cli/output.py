@@ -15,10 +15,10 @@ from rich.cells import cell_len
 
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.terminal import say
-from gpuledger_collector.export.cells import json_text, to_minute
+from gpuledger_collector.export.cells import json_text
 from gpuledger_collector.export.pieces import csv_pieces
 from gpuledger_collector.export.report import Column, Item, Kind, Report
-from gpuledger_common.escapes import escape_text
+from gpuledger_collector.export.table_cells import ROUNDED, are_rounded, table_cells
 
 GAP = 2
 """Spaces between the columns of a table."""
@@ -83,23 +83,20 @@ def table_text(
     width: int | None,
     totals: Sequence[Item] = (),
 ) -> str:
-    """A table of at most `width` columns (None: as wide as it needs), if its numbers fit, with
-    instants to the minute; '' without rows.
+    """A table of at most `width` columns (None: as wide as it needs), if its numbers fit, for
+    people; '' without rows.
     """
     if not rows and not totals:
         return ""
     shown = [column for column in columns if column.in_table]
-    # Escaped before they are measured: an escape is longer than the invisible character that it
-    # stands for.
-    cells = {
-        column.name: [escape_text(_cell(column, row)) for row in (*rows, *totals)]
-        for column in shown
-    }
+    items = (*rows, *totals)
+    cells = {column.name: table_cells(column, items) for column in shown}
+    note = f"{ROUNDED}\n" if totals and are_rounded(shown, cells, items) else ""
     needs = {
         column.name: max(map(cell_len, [_heading(column), *cells[column.name]])) for column in shown
     }
     if width is None:
-        return "\n".join(_plain_lines(shown, cells, needs)) + "\n"
+        return "\n".join(_plain_lines(shown, cells, needs)) + f"\n{note}"
     from rich.console import Console  # a pipe needs neither colors nor folding
 
     from gpuledger_collector.export.tables import Table
@@ -110,7 +107,7 @@ def table_text(
         table.add_column(
             _heading(column),
             justify="right" if column.is_number else "left",
-            no_wrap=column.is_number,
+            no_wrap=column.keeps_width,
             overflow="fold",
             width=needs[column.name],
         )
@@ -128,7 +125,7 @@ def table_text(
         emoji=False,
         highlight=False,
     ).print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + f"\n{note}"
 
 
 def _plain_lines(
@@ -147,11 +144,6 @@ def _plain_lines(
         yield (" " * GAP).join(parts).rstrip()
 
 
-def _cell(column: Column[Item], row: Item) -> str:
-    text = column.text(row)
-    return to_minute(text) if column.kind is Kind.INSTANT else text
-
-
 def _heading(column: Column[Item]) -> str:
     return column.heading or column.name.replace("_", " ")
 
@@ -160,17 +152,20 @@ def _fit(columns: list[Column[Item]], needs: dict[str, int], width: int) -> list
     """The columns that fit, with the widths of texts in `needs` made narrower until they do."""
     shown = list(columns)
     while True:
-        # Narrow the widest text by one, as long as that can suffice; else leave out the last
-        # optional column and look again; with none left, narrow every text as far as it goes.
-        # Numbers keep their width throughout.
+        # A line of blocks goes first: it decides less than any text. Then narrow the widest text by
+        # one, as long as that can suffice; else leave out the last optional column and look again;
+        # with none left, narrow every text as far as it goes. Numbers keep their width throughout.
         excess = sum(needs[column.name] + GAP for column in shown) - GAP - width
         texts = [
             column.name
             for column in shown
-            if not column.is_number and needs[column.name] > MIN_TEXT
+            if not column.keeps_width and needs[column.name] > MIN_TEXT
         ]
         if excess <= 0:
             return shown
+        if any(column.kind is Kind.SERIES for column in shown):
+            shown = [column for column in shown if column.kind is not Kind.SERIES]
+            continue
         if texts and sum(needs[name] - MIN_TEXT for name in texts) >= excess:
             needs[max(texts, key=needs.__getitem__)] -= 1
         elif any(column.is_optional for column in shown):

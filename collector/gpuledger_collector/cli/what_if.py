@@ -45,4 +45,11 @@ def what_if(
         refuse("; ".join(f"{problem.source}: {problem.message}" for problem in parsed.problems[:3]))
     span = session.rate_range(asked)
     rows = compare_prices(session.database, span, parsed.rows, session.now_ms, names)
-    emit_report(form, what_if_report(names), rows, ["nothing was changed in the ledger"])
+    totals = [row for row in rows if row.keys is None] if form is options.Format.table else []
+    emit_report(
+        form,
+        what_if_report(names),
+        [row for row in rows if row.keys is not None or not totals],
+        ["nothing was changed in the ledger"],
+        totals,
+    )

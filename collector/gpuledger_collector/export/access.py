@@ -10,22 +10,22 @@ from gpuledger_collector.export.report import Column, Kind, Report
 TOKENS: Report[ListedToken] = Report(
     "tokens",
     (
-        Column("id", lambda item: item.token.id, Kind.COUNT),
+        Column("id", lambda item: item.token.id, Kind.NUMBER),
         Column("name", lambda item: item.token.name),
         Column("role", lambda item: item.token.role),
         Column("node", lambda item: item.token.node),
         Column("owner", lambda item: item.token.owner, Kind.OWNER),
-        Column("made_ms", lambda item: item.token.made_ms, Kind.COUNT),
-        Column("expires_ms", lambda item: item.token.expires_ms, Kind.COUNT),
-        Column("revoked_ms", lambda item: item.token.revoked_ms, Kind.COUNT),
-        Column("last_used_ms", lambda item: item.token.last_used_ms, Kind.COUNT),
+        Column("made_ms", lambda item: item.token.made_ms, Kind.NUMBER),
+        Column("expires_ms", lambda item: item.token.expires_ms, Kind.NUMBER),
+        Column("revoked_ms", lambda item: item.token.revoked_ms, Kind.NUMBER),
+        Column("last_used_ms", lambda item: item.token.last_used_ms, Kind.NUMBER),
         Column("live", lambda item: item.is_live),
     ),
 )
 AUDIT: Report[Entry] = Report(
     "audit",
     (
-        Column("number", lambda entry: entry.number, Kind.COUNT),
+        Column("number", lambda entry: entry.number, Kind.NUMBER),
         Column("at", lambda entry: entry.at_ms, Kind.INSTANT),
         Column("who", lambda entry: entry.who),
         Column("what", lambda entry: entry.what),

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuledger_collector.accounting.budget_status import Ahead, Status
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
-from gpuledger_collector.export.report import Column, Kind, Report
+from gpuledger_collector.export.report import Column, Kind, Report, series_column
 
 NOTHING_YET = "-"
 
@@ -148,6 +148,7 @@ STANDINGS = Report[Status](
             is_optional=True,
         ),
         Column("alerts", lambda item: "; ".join(_fired_alerts(item)) or "none", is_optional=True),
+        series_column("by_day", lambda item: item.by_day, "day by day"),
     ),
 )
 """Budgets as a terminal shows them; `-` where nothing can be said yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from operator import attrgetter
 
@@ -58,10 +59,8 @@ def _places(name: str, places: int) -> Callable[[ReportRow], str | None]:
 
 
 MEASURES: tuple[Column[ReportRow], ...] = (
-    Column("gpu_hours", _places("gpu_hours", 6), Kind.DECIMAL),
-    Column(
-        "gpu_hours_held_idle", _places("gpu_hours_held_idle", 6), Kind.DECIMAL, is_optional=True
-    ),
+    Column("gpu_hours", _places("gpu_hours", 6), Kind.HOURS),
+    Column("gpu_hours_held_idle", _places("gpu_hours_held_idle", 6), Kind.HOURS, is_optional=True),
     Column("cost", _printed_amount("cost_minor", "cost_micro"), Kind.MONEY),
     Column(
         "cost_held_idle",
@@ -79,8 +78,8 @@ ALLOCATIONS: tuple[Column[ReportRow], ...] = (
         about="Share of common costs.",
     ),
     Column("cost_total", _total, Kind.MONEY, about="Direct cost and share of common costs."),
-    Column("energy_kwh", _places("energy_kwh", 6), Kind.DECIMAL),
-    Column("co2e_grams", _places("co2e_grams", 3), Kind.DECIMAL),
+    Column("energy_kwh", _places("energy_kwh", 6), Kind.SIZE),
+    Column("co2e_grams", _places("co2e_grams", 3), Kind.SIZE),
     Column(
         "cost_list",
         _printed_amount("list_minor", "list_micro"),
@@ -148,6 +147,8 @@ COLUMNS = (*MEASURES, *ALLOCATIONS, RATE, NODES, NOT_PAID)
 """All amounts of a row, as a terminal may show them: of the cash view, the line below the table
 says what is paid.
 """
+ALWAYS_SHOWN = {"gpu_hours", "cost", "currency"}
+"""Columns for which there is room in every terminal."""
 NUMBERED = {column.name for column in COLUMNS if column.is_number}
 
 
@@ -184,7 +185,7 @@ def stranded_text(total: ReportRow) -> str:
     cost = (
         ""
         if total.cost_minor is None
-        else f"{Money.from_minor(total.cost_minor, currency).plain()} {currency} of "
+        else f"{Money.from_minor(total.cost_minor, currency).grouped()} {currency} of "
     )
     return (
         f"{cost}capacity ({total.gpu_hours:.1f} GPU-hours) lies outside every MIG slice: it is the"
@@ -327,9 +328,9 @@ def source_text(cost: SharedCost) -> str:
     return f"cost of {cost.source} time" + (f" of pool {cost.pool}" if cost.pool else "")
 
 
-def table_columns(report: Report) -> list[str]:
+def table_columns(report: Report) -> list[Column[ReportRow]]:
     """The amounts that a terminal shows: beside the measures those that say something; a total with
-    shares.
+    shares. They are called as in a file.
     """
     more = (*ALLOCATIONS, NODES)
     filled = {column.name for row in report.rows for column in more if column.text(row)}
@@ -353,9 +354,8 @@ def table_columns(report: Report) -> list[str]:
         *filled,
         *([EXCHANGE] if report.exchanged else []),
     }
-    return [column.name for column in COLUMNS if column.name in names]
-
-
-def texts(row: ReportRow) -> dict[str, str]:
-    """Every amount of a row as text, by its column."""
-    return {column.name: column.text(row) for column in COLUMNS}
+    return [
+        replace(column, heading=column.name, is_optional=column.name not in ALWAYS_SHOWN)
+        for column in COLUMNS
+        if column.name in names
+    ]

@@ -252,15 +252,17 @@ def _sentences(record: DisputeRecord, most: int) -> Iterator[str]:
 
 def _sealed_line(line: Mapping[str, Any]) -> str:
     micro, currency = line["cost_micro"], line["currency"]
+    rate = "" if line["rate"] is None else f" at {line['rate']}"
     cost = (
         "no price"
         if currency is None
-        else f"{Money(micro or 0, currency).plain()} {currency} at {line['rate']}"
+        else f"{Money(micro or 0, currency).plain()} {currency}{rate}"
     )
     span = f"{format_instant(line['start_ms'])} to {format_instant(line['end_ms'])}"
     where = line["accelerator"] or "counted usage"
     booked = "" if line["booked_day_ms"] is None else "  correction"
-    return f"{line['id'][:12]}  {span}  {line['workload']} on {where}  {cost}{booked}"
+    held = where if line["workload"] is None else f"{line['workload']} on {where}"
+    return f"{line['id'][:12]}  {span}  {held}  {cost}{booked}"
 
 
 def _grounds(evidence: Mapping[str, Any]) -> Iterator[str]:

@@ -15,12 +15,15 @@ def shares_report(digits: int = 6) -> Report[ShareLine]:
     """
 
     def number(
-        name: str, value: Callable[[ShareUse], str | None], about: str = ""
+        name: str,
+        value: Callable[[ShareUse], str | None],
+        about: str = "",
+        kind: Kind = Kind.HOURS,
     ) -> Column[ShareLine]:
         return Column(
             name,
             lambda line: value(line.use) if line.has_times else None,
-            Kind.DECIMAL,
+            kind,
             heading=name,
             about=about,
             is_optional=True,
@@ -46,6 +49,7 @@ def shares_report(digits: int = 6) -> Report[ShareLine]:
                 "used_of_share",
                 lambda use: f"{100 * use.within_ns / use.share_ns:.1f}%" if use.share_ns else None,
                 "Time held within the share over the share.",
+                Kind.PERCENT,
             ),
             number("gpu_hours_lent", hours(2)),
             number("gpu_hours_borrowed", hours(3)),

@@ -69,7 +69,7 @@ IDLE = Report[NamedFinding](
     "idle",
     (
         Column("node", lambda item: item.node),
-        Column("gpu", lambda item: item.gpu_index, Kind.COUNT),
+        Column("gpu", lambda item: item.gpu_index, Kind.NUMBER, is_optional=True),
         Column("accelerator", lambda item: item.subject, about="UUID.", in_table=False),
         Column("model", lambda item: item.model, in_table=False),
         Column("state", lambda item: item.state),
@@ -84,7 +84,7 @@ IDLE = Report[NamedFinding](
             about="null: ongoing.",
             in_table=False,
         ),
-        Column("hours", lambda item: _hours(item.until_ms - item.since_ms), Kind.DECIMAL),
+        Column("hours", lambda item: _hours(item.until_ms - item.since_ms), Kind.HOURS),
         Column(
             "confidence",
             lambda item: f"{item.confidence:.2f}",
@@ -94,7 +94,7 @@ IDLE = Report[NamedFinding](
         ),
         Column("cost", lambda item: item.cost, Kind.MONEY, about="So far."),
         Column("per_day", lambda item: item.per_day, Kind.MONEY, about="Of each further day."),
-        Column("currency", lambda item: item.currency, in_table=False, in_answers=False),
+        Column("currency", lambda item: item.currency, in_answers=False),
         Column("key", lambda item: item.key, in_table=False, in_csv=False, in_answers=False),
         Column("advice", advice, about="What to do about it.", in_table=False, in_csv=False),
     ),
@@ -110,7 +110,7 @@ def report_groups(by: str) -> Report[FindingGroup]:
         (
             Column(by, lambda item: item.name),
             Column("findings", lambda item: item.findings, Kind.COUNT),
-            Column("hours", lambda item: hours_text(item.total_ms, 1), Kind.DECIMAL),
+            Column("hours", lambda item: hours_text(item.total_ms, 1), Kind.HOURS),
             # With its currency: groups of several are in one list.
             Column("cost", lambda item: item.cost, Kind.DECIMAL),
             Column("ongoing", lambda item: item.ongoing, Kind.COUNT),
@@ -143,7 +143,7 @@ ANOMALIES = Report[NamedFinding](
         Column("from", lambda item: item.since_ms, Kind.INSTANT),
         Column("to", lambda item: item.until_ms, Kind.INSTANT),
         Column("state", lambda item: "ongoing" if item.is_ongoing else "ended"),
-        Column("driver", lambda item: item.state),
+        Column("driver", lambda item: item.state, is_optional=True),
         Column(
             "more_than_before",
             lambda item: item.cost,
@@ -153,7 +153,7 @@ ANOMALIES = Report[NamedFinding](
         Column("by_price", lambda item: _parts(item)["price"], Kind.MONEY, is_optional=True),
         Column("by_volume", lambda item: _parts(item)["volume"], Kind.MONEY, is_optional=True),
         Column("by_mix", lambda item: _parts(item)["mix"], Kind.MONEY, is_optional=True),
-        Column("currency", lambda item: item.currency, in_table=False),
+        Column("currency", lambda item: item.currency),
         Column(
             "days_before", lambda item: item.evidence["days_before"], Kind.COUNT, in_table=False
         ),

@@ -17,34 +17,34 @@ ACCELERATORS = Report[AcceleratorActivity](
     "accelerators",
     (
         Column("node", lambda item: item.node),
-        Column("index", lambda item: item.gpu_index, Kind.COUNT),
+        Column("index", lambda item: item.gpu_index, Kind.NUMBER),
         Column("uuid", lambda item: item.uuid, in_table=False),
         Column("model", lambda item: item.model),
         Column("mig_instance", lambda item: item.mig_instance, is_optional=True),
         Column("pool", lambda item: item.pool, is_optional=True),
-        Column("held_h", lambda item: hours_text(item.held_ms, 3), Kind.DECIMAL),
-        Column("busy_h", lambda item: hours_text(item.busy_ms, 3), Kind.DECIMAL),
-        Column("idle_h", lambda item: hours_text(item.idle_ms, 3), Kind.DECIMAL),
+        Column("held_h", lambda item: hours_text(item.held_ms, 3), Kind.HOURS),
+        Column("busy_h", lambda item: hours_text(item.busy_ms, 3), Kind.HOURS),
+        Column("idle_h", lambda item: hours_text(item.idle_ms, 3), Kind.HOURS),
         Column(
-            "unknown_h", lambda item: hours_text(item.unknown_ms, 3), Kind.DECIMAL, in_table=False
+            "unknown_h", lambda item: hours_text(item.unknown_ms, 3), Kind.HOURS, in_table=False
         ),
-        Column("unallocated_h", lambda item: hours_text(item.unallocated_ms, 3), Kind.DECIMAL),
+        Column("unallocated_h", lambda item: hours_text(item.unallocated_ms, 3), Kind.HOURS),
         Column(
             "unavailable_h",
             lambda item: hours_text(item.unavailable_ms, 3),
-            Kind.DECIMAL,
+            Kind.HOURS,
             is_optional=True,
         ),
         Column(
             "busy_percent",
             lambda item: _tenths(item.busy_permille, 10),
-            Kind.DECIMAL,
+            Kind.PERCENT,
             heading="busy %",
         ),
         Column(
             "energy_kwh",
             lambda item: _tenths(item.energy_mj, MJ_PER_KWH),
-            Kind.DECIMAL,
+            Kind.SIZE,
             is_optional=True,
         ),
     ),

@@ -543,7 +543,7 @@ def _hours_in(state: str) -> Column[MapRow]:
     def hours(row: MapRow) -> str | None:
         return None if row.item.is_now else _hours_text(row.item.states.get(state, 0))
 
-    return Column(f"{state.replace(' ', '_')}_h", hours, Kind.DECIMAL, in_table=False)
+    return Column(f"{state.replace(' ', '_')}_h", hours, Kind.HOURS, in_table=False)
 
 
 FLEET_MAP = Report[MapRow](
@@ -552,7 +552,7 @@ FLEET_MAP = Report[MapRow](
         Column("hour", lambda row: row.hour_ms, Kind.INSTANT, about="empty: now", in_table=False),
         Column("pool", lambda row: row.item.pool),
         Column("node", lambda row: row.item.node),
-        Column("index", lambda row: row.item.gpu_index, Kind.COUNT, heading="GPU"),
+        Column("index", lambda row: row.item.gpu_index, Kind.NUMBER, heading="GPU"),
         Column("uuid", lambda row: row.item.uuid, in_table=False),
         Column("device", lambda row: row.item.device, in_table=False),
         Column("model", lambda row: row.item.model),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuledger_collector.export.report import Column, Kind, Report
+from gpuledger_collector.export.report import Column, Kind, Report, series_column
 from gpuledger_collector.insight.pool_outlook import DemandHour
 from gpuledger_collector.insight.spend import OwnerSpend
 
@@ -16,10 +16,10 @@ DEMAND_HOURS = Report[DemandHour](
     (
         Column("pool", lambda item: item.pool),
         Column("at", lambda item: item.at_ms, Kind.INSTANT),
-        Column("demand", lambda item: _gpus(item.demand), Kind.DECIMAL),
-        Column("low", lambda item: _gpus(item.low), Kind.DECIMAL),
-        Column("likely", lambda item: _gpus(item.likely), Kind.DECIMAL),
-        Column("high", lambda item: _gpus(item.high), Kind.DECIMAL),
+        Column("demand", lambda item: _gpus(item.demand), Kind.HOURS),
+        Column("low", lambda item: _gpus(item.low), Kind.HOURS),
+        Column("likely", lambda item: _gpus(item.likely), Kind.HOURS),
+        Column("high", lambda item: _gpus(item.high), Kind.HOURS),
     ),
 )
 
@@ -36,5 +36,6 @@ def spend_report(level: str) -> Report[OwnerSpend]:
             Column("low", lambda item: item.end("low"), Kind.MONEY),
             Column("high", lambda item: item.end("high"), Kind.MONEY),
             Column("days of history", lambda item: item.days, Kind.COUNT, is_optional=True),
+            series_column("by_day", lambda item: item.by_day, "the last 30 days"),
         ),
     )

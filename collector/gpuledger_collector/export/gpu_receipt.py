@@ -49,9 +49,9 @@ GPU_RECEIPT = Report[GpuLine](
         Column("state", lambda line: line.state),
         Column("start", lambda line: line.start_ms, Kind.INSTANT, heading="from"),
         Column("end", lambda line: line.end_ms, Kind.INSTANT, heading="to"),
-        Column("gpu_hours", lambda line: _hours(line.gpu_ns), Kind.DECIMAL, heading="GPU-hours"),
-        Column("gpu_hours_busy", lambda line: _known(line, line.known_busy_ns), Kind.DECIMAL),
-        Column("gpu_hours_idle", lambda line: _known(line, line.known_idle_ns), Kind.DECIMAL),
+        Column("gpu_hours", lambda line: _hours(line.gpu_ns), Kind.HOURS, heading="GPU-hours"),
+        Column("gpu_hours_busy", lambda line: _known(line, line.known_busy_ns), Kind.HOURS),
+        Column("gpu_hours_idle", lambda line: _known(line, line.known_idle_ns), Kind.HOURS),
         Column(
             "rate",
             lambda line: None if line.rate is None else f"{line.rate.normalize():f}",

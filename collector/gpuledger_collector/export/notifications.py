@@ -13,7 +13,7 @@ from gpuledger_collector.insight.notifications.reclaim_rules import ReclaimActio
 NOTIFICATIONS = Report[ListedNotification](
     "notifications",
     (
-        Column("id", lambda item: item.notification.id, Kind.COUNT),
+        Column("id", lambda item: item.notification.id, Kind.NUMBER),
         Column("notified_at", lambda item: item.notification.notified_ms, Kind.INSTANT),
         Column("kind", lambda item: item.notification.kind),
         Column("standing", lambda item: item.standing),

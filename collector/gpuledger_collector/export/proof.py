@@ -31,8 +31,8 @@ DAYS = Report[DatedCheck](
     (
         Column("day", lambda item: item.date),
         Column("rated_until", lambda item: item.check.until_ms, Kind.INSTANT),
-        Column("capacity_gpu_hours", lambda item: item.hours[0], Kind.DECIMAL),
-        Column("observed_gpu_hours", lambda item: item.hours[1], Kind.DECIMAL),
+        Column("capacity_gpu_hours", lambda item: item.hours[0], Kind.HOURS),
+        Column("observed_gpu_hours", lambda item: item.hours[1], Kind.HOURS),
         Column("observed_percent", lambda item: item.observed_percent, Kind.DECIMAL),
         Column("holds", lambda item: "yes" if item.check.holds else "no"),
     ),

@@ -28,7 +28,7 @@ def _freed_hours(item: StoredRecommendation) -> str:
 RECOMMENDATIONS = Report[StoredRecommendation](
     "recommendations",
     (
-        Column("id", lambda item: item.id, Kind.COUNT),
+        Column("id", lambda item: item.id, Kind.NUMBER),
         Column("kind", lambda item: item.kind),
         Column("subject", lambda item: item.subject),
         Column("team", lambda item: item.team),
@@ -40,7 +40,7 @@ RECOMMENDATIONS = Report[StoredRecommendation](
             for place, bound in enumerate(BOUNDS)
         ),
         Column("currency", lambda item: item.currency),
-        Column("freed_gpu_hours", _freed_hours, Kind.DECIMAL),
+        Column("freed_gpu_hours", _freed_hours, Kind.HOURS),
         Column("from", lambda item: item.start_ms, Kind.INSTANT),
         Column("to", lambda item: item.end_ms, Kind.INSTANT),
         Column("price_ids", lambda item: " ".join(map(str, item.price_ids))),
@@ -63,7 +63,7 @@ def _bounds(saving: str) -> Callable[[StoredRecommendation], dict[str, int | Non
 RECOMMENDATION_FACTS = Report[StoredRecommendation](
     "recommendation_facts",
     (
-        Column("id", lambda item: item.id, Kind.COUNT),
+        Column("id", lambda item: item.id, Kind.NUMBER),
         Column("key", lambda item: item.key),
         Column("kind", lambda item: item.kind),
         Column("subject", lambda item: item.subject),
@@ -96,7 +96,7 @@ def _range(saving: str) -> Callable[[StoredRecommendation], str]:
 
     def cell(item: StoredRecommendation) -> str:
         low, expected, high = (
-            "" if amount is None else amount.plain()
+            "" if amount is None else amount.grouped()
             for amount in map(item.money, item.saving(saving))
         )
         if not expected:
@@ -109,14 +109,14 @@ def _range(saving: str) -> Callable[[StoredRecommendation], str]:
 def _realized_text(item: StoredRecommendation) -> str:
     amount = item.money(item.realized_micro)
     if amount is not None:
-        return amount.plain()
+        return amount.grouped()
     return "" if item.realized_until_ms is None else UNKNOWN
 
 
 ADVICE = Report[StoredRecommendation](
     "advice",
     (
-        Column("id", lambda item: item.id, Kind.COUNT),
+        Column("id", lambda item: item.id, Kind.NUMBER),
         Column("kind", lambda item: item.kind, is_optional=True),
         Column("team", lambda item: item.team),
         Column("advice", lambda item: item.advice),

@@ -3,7 +3,8 @@ assistants.
 
 A surface loops over the columns. It sums, names, rounds and orders nothing: items come with their
 totals and in their order from the service that answers the question, and the kind of a column
-decides its form on each surface.
+decides its form on each surface: exact in files and for programs, and with as many digits as decide
+something in a table (accounting.readable).
 """
 
 from __future__ import annotations
@@ -28,12 +29,26 @@ class Kind(Enum):
     TEXT = auto()
     COUNT = auto()
     """An integer."""
+    NUMBER = auto()
+    """An integer that names something and counts nothing: an id, an index."""
     DECIMAL = auto()
-    """A number that its column has rounded: hours, shares, rates."""
+    """A number that is shown as its column writes it: a rate."""
+    HOURS = auto()
+    """Hours, or GPUs; a table has them to the tenth."""
+    PERCENT = auto()
+    """A share in percent, with its sign or without; a table has whole ones."""
+    SIZE = auto()
+    """An energy, an emission, a factor; a table has three digits."""
     ESTIMATE = auto()
-    """A float, as it is."""
+    """A float, as it is; a table has three digits."""
     MONEY = auto()
-    """An amount of its own currency, in minor units; micro-units where programs read it."""
+    """An amount of its own currency, in minor units; micro-units where programs read it, and whole
+    units in a table without small ones.
+    """
+    SERIES = auto()
+    """Numbers in their order in time, None where one is not known; a line of blocks in a table, and
+    nowhere else.
+    """
     INSTANT = auto()
     """Unix ms, shown in RFC 3339 to the second."""
     LIST = auto()
@@ -46,13 +61,16 @@ class Kind(Enum):
     """What has no form of its own; as it is, and in JSON alone."""
 
 
-NUMBERS = frozenset((Kind.COUNT, Kind.DECIMAL, Kind.ESTIMATE, Kind.MONEY))
+DECIMALS = frozenset((Kind.DECIMAL, Kind.HOURS, Kind.PERCENT, Kind.SIZE))
+"""Decimals, or texts of some."""
+NUMBERS = DECIMALS | {Kind.COUNT, Kind.NUMBER, Kind.ESTIMATE, Kind.MONEY}
 
 
 TEXTS: Mapping[Kind, Callable[[Any], str]] = {
     Kind.TEXT: str,
     Kind.COUNT: str,
-    Kind.DECIMAL: str,
+    Kind.NUMBER: str,
+    **dict.fromkeys(DECIMALS, str),
     Kind.ESTIMATE: str,
     Kind.MONEY: Money.plain,
     Kind.INSTANT: lambda at_ms: format_instant(at_ms - at_ms % 1000),
@@ -60,6 +78,7 @@ TEXTS: Mapping[Kind, Callable[[Any], str]] = {
     Kind.OWNER: lambda levels: " ".join(f"{level}={value}" for level, value in levels.items()),
     Kind.JSON: str,
     Kind.FACTS: str,
+    Kind.SERIES: lambda _: "",
 }
 """The form for people and spreadsheets; a file has a million cells, so each is one look-up and one
 call.
@@ -89,6 +108,11 @@ class Column(Generic[Item]):
         """Numbers align right; a spreadsheet may take them as they are."""
         return self.kind in NUMBERS
 
+    @cached_property
+    def keeps_width(self) -> bool:
+        """Whether it is shown in one piece or not at all."""
+        return self.is_number or self.kind is Kind.SERIES
+
     def text(self, item: Item) -> str:
         """The value for people and spreadsheets; empty where it is unknown."""
         value = self.value(item)
@@ -113,12 +137,29 @@ class Column(Generic[Item]):
             return format_instant(value)
         if self.kind is Kind.JSON:
             return json.loads(value)
-        return str(value) if self.kind is Kind.DECIMAL else value
+        return str(value) if self.kind in DECIMALS else value
 
     @property
     def exact_name(self) -> str:
         """Its name where amounts are exact."""
         return f"{self.name}_micro" if self.kind is Kind.MONEY else self.name
+
+
+def series_column(
+    name: str, value: Callable[[Item], Sequence[float | None] | None], heading: str = ""
+) -> Column[Item]:
+    """A line of blocks in a table, which gives way first in a narrow one; files and programs have
+    the numbers elsewhere.
+    """
+    return Column(
+        name,
+        value,
+        Kind.SERIES,
+        heading,
+        is_optional=True,
+        in_csv=False,
+        in_answers=False,
+    )
 
 
 def key_column(name: str, kind: Kind = Kind.TEXT, **shown: Any) -> Column[Mapping[str, Any]]:
@@ -172,11 +213,16 @@ class Report(Generic[Item]):
         return {
             column.name: column.exact(item) if column.kind is Kind.FACTS else column.text(item)
             for column in self.columns
+            if column.kind is not Kind.SERIES
         }
 
     def exact(self, item: Item) -> dict[str, Any]:
         """An item as programs read it, by column."""
-        return {column.exact_name: column.exact(item) for column in self.columns}
+        return {
+            column.exact_name: column.exact(item)
+            for column in self.columns
+            if column.kind is not Kind.SERIES
+        }
 
     def others(self, names: Iterable[str], item: Item) -> list[tuple[str, str]]:
         """The heading and the text of every column that a page has no place of its own for, where

@@ -49,7 +49,7 @@ RUN_SIZES = Report[RunSize](
             lambda item: None if item.point.counter is None else UNITS[item.point.counter],
             is_optional=True,
         ),
-        Column("seconds_per_unit", _seconds, Kind.DECIMAL, is_optional=True),
+        Column("seconds_per_unit", _seconds, Kind.SIZE, is_optional=True),
         Column("unit_cost", _unit_cost, Kind.DECIMAL, is_optional=True),
         Column(
             "currency",
@@ -58,8 +58,8 @@ RUN_SIZES = Report[RunSize](
         ),
         Column("measure", lambda item: item.point.measure, in_table=False),
         Column("per_gpu", lambda item: f"{item.point.per_gpu:.3f}", Kind.DECIMAL, in_table=False),
-        Column("efficiency", lambda item: f"{item.point.efficiency:.1%}", Kind.DECIMAL),
-        Column("lowest", _spread(lambda point: point.lowest), Kind.DECIMAL, is_optional=True),
-        Column("highest", _spread(lambda point: point.highest), Kind.DECIMAL, is_optional=True),
+        Column("efficiency", lambda item: f"{item.point.efficiency:.1%}", Kind.PERCENT),
+        Column("lowest", _spread(lambda point: point.lowest), Kind.PERCENT, is_optional=True),
+        Column("highest", _spread(lambda point: point.highest), Kind.PERCENT, is_optional=True),
     ),
 )

@@ -99,11 +99,11 @@ RUNS = Report[ListedRun](
         Column("gpus", lambda item: item.run.accelerators or None, Kind.COUNT, is_optional=True),
         Column("from", lambda item: item.run.start_ms, Kind.INSTANT, is_optional=True),
         Column("to", lambda item: item.run.end_ms, Kind.INSTANT, in_table=False),
-        Column("gpu_hours", lambda item: _hours(item)[0], Kind.DECIMAL),
+        Column("gpu_hours", lambda item: _hours(item)[0], Kind.HOURS),
         Column(
             "gpu_hours_held_idle",
             lambda item: _hours(item)[1] if item.run.has_known_activity else None,
-            Kind.DECIMAL,
+            Kind.HOURS,
             is_optional=True,
         ),
         Column(
@@ -111,7 +111,7 @@ RUNS = Report[ListedRun](
         ),
         Column("cost_held_idle", lambda item: item.run.idle_cost, Kind.MONEY),
         Column("currency", lambda item: item.run.currency),
-        Column("kwh", _kwh, Kind.DECIMAL, in_table=False),
+        Column("kwh", _kwh, Kind.SIZE, in_table=False),
         Column(
             "unit_cost",
             lambda item: item.unit and html.unit_price(item.unit.cost),
@@ -123,7 +123,7 @@ RUNS = Report[ListedRun](
         Column(
             "coverage",
             lambda item: item.unit and f"{item.unit.coverage:.1%}",
-            Kind.DECIMAL,
+            Kind.PERCENT,
             is_optional=True,
         ),
         Column("notice", lambda _: GPU_TIME_ONLY, in_table=False),
@@ -413,7 +413,7 @@ def receipt_report(run: str) -> Report[ReceiptLine]:
             Column("model", lambda item: item.gpu_model),
             Column("rate", lambda item: item.rate),
             Column("commitment", lambda item: item.commitment),
-            Column("gpu_hours", lambda item: _receipt_hours(item)[0], Kind.DECIMAL),
+            Column("gpu_hours", lambda item: _receipt_hours(item)[0], Kind.HOURS),
             Column(
                 "gpu_hours_used",
                 lambda item: _receipt_hours(item)[1] if item.has_known_activity else None,

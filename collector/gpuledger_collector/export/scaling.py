@@ -21,7 +21,7 @@ def _exact_instant(at_ms: int | None) -> str | None:
 DECISIONS = Report[RecordedDecision](
     "scaling_decisions",
     (
-        Column("decision", lambda item: item.decision_id, Kind.COUNT),
+        Column("decision", lambda item: item.decision_id, Kind.NUMBER),
         Column("pool", lambda item: item.pool),
         Column("made_at", lambda item: _exact_instant(item.made_ms)),
         Column("as_of", lambda item: _exact_instant(item.as_of_ms)),
@@ -78,19 +78,19 @@ OUTCOMES = Report[RecordedDecision](
     (
         Column("made_at", lambda item: _exact_instant(item.made_ms), heading="made"),
         Column("pool", lambda item: item.pool),
-        Column("demand_gpus", lambda item: _gpus(item.demand_gpus), Kind.DECIMAL, heading="demand"),
+        Column("demand_gpus", lambda item: _gpus(item.demand_gpus), Kind.HOURS, heading="demand"),
         Column(
             "reactive_gpus",
             lambda item: _gpus(item.reactive_gpus),
-            Kind.DECIMAL,
+            Kind.HOURS,
             heading="reactive",
             is_optional=True,
         ),
         Column(
-            "desired_gpus", lambda item: _gpus(item.desired_gpus), Kind.DECIMAL, heading="desired"
+            "desired_gpus", lambda item: _gpus(item.desired_gpus), Kind.HOURS, heading="desired"
         ),
-        Column("wait", lambda item: _hours(item.wait_gpu_s), Kind.DECIMAL, heading="wait GPU-h"),
-        Column("waste", lambda item: _hours(item.waste_gpu_s), Kind.DECIMAL, heading="waste GPU-h"),
+        Column("wait", lambda item: _hours(item.wait_gpu_s), Kind.HOURS, heading="wait GPU-h"),
+        Column("waste", lambda item: _hours(item.waste_gpu_s), Kind.HOURS, heading="waste GPU-h"),
         Column("reason", _reason, heading="why", is_optional=True),
     ),
 )

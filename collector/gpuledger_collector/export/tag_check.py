@@ -16,7 +16,7 @@ TAGS: Report[MatchedLine] = Report(
         Column("what", lambda line: line.what),
         Column("name", lambda line: line.name),
         Column("workloads", lambda line: len(line.usage.workloads), Kind.COUNT),
-        Column("gpu_hours", lambda line: _hours(line.usage, 6), Kind.DECIMAL),
+        Column("gpu_hours", lambda line: _hours(line.usage, 6), Kind.HOURS),
         Column("cost", lambda line: line.cost, Kind.MONEY),
         Column("currency", lambda line: line.cost and line.cost.currency),
     ),

@@ -20,7 +20,7 @@ def what_if_report(by: Sequence[str]) -> Report[PriceDifference]:
         (
             *(Column(name, key(at)) for at, name in enumerate(by)),
             Column("currency", lambda row: row.currency),
-            Column("gpu_hours", lambda row: f"{row.gpu_hours:.6f}", Kind.DECIMAL),
+            Column("gpu_hours", lambda row: f"{row.gpu_hours:.6f}", Kind.HOURS),
             Column("cost_now", lambda row: row.cost_now, Kind.MONEY),
             Column("cost_then", lambda row: row.cost_then, Kind.MONEY),
             Column("difference", lambda row: row.difference, Kind.MONEY),

@@ -25,6 +25,8 @@ WEEK = 7
 WEEKDAY_HISTORY = 14
 MAX_WEEKS = 4
 MAX_HISTORY_DAYS = 56
+SHOWN_DAYS = 30
+"""Days of history that a list shows."""
 BAND = 0.8
 """Probability with which the shown band holds."""
 LIKELY = 0.6
@@ -54,7 +56,8 @@ class SpendForecast:
 class OwnerSpend:
     """What an owner spent this month in one currency, in micro-units, and where the month ends.
 
-    `forecast` None: `days` whole days are too few for one. `owner` "": nobody.
+    `forecast` None: `days` whole days are too few for one. `owner` "": nobody. `by_day`: each of
+    the last whole days, None before the first charge.
     """
 
     owner: str
@@ -62,6 +65,7 @@ class OwnerSpend:
     spent_micro: int
     days: int
     forecast: SpendForecast | None
+    by_day: tuple[int | None, ...] = ()
 
     @property
     def spent(self) -> Money:

@@ -19,7 +19,7 @@ from pydantic_core import CoreSchema
 from gpuledger_collector.accounting import money as amounts
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
-from gpuledger_collector.export.report import Column, Item, Kind, Report
+from gpuledger_collector.export.report import DECIMALS, Column, Item, Kind, Report
 from gpuledger_common.escapes import escape_text
 
 NAME_LENGTH = 200
@@ -186,7 +186,8 @@ class Answer(Model, Generic[Row, Total]):
 TYPES: Mapping[Kind, Any] = {
     Kind.TEXT: str,
     Kind.COUNT: int | None,
-    Kind.DECIMAL: str | None,
+    Kind.NUMBER: int | None,
+    **dict.fromkeys(DECIMALS, str | None),
     Kind.MONEY: Money | None,
     Kind.INSTANT: str | None,
     Kind.LIST: Sequence[str],

@@ -180,7 +180,14 @@ def _standing(
         spend=spend,
         ahead=ahead,
         pace_percents=None,
+        by_day=_by_day(budget, Period(period.start_ms, known_ms), own_days),
     )
+
+
+def _by_day(budget: Budget, rated: Period, days: Sequence[DaySpend]) -> tuple[int, ...]:
+    """What each rated day added; a day without a charge added nothing."""
+    amounts = {day.day_ms: round(day.amount) for day in days}
+    return tuple(amounts.get(day.start_ms, 0) for day in budget.calendar.days(rated))
 
 
 def forecast_owners(

@@ -21,7 +21,12 @@ from gpuledger_collector.insight.forecast_history import (
 )
 from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook, ended_ms, ended_note
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, OwnerSpend, forecast_spend
+from gpuledger_collector.insight.spend import (
+    MAX_HISTORY_DAYS,
+    SHOWN_DAYS,
+    OwnerSpend,
+    forecast_spend,
+)
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.scaling_advice import UnknownPool
 from gpuledger_collector.storage.billing import spend
@@ -220,5 +225,6 @@ def _spends(
         past = [by_day.get(day, 0) for day in whole if day >= min(by_day)]
         spent = sum(cost for day, cost in by_day.items() if day >= month.start_ms)
         ahead = forecast_spend(past, spent, left, after)
-        spends.append(OwnerSpend(owner, currency, spent, len(past), ahead))
+        lately = [None if day < min(by_day) else by_day.get(day, 0) for day in whole[-SHOWN_DAYS:]]
+        spends.append(OwnerSpend(owner, currency, spent, len(past), ahead, tuple(lately)))
     return sorted(spends, key=lambda each: (each.currency, -each.spent_micro, each.owner))

@@ -15,13 +15,12 @@ from typer.testing import CliRunner
 
 from gpuledger_collector.accounting.period import UTC_DAYS, Period, date_range
 from gpuledger_collector.cli import PANELS, build, doctor, forecast, terminal
-from gpuledger_collector.cli.chargeback import _measure_column
 from gpuledger_collector.cli.common import Refusal, duration_ms, time_range
 from gpuledger_collector.cli.options import Format
 from gpuledger_collector.cli.output import report_text, table_text
 from gpuledger_collector.cli.remediation import bad, note, ok
 from gpuledger_collector.export.budgets import STANDINGS
-from gpuledger_collector.export.chargeback import ALLOCATIONS, MEASURES
+from gpuledger_collector.export.chargeback import ALLOCATIONS, ALWAYS_SHOWN, MEASURES
 from gpuledger_collector.export.findings import ANOMALIES, IDLE
 from gpuledger_collector.export.recommendations import ADVICE
 from gpuledger_collector.export.report import Kind, Report, key_column
@@ -32,7 +31,10 @@ TABLES = {
     "chargeback": (
         key_column("team"),
         key_column("project"),
-        *(_measure_column(column.name) for column in (*MEASURES, *ALLOCATIONS)),
+        *(
+            replace(column, is_optional=column.name not in ALWAYS_SHOWN)
+            for column in (*MEASURES, *ALLOCATIONS)
+        ),
     ),
     "forecast": forecast.TABLE.columns,
     "idle": IDLE.columns,
