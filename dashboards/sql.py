@@ -280,7 +280,7 @@ HOUR_NOW = f"""
     SELECT sum(l.cost_micro) / {MICRO} AS "the fleet",
         coalesce(sum(l.cost_micro) FILTER (WHERE l.state IN ('unallocated', 'stranded')), 0) / {MICRO} AS "of it free",
         coalesce(sum(round(l.cost_micro::numeric * l.idle_ns / nullif(l.gpu_ns, 0)))
-            FILTER (WHERE l.state = 'held'), 0) / {MICRO} AS "held and idle"
+            FILTER (WHERE l.state = 'held'), 0) / {MICRO} AS "held idle"
     FROM edge JOIN owner_5min l ON l.at_ms >= edge.until_ms - {RATE_SPAN_MS} AND l.at_ms < edge.until_ms
     WHERE edge.until_ms > {NOW_MS} - 6 * 3600000::bigint AND {CURRENCY} AND {POOLS} AND {MODELS}
     HAVING count(*) > 0

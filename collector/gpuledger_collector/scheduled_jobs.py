@@ -111,7 +111,7 @@ def _ledger_jobs(c: _Context) -> list[Job]:
             "fold_usage",
             settings.roll_up_seconds,
             lambda: fold_usage(database, stopping=c.stopping),
-            "accelerator-hours folded",
+            "hours of usage folded",
         ),
         Job(
             "rate_usage",

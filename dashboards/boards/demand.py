@@ -60,7 +60,7 @@ SEEN = (
     """(coalesce(sum(l.gpu_ns) FILTER (WHERE l.state = 'unobserved'), 0) <= 0.05 * sum(l.gpu_ns))"""
 )
 HELD_GPUS = f"CASE WHEN {SEEN} THEN coalesce({HELD_NS}, 0) / {DAY_NS} END"
-"""GPUs held on average; null on a day of which more than 5 % was not observed: unknown demand is
+"""GPUs held on average; null on a day of which more than 5 % was unobserved: unknown demand is
 not zero.
 """
 SCALING, RESERVING = "Scaling decisions and their outcome", "How many GPUs to reserve"
@@ -370,8 +370,8 @@ BOARD = Board(
                 ),
                 stat(
                     "Mean demand",
-                    "GPUs held on average over the full days of the range; days that were not"
-                    " observed are left out.",
+                    "GPUs held on average over the full days of the range; days that are"
+                    " unobserved are left out.",
                     f"SELECT avg(gpus) AS gpus FROM (SELECT {HELD_GPUS} AS gpus FROM {KNOWN} l "
                     f"{FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days",
                     EXACT,

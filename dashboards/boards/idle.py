@@ -130,7 +130,7 @@ BOARD = Board(
     "gpuledger-idle",
     "Idle and right-sizing",
     "who holds GPUs that do nothing, and what would giving back save?",
-    "Idle while held, unallocated, and oversized: the three kinds of waste, by workload and owner.",
+    "Held idle, unallocated, and oversized: the three kinds of waste, by workload and owner.",
     (datasource(), currency(), team(), pool(), model()),
     (
         ("To save", (*savings.numbers(), savings.advice())),
@@ -190,7 +190,7 @@ BOARD = Board(
             ),
         ),
         (
-            "Held and idle, or free",
+            "Held idle, or unallocated",
             (
                 table(
                     "Open findings of workloads",
@@ -230,7 +230,7 @@ BOARD = Board(
                     ),
                 ),
                 table(
-                    "Held and idle now, or used without an allocation",
+                    "Held idle now, or used without an allocation",
                     "Accelerators held now whose latest reading shows no activity or no process,"
                     " and those that are used though nobody holds them (of all teams): a leaked"
                     " allocation, or a process beside the scheduler. May be empty, and then that is"
@@ -241,7 +241,7 @@ BOARD = Board(
                       now.activity, now.memory AS "memory used", now.power, {SPAN_COLUMNS}
                   FROM (
                       SELECT a.node, a.gpu_index, CASE WHEN l.gpu_processes = 0 THEN 'allocated without a process'
-                              ELSE 'held and idle' END AS what, l.workload_id, {TEAM} AS team, {READINGS}
+                              ELSE 'held idle' END AS what, l.workload_id, {TEAM} AS team, {READINGS}
                       {HELD_NOW} AND ({NOW_IDLE} OR l.gpu_processes = 0)
                       UNION ALL
                       SELECT a.node, a.gpu_index, 'used without an allocation', NULL, NULL, {READINGS} {UNHELD_USE}

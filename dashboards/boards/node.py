@@ -238,7 +238,7 @@ BOARD = Board(
             (
                 timeline(
                     "State by hour",
-                    "The prevailing state of each hour: busy or idle while held, not held, or"
+                    "The prevailing state of each hour: busy, held idle, unallocated, or"
                     " unobserved; of several hours in ranges beyond eight days. At most 64 GPUs. A"
                     " gap is not counted yet, or before the GPU came.",
                     f"""

@@ -593,7 +593,7 @@ def test_the_rate_of_now_is_the_last_hour_that_is_counted(ledger):
     (rate,) = rows(ledger, "finops", OF_AN_HOUR, currency="USD")
     assert float(rate["the fleet"]) == pytest.approx(12 * 2.666667)
     assert rate["of it free"] == 6
-    assert float(rate["held and idle"]) == pytest.approx(8, abs=1e-4)
+    assert float(rate["held idle"]) == pytest.approx(8, abs=1e-4)
 
 
 def test_an_hour_of_yesterday_is_no_rate_of_now(ledger):

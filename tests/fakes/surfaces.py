@@ -2,12 +2,13 @@
 currency.
 """
 
+import ast
 import csv
 import io
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
 
@@ -83,3 +84,46 @@ def cited_nowhere(reasons: Iterable[str]) -> set[str]:
     return {
         name for name in named if not ((TESTS.parent / name).exists() or any(TESTS.rglob(name)))
     }
+
+
+PAGES = ("collector/gpuledger_collector/templates", "collector/gpuledger_collector/notifications")
+"""Folders with templates of pages and mails."""
+SPEAKING = ("export", "api", "cli", "notifications", "mcp", "insight", "services", "config")
+"""Packages of the collector whose sentences people read."""
+ANSWERS = TESTS / "postgres" / "golden" / "answers"
+
+
+def spoken_texts() -> Iterator[tuple[str, str]]:
+    """What the surfaces say, with where it stands: templates, boards, sentences in code, and whole
+    answers of commands, addresses, pages and assistants.
+    """
+    root = TESTS.parent
+    whole = [
+        *(
+            path
+            for folder in PAGES
+            for path in (root / folder).rglob("*.*")
+            if path.suffix != ".py"
+        ),
+        *(root / "dashboards" / "json").glob("*.json"),
+        *(path for path in ANSWERS.rglob("*") if path.is_file()),
+    ]
+    for path in whole:
+        if "__pycache__" not in path.parts:
+            yield str(path.relative_to(root)), path.read_text(encoding="utf-8")
+    for package in SPEAKING:
+        for path in (root / "collector" / "gpuledger_collector" / package).rglob("*.py"):
+            for text in _sentences(ast.parse(path.read_text(encoding="utf-8"))):
+                yield str(path.relative_to(root)), text
+
+
+def _sentences(module: ast.Module) -> Iterator[str]:
+    """Texts of a module that are no docstrings."""
+    docstrings = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
+    for node in ast.walk(module):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in docstrings
+        ):
+            yield node.value

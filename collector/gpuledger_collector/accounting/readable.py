@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from decimal import ROUND_HALF_EVEN, Decimal
 
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
 
 LARGE = 1000
 """From here on, whole numbers decide."""
@@ -22,12 +22,15 @@ def round_text(value: Decimal, places: int) -> str:
     """A number to so many decimal places: `1,234.5`; `<0.1` and `>-0.1` where rounding would leave
     nothing of it.
     """
-    step = Decimal(1).scaleb(-places)
-    rounded = value.quantize(step, ROUND_HALF_EVEN)
+    return _shown(value.quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN), value, places)
+
+
+def _shown(rounded: Decimal, value: Decimal | int, places: int) -> str:
     if rounded:
         return f"{rounded:,f}"
     if not value:
         return f"{abs(rounded):f}"
+    step = Decimal(1).scaleb(-places)
     return f"<{step:f}" if value > 0 else f">-{step:f}"
 
 
@@ -52,9 +55,12 @@ def size_text(value: Decimal) -> str:
     return round_text(value, places_of_size(value))
 
 
-def hours_text(gpu_ns: int) -> str:
-    """GPU-nanoseconds as hours to the tenth: `1,234.5`, `12.0`, `<0.1`."""
-    return round_text(Decimal(gpu_ns) / GPU_NS_PER_HOUR, 1)
+def hours_text(gpu_ns: int, places: int = 1) -> str:
+    """GPU-nanoseconds as hours: `1,234.5`, `12.0`, `<0.1`; more places where parts of an hour are
+    listed.
+    """
+    units = round_half_even_div(gpu_ns * 10**places, GPU_NS_PER_HOUR)
+    return _shown(Decimal(units).scaleb(-places), gpu_ns, places)
 
 
 def count_text(number: Decimal) -> str:

@@ -21,7 +21,7 @@ from decimal import Decimal
 
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import HOUR_MS, Period
-from gpuledger_collector.accounting.quantity import round_half_even_div
+from gpuledger_collector.accounting.quantity import GPU_MICRO, round_half_even_div
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_common.largest_remainder import split
 
@@ -47,7 +47,7 @@ DIGITS = 6
 @dataclass(frozen=True, slots=True)
 class HeldHour:
     """What a workload had of an accelerator from `at_ms` to the end of its hour; `shared`: others
-    had it, too.
+    had it, too. `gpu_micro`: how much of a GPU the accelerator is.
     """
 
     accelerator_id: int
@@ -57,6 +57,7 @@ class HeldHour:
     idle_ms: int
     unknown_ms: int
     shared: bool = False
+    gpu_micro: int = GPU_MICRO
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,11 +60,11 @@ def _waste(
 ) -> WholeWaste:
     parts: list[tuple[str, int | None]] = []
     if held := [row for row in rows if row.state == HELD]:
-        parts.append(("held idle", sum_known(row.waste_minor for row in held)))
+        parts.append(("held_idle", sum_known(row.waste_minor for row in held)))
     for state in WASTED_STATES:
         own = [row.waste_minor for row in rows if row.state == state]
         if own:
-            parts.append((state.replace("_", " "), sum_known(own)))
+            parts.append((state, sum_known(own)))
         elif state == UNALLOCATED and not has_inventory:
             parts.append((state, None))
     return WholeWaste(

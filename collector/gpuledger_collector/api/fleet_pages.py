@@ -9,6 +9,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.accounting.state_words import explained
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.page_routes import (
     HourlyCache,
@@ -28,15 +29,6 @@ from gpuledger_collector.insight.pool_outlook import Outlook
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.forecasts import MOST_POOLS, forecast_records
 from gpuledger_collector.services.month_proof import keep_results, read_trust
-
-PARTS = {
-    "owners": "held by owners",
-    "unallocated": "held by nobody",
-    "unavailable": "broken, draining or in maintenance",
-    "unobserved": "not observed",
-    "stranded": "outside every MIG slice",
-    "commitment_unused": "commitments that nobody used",
-}
 
 
 def router(context: ReadContext, outlook: HourlyCache[Outlook]) -> APIRouter:
@@ -119,7 +111,7 @@ def trust_page(context: ReadContext, view: View) -> Response:
         now=format_instant(now_ms - now_ms % 1000),
         period=name,
         options=view.filters.range_options or f"--period {month}",
-        parts_named=PARTS,
+        part_text=explained,
         rows=proof.table(sheet),
         currencies=sheet.currencies,
         doubts=proof.doubts(sheet),

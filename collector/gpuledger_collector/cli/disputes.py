@@ -38,6 +38,7 @@ from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.disputes import (
     DISPUTES,
     LINES,
+    LINES_TABLE,
     amounts,
     as_object,
     as_text,
@@ -100,14 +101,10 @@ def lines(
             charges = disputes.list_contestable_lines(session.database, contest)
         except DisputeRefused as error:
             refuse(f"--{error}")
-    # The table shows the start of the hash, which is enough for --line.
-    if form is not options.Format.table:
+    if form is options.Format.table:
+        emit_report(form, LINES_TABLE, charges, [plural(len(charges), "line")])
+    else:
         emit_report(form, LINES if charges else LINES.select("id"), charges)
-        return
-    for line in charges:
-        number, *cells = LINES.texts(line).values()
-        say("  ".join((number[:12], *cells)))
-    print(plural(len(charges), "line"))
 
 
 @app.command(

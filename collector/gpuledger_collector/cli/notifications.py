@@ -50,14 +50,7 @@ def list_notifications(
     """List the last notifications, newest first: of what, when, to whom, and what became of it."""
     with open_session(dsn, config) as session:
         items = sent_messages.list_notifications(session.database, session.now_ms)
-    if form is not options.Format.table:
-        emit_report(form, NOTIFICATIONS, items, is_exact=True)
-        return
-    for row in map(NOTIFICATIONS.texts, items):
-        say(
-            f"{row['id']:>6}  {row['notified_at']}  {row['kind']:7}  {row['standing']:26}  "
-            f"{row['team'] or '(unattributed)'}  {row['subject']}  to {row['recipients']}"
-        )
+    emit_report(form, NOTIFICATIONS, items, is_exact=True)
 
 
 @notifications.command(epilog="Example: gpuledger notifications write --dry-run")
@@ -122,14 +115,7 @@ def list_actions(
     """
     with open_session(dsn, config) as session:
         listed = reclaim.list_actions(session.database)
-    if form is not options.Format.table:
-        emit_report(form, ACTIONS, listed, is_exact=True)
-    for row in map(ACTIONS.texts, listed) if form is options.Format.table else ():
-        detail = f"  ({row['detail']})" if row["detail"] else ""
-        say(
-            f"{row['at']}  {row['state']:7}  {row['what']}  {row['team']} "
-            f" {row['workload']}{detail}"
-        )
+    emit_report(form, ACTIONS, listed, is_exact=True)
     end_with(any(action.state in FAILED for action in listed), exit_code)
 
 

@@ -40,11 +40,7 @@ def list_messages(
         refuse(f"--state: {state!r} is none of {', '.join(STATES)}")
     with open_session(dsn, config) as session:
         messages = sent_messages.list_messages(session.database, [state] if state else None)
-    if form is not options.Format.table:
-        emit_report(form, OUTBOX, messages, is_exact=True)
-    for row in map(OUTBOX.texts, messages) if form is options.Format.table else ():
-        error = f"  ({row['error']})" if row["error"] else ""
-        say(f"{row['made_at']}  {row['state']:12}  {row['recipient']}  {row['subject']}{error}")
+    emit_report(form, OUTBOX, messages, is_exact=True)
     end_with(any(message.state in FAILED for message in messages), exit_code)
 
 

@@ -93,7 +93,7 @@ def table_text(
     cells = {column.name: table_cells(column, items) for column in shown}
     note = f"{ROUNDED}\n" if totals and are_rounded(shown, cells, items) else ""
     needs = {
-        column.name: max(map(cell_len, [_heading(column), *cells[column.name]])) for column in shown
+        column.name: max(map(cell_len, [column.title, *cells[column.name]])) for column in shown
     }
     if width is None:
         return "\n".join(_plain_lines(shown, cells, needs)) + f"\n{note}"
@@ -105,7 +105,7 @@ def table_text(
     table = Table(box=None, header_style="bold", padding=(0, GAP, 0, 0), pad_edge=False)
     for column in shown:
         table.add_column(
-            _heading(column),
+            column.title,
             justify="right" if column.is_number else "left",
             no_wrap=column.keeps_width,
             overflow="fold",
@@ -133,7 +133,7 @@ def _plain_lines(
 ) -> Iterator[str]:
     """The heading and each row, every column as wide as it needs."""
     lines = [
-        [_heading(column) for column in columns],
+        [column.title for column in columns],
         *zip(*(cells[column.name] for column in columns), strict=True),
     ]
     for line in lines:
@@ -142,10 +142,6 @@ def _plain_lines(
             blank = " " * (needs[column.name] - cell_len(cell))
             parts.append(blank + cell if column.is_number else cell + blank)
         yield (" " * GAP).join(parts).rstrip()
-
-
-def _heading(column: Column[Item]) -> str:
-    return column.heading or column.name.replace("_", " ")
 
 
 def _fit(columns: list[Column[Item]], needs: dict[str, int], width: int) -> list[Column[Item]]:

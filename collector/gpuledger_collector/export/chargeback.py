@@ -20,6 +20,7 @@ from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
 from gpuledger_collector.accounting.shared_costs import AMOUNT, COST, SharedCost
+from gpuledger_collector.accounting.state_words import word_of
 from gpuledger_collector.accounting.waste import WholeWaste
 from gpuledger_collector.export.cells import EXCHANGE, NOTICE, neutral
 from gpuledger_collector.export.pieces import json_pieces
@@ -285,7 +286,7 @@ def _waste_object(waste: WholeWaste) -> dict[str, object]:
         "currency": waste.currency,
         "cost_waste": amount(waste.minor),
         "waste_cost_micro": waste.micro,
-        "parts": {name.replace(" ", "_"): amount(minor) for name, minor in waste.parts},
+        "parts": {name: amount(minor) for name, minor in waste.parts},
         "unknown_gpu_ns": waste.unknown_ns,
         **({EXCHANGE: waste.exchange} if waste.exchange else {}),
     }
@@ -297,7 +298,7 @@ def waste_line(waste: WholeWaste) -> str:
     def amount(minor: int | None) -> str:
         return "not known" if minor is None else Money.from_minor(minor, waste.currency).grouped()
 
-    parts = ", ".join(f"{name} {amount(minor)}" for name, minor in waste.parts)
+    parts = ", ".join(f"{word_of(name)} {amount(minor)}" for name, minor in waste.parts)
     unknown = Decimal(round_half_even_div(waste.unknown_ns * 10, GPU_NS_PER_HOUR)).scaleb(-1)
     return (
         f"waste: {amount(waste.minor)} of {amount(waste.cost_minor)} {waste.currency}"

@@ -15,7 +15,7 @@ from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Calendar, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.export.cells import lines_text
-from gpuledger_collector.export.report import Column, Report
+from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_common.plurals import plural
 
 
@@ -59,6 +59,11 @@ def _cost(line: ExportedCharge) -> str:
     return f"{Money(charge.cost_micro or 0, charge.currency).plain()} {charge.currency}"
 
 
+def _money(line: ExportedCharge) -> Money | None:
+    charge = line.charge
+    return None if charge.currency is None else Money(charge.cost_micro or 0, charge.currency)
+
+
 LINES = Report[ExportedCharge](
     "dispute_lines",
     (
@@ -75,6 +80,25 @@ LINES = Report[ExportedCharge](
         ),
     ),
 )
+LINES_TABLE = Report[ExportedCharge](
+    "dispute_lines_table",
+    (
+        Column("id", lambda item: line_id(item)[:12]),
+        Column("from", lambda item: item.charge.start_ms, Kind.INSTANT),
+        Column("to", lambda item: item.charge.end_ms, Kind.INSTANT),
+        Column("workload", lambda item: item.workload_key, is_optional=True),
+        Column("accelerator", lambda item: item.accelerator_uuid, is_optional=True),
+        Column("gpu_hours", lambda item: hours_decimal([item.charge.gpu_ns])[0], Kind.HOURS),
+        Column("cost", _money, Kind.MONEY),
+        Column("currency", lambda item: item.charge.currency),
+        Column(
+            "correction",
+            lambda item: "correction" if item.booked_day_ms is not None else None,
+            is_optional=True,
+        ),
+    ),
+)
+"""The lines in a table, with the start of their ids: it is enough to name one."""
 
 
 def move_lines(decided: Decided, calendar: Calendar) -> list[str]:
@@ -275,7 +299,7 @@ def _grounds(evidence: Mapping[str, Any]) -> Iterator[str]:
         f"{', '.join(nodes) or 'no agent'}; "
         f"SHA-256 over all {usage_intervals['sha256'][:16]}"
     )
-    yield f"{plural(evidence['hours']['count'], 'accelerator-hour')} folded from them"
+    yield f"{plural(evidence['hours']['count'], 'hour')} of usage folded from them"
     if evidence["counts"]["count"]:
         yield f"{plural(evidence['counts']['count'], 'count')} of GPUs, imported"
     raw = sum(entry["samples"] for entry in evidence["samples"])

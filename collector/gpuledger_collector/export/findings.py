@@ -22,7 +22,7 @@ from gpuledger_collector.insight.notifications.finding_rules import RECLAIMABLE_
 from gpuledger_common.plurals import plural
 
 STATES = {
-    "unallocated": "free",
+    "unallocated": "unallocated",
     "zombie": "not released",
     "never_used": "never used",
     "gone_idle": "gone idle",

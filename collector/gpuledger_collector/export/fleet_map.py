@@ -512,7 +512,7 @@ def _trouble(name: str, items: Sequence[MappedAccelerator], here: MapAddress) ->
         (node or "no node", here.with_changes(pool=pool, node=node, by=""))
         for pool, node in nodes[:MOST_NAMED]
     )
-    css = CLASSES.get({"silent node": UNOBSERVED, "idle while held": IDLE}.get(name, name), "")
+    css = CLASSES.get({"silent node": UNOBSERVED, "held idle": IDLE}.get(name, name), "")
     return TroubleRow(
         name, f"m-{css}", len(items), len(nodes), links, max(0, len(nodes) - MOST_NAMED)
     )

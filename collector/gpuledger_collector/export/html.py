@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from gpuledger_collector.accounting import readable
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.money import Money, group_digits
 from gpuledger_collector.accounting.period import format_date, format_instant
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.accounting.state_words import word_of
 from gpuledger_collector.export.assets import CHARTS, FOLLOW, HTMX, ICON, address_of_asset
 from gpuledger_collector.export.site import (
     address,
@@ -97,6 +98,8 @@ def environment() -> Environment:
         "unit_price": unit_price,
         "grouped": group_digits,
         "percent": percent,
+        "state_word": state_word,
+        "tenths": tenths,
         "energy": energy,
     }
     templates.globals |= {
@@ -238,7 +241,7 @@ def hours(gpu_ns: int | None, digits: int = 1) -> str:
     """GPU-nanoseconds as GPU-hours; None: not known."""
     if gpu_ns is None:
         return UNKNOWN
-    return f"{Decimal(gpu_ns) / GPU_NS_PER_HOUR:,.{digits}f}"
+    return readable.hours_text(gpu_ns, digits)
 
 
 def booked_hours(gpu_ns: int | None) -> str:
@@ -248,16 +251,26 @@ def booked_hours(gpu_ns: int | None) -> str:
 
 def energy(millijoules: int) -> str:
     """Energy with as many digits as say something: `254 kWh`, `25.4 kWh`, `0.254 kWh`."""
-    kwh = Decimal(millijoules) / MJ_PER_KWH
-    digits = 0 if kwh >= 100 else 1 if kwh >= 10 else 2 if kwh >= 1 else 3
-    return f"{kwh:,.{digits}f} kWh"
+    return f"{readable.size_text(Decimal(millijoules) / MJ_PER_KWH)} kWh"
 
 
 def percent(share: float | Decimal) -> str:
     """A share as `83 %`."""
-    return f"{100 * share:.0f} %"
+    return readable.percent(Decimal(share))
+
+
+def state_word(name: str) -> str:
+    """The word for time that nobody pays, from the name that it has in place of an owner:
+    `(commitment_unused)` is `unused commitments`.
+    """
+    return word_of(name.removeprefix("(").removesuffix(")"))
+
+
+def tenths(number: float | Decimal) -> str:
+    """A number of a column: `1,234.5`, `<0.1`."""
+    return readable.round_text(Decimal(number), 1)
 
 
 def gpus(number: float) -> str:
     """GPUs without needless digits: `12`, `12.5`."""
-    return f"{number:,.1f}".removesuffix(".0")
+    return readable.count_text(Decimal(number))

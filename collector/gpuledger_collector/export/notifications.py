@@ -26,14 +26,14 @@ OUTBOX = Report[OutboxEntry](
     "outbox",
     (
         Column("made_at", lambda item: item.made_ms, Kind.INSTANT),
-        Column("kind", lambda item: item.kind),
+        Column("kind", lambda item: item.kind, in_table=False),
         Column("state", lambda item: item.state),
         Column("recipient", lambda item: item.recipient),
         Column("subject", lambda item: item.subject),
-        Column("attempts", lambda item: item.attempts, Kind.COUNT),
-        Column("not_before", lambda item: item.not_before_ms, Kind.INSTANT),
-        Column("sent_at", lambda item: item.sent_ms, Kind.INSTANT),
-        Column("error", lambda item: item.error),
+        Column("attempts", lambda item: item.attempts, Kind.COUNT, in_table=False),
+        Column("not_before", lambda item: item.not_before_ms, Kind.INSTANT, in_table=False),
+        Column("sent_at", lambda item: item.sent_ms, Kind.INSTANT, is_optional=True),
+        Column("error", lambda item: item.error, is_optional=True),
     ),
 )
 ACTIONS = Report[ReclaimAction](
@@ -48,7 +48,7 @@ ACTIONS = Report[ReclaimAction](
         Column("what", lambda item: item.what),
         Column("team", lambda item: item.team),
         Column("workload", lambda item: item.target.get("workload")),
-        Column("detail", lambda item: item.detail),
+        Column("detail", lambda item: item.detail, is_optional=True),
     ),
 )
 CANDIDATES = Report[ReclaimCandidate](

@@ -18,6 +18,7 @@ from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.reconciliation import DatedCheck, Reconciliation
+from gpuledger_collector.accounting.state_words import word_of
 from gpuledger_collector.export.cells import lines_text
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_common.plurals import plural
@@ -138,7 +139,7 @@ def as_json(sheet: Reconciliation) -> str:
 def as_text(sheet: Reconciliation) -> str:
     """One screen: the sums, whether they agree, the days that do not, what was outside."""
     out = io.StringIO()
-    names = [*sheet.charged_parts, sheet.equation]
+    names = [*map(word_of, sheet.charged_parts), sheet.equation]
     hours = [
         f"{value:.6f}" for value in hours_decimal([sums.gpu_ns for sums in sheet.parts.values()])
     ]

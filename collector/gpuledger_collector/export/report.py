@@ -10,6 +10,7 @@ something in a table (accounting.readable).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -85,6 +86,15 @@ call.
 """
 
 
+def heading_of(name: str) -> str:
+    """The words of a column's name: `rate_per_gpu_hour` is `rate per GPU-hour`."""
+    return _UNITS.sub(lambda unit: _SPELLED[unit[0]], name).replace("_", " ")
+
+
+_SPELLED = {"gpu_hour": "GPU-hour", "gpu": "GPU", "mig": "MIG", "kwh": "kWh", "co2e": "CO2e"}
+_UNITS = re.compile(rf"(?<![a-z])({'|'.join(_SPELLED)})(?=s?(?![a-z]))")
+
+
 @dataclass(frozen=True)
 class Column(Generic[Item]):
     """A column of a report: its name everywhere, its value of an item, and where it is shown."""
@@ -107,6 +117,11 @@ class Column(Generic[Item]):
     def is_number(self) -> bool:
         """Numbers align right; a spreadsheet may take them as they are."""
         return self.kind in NUMBERS
+
+    @cached_property
+    def title(self) -> str:
+        """Its heading where people read it."""
+        return self.heading or heading_of(self.name)
 
     @cached_property
     def keeps_width(self) -> bool:
@@ -230,7 +245,7 @@ class Report(Generic[Item]):
         """
         placed = set(names)
         cells = (
-            (column.heading or column.name.replace("_", " "), column.text(item))
+            (column.title, column.text(item))
             for column in self.csv_columns
             if column.name not in placed
         )

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from decimal import Decimal
 from typing import Any
 
+from gpuledger_collector.accounting import readable
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.charged_runs import ListedRun
 from gpuledger_collector.accounting.measures import total
 from gpuledger_collector.accounting.money import Money
-from gpuledger_collector.accounting.period import HOUR_MS, format_instant
-from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, hours_decimal
 from gpuledger_collector.accounting.unit_cost import PER, UnitCost
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.cells import (
@@ -207,7 +208,7 @@ def as_json(report: RunReport) -> str:
         "by": [unit_json(unit) for unit in report.by],
         "parts": [
             {
-                **asdict(part),
+                **{name: value for name, value in asdict(part).items() if name != "gpu_ns"},
                 "start_ms": _instant(part.start_ms),
                 "end_ms": _instant(part.end_ms),
                 # A record of a scheduler counts GPUs and names none.
@@ -302,7 +303,7 @@ def as_text(report: RunReport) -> str:
     lines.append(
         "  energy not measured"
         if report.energy_mj is None
-        else f"  energy {report.energy_mj / 3.6e9:,.3f} kWh"
+        else f"  energy {html.energy(report.energy_mj)}"
     )
     lines += ["", "What a unit cost (held time; in brackets used time alone)"]
     lines += [f"  {unit_sentence(unit)}" for unit in report.units] or ["  nothing is counted"]
@@ -317,7 +318,7 @@ def as_text(report: RunReport) -> str:
         ]
         lines += [
             f"  {html.minute(part.start_ms)} to {html.minute(part.end_ms)}:"
-            f" {_gpus(part.accelerators)}, {_held_text(part.held_ms)},"
+            f" {_gpus(part.accelerators)}, {_held_text(part.gpu_ns)},"
             f" {html.amounts(part.cost_micro) or 'no price'}"
             for part in report.parts
         ]
@@ -345,8 +346,12 @@ def as_text(report: RunReport) -> str:
 
 def efficiency_text(point: ScalingPoint) -> str:
     """The efficiency, with that of the worst and the best run where they differ."""
-    spread = "" if point.lowest == point.highest else f", {point.lowest:.0%} to {point.highest:.0%}"
-    return f"{point.efficiency:.0%}{spread}"
+    spread = (
+        ""
+        if point.lowest == point.highest
+        else f", {readable.percent(point.lowest)} to {readable.percent(point.highest)}"
+    )
+    return f"{readable.percent(point.efficiency)}{spread}"
 
 
 def _gpus(count: int) -> str:
@@ -354,24 +359,20 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'s' * (count != 1)}" if count else f"which GPUs is {html.UNKNOWN}"
 
 
-def _held_text(ms: int) -> str:
+def _held_text(gpu_ns: int) -> str:
     return (
-        f"{ms / HOUR_MS:,.1f} accelerator-hours"
-        if ms
-        else f"held time is {html.UNKNOWN} by the hour"
+        f"{html.hours(gpu_ns)} GPU-hours" if gpu_ns else f"held time is {html.UNKNOWN} by the hour"
     )
 
 
 def unit_sentence(unit: UnitCost) -> str:
     """A unit cost in words."""
     if unit.cost is None:
-        return (
-            f"{UNITS[unit.counter]}: nothing was counted in {unit.coverage:.1%} of the charged time"
-        )
+        return f"{UNITS[unit.counter]}: nothing was counted in {readable.percent(unit.coverage)} of the charged time"
     return (
         f"{html.unit_price(unit.cost)} {unit.currency} ({html.unit_price(unit.used_cost)}) "
         f"per {UNITS[unit.counter]}: {unit.units:,} {unit.counter.replace('_', ' ')}, "
-        f"{unit.coverage:.1%} of the charged time counted"
+        f"{readable.percent(unit.coverage)} of the charged time counted"
     )
 
 
@@ -381,7 +382,9 @@ def _peer(peer: Any) -> str:
         if peer.currency is None
         else f"{html.micro(peer.cost_micro, peer.currency)} {peer.currency}"
     )
-    activity = "activity not known" if peer.activity is None else f"{peer.activity:.0%} active"
+    activity = (
+        "activity not known" if peer.activity is None else f"{html.percent(peer.activity)} active"
+    )
     unit = (
         f", {html.unit_price(peer.unit.cost)} per {UNITS[peer.unit.counter]}"
         if peer.unit is not None and peer.unit.units
@@ -490,7 +493,7 @@ def _bars(report: RunReport) -> Any:
     stacks = [
         plots.Stack(
             f"{day.date:%m-%d}",
-            (day.busy_ms / HOUR_MS, day.idle_ms / HOUR_MS, day.unknown_ms / HOUR_MS),
+            tuple(ns / GPU_NS_PER_HOUR for ns in (day.busy_ns, day.idle_ns, day.unknown_ns)),
         )
         for day in report.days
     ]
@@ -499,7 +502,7 @@ def _bars(report: RunReport) -> Any:
         stacks,
         ("busy", "idle", "unknown"),
         "GPU-hours held, day by day",
-        f"{plural(len(stacks), 'day')}, at most {most:,.1f} accelerator-hours a day",
+        f"{plural(len(stacks), 'day')}, at most {most:,.1f} GPU-hours a day",
         "h",
     )
 

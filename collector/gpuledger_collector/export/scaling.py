@@ -89,8 +89,10 @@ OUTCOMES = Report[RecordedDecision](
         Column(
             "desired_gpus", lambda item: _gpus(item.desired_gpus), Kind.HOURS, heading="desired"
         ),
-        Column("wait", lambda item: _hours(item.wait_gpu_s), Kind.HOURS, heading="wait GPU-h"),
-        Column("waste", lambda item: _hours(item.waste_gpu_s), Kind.HOURS, heading="waste GPU-h"),
+        Column("wait", lambda item: _hours(item.wait_gpu_s), Kind.HOURS, heading="wait, GPU-hours"),
+        Column(
+            "waste", lambda item: _hours(item.waste_gpu_s), Kind.HOURS, heading="waste, GPU-hours"
+        ),
         Column("reason", _reason, heading="why", is_optional=True),
     ),
 )

@@ -24,21 +24,19 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.spend_over_time import CurrencySpend, SpendOverTime
 from gpuledger_collector.accounting.spend_series import (
-    ADJUSTMENTS,
     BILLED,
     CORRECTION,
     HOUR,
-    IDLE,
     MONTH,
     NOBODY,
     REST,
-    SHARED,
     STATE,
     WEEK,
     Series,
     SpendAmount,
     shorten_rows,
 )
+from gpuledger_collector.accounting.state_words import word_of
 from gpuledger_collector.export.plots import MAX_DATES
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.export.spend_plots import (
@@ -54,19 +52,6 @@ from gpuledger_collector.export.spend_plots import (
 from gpuledger_common.plurals import plural
 
 SPEND = "/spend"
-STATE_NAMES = {
-    "held": "held",
-    IDLE: "idle while held",
-    "node_cost": "node costs",
-    ADJUSTMENTS: "adjustments",
-    SHARED: "shares of common costs",
-    "unallocated": "unallocated",
-    "stranded": "stranded",
-    "unavailable": "unavailable",
-    "unobserved": "unobserved",
-    "commitment_unused": "unused commitments",
-}
-"""What people call the states by which spend is grouped and capacity flows."""
 OTHERS, CORRECTIONS = "others", "corrections"
 
 AMOUNTS = Report[SpendAmount](
@@ -74,7 +59,7 @@ AMOUNTS = Report[SpendAmount](
     (
         Column("from", lambda item: item.bucket.start_ms, Kind.INSTANT),
         Column("to", lambda item: item.bucket.end_ms, Kind.INSTANT),
-        Column("group", lambda item: STATE_NAMES.get(item.name, item.name)),
+        Column("group", lambda item: word_of(item.name)),
         Column("billed", lambda item: "no" if item.kind == NOBODY else "yes"),
         Column("correction_of", lambda item: item.correction_of),
         Column(
@@ -98,7 +83,7 @@ def name_group(name: str, kind: str, by: str, count: int = 1) -> str:
     if not name and kind == CORRECTION:
         return CORRECTIONS
     if by == STATE:
-        return STATE_NAMES.get(name, name)
+        return word_of(name)
     return name or f"(no {by})"
 
 
@@ -291,7 +276,7 @@ def use_name(name: str, flow: CostFlow) -> str:
     """What people call a use; of held time it is said where some of its activity is unknown."""
     if name == "held" and not flow.unknown_ns:
         return "used"
-    return STATE_NAMES.get(name, name)
+    return word_of(name)
 
 
 def team_name(part: FlowPart) -> str:

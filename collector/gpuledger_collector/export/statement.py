@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from markupsafe import Markup
 
+from gpuledger_collector.accounting import readable
 from gpuledger_collector.accounting.budget_status import Ahead, Status
 from gpuledger_collector.accounting.budgets import top
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow
@@ -403,19 +405,19 @@ def _allocations(row: ReportRow) -> dict[str, Any]:
             if saved is None or not row.list_minor
             else _saved_text(saved, row.list_minor, currency)
         ),
-        "kwh": None if row.energy_kwh is None else f"{row.energy_kwh:,.1f}",
-        "co2e_kg": None if row.co2e_grams is None else f"{row.co2e_grams / 1000:,.1f}",
+        "kwh": None if row.energy_kwh is None else readable.size_text(row.energy_kwh),
+        "co2e_kg": None if row.co2e_grams is None else readable.size_text(row.co2e_grams / 1000),
     }
 
 
 def _saved_text(saved: int, at_list: int, currency: str) -> str:
     """How much less than at list prices is paid, or more where there are markups, in words."""
-    part = f"{html.minor(abs(saved), currency)} ({abs(100 * saved / at_list):.1f} %)"
+    part = f"{html.minor(abs(saved), currency)} ({readable.percent(abs(Decimal(saved) / at_list))})"
     return f"you save {part}" if saved >= 0 else f"you pay {part} more"
 
 
 def _percent(part: int, whole: int) -> str:
-    return "0" if not whole else f"{100 * part / whole:.1f}"
+    return readable.share_text(Decimal(part) / whole) if whole else "0"
 
 
 def _share(section: StatementSection) -> Markup:
@@ -452,7 +454,7 @@ def _bars(section: StatementSection, calendar: Calendar) -> Markup:
         " below."
     )
     return plots.stacked_bars(
-        stacks, ("busy", "idle", "unknown"), "GPU-hours held, by day", description, "GPU-h"
+        stacks, ("busy", "idle", "unknown"), "GPU-hours held, by day", description, "GPU-hours"
     )
 
 

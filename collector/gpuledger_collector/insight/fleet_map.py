@@ -486,7 +486,7 @@ class FleetMap:
         idle = [item for item in self.items if item.is_idle_held]
         order = ("silent node", *STATES)
         found = {name: troubles[name] for name in order if name in troubles}
-        return {**found, "idle while held": idle} if idle else found
+        return {**found, "held idle": idle} if idle else found
 
 
 def _rename(categories: Mapping[str, int], others: Set[str]) -> Mapping[str, int]:

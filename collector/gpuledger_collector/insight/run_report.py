@@ -10,6 +10,7 @@ from decimal import Decimal
 from statistics import median
 
 from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS, Calendar
+from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.unit_cost import HeldHour, HourCost, UnitCost, hour_costs
 from gpuledger_collector.insight.bottlenecks import BottleneckReport, GpuReadings
@@ -31,25 +32,26 @@ COUNTER_PREFERENCE = (
 
 @dataclass(frozen=True, slots=True)
 class ActivePeriod:
-    """Consecutive hours in which the run held something; `accelerators` is their number,
-    `cost_micro` by currency.
+    """Consecutive hours in which the run held something; `accelerators` is their number, which may
+    be parts of GPUs, `cost_micro` by currency.
     """
 
     start_ms: int
     end_ms: int
     accelerators: int
     held_ms: int
+    gpu_ns: int
     cost_micro: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class RunDay:
-    """A day of a run: accelerator-milliseconds busy, idle and unknown, and its cost by currency."""
+    """A day of a run: GPU-nanoseconds busy, idle and unknown, and its cost by currency."""
 
     day_ms: int
-    busy_ms: int
-    idle_ms: int
-    unknown_ms: int
+    busy_ns: int
+    idle_ns: int
+    unknown_ns: int
     cost_micro: Mapping[str, int]
     date: dt.date
 
@@ -172,10 +174,12 @@ def active_periods(held: Sequence[HeldHour], hours: Mapping[int, HourCost]) -> l
     """Split the run at hours in which it held nothing."""
     accelerators: defaultdict[int, set[int]] = defaultdict(set)
     held_ms: Counter[int] = Counter()
+    gpu_time: Counter[int] = Counter()
     for usage in held:
         hour_ms = usage.at_ms - usage.at_ms % HOUR_MS
         accelerators[hour_ms].add(usage.accelerator_id)
         held_ms[hour_ms] += usage.held_ms
+        gpu_time[hour_ms] += gpu_ns(usage.gpu_micro, usage.held_ms)
     periods: list[list[int]] = []
     for hour_ms in sorted(hours.keys() | accelerators.keys()):
         if not periods or hour_ms > periods[-1][-1] + HOUR_MS:
@@ -187,6 +191,7 @@ def active_periods(held: Sequence[HeldHour], hours: Mapping[int, HourCost]) -> l
             period[-1] + HOUR_MS,
             len(set().union(*(accelerators[hour_ms] for hour_ms in period))),
             sum(held_ms[hour_ms] for hour_ms in period),
+            sum(gpu_time[hour_ms] for hour_ms in period),
             _sum_costs(hours[hour_ms].cost for hour_ms in period if hour_ms in hours),
         )
         for period in periods
@@ -211,14 +216,17 @@ def run_days(
     for usage in held:
         day_ms = calendar.day_of(usage.at_ms).start_ms
         parts = (usage.busy_ms, usage.idle_ms, usage.unknown_ms)
-        times[day_ms] = [total + part for total, part in zip(times[day_ms], parts, strict=True)]
+        times[day_ms] = [
+            total + gpu_ns(usage.gpu_micro, part)
+            for total, part in zip(times[day_ms], parts, strict=True)
+        ]
     for hour_ms, hour in hours.items():
         costs[calendar.day_of(hour_ms).start_ms].append(hour.cost)
     days = []
     for day_ms in sorted(times.keys() | costs.keys()):
-        busy_ms, idle_ms, unknown_ms = times[day_ms]
+        busy_ns, idle_ns, unknown_ns = times[day_ms]
         date = calendar.date_of(day_ms)
-        days.append(RunDay(day_ms, busy_ms, idle_ms, unknown_ms, _sum_costs(costs[day_ms]), date))
+        days.append(RunDay(day_ms, busy_ns, idle_ns, unknown_ns, _sum_costs(costs[day_ms]), date))
     return days
 
 

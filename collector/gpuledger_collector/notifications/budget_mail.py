@@ -24,6 +24,7 @@ from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.quantity import round_together
+from gpuledger_collector.accounting.readable import hours_text
 from gpuledger_collector.insight.notifications.messages import Content
 from gpuledger_collector.notifications.amounts import csv_text, exact
 from gpuledger_collector.notifications.links import AckLinks, PageLinks
@@ -221,7 +222,7 @@ def _actions(news: News) -> list[tuple[str, str]]:
     actions = []
     if status.spend.idle_micro:
         cost = f"{_cost_word(budget)} {budget.text(status.spend.idle_micro)}"
-        actions.append((f"Free GPUs that are held and idle: they {cost} so far", "gpuledger idle"))
+        actions.append((f"Free GPUs that are held idle: they {cost} so far", "gpuledger idle"))
     actions += [(_idle_text(workload, budget.currency), workload.command) for workload in news.idle]
     actions.append(
         (
@@ -248,11 +249,11 @@ def _data(status: Status) -> list[str]:
     spend = status.spend
     if spend.unpriced_gpu_ns:
         lines.append(
-            f"{_hours(spend.unpriced_gpu_ns)} GPU-hours have no price and are in no amount here."
+            f"{hours_text(spend.unpriced_gpu_ns)} GPU-hours have no price and are in no amount here."
         )
     if spend.other_gpu_ns:
         lines.append(
-            f"{_hours(spend.other_gpu_ns)} GPU-hours are charged in another currency: in no amount"
+            f"{hours_text(spend.other_gpu_ns)} GPU-hours are charged in another currency: in no amount"
             " here."
         )
     if status.ahead is not None:
@@ -466,10 +467,6 @@ def _day(status: Status) -> int:
 
 def _days(period: Period, calendar: Calendar) -> int:
     return len(calendar.days(period))
-
-
-def _hours(gpu_ns: int) -> str:
-    return f"{gpu_ns // 3_600_000_000_000:,}"
 
 
 def _short(at_ms: int, calendar: Calendar) -> str:

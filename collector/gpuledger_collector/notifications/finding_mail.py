@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuledger_collector.accounting.money import Money, round_amounts
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.accounting.readable import hours_text
+from gpuledger_collector.insight.durations import lasting
 from gpuledger_collector.insight.findings import AT_LISTED_RATES, Finding
 from gpuledger_collector.insight.notifications.finding_rules import (
     LINK_MS,
@@ -38,7 +39,6 @@ from gpuledger_collector.notifications.templating import (
     date,
     day,
     instant,
-    lasting,
     safe_name,
 )
 from gpuledger_common.escapes import neutral
@@ -417,7 +417,7 @@ def summary(week: WeeklySummary, pages: PageLinks | None = None) -> Content:
     """The mail about a team's week, on one screen."""
     team = safe_name(week.team, 80) or UNATTRIBUTED_NAME
     span = f"{day(week.start_ms, week.zone)} to {day(week.end_ms - 1, week.zone)}"
-    hours = f"{_hours(sum(usage.gpu_ns for usage in week.wasted))} GPU-hours"
+    hours = f"{hours_text(sum(usage.gpu_ns for usage in week.wasted))} GPU-hours"
     costs: dict[str, int] = {}
     for usage in week.wasted:
         if usage.currency is not None and usage.cost_micro is not None:
@@ -436,7 +436,7 @@ def summary(week: WeeklySummary, pages: PageLinks | None = None) -> Content:
     ][:MAX_ROWS]
     if rest := week.wasted[MAX_ROWS:]:
         dearest.append(
-            (f"{len(rest)} others", f"{_hours(sum(usage.gpu_ns for usage in rest))} GPU-hours")
+            (f"{len(rest)} others", f"{hours_text(sum(usage.gpu_ns for usage in rest))} GPU-hours")
         )
     notes = ["GPU-hours and cost are of this week alone, at the rates that were in force."]
     if week.unreachable:
@@ -485,7 +485,7 @@ def _compare_with_week_before(week: WeeklySummary, costs: Mapping[str, int]) -> 
         amount = str(Money(abs(change), currency))
     else:
         change = gpu_ns - before.gpu_ns
-        amount = f"{_hours(abs(change))} GPU-hours"
+        amount = f"{hours_text(abs(change))} GPU-hours"
     if change == 0:
         return ", as in the week before"
     return f", {amount} {'more' if change > 0 else 'less'} than the week before"
@@ -496,7 +496,7 @@ def _week_before(week: WeeklySummary) -> str:
         return "not known: the ledger did not cover it"
     if not week.before.gpu_ns:
         return "nothing idle"
-    return f"{_hours(week.before.gpu_ns)} GPU-hours, {_sum_text(week.before.costs) or NO_PRICE}"
+    return f"{hours_text(week.before.gpu_ns)} GPU-hours, {_sum_text(week.before.costs) or NO_PRICE}"
 
 
 def _week_costs(wasted: Sequence[WastedUsage]) -> list[str]:
@@ -519,11 +519,6 @@ def _amounts(micros: Sequence[int], currency: str) -> list[str]:
 
 def _week_row(usage: WastedUsage, cost: str) -> tuple[str, str]:
     name = safe_name(usage.label, 40) + (f" ({safe_name(usage.user, 30)})" if usage.user else "")
-    return name, f"{_hours(usage.gpu_ns)} GPU-hours, {cost}" + (
+    return name, f"{hours_text(usage.gpu_ns)} GPU-hours, {cost}" + (
         ", ongoing" if usage.ongoing else ""
     )
-
-
-def _hours(gpu_ns: int) -> str:
-    tenths = gpu_ns * 10 // GPU_NS_PER_HOUR
-    return f"{tenths // 10:,}.{tenths % 10}"

@@ -161,12 +161,3 @@ def day(at_ms: int, zone: str = "UTC") -> str:
 def date(at_ms: int, zone: str = "UTC") -> str:
     """`2026-11-21`, as commands take it, in a time zone."""
     return f"{to_datetime(at_ms).astimezone(ZoneInfo(zone)):%Y-%m-%d}"
-
-
-def lasting(ms: int) -> str:
-    """`6 h 10 min`, or `2 days 3 h` from two days on."""
-    minutes = ms // 60_000
-    hours, rest = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours // 24} days {hours % 24} h"
-    return f"{hours} h {rest} min" if hours else f"{rest} min"

@@ -152,7 +152,7 @@ def test_now_agrees_with_the_list_of_nodes(fleet, dsn, run, monkeypatch):
         "GPU-0002": "idle",
         "GPU-0003": "unobserved",
     }
-    assert list(drawn.troubles) == ["silent node", "idle while held"]
+    assert list(drawn.troubles) == ["silent node", "held idle"]
     assert {share.name for share in healths.shares} == {"unknown", "unobserved"}
 
 

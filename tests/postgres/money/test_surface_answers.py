@@ -23,12 +23,12 @@ __all__ = ["ledger", "rich"]
 pytestmark = pytest.mark.slow
 STATES = ("unallocated", "unavailable", "unobserved", "stranded", "commitment_unused")
 NAMED = {
-    "owners": "held by owners",
-    "unallocated": "held by nobody",
-    "unavailable": "broken, draining or in maintenance",
-    "unobserved": "not observed",
-    "stranded": "outside every MIG slice",
-    "commitment_unused": "commitments that nobody used",
+    "owners": "owners: held, and charged to them",
+    "unallocated": "unallocated: held by nobody",
+    "unavailable": "unavailable: broken, draining or in maintenance",
+    "unobserved": "unobserved: no evidence of either kind",
+    "stranded": "stranded: outside every MIG slice",
+    "commitment_unused": "unused commitments: paid for, and used by nobody",
 }
 
 

@@ -7,7 +7,7 @@ from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.cli.options import Format
 from gpuledger_collector.cli.output import report_text
 from gpuledger_collector.export.findings import ANOMALIES, IDLE
-from gpuledger_collector.export.report import Column, Kind, Report
+from gpuledger_collector.export.report import Column, Kind, Report, heading_of, key_column
 from gpuledger_collector.mcp.answers import row_model, row_of
 
 
@@ -105,3 +105,13 @@ def test_names_are_used_once():
     for report in (IDLE, ANOMALIES, REPORT):
         assert len({column.name for column in report.columns}) == len(report.columns)
         assert len({column.exact_name for column in report.columns}) == len(report.columns)
+
+
+def test_headings_spell_units_as_people_do() -> None:
+    """The words of a name, with GPU-hours, MIG and kWh as they are written everywhere."""
+    names = ("rate_per_gpu_hour", "gpu_hours_held_idle", "gpus", "mig_instance", "energy_kwh")
+    assert [heading_of(name) for name in names] == [
+        *("rate per GPU-hour", "GPU-hours held idle", "GPUs", "MIG instance", "energy kWh"),
+    ]
+    assert key_column("gpu_model").title == "GPU model"
+    assert key_column("gpu_model", heading="gpu_model").title == "gpu_model"

@@ -43,17 +43,17 @@ def test_the_whole_is_what_its_parts_are() -> None:
     """
     (waste,) = whole_waste(report(FLEET, ("team",)).rows, has_inventory=True)
     assert waste.parts == (
-        ("held idle", 5000),
+        ("held_idle", 5000),
         ("unallocated", 2000),
         ("stranded", 400),
-        ("commitment unused", 300),
+        ("commitment_unused", 300),
     )
     assert waste.minor == sum(minor or 0 for _, minor in waste.parts) == 7700
     assert (waste.micro, waste.cost_minor, waste.unknown_ns) == (77_000_000, 32900, 46 * HOUR)
     assert (
         waste_line(waste)
         == "waste: 77.00 of 329.00 USD: held idle 50.00, unallocated 20.00, stranded 4.00,"
-        " commitment unused 3.00; not known of 46.0 GPU-hours"
+        " unused commitments 3.00; not known of 46.0 GPU-hours"
     )
 
 

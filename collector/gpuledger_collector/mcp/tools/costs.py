@@ -60,7 +60,7 @@ class Costs(Model):
     cost: Annotated[Money | None, Field(description="Direct cost.")]
     cost_shared: Annotated[Money | None, Field(description="Shares of common costs.")]
     cost_total: Annotated[Money | None, Field(description="Direct cost and shares.")]
-    cost_held_idle: Annotated[Money | None, Field(description="Of it, while held and idle.")]
+    cost_held_idle: Annotated[Money | None, Field(description="Of it, held idle.")]
     held: Annotated[Quantity | None, Field(description="GPU-hours, also of time that nobody held.")]
     energy: Quantity | None
 
@@ -221,7 +221,7 @@ def get_gpu_waste(
     limit: Limit = LIMIT,
     cursor: Cursor = "",
 ) -> Answer[WasteRow, WasteTotal]:
-    """What was paid for and did nothing, most first: idle while held, unallocated, stranded, unused
+    """What was paid for and did nothing, most first: held idle, unallocated, stranded, unused
     commitments.
 
     Idle is time without activity as the agent measures it; time of unknown activity is not counted
@@ -275,7 +275,7 @@ def _waste_row(row: ReportRow, cells: dict[str, str]) -> WasteRow:
 
 
 def _waste_total(waste: WholeWaste) -> WasteTotal:
-    parts = {label.replace(" ", "_"): money(minor, waste.currency) for label, minor in waste.parts}
+    parts = {label: money(minor, waste.currency) for label, minor in waste.parts}
     return WasteTotal(
         currency=waste.currency,
         waste=money(waste.minor, waste.currency),

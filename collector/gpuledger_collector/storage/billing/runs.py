@@ -165,7 +165,8 @@ def held_hours(
         " u.unknown_ms, EXISTS"
         " (SELECT FROM usage_hour other WHERE other.accelerator_id = u.accelerator_id AND"
         " other.hour_ms = u.hour_ms AND other.state = 'held' AND other.workload_id <>"
-        " u.workload_id) AS shared FROM usage_hour u WHERE u.accelerator_id = ANY(%s) AND"
+        " u.workload_id) AS shared, a.gpu_micro FROM usage_hour u JOIN accelerator a ON"
+        " a.id = u.accelerator_id WHERE u.accelerator_id = ANY(%s) AND"
         " u.workload_id = %s"
         " AND u.state = 'held' AND u.hour_ms >= %s AND u.hour_ms < %s ORDER BY 1, 2",
         (list(cards), workload_id, period.start_ms, period.end_ms),
