@@ -104,7 +104,7 @@ def test_the_guide_is_true(example, run, tmp_path, monkeypatch):
     for words in (
         "You pay 224.00 USD",
         "2025-09-01 to 2025-09-30 200.00 USD",
-        "Change +24.00 USD +12.0 %",
+        "Change +24.00 USD +12 %",
         "of it by price -10.00",
         "by volume (GPU-hours) +80.00",
         "by mix (dearer or cheaper GPUs) -46.00",

@@ -154,7 +154,7 @@ def test_unknown_is_not_idle_and_not_used(furnished, run, ledger):
     assert section.row.idle_ns is None
     assert (section.held.unknown_ns, section.held.busy_ns) == (section.row.gpu_ns, 0)
     page = Page(as_html(made_of(ledger, HOSTILE)))
-    assert "Held but idle not known its cost is not known" in page.text
+    assert "Held idle not known its cost is not known" in page.text
     assert "Used not known no reading says what these GPUs did" in page.text
     (days,) = [table for table in page.tables if table.rows[0][0].startswith("day")]
     held = [row for row in days.rows[1:] if row[3] != "0.0"]

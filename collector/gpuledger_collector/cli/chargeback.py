@@ -257,9 +257,10 @@ def table_pieces(
 
 def _key_column(bill: Report, at: int) -> Column[ReportRow]:
     """A column of keys; the first of them names the totals."""
+    totals = {id(total) for total in bill.totals}
 
     def value(row: ReportRow) -> str:
-        if row.keys:
+        if id(row) not in totals:
             return row.keys[at]
         name = "unpriced" if row.currency is None and not bill.has_no_price else "total"
         return "" if at else name

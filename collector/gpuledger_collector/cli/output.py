@@ -22,8 +22,10 @@ from gpuledger_collector.export.table_cells import ROUNDED, are_rounded, table_c
 
 GAP = 2
 """Spaces between the columns of a table."""
-MIN_TEXT = 8
-"""Texts are folded to no less than this many characters before optional columns are left out."""
+MIN_TEXT, LONGEST_WORD = 8, 24
+"""Texts are folded to no less than this many characters, nor within a word that is no longer than
+that, before optional columns are left out.
+"""
 OPEN_FILES = {Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd")}
 """Folders whose names stand for devices and for files that a process has open."""
 
@@ -101,7 +103,8 @@ def table_text(
 
     from gpuledger_collector.export.tables import Table
 
-    shown = _fit(shown, needs, width)
+    words = {name: max(map(_longest_word, texts), default=0) for name, texts in cells.items()}
+    shown = _fit(shown, needs, words, width)
     table = Table(box=None, header_style="bold", padding=(0, GAP, 0, 0), pad_edge=False)
     for column in shown:
         table.add_column(
@@ -144,9 +147,19 @@ def _plain_lines(
         yield (" " * GAP).join(parts).rstrip()
 
 
-def _fit(columns: list[Column[Item]], needs: dict[str, int], width: int) -> list[Column[Item]]:
-    """The columns that fit, with the widths of texts in `needs` made narrower until they do."""
+def _longest_word(text: str) -> int:
+    longest = max(map(cell_len, text.split()), default=0)
+    return longest if longest <= LONGEST_WORD else 0
+
+
+def _fit(
+    columns: list[Column[Item]], needs: dict[str, int], words: Mapping[str, int], width: int
+) -> list[Column[Item]]:
+    """The columns that fit, with the widths of texts in `needs` made narrower until they do, to
+    that of their longest word in `words` if that is enough.
+    """
     shown = list(columns)
+    least = {name: max(MIN_TEXT, length) for name, length in words.items()}
     while True:
         # A line of blocks goes first: it decides less than any text. Then narrow the widest text by
         # one, as long as that can suffice; else leave out the last optional column and look again;
@@ -155,20 +168,23 @@ def _fit(columns: list[Column[Item]], needs: dict[str, int], width: int) -> list
         texts = [
             column.name
             for column in shown
-            if not column.keeps_width and needs[column.name] > MIN_TEXT
+            if not column.keeps_width and needs[column.name] > least[column.name]
         ]
         if excess <= 0:
             return shown
         if any(column.kind is Kind.SERIES for column in shown):
             shown = [column for column in shown if column.kind is not Kind.SERIES]
             continue
-        if texts and sum(needs[name] - MIN_TEXT for name in texts) >= excess:
+        if texts and sum(needs[name] - least[name] for name in texts) >= excess:
             needs[max(texts, key=needs.__getitem__)] -= 1
         elif any(column.is_optional for column in shown):
             shown.remove([column for column in shown if column.is_optional][-1])
-        elif texts:
-            for name in texts:
-                needs[name] = MIN_TEXT
+        elif foldable := [
+            column.name
+            for column in shown
+            if not column.keeps_width and needs[column.name] > MIN_TEXT
+        ]:
+            needs.update(dict.fromkeys(foldable, MIN_TEXT))
         else:
             return shown
 

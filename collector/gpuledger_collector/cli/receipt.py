@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from decimal import Decimal
 from shlex import quote
 from typing import Annotated, Any
 
 from typer import Argument
 
 from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.accounting.readable import percent
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import new_app, require_folder
 from gpuledger_collector.cli.output import write_text
@@ -101,7 +103,7 @@ def as_page(itemized: WorkloadReceipt) -> str:
     lines += ["", "-" * WIDTH]
     for currency, (cost, idle, wasted) in charged.totals().items():
         share = (
-            f", {100 * wasted / cost:.0f} % of what was charged"
+            f", {percent(Decimal(wasted) / cost)} of what was charged"
             if cost and wasted is not None
             else ""
         )

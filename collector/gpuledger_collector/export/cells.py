@@ -24,8 +24,8 @@ EXCHANGE = "exchange"
 
 
 def minor_amount(micro: int | None, currency: str | None) -> str:
-    """Micro-units in the currency's minor unit: `1234.50`; empty where it is unknown or unpriced."""
-    return "" if micro is None or not currency else Money(micro, currency).plain()
+    """Micro-units as people read them: `1,234.50`; empty where it is unknown or unpriced."""
+    return "" if micro is None or not currency else Money(micro, currency).grouped()
 
 
 def hours_text(milliseconds: int, digits: int) -> str:

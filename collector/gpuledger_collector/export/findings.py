@@ -141,7 +141,7 @@ ANOMALIES = Report[NamedFinding](
     (
         Column("team", lambda item: item.subject),
         Column("from", lambda item: item.since_ms, Kind.INSTANT),
-        Column("to", lambda item: item.until_ms, Kind.INSTANT),
+        Column("to", lambda item: item.until_ms, Kind.INSTANT, is_optional=True),
         Column("state", lambda item: "ongoing" if item.is_ongoing else "ended"),
         Column("driver", lambda item: item.state, is_optional=True),
         Column(

@@ -126,7 +126,7 @@ class Column(Generic[Item]):
     @cached_property
     def keeps_width(self) -> bool:
         """Whether it is shown in one piece or not at all."""
-        return self.is_number or self.kind is Kind.SERIES
+        return self.is_number or self.kind in {Kind.SERIES, Kind.INSTANT}
 
     def text(self, item: Item) -> str:
         """The value for people and spreadsheets; empty where it is unknown."""

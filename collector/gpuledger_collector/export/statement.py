@@ -477,7 +477,9 @@ def _change(change: SpendChange, currency: str, statement: Statement) -> dict[st
         "after": html.micro(change.after_micro, currency),
         "change": html.signed_amount(more, currency),
         "percent": (
-            None if not change.before_micro else f"{100 * more / change.before_micro:+.1f} %"
+            None
+            if not change.before_micro
+            else f"{'+' * (more > 0)}{readable.percent(Decimal(more) / change.before_micro)}"
         ),
         "price": html.signed_amount(price, currency),
         "volume": html.signed_amount(volume, currency),

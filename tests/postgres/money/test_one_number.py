@@ -218,8 +218,8 @@ def test_a_markup_is_no_negative_saving(adjusted: Fleet, run: Run) -> None:
     pages = {
         team: answer(run, "statement", *OCTOBER, "--owner", team) for team in ("team-1", "team-2")
     }
-    assert "you pay 12.00 (133.3 %) more" in pages["team-1"]
-    assert "you save 2.00 (16.7 %)" in pages["team-2"]
+    assert "you pay 12.00 (133 %) more" in pages["team-1"]
+    assert "you save 2.00 (17 %)" in pages["team-2"]
 
 
 def test_node_costs_have_a_column(adjusted: Fleet, run: Run, written: Written) -> None:

@@ -123,3 +123,18 @@ def test_a_sparkline_goes_first() -> None:
     assert "a rather long name" in table_text(columns, row, 40)
     assert sparkline(range(30)) in table_text(columns, row, 80)
     assert sparkline([0, 0, None]) == "▁▁ "
+
+
+def test_words_and_instants_stay_in_one_piece() -> None:
+    """A column that may be left out is, before a word is broken; an instant is never broken."""
+    columns = (
+        key_column("name"),
+        key_column("at", Kind.INSTANT),
+        key_column("more", is_optional=True),
+    )
+    row = {"name": "(commitment_unused)", "at": 1_700_000_000_000, "more": "another text"}
+    wide = table_text(columns, [row], 60).splitlines()[1]
+    assert wide == "(commitment_unused)  2023-11-14T22:13Z  another text"
+    narrow = table_text(columns, [row], 40).splitlines()[1]
+    assert narrow == "(commitment_unused)  2023-11-14T22:13Z"
+    assert "2023-11-14T22:13Z" in table_text(columns, [row], 28)
