@@ -153,6 +153,20 @@ class Page(HTMLParser):
         return next(one for one in self.tables if one.rows and one.rows[0][0] == head)
 
 
+_UNREAD = re.compile(
+    r"<(style|code|pre)\b.*?</\1>|<!--.*?-->"
+    r"|\s(?:action|content|datetime|hx-[\w-]+|href|max|min|src|title|value)=\"[^\"]*\"",
+    re.DOTALL,
+)
+"""What nobody reads, and what is to be copied as it stands."""
+_WRITTEN_INSTANT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d\S*")
+
+
+def written_instants(text: str) -> list[str]:
+    """Instants that a page shows as machines write them, in its text or to a screen reader."""
+    return _WRITTEN_INSTANT.findall(_UNREAD.sub("", text))
+
+
 def text_of(answer) -> str:
     """The text of an answer, also of one that is sent in pieces."""
 

@@ -10,8 +10,7 @@ from fakes.crawl import read_csv
 from fakes.pages import Page
 from fakes.postgres import fresh_database
 from fakes.two_teams import FOREIGN, MONTH, OWN, day, finding_of, idle_job, two_teams
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, parse_instant
-from gpuledger_collector.export import html
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.insight.durations import lasting
 from gpuledger_collector.storage.findings import findings
 
@@ -203,14 +202,3 @@ def test_a_viewer_is_offered_its_own_places_only(fleet):
 def test_lengths_are_rounded_and_not_cut(length_ms, said):
     """47 hours are not one day."""
     assert lasting(length_ms) == said
-
-
-def test_instants_are_said_as_people_do():
-    """Day and hour, how long ago, the year where it is another, and all of it in the element."""
-    at, now = (parse_instant(text) for text in ("2026-11-08T05:00:00Z", "2026-11-23T04:00:00Z"))
-    assert html.when(at, now) == (
-        '<time datetime="2026-11-08T05:00Z" title="2026-11-08 05:00 UTC">'
-        "8 Nov, 05:00, 15 days ago</time>"
-    )
-    assert ">8 Nov 2026, 05:00<" in html.when(at)
-    assert ">8 Nov 2026, 05:00, 365 days ago<" in html.when(at, at + 365 * DAY_MS)

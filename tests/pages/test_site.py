@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fakes.collector import running
 from fakes.crawl import Crawl, read_csv
-from fakes.pages import Page
+from fakes.pages import Page, written_instants
 from fakes.postgres import fresh_database
 from fakes.two_teams import FOREIGN, MONTH, NOW_MS, OWN, finding_of, idle_job, two_teams
 from gpuledger_collector.accounting.period import HOUR_MS
@@ -91,6 +91,20 @@ def test_every_link_answers_and_every_csv_can_be_read(crawled):
     assert {path.partition("?")[0] for path in crawled.pages} >= {
         f"/fleet/gpu/GPU-{team}" for team in (OWN, FOREIGN)
     }
+
+
+def test_instants_are_said_as_people_do_on_every_page(crawled):
+    """`8 Nov, 05:00` and not `2026-11-08T05:00Z`, wherever one is read; each has its title."""
+    shown = {
+        found: path for path in crawled.pages for found in written_instants(crawled.texts[path])
+    }
+    assert shown == {}
+    kinds = {
+        "/" + path.split("/")[1].partition("?")[0]
+        for path in crawled.pages
+        if "<time " in crawled.texts[path]
+    }
+    assert kinds >= {*PAGES, "/pools"}
 
 
 def test_the_way_from_the_overview_to_a_job_and_back(crawled):

@@ -13,9 +13,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import HTMLResponse
+from markupsafe import Markup
 
-from gpuledger_collector.accounting.period import DAY_MS, format_instant
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.api.context import LedgerRoute
+from gpuledger_collector.export.instants import say_instant
 from gpuledger_collector.insight.notifications.finding_rules import IDLE, MAX_ACK_DAYS, Notification
 from gpuledger_collector.notifications.links import NOTIFICATION_PATH, PATH, AckLinks
 from gpuledger_collector.services.acknowledgements import (
@@ -25,6 +27,7 @@ from gpuledger_collector.services.acknowledgements import (
     use_budget_link,
     use_notification_link,
 )
+from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.database import Database
 from gpuledger_common.escapes import escape_text
 from gpuledger_common.plurals import plural
@@ -73,10 +76,15 @@ def page(title: str, body: str, status: int = 200) -> HTMLResponse:
     return HTMLResponse(PAGE.format(title=_escape(title), body=body), status, headers=HEADERS)
 
 
-def used_page(title: str, at_ms: int) -> HTMLResponse:
+def used_page(database: Database, title: str, at_ms: int) -> HTMLResponse:
     """The page of a link that was used before."""
-    at = _escape(format_instant(at_ms - at_ms % 1000))
-    return page(title, f"<p>This link was used at {at}. It has no further effect.</p>", 410)
+    at = _say_instant(database, at_ms)
+    return page(title, f"<p>This link was used on {at}. It has no further effect.</p>", 410)
+
+
+def _say_instant(database: Database, at_ms: int) -> Markup:
+    with database.transaction(read_only=True) as connection:
+        return say_instant(at_ms, calendar=calendar_of(connection))
 
 
 def _escape(text: str) -> str:
@@ -109,7 +117,7 @@ def _add_budget_routes(
         # GET changes nothing: mail scanners and previews open links.
         name, used_ms = read_link(budget, period, notified_at, mac)
         if used_ms is not None:
-            return used_page(f"Budget {name}", used_ms)
+            return used_page(database, f"Budget {name}", used_ms)
         effect = _escape(f"Alerts of budget {name} in this period will not be escalated.")
         return page(f"Budget {name}", f"<p>{effect}</p>{BUTTON}")
 
@@ -122,7 +130,7 @@ def _add_budget_routes(
         at_ms = clock()
         count = use_budget_link(database, mac, name, period, at_ms)
         if count is None:
-            return used_page(f"Budget {name}", used_ms or at_ms)
+            return used_page(database, f"Budget {name}", used_ms or at_ms)
         result = (
             f"<p>{plural(count, 'alert')} {'is' if count == 1 else 'are'} acknowledged.</p>"
             if count
@@ -152,7 +160,7 @@ def _add_notification_routes(
         """A page with buttons; opening it changes nothing."""
         linked = read_link(notification, expires, mac)
         if linked.used_ms is not None:
-            return used_page(linked.subject, linked.used_ms)
+            return used_page(database, linked.subject, linked.used_ms)
         query = f"?notification={notification}&expires={expires}&mac={mac}"
         return page(linked.subject, _question(linked.notification, query))
 
@@ -168,7 +176,7 @@ def _add_notification_routes(
         at_ms = clock()
         until_ms = at_ms + days * DAY_MS
         if not use_notification_link(database, mac, linked.notification.id, until_ms, at_ms):
-            return used_page(linked.subject, linked.used_ms or at_ms)
+            return used_page(database, linked.subject, linked.used_ms or at_ms)
         later = (
             "Afterwards you are notified again."
             if linked.notification.kind == IDLE
@@ -176,7 +184,7 @@ def _add_notification_routes(
         )
         return page(
             linked.subject,
-            f"<p>Acknowledged until {_escape(format_instant(until_ms))}. {later}</p>",
+            f"<p>Acknowledged until {_say_instant(database, until_ms)}. {later}</p>",
         )
 
 

@@ -117,7 +117,6 @@ def gpu_page(context: ReadContext, uuid: str, start: str, end: str, view: View) 
     text = html.render(
         "gpu.html",
         site=site,
-        now=format_instant(now_ms - now_ms % 1000),
         receipt=receipt,
         part=receipt.parts[0],
         days=days,
@@ -220,7 +219,6 @@ def fleet_page(context: ReadContext, here: MapAddress, view: View) -> Response:
     text = html.render(
         "fleet.html",
         site=site,
-        now=format_instant(now_ms - now_ms % 1000),
         fleet=fleet,
         here=here,
         path=FLEET,

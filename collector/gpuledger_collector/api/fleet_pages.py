@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.state_words import explained
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.page_routes import (
@@ -71,7 +70,6 @@ def demand_page(context: ReadContext, outlook: HourlyCache[Outlook], view: View)
     text = html.render(
         "demand.html",
         site=site,
-        now=format_instant(now_ms - now_ms % 1000),
         pools=None if pools is None else [pool_facts(pool) for pool in pools.pools],
         pools_left_out=0 if pools is None else pools.left_out,
         ended=ended_pools(pools),
@@ -108,7 +106,6 @@ def trust_page(context: ReadContext, view: View) -> Response:
     text = html.render(
         "trust.html",
         site=site,
-        now=format_instant(now_ms - now_ms % 1000),
         period=name,
         options=view.filters.range_options or f"--period {month}",
         part_text=explained,

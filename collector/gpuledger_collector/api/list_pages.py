@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Response
 from fastapi.responses import RedirectResponse
 
 from gpuledger_collector.accounting.charged_runs import RunFilter
-from gpuledger_collector.accounting.period import DAY_MS, Period, format_instant
+from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.api.auth.principal import Denied
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.page_routes import (
@@ -177,14 +177,13 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
     text = html.render(
         "idle.html",
         site=site,
-        now=format_instant(now_ms - now_ms % 1000),
         is_now=is_now,
         is_known=listed.looked_ms is not None
         and (bool(listed.items) or not is_now or fleet.reports),
         silent=reports.silent_text(fleet.silent, fleet.nodes, view.owner is None) if is_now else "",
-        looked=None if found.looked_ms is None else html.when(found.looked_ms, now_ms),
+        looked_ms=found.looked_ms,
         rows=shown,
-        free=[reports.free_facts(group, by, now_ms) for group in free[:SHOWN]],
+        free=[reports.free_facts(group, by) for group in free[:SHOWN]],
         by=by,
         form=list_form(site, narrowing, listed.choices(), STATES, {"by": (by, GROUPINGS)}),
         listed=len(listed.items),
@@ -224,8 +223,7 @@ def anomalies_page(context: ReadContext, view: View, narrowing: Narrowing) -> Re
     text = html.render(
         "anomalies.html",
         site=site,
-        now=format_instant(now_ms - now_ms % 1000),
-        looked=None if found.looked_ms is None else html.when(found.looked_ms, now_ms),
+        looked_ms=found.looked_ms,
         form=list_form(site, narrowing, {"state": listed.choices()["state"]}, reports.PRICE_CAUSES),
         listed=len(listed.items),
         rows=[reports.anomaly_facts(item) for item in found.items[:SHOWN]],
@@ -287,14 +285,12 @@ def jobs_page(
     text = html.render(
         "jobs.html",
         site=site,
-        now=format_instant(now_ms - now_ms % 1000),
         name=name,
         period=view.filters.range_name or month,
         options=view.filters.range_options or f"--period {month}",
         form=list_form(site, narrowing, places, {}, {"sort": (order, ORDERS)}),
         is_narrowed=any(narrowing.parameters().values()),
         absence=absence,
-        now_ms=now_ms,
         rows=[(item.run, item.unit) for item in charged.items],
         left_out=len(charged.others),
         left_ns=charged.others_gpu_ns,

@@ -188,6 +188,8 @@ class View:
             filters=self.filters,
             is_still=self.is_still,
             boards_url=self.boards_url,
+            calendar=extent.calendar,
+            now_ms=now_ms,
             **{
                 "periods": extent.months[:MAX_MONTHS],
                 "being_made": backlog_text(extent),

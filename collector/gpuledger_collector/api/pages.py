@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.chargeback import (
     sum_known,
 )
 from gpuledger_collector.accounting.money import MICRO, Money
-from gpuledger_collector.accounting.period import HOUR_MS, Period, format_instant
+from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.spend_over_time import SpendOverTime
 from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.api.auth.principal import Denied
@@ -37,7 +37,6 @@ from gpuledger_collector.api.page_routes import (
 from gpuledger_collector.api.spend_page import AskedRange, SpendLinks
 from gpuledger_collector.export import html, plots, spend
 from gpuledger_collector.export import statement as forms
-from gpuledger_collector.export.cells import instant_text
 from gpuledger_collector.export.chargeback import csv_rows, waste_line
 from gpuledger_collector.export.findings import (
     STATES,
@@ -202,7 +201,6 @@ def overview_page(
         whole=shows_fleet,
         owner="/".join((view.reader.owner or {}).values()),
         collector=collector,
-        now=format_instant(now_ms - now_ms % 1000),
         pools=None if pools is None else [pool_facts(pool) for pool in pools.pools],
         pools_left_out=0 if pools is None else pools.left_out,
         ended=ended_pools(pools),
@@ -226,7 +224,7 @@ def _ledger_facts(found: Overview, view: View, month: str, now_ms: int) -> dict[
         "is_over": period.end_ms <= now_ms,
         "statement_month": calendar.month_of(max(min(now_ms, period.end_ms - 1), period.start_ms)),
         "zone": calendar.zone_at(period.start_ms).name,
-        "known": instant_text(rated.rated_ms),
+        "known_ms": rated.rated_ms,
         "fleet": found.fleet,
         "gpus": f"{found.fleet.gpus:,}",
         "spend": [
@@ -253,7 +251,7 @@ def _current_facts(found: Overview, now_ms: int, *, is_open: bool) -> dict[str, 
     held, heard = ongoing.held, found.first_heard if is_open else ()
     return {
         "idle": [forms.finding_facts(item) for item in held.items[:SHOWN]],
-        "free": [free_facts(group, "model", now_ms) for group in ongoing.free_by("model")[:SHOWN]],
+        "free": [free_facts(group, "model") for group in ongoing.free_by("model")[:SHOWN]],
         "idle_count": count_gpus(ongoing.items) if ongoing.items or found.is_idle_known else None,
         "idle_left_out": len(held.items) - SHOWN,
         "idle_per_day": ongoing.per_day,
@@ -417,9 +415,9 @@ def pool_facts(pool: PoolOutlook) -> dict[str, Any]:
     }
 
 
-def ended_pools(outlook: Outlook | None) -> list[tuple[str, str]]:
+def ended_pools(outlook: Outlook | None) -> Sequence[tuple[str, int]]:
     """Pools whose demand has ended, and since when, for the templates."""
-    return [] if outlook is None else [(name, html.minute(ms)) for name, ms in outlook.ended]
+    return () if outlook is None else outlook.ended
 
 
 def _node_facts(node: FleetNode, now_ms: int) -> dict[str, Any]:

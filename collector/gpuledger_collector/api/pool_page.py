@@ -17,7 +17,6 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.page_routes import (
@@ -119,9 +118,7 @@ def pool_page(
         "pool.html",
         site=site,
         pool=pool,
-        now=format_instant(now_ms - now_ms % 1000),
         latest=state.latest,
-        decided=None if state.latest is None else html.minute(state.latest.made_ms),
         unknown=state.silence,
         terms=state.terms,
         inside=None if inside is None else html.percent(inside),

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
-from gpuledger_collector.accounting.period import Calendar, Period, format_instant
+from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.spend_over_time import CurrencySpend, SpendOverTime
 from gpuledger_collector.accounting.spend_series import GROUPINGS, HOUR
 from gpuledger_collector.api.context import ReadContext
@@ -110,7 +110,6 @@ def spend_page(context: ReadContext, view: View, asked: AskedRange, by: str = ""
     text = html.render(
         "spend.html",
         site=site,
-        now=format_instant(now_ms - now_ms % 1000),
         **_range_facts(found, now_ms),
         kept={**view.filters.owner, "by": by},
         group_links=links.groups(),
@@ -200,7 +199,7 @@ def _range_facts(found: SpendOverTime, now_ms: int) -> dict[str, Any]:
         "named": spend.name_range(calendar, period),
         "zone": calendar.zone_at(period.start_ms).name,
         "is_over": period.end_ms <= now_ms,
-        "rated": None if found.rated_ms is None else html.minute(found.rated_ms),
+        "rated_ms": found.rated_ms,
         "unpriced_ns": found.unpriced_ns,
         "notes": found.notes,
         "has_inventory": found.has_inventory,

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from markupsafe import Markup
-
 from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.export.cells import hours_text, names
-from gpuledger_collector.export.html import UNKNOWN, micro, minute, when
+from gpuledger_collector.export.html import UNKNOWN, micro
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.export.site import anchor
 from gpuledger_collector.insight.durations import lasting
@@ -189,7 +187,7 @@ def idle_facts(
     """An idle accelerator as a page shows it. `command` gives it back; '': none does."""
     advised = ADVICE.get(finding.state, "")
     if finding.resolved_ms is not None:
-        command, advised = "", Markup("Ended {}").format(when(finding.resolved_ms, now_ms))
+        command, advised = "", ""
     elif finding.state not in RECLAIMABLE_STATES:
         command = ""
     elif is_partly_busy:
@@ -210,7 +208,8 @@ def idle_facts(
         "job": finding.job,
         "job_key": finding.workload_key,
         "user": finding.user_name or "",
-        "since": when(finding.since_ms, now_ms),
+        "since_ms": finding.since_ms,
+        "ended_ms": finding.resolved_ms,
         "lasting": lasting((now_ms if finding.is_ongoing else finding.until_ms) - finding.since_ms),
         "confidence": f"{round(100 * finding.confidence)} %",
         "currency": currency or "",
@@ -228,7 +227,7 @@ SHOWN_PLACES = 6
 """Nodes or models of a group that are named."""
 
 
-def free_facts(group: FreeGroup, by: str, now_ms: int) -> dict[str, Any]:
+def free_facts(group: FreeGroup, by: str) -> dict[str, Any]:
     """Accelerators that nobody holds, as one row of a page."""
     places = group.models if by == "node" else group.places
     more = len(places) - SHOWN_PLACES
@@ -236,7 +235,7 @@ def free_facts(group: FreeGroup, by: str, now_ms: int) -> dict[str, Any]:
         "name": group.name or UNKNOWN,
         "counted": count_gpus(group.items),
         "places": ", ".join(places[:SHOWN_PLACES]) + (f" and {more} more" if more > 0 else ""),
-        "since": when(group.since_ms, now_ms),
+        "since_ms": group.since_ms,
         "per_day": None if group.per_day is None else group.per_day.grouped(),
         "currency": "" if group.per_day is None else group.per_day.currency,
         "narrowed": {by: group.name, "state": UNALLOCATED, "by": "none"},
@@ -273,9 +272,8 @@ def anomaly_facts(finding: NamedFinding) -> dict[str, Any]:
         "anchor": anchor(finding.key),
         "team_name": finding.team,
         "open": finding.is_ongoing,
-        "since": when(finding.since_ms),
-        "since_text": minute(finding.since_ms),
-        "until": when(finding.until_ms),
+        "since_ms": finding.since_ms,
+        "until_ms": finding.until_ms,
         "lasting": lasting(finding.until_ms - finding.since_ms),
         "title": evidence.get("cause") or PRICE_CAUSES.get(finding.state, finding.state),
         "more_micro": finding.cost_micro,

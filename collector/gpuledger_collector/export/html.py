@@ -19,9 +19,10 @@ from markupsafe import Markup, escape
 from gpuledger_collector.accounting import readable
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.money import Money, group_digits
-from gpuledger_collector.accounting.period import format_date, format_instant
+from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, format_date, format_instant
 from gpuledger_collector.accounting.state_words import word_of
 from gpuledger_collector.export.assets import CHARTS, FOLLOW, HTMX, ICON, address_of_asset
+from gpuledger_collector.export.instants import say_instant, say_sentence, say_when
 from gpuledger_collector.export.site import (
     address,
     gpu_path,
@@ -33,11 +34,11 @@ from gpuledger_collector.export.site import (
 from gpuledger_collector.insight.durations import lasting
 from gpuledger_collector.insight.findings import AT_LISTED_RATES
 from gpuledger_common.escapes import escape_lines, escape_text
-from gpuledger_common.instants import to_datetime
 from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from jinja2.runtime import Context
 
 UNKNOWN = "not known"
 HTMX_CONFIG = json.dumps(
@@ -67,6 +68,7 @@ def environment() -> Environment:
         Environment,
         PackageLoader,
         StrictUndefined,
+        pass_context,
     )
 
     templates = Environment(
@@ -91,8 +93,9 @@ def environment() -> Environment:
         "amounts": amounts,
         "sums": sums,
         "capitalized": capitalize_sentence,
-        "minute": minute,
-        "when": when,
+        "when": pass_context(_when),
+        "instant": pass_context(_instant),
+        "said": pass_context(_said),
         "with": lambda parameters, name, value: {**parameters, name: value},
         "lasting": lasting,
         "unit_price": unit_price,
@@ -162,7 +165,12 @@ def policy(*, is_served: bool = False) -> str:
 def render(template: str, **facts: Any) -> str:
     """A page; in a file by itself there is no `site`, for its links would lead nowhere."""
     site = facts.get("site")
-    frame = {"site": None, "policy": policy(is_served=site is not None)}
+    frame = {
+        "site": None,
+        "policy": policy(is_served=site is not None),
+        "calendar": UTC_DAYS if site is None else site.calendar,
+        "now_ms": None if site is None else site.now_ms,
+    }
     return environment().get_template(template).render(frame | facts)
 
 
@@ -206,20 +214,22 @@ def minute(at_ms: int) -> str:
     return f"{format_instant(at_ms)[:16]}Z"
 
 
-def when(at_ms: int, now_ms: int | None = None) -> Markup:
-    """An instant as people say it: `8 Nov, 05:00, 15 days ago`, with the year where it is another
-    one or no `now_ms` is given; machines and a title have it in full, in UTC.
-    """
-    at = to_datetime(at_ms)
-    is_this_year = now_ms is not None and to_datetime(now_ms).year == at.year
-    day = f"{at.day} {at:%b}" if is_this_year else f"{at.day} {at:%b %Y}"
-    element = Markup(
-        '<time datetime="{0:%Y-%m-%dT%H:%MZ}" title="{0:%Y-%m-%d %H:%M} UTC">{1}</time>'
-    )
-    text = f"{day}, {at:%H:%M}"
-    if now_ms is not None and at_ms <= now_ms:
-        text += f", {lasting(now_ms - at_ms)} ago"
-    return element.format(at, text)
+def _clock(context: Context) -> tuple[int | None, Calendar]:
+    """The instant and the calendar of a page; a macro has those of the page that calls it."""
+    return context.get("now_ms"), context["calendar"]
+
+
+def _when(context: Context, at_ms: int) -> Markup:
+    return say_when(at_ms, *_clock(context))
+
+
+def _instant(context: Context, at_ms: int, *, with_year: bool = False) -> Markup:
+    now_ms, calendar = _clock(context)
+    return say_instant(at_ms, None if with_year else now_ms, calendar)
+
+
+def _said(context: Context, sentence: str) -> Markup:
+    return say_sentence(sentence, *_clock(context))
 
 
 def capitalize_sentence(sentence: str) -> str:

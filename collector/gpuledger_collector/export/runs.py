@@ -485,7 +485,7 @@ def as_html(report: RunReport, site: Site | None = None) -> str:
             (bottleneck, _readings(report.gpus, bottleneck), _evidence(bottleneck))
             for bottleneck in report.judgment.verdicts
         ],
-        made_at=format_instant(report.made_ms - report.made_ms % 1000),
+        made_ms=report.made_ms,
     )
 
 

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.period import UTC_DAYS, Calendar
 
 DOTS = {".", ".."}
 """Names that no path can hold, for a browser takes them for steps through a folder."""
@@ -179,6 +180,10 @@ class Site:
     """Whether the page has a mark that says whether it is live."""
     boards_url: str = ""
     """Address of the Grafana with the boards; empty: none is known."""
+    calendar: Calendar = UTC_DAYS
+    """In whose zone instants are shown."""
+    now_ms: int | None = None
+    """When the page was made; None: it shows no instant."""
     is_reader: bool = True
     """Whether the reader may open pages; others are shown no way to them."""
 

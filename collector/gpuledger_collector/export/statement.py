@@ -126,11 +126,10 @@ def as_html(statement: Statement, site: Site | None = None) -> str:
         },
         trust=trust(statement.checks, statement.proof, is_closed=statement.closed is not None),
         # The statement of a closed month is the same bytes whenever it is statement.
-        made_at=(
-            None
-            if statement.closed
-            else format_instant(statement.made_ms - statement.made_ms % 1000)
-        ),
+        made_ms=None if statement.closed else statement.made_ms,
+        calendar=statement.calendar,
+        # Read and printed later, too: no instant of it says how long ago it was.
+        now_ms=None,
     )
 
 
@@ -312,7 +311,7 @@ def finding_facts(finding: NamedFinding) -> dict[str, Any]:
             or "nobody"
         ),
         "user": finding.user_name or "",
-        "since": html.when(finding.since_ms),
+        "since_ms": finding.since_ms,
         "open": finding.is_ongoing,
         "path": _finding_path(finding, odd),
         "cost": (
