@@ -47,6 +47,11 @@ def test_a_page_loads_the_collectors_own_files_for_good(collector):
         assert small[1]["Content-Encoding"] == "gzip"
         assert gzip.decompress(small[2]) == content
         assert len(small[2]) < 20_000
+        for accepted in ("gzip;q=0", "gzip; Q=0.0, *", "br", "identity"):
+            plain = raw(collector, address, **{"Accept-Encoding": accepted})
+            assert (plain[1]["Content-Encoding"], plain[2]) == (None, content), accepted
+        for accepted in ("gzip;q=0.1", "*", "br;q=1.0, GZIP"):
+            assert raw(collector, address, **{"Accept-Encoding": accepted})[2] == small[2], accepted
     for wrong in ("/assets/charts.js", "/assets/charts.000000000000.js", "/assets/vendored.toml"):
         assert collector.request("GET", wrong)[0] == 404, wrong
     status, headers, content = raw(collector, "/favicon.ico")

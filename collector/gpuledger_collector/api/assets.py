@@ -36,9 +36,19 @@ def router() -> APIRouter:
     return routes
 
 
+def accepts_gzip(header: str) -> bool:
+    """Whether an Accept-Encoding admits gzip: by its name, or else by `*`, and not with `q=0`."""
+    admitted: dict[str, bool] = {}
+    for part in header.casefold().split(","):
+        name, *parameters = (text.strip() for text in part.split(";"))
+        weights = [text[2:] for text in parameters if text.startswith("q=")]
+        admitted[name] = not any(weight.strip("0.") == "" for weight in weights)
+    return admitted.get("gzip", admitted.get("*", False))
+
+
 def _answer(found: Asset, request: Request, kept: str) -> Response:
     headers = {"Cache-Control": kept, "Vary": "Accept-Encoding"}
     content = found.content
-    if "gzip" in request.headers.get("accept-encoding", ""):
+    if accepts_gzip(request.headers.get("accept-encoding", "")):
         content, headers["Content-Encoding"] = found.compressed, "gzip"
     return Response(content, 200, headers, found.media_type)
