@@ -23,7 +23,7 @@ from gpuledger_collector.accounting.chargeback import (
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.money import Money, minor_unit
 from gpuledger_collector.accounting.owner_tree import LEVELS
-from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
 from gpuledger_collector.accounting.quantity import round_to_sum
 from gpuledger_collector.accounting.reserved_names import escape_name
 from gpuledger_collector.accounting.usage import HELD
@@ -114,9 +114,15 @@ def choose_step(calendar: Calendar, period: Period) -> str:
 
 def cut_range(calendar: Calendar, period: Period, step: str) -> list[Period]:
     """Cut a range into buckets; the first and the last may be shorter."""
-    if step == HOUR:
-        return period.hours()
     days = calendar.days(period)
+    if step == HOUR:
+        # From the midnight of each day: in zones of half and quarter hours no hour of UTC begins
+        # with one of the day.
+        return [
+            Period(start_ms, min(start_ms + HOUR_MS, day.end_ms))
+            for day in days
+            for start_ms in range(day.start_ms, day.end_ms, HOUR_MS)
+        ]
 
     def bucket_of(day: Period) -> object:
         date = calendar.date_of(day.start_ms)

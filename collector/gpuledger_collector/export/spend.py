@@ -87,6 +87,12 @@ def name_group(name: str, kind: str, by: str, count: int = 1) -> str:
     return name or f"(no {by})"
 
 
+def name_unpaid(row: str) -> str:
+    """What people call a row that nobody pays: `(commitment_unused)` is "unused commitments"."""
+    name = row.strip("()").replace(" ", "_")
+    return STATE_NAMES.get(name, name.replace("_", " "))
+
+
 def css_of(series: Sequence[Series], by: str) -> dict[tuple[str, str], str]:
     """The CSS class of each series by its name and kind: states have their own colors."""
     classes, number = {}, 0
@@ -122,12 +128,13 @@ def name_range(calendar: Calendar, period: Period) -> str:
     return f"from {first.day} {first:%b}{year} to {last.day} {last:%b} {last.year}"
 
 
-def _axis_label(bucket: Period, step: str, calendar: Calendar) -> str:
+def axis_label(bucket: Period, step: str, calendar: Calendar) -> str:
     """The label under an axis; empty where there is none."""
     date = calendar.date_of(bucket.start_ms)
     if step == HOUR:
         clock = _clock(bucket.start_ms, calendar)
-        return clock if clock in {"00:00", "06:00", "12:00", "18:00"} else ""
+        # Clocks that move by half an hour leave the hours of their day at half past.
+        return clock if clock[:2] in {"00", "06", "12", "18"} else ""
     return f"{date:%b %y}" if step == MONTH else f"{date.day} {date:%b}"
 
 
@@ -162,12 +169,12 @@ def _bar(
 ) -> Bar:
     bucket, currency = found.buckets[at], spend.currency
     name = bucket_label(bucket, found.step, found.calendar)
-    axis_label = _axis_label(bucket, found.step, found.calendar)
+    label = axis_label(bucket, found.step, found.calendar)
     parts = [(each, Money(each.micros[at] or 0, currency)) for each in spend.series]
     if not found.is_known[at] and not any(amount.micro for _, amount in parts):
         if found.rated_ms is None or bucket.start_ms >= found.rated_ms:
-            return Bar(axis_label, (), "", "")
-        return Bar(axis_label, None, f"{name}: not rated, so nothing is known", "")
+            return Bar(label, (), "", "")
+        return Bar(label, None, f"{name}: not rated, so nothing is known", "")
     segments = [
         Segment(
             classes[each.name, each.kind],
@@ -180,7 +187,7 @@ def _bar(
         if amount.micro
     ]
     title = f"{name}: {found.amount_at(spend, at).grouped()} {currency}"
-    return Bar(axis_label, segments, title, link(at, None))
+    return Bar(label, segments, title, link(at, None))
 
 
 def running_total(found: SpendOverTime, spend: CurrencySpend) -> Markup | None:
@@ -212,7 +219,7 @@ def running_total(found: SpendOverTime, spend: CurrencySpend) -> Markup | None:
     dates = [
         ((bucket.start_ms - period.start_ms) / period.ms, text)
         for bucket in found.buckets
-        if (text := _axis_label(bucket, found.step, found.calendar))
+        if (text := axis_label(bucket, found.step, found.calendar))
     ]
     every = max(1, math.ceil(len(dates) / MAX_DATES))
     title = f"Spent so far in {currency}"

@@ -1,6 +1,7 @@
 """Spend over time: every bar adds up to its row, and the rows to the chargeback of the same range."""
 
 from collections import defaultdict
+from datetime import date, timedelta
 from decimal import Decimal
 
 import psycopg
@@ -10,6 +11,7 @@ from fakes.fleet import NOW_MS
 from fakes.rich_ledger import CLOSED, OPEN, rich
 from fakes.surfaces import MONTHS, ledger
 from gpuledger_collector.accounting.chargeback import cost_by_payer
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.spend_series import GROUPINGS
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.budget_status import forecast_owners, statuses
@@ -242,3 +244,28 @@ def test_amounts_are_those_of_the_command(ledger, ask):
         assert sum(row.cost.micro for row in spend.rows) == sum(
             row["cost_micro"] for row in bill["rows"] if row["currency"] == spend.currency
         )
+
+
+def test_a_correction_stands_in_the_hour_in_which_it_was_found(ask, dsn):
+    """And not a little of it in each hour of the day that bills it."""
+    with psycopg.connect(dsn) as connection:
+        rows = connection.execute(
+            "SELECT DISTINCT booked_day_ms, recorded_ms FROM correction WHERE cost_micro <> 0"
+        ).fetchall()
+    (booked_ms,) = {booked for booked, _ in rows}
+    assert all(booked_ms <= recorded < booked_ms + DAY_MS for _, recorded in rows)
+    day = date.fromtimestamp(booked_ms / 1000 + 43_200)
+    found = ask(read_spend, (str(day), str(day + timedelta(days=1))), "team", NOW_MS)
+    in_hours = {
+        at
+        for at, hour in enumerate(found.buckets)
+        if any(hour.start_ms <= recorded < hour.end_ms for _, recorded in rows)
+    }
+    drawn = [
+        {at for at, micro in enumerate(series.micros) if micro}
+        for spend in found.currencies
+        for series in spend.series
+        if series.kind == "correction"
+    ]
+    assert drawn
+    assert all(hours <= in_hours for hours in drawn)

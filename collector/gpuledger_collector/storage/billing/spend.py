@@ -41,6 +41,14 @@ _HOURS = """
     JOIN unnest(%(starts)s::bigint[], %(ends)s::bigint[]) WITH ORDINALITY AS b (start_ms, end_ms, number)
         ON l.start_ms < b.end_ms AND l.end_ms > b.start_ms
     WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.end_ms > l.start_ms
+        AND l.currency IS NOT NULL AND l.cost_micro IS NOT NULL{own}
+    UNION ALL
+    SELECT {key} AS key, l.state, l.currency, {amends} AS correction_of,
+        width_bucket(l.recorded_ms, %(starts)s::bigint[]) - 1 AS bucket,
+        abs(l.cost_micro)::numeric AS cost_micro, 0 AS idle_micro
+    FROM correction l LEFT JOIN owner o ON o.id = l.owner_id
+    WHERE l.booked_day_ms >= %(start)s AND l.booked_day_ms < %(end)s
+        AND l.recorded_ms >= %(start)s AND l.recorded_ms < %(end)s
         AND l.currency IS NOT NULL AND l.cost_micro IS NOT NULL{own}"""
 
 
@@ -75,12 +83,14 @@ def spend_by_hour(
     owner: Mapping[str, str] | None,
 ) -> list[SpendCell]:
     """Weigh each hour of the charges of some days, as if each were spread evenly over the time from
-    its start to its end.
+    its start to its end; a correction belongs to the hour in which it was found.
 
     The weights of a day add up to about what it cost; only their proportion means something.
     """
     own, values = _own(owner)
-    return _read_cells(connection, _HOURS.format(key=_KEYS[by], own=own), hours, names, values)
+    return _read_cells(
+        connection, _HOURS.format(key=_KEYS[by], amends=AMENDS, own=own), hours, names, values
+    )
 
 
 def _own(owner: Mapping[str, str] | None) -> tuple[str, dict[str, str]]:
