@@ -46,10 +46,17 @@ KEEP_ALIVE_SECONDS = 130
 log = logging.getLogger(__name__)
 
 
-def serve(settings: Settings, say: Callable[[str], None], group: WorkerGroup | None = None) -> None:
+def serve(
+    settings: Settings,
+    say: Callable[[str], None],
+    group: WorkerGroup | None = None,
+    *,
+    opens_at: str = "",
+) -> None:
     """Serve until a signal; `say` receives the address.
 
-    `group`: the workers that this process is one of.
+    `group`: the workers that this process is one of. `opens_at`: the period that the first page
+    shows; empty: this month.
 
     Raises StorageError when it cannot start.
     """
@@ -65,6 +72,7 @@ def serve(settings: Settings, say: Callable[[str], None], group: WorkerGroup | N
             refuse_standby(opened)
         # Whatever a setting can break is created before anything starts and before the heartbeat.
         parts = wiring.collector(settings, opened, group=group)
+        parts.app.state.opens_at = opens_at
         presence, readers = wiring.presence(opened, parts.last_error), wiring.reader_watch(opened)
         server = Replica(
             configuration(settings, parts),

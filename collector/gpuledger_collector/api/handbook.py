@@ -4,6 +4,7 @@ elsewhere.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,22 @@ from fastapi import APIRouter, Request, Response
 from gpuledger_collector.api.auth.keys import Keys
 from gpuledger_collector.api.page_routes import bare_site, page
 from gpuledger_collector.export import html
-from gpuledger_collector.export.site import DOCS
+from gpuledger_collector.export.site import ANOMALIES, DEMAND, DOCS, FLEET, IDLE, JOBS, SPEND
+
+PAGES = {
+    "GET /v1/chargeback": "/statements",
+    "GET /v1/budgets": "/#budgets",
+    "GET /v1/idle": IDLE,
+    "GET /v1/anomalies": ANOMALIES,
+    "GET /v1/runs": JOBS,
+    "GET /v1/series": SPEND,
+    "GET /v1/accelerators": FLEET,
+    "GET /v1/nodes": FLEET,
+    "GET /v1/forecast": DEMAND,
+    "GET /v1/forecast/history": DEMAND,
+    "GET /v1/scaling/{pool}": DEMAND,
+}
+"""Pages that show people what an operation answers programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +43,16 @@ class Operation:
     """Name, place and type, description."""
     body: str
     answers: tuple[tuple[str, str], ...]
+
+    @property
+    def anchor(self) -> str:
+        """Its place on the page: `get-v1-nodes`."""
+        return re.sub(r"[^a-z0-9]+", "-", f"{self.method} {self.path}".casefold()).strip("-")
+
+    @property
+    def page(self) -> str:
+        """The page with the same answer, for people; empty: there is none."""
+        return PAGES.get(f"{self.method} {self.path}", "")
 
 
 def router(describe: Callable[[], dict[str, Any]], keys: Keys) -> APIRouter:
@@ -42,7 +68,11 @@ def router(describe: Callable[[], dict[str, Any]], keys: Keys) -> APIRouter:
             groups.setdefault(tag, []).append(operation)
         site = bare_site(keys, request)
         version = schema["info"]["version"]
-        return page(html.render("api.html", site=site, version=version, groups=groups), site=site)
+        reachable = {link.path for link in site.links}
+        text = html.render(
+            "api.html", site=site, version=version, groups=groups, reachable=reachable
+        )
+        return page(text, site=site)
 
     return routes
 

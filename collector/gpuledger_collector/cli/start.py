@@ -171,12 +171,12 @@ def start(
             serving,
         )
 
-        serving.serve(load_settings(config, dsn), partial(_say_address, month))
+        serving.serve(load_settings(config, dsn), partial(_say_address, month), opens_at=month)
 
 
 def _say_address(month: str, sentence: str) -> None:
-    """Say where the pages are, and the address of the month that was billed: it may be another than
-    the current one, which they open with.
+    """Say where the pages are, which open at the month that was billed, and its address among those
+    of all months.
     """
     print(sentence)
     print(f"the bill of {month}: {sentence.rpartition(' ')[2]}/?period={month}", flush=True)

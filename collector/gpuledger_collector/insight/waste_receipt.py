@@ -32,6 +32,13 @@ class ReceiptLine(Measures):
     commitment: str = ""
     node_cost: str = ""
 
+    @property
+    def is_correction(self) -> bool:
+        """Whether it is an amount without time: the hours of a price that was corrected stand on
+        the line of the price that they were charged at.
+        """
+        return not self.gpu_ns and not self.node_cost
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptItem:
@@ -133,8 +140,10 @@ def make_receipt(
         )
         for finding in findings
     ]
+    # A correction may take back all that was charged at one rate: nothing is left to say of it.
+    left = [line for line in held.values() if line.gpu_ns or line.cost_micro]
     return WasteReceipt(
-        list(held.values()),
+        left or list(held.values()),
         sorted(items, key=lambda item: (-(item.cost_micro or 0), item.since_ms)),
         advice,
     )

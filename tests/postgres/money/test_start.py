@@ -135,15 +135,18 @@ def test_a_forecast_of_an_import_that_ended_says_so(run, fleet, tmp_path) -> Non
 
 
 def test_pages_that_are_kept_up_are_opened_at_the_billed_month(run, fleet, monkeypatch) -> None:
-    """They begin with the current month, in which a file of the past has nothing."""
+    """Not at the current month, in which a file of the past has nothing."""
+    opened = []
 
-    def serve(_settings, say) -> None:
+    def serve(_settings, say, *, opens_at) -> None:
+        opened.append(opens_at)
         say("gpuledger listens on http://127.0.0.1:8440")
 
     monkeypatch.setattr(serving, "serve", serve)
     code, out, err = run("start", EXAMPLES / "jobs.csv", "--rate", "2.50", "--yes", "--serve")
     assert code == 0, err
     assert "\nthe bill of 2026-10: http://127.0.0.1:8440/?period=2026-10\n" in out
+    assert opened == ["2026-10"]
 
 
 def test_a_receipt_of_unknown_activity_does_not_say_that_nothing_was_wasted(run, fleet) -> None:
