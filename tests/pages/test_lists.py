@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from html import unescape
 
 import psycopg
 import pytest
@@ -11,6 +12,7 @@ from fakes.pages import Page
 from fakes.postgres import fresh_database
 from fakes.two_teams import FOREIGN, MONTH, OWN, day, finding_of, idle_job, two_teams
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.api.page_routes import PageRoute
 from gpuledger_collector.insight.durations import lasting
 from gpuledger_collector.storage.findings import findings
 
@@ -202,3 +204,199 @@ def test_a_viewer_is_offered_its_own_places_only(fleet):
 def test_lengths_are_rounded_and_not_cut(length_ms, said):
     """47 hours are not one day."""
     assert lasting(length_ms) == said
+
+
+FIELDS = {
+    "/spend": {"team", "by", "from", "to"},
+    "/jobs": {"q", "team", "node", "pool", "by", "sort", "from", "to"},
+    "/idle": {"q", "team", "node", "state", "by", "from", "to"},
+    "/anomalies": {"q", "team", "by", "from", "to"},
+    "/statements/{level}/{month}": {"q", "period", "by", "state"},
+    "/demand": {"q"},
+    "/trust": {"state", "from", "to"},
+    "/fleet": {"at", "color", "by"},
+    "/fleet/gpu/{gpu:name}": {"from", "to"},
+}
+"""Every list, and what its form asks for at least."""
+NOT_LISTS = {
+    "/": "each of its parts leads to its list",
+    "/statements": "leads to the lists of this month",
+    "/statements/{level}": "leads to the list of this month",
+    "/statements/{level}/{owner:name}/{month}": "the bill of one owner in one month",
+    "/jobs/{job:name}": "one job, whole",
+    "/pools/{pool:name}": "one pool, whole",
+}
+"""Pages without a form, and why."""
+PLACES = {"level": "team", "month": MONTH, "gpu:name": f"GPU-{OWN}"}
+
+
+def page_paths(found):
+    """The paths of all pages, also of routers that are kept as routers."""
+    for route in found:
+        if hasattr(route, "original_router"):
+            yield from page_paths(route.original_router.routes)
+        elif isinstance(route, PageRoute):
+            yield route.path
+
+
+def form_of(text):
+    """The names of the fields that a reader sees in the only form of a page."""
+    (form,) = re.findall(r'<form class="filters[^"]*" method="get".*?</form>', text, re.DOTALL)
+    fields = re.findall(r"<(?:input|select)\b[^>]*>", form)
+    return {re.search(r'name="(\w+)"', field)[1] for field in fields if "hidden" not in field}
+
+
+def test_every_list_has_its_form(fleet):
+    """A new page is a list with a form that needs no script, or says why it is none."""
+    paths = set(page_paths(fleet[0].parts.app.routes))
+    assert paths == FIELDS.keys() | NOT_LISTS.keys()
+    for path, fields in FIELDS.items():
+        asked = re.sub(r"\{(.*?)\}", lambda place: PLACES[place[1]], path)
+        status, text = ask(fleet, asked)
+        assert status == 200, asked
+        assert form_of(text) >= fields, (path, form_of(text))
+
+
+def test_what_a_form_chose_stays_in_it_and_in_links(fleet):
+    """Team, grouping and search are in the form, the CSV and the links to another range."""
+    for path in ("/jobs", "/idle", "/anomalies"):
+        _, text = ask(fleet, f"{path}?team={OWN}&by=none&q={OWN[:3]}&days=7")
+        assert f'<option value="{OWN}" selected>{OWN}</option>' in text, path
+        assert f'name="q" value="{OWN[:3]}"' in text, path
+        assert '<input type="hidden" name="days" value="7">' in text, path
+        links = Page(text).links
+        for part in (f"team={OWN}", f"q={OWN[:3]}"):
+            assert any("days=30" in link and part in link for link in links) or path == "/anomalies"
+            assert any("format=csv" in link and part in link for link in links), path
+    assert ask(fleet, f"/spend?team={OWN}&by=project")[1].count(" selected>") == 2
+
+
+@pytest.mark.parametrize("by", ["team", "user", "model", "state", "day"])
+def test_jobs_in_groups(fleet, by):
+    """The groups have all jobs and all hours of the list, and each leads to its own."""
+    _, text = ask(fleet, f"/jobs?by={by}&days=7")
+    rows = Page(text).tables[0].rows[1:]
+    _, whole = ask(fleet, "/jobs?days=7")
+    assert f"<strong>{sum(int(row[1]) for row in rows)} jobs</strong>" in whole
+    ungrouped = Page(whole).tables[0].rows[1:]
+    hours = [
+        sum(float(row[at].replace(",", "")) for row in found)
+        for found, at in ((rows, 2), (ungrouped, 4))
+    ]
+    assert hours[0] == pytest.approx(hours[1], abs=0.2)
+    main = text[text.index("<main") :]
+    links = [unescape(link) for link in re.findall(r'<th scope="row"><a href="([^"]*)"', main)]
+    assert len(links) == len(rows)
+    for link, row in zip(links, rows, strict=True):
+        assert f"<strong>{row[1]} job" in ask(fleet, link)[1], link
+    assert ask(fleet, "/jobs?by=color")[0] == 422
+
+
+@pytest.mark.parametrize("by", ["team", "state", "day"])
+def test_unusual_spending_in_groups(fleet, by):
+    """Each leads to its episodes."""
+    _, text = ask(fleet, f"/anomalies?by={by}")
+    main = text[text.index("<main") :]
+    links = [unescape(link) for link in re.findall(r'<th scope="row"><a href="([^"]*)"', main)]
+    rows = Page(text).tables[0].rows[1:]
+    assert (
+        sum(int(row[1]) for row in rows)
+        == len(read_csv(ask(fleet, "/anomalies?format=csv")[1])) - 1
+    )
+    for link, row in zip(links, rows, strict=True):
+        assert f"<strong>{row[1]} episode" in ask(fleet, link)[1], link
+    assert ask(fleet, "/anomalies?by=color")[0] == 422
+
+
+def test_statements_are_searched_and_led_to_another_month(fleet):
+    """Rows keep their amounts; the form's month and level are those of the path."""
+    path = f"/statements/team/{MONTH}"
+    _, text = ask(fleet, f"{path}?q={OWN}")
+    rows = Page(text).tables[0].rows
+    assert [row[0] for row in rows[1:]] == [OWN, "total of what is shown"]
+    whole = Page(ask(fleet, path)[1]).tables[0].rows
+    assert rows[1] in whole
+    assert f'href="{path}">Show all of them' in ask(fleet, f"{path}?q=nobody-at-all")[1]
+    assert ask(fleet, f"{path}?state=color")[0] == 422
+    collector, secrets = fleet
+    headers = {**BROWSER, "Authorization": f"Bearer {secrets['finance']}"}
+    status, answered, _ = collector.request(
+        "GET", f"{path}?period=2026-01&by=project&q=x", headers=headers
+    )
+    assert (status, answered["Location"]) == (303, "/statements/project/2026-01?q=x")
+
+
+def main_of(text):
+    return text[text.index("<main") : text.index("</main>")]
+
+
+UNKNOWN_TEAM, BEFORE = f"{OWN[:-1]}m", "period=2020-01"
+EMPTY = {
+    **{
+        f"{path}?team={UNKNOWN_TEAM}": ("is the name right?", f"{path}?team={OWN}")
+        for path in ("/", "/jobs", "/idle", "/anomalies", "/spend")
+    },
+    **{
+        f"{path}?{BEFORE}": ("The ledger begins on", path)
+        for path in ("/", "/jobs", "/idle", "/anomalies", "/trust")
+    },
+    f"/spend?{BEFORE}": ("The ledger begins on", "/spend?by=team"),
+    "/spend?team=%28unattributed%29": (
+        "Nothing was charged to team (unattributed)",
+        "/spend?by=project",
+    ),
+    "/statements/team/2020-01": ("The ledger begins on", f"/statements/team/{MONTH}"),
+    **{
+        f"{path}?team=%28unattributed%29": ("Nothing was charged to team (unattributed)", path)
+        for path in ("/", "/jobs")
+    },
+    "/idle?team=%28unattributed%29": ("No GPU of team (unattributed) is idle now", "/idle"),
+    "/anomalies?team=%28unattributed%29": (
+        "Nothing stood out of team (unattributed)",
+        "/anomalies",
+    ),
+    **{
+        f"{path}?q=no-such-word": ("what you asked for", path)
+        for path in ("/jobs", "/idle", "/anomalies", f"/statements/team/{MONTH}", "/demand")
+    },
+    "/jobs?state=ended": ("No job in", "/jobs"),
+    "/trust?state=wrong": ("what you asked for", "/trust"),
+    "/fleet?pool=no-such-pool": ("Nothing of pool no-such-pool", "/fleet"),
+}
+"""Addresses with nothing to show: the sentence of each, and the way back."""
+
+
+@pytest.mark.parametrize("path", EMPTY)
+def test_what_is_empty_or_wrong_says_so_and_leads_back(fleet, path):
+    """Each in its own sentence, on every list."""
+    said, back = EMPTY[path]
+    status, text = ask(fleet, path)
+    assert status == 200
+    assert said in Page(text).text, path
+    assert f'href="{back}"' in main_of(text), path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/no-such-place",
+        "/jobs/no-such-place",
+        "/pools/no-such-place",
+        "/fleet/gpu/no-such-place",
+        f"/statements/team/no-such-place/{MONTH}",
+    ],
+)
+def test_a_refusal_says_what_was_asked(fleet, path):
+    """And leads on."""
+    status, text = ask(fleet, path)
+    assert status == 404
+    assert "no-such-place" in Page(main_of_page(text)).text
+    assert 'href="/"' in main_of(text)
+
+
+def main_of_page(text):
+    """The same page with its main part alone."""
+    return (
+        "<!DOCTYPE html>\n<html><title></title><header></header><h1></h1>"
+        f"{main_of(text)}</main><footer></footer></html>"
+    )

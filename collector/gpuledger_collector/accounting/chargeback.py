@@ -9,7 +9,7 @@ their own: nothing is dropped, and amounts of two currencies are never added.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -549,6 +549,12 @@ def cost_by_payer(report: Report, total: ReportRow) -> CostByPayer | None:
         not_billed=Money.from_minor(minor, total.currency),
         unbilled=tuple(names),
     )
+
+
+def only_rows(report: Report, condition: Callable[[ReportRow], bool]) -> Report:
+    """A report with some of its rows and their totals, each row as it is printed in the whole."""
+    rows = tuple(row for row in report.rows if condition(row))
+    return replace(report, rows=rows, totals=totals(rows))
 
 
 def totals(rows: Sequence[ReportRow]) -> tuple[ReportRow, ...]:

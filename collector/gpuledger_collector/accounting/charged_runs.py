@@ -74,16 +74,34 @@ class RunFilter:
     """What a list of runs is narrowed to, besides its owner; empty: to nothing.
 
     Of a run on several pools, models or nodes only the part on the named one is listed. `words`: a
-    part of its name, its id or its user.
+    part of its name, its id or its user. `state`: one of `RunList.states`.
     """
 
     pool: str = ""
     model: str = ""
     node: str = ""
     words: str = ""
+    state: str = ""
 
 
 EVERY_RUN = RunFilter()
+RUNNING, ENDED = "running", "ended"
+"""States of a run of which no scheduler says how it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunGroup:
+    """Runs that have something in common, in one currency (None: unpriced).
+
+    `idle_ns` None: of none of their time it is known whether it was used.
+    """
+
+    name: str
+    currency: str | None
+    workloads: int
+    gpu_ns: int
+    idle_ns: int | None
+    cost: Money | None
 
 
 @dataclass(frozen=True, slots=True)

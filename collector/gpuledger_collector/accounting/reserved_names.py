@@ -16,6 +16,8 @@ ESCAPE = "tag:"
 """Stands before a reserved name that came with evidence: `(unallocated)` is shown as
 `tag:(unallocated)`.
 """
+UNNAMED = "(unnamed)"
+"""How an address and a form ask for what has an empty name, which asks for nothing there."""
 # Besides the category Cf: joiners, fillers and variation selectors, which no screen shows either.
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8\U000e0000-\U000e0fff]"

@@ -21,6 +21,7 @@ from gpuledger_collector.accounting.period import (
     format_instant,
     parse_instant,
 )
+from gpuledger_collector.accounting.reserved_names import UNNAMED
 from gpuledger_collector.api.context import ReadContext, requested_days
 from gpuledger_collector.api.page_routes import (
     NoPage,
@@ -66,7 +67,7 @@ def router(context: ReadContext) -> APIRouter:
     ) -> Response:
         """The map in the hour of `at`, by default now."""
         here = MapAddress(
-            _parse_hour(at), _parse_color(color), _parse_grain(by), pool or None, node or None
+            _parse_hour(at), _parse_color(color), _parse_grain(by), _parse_pool(pool), node or None
         )
         answer = fleet_page(context, here, view)
         # Where a part of the page is exchanged, the address is that of the hour all the same; one
@@ -179,6 +180,10 @@ def _parse_color(text: str) -> ColorBy:
     if text and text not in set(ColorBy):
         raise ValueError(f"color: {text!r} is none of {', '.join(ColorBy)}")
     return ColorBy(text or ColorBy.STATE)
+
+
+def _parse_pool(text: str) -> str | None:
+    return None if not text else "" if text == UNNAMED else text
 
 
 def _parse_grain(text: str) -> str:

@@ -6,11 +6,17 @@ Both are about the entire fleet.
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from collections.abc import Callable, Mapping, Sequence
 
+from fastapi import APIRouter, Depends, Response
+
+from gpuledger_collector.accounting.reconciliation import DatedCheck
+from gpuledger_collector.accounting.reserved_names import UNNAMED
 from gpuledger_collector.accounting.state_words import explained
 from gpuledger_collector.api.context import ReadContext
+from gpuledger_collector.api.narrowing import Narrowing, read_narrowing, require_choice
 from gpuledger_collector.api.page_routes import (
+    LAST_DAYS,
     HourlyCache,
     PageRoute,
     View,
@@ -22,42 +28,64 @@ from gpuledger_collector.api.page_routes import (
 from gpuledger_collector.api.pages import being_forecast, ended_pools, pool_facts
 from gpuledger_collector.export import html, proof
 from gpuledger_collector.export.forecasts import DEMAND_HOURS
-from gpuledger_collector.export.site import DEMAND, TRUST, pool_path
+from gpuledger_collector.export.list_form import ListForm, list_form
+from gpuledger_collector.export.site import DEMAND, TRUST, Site, pool_path
 from gpuledger_collector.insight.forecast_history import ForecastRecord
 from gpuledger_collector.insight.pool_outlook import Outlook
+from gpuledger_collector.services.absence import explain_absence
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.forecasts import MOST_POOLS, forecast_records
 from gpuledger_collector.services.month_proof import keep_results, read_trust
+
+DAY_STATES: Mapping[str, tuple[str, Callable[[DatedCheck], bool]]] = {
+    "": ("every day", lambda _: True),
+    "wrong": ("days that do not add up", lambda day: not day.check.holds),
+    "unobserved": (
+        "days not observed in full",
+        lambda day: day.check.observed_ns < day.check.capacity_ns,
+    ),
+}
 
 
 def router(context: ReadContext, outlook: HourlyCache[Outlook]) -> APIRouter:
     """The pages."""
     routes = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRoute)
     wanted = require_view(context.keys, fleet=True)
+    narrowed = Depends(read_narrowing)
 
     @routes.get(DEMAND)
-    def demand(view: View = wanted) -> Response:
-        """The demand of every pool, and its forecast."""
-        return demand_page(context, outlook, view)
+    def demand(narrowing: Narrowing = narrowed, view: View = wanted) -> Response:
+        """The demand of every pool, or of those that the address names, and its forecast."""
+        return demand_page(context, outlook, narrowing, view)
 
     @routes.get(TRUST)
-    def trust(view: View = wanted) -> Response:
-        """The proof of a period."""
-        return trust_page(context, view)
+    def trust(narrowing: Narrowing = narrowed, view: View = wanted) -> Response:
+        """The proof of a period; `state`: of its days only those that do not add up, say."""
+        return trust_page(context, narrowing, view)
 
     return routes
 
 
-def demand_page(context: ReadContext, outlook: HourlyCache[Outlook], view: View) -> Response:
+def demand_page(
+    context: ReadContext, outlook: HourlyCache[Outlook], narrowing: Narrowing, view: View
+) -> Response:
     """Past and coming demand of every pool, and how good the forecasts were."""
     now_ms = context.now_ms
     # Read as the reader, so that a viewer is refused even if the check of its role were forgotten.
     with context.connection(view.reader) as connection:
-        records = forecast_records(connection, "pool")
-        pools = outlook.get(now_ms)
+        every_record = forecast_records(connection, "pool")
+        whole = outlook.get(now_ms)
         site = view.site(
-            connection, DEMAND, now_ms, has_csv=pools is not None, periods=(), is_filtered=False
+            connection,
+            DEMAND,
+            now_ms,
+            has_csv=whole is not None,
+            periods=(),
+            is_filtered=False,
+            extra={"pool": narrowing.pool, "q": narrowing.q},
         )
+    records = [record for record in every_record if _admits(narrowing, record.series)]
+    pools = None if whole is None else whole.only(lambda name: _admits(narrowing, name))
     if view.wants_csv:
         return csv_file(DEMAND_HOURS.csv_rows(pools.hours if pools else ()), "demand")
     if pools is None:
@@ -75,8 +103,25 @@ def demand_page(context: ReadContext, outlook: HourlyCache[Outlook], view: View)
         ended=ended_pools(pools),
         records=[_accuracy(record) for record in sorted(records, key=is_gone)[:MOST_POOLS]],
         records_left_out=max(len(records) - MOST_POOLS, 0),
+        form=_demand_form(site, narrowing, every_record, whole),
     )
     return page(text, site=site)
+
+
+def _admits(narrowing: Narrowing, pool: str) -> bool:
+    name = pool or UNNAMED
+    return narrowing.pool in {"", name} and narrowing.q.casefold() in name.casefold()
+
+
+def _demand_form(
+    site: Site, narrowing: Narrowing, records: Sequence[ForecastRecord], outlook: Outlook | None
+) -> ListForm:
+    names = {record.series for record in records}
+    if outlook is not None:
+        names |= {pool.name for pool in outlook.pools} | {name for name, _ in outlook.ended}
+    asked = Narrowing(pool=narrowing.pool, q=narrowing.q)
+    pools = sorted(name or UNNAMED for name in names)
+    return list_form(site, asked, {"pool": pools}, {}, search="pool", has_range=False)
 
 
 def _accuracy(record: ForecastRecord) -> dict[str, object]:
@@ -90,17 +135,29 @@ def _accuracy(record: ForecastRecord) -> dict[str, object]:
     }
 
 
-def trust_page(context: ReadContext, view: View) -> Response:
+def trust_page(context: ReadContext, narrowing: Narrowing, view: View) -> Response:
     """Where every GPU-hour of a period went, day by day, and what is closed."""
+    require_choice("state", narrowing.state, DAY_STATES)
     now_ms = context.now_ms
     with context.connection(view.reader) as connection:
         calendar = calendar_of(connection)
         month = calendar.month_of(now_ms)
         period = view.period(calendar, calendar.month(month), now_ms)
         found = read_trust(connection, period, now_ms)
-        site = view.site(connection, TRUST, now_ms, has_csv=True)
+        site = view.site(
+            connection,
+            TRUST,
+            now_ms,
+            ranges=LAST_DAYS,
+            has_csv=True,
+            extra={"state": narrowing.state},
+        )
+        absence = None
+        if not found.sheet.days:
+            absence = explain_absence(connection, period, calendar, now_ms, None)
     keep_results(context.database, found.results)
-    name, sheet, days = view.filters.range_name or month, found.sheet, found.sheet.dated_days
+    name, sheet, dated = view.filters.range_name or month, found.sheet, found.sheet.dated_days
+    days = [day for day in dated if DAY_STATES[narrowing.state][1](day)]
     if view.wants_csv:
         return csv_file(proof.DAYS.csv_rows(days), "trust", file_name(name))
     text = html.render(
@@ -115,6 +172,16 @@ def trust_page(context: ReadContext, view: View) -> Response:
         has_capacity=any(day.capacity_ns for day in sheet.days),
         is_proved=proof.is_proved(sheet) and sheet.holds,
         days=days,
+        dated=len(dated),
+        absence=absence,
+        form=list_form(
+            site,
+            Narrowing(),
+            {},
+            {},
+            {"state": (narrowing.state, {key: text for key, (text, _) in DAY_STATES.items()})},
+            search="",
+        ),
         coverage=sheet.coverage,
         closed=list(reversed(found.closed_months)),
         corrected=found.corrections,

@@ -7,15 +7,16 @@ stored them.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from fastapi import APIRouter, Depends, Response
 from fastapi.responses import RedirectResponse
 
-from gpuledger_collector.accounting.charged_runs import RunFilter
-from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
 from gpuledger_collector.api.auth.principal import Denied
 from gpuledger_collector.api.context import ReadContext
+from gpuledger_collector.api.narrowing import Narrowing, read_narrowing, require_choice
 from gpuledger_collector.api.page_routes import (
     LAST_DAYS,
     NoPage,
@@ -34,15 +35,18 @@ from gpuledger_collector.export.runs import (
     RUNS,
     UNITS,
     as_html,
+    group_facts,
     receipt_csv,
 )
 from gpuledger_collector.export.site import ANOMALIES, IDLE, JOBS, LIVE, address, job_path
-from gpuledger_collector.insight.findings import FindingFilter
+from gpuledger_collector.insight.findings import FindingGroup
 from gpuledger_collector.insight.notifications.finding_rules import reclaim_command
-from gpuledger_collector.services.absence import explain_absence
+from gpuledger_collector.services.absence import Absence, explain_absence
 from gpuledger_collector.services.billing_calendar import calendar_of
-from gpuledger_collector.services.findings import list_findings, list_idle_workloads
+from gpuledger_collector.services.database import Connection
+from gpuledger_collector.services.findings import FindingList, list_findings, list_idle_workloads
 from gpuledger_collector.services.nodes import read_fleet
+from gpuledger_collector.services.owner_names import list_teams
 from gpuledger_collector.services.rated_period import read_rated_period
 from gpuledger_collector.services.runs import (
     ChargedToOthers,
@@ -63,6 +67,20 @@ GROUPINGS = {
     "node": "free ones by node",
     "none": "each GPU by itself",
 }
+ANOMALY_GROUPINGS = {
+    "none": "each episode",
+    "team": "by team",
+    "state": "by kind",
+    "day": "by day",
+}
+JOB_GROUPINGS = {
+    "none": "each job",
+    "team": "by team",
+    "user": "by user",
+    "model": "by GPU model",
+    "state": "by state",
+    "day": "by day",
+}
 ORDERS = {"cost": "dearest first", "waste": "most idle cost first", "newest": "newest first"}
 
 
@@ -78,19 +96,20 @@ def router(context: ReadContext) -> APIRouter:
         return idle_page(context, view, narrowing, by or "model")
 
     @routes.get(ANOMALIES)
-    def anomalies(narrowing: Narrowing = narrowed, view: View = wanted) -> Response:
-        """Unusual spending of the last days, or of a range."""
-        return anomalies_page(context, view, narrowing)
+    def anomalies(by: str = "", narrowing: Narrowing = narrowed, view: View = wanted) -> Response:
+        """Unusual spending of the last days, or of a range; one by one, or in groups."""
+        return anomalies_page(context, view, narrowing, by or "none")
 
     @routes.get(JOBS)
     def jobs(
         name: str = "",
         sort: str = "cost",
+        by: str = "",
         narrowing: Narrowing = narrowed,
         view: View = wanted,
     ) -> Response:
-        """Jobs that were charged in a range; `name`: those of one name."""
-        return jobs_page(context, view, narrowing, name, sort or "cost")
+        """Jobs that were charged in a range, one by one or in groups; `name`: those of one name."""
+        return jobs_page(context, view, narrowing, name, sort or "cost", by or "none")
 
     @routes.get("/jobs/{job:name}")
     def job(job: str, key: str = "", view: View = wanted) -> Response:
@@ -100,51 +119,19 @@ def router(context: ReadContext) -> APIRouter:
     return routes
 
 
-@dataclass(frozen=True, slots=True)
-class Narrowing:
-    """What a list is narrowed to besides range and owner, as its address names it."""
-
-    node: str = ""
-    pool: str = ""
-    model: str = ""
-    state: str = ""
-    q: str = ""
-
-    def parameters(self) -> dict[str, str]:
-        """As parameters of the address."""
-        return asdict(self)
-
-    @property
-    def of_findings(self) -> FindingFilter:
-        """For a list of findings."""
-        return FindingFilter(self.node, self.pool, self.model, self.state, self.q)
-
-    @property
-    def of_runs(self) -> RunFilter:
-        """For a list of jobs."""
-        return RunFilter(self.pool, self.model, self.node, self.q)
-
-
-def read_narrowing(
-    node: str = "", pool: str = "", model: str = "", state: str = "", q: str = ""
-) -> Narrowing:
-    """Read it from the parameters of a request."""
-    return Narrowing(node, pool, model, state, q)
-
-
 def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -> Response:
     """Idle GPUs with what they cost and the command that gives each back; held ones first, free
     ones in groups.
 
     Without a range: what is idle now.
     """
-    if by not in GROUPINGS:
-        raise ValueError(f"by: {by!r} is none of {', '.join(GROUPINGS)}")
+    require_choice("by", by, GROUPINGS)
     now_ms = context.now_ms
     is_now = not view.filters.range_name
     with context.database.transaction(read_only=True) as connection:
         # Ends are not included: one millisecond is what is ongoing at this instant.
-        span = view.period(calendar_of(connection), Period(now_ms, now_ms + 1), now_ms)
+        calendar = calendar_of(connection)
+        span = view.period(calendar, Period(now_ms, now_ms + 1), now_ms)
         listed = list_findings(connection, "idle", span, view.reader, view.scope)
         listed = listed.ongoing if is_now else listed
         found = listed.only(narrowing.of_findings.admits)
@@ -155,6 +142,8 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
         # Beyond the rights of a viewer, and shown for what it sees alone.
         workloads = list_idle_workloads(connection, now_ms)
         fleet = read_fleet(connection, now_ms)
+        absence = None if listed.items else _explain(connection, view, span, calendar, now_ms)
+        teams = list_teams(connection, view.reader.owner)
         site = view.site(
             connection,
             IDLE,
@@ -185,7 +174,10 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
         rows=shown,
         free=[reports.free_facts(group, by) for group in free[:SHOWN]],
         by=by,
-        form=list_form(site, narrowing, listed.choices(), STATES, {"by": (by, GROUPINGS)}),
+        form=list_form(
+            site, narrowing, listed.choices(), STATES, {"by": (by, GROUPINGS)}, teams=teams
+        ),
+        absence=absence,
         listed=len(listed.items),
         left_out=len(rows.items) - len(shown) + max(len(free) - SHOWN, 0),
         count=len(found.items),
@@ -198,13 +190,22 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
     return page(text, site=site)
 
 
-def anomalies_page(context: ReadContext, view: View, narrowing: Narrowing) -> Response:
-    """Unusual spending, each episode with its cause and the jobs that moved it."""
+def _explain(
+    connection: Connection, view: View, span: Period, calendar: Calendar, now_ms: int
+) -> Absence | None:
+    """Why a list of findings is empty: what the question itself explains of it."""
+    return explain_absence(
+        connection, span, calendar, now_ms, view.owner, view.reader.owner, is_rated=False
+    )
+
+
+def anomalies_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -> Response:
+    """Unusual spending, each episode with its cause and the jobs that moved it; or in groups."""
+    require_choice("by", by, ANOMALY_GROUPINGS)
     now_ms = context.now_ms
     with context.database.transaction(read_only=True) as connection:
-        span = view.period(
-            calendar_of(connection), Period(now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), now_ms
-        )
+        calendar = calendar_of(connection)
+        span = view.period(calendar, Period(now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), now_ms)
         listed = list_findings(connection, "anomaly", span, view.reader, view.scope)
         found = listed.only(narrowing.of_findings.admits)
         site = view.site(
@@ -214,8 +215,10 @@ def anomalies_page(context: ReadContext, view: View, narrowing: Narrowing) -> Re
             default_period=f"last {ANOMALY_DAYS} days",
             ranges=LAST_DAYS[:1],
             has_csv=True,
-            extra=narrowing.parameters(),
+            extra={**narrowing.parameters(), "by": "" if by == "none" else by},
         )
+        absence = None if listed.items else _explain(connection, view, span, calendar, now_ms)
+        teams = list_teams(connection, view.reader.owner)
     if view.wants_csv:
         return csv_file(
             reports.ANOMALIES.csv_rows(found.items), "anomalies", file_name(view.filters.range_name)
@@ -224,22 +227,39 @@ def anomalies_page(context: ReadContext, view: View, narrowing: Narrowing) -> Re
         "anomalies.html",
         site=site,
         looked_ms=found.looked_ms,
-        form=list_form(site, narrowing, {"state": listed.choices()["state"]}, reports.PRICE_CAUSES),
+        form=list_form(
+            site,
+            narrowing,
+            {"state": listed.choices()["state"]},
+            reports.PRICE_CAUSES,
+            {"by": (by, ANOMALY_GROUPINGS)},
+            teams=teams,
+            search="team, job",
+        ),
+        absence=absence,
+        by=by,
+        groups=[reports.group_facts(group, by, site) for group in _groups(found, by, calendar)],
         listed=len(listed.items),
-        rows=[reports.anomaly_facts(item) for item in found.items[:SHOWN]],
-        left_out=max(len(found.items) - SHOWN, 0),
+        rows=[reports.anomaly_facts(item) for item in found.items[:SHOWN]] if by == "none" else [],
+        left_out=max(len(found.items) - SHOWN, 0) if by == "none" else 0,
         count=len(found.items),
         ongoing=len(found.ongoing.items),
     )
     return page(text, site=site)
 
 
+def _groups(found: FindingList, by: str, calendar: Calendar) -> Sequence[FindingGroup]:
+    if by == "day":
+        return found.by_day(calendar)
+    return found.groups("team" if by == "team" else "state") if by != "none" else ()
+
+
 def jobs_page(
-    context: ReadContext, view: View, narrowing: Narrowing, name: str, order: str
+    context: ReadContext, view: View, narrowing: Narrowing, name: str, order: str, by: str
 ) -> Response:
-    """Jobs of a period with what they held, what of it was idle, and what they cost."""
-    if order not in ORDERS:
-        raise ValueError(f"sort: {order!r} is none of {', '.join(ORDERS)}")
+    """Jobs of a period with what they held, what of it was idle, and what they cost; or in groups."""
+    require_choice("sort", order, ORDERS)
+    require_choice("by", by, JOB_GROUPINGS)
     now_ms = context.now_ms
     with context.database.transaction(read_only=True) as connection:
         calendar = calendar_of(connection)
@@ -252,8 +272,9 @@ def jobs_page(
             view.reader.owner,
             name=name or None,
             order=order,
-            top=None if view.wants_csv else SHOWN,
+            top=None if view.wants_csv else SHOWN if by == "none" else 0,
             wanted=narrowing.of_runs,
+            with_states=not view.wants_csv,
         )
         if view.wants_csv:
             range_name = view.filters.range_name or month
@@ -270,6 +291,8 @@ def jobs_page(
                 is_rated=read_rated_period(connection, span).rated_ms is not None,
             )
         places = list_run_places(connection, span, view.owner or {}, view.reader.owner)
+        places["state"] = sorted(set(charged.states.values()))
+        teams = list_teams(connection, view.reader.owner)
         site = view.site(
             connection,
             JOBS,
@@ -279,6 +302,7 @@ def jobs_page(
             extra={
                 "name": name,
                 "sort": "" if order == "cost" else order,
+                "by": "" if by == "none" else by,
                 **narrowing.parameters(),
             },
         )
@@ -288,11 +312,25 @@ def jobs_page(
         name=name,
         period=view.filters.range_name or month,
         options=view.filters.range_options or f"--period {month}",
-        form=list_form(site, narrowing, places, {}, {"sort": (order, ORDERS)}),
+        form=list_form(
+            site,
+            narrowing,
+            places,
+            {},
+            {"by": (by, JOB_GROUPINGS), "sort": (order, ORDERS)},
+            teams=teams,
+            search="name, id, user",
+        ),
+        by=by,
+        groups=[
+            group_facts(group, by, site)
+            for group in (charged.groups(by, calendar) if by != "none" else ())[:SHOWN]
+        ],
+        states=charged.states,
         is_narrowed=any(narrowing.parameters().values()),
         absence=absence,
         rows=[(item.run, item.unit) for item in charged.items],
-        left_out=len(charged.others),
+        left_out=len(charged.others) if by == "none" else 0,
         left_ns=charged.others_gpu_ns,
         left_costs=charged.others_cost,
         count=charged.workloads,

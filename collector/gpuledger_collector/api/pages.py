@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
 from gpuledger_collector.accounting.chargeback import (
@@ -20,11 +20,13 @@ from gpuledger_collector.accounting.chargeback import (
     sum_known,
 )
 from gpuledger_collector.accounting.money import MICRO, Money
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.spend_over_time import SpendOverTime
 from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.api.auth.principal import Denied
 from gpuledger_collector.api.context import ReadContext
+from gpuledger_collector.api.narrowing import Narrowing, read_narrowing, require_choice
 from gpuledger_collector.api.page_routes import (
     ANOTHER_OWNER,
     HourlyCache,
@@ -44,6 +46,7 @@ from gpuledger_collector.export.findings import (
     free_facts,
     gpus_and_slices,
 )
+from gpuledger_collector.export.list_form import list_form
 from gpuledger_collector.export.shortened import is_rest, shorten_report
 from gpuledger_collector.export.site import (
     LIVE,
@@ -59,12 +62,14 @@ from gpuledger_collector.insight.durations import lasting
 from gpuledger_collector.insight.nodes import FleetNode
 from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook
 from gpuledger_collector.services import new_nodes
+from gpuledger_collector.services.absence import explain_absence
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.chargeback import notices
 from gpuledger_collector.services.findings import DearestHolders, dearest_holders
 from gpuledger_collector.services.overview import ANOMALY_DAYS, Overview, read_overview
 from gpuledger_collector.services.rated_period import read_extent
 from gpuledger_collector.services.statement import (
+    narrow_bill,
     read_month,
     read_statement,
     read_statement_jobs,
@@ -72,6 +77,12 @@ from gpuledger_collector.services.statement import (
 from gpuledger_common.plurals import plural
 
 SHOWN = 6
+BILL_STATES = {
+    "": "all rows",
+    "billed": "billed",
+    "not_billed": "nobody pays",
+    "corrections": "corrections",
+}
 SHOWN_HOLDERS = 5
 """Holders of idle GPUs that the first sentence is about."""
 
@@ -80,12 +91,16 @@ def router(context: ReadContext, outlook: HourlyCache[Outlook]) -> APIRouter:
     """The pages."""
     routes = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRoute)
     wanted = require_view(context.keys)
+    narrowed = Depends(read_narrowing)
 
     @routes.get("/")
     def home(request: Request, view: View = wanted) -> Response:
         """The overview of the fleet, of a month and of now; for a viewer, or of one owner, that
         part of it.
         """
+        opens_at = getattr(request.app.state, "opens_at", "")
+        if opens_at and not request.query_params:
+            return RedirectResponse(address("/", {"period": opens_at}), 303)
         return overview_page(context, outlook, str(request.base_url).rstrip("/"), view)
 
     @routes.get("/statements")
@@ -104,12 +119,24 @@ def router(context: ReadContext, outlook: HourlyCache[Outlook]) -> APIRouter:
 
     @routes.get("/statements/{level}/{month}")
     def statements(
-        level: str, month: str, owner: str | None = None, view: View = wanted
+        level: str,
+        month: str,
+        owner: str | None = None,
+        by: str = "",
+        narrowing: Narrowing = narrowed,
+        view: View = wanted,
     ) -> Response:
-        """Who pays in a month, or the statement of an owner whose name cannot be part of a path."""
+        """Who pays in a month, or the statement of an owner whose name cannot be part of a path.
+
+        Its form asks for another month and level by `period` and `by`.
+        """
         if owner is not None:
             return statement_page(context, level, owner, month, view)
-        return month_page(context, level, month, view)
+        asked = month_path(by or level, view.filters.period or month)
+        if asked != month_path(level, month):
+            kept = {"q": narrowing.q, "state": narrowing.state}
+            return RedirectResponse(address(asked, kept), 303)
+        return month_page(context, level, month, narrowing, view)
 
     @routes.get("/statements/{level}/{owner:name}/{month}")
     def statement(level: str, owner: str, month: str, view: View = wanted) -> Response:
@@ -149,11 +176,15 @@ def statement_page(
     return page(forms.as_html(statement, site), site=site)
 
 
-def month_page(context: ReadContext, level: str, month: str, view: View) -> Response:
+def month_page(
+    context: ReadContext, level: str, month: str, narrowing: Narrowing, view: View
+) -> Response:
     """Who pays in a month, by a level: the rows of the chargeback that this reader may see."""
-    reader = view.reader
+    require_choice("state", narrowing.state, BILL_STATES)
+    reader, now_ms = view.reader, context.now_ms
     with context.database.transaction(read_only=True) as connection:
-        report = read_month(connection, level, month, context.now_ms, reader.owner)
+        whole = read_month(connection, level, month, now_ms, reader.owner)
+        report = narrow_bill(whole, narrowing.q, narrowing.state)
         if view.wants_csv:
             # A notice may name other owners, which a viewer must not see.
             period = calendar_of(connection).month(month)
@@ -165,9 +196,42 @@ def month_page(context: ReadContext, level: str, month: str, view: View) -> Resp
             return csv_file(csv_rows(report, said), level, month)
         narrowed = replace(view, filters=replace(view.filters, period=month))
         path = f"/statements/{level}/{month}"
-        extent = read_extent(connection, context.now_ms)
-    site = narrowed.frame(extent, path, context.now_ms, has_csv=True, is_filtered=False, periods=())
-    return page(forms.index(level, month, report, site, extent.months), site=site)
+        extent = read_extent(connection, now_ms)
+        absence = None
+        if not whole.rows:
+            period = extent.calendar.month(month)
+            absence = explain_absence(connection, period, extent.calendar, now_ms, None)
+    extra = {"q": narrowing.q, "state": narrowing.state}
+    site = narrowed.frame(
+        extent, path, now_ms, has_csv=True, is_filtered=False, periods=(), extra=extra
+    )
+    months = sorted({month, site.month, *extent.months}, reverse=True)
+    form = list_form(
+        site,
+        Narrowing(q=narrowing.q),
+        {},
+        {},
+        {
+            "period": (month, {name: name for name in months}),
+            "by": (level, {name: f"by {name}" for name in LEVELS}),
+            "state": (narrowing.state, BILL_STATES),
+        },
+        search="name",
+        has_range=False,
+    )
+    return page(
+        forms.index(
+            level,
+            month,
+            report,
+            site,
+            extent.months,
+            form=form,
+            row_count=len(whole.rows),
+            absence=absence,
+        ),
+        site=site,
+    )
 
 
 def overview_page(
@@ -278,11 +342,12 @@ def _spend(
     corrections = [row for row in report.rows if row.currency == currency and row.correction_of]
     highest = max((row.cost_minor or 0 for row in own_rows), default=0)
     (waste,) = whole_waste(own_rows + corrections, found.has_inventory)
+    paid = cost_by_payer(report, total)
     holders = dearest_holders(found.idle_holders, currency, SHOWN_HOLDERS)
     return {
         "currency": currency,
         "total": total,
-        "paid": cost_by_payer(report, total),
+        "paid": paid,
         "wasted": None if waste.micro is None else Money(waste.micro, currency),
         "waste": waste_line(waste),
         "holders": None if holders is None else _holder_facts(holders, now_ms),
@@ -294,6 +359,9 @@ def _spend(
             {
                 "row": row,
                 "owner": row.keys[0],
+                "name": row.keys[0]
+                if row.is_billed is not False
+                else spend.name_unpaid(row.keys[0]),
                 "held": forms.is_owner(row.keys[0]),
                 "is_rest": is_rest(row),
                 "length": plots.length_bar(float(row.cost_minor or 0), float(highest)),

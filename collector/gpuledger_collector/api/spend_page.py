@@ -8,7 +8,7 @@ that team's view of the day, and that to the jobs and their receipts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
@@ -18,11 +18,15 @@ from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.spend_over_time import CurrencySpend, SpendOverTime
 from gpuledger_collector.accounting.spend_series import GROUPINGS, HOUR
 from gpuledger_collector.api.context import ReadContext
+from gpuledger_collector.api.narrowing import Narrowing
 from gpuledger_collector.api.page_routes import PageRoute, View, csv_file, page, require_view
 from gpuledger_collector.export import html, spend
 from gpuledger_collector.export import statement as forms
+from gpuledger_collector.export.list_form import list_form
 from gpuledger_collector.export.site import Link, address
+from gpuledger_collector.services.absence import explain_absence
 from gpuledger_collector.services.billing_calendar import calendar_of
+from gpuledger_collector.services.owner_names import list_teams
 from gpuledger_collector.services.rated_period import read_extent
 from gpuledger_collector.services.runs import RunList, list_runs
 from gpuledger_collector.services.spend_series import list_spend, read_spend
@@ -98,6 +102,18 @@ def spend_page(context: ReadContext, view: View, asked: AskedRange, by: str = ""
         jobs = None
         if view.owner is not None or found.step == HOUR:
             jobs = list_runs(connection, period, view.owner or {}, view.reader.owner, top=MOST_JOBS)
+        absence = None
+        if not found.currencies and not found.unpriced_ns:
+            absence = explain_absence(
+                connection,
+                period,
+                calendar,
+                now_ms,
+                view.owner,
+                view.reader.owner,
+                is_rated=found.rated_ms is not None,
+            )
+        teams = list_teams(connection, view.reader.owner)
     site = view.frame(
         extent,
         spend.SPEND,
@@ -107,11 +123,22 @@ def spend_page(context: ReadContext, view: View, asked: AskedRange, by: str = ""
         extra={"by": by, **asked.parameters()},
     )
     links = SpendLinks(view, asked, found)
+    first, after = days_of(calendar, period)
+    form = list_form(
+        site,
+        Narrowing(),
+        {},
+        {},
+        {"by": (by, {name: f"by {name}" for name in GROUPINGS})},
+        teams=teams,
+        search="",
+    )
     text = html.render(
         "spend.html",
         site=site,
         **_range_facts(found, now_ms),
-        kept={**view.filters.owner, "by": by},
+        form=replace(form, first=first, after=after),
+        absence=absence,
         group_links=links.groups(),
         range_links=links.ranges(extent.months[:MOST_MONTHS], calendar.month_of(now_ms)),
         currencies=[_currency_facts(found, each, links) for each in found.currencies],

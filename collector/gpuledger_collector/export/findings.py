@@ -13,7 +13,7 @@ from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.export.cells import hours_text, names
 from gpuledger_collector.export.html import UNKNOWN, micro
 from gpuledger_collector.export.report import Column, Kind, Report
-from gpuledger_collector.export.site import anchor
+from gpuledger_collector.export.site import Site, anchor
 from gpuledger_collector.insight.durations import lasting
 from gpuledger_collector.insight.findings import UNALLOCATED, FindingGroup, FreeGroup, NamedFinding
 from gpuledger_collector.insight.notifications.finding_rules import RECLAIMABLE_STATES
@@ -281,6 +281,18 @@ def anomaly_facts(finding: NamedFinding) -> dict[str, Any]:
         "before": f"the same hours {plural(evidence['days_before'], 'day')} before",
         "drivers": evidence["drivers"],
         "rate_changes": evidence["rates"],
+    }
+
+
+def group_facts(group: FindingGroup, by: str, site: Site) -> dict[str, Any]:
+    """Unusual spending of a team, a kind or a day, as one row of a page."""
+    return {
+        "name": PRICE_CAUSES.get(group.name, group.name) if by == "state" else group.name,
+        "path": site.group_path(by, group.name),
+        "episodes": group.findings,
+        "ongoing": group.ongoing,
+        "difference": None if group.cost is None else group.cost.signed(),
+        "currency": group.currency,
     }
 
 

@@ -22,6 +22,7 @@ from markupsafe import Markup, escape
 from gpuledger_collector.accounting.money import decimal_text
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.quantity import GPU_MICRO, hours_decimal
+from gpuledger_collector.accounting.reserved_names import UNNAMED
 from gpuledger_collector.accounting.usage import STRANDED, UNALLOCATED, UNAVAILABLE, UNOBSERVED
 from gpuledger_collector.export.cells import hours_text
 from gpuledger_collector.export.plots import number
@@ -102,7 +103,7 @@ class MapAddress:
             "at": "" if self.at_ms is None else hour_name(self.at_ms),
             "color": "" if self.color is ColorBy.STATE else self.color.value,
             "by": self.by,
-            "pool": self.pool or "",
+            "pool": "" if self.pool is None else pool_choice(self.pool),
             "node": self.node or "",
         }
 
@@ -119,6 +120,11 @@ class MapAddress:
     def with_changes(self, **changes: str) -> str:
         """The address with other parameters; empty: left out."""
         return address(FLEET, {**self.parameters, **changes})
+
+
+def pool_choice(pool: str) -> str:
+    """How an address asks for a pool: an empty name there asks for all of them."""
+    return pool or UNNAMED
 
 
 class NodeAddresses:
@@ -263,7 +269,7 @@ def _node_picture(
     name = node.name or "no node"
     words = f"{name}: {counts_words(fleet.share_out(items))}"
     picture = draw_group(width, height, words, (ink.paths(), *links), fixed=True)
-    path = here.with_changes(node=node.name, pool=node.pool)
+    path = here.with_changes(node=node.name, pool=pool_choice(node.pool))
     return NodePicture(name, path, node.state, picture, words)
 
 
@@ -404,7 +410,7 @@ def _block(
         if node.troubled:
             ink.add("m-trouble", x - 0.5, y - 0.5, width + 1, height + 1)
         words = f"{node.name or 'no node'}: {counts_words(node.shares)}"
-        path = addresses.path("" if node.name else node.pool, node.name)
+        path = addresses.path("" if node.name else pool_choice(node.pool), node.name)
         shape = f"M{x} {y}h{width}v{height}h-{width}z"
         links.append(draw_link(path, words, shape, is_reached=False))
     rows = (len(nodes) + BLOCK - 1) // BLOCK
@@ -445,7 +451,7 @@ def _pool_picture(fleet: FleetMap, here: MapAddress, pool: MapGroup, most: int) 
         '<svg class="plot pool-bar" viewBox="0 0 {} {}" role="img" aria-label="{}"'
         ' preserveAspectRatio="none">{}</svg>'
     ).format(width, height, escape_text(label), ink.paths())
-    path = here.with_changes(pool=pool.name, by="")
+    path = here.with_changes(pool=pool_choice(pool.name), by="")
     return PoolPicture(pool.name, path, words, picture)
 
 
@@ -470,7 +476,7 @@ def group_rows(
         counts = {share.name: share.accelerators for share in group.shares}
         is_pool = group.name == group.pool and fleet.grain is Grain.POOL
         path = here.with_changes(
-            pool=group.pool, by="", **({} if is_pool else {"node": group.name})
+            pool=pool_choice(group.pool), by="", **({} if is_pool else {"node": group.name})
         )
         return GroupRow(
             group.name or "no node",
@@ -509,7 +515,7 @@ def trouble_rows(fleet: FleetMap, here: MapAddress) -> list[TroubleRow]:
 def _trouble(name: str, items: Sequence[MappedAccelerator], here: MapAddress) -> TroubleRow:
     nodes = list(dict.fromkeys((item.pool, item.node) for item in items))
     links = tuple(
-        (node or "no node", here.with_changes(pool=pool, node=node, by=""))
+        (node or "no node", here.with_changes(pool=pool_choice(pool), node=node, by=""))
         for pool, node in nodes[:MOST_NAMED]
     )
     css = CLASSES.get({"silent node": UNOBSERVED, "held idle": IDLE}.get(name, name), "")

@@ -20,6 +20,7 @@ from gpuledger_collector.accounting import readable
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.money import Money, group_digits
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, format_date, format_instant
+from gpuledger_collector.accounting.reserved_names import UNNAMED
 from gpuledger_collector.accounting.state_words import word_of
 from gpuledger_collector.export.assets import CHARTS, FOLLOW, HTMX, ICON, address_of_asset
 from gpuledger_collector.export.instants import say_instant, say_sentence, say_when
@@ -119,6 +120,7 @@ def environment() -> Environment:
         "pool_path": pool_path,
         "statement_path": statement_path,
         "UNKNOWN": UNKNOWN,
+        "UNNAMED": UNNAMED,
         "AT_LISTED_RATES": AT_LISTED_RATES,
     }
     return templates

@@ -1,4 +1,4 @@
-"""The form of a list: a range, filters and a search, in the address of what it shows.
+"""The form of a list: a range, filters, grouping and a search, in the address of what it shows.
 
 It works without scripts; with them the list is swapped as soon as something changes.
 """
@@ -14,7 +14,9 @@ from gpuledger_collector.export.site import Site
 MOST_CHOICES = 100
 """A fleet has nodes by the thousand: beyond this number a name is typed."""
 LABELS = {"node": "node", "pool": "pool", "model": "GPU model", "state": "state"}
-FIRST_WORDS = {"by": "show", "sort": "order"}
+FIRST_WORDS = {"by": "show", "sort": "order", "period": "month", "state": "rows"}
+SEARCH = "name, user, GPU"
+"""What a search looks through, if a list does not say otherwise."""
 
 
 class Parameters(Protocol):
@@ -49,7 +51,10 @@ class ListForm:
     words: str
     choices: Sequence[Choice]
     is_narrowed: bool
-    """Whether anything but the range is chosen."""
+    """Whether anything but the range and the owner is chosen."""
+    search: str = SEARCH
+    """What is searched; empty: the list has no search."""
+    has_range: bool = True
 
 
 def list_form(
@@ -58,14 +63,26 @@ def list_form(
     found: Mapping[str, Sequence[str]],
     state_words: Mapping[str, str],
     views: Mapping[str, tuple[str, Mapping[str, str]]] | None = None,
+    *,
+    teams: Sequence[str] = (),
+    search: str = SEARCH,
+    has_range: bool = True,
 ) -> ListForm:
-    """The form of a list in which these values of node, pool, model and state are found.
+    """The form of a list in which these values of node, pool, model and state are found, and whose
+    owner is one of `teams`.
 
     `views` are other choices: the value that is shown, and the words of each.
     """
     parameters = narrowed.parameters()
-    choices = [
-        _filter(name, parameters[name], found[name], state_words if name == "state" else {})
+    filters = site.filters
+    choices = []
+    team = filters.owner.get("team", "")
+    if len(teams) > 1 or (team and teams):
+        choices.append(_choice("team", "team", team, teams))
+    choices += [
+        _choice(name, LABELS[name], parameters[name], found[name], state_words)
+        if name == "state"
+        else _choice(name, LABELS[name], parameters[name], found[name])
         for name in LABELS
         if name in found and (len(found[name]) > 1 or parameters[name])
     ]
@@ -73,23 +90,33 @@ def list_form(
         Choice(name, FIRST_WORDS[name], value, list(words.items()))
         for name, (value, words) in (views or {}).items()
     ]
-    filters = site.filters
     name = site.extra.get("name", "")
-    passed_on = {"period": filters.period, "days": filters.days, **filters.owner, "name": name}
+    passed_on = {"name": name}
+    if site.is_filtered:
+        passed_on |= {"period": filters.period, "days": filters.days, **filters.owner}
+    offered = {choice.name for choice in choices}
     return ListForm(
         path=site.path,
-        passed_on={key: value for key, value in passed_on.items() if value},
+        passed_on={key: value for key, value in passed_on.items() if value and key not in offered},
         first=filters.first,
         after=filters.after,
-        words=parameters["q"],
+        words=parameters.get("q", ""),
         choices=choices,
         is_narrowed=any(parameters.values()),
+        search=search,
+        has_range=has_range,
     )
 
 
-def _filter(name: str, value: str, found: Sequence[str], words: Mapping[str, str]) -> Choice:
+def _choice(
+    name: str,
+    label: str,
+    value: str,
+    found: Sequence[str],
+    words: Mapping[str, str] | None = None,
+) -> Choice:
+    """A field of values that are found; `words` call some of them otherwise."""
     known = [*found, *([] if not value or value in found else [value])]
-    options = [("", "any"), *((item, words.get(item, item.replace("_", " "))) for item in known)]
-    if name != "state":
-        options = [("", "any"), *((item, item) for item in known)]
-    return Choice(name, LABELS[name], value, options, len(found) > MOST_CHOICES)
+    texts = known if words is None else [words.get(item, item.replace("_", " ")) for item in known]
+    options = [("", "any"), *zip(known, texts, strict=True)]
+    return Choice(name, label, value, options, len(found) > MOST_CHOICES)

@@ -9,7 +9,8 @@ from typing import Any
 
 from gpuledger_collector.accounting import readable
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
-from gpuledger_collector.accounting.charged_runs import ListedRun
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
+from gpuledger_collector.accounting.charged_runs import ListedRun, RunGroup
 from gpuledger_collector.accounting.measures import total
 from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.period import format_instant
@@ -289,6 +290,9 @@ def as_text(report: RunReport) -> str:
         if line.node_cost:
             lines.append(f"  {line.node_cost} of nodes in {line.pool}; {cost}")
             continue
+        if line.is_correction and line.currency:
+            lines.append(f"  corrections at {line.rate} in {line.pool}; {cost}")
+            continue
         lines.append(
             f"  {html.hours(line.gpu_ns)} GPU-hours of {line.gpu_model or 'an unknown model'} in"
             f" {line.pool}: used {html.hours(line.known_busy_ns)}, idle"
@@ -459,6 +463,8 @@ def price_lines(report: RunReport) -> dict[str, str]:
         amount = html.micro(line.cost_micro, currency)
         if line.node_cost:
             text = f"{amount} for {line.node_cost}"
+        elif line.is_correction:
+            text = f"{amount} of corrections"
         elif line.commitment or not line.rate:
             covered = f" of commitment {line.commitment}" if line.commitment else ""
             text = f"{amount} for {line_hours:,} h{covered}"
@@ -466,6 +472,20 @@ def price_lines(report: RunReport) -> dict[str, str]:
             text = f"{line_hours:,} h x {html.unit_price(Decimal(line.rate))}"
         parts.setdefault(currency, []).append(text)
     return {currency: " + ".join(texts) for currency, texts in parts.items()}
+
+
+def group_facts(group: RunGroup, by: str, site: Site) -> dict[str, Any]:
+    """Jobs of a team, user, model, state or day, as one row of a page."""
+    unnamed = UNATTRIBUTED if by == "team" else html.UNKNOWN
+    return {
+        "name": group.name or unnamed,
+        # A list cannot be searched for who is not known.
+        "path": site.group_path(by, group.name) if group.name or by == "team" else "",
+        "jobs": f"{group.workloads:,}",
+        "gpu_ns": group.gpu_ns,
+        "idle_ns": group.idle_ns,
+        "cost": None if group.cost is None else f"{group.cost.grouped()} {group.cost.currency}",
+    }
 
 
 def as_html(report: RunReport, site: Site | None = None) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, timedelta
 from urllib.parse import quote, urlencode
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
@@ -263,6 +264,22 @@ class Site:
     def everybody_path(self) -> str:
         """This page without the owner."""
         return address(self.path, {**self.extra, **self.filters.range_parameters()})
+
+    def group_path(self, by: str, name: str) -> str:
+        """This list narrowed to one of its groups, and no longer grouped."""
+        if by == "day":
+            after = date.fromisoformat(name) + timedelta(days=1)
+            return self._with_range(**{"from": name, "to": after.isoformat(), "by": ""})
+        if by == "user":
+            return self.with_filters(q=name, by="")
+        if by == "team":
+            return self.with_filters(team=name or UNATTRIBUTED, by="")
+        return self.with_filters(**{by: name, "by": ""})
+
+    @property
+    def own_range_path(self) -> str:
+        """This page with the range that it shows by itself."""
+        return self._with_range()
 
     @property
     def csv_path(self) -> str:

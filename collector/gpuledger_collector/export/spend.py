@@ -89,8 +89,7 @@ def name_group(name: str, kind: str, by: str, count: int = 1) -> str:
 
 def name_unpaid(row: str) -> str:
     """What people call a row that nobody pays: `(commitment_unused)` is "unused commitments"."""
-    name = row.strip("()").replace(" ", "_")
-    return STATE_NAMES.get(name, name.replace("_", " "))
+    return word_of(row.strip("()").replace(" ", "_"))
 
 
 def css_of(series: Sequence[Series], by: str) -> dict[tuple[str, str], str]:

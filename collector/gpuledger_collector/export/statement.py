@@ -37,6 +37,7 @@ from gpuledger_collector.export.chargeback import source_text, waste_line
 from gpuledger_collector.export.disputes import amounts, days_text
 from gpuledger_collector.export.fair_share import shares_report
 from gpuledger_collector.export.findings import STATES
+from gpuledger_collector.export.list_form import ListForm
 from gpuledger_collector.export.shortened import is_rest, shorten_report
 from gpuledger_collector.export.site import (
     ANOMALIES,
@@ -48,6 +49,7 @@ from gpuledger_collector.export.site import (
     owner_filter,
     statement_path,
 )
+from gpuledger_collector.export.spend import name_unpaid
 from gpuledger_collector.insight.findings import NamedFinding
 from gpuledger_common.plurals import plural
 
@@ -140,9 +142,15 @@ def index(
     site: Site | None = None,
     months: Sequence[str] = (),
     files: Mapping[str, str] | None = None,
+    *,
+    form: ListForm | None = None,
+    row_count: int = 0,
+    absence: object = None,
 ) -> str:
     """A page of who pays in a month, that leads to the statements; `files`: by owner, where they
     are files.
+
+    `form` narrows it from `row_count` rows; `absence` says why there is none.
     """
 
     def path(owner: str) -> str | None:
@@ -161,8 +169,16 @@ def index(
         month=month,
         months=months,
         levels=LEVELS,
+        form=form,
+        listed=row_count,
+        absence=absence,
         rows=[
-            {"row": row, "owner": row.keys[0], "path": path(row.keys[0]), "is_rest": is_rest(row)}
+            {
+                "row": row,
+                "owner": row.keys[0] if row.is_billed is not False else name_unpaid(row.keys[0]),
+                "path": path(row.keys[0]),
+                "is_rest": is_rest(row),
+            }
             for row in ordered
         ],
         totals=report.totals,

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.quantity import GPU_MICRO
+from gpuledger_collector.accounting.reserved_names import UNNAMED
 
 AT_LISTED_RATES = (
     "of GPU-time at the rates of the price book, without node costs, commitments and adjustments"
@@ -141,6 +142,11 @@ class NamedFinding(Finding):
         return str(self.evidence.get("pool", ""))
 
     @property
+    def pool_choice(self) -> str:
+        """How a filter asks for its pool, one without a name as UNNAMED; empty: not known."""
+        return self.pool or (UNNAMED if "pool" in self.evidence else "")
+
+    @property
     def job(self) -> str:
         """Its workload as people call it; empty: nobody's, or of a team."""
         return self.workload_name or self.workload or ""
@@ -161,7 +167,7 @@ class NamedFinding(Finding):
 
 @dataclass(frozen=True, slots=True)
 class FindingGroup:
-    """Findings of one state or team in one currency."""
+    """Findings of one state, team or day in one currency."""
 
     name: str
     currency: str
@@ -189,7 +195,7 @@ class FindingFilter:
         """Whether a finding meets all of it."""
         cells = (
             (self.node, item.node),
-            (self.pool, item.pool),
+            (self.pool, item.pool_choice),
             (self.model, item.model or ""),
             (self.state, item.state),
         )

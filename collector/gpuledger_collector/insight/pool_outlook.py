@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
 from gpuledger_collector.insight.series import Series
@@ -79,6 +79,14 @@ class Outlook:
     pools: tuple[PoolOutlook, ...] = ()
     left_out: int = 0
     ended: tuple[tuple[str, int], ...] = ()
+
+    def only(self, condition: Callable[[str], bool]) -> Outlook:
+        """The outlook of the pools whose name meets a condition."""
+        return replace(
+            self,
+            pools=tuple(pool for pool in self.pools if condition(pool.name)),
+            ended=tuple(pool for pool in self.ended if condition(pool[0])),
+        )
 
     @property
     def hours(self) -> Iterator[DemandHour]:

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.money import Money, total_by_currency
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.insight.findings import FindingGroup, FreeGroup, NamedFinding
 from gpuledger_collector.insight.notifications.finding_rules import (
     RECLAIMABLE_STATES,
@@ -187,7 +187,7 @@ class FindingList:
 
     def choices(self) -> dict[str, list[str]]:
         """What the list may be narrowed to: the nodes, pools, models and states in it."""
-        cells = {"node": "node", "pool": "pool", "model": "model", "state": "state"}
+        cells = {"node": "node", "pool": "pool_choice", "model": "model", "state": "state"}
         return {
             name: sorted({value for item in self.items if (value := getattr(item, cell))})
             for name, cell in cells.items()
@@ -195,13 +195,22 @@ class FindingList:
 
     def groups(self, by: Literal["state", "team"]) -> list[FindingGroup]:
         """A group for each state or team and currency, dearest first."""
+        named = (lambda item: item.state) if by == "state" else holder
+        return sorted(
+            self._grouped(named),
+            key=lambda group: (-(group.cost.micro if group.cost else 0), group.name),
+        )
+
+    def by_day(self, calendar: Calendar) -> list[FindingGroup]:
+        """A group for each day on which one began and each currency, the latest first."""
+        groups = self._grouped(lambda item: calendar.date_of(item.since_ms).isoformat())
+        return sorted(groups, key=lambda group: (group.name, group.currency), reverse=True)
+
+    def _grouped(self, name_of: Callable[[NamedFinding], str]) -> list[FindingGroup]:
         groups: dict[tuple[str, str], list[NamedFinding]] = defaultdict(list)
         for item in self.items:
-            groups[holder(item) if by == "team" else item.state, item.currency or ""].append(item)
-        listed = [_group(name, currency, items) for (name, currency), items in groups.items()]
-        return sorted(
-            listed, key=lambda group: (-(group.cost.micro if group.cost else 0), group.name)
-        )
+            groups[name_of(item), item.currency or ""].append(item)
+        return [_group(name, currency, items) for (name, currency), items in groups.items()]
 
 
 def list_findings(

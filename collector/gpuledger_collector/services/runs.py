@@ -4,22 +4,26 @@ not shown cost.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
 from gpuledger_collector.accounting.charged_runs import (
+    ENDED,
     EVERY_RUN,
+    RUNNING,
     ChargedRun,
     ListedRun,
     NamedWorkload,
     RunFilter,
+    RunGroup,
 )
 from gpuledger_collector.accounting.money import Money, total_by_currency
-from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
 from gpuledger_collector.insight.run_report import RunReport
+from gpuledger_collector.services.rated_period import read_rated_period
 from gpuledger_collector.services.run_report import (
     chief_unit_costs,
     record_progress,
@@ -71,15 +75,42 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class RunList:
-    """The first runs of an order with their unit costs, and the others."""
+    """The first runs of an order with their unit costs, and the others.
+
+    `states`: by workload, how it ended as its scheduler says, else `running` or `ended`; of those
+    that another filter leaves out for their state, too. Empty where nobody asked.
+    """
 
     items: Sequence[ListedRun]
     others: Sequence[ChargedRun]
+    states: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> Sequence[ChargedRun]:
+        """All of them, in their order."""
+        return [*(item.run for item in self.items), *self.others]
 
     @property
     def workloads(self) -> int:
         """How many runs there are in all: one in two currencies is two rows."""
-        return len({run.workload_id for run in (*(item.run for item in self.items), *self.others)})
+        return len({run.workload_id for run in self.runs})
+
+    def groups(self, by: str, calendar: Calendar) -> list[RunGroup]:
+        """A group for each `team`, `user`, `model`, `state` or `day` (on which it began to be
+        charged in this period) and currency, dearest first; days in their order, the latest first.
+        """
+        groups: dict[tuple[str, str | None], list[ChargedRun]] = defaultdict(list)
+        for run in self.runs:
+            groups[self._group_of(run, by, calendar), run.currency].append(run)
+        listed = [_group(name, currency, runs) for (name, currency), runs in groups.items()]
+        listed.sort(key=lambda group: (-(group.cost.micro if group.cost else 0), group.name))
+        return sorted(listed, key=lambda group: group.name, reverse=True) if by == "day" else listed
+
+    def _group_of(self, run: ChargedRun, by: str, calendar: Calendar) -> str:
+        if by == "day":
+            return calendar.date_of(run.start_ms).isoformat()
+        names = {"team": run.team, "user": run.user or "", "model": run.gpu_model}
+        return self.states[run.workload_id] if by == "state" else names[by]
 
     @property
     def others_gpu_ns(self) -> int:
@@ -102,21 +133,57 @@ def list_runs(
     order: str = COST,
     top: int | None = None,
     wanted: RunFilter = EVERY_RUN,
+    with_states: bool = False,
 ) -> RunList:
     """List the runs that an owner was charged for, read with the rights of a viewer; the first
     `top`, None: all.
 
-    Only those are asked for their unit costs, unless the order is by them.
+    Only those are asked for their unit costs, unless the order is by them. `with_states`: the
+    states are read, also where none is wanted.
     """
     with as_viewer(connection, viewer):
         charged = runs.list_charged(connection, period, owner, name, wanted=wanted)
+    states: Mapping[int, str] = {}
+    if with_states or wanted.state:
+        states = _states_of(connection, charged, period)
+    if wanted.state:
+        charged = [run for run in charged if states[run.workload_id] == wanted.state]
     if order == UNIT:
         items = sorted(_with_units(connection, charged, period), key=lambda item: -_unit_cost(item))
         shown = items[:top]
-        return RunList(shown, [item.run for item in items[len(shown) :]])
+        return RunList(shown, [item.run for item in items[len(shown) :]], states)
     charged.sort(key=ORDERS[order])
     first = charged[:top]
-    return RunList(_with_units(connection, first, period), charged[len(first) :])
+    return RunList(_with_units(connection, first, period), charged[len(first) :], states)
+
+
+def _states_of(
+    connection: Connection, charged: Sequence[ChargedRun], period: Period
+) -> Mapping[int, str]:
+    """The state of each run at the end of the period, or of what is rated of it."""
+    rated_ms = read_rated_period(connection, period).rated_ms
+    last_ms = period.end_ms if rated_ms is None else min(rated_ms, period.end_ms)
+    until = Counter[int]()
+    for run in charged:
+        until[run.workload_id] = max(until[run.workload_id], run.end_ms)
+    outcomes = runs.outcomes(connection, list(until))
+    return {
+        workload_id: RUNNING
+        if end_ms > last_ms - HOUR_MS
+        else outcomes.get(workload_id, ENDED).casefold()
+        for workload_id, end_ms in until.items()
+    }
+
+
+def _group(name: str, currency: str | None, runs: Sequence[ChargedRun]) -> RunGroup:
+    return RunGroup(
+        name,
+        currency,
+        len({run.workload_id for run in runs}),
+        sum(run.gpu_ns for run in runs),
+        sum(run.idle_ns for run in runs) if any(run.has_known_activity for run in runs) else None,
+        next(iter(total_by_currency(run.cost for run in runs)), None),
+    )
 
 
 def list_run_places(

@@ -9,7 +9,13 @@ from typing import TypeVar
 
 from gpuledger_collector.accounting.budget_status import Ahead, Status
 from gpuledger_collector.accounting.budgets import Budget
-from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow, SharedPart
+from gpuledger_collector.accounting.chargeback import (
+    UNATTRIBUTED,
+    Report,
+    ReportRow,
+    SharedPart,
+    only_rows,
+)
 from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.fair_share import ShareUse
 from gpuledger_collector.accounting.ledger import ConservationCheck
@@ -102,6 +108,23 @@ def read_month(
     if set(viewer) != {level}:
         return Report((level,), (), ())
     return read_owner_chargeback(connection, period, level, viewer[level], now_ms).report
+
+
+def narrow_bill(report: Report, words: str, state: str) -> Report:
+    """The rows of a bill with these words in their name: what owners pay (`billed`), what nobody
+    does (`not_billed`), or corrections of earlier months (`corrections`); empty: all.
+    """
+
+    def is_wanted(row: ReportRow) -> bool:
+        kinds = {
+            "": True,
+            "billed": row.is_billed is not False,
+            "not_billed": row.is_billed is False,
+            "corrections": bool(row.correction_of),
+        }
+        return kinds[state] and words.casefold() in row.keys[0].casefold()
+
+    return only_rows(report, is_wanted)
 
 
 def read_statement_jobs(

@@ -7,6 +7,7 @@ from decimal import Decimal
 
 from gpuledger_collector.accounting.charged_runs import EVERY_RUN, ChargedRun, RunFilter
 from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.reserved_names import UNNAMED
 from gpuledger_collector.accounting.unit_cost import CountedHour, HeldHour
 from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.locks import Connection
@@ -46,7 +47,10 @@ def list_charged(
     days = "day_ms >= %(start)s AND day_ms < %(end)s AND state = 'held' AND workload_id IS NOT NULL"
     days += "" if ids is None else " AND workload_id = ANY(%(ids)s)"
     places = {"pool": wanted.pool, "gpu_model": wanted.model, "node": wanted.node}
-    days += "".join(f" AND {column} = %({column})s" for column, value in places.items() if value)
+    days += "".join(
+        f" AND coalesce({column}, '') = %({column})s" for column, value in places.items() if value
+    )
+    places = {column: "" if value == UNNAMED else value for column, value in places.items()}
     if wanted.words:
         # A part of a text, and no pattern: people search for names with _ and %.
         names = "concat_ws(' ', w.name, w.external_id, w.key, w.user_name)"
@@ -89,7 +93,9 @@ def _whole(value: Decimal | None) -> int | None:
 def list_places(
     connection: Connection, period: Period, owner: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """List the pools, models and nodes on which workloads were charged to an owner in the period."""
+    """List the pools, models and nodes on which workloads were charged to an owner in the period;
+    what has no name is UNNAMED.
+    """
     conditions = "".join(
         f" AND coalesce({LEVEL_COLUMNS[level]}, '') = %({level})s" for level in owner
     )
@@ -102,7 +108,7 @@ def list_places(
     )
     columns = {"pool": "pool", "model": "gpu_model", "node": "node"}
     return {
-        name: sorted({value for row in rows if (value := getattr(row, column))})
+        name: sorted({getattr(row, column) or UNNAMED for row in rows})
         for name, column in columns.items()
     }
 
