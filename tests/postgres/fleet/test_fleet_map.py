@@ -345,3 +345,23 @@ def test_many_nodes_are_a_path_for_each_color(fleet, dsn):
     assert blocks[0].picture.count('<path class="m-') == 2 + 100
     assert blocks[0].picture.count("<a href=") == 100
     assert len(list(FLEET_MAP.csv_rows(map_rows(drawn)))) == 961
+
+
+def test_a_pool_without_a_name_can_be_looked_at_alone(fleet, dsn):
+    """Its link asks for it, and not for all pools."""
+    for number, pool, node in ((1, "", "n1"), (2, "named", "n2")):
+        fleet.accelerator(number)
+        fleet.capacity(number, 0, pool=pool, node=node)
+    with running(dsn) as collector:
+        links = Page(collector.request("GET", "/fleet?by=pool")[2]).links
+        path = "/fleet?pool=%28unnamed%29"
+        assert path in links
+        status, _, text = collector.request("GET", f"{path}&by=gpu")
+        assert status == 200
+        assert '<input type="hidden" name="pool" value="(unnamed)">' in text
+        assert "GPU-0001" in text
+        assert "GPU-0002" not in text
+        rows = rows_of(collector.request("GET", f"{path}&format=csv")[2])
+        assert [row["uuid"] for row in rows] == ["GPU-0001"]
+        receipt = collector.request("GET", "/fleet/gpu/GPU-0001")[2]
+        assert path in Page(receipt).links

@@ -1,0 +1,78 @@
+"""Lists of runs are narrowed by state and by a pool without a name, and grouped."""
+
+import psycopg
+import pytest
+
+from gpuledger_collector.accounting.charged_runs import RunFilter
+from gpuledger_collector.accounting.period import UTC_DAYS
+from gpuledger_collector.services.runs import list_run_places, list_runs
+from gpuledger_collector.storage.database import Database
+
+JOBS = """workload_id,start,end,gpus,state,pool,user,tag:team
+1,2025-11-01T00:00:00Z,2025-11-01T10:00:00Z,1,COMPLETED,,ann,vision
+2,2025-11-01T00:00:00Z,2025-11-02T10:00:00Z,2,FAILED,train,ann,vision
+3,2025-11-02T00:00:00Z,,4,RUNNING,train,bob,speech
+4,2025-11-02T00:00:00Z,2025-11-02T01:00:00Z,8,,train,,speech
+"""
+PERIOD = UTC_DAYS.date_range("2025-11-01", "2025-11-04")
+
+
+@pytest.fixture
+def ask(run, dsn, tmp_path):
+    """Asks for the runs of three days."""
+    path = tmp_path / "jobs.csv"
+    path.write_text(JOBS)
+    run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
+    code, out, err = run("import", "usage", path)
+    assert code == 0, out + err
+    assert run("chargeback", "--from", "2025-11-01", "--to", "2025-11-04")[0] == 0
+
+    def ask(**wanted):
+        with Database(dsn).transaction(read_only=True) as connection:
+            return list_runs(connection, PERIOD, {}, wanted=RunFilter(**wanted), with_states=True)
+
+    return ask
+
+
+def keys_of(found):
+    return sorted(run.external_id for run in found.runs)
+
+
+def test_a_run_has_the_state_that_its_scheduler_says(ask, dsn):
+    """Where none says it: running while it is held in the last rated hour, ended else."""
+    whole = ask()
+    states = {run.external_id: whole.states[run.workload_id] for run in whole.runs}
+    assert states == {"1": "completed", "2": "failed", "3": "running", "4": "ended"}
+    for number, state in states.items():
+        assert keys_of(ask(state=state)) == [number]
+    assert set(ask(state="failed").states.values()) == set(states.values())
+    assert keys_of(ask(state="no-such-state")) == []
+
+
+def test_a_pool_without_a_name_is_one_of_the_choices(ask, dsn):
+    """An empty name in a filter asks for every pool."""
+    with psycopg.connect(dsn) as connection:
+        # As evidence of an agent has it that was told of no pool.
+        connection.execute("UPDATE charge SET pool = '' WHERE pool = 'imported'")
+    with Database(dsn).transaction(read_only=True) as connection:
+        places = list_run_places(connection, PERIOD, {}, None)
+    assert places["pool"] == ["(unnamed)", "train"]
+    assert keys_of(ask(pool="(unnamed)")) == ["1"]
+    assert keys_of(ask(pool="train")) == ["2", "3", "4"]
+
+
+def test_groups_add_up_to_the_list(ask):
+    """By each dimension: jobs, GPU-time and cost; what is not known is not zero."""
+    whole = ask()
+    for by in ("team", "user", "model", "state", "day"):
+        groups = whole.groups(by, UTC_DAYS)
+        assert sum(group.workloads for group in groups) == len(whole.runs), by
+        assert sum(group.gpu_ns for group in groups) == sum(run.gpu_ns for run in whole.runs), by
+        assert sum(group.cost.micro for group in groups) == sum(
+            run.cost_micro for run in whole.runs
+        ), by
+        # A record of a scheduler says nothing of what the GPUs did.
+        assert {group.idle_ns for group in groups} == {None}, by
+    teams = whole.groups("team", UTC_DAYS)
+    assert [group.name for group in teams] == ["speech", "vision"]
+    assert [group.name for group in whole.groups("day", UTC_DAYS)] == ["2025-11-02", "2025-11-01"]
