@@ -12,6 +12,7 @@ from fakes.collector import running
 from fakes.pages import Page
 from fakes.postgres import fresh_database
 from fakes.two_teams import token
+from gpuledger_collector.accounting.period import UTC_DAYS
 from gpuledger_collector.export import html
 from gpuledger_collector.export.assets import CHARTS, FOLLOW, HTMX, ICON, asset
 
@@ -78,12 +79,16 @@ def test_a_served_page_runs_our_scripts_and_no_others(collector):
         assert forbidden not in html.HTMX_CONFIG
 
 
+BARE = {"site": None, "now_ms": 0, "calendar": UTC_DAYS}
+"""What every page is told."""
+
+
 def test_a_file_runs_nothing():
     """What is exported or mailed has no script, no form and nothing to load."""
     policy = html.policy()
     assert "script-src" not in policy
     assert "form-action 'none'" in policy
-    text = html.environment().get_template("base.html").render(site=None, policy=policy, now="")
+    text = html.environment().get_template("base.html").render(BARE | {"policy": policy})
     assert "<script" not in text
     assert "/assets/" not in text
 
@@ -91,10 +96,9 @@ def test_a_file_runs_nothing():
 def test_the_page_reader_finds_what_runs():
     """The judge of pages: a script of a file, a foreign one, one within the page, a form that posts."""
     served = html.environment().get_template("base.html")
-    frame = {"site": None, "now": ""}
 
     def faults(policy, body):
-        text = served.render(frame | {"policy": policy})
+        text = served.render(BARE | {"policy": policy})
         return set(Page(text.replace("<main", f"{body}<main")).faults)
 
     heading = "not exactly one h1, first"

@@ -13,7 +13,9 @@ from gpuledger_collector.accounting.period import (
     Zone,
     parse_instant,
 )
+from gpuledger_collector.api.page_routes import backlog_text
 from gpuledger_collector.export.instants import say_instant, say_sentence, say_when
+from gpuledger_collector.services.rated_period import LedgerExtent
 
 BERLIN = Calendar((Zone("Europe/Berlin", ZoneInfo("Europe/Berlin")),))
 AT_MS = parse_instant("2026-11-08T05:00:00Z")
@@ -85,3 +87,9 @@ def test_every_page_is_in_the_billing_zone(furnished, run, dsn, tmp_path):
             titles = re.findall(r'<time [^>]*title="([^"]*)"', text)
             assert all(title.endswith(" Europe/Berlin") for title in titles), path
             assert titles or path.startswith("/statements/team/2025"), path
+
+
+def test_what_is_being_added_up_begins_on_a_day_of_the_billing_zone():
+    """The first hour of a day in Berlin lies in the day before of UTC."""
+    extent = LedgerExtent(BERLIN, [], parse_instant("2025-12-31T23:00:00Z"))
+    assert backlog_text(extent) == "New evidence from 1 Jan 2026 on is being added up"

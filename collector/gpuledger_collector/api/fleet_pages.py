@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.reconciliation import DatedCheck
 from gpuledger_collector.accounting.reserved_names import UNNAMED
 from gpuledger_collector.accounting.state_words import explained
 from gpuledger_collector.api.context import ReadContext
-from gpuledger_collector.api.narrowing import Narrowing, read_narrowing, require_choice
+from gpuledger_collector.api.narrowing import WHOLE, Narrowing, read_narrowing, require_choice
 from gpuledger_collector.api.page_routes import (
     LAST_DAYS,
     HourlyCache,
@@ -56,18 +56,18 @@ def router(context: ReadContext, outlook: HourlyCache[Outlook]) -> APIRouter:
     @routes.get(DEMAND)
     def demand(narrowing: Narrowing = narrowed, view: View = wanted) -> Response:
         """The demand of every pool, or of those that the address names, and its forecast."""
-        return demand_page(context, outlook, narrowing, view)
+        return demand_page(context, outlook, view, narrowing)
 
     @routes.get(TRUST)
     def trust(narrowing: Narrowing = narrowed, view: View = wanted) -> Response:
         """The proof of a period; `state`: of its days only those that do not add up, say."""
-        return trust_page(context, narrowing, view)
+        return trust_page(context, view, narrowing)
 
     return routes
 
 
 def demand_page(
-    context: ReadContext, outlook: HourlyCache[Outlook], narrowing: Narrowing, view: View
+    context: ReadContext, outlook: HourlyCache[Outlook], view: View, narrowing: Narrowing = WHOLE
 ) -> Response:
     """Past and coming demand of every pool, and how good the forecasts were."""
     now_ms = context.now_ms
@@ -135,7 +135,7 @@ def _accuracy(record: ForecastRecord) -> dict[str, object]:
     }
 
 
-def trust_page(context: ReadContext, narrowing: Narrowing, view: View) -> Response:
+def trust_page(context: ReadContext, view: View, narrowing: Narrowing = WHOLE) -> Response:
     """Where every GPU-hour of a period went, day by day, and what is closed."""
     require_choice("state", narrowing.state, DAY_STATES)
     now_ms = context.now_ms
@@ -181,6 +181,7 @@ def trust_page(context: ReadContext, narrowing: Narrowing, view: View) -> Respon
             {},
             {"state": (narrowing.state, {key: text for key, (text, _) in DAY_STATES.items()})},
             search="",
+            labels={"state": "days"},
         ),
         coverage=sheet.coverage,
         closed=list(reversed(found.closed_months)),

@@ -199,7 +199,9 @@ def _explain(
     )
 
 
-def anomalies_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -> Response:
+def anomalies_page(
+    context: ReadContext, view: View, narrowing: Narrowing, by: str = "none"
+) -> Response:
     """Unusual spending, each episode with its cause and the jobs that moved it; or in groups."""
     require_choice("by", by, ANOMALY_GROUPINGS)
     now_ms = context.now_ms
@@ -255,7 +257,12 @@ def _groups(found: FindingList, by: str, calendar: Calendar) -> Sequence[Finding
 
 
 def jobs_page(
-    context: ReadContext, view: View, narrowing: Narrowing, name: str, order: str, by: str
+    context: ReadContext,
+    view: View,
+    narrowing: Narrowing,
+    name: str,
+    order: str,
+    by: str = "none",
 ) -> Response:
     """Jobs of a period with what they held, what of it was idle, and what they cost; or in groups."""
     require_choice("sort", order, ORDERS)

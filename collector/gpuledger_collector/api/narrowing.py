@@ -34,6 +34,10 @@ class Narrowing:
         return RunFilter(self.pool, self.model, self.node, self.q, self.state)
 
 
+WHOLE = Narrowing()
+"""Narrowed to nothing."""
+
+
 def read_narrowing(
     node: str = "", pool: str = "", model: str = "", state: str = "", q: str = ""
 ) -> Narrowing:

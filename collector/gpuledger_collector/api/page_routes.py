@@ -21,7 +21,7 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
-from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, format_date
+from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period
 from gpuledger_collector.api.auth.keys import Keys, KeysUnavailable, bearer_header
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, as_http_error, in_pieces, limits_of
@@ -202,7 +202,8 @@ def backlog_text(extent: LedgerExtent) -> str:
     """What of the past is not added up yet, in a sentence; empty when all is."""
     if extent.backlog_ms is None:
         return ""
-    return f"New evidence from {format_date(extent.backlog_ms)} on is being added up"
+    first = extent.calendar.date_of(extent.backlog_ms)
+    return f"New evidence from {first.day} {first:%b %Y} on is being added up"
 
 
 def require_page_reader(keys: Keys) -> Any:

@@ -26,7 +26,7 @@ from gpuledger_collector.accounting.spend_over_time import SpendOverTime
 from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.api.auth.principal import Denied
 from gpuledger_collector.api.context import ReadContext
-from gpuledger_collector.api.narrowing import Narrowing, read_narrowing, require_choice
+from gpuledger_collector.api.narrowing import WHOLE, Narrowing, read_narrowing, require_choice
 from gpuledger_collector.api.page_routes import (
     ANOTHER_OWNER,
     HourlyCache,
@@ -136,7 +136,7 @@ def router(context: ReadContext, outlook: HourlyCache[Outlook]) -> APIRouter:
         if asked != month_path(level, month):
             kept = {"q": narrowing.q, "state": narrowing.state}
             return RedirectResponse(address(asked, kept), 303)
-        return month_page(context, level, month, narrowing, view)
+        return month_page(context, level, month, view, narrowing)
 
     @routes.get("/statements/{level}/{owner:name}/{month}")
     def statement(level: str, owner: str, month: str, view: View = wanted) -> Response:
@@ -177,7 +177,7 @@ def statement_page(
 
 
 def month_page(
-    context: ReadContext, level: str, month: str, narrowing: Narrowing, view: View
+    context: ReadContext, level: str, month: str, view: View, narrowing: Narrowing = WHOLE
 ) -> Response:
     """Who pays in a month, by a level: the rows of the chargeback that this reader may see."""
     require_choice("state", narrowing.state, BILL_STATES)

@@ -67,11 +67,12 @@ def list_form(
     teams: Sequence[str] = (),
     search: str = SEARCH,
     has_range: bool = True,
+    labels: Mapping[str, str] = FIRST_WORDS,
 ) -> ListForm:
     """The form of a list in which these values of node, pool, model and state are found, and whose
     owner is one of `teams`.
 
-    `views` are other choices: the value that is shown, and the words of each.
+    `views` are other choices: the value that is shown, and the words of each; `labels` calls them.
     """
     parameters = narrowed.parameters()
     filters = site.filters
@@ -87,7 +88,7 @@ def list_form(
         if name in found and (len(found[name]) > 1 or parameters[name])
     ]
     choices += [
-        Choice(name, FIRST_WORDS[name], value, list(words.items()))
+        Choice(name, labels[name], value, list(words.items()))
         for name, (value, words) in (views or {}).items()
     ]
     name = site.extra.get("name", "")

@@ -84,6 +84,8 @@ def name_group(name: str, kind: str, by: str, count: int = 1) -> str:
         return CORRECTIONS
     if by == STATE:
         return word_of(name)
+    if kind == NOBODY:
+        return name_unpaid(name)
     return name or f"(no {by})"
 
 
