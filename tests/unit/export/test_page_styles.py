@@ -45,3 +45,10 @@ def test_the_colors_are_those_of_the_boards():
         ("state-stranded", SKY),
     ):
         assert set(re.findall(rf"--{name}: (#\w+);", root)) == {color.lower()}, name
+
+
+def test_what_is_not_to_be_printed_is_not():
+    """Forms and sliders are of no use on paper."""
+    printed = html.css().partition("@media print")[2]
+    hidden = re.search(r"([^{}]*)\{ display: none; \}", printed)[1]
+    assert {".no-print", ".filters", "nav"} <= {name.strip() for name in hidden.split(",")}
