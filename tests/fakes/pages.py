@@ -167,6 +167,16 @@ def written_instants(text: str) -> list[str]:
     return _WRITTEN_INSTANT.findall(_UNREAD.sub("", text))
 
 
+def text_for_machines(text: str) -> str:
+    """What a page says, with each instant as its element has it for machines: to the minute."""
+    return Page(re.sub(r'<time datetime="([^"]*)"[^>]*>[^<]*</time>', r"\1", text)).text
+
+
+def to_minutes(sentence: str) -> str:
+    """A sentence with its instants to the minute."""
+    return re.sub(r"(T\d\d:\d\d):\d\d(?:\.\d+)?Z", r"\1Z", sentence)
+
+
 def text_of(answer) -> str:
     """The text of an answer, also of one that is sent in pieces."""
 

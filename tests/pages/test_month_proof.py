@@ -9,7 +9,7 @@ import pytest
 
 from fakes import assistant
 from fakes.fleet import DAY, HOUR, NOW_MS, Held
-from fakes.pages import Page
+from fakes.pages import Page, text_for_machines, to_minutes
 from gpuledger_collector.accounting.period import month
 from gpuledger_collector.api import fleet_pages
 from gpuledger_collector.api.auth.principal import Principal
@@ -49,17 +49,18 @@ def said(ledger, dsn, overview):
     """
 
     def read():
-        page = Page(overview(period="2025-10")).text
+        page = text_for_machines(overview(period="2025-10"))
         with ledger.transaction(read_only=True) as connection:
-            statement = Page(
+            statement = text_for_machines(
                 as_html(read_statement(connection, "team", "vision", "2025-10", NOW_MS))
-            ).text
+            )
             _, known = month_proofs.checks_and_proof(
                 connection, month("2025-10"), zones.calendar(connection)
             )
         proof = assistant.over(dsn, NOW_MS).ask("get_cost", period="2025-10").content["proof"]
-        assert f"That no GPU-second was lost or counted twice: {proof['text']}." in statement
-        assert f"No GPU-second is lost or counted twice: {known.short}" in page
+        text, short = to_minutes(proof["text"]), to_minutes(known.short)
+        assert f"That no GPU-second was lost or counted twice: {text}." in statement
+        assert f"No GPU-second is lost or counted twice: {short}" in page
         assert "The proof, day by day" in page
         return proof | {"short": known.short}
 
@@ -148,10 +149,10 @@ def test_the_overview_of_imported_usage_says_what_is_not_proven(
     assert run("chargeback", *OCTOBER)[0] == 0
     prove_months(ledger, NOW_MS)
     proof = (
-        "No imported hour is lost or counted twice: proven at 2025-11-20T12:00:00Z; that the GPUs"
+        "No imported hour is lost or counted twice: proven at 2025-11-20T12:00Z; that the GPUs"
         " were held is not"
     )
-    assert f"{proof} proven. The proof, day by day" in Page(overview(period="2025-10")).text
+    assert f"{proof} proven. The proof, day by day" in text_for_machines(overview(period="2025-10"))
 
 
 def test_a_recorded_flag_is_not_the_proof(october, ledger, said):
