@@ -80,6 +80,17 @@ def test_every_page_is_in_the_billing_zone(furnished, run, dsn, tmp_path):
     (tmp_path / "zone.toml").write_text('billing_zone = "Europe/Berlin"\n')
     assert run("apply", tmp_path / "zone.toml")[0] == 0
     run("chargeback", "--from", "2025-09-01", "--to", "2025-11-01")
+    files = {
+        "run.html": ("runs", "show", "slurm::4", "--format", "html"),
+        "statement.html": ("statement", "--owner", "vision", "--period", "2025-10"),
+    }
+    for name, command in files.items():
+        assert run(*command, "-o", tmp_path / name)[0] == 0
+        text = (tmp_path / name).read_text()
+        assert written_instants(text) == []
+        titles = re.findall(r'<time [^>]*title="([^"]*)"', text)
+        assert titles
+        assert all(title.endswith(" Europe/Berlin") for title in titles), name
     with running(dsn, clock=lambda: OCTOBER_NIGHT_MS) as collector:
         for path in PAGES:
             status, _, text = collector.request("GET", path, headers=BROWSER)

@@ -506,6 +506,7 @@ def as_html(report: RunReport, site: Site | None = None) -> str:
             for bottleneck in report.judgment.verdicts
         ],
         made_ms=report.made_ms,
+        calendar=report.calendar,
     )
 
 

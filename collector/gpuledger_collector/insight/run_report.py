@@ -158,6 +158,8 @@ class RunReport:
     gpus: Sequence[GpuReadings]
     judgment: BottleneckReport
     notes: Sequence[str] = field(default_factory=list)
+    calendar: Calendar = UTC_DAYS
+    """In whose zone pages show its instants."""
 
     @property
     def start_ms(self) -> int | None:

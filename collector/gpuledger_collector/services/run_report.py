@@ -118,6 +118,7 @@ def report_run(
         gpus=gpus,
         judgment=find_bottlenecks(gpus),
         notes=_notes(counts, units),
+        calendar=calendar,
     )
 
 
