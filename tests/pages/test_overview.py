@@ -76,7 +76,7 @@ def test_its_amounts_are_those_of_the_chargeback(rated, run, overview):
         " unobserved." in page.text
     )
     run("reconcile", *MONTH)
-    assert re.search(r"proven at \d+ \w+, \d\d:\d\d", Page(overview()).text)
+    assert re.search(r"proven at \d+ [\w ]+, \d\d:\d\d", Page(overview()).text)
 
 
 def test_its_first_sentence_is_the_chargebacks_waste(rated, run, overview):
