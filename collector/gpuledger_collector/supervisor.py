@@ -26,7 +26,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,9 +79,17 @@ def worker_count(wanted: int, cores: int) -> int:
     return 1 if cores < LEAST_CORES else min(MOST_AUTO, cores // 2)
 
 
-def supervise(settings: Settings, count: int, say: Callable[[str], None]) -> int:
+def supervise(
+    settings: Settings,
+    count: int,
+    say: Callable[[str], None],
+    command: Sequence[str] | None = None,
+) -> int:
     """Run workers, and the jobs where this collector has them, until a signal; returns the exit
     code.
+
+    `command`: the arguments of Python that start one, to which its place is added; as this process
+    was started by default.
 
     Raises StorageError when they cannot be started.
     """
@@ -93,7 +101,7 @@ def supervise(settings: Settings, count: int, say: Callable[[str], None]) -> int
             assert opened.server is not None
             stack.enter_context(opened.server.kept_running())
         folder = stack.enter_context(metrics_folder())
-        return asyncio.run(Supervisor(settings, listeners, folder, say).run())
+        return asyncio.run(Supervisor(settings, listeners, folder, say, command).run())
 
 
 @contextlib.contextmanager
@@ -160,7 +168,9 @@ class Supervisor:
         listeners: list[socket.socket],
         folder: Path,
         say: Callable[[str], None],
+        command: Sequence[str] | None = None,
     ) -> None:
+        self._command = sys.orig_argv[1:] if command is None else command
         self._settings, self._folder, self._say = settings, folder, say
         self._address = address_of(settings, listeners[0])
         self._slots = [Slot(str(number), listener) for number, listener in enumerate(listeners, 1)]
@@ -230,7 +240,7 @@ class Supervisor:
             )
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *[*sys.orig_argv[1:], "--worker", msgspec.json.encode(place).decode()],
+                *[*self._command, "--worker", msgspec.json.encode(place).decode()],
                 pass_fds=(place.channel, *inherited),
                 # Ctrl-C goes to the process group of a terminal: it is for the supervisor, which
                 # stops its workers.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -36,6 +37,7 @@ def serve(
         bool, Option("--check-config", help="Check the settings and exit.")
     ] = False,
     worker: Annotated[str | None, Option("--worker", hidden=True)] = None,
+    opens_at: Annotated[str, Option("--opens-at", hidden=True)] = "",
 ) -> None:
     """Accept batches from agents, keep the ledger, run the jobs, answer the API."""
     settings = load_settings(config, dsn)
@@ -51,7 +53,10 @@ def serve(
         print("the settings are good")
         return
     # `worker`: what the supervisor says to a process that it starts with its own command line.
-    _start_in_group(settings, worker) if worker is not None else _serve(settings)
+    if worker is not None:
+        _start_in_group(settings, worker, opens_at)
+    else:
+        run_collector(settings, _say)
 
 
 @app.command("jobs", epilog="Example: gpuledger jobs --config /etc/gpuledger/collector.toml")
@@ -76,18 +81,29 @@ def _with_workers(settings: Settings, workers: str) -> Settings:
     return chosen
 
 
-def _serve(settings: Settings) -> None:
+def run_collector(
+    settings: Settings,
+    say: Callable[[str], None],
+    command: Sequence[str] | None = None,
+    *,
+    opens_at: str = "",
+) -> None:
+    """Serve until a signal, with the jobs where the settings want them, and exit.
+
+    `command`: the arguments of Python by which another command starts the processes of `serve`.
+    `opens_at`: the period that the first page shows.
+    """
     from gpuledger_collector import supervisor
 
     count = supervisor.worker_count(settings.workers, supervisor.available_cores())
     if count > 1 or settings.jobs:
-        raise typer.Exit(supervisor.supervise(settings, count, _say))
+        raise typer.Exit(supervisor.supervise(settings, count, say, command))
     from gpuledger_collector import serving
 
-    serving.serve(settings, _say)
+    serving.serve(settings, say, opens_at=opens_at)
 
 
-def _start_in_group(settings: Settings, place: str) -> None:
+def _start_in_group(settings: Settings, place: str, opens_at: str) -> None:
     from gpuledger_collector.worker_group import JOBS, WorkerGroup
 
     group = WorkerGroup.join(place)
@@ -98,7 +114,7 @@ def _start_in_group(settings: Settings, place: str) -> None:
     else:
         from gpuledger_collector import serving
 
-        serving.serve(settings, _say, group)
+        serving.serve(settings, _say, group, opens_at=opens_at)
 
 
 def _say(sentence: str) -> None:

@@ -167,11 +167,16 @@ def start(
             month = _start_file(session, Path(source), parsed, zone, asked)
     if serve and not dry_run:
         # Four times as much to import as all that a bill needs.
-        from gpuledger_collector import (
-            serving,
-        )
+        from gpuledger_collector.cli.serve import run_collector
 
-        serving.serve(load_settings(config, dsn), partial(_say_address, month), opens_at=month)
+        named = [("--dsn", dsn), ("--config", config)]
+        given = [word for name, value in named if value is not None for word in (name, str(value))]
+        run_collector(
+            load_settings(config, dsn),
+            partial(_say_address, month),
+            ["-m", "gpuledger_collector", "serve", "--opens-at", month, *given],
+            opens_at=month,
+        )
 
 
 def _say_address(month: str, sentence: str) -> None:
