@@ -109,7 +109,7 @@ def test_a_jobs_file_becomes_a_bill(lowest, tmp_path):
         bill = call(
             command, "start", ROOT / "examples/jobs.csv", "--rate", "2.50", "--yes", **given
         )
-        assert "1900.62" in bill
+        assert "1,900.62" in bill
         book = openpyxl.Workbook()
         for row in csv.reader((ROOT / "examples/jobs.csv").read_text().splitlines()):
             book.active.append(row)

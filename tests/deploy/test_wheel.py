@@ -92,7 +92,7 @@ def test_the_first_bill_from_an_installed_package(installed):
         **given,
     )
     assert answer.returncode == 0, answer.stderr
-    assert "1900.62" in answer.stdout
+    assert "1,900.62" in answer.stdout
     page = folder / "statement.html"
     answer = call(
         bin_ / "gpuledger",
@@ -182,7 +182,7 @@ def test_a_clean_machine_gets_it_by_its_own_requirements(tmp_path):
         **given,
     )
     assert answer.returncode == 0, answer.stderr
-    assert "1900.62" in answer.stdout
+    assert "1,900.62" in answer.stdout
 
 
 def test_the_agent_is_in_it(installed):
