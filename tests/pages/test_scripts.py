@@ -79,7 +79,7 @@ def test_a_form_swaps_its_list(browser, address):
     become(browser, "location.search.includes('q=')")
     become(browser, f"!document.querySelector('#main').textContent.includes('{FOREIGN}-job')")
     assert browser.evaluate("window.stayed")
-    assert browser.evaluate("location.search") == f"?period={MONTH}&q={OWN}-job&sort=cost"
+    assert browser.evaluate("location.search") == f"?period={MONTH}&q={OWN}-job&by=none&sort=cost"
     assert f"q={OWN}-job" in browser.evaluate(
         "document.querySelector('#choices a[href*=csv]').getAttribute('href')"
     )
