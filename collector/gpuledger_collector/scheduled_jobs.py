@@ -39,6 +39,7 @@ from gpuledger_collector.services.upkeep import (
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.capacity import queues, scaling
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import token_counters, token_usage
 from gpuledger_collector.storage.notifications import outbox
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.telemetry.retention import expire_records
@@ -264,9 +265,11 @@ def _tidy(c: _Context) -> None:
         for delete_old in (
             outbox.expire,
             counters.delete_old,
+            token_counters.expire_readings,
             scaling.expire,
             queues.expire,
             expire_records,
             queues.sum_missing,
         ):
             delete_old(connection, c.now_ms)
+        token_usage.expire_requests(connection, c.settings.keep_token_request_days, c.now_ms)

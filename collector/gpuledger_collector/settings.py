@@ -221,6 +221,14 @@ class Settings:
         400, "days that findings are kept after they ended; 0: for ever", least=60, or_zero=True
     )
 
+    # A month is imported again until its close, and a gateway's database keeps some months.
+    keep_token_request_days: int = setting(
+        100,
+        "days that ids of model requests are kept, to count none twice; 0: for ever",
+        least=35,
+        or_zero=True,
+    )
+
     send_seconds: int = setting(20, "how often waiting messages are sent", least=1)
     notification_seconds: int = setting(
         300, "how often owners of idle GPUs are notified, by [[contact]] tables", least=1

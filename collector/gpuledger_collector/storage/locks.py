@@ -52,6 +52,7 @@ class Lock(enum.StrEnum):
     SERIES = "lock_series"
     PACKING = "lock_packing"
     BUDGETS = "lock_budgets"
+    TOKENS = "lock_tokens"
 
 
 ABOUT = "Held by the session that does this alone; has no rows."

@@ -113,6 +113,8 @@ NOT_DERIVED = {
             "ingest_batch",
             "ingest_conflict",
         ),
+        *("token_asker", "token_request", "token_page", "token_page_reading"),
+        *("token_series", "token_reading", "token_hour"),
     },
     "decided by people, sealed or only added to": {
         *("dispute", "dispute_entry", "reattribution", "audit", "refused_claim", "bill_match"),

@@ -308,6 +308,74 @@ table(
 )
 
 table(
+    "token_asker",
+    "Who asked for what at a gateway of model servers: tenants, models and backends by its words.",
+    identity(),
+    *required_columns(TEXT, "gateway"),
+    column("tenant", TEXT, "empty: a key without a team", person=Person.NAME),
+    *required_columns(TEXT, "model"),
+    column("backend", TEXT, "address or namespace/name; empty: not known"),
+    column("trust", TEXT, "authenticated, or a claim of the caller"),
+    sa.UniqueConstraint("gateway", "tenant", "model", "backend", "trust"),
+)
+
+table(
+    "token_hour",
+    "Tokens that askers were answered, by hour: requests and counters of gateways added up.",
+    foreign("asker_id", "token_asker.id", primary_key=True),
+    *keys(BIG, "hour_ms"),
+    column("input", BIG, "cached ones included"),
+    *required_columns(BIG, "cached", "output", "requests"),
+    index("hour_ms"),
+)
+
+table(
+    "token_request",
+    "Requests (or sums of some) that token_hour has, kept so that none is counted twice.",
+    *keys(TEXT, "gateway"),
+    key("source_id", TEXT, "id of the request, as its gateway says"),
+    *required_columns(BIG, "asker_id"),
+    *required_columns(BIG, "start_ms", "end_ms", "input", "cached", "output", "requests"),
+    index("end_ms"),
+)
+
+table(
+    "token_page",
+    "Metrics pages of gateways that token counters are read from.",
+    identity(),
+    *required_columns(TEXT, "gateway"),
+    column("page", TEXT, "address of the page, without credentials"),
+    sa.UniqueConstraint("gateway", "page"),
+)
+
+table(
+    "token_page_reading",
+    "When a gateway's page was read: a series that was not on it then began at zero since.",
+    *keys(BIG, "page_id", "at_ms"),
+    column("started_ms", BIG, "start of the gateway's process; null: unknown", nullable=True),
+    index("at_ms"),
+)
+
+table(
+    "token_series",
+    "Token counters on a gateway's page.",
+    identity(),
+    foreign("page_id", "token_page.id"),
+    foreign("asker_id", "token_asker.id"),
+    column("counter", TEXT, "input, cached, output or requests"),
+    column("part", TEXT, "labels that distinguish series of one asker"),
+    sa.UniqueConstraint("page_id", "asker_id", "counter", "part"),
+)
+
+table(
+    "token_reading",
+    "Readings of token counters, kept some days for late ones.",
+    *keys(BIG, "series_id", "at_ms"),
+    *required_columns(BIG, "value"),
+    index("at_ms"),
+)
+
+table(
     "day_recompute",
     "Requests to rate a day again, added by folds, imports and changes of prices or rules.",
     identity(),

@@ -1,0 +1,255 @@
+"""Token counters on pages of gateways: store readings, and add what they change to the hours.
+
+What a reading counts depends on the reading before it of its series, and on that of its page. So a
+new reading changes itself and what follows next, and only the difference goes to the hours: those
+of readings that expired long ago stay.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpuledger_collector.accounting.inference import Asker, Tokens, spread_units
+from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.accounting.token_counters import (
+    KEEP_DAYS,
+    PageReading,
+    SeriesReading,
+    TokenSeries,
+    list_increases,
+)
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.ledger.token_usage import (
+    HourChanges,
+    asker_ids,
+    change_hours,
+    read_boundary,
+    set_boundary,
+)
+from gpuledger_collector.storage.locks import Connection, Lock
+
+BOUNDARY = "token_reading"
+"""The row of `retention_boundary` up to which readings were deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPage:
+    """One reading of a gateway's page, or a part of one: parts of one instant are put together.
+
+    `page`: address without credentials, and without what tells two readers of one page apart. A
+    reader that begins to read further counters of a page gives it another name, so that what was
+    counted before is not taken for new. An empty page counts as read, too.
+    """
+
+    gateway: str
+    page: str
+    at_ms: int
+    started_ms: int | None = None
+    values: Mapping[TokenSeries, int] = field(default_factory=dict)
+
+
+def store_pages(connection: Connection, pages: Iterable[ReadPage]) -> int:
+    """Store readings of pages and add what they count to the hours; return how many readings of
+    series were new.
+
+    Runs in a transaction of its own, or in the caller's. Readings that are older than what is kept
+    are left out.
+    """
+    by_page: dict[tuple[str, str], list[ReadPage]] = defaultdict(list)
+    for page in pages:
+        by_page[page.gateway, page.page].append(page)
+    if not by_page:
+        return 0
+    with connection.transaction():
+        locks.take(connection, Lock.TOKENS)
+        before_ms = read_boundary(connection, BOUNDARY)
+        changes: HourChanges = defaultdict(Tokens)
+        count = 0
+        for (gateway, address), read in sorted(by_page.items()):
+            recent = [page for page in read if page.at_ms >= before_ms]
+            if recent:
+                count += _store_page(connection, gateway, address, recent, changes)
+        change_hours(connection, changes)
+    return count
+
+
+def _store_page(
+    connection: Connection,
+    gateway: str,
+    address: str,
+    read: Sequence[ReadPage],
+    changes: HourChanges,
+) -> int:
+    page_id = _page_id(connection, gateway, address)
+    series = _series_ids(connection, page_id, {series for page in read for series in page.values})
+    new_pages: dict[int, int | None] = {}
+    new_values: dict[tuple[int, int], int] = {}
+    for page in read:
+        new_pages[page.at_ms] = _later(new_pages.get(page.at_ms), page.started_ms)
+        for each, value in page.values.items():
+            key = series[each], page.at_ms
+            new_values[key] = max(value, new_values.get(key, 0))
+    first_ms, last_ms = min(new_pages), max(new_pages)
+    old_pages, old_values = _read_around(connection, page_id, first_ms, last_ms)
+    pages = dict(old_pages)
+    for at_ms, started_ms in new_pages.items():
+        pages[at_ms] = _later(old_pages.get(at_ms), started_ms)
+    values = dict(old_values)
+    for key, value in new_values.items():
+        values[key] = max(value, old_values.get(key, 0))
+    askers = _series_of(connection, {series_id for series_id, _ in values})
+    _add_increases(changes, askers, pages, values, first_ms, 1)
+    _add_increases(changes, askers, old_pages, old_values, first_ms, -1)
+    _write(connection, page_id, new_pages, new_values)
+    return sum(key not in old_values for key in new_values)
+
+
+def _later(known_ms: int | None, started_ms: int | None) -> int | None:
+    """The start of a process by two parts of one reading: of two the later one."""
+    if known_ms is None or started_ms is None:
+        return started_ms if known_ms is None else known_ms
+    return max(known_ms, started_ms)
+
+
+def _page_id(connection: Connection, gateway: str, address: str) -> int:
+    row = connection.execute(
+        "INSERT INTO token_page (gateway, page) VALUES (%s, %s) ON CONFLICT (gateway, page)"
+        " DO UPDATE SET page = excluded.page RETURNING id",
+        (gateway, address),
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _series_ids(
+    connection: Connection, page_id: int, wanted: Iterable[TokenSeries]
+) -> dict[TokenSeries, int]:
+    ordered = sorted(wanted)
+    askers = asker_ids(connection, (series.asker for series in ordered))
+    if not ordered:
+        return {}
+    keys = [(askers[series.asker], series.counter, series.part) for series in ordered]
+    columns = [page_id, *(list(column) for column in zip(*keys, strict=True))]
+    connection.execute(
+        "INSERT INTO token_series (page_id, asker_id, counter, part) SELECT %s, * FROM"
+        " unnest(%s::bigint[], %s::text[], %s::text[]) ON CONFLICT DO NOTHING",
+        columns,
+    )
+    rows = connection.execute(
+        "SELECT asker_id, counter, part, id FROM token_series WHERE page_id = %s AND"
+        " (asker_id, counter, part) IN (SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[]))",
+        columns,
+    )
+    ids = {(asker_id, counter, part): number for asker_id, counter, part, number in rows}
+    return {series: ids[key] for series, key in zip(ordered, keys, strict=True)}
+
+
+def _read_around(
+    connection: Connection, page_id: int, first_ms: int, last_ms: int
+) -> tuple[dict[int, int | None], dict[tuple[int, int], int]]:
+    """What is stored of a page from the reading before these instants to the one after them, by
+    page and by series.
+    """
+    rows = connection.execute(
+        "SELECT at_ms, started_ms FROM token_page_reading WHERE page_id = %(page)s AND at_ms >="
+        " coalesce((SELECT max(at_ms) FROM token_page_reading WHERE page_id = %(page)s AND at_ms <"
+        " %(first)s), %(first)s) AND at_ms <= coalesce((SELECT min(at_ms) FROM token_page_reading"
+        " WHERE page_id = %(page)s AND at_ms > %(last)s), %(last)s)",
+        {"page": page_id, "first": first_ms, "last": last_ms},
+    )
+    pages: dict[int, int | None] = dict(rows.fetchall())
+    # Of each series the reading before, and the next one after, however far away it is: it counts
+    # by the difference to the reading before it.
+    values = connection.execute(
+        "SELECT s.id, r.at_ms, r.value FROM token_series s CROSS JOIN LATERAL ("
+        "(SELECT at_ms, value FROM token_reading WHERE series_id = s.id AND at_ms < %(first)s ORDER"
+        " BY at_ms DESC LIMIT 1) UNION ALL (SELECT at_ms, value FROM token_reading WHERE series_id"
+        " = s.id AND at_ms >= %(first)s AND at_ms <= %(last)s) UNION ALL (SELECT at_ms, value FROM"
+        " token_reading WHERE series_id = s.id AND at_ms > %(last)s ORDER BY at_ms LIMIT 1)) r"
+        " WHERE s.page_id = %(page)s",
+        {"page": page_id, "first": first_ms, "last": last_ms},
+    )
+    readings = {(series_id, at_ms): value for series_id, at_ms, value in values}
+    missing = sorted({at_ms for _, at_ms in readings} - pages.keys())
+    if missing:
+        # Readings further away have the start of their process on the reading of their page, and
+        # those after also the page before them.
+        pages |= dict(
+            connection.execute(
+                "SELECT p.at_ms, p.started_ms FROM unnest(%(at)s::bigint[]) AS a (at_ms) CROSS JOIN"
+                " LATERAL (SELECT at_ms, started_ms FROM token_page_reading WHERE page_id ="
+                " %(page)s AND at_ms <= a.at_ms ORDER BY at_ms DESC LIMIT 2) p",
+                {"at": missing, "page": page_id},
+            ).fetchall()
+        )
+    return pages, readings
+
+
+def _series_of(connection: Connection, ids: Iterable[int]) -> dict[int, tuple[Asker, str]]:
+    """Asker and counter of series."""
+    rows = connection.execute(
+        "SELECT s.id, counter, gateway, tenant, model, backend, trust FROM token_series s JOIN"
+        " token_asker a ON a.id = asker_id WHERE s.id = ANY(%s)",
+        (sorted(ids),),
+    )
+    return {number: (Asker(*words), counter) for number, counter, *words in rows}
+
+
+def _add_increases(
+    changes: HourChanges,
+    askers: Mapping[int, tuple[Asker, str]],
+    pages: Mapping[int, int | None],
+    values: Mapping[tuple[int, int], int],
+    first_ms: int,
+    sign: int,
+) -> None:
+    """Add what was counted up to each reading from `first_ms` on, or take it away."""
+    of_page = [PageReading(at_ms, started_ms) for at_ms, started_ms in sorted(pages.items())]
+    by_series: dict[int, list[SeriesReading]] = defaultdict(list)
+    for (series_id, at_ms), value in sorted(values.items()):
+        by_series[series_id].append(SeriesReading(at_ms, value, pages.get(at_ms)))
+    for series_id, readings in by_series.items():
+        asker, counter = askers[series_id]
+        for increase in list_increases(of_page, readings):
+            if increase.end_ms < first_ms:
+                continue
+            parts = spread_units(increase.start_ms, increase.end_ms, increase.units)
+            for hour_ms, units in parts.items():
+                changes[asker, hour_ms] += Tokens(**{counter: sign * units})
+
+
+def _write(
+    connection: Connection,
+    page_id: int,
+    pages: Mapping[int, int | None],
+    values: Mapping[tuple[int, int], int],
+) -> None:
+    connection.execute(
+        "INSERT INTO token_page_reading AS old (page_id, at_ms, started_ms) SELECT %s, * FROM"
+        " unnest(%s::bigint[], %s::bigint[]) ON CONFLICT (page_id, at_ms) DO UPDATE SET started_ms"
+        " = greatest(old.started_ms, excluded.started_ms)",
+        (page_id, list(pages), list(pages.values())),
+    )
+    connection.execute(
+        "INSERT INTO token_reading AS old (series_id, at_ms, value) SELECT * FROM"
+        " unnest(%s::bigint[], %s::bigint[], %s::bigint[]) ON CONFLICT (series_id, at_ms) DO UPDATE"
+        " SET value = greatest(old.value, excluded.value)",
+        (
+            [series_id for series_id, _ in values],
+            [at_ms for _, at_ms in values],
+            list(values.values()),
+        ),
+    )
+
+
+def expire_readings(connection: Connection, now_ms: int) -> None:
+    """Delete readings that no late one can pair with; the hours that they counted stay."""
+    before_ms = now_ms - KEEP_DAYS * DAY_MS
+    with connection.transaction():
+        locks.take(connection, Lock.TOKENS)
+        gone = connection.execute("DELETE FROM token_reading WHERE at_ms < %s", (before_ms,))
+        connection.execute("DELETE FROM token_page_reading WHERE at_ms < %s", (before_ms,))
+        if gone.rowcount:
+            set_boundary(connection, BOUNDARY, before_ms)
